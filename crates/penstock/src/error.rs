@@ -1,0 +1,207 @@
+//! What can go wrong, in one type.
+//!
+//! Every failure says five things where they are known: which **object** (file or URL), which **tensor**, which byte
+//! **range** of the object, the **cause**, and the **remedy** (what to try). [`ErrorKind`] is what callers branch on;
+//! the Python package turns each kind into an exception class of its own.
+//!
+//! This module knows nothing of stores, devices or Python. It must not be given secrets: whoever builds an error from
+//! a URL strips credentials and query strings first.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::ops::Range;
+
+/// The result of everything in this crate that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// The class of a failure: what a caller may want to treat differently.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// An object, directory or glob that is not there.
+    NotFound,
+    /// An object that is there but may not be read, or is not something that can be read (a FIFO, a device).
+    Access,
+    /// A store failed while reading: an I/O error, a mount that went away.
+    Storage,
+    /// An object was truncated, rewritten or replaced between opening it and the end of the load.
+    Changed,
+    /// Bytes that are not a valid safetensors file or shard index.
+    Format,
+    /// A tensor name that the checkpoint does not hold.
+    TensorNotFound,
+    /// A selection (slice, filter, dtype) that does not fit the tensor.
+    Selection,
+    /// A destination of the wrong shape, dtype, device or layout.
+    Destination,
+    /// A device that is missing or failed.
+    Device,
+    /// Host or device memory could not be had.
+    Memory,
+    /// A setting with an impossible value.
+    Config,
+    /// The load was cancelled by its owner.
+    Cancelled,
+}
+
+/// A failure with its context. Cheap to move: one pointer.
+#[derive(Debug, Clone)]
+pub struct Error(Box<Inner>);
+
+#[derive(Debug, Clone)]
+struct Inner {
+    kind: ErrorKind,
+    cause: Cow<'static, str>,
+    object: Option<String>,
+    tensor: Option<String>,
+    range: Option<Range<u64>>,
+    remedy: Option<Cow<'static, str>>,
+    os_error: Option<i32>,
+}
+
+impl Error {
+    /// A failure of `kind` because of `cause`, a clause without a final full stop.
+    pub fn new(kind: ErrorKind, cause: impl Into<Cow<'static, str>>) -> Self {
+        Self(Box::new(Inner {
+            kind,
+            cause: cause.into(),
+            object: None,
+            tensor: None,
+            range: None,
+            remedy: None,
+            os_error: None,
+        }))
+    }
+
+    /// A failure reported by the operating system while doing `action` ("opening", "reading").
+    ///
+    /// The kind follows the error number: `ENOENT` is [`ErrorKind::NotFound`], permission failures are
+    /// [`ErrorKind::Access`], exhausted memory is [`ErrorKind::Memory`], anything else [`ErrorKind::Storage`].
+    pub fn from_io(action: &str, error: &std::io::Error) -> Self {
+        use std::io::ErrorKind as Io;
+        let kind = match error.kind() {
+            Io::NotFound | Io::NotADirectory => ErrorKind::NotFound,
+            Io::PermissionDenied => ErrorKind::Access,
+            Io::OutOfMemory => ErrorKind::Memory,
+            _ => ErrorKind::Storage,
+        };
+        let mut made = Self::new(kind, format!("{action} failed: {error}"));
+        made.0.os_error = error.raw_os_error();
+        made
+    }
+
+    /// Names the object; an object named earlier, closer to the failure, stays.
+    #[must_use]
+    pub fn object(mut self, object: impl Into<String>) -> Self {
+        self.0.object.get_or_insert_with(|| object.into());
+        self
+    }
+
+    /// Names the tensor; a tensor named earlier stays.
+    #[must_use]
+    pub fn tensor(mut self, tensor: impl Into<String>) -> Self {
+        self.0.tensor.get_or_insert_with(|| tensor.into());
+        self
+    }
+
+    /// Names the bytes of the object concerned; a range named earlier stays.
+    #[must_use]
+    pub fn range(mut self, range: Range<u64>) -> Self {
+        self.0.range.get_or_insert(range);
+        self
+    }
+
+    /// Says what to do about it; a remedy given earlier stays.
+    #[must_use]
+    pub fn remedy(mut self, remedy: impl Into<Cow<'static, str>>) -> Self {
+        self.0.remedy.get_or_insert_with(|| remedy.into());
+        self
+    }
+
+    /// The class of the failure.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The object concerned: a path or a URL without secrets.
+    pub fn object_name(&self) -> Option<&str> {
+        self.0.object.as_deref()
+    }
+
+    /// The tensor concerned.
+    pub fn tensor_name(&self) -> Option<&str> {
+        self.0.tensor.as_deref()
+    }
+
+    /// The bytes of the object concerned.
+    pub fn byte_range(&self) -> Option<Range<u64>> {
+        self.0.range.clone()
+    }
+
+    /// What went wrong, without the context.
+    pub fn cause(&self) -> &str {
+        &self.0.cause
+    }
+
+    /// What to try.
+    pub fn remedy_text(&self) -> Option<&str> {
+        self.0.remedy.as_deref()
+    }
+
+    /// The operating system's error number, where one was the cause.
+    pub fn os_error(&self) -> Option<i32> {
+        self.0.os_error
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { cause, object, tensor, range, remedy, .. } = &*self.0;
+        if let Some(object) = object {
+            write!(f, "{object}: ")?;
+        }
+        if let Some(tensor) = tensor {
+            write!(f, "tensor {tensor:?}: ")?;
+        }
+        f.write_str(cause)?;
+        if let Some(range) = range {
+            write!(f, " (bytes {}..{})", range.start, range.end)?;
+        }
+        if let Some(remedy) = remedy {
+            write!(f, ". {remedy}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn message_names_everything_that_is_known() {
+        let error = Error::new(ErrorKind::Changed, "the file ended early")
+            .object("/m/model.safetensors")
+            .tensor("lm_head.weight")
+            .range(8..16)
+            .remedy("Load it again");
+        assert_eq!(
+            error.to_string(),
+            "/m/model.safetensors: tensor \"lm_head.weight\": the file ended early (bytes 8..16). Load it again"
+        );
+    }
+
+    #[test]
+    fn context_nearest_to_the_failure_wins() {
+        let error = Error::new(ErrorKind::Storage, "x").object("near").object("far");
+        assert_eq!(error.object_name(), Some("near"));
+    }
+
+    #[test]
+    fn os_errors_keep_their_number_and_find_their_kind() {
+        let error = Error::from_io("opening", &std::io::Error::from_raw_os_error(libc::EACCES));
+        assert_eq!((error.kind(), error.os_error()), (ErrorKind::Access, Some(libc::EACCES)));
+    }
+}

@@ -1,0 +1,33 @@
+//! Penstock's engine: from a checkpoint to memory, at the limit of the hardware.
+//!
+//! A byte goes one way, through stations that know only their neighbours' interfaces:
+//!
+//! ```text
+//! checkpoint  →  plan  →  store + reader  →  slot  →  device copy  →  tensor (the caller's)
+//! what there is  what goes  bytes come in    staging   host to device  delivered when landed
+//!                where
+//! ```
+//!
+//! * [`checkpoint`]: the catalogue of tensors, from headers alone.
+//! * [`plan`]: which byte ranges go where, cut into equal blocks.
+//! * [`store`]: where objects live; reads into memory it is given.
+//! * [`memory`]: regions, the staging arena, host tensors, file mappings.
+//! * [`device`]: the CUDA driver, opened at run time.
+//! * [`pipeline`]: readers that move blocks, and the delivery of finished tensors.
+//! * [`tune`]: start values for readers and block size.
+//!
+//! Dependencies point one way: `pipeline → plan → {checkpoint, store, memory, device}`. The crate knows no Python.
+//! `unsafe` is allowed in `memory`, `device` and the file readers of `store`, and denied everywhere else.
+
+pub mod checkpoint;
+pub mod config;
+pub mod device;
+pub mod error;
+pub mod memory;
+pub mod pipeline;
+pub mod plan;
+pub mod stats;
+pub mod store;
+pub mod tune;
+
+pub use error::{Error, ErrorKind, Result};

@@ -1,0 +1,97 @@
+//! Where objects live, and how their bytes come in.
+//!
+//! A [`Store`] opens objects and lists prefixes; an [`Object`] reads byte ranges **into memory it is given**. Nothing
+//! here allocates result buffers, knows what a tensor is, or has heard of a device: the pipeline decides where bytes
+//! go, the store decides how they are fetched (cached or direct, one request or several).
+//!
+//! Promises of every store, checked by one conformance suite (`tests/store_conformance.rs`):
+//! a read fills exactly the memory it was given or fails; it never writes outside of it; an object that changed
+//! since it was opened is an error, never a mixture of two versions; errors name the object and the range.
+
+mod local;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::memory::Window;
+
+pub use local::{CachePolicy, LocalStore};
+
+/// What tells one version of an object from another: compared between opening a checkpoint and loading from it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Identity(pub String);
+
+/// One entry of a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Where the object is, in the form [`Store::open`] takes.
+    pub location: String,
+    /// Its size in bytes.
+    pub bytes: u64,
+}
+
+/// A place where objects live.
+pub trait Store: Send + Sync {
+    /// Opens the object at `location` for reading.
+    ///
+    /// # Errors
+    /// `NotFound`, `Access` (unreadable, or not a regular object), or `Storage`.
+    fn open(&self, location: &str) -> Result<Arc<dyn Object>>;
+
+    /// The objects directly under `prefix` (a directory), sorted by location; not recursive.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such prefix, `Access` or `Storage` as for [`Store::open`].
+    fn list(&self, prefix: &str) -> Result<Vec<Entry>>;
+}
+
+/// An open object: a fixed sequence of bytes that many threads may read at once.
+pub trait Object: Send + Sync {
+    /// Where it is: a path, or a URL without secrets. Used in errors and statistics.
+    fn location(&self) -> &str;
+
+    /// Its size in bytes when it was opened.
+    fn bytes(&self) -> u64;
+
+    /// Which version of the object this is.
+    fn identity(&self) -> Identity;
+
+    /// Fills `into` with the bytes that start at `offset`.
+    ///
+    /// # Errors
+    /// `Storage` where reading fails, `Changed` where the object ends before `into` is full.
+    fn read_into(&self, offset: u64, into: Window<'_>, lane: &mut Lane) -> Result<()>;
+
+    /// Reads `range` to wherever in `slot` suits this store's alignment, and says where in the slot it begins.
+    ///
+    /// `slot` must hold the range and [`SLOT_SLACK`] bytes more. This is how a store that reads whole sectors avoids
+    /// copying: the pipeline takes the bytes from where they landed.
+    ///
+    /// # Errors
+    /// As [`Object::read_into`].
+    fn read_to_slot(&self, range: Range<u64>, slot: Window<'_>, lane: &mut Lane) -> Result<usize>;
+
+    /// Fails with `Changed` if the object is no longer the version that was opened.
+    ///
+    /// # Errors
+    /// `Changed`, or `Storage` where the store cannot tell.
+    fn verify_unchanged(&self) -> Result<()>;
+}
+
+/// How much longer than its block a slot must be, so that a store may read whole sectors around it.
+pub const SLOT_SLACK: usize = 2 * 4096;
+
+/// What one reader brings to every read it makes: scratch memory and counters. Not shared between threads.
+#[derive(Debug, Default)]
+pub struct Lane {
+    /// Bytes that came from the page cache, by copying.
+    pub cached_bytes: u64,
+    /// Bytes that came straight from the storage device, by-passing the page cache.
+    pub direct_bytes: u64,
+    /// Bytes read with the page cache in between although they were not in it.
+    pub buffered_bytes: u64,
+    /// Calls made to the store: system calls or requests.
+    pub calls: u64,
+    pub(crate) scratch: Option<crate::memory::Region>,
+}
