@@ -13,8 +13,8 @@ mod local;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::error::Result;
-use crate::memory::Window;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::{FileMapping, Window};
 
 pub use local::{CachePolicy, LocalStore};
 
@@ -71,6 +71,19 @@ pub trait Object: Send + Sync {
     /// # Errors
     /// As [`Object::read_into`].
     fn read_to_slot(&self, range: Range<u64>, slot: Window<'_>, lane: &mut Lane) -> Result<usize>;
+
+    /// Maps the object's bytes into memory, where they are a file of this machine.
+    ///
+    /// # Errors
+    /// `Config` for a store that has no files, `Memory` or `Storage` where the kernel refuses.
+    fn map(&self) -> Result<FileMapping> {
+        Err(Error::new(ErrorKind::Config, "only local files can be mapped")
+            .object(self.location())
+            .remedy("Load without mmap=True"))
+    }
+
+    /// Tells the store that `range` will be wanted in the page cache soon. A hint: it may do nothing.
+    fn read_ahead(&self, _range: Range<u64>) {}
 
     /// Fails with `Changed` if the object is no longer the version that was opened.
     ///

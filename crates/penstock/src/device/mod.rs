@@ -1,0 +1,89 @@
+//! Devices that weights are copied to.
+//!
+//! A [`Device`] registers host memory and makes [`CopyStream`]s; a stream copies and says when its copies have ended.
+//! That is all the pipeline knows, so that CUDA, and later HIP, are tables of functions behind one interface, and
+//! tests can put a device of their own in place. Nothing here allocates device memory: destinations belong to the
+//! framework that asked, so that its allocator owns them.
+#![allow(unsafe_code)]
+
+mod cuda;
+
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::memory::Pinning;
+
+pub use cuda::CudaDevice;
+
+/// A moment in the life of a stream: everything enqueued before it.
+///
+/// Marks belong to the stream that made them and are taken back by [`CopyStream::wait`] or by finding them done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mark(pub u64);
+
+/// An accelerator with memory of its own.
+pub trait Device: Send + Sync {
+    /// Its name in errors and statistics: `"cuda:0"`.
+    fn name(&self) -> &str;
+
+    /// How staging memory is registered with this kind of device.
+    fn pinning(&self) -> Arc<dyn Pinning>;
+
+    /// A stream for the calling thread, which also makes the device current there.
+    ///
+    /// # Errors
+    /// `Device` where the driver refuses.
+    fn stream(&self) -> Result<Box<dyn CopyStream>>;
+
+    /// A point on the consumer's stream `handle` (0 is the default stream) that copies to memory allocated before now
+    /// must not overtake: work queued there may still use that memory.
+    ///
+    /// # Errors
+    /// `Device` where the driver refuses.
+    fn fence(&self, handle: u64) -> Result<Arc<dyn Fence>>;
+}
+
+/// A point in the consumer's work; freed on drop.
+pub trait Fence: Send + Sync {
+    /// The driver's handle, for the streams of the same device.
+    fn handle(&self) -> u64;
+}
+
+/// A queue of copies to one device, used by one thread.
+///
+/// Dropping a stream waits for its copies: after that, neither sources nor destinations are in use.
+pub trait CopyStream: Send {
+    /// Makes later copies wait for `fence`.
+    ///
+    /// # Errors
+    /// `Device` where the driver refuses.
+    fn wait_for(&mut self, fence: &dyn Fence) -> Result<()>;
+
+    /// Enqueues a copy of `len` bytes from host memory to device memory.
+    ///
+    /// # Safety
+    /// `source` must stay readable and unchanged, and `destination` must stay allocated on this device and not be
+    /// used otherwise, until a later mark of this stream is done.
+    ///
+    /// # Errors
+    /// `Device` where the driver refuses or an earlier copy failed.
+    unsafe fn copy(&mut self, destination: u64, source: *const u8, len: usize) -> Result<()>;
+
+    /// Marks the end of what was enqueued so far.
+    ///
+    /// # Errors
+    /// `Device` where the driver refuses.
+    fn mark(&mut self) -> Result<Mark>;
+
+    /// Whether everything before `mark` has ended; if so, the mark is taken back.
+    ///
+    /// # Errors
+    /// `Device` where a copy failed.
+    fn is_done(&mut self, mark: Mark) -> Result<bool>;
+
+    /// Waits until everything before `mark` has ended, and takes the mark back.
+    ///
+    /// # Errors
+    /// `Device` where a copy failed.
+    fn wait(&mut self, mark: Mark) -> Result<()>;
+}

@@ -1,0 +1,99 @@
+//! A private mapping of a whole file, for tensors that are views of the page cache.
+//!
+//! The mapping is writable and private: what a caller writes into a view stays in this process and never reaches the
+//! file. What cannot be promised is what promise 1 gives for loaded tensors: a file that is truncated while it is
+//! mapped makes the process die of SIGBUS when a lost page is touched. Views are therefore only made on request.
+
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+
+use super::PAGE;
+use crate::error::{Error, ErrorKind, Result};
+
+/// The bytes of a file, mapped.
+#[derive(Debug)]
+pub struct FileMapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping is plain memory owned through a unique pointer, tied to no thread.
+unsafe impl Send for FileMapping {}
+// SAFETY: `&FileMapping` gives out its address and length, and asks the kernel to populate pages; it touches no bytes.
+unsafe impl Sync for FileMapping {}
+
+impl FileMapping {
+    /// Maps the first `len` bytes of `file`.
+    ///
+    /// # Errors
+    /// `Memory` or `Storage` where the kernel refuses.
+    pub fn map(file: impl AsFd, len: u64) -> Result<Self> {
+        let len = usize::try_from(len).map_err(|_| {
+            Error::new(ErrorKind::Memory, format!("{len} bytes are more than this machine can address"))
+        })?;
+        // SAFETY: a fresh private mapping at an address of the kernel's choice touches no existing memory.
+        let mapped = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                len.max(1),
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+                file,
+                0,
+            )
+        }
+        .map_err(|errno| Error::from_io("mapping", &errno.into()))?;
+        let base = NonNull::new(mapped.cast::<u8>())
+            .ok_or_else(|| Error::new(ErrorKind::Memory, "mapped at address zero"))?;
+        Ok(Self { base, len })
+    }
+
+    /// Where the file's first byte is.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Bytes mapped.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the file is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Makes the pages of the span present without touching them, so that a failing read is an error and not a
+    /// SIGBUS. Returns `false` where this kernel (before 5.14) cannot.
+    ///
+    /// # Errors
+    /// `Storage` where the file cannot be read, `Changed` where it has become shorter than the mapping.
+    pub fn populate(&self, start: usize, len: usize) -> Result<bool> {
+        let first = start / PAGE * PAGE;
+        let end = start.saturating_add(len).min(self.len);
+        if first >= end {
+            return Ok(true);
+        }
+        // SAFETY: the span lies in this mapping; populating for reading changes no contents.
+        match unsafe { madvise(self.base.as_ptr().add(first).cast(), end - first, Advice::LinuxPopulateRead) } {
+            Ok(()) => Ok(true),
+            Err(rustix::io::Errno::INVAL) => Ok(false),
+            Err(rustix::io::Errno::FAULT) => Err(Error::new(
+                ErrorKind::Changed,
+                "the file became shorter, or a page of it could not be read, while it was being mapped",
+            )
+            .range(first as u64..end as u64)
+            .remedy("Wait until whatever writes the file is done, then load again")),
+            Err(errno) => Err(Error::from_io("populating a mapping", &errno.into()).range(first as u64..end as u64)),
+        }
+    }
+}
+
+impl Drop for FileMapping {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mapping made in `map`; every view holds this value, so none is left.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len.max(1)) };
+    }
+}

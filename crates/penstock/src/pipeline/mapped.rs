@@ -1,0 +1,106 @@
+//! Tensors as views of mapped files: no copy, no memory of their own, pages shared with every process that maps them.
+//!
+//! Touching a page that is not in memory stops the thread that touches it, and one thread faulting alone is the
+//! slowest way to read a file. [`Mapped::prefault`] therefore brings pages in with many threads before anyone touches
+//! them: it asks for reading ahead (so that the disk sees large requests), then makes the pages present.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::checkpoint::Checkpoint;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::FileMapping;
+use crate::store::Object;
+
+/// Bytes that one thread makes present at a time.
+const STEP: u64 = 8 << 20;
+
+/// A checkpoint's files, mapped.
+pub struct Mapped {
+    checkpoint: Arc<Checkpoint>,
+    files: Vec<Option<(Arc<dyn Object>, Arc<FileMapping>)>>,
+}
+
+impl Mapped {
+    /// Maps the objects that hold any of `tensors` (indices into the checkpoint's tensors).
+    ///
+    /// # Errors
+    /// `Changed` where a file is no longer the one whose header was read; otherwise as [`Object::map`].
+    pub fn new(checkpoint: Arc<Checkpoint>, tensors: &[usize]) -> Result<Self> {
+        let mut files: Vec<_> = checkpoint.objects().iter().map(|_| None).collect();
+        for tensor in tensors {
+            let index = checkpoint.tensors()[*tensor].object as usize;
+            if files[index].is_none() {
+                let object = checkpoint.open_object(index)?;
+                let mapping = Arc::new(object.map()?);
+                files[index] = Some((object, mapping));
+            }
+        }
+        Ok(Self { checkpoint, files })
+    }
+
+    /// The mapping that holds the tensor, and where its bytes begin there.
+    ///
+    /// # Errors
+    /// `TensorNotFound` for a tensor whose object was not mapped.
+    pub fn view(&self, tensor: usize) -> Result<(Arc<FileMapping>, Range<u64>)> {
+        let info = &self.checkpoint.tensors()[tensor];
+        match &self.files[info.object as usize] {
+            Some((_, mapping)) => Ok((Arc::clone(mapping), info.range.clone())),
+            None => Err(Error::new(ErrorKind::TensorNotFound, "its file was not mapped").tensor(&*info.name)),
+        }
+    }
+
+    /// Makes the pages of `tensors` present, with `threads` threads.
+    ///
+    /// # Errors
+    /// `Storage` or `Changed` where a page cannot be read.
+    pub fn prefault(&self, tensors: &[usize], threads: usize) -> Result<()> {
+        let steps = self.steps(tensors);
+        let next = AtomicUsize::new(0);
+        let work = || -> Result<()> {
+            while let Some((file, range)) = steps.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let Some((object, mapping)) = &self.files[*file] else { continue };
+                object.read_ahead(range.clone());
+                let (start, len) = (to_usize(range.start), to_usize(range.end - range.start));
+                if !mapping.populate(start, len).map_err(|error| error.object(object.location()))? {
+                    // An old kernel: the pages are at least being read ahead.
+                    break;
+                }
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..threads.clamp(1, steps.len().max(1)))
+                .filter_map(|_| std::thread::Builder::new().name("penstock-map".into()).spawn_scoped(scope, work).ok())
+                .collect();
+            let panicked = || Err(Error::new(ErrorKind::Storage, "a thread panicked; this is a bug of Penstock"));
+            threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|_| panicked()))
+        })
+    }
+
+    /// The tensors' bytes, merged and cut into steps.
+    fn steps(&self, tensors: &[usize]) -> Vec<(usize, Range<u64>)> {
+        let infos = tensors.iter().map(|tensor| &self.checkpoint.tensors()[*tensor]);
+        let mut ranges: Vec<_> = infos.map(|info| (info.object as usize, info.range.clone())).collect();
+        ranges.sort_by_key(|(object, range)| (*object, range.start));
+        let mut steps: Vec<(usize, Range<u64>)> = Vec::new();
+        for (object, range) in ranges {
+            let mut start = range.start;
+            while start < range.end {
+                let end = range.end.min((start / STEP + 1) * STEP);
+                match steps.last_mut() {
+                    Some((last, step)) if *last == object && step.end == start && start % STEP != 0 => step.end = end,
+                    _ => steps.push((object, start..end)),
+                }
+                start = end;
+            }
+        }
+        steps
+    }
+}
+
+fn to_usize(n: u64) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}

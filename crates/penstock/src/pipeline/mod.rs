@@ -1,0 +1,24 @@
+//! Blocks in motion: readers, the way to host or device memory, and the delivery of finished tensors.
+//!
+//! * [`Session`]: one load. Its owner attaches destinations in plan order, as many as it wants in flight, and takes
+//!   tensors as they land; readers wait for destinations (back-pressure) and for nothing else.
+//! * [`Mapped`]: the other way to have tensors, as views of mapped files; nothing moves but pages.
+//! * `reader`: the two loops, to host memory in place and to a device through staging slots.
+//! * `landing`: where offsets of a plan become addresses; the only unsafe code of this module.
+//! * `objects`: the load's objects, opened when first needed and checked to be the version that was catalogued.
+//!
+//! A tensor has **landed** when its last byte is in its final memory, copies included: the reader saw the event of the
+//! last copy done. Work that the consumer submits afterwards, to whatever stream, sees the bytes; no synchronisation
+//! of any stream is left for the consumer to do. In the other direction, copies wait for a fence in the consumer's
+//! stream, since memory from a caching allocator may still be in use by work queued there.
+//!
+//! Ending, in whatever way, means: readers stopped and joined, copies ended, slots given back, files closed.
+
+mod landing;
+mod mapped;
+mod objects;
+mod reader;
+mod session;
+
+pub use mapped::Mapped;
+pub use session::{Next, Session, Target};

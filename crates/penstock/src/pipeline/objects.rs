@@ -1,0 +1,36 @@
+//! The objects of a load.
+
+use std::sync::{Arc, OnceLock};
+
+use crate::checkpoint::Checkpoint;
+use crate::error::Result;
+use crate::store::Object;
+
+/// A checkpoint's objects, each opened by the first reader that needs it.
+pub(super) struct Objects {
+    checkpoint: Arc<Checkpoint>,
+    open: Vec<OnceLock<Result<Arc<dyn Object>>>>,
+}
+
+impl Objects {
+    pub(super) fn of(checkpoint: Arc<Checkpoint>) -> Self {
+        let open = checkpoint.objects().iter().map(|_| OnceLock::new()).collect();
+        Self { checkpoint, open }
+    }
+
+    /// The object with that index, which is the version whose header was read.
+    pub(super) fn get(&self, index: u32) -> Result<&Arc<dyn Object>> {
+        let index = index as usize;
+        let opened = self.open[index].get_or_init(|| self.checkpoint.open_object(index));
+        opened.as_ref().map_err(Clone::clone)
+    }
+
+    /// Fails if an object that was read from is no longer the version that was opened.
+    pub(super) fn verify_unchanged(&self) -> Result<()> {
+        self.open.iter().filter_map(|open| open.get()?.as_ref().ok()).try_for_each(|object| object.verify_unchanged())
+    }
+
+    pub(super) fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+}

@@ -1,0 +1,446 @@
+//! One load, from the first destination attached to the last tensor taken.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+
+use super::landing::{Destinations, host_tensor};
+use super::objects::Objects;
+use super::reader::{DeviceReader, HostReader};
+use crate::checkpoint::Checkpoint;
+use crate::device::{Device, Fence};
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::{Arena, HostSlab, HostTensor};
+use crate::plan::{Block, Layout, Plan};
+use crate::stats::LoadStats;
+use crate::store::SLOT_SLACK;
+
+/// Where a load's tensors go.
+pub enum Target {
+    /// Fresh host memory, one slab for the whole load, from which [`Session::take_host`] hands out each tensor.
+    Slab,
+    /// Host memory of the caller.
+    Host,
+    /// Memory of a device, allocated by the caller; staging slots come from an arena of at most `staging_bytes`.
+    Device {
+        /// The device.
+        device: Arc<dyn Device>,
+        /// The budget of the staging arena in bytes.
+        staging_bytes: usize,
+    },
+}
+
+/// What [`Session::next`] found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// This tensor (an index into the plan's tensors) has landed.
+    Landed(u32),
+    /// Nothing landed in the time given.
+    Waiting,
+    /// Every tensor of the plan has landed and was taken from here.
+    Done,
+}
+
+/// One load. Dropping it cancels what is left of it; after that, no thread, file or slot of it remains.
+pub struct Session {
+    shared: Arc<Shared>,
+    readers: Vec<JoinHandle<()>>,
+    /// Reads in the caller's own thread, where a load is too small for threads to pay.
+    inline: Option<HostReader>,
+    landed: Receiver<Message>,
+    device: Option<Arc<dyn Device>>,
+    slab: Option<(Arc<HostSlab>, Layout)>,
+    given: Vec<bool>,
+    attached: usize,
+    delivered: usize,
+    began: Instant,
+    ended: Option<Duration>,
+}
+
+enum Message {
+    Landed(u32),
+    Failed,
+}
+
+/// What the owner and the readers of a load share.
+pub(super) struct Shared {
+    pub(super) plan: Arc<Plan>,
+    pub(super) objects: Objects,
+    pub(super) destinations: Destinations,
+    remaining: Box<[AtomicU64]>,
+    queue: Mutex<Queue>,
+    wake: Condvar,
+    cancelled: AtomicBool,
+    failure: Mutex<Option<Error>>,
+    stats: Mutex<LoadStats>,
+    messages: Sender<Message>,
+}
+
+#[derive(Default)]
+struct Queue {
+    /// Blocks handed to readers.
+    taken: usize,
+    /// Blocks whose destinations are all attached.
+    ready: usize,
+    /// How many fences there were, and the last one, which covers those before it.
+    fence: Option<(u64, Arc<dyn Fence>)>,
+}
+
+/// What a reader finds in the queue.
+pub(super) enum Take {
+    Block(usize),
+    NotYet,
+    Over,
+}
+
+impl Session {
+    /// Begins to load `plan` from `checkpoint` with at most `readers` threads. Nothing is read before destinations
+    /// are attached.
+    ///
+    /// # Errors
+    /// `Memory` where the slab cannot be reserved or threads cannot be started, `Device` where the device refuses.
+    pub fn start(checkpoint: Arc<Checkpoint>, plan: Arc<Plan>, target: Target, readers: usize) -> Result<Self> {
+        let began = Instant::now();
+        let tensors = plan.tensors().len();
+        let (messages, landed) = unbounded();
+        let slab = match target {
+            Target::Slab => {
+                let layout = Layout::of(&plan);
+                let bytes = usize::try_from(layout.bytes()).unwrap_or(usize::MAX);
+                Some((HostSlab::reserve(bytes)?, layout))
+            }
+            Target::Host | Target::Device { .. } => None,
+        };
+        let shared = Arc::new(Shared {
+            objects: Objects::of(checkpoint),
+            destinations: Destinations::new(tensors, slab.is_some()),
+            remaining: plan.tensors().iter().map(|tensor| AtomicU64::new(tensor.bytes())).collect(),
+            queue: Mutex::default(),
+            wake: Condvar::new(),
+            cancelled: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            stats: Mutex::new(LoadStats {
+                bytes: plan.bytes(),
+                tensors: tensors as u64,
+                blocks: plan.blocks().len() as u64,
+                block_bytes: plan.block_bytes(),
+                ..LoadStats::default()
+            }),
+            messages,
+            plan,
+        });
+        let mut session = Self {
+            shared,
+            readers: Vec::new(),
+            inline: None,
+            landed,
+            device: None,
+            slab,
+            given: vec![false; tensors],
+            attached: 0,
+            delivered: 0,
+            began,
+            ended: None,
+        };
+        let readers = readers.clamp(1, session.shared.plan.blocks().len().max(1));
+        match target {
+            Target::Device { device, staging_bytes } => session.start_device_readers(readers, device, staging_bytes)?,
+            _ if session.shared.plan.blocks().len() <= 1 => session.inline = Some(HostReader::default()),
+            _ => session.start_readers(readers, |_| Ok(|shared: &Shared| HostReader::default().run(shared)))?,
+        }
+        lock(&session.shared.stats).readers = session.readers.len().max(1) as u64;
+        Ok(session)
+    }
+
+    fn start_device_readers(&mut self, readers: usize, device: Arc<dyn Device>, staging: usize) -> Result<()> {
+        let slot_bytes = usize::try_from(self.shared.plan.block_bytes()).unwrap_or(usize::MAX) + SLOT_SLACK;
+        let arena = Arena::shared(slot_bytes, staging, Some(device.pinning()));
+        // A failing device fails here, not in a thread.
+        drop(device.stream()?);
+        self.device = Some(Arc::clone(&device));
+        self.start_readers(readers, |_| {
+            let (device, arena) = (Arc::clone(&device), Arc::clone(&arena));
+            Ok(move |shared: &Shared| {
+                let done = DeviceReader::new(device.as_ref(), Arc::clone(&arena)).and_then(|r| r.run(shared));
+                let usage = arena.usage();
+                let mut stats = lock(&shared.stats);
+                stats.staging_bytes = stats.staging_bytes.max(usage.bytes as u64);
+                stats.pinned = usage.unpinned_because.is_none();
+                if let Some(because) = usage.unpinned_because {
+                    stats.notes = vec![format!("staging memory is not pinned: {because}")];
+                }
+                done
+            })
+        })
+    }
+
+    fn start_readers<R>(&mut self, count: usize, reader: impl Fn(usize) -> Result<R>) -> Result<()>
+    where
+        R: FnOnce(&Shared) -> Result<()> + Send + 'static,
+    {
+        for index in 0..count {
+            let shared = Arc::clone(&self.shared);
+            let run = reader(index)?;
+            let thread = std::thread::Builder::new().name(format!("penstock-{index}")).spawn(move || {
+                // A panic is a bug, but it must not leave the consumer waiting for ever.
+                let done = catch_unwind(AssertUnwindSafe(|| run(&shared))).unwrap_or_else(|_| {
+                    Err(Error::new(ErrorKind::Storage, "a reader panicked; this is a bug of Penstock"))
+                });
+                if let Err(error) = done {
+                    shared.fail(error);
+                }
+            });
+            match thread {
+                Ok(thread) => self.readers.push(thread),
+                // Fewer readers than wished for are a slower load, not a failed one.
+                Err(_) if !self.readers.is_empty() => break,
+                Err(error) => {
+                    return Err(Error::new(ErrorKind::Memory, format!("a thread could not be started: {error}"))
+                        .remedy("Raise the limit of processes (ulimit -u, cgroup pids.max)"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What is loaded.
+    pub fn plan(&self) -> &Plan {
+        &self.shared.plan
+    }
+
+    /// How many tensors have destinations.
+    pub fn attached(&self) -> usize {
+        self.attached
+    }
+
+    /// Gives the next `addresses.len()` tensors of the plan their destinations. Copies to a device wait for what is
+    /// queued now on the consumer's stream `consumer_stream`.
+    ///
+    /// # Safety
+    /// Each address must be that of memory as long as its tensor's planned bytes, on the load's target, that stays
+    /// allocated and is neither read nor written by anyone else until the tensor has landed or the session is dropped.
+    ///
+    /// # Errors
+    /// `Destination` where there are more addresses than tensors left, or for a session that has a slab of its own;
+    /// `Device` where the driver refuses.
+    #[allow(unsafe_code)]
+    pub unsafe fn attach(&mut self, addresses: &[u64], consumer_stream: u64) -> Result<()> {
+        if self.slab.is_some() {
+            return Err(Error::new(ErrorKind::Destination, "this load brings its own memory"));
+        }
+        let fence = self.device.as_ref().map(|device| device.fence(consumer_stream)).transpose()?;
+        self.attach_all(addresses, fence)
+    }
+
+    /// Lets the next `tensors` of the plan be read to the session's slab.
+    ///
+    /// # Errors
+    /// `Destination` where fewer tensors are left, or for a session without a slab.
+    pub fn attach_slab(&mut self, tensors: usize) -> Result<()> {
+        let Some((slab, layout)) = &self.slab else {
+            return Err(Error::new(ErrorKind::Destination, "this load was started without memory of its own"));
+        };
+        let end = (self.attached + tensors).min(self.given.len());
+        let addresses: Vec<_> = (self.attached..end).map(|i| slab.address() + layout.offset(i)).collect();
+        self.attach_all(&addresses, None)
+    }
+
+    fn attach_all(&mut self, addresses: &[u64], fence: Option<Arc<dyn Fence>>) -> Result<()> {
+        let end = self.attached + addresses.len();
+        if end > self.given.len() {
+            return Err(Error::new(
+                ErrorKind::Destination,
+                format!("{end} destinations for {} tensors", self.given.len()),
+            ));
+        }
+        for (tensor, address) in (self.attached..end).zip(addresses) {
+            self.shared.destinations.set(tensor, *address);
+            if self.shared.remaining[tensor].load(Ordering::Relaxed) == 0 {
+                self.shared.send(Message::Landed(u32::try_from(tensor).unwrap_or(u32::MAX)));
+            }
+        }
+        self.attached = end;
+        let mut queue = lock(&self.shared.queue);
+        queue.ready = self.shared.plan.blocks_ready(end);
+        if let Some(fence) = fence {
+            let number = queue.fence.as_ref().map_or(0, |(number, _)| *number) + 1;
+            queue.fence = Some((number, fence));
+        }
+        drop(queue);
+        self.shared.wake.notify_all();
+        Ok(())
+    }
+
+    /// The next tensor that has landed, waiting for at most `timeout`.
+    ///
+    /// # Errors
+    /// The first failure of the load; after it, the session only ends.
+    pub fn next(&mut self, timeout: Duration) -> Result<Next> {
+        let failure = lock(&self.shared.failure).clone();
+        if let Some(error) = failure {
+            self.stop();
+            return Err(error);
+        }
+        if self.delivered == self.given.len() {
+            return Ok(Next::Done);
+        }
+        self.read_inline()?;
+        match self.landed.recv_timeout(timeout) {
+            Ok(Message::Landed(tensor)) => {
+                self.delivered += 1;
+                if self.delivered == self.given.len() {
+                    self.ended = Some(self.began.elapsed());
+                }
+                Ok(Next::Landed(tensor))
+            }
+            Ok(Message::Failed) => {
+                self.stop();
+                let failure = lock(&self.shared.failure).clone();
+                Err(failure.unwrap_or_else(|| Error::new(ErrorKind::Cancelled, "the load was cancelled")))
+            }
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Ok(Next::Waiting),
+        }
+    }
+
+    fn read_inline(&mut self) -> Result<()> {
+        if let Some(reader) = &mut self.inline {
+            while let Take::Block(index) = self.shared.take() {
+                if let Err(error) = reader.block(&self.shared, index) {
+                    self.shared.fail(error.clone());
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The memory of a landed tensor of a [`Target::Slab`] load; `None` the second time, or before it has landed.
+    pub fn take_host(&mut self, tensor: u32) -> Option<HostTensor> {
+        let index = tensor as usize;
+        let (slab, layout) = self.slab.as_ref()?;
+        let landed = index < self.attached && self.shared.remaining[index].load(Ordering::Acquire) == 0;
+        if !landed || std::mem::replace(&mut self.given[index], true) {
+            return None;
+        }
+        let bytes = self.shared.plan.tensors()[index].bytes();
+        Some(host_tensor(slab, layout.offset(index), bytes))
+    }
+
+    /// Ends the load after its last tensor: checks that no object changed meanwhile, and says what was done.
+    ///
+    /// # Errors
+    /// `Changed` where an object was written to or replaced during the load: its tensors may be a mixture.
+    pub fn finish(&mut self) -> Result<LoadStats> {
+        self.stop();
+        self.shared.objects.verify_unchanged()?;
+        Ok(self.stats())
+    }
+
+    /// What was done so far; complete after [`Session::finish`].
+    pub fn stats(&self) -> LoadStats {
+        let mut stats = lock(&self.shared.stats).clone();
+        stats.wall = self.ended.unwrap_or_else(|| self.began.elapsed());
+        stats
+    }
+
+    /// Stops reading. Returns when readers have stopped and copies have ended; what has not landed never will.
+    pub fn stop(&mut self) {
+        self.shared.cancel();
+        for reader in self.readers.drain(..) {
+            // A reader's panic was already turned into the load's failure.
+            let _ = reader.join();
+        }
+        if let Some(reader) = self.inline.take() {
+            reader.finish(&self.shared);
+        }
+    }
+
+    /// The checkpoint that is loaded from.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        self.shared.objects.checkpoint()
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Shared {
+    /// The next block, if one is ready.
+    pub(super) fn take(&self) -> Take {
+        if self.is_cancelled() {
+            return Take::Over;
+        }
+        let mut queue = lock(&self.queue);
+        if queue.taken < queue.ready {
+            queue.taken += 1;
+            return Take::Block(queue.taken - 1);
+        }
+        if queue.taken == self.plan.blocks().len() { Take::Over } else { Take::NotYet }
+    }
+
+    /// Waits until a block is ready or the load is over; returns the time that took.
+    pub(super) fn wait_for_blocks(&self) -> Duration {
+        let began = Instant::now();
+        let queue = lock(&self.queue);
+        let blocks = self.plan.blocks().len();
+        let idle = |queue: &mut Queue| {
+            queue.taken >= queue.ready && queue.taken < blocks && !self.is_cancelled()
+        };
+        drop(self.wake.wait_while(queue, idle).unwrap_or_else(PoisonError::into_inner));
+        began.elapsed()
+    }
+
+    /// The consumer's latest fence, if it is later than number `seen`.
+    pub(super) fn fence_after(&self, seen: u64) -> Option<(u64, Arc<dyn Fence>)> {
+        lock(&self.queue).fence.clone().filter(|(number, _)| *number > seen)
+    }
+
+    /// Counts a block's bytes as landed and tells of the tensors that are complete with it.
+    pub(super) fn landed(&self, block: &Block) {
+        for segment in self.plan.segments(block) {
+            let before = self.remaining[segment.tensor as usize].fetch_sub(segment.bytes(), Ordering::AcqRel);
+            if before == segment.bytes() {
+                self.send(Message::Landed(segment.tensor));
+            }
+        }
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Acquire)
+    }
+
+    pub(super) fn add_stats(&self, stats: &LoadStats) {
+        lock(&self.stats).add(stats);
+    }
+
+    fn cancel(&self) {
+        // Under the lock, so that no reader misses it between looking and going to sleep.
+        let queue = lock(&self.queue);
+        self.cancelled.store(true, Ordering::Release);
+        drop(queue);
+        self.wake.notify_all();
+    }
+
+    fn fail(&self, error: Error) {
+        lock(&self.failure).get_or_insert(error);
+        self.cancel();
+        self.send(Message::Failed);
+    }
+
+    fn send(&self, message: Message) {
+        // The receiver lives as long as the session, which outlives its readers.
+        let _ = self.messages.send(message);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every update under these locks is a single step, so a panic elsewhere leaves nothing half done.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

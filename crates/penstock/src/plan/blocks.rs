@@ -1,0 +1,222 @@
+//! A load's pieces, merged where they touch and cut into equal blocks.
+//!
+//! Tensors are planned in file order, object by object. Blocks are cut at multiples of the block size in the object,
+//! so that they are equal whatever the tensors' sizes, aligned for direct reads, and one large tensor is shared by many
+//! readers while many small ones share a block. Pieces with a gap of at most the bridge size between them go into one
+//! block, which reads the gap too: that costs less than another read.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::Selection;
+use crate::checkpoint::TensorInfo;
+
+/// One tensor of a load: what is delivered, and where it comes from.
+#[derive(Debug, Clone)]
+pub struct PlannedTensor {
+    /// The tensor's name.
+    pub name: Arc<str>,
+    /// The object that holds it, as an index into the checkpoint's objects.
+    pub object: u32,
+    /// What of it is wanted.
+    pub selection: Selection,
+    /// The tensor's first byte in the object.
+    start: u64,
+    element_bits: u64,
+}
+
+impl PlannedTensor {
+    /// Bytes delivered.
+    pub fn bytes(&self) -> u64 {
+        self.selection.bytes()
+    }
+
+    /// Where the delivered bytes begin in the object, if they are consecutive there.
+    pub(super) fn file_start(&self) -> Option<u64> {
+        self.selection.is_contiguous().then(|| self.start + self.selection.first())
+    }
+
+    /// The alignment that elements of the dtype want.
+    pub(super) fn element_align(&self) -> u64 {
+        (self.element_bits / 8).max(1)
+    }
+}
+
+/// Equal pieces at equal distances, on their way to consecutive bytes of one tensor. Mostly just one piece.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Segment {
+    /// The tensor, as an index into the plan's tensors.
+    pub tensor: u32,
+    /// Where the first piece begins in the object.
+    pub src: u64,
+    /// Where it goes, from the first delivered byte of the tensor.
+    pub dst: u64,
+    /// Bytes of a piece.
+    pub len: u64,
+    /// Number of pieces.
+    pub count: u64,
+    /// Bytes from one piece's beginning to the next one's in the object; `len` where there is only one.
+    pub stride: u64,
+}
+
+impl Segment {
+    /// Bytes the segment delivers.
+    pub fn bytes(&self) -> u64 {
+        self.len * self.count
+    }
+}
+
+/// What one reader reads at once: a range of one object, and where its bytes go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Block {
+    /// The object, as an index into the checkpoint's objects.
+    pub object: u32,
+    /// Bytes of the object, from the first to the last wanted one.
+    pub range: Range<u64>,
+    /// Which of the plan's segments, in order of `src`.
+    segments: Range<usize>,
+}
+
+/// All reads of one load.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    tensors: Vec<PlannedTensor>,
+    blocks: Vec<Block>,
+    segments: Vec<Segment>,
+    /// For every tensor, how many blocks are complete once it and all before it have destinations.
+    blocks_until: Vec<usize>,
+    block_bytes: u64,
+}
+
+impl Plan {
+    /// Plans the reading of `wanted`, in blocks of `block_bytes` (a multiple of 4 KiB), bridging gaps of up to
+    /// `bridge_bytes`. The order of the plan's tensors is file order, not the order of `wanted`; a tensor is
+    /// wanted at most once.
+    pub fn new(mut wanted: Vec<(&TensorInfo, Selection)>, block_bytes: u64, bridge_bytes: u64) -> Self {
+        wanted.sort_by_key(|(tensor, selection)| (tensor.object, tensor.range.start + selection.first()));
+        let mut planner = Planner { block_bytes, bridge_bytes, blocks: Vec::new(), segments: Vec::new() };
+        let mut tensors = Vec::with_capacity(wanted.len());
+        let mut blocks_until = Vec::with_capacity(wanted.len());
+        for (index, (tensor, selection)) in wanted.into_iter().enumerate() {
+            let index = u32::try_from(index).unwrap_or(u32::MAX);
+            let mut dst = 0;
+            selection.for_each_piece(|at, len| {
+                planner.piece(tensor.object, index, tensor.range.start + at, dst, len);
+                dst += len;
+            });
+            tensors.push(PlannedTensor {
+                name: Arc::clone(&tensor.name),
+                object: tensor.object,
+                selection,
+                start: tensor.range.start,
+                element_bits: tensor.dtype.bits(),
+            });
+            blocks_until.push(planner.blocks.len());
+        }
+        // The last block known when a tensor was planned may still have been growing: it belongs to the next tensor
+        // too if that one has a segment in it.
+        let blocks = planner.blocks;
+        for (index, until) in blocks_until.iter_mut().enumerate() {
+            let last = until.checked_sub(1).and_then(|last| blocks.get(last));
+            let shared = last.and_then(|block: &Block| planner.segments.get(block.segments.end - 1));
+            if shared.is_some_and(|segment| segment.tensor as usize > index) {
+                *until -= 1;
+            }
+        }
+        Self { tensors, blocks, segments: planner.segments, blocks_until, block_bytes }
+    }
+
+    /// The tensors, in file order.
+    pub fn tensors(&self) -> &[PlannedTensor] {
+        &self.tensors
+    }
+
+    /// The blocks, in the order they should be read.
+    pub fn blocks(&self) -> &[Block] {
+        &self.blocks
+    }
+
+    /// Where a block's bytes go, in order of their place in the object.
+    pub fn segments(&self, block: &Block) -> &[Segment] {
+        &self.segments[block.segments.clone()]
+    }
+
+    /// How many blocks, from the first, touch only tensors with an index below `tensors`.
+    pub fn blocks_ready(&self, tensors: usize) -> usize {
+        match tensors.checked_sub(1) {
+            None => 0,
+            Some(last) => self.blocks_until[last],
+        }
+    }
+
+    /// Bytes delivered in all.
+    pub fn bytes(&self) -> u64 {
+        self.tensors.iter().map(PlannedTensor::bytes).sum()
+    }
+
+    /// The most bytes of a block's range.
+    pub fn block_bytes(&self) -> u64 {
+        self.block_bytes
+    }
+}
+
+struct Planner {
+    block_bytes: u64,
+    bridge_bytes: u64,
+    blocks: Vec<Block>,
+    segments: Vec<Segment>,
+}
+
+impl Planner {
+    /// Adds one piece, cut at the block grid.
+    fn piece(&mut self, object: u32, tensor: u32, mut src: u64, mut dst: u64, mut len: u64) {
+        while len > 0 {
+            let cell_end = (src / self.block_bytes + 1) * self.block_bytes;
+            let part = len.min(cell_end - src);
+            self.part(object, Segment { tensor, src, dst, len: part, count: 1, stride: part });
+            src += part;
+            dst += part;
+            len -= part;
+        }
+    }
+
+    /// Adds a piece that lies in one cell of the grid, to the last block if it fits there.
+    fn part(&mut self, object: u32, part: Segment) {
+        let cell = part.src / self.block_bytes;
+        let end = part.src + part.len;
+        let last = self.blocks.last_mut().filter(|block| {
+            block.object == object
+                && block.range.start / self.block_bytes == cell
+                && part.src >= block.range.start
+                && part.src <= block.range.end.saturating_add(self.bridge_bytes)
+        });
+        match last {
+            Some(block) => {
+                block.range.end = block.range.end.max(end);
+                if !self.segments.last_mut().is_some_and(|last| extend(last, &part)) {
+                    self.segments.push(part);
+                    block.segments.end += 1;
+                }
+            }
+            None => {
+                let segments = self.segments.len()..self.segments.len() + 1;
+                self.blocks.push(Block { object, range: part.src..end, segments });
+                self.segments.push(part);
+            }
+        }
+    }
+}
+
+/// Whether `part` could be added to `last` as its next piece; if so, it was.
+fn extend(last: &mut Segment, part: &Segment) -> bool {
+    if last.tensor != part.tensor || last.len != part.len || last.dst + last.bytes() != part.dst {
+        return false;
+    }
+    let stride = part.src - (last.src + last.stride * (last.count - 1));
+    if last.count > 1 && stride != last.stride {
+        return false;
+    }
+    last.stride = stride;
+    last.count += 1;
+    true
+}

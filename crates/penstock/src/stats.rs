@@ -1,0 +1,101 @@
+//! What a load did: bytes by route, seconds by stage, settings chosen, and what limited it.
+//!
+//! Readers count for themselves and hand their counts in when they end, so that counting costs nothing while loading.
+
+use std::time::Duration;
+
+/// Figures of one load. Seconds of a stage are summed over readers, so they may exceed the wall-clock time.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct LoadStats {
+    /// Bytes of tensors delivered or still to be delivered by this load.
+    pub bytes: u64,
+    /// Bytes that left the store, alignment and bridged gaps included.
+    pub read_bytes: u64,
+    /// Of those: copied from the page cache.
+    pub cached_bytes: u64,
+    /// Of those: read straight from the device, by-passing the page cache.
+    pub direct_bytes: u64,
+    /// Of those: read through the page cache although not in it.
+    pub buffered_bytes: u64,
+    /// Calls made to the store.
+    pub calls: u64,
+    /// Tensors and blocks in the plan.
+    pub tensors: u64,
+    /// See `tensors`.
+    pub blocks: u64,
+    /// Reader threads used.
+    pub readers: u64,
+    /// Bytes of a block.
+    pub block_bytes: u64,
+    /// Most staging memory this load held at once, in bytes.
+    pub staging_bytes: u64,
+    /// Whether the staging memory was pinned (registered with the device).
+    pub pinned: bool,
+    /// From the start of the session to its last delivered byte.
+    pub wall: Duration,
+    /// Reader time in store reads.
+    pub reading: Duration,
+    /// Reader time spent scattering or packing in host memory, and issuing copies.
+    pub copying: Duration,
+    /// Reader time waiting for copies to the device to end.
+    pub device_wait: Duration,
+    /// Reader time waiting for destinations: the consumer's pace.
+    pub consumer_wait: Duration,
+    /// Things worth knowing: a fallback taken, a limit met.
+    pub notes: Vec<String>,
+}
+
+impl LoadStats {
+    /// Delivered bytes per second of wall-clock time, in GB/s (1e9); 0 before anything took time.
+    pub fn gb_per_s(&self) -> f64 {
+        let seconds = self.wall.as_secs_f64();
+        if seconds > 0.0 { self.bytes as f64 / seconds / 1e9 } else { 0.0 }
+    }
+
+    /// What most of the readers' time went to: `"disk"`, `"page cache"`, `"pcie"`, `"memory"` or `"consumer"`.
+    pub fn limited_by(&self) -> &'static str {
+        let reading = if self.cached_bytes > self.direct_bytes + self.buffered_bytes { "page cache" } else { "disk" };
+        [
+            (self.reading, reading),
+            (self.device_wait, "pcie"),
+            (self.copying, "memory"),
+            (self.consumer_wait, "consumer"),
+        ]
+        .into_iter()
+        .max_by_key(|(time, _)| *time)
+        .map_or("disk", |(_, name)| name)
+    }
+
+    /// Adds what one reader did.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.read_bytes += other.read_bytes;
+        self.cached_bytes += other.cached_bytes;
+        self.direct_bytes += other.direct_bytes;
+        self.buffered_bytes += other.buffered_bytes;
+        self.calls += other.calls;
+        self.reading += other.reading;
+        self.copying += other.copying;
+        self.device_wait += other.device_wait;
+        self.consumer_wait += other.consumer_wait;
+        for note in &other.notes {
+            if !self.notes.contains(note) {
+                self.notes.push(note.clone());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_is_where_the_readers_spent_their_time() {
+        let mut stats = LoadStats { reading: Duration::from_secs(2), cached_bytes: 9, ..LoadStats::default() };
+        assert_eq!(stats.limited_by(), "page cache");
+        stats.direct_bytes = 10;
+        assert_eq!(stats.limited_by(), "disk");
+        stats.consumer_wait = Duration::from_secs(3);
+        assert_eq!(stats.limited_by(), "consumer");
+    }
+}

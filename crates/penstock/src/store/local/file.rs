@@ -1,0 +1,217 @@
+//! One open file: what it is, which version of it, and whether it is still that version.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
+
+use rustix::fs::{Advice, AtFlags, StatxFlags, fadvise, statx};
+
+use super::CachePolicy;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::{FileMapping, PAGE, Window};
+use crate::store::{Identity, Lane, Object};
+
+/// A regular file, open for reading.
+#[derive(Debug)]
+pub(super) struct LocalFile {
+    path: PathBuf,
+    location: String,
+    pub(super) file: File,
+    bytes: u64,
+    version: Version,
+    pub(super) cache: CachePolicy,
+    direct: OnceLock<Option<DirectFile>>,
+    /// Set when a direct read was refused although the file could be opened for it.
+    pub(super) direct_refused: AtomicBool,
+}
+
+/// The same file, opened a second time with `O_DIRECT`.
+#[derive(Debug)]
+pub(super) struct DirectFile {
+    pub(super) file: File,
+    /// Addresses given to reads must be multiples of this.
+    pub(super) memory_align: usize,
+}
+
+/// What changes when a file is written to or replaced. Not the change time: a hard link or `chmod` alters that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Version {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    modified: (i64, i64),
+}
+
+impl Version {
+    fn of(metadata: &std::fs::Metadata) -> Self {
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            bytes: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+        }
+    }
+}
+
+impl LocalFile {
+    /// Opens the file at `path`, which must be a regular file or a link to one.
+    ///
+    /// # Errors
+    /// `NotFound`; `Access` where it is unreadable, or a directory, FIFO, socket or device; `Storage`.
+    pub(super) fn open(path: &Path, cache: CachePolicy) -> Result<Self> {
+        let location = path.display().to_string();
+        let failed = |error: io::Error| opening_failed(&error, path).object(location.clone());
+        // Looked at before it is opened: opening a FIFO waits for a writer, opening a device may do anything.
+        refuse_special(&std::fs::metadata(path).map_err(failed)?, &location)?;
+        let file = File::options()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY)
+            .open(path)
+            .map_err(failed)?;
+        let metadata = file.metadata().map_err(failed)?;
+        refuse_special(&metadata, &location)?;
+        Ok(Self {
+            path: path.to_owned(),
+            location,
+            file,
+            bytes: metadata.len(),
+            version: Version::of(&metadata),
+            cache,
+            direct: OnceLock::new(),
+            direct_refused: AtomicBool::new(false),
+        })
+    }
+
+    /// The file for direct reads, opened at the first use; `None` where the file system has no such thing.
+    pub(super) fn direct(&self) -> Option<&DirectFile> {
+        self.direct
+            .get_or_init(|| {
+                let file = File::options()
+                    .read(true)
+                    .custom_flags(libc::O_DIRECT | libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY)
+                    .open(&self.path)
+                    .ok()?;
+                // The path may lead elsewhere by now; `verify_unchanged` will say so, this must not read from there.
+                if Version::of(&file.metadata().ok()?) != self.version {
+                    return None;
+                }
+                let memory_align = direct_alignment(&file)?;
+                Some(DirectFile { file, memory_align })
+            })
+            .as_ref()
+    }
+
+    pub(super) fn changed(&self, cause: &'static str, range: Option<Range<u64>>) -> Error {
+        let error = Error::new(ErrorKind::Changed, cause)
+            .object(&self.location)
+            .remedy("Wait until whatever writes the file is done, then open the checkpoint again");
+        match range {
+            Some(range) => error.range(range),
+            None => error,
+        }
+    }
+}
+
+impl Object for LocalFile {
+    fn location(&self) -> &str {
+        &self.location
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn identity(&self) -> Identity {
+        let Version { device, inode, bytes, modified } = self.version;
+        Identity(format!("{device:x}:{inode:x}:{bytes}:{}.{:09}", modified.0, modified.1))
+    }
+
+    fn read_into(&self, offset: u64, into: Window<'_>, lane: &mut Lane) -> Result<()> {
+        self.read_exactly(offset, into, lane)
+    }
+
+    fn read_to_slot(&self, range: Range<u64>, slot: Window<'_>, lane: &mut Lane) -> Result<usize> {
+        self.read_aligned(range, slot, lane)
+    }
+
+    fn map(&self) -> Result<FileMapping> {
+        FileMapping::map(&self.file, self.bytes).map_err(|error| error.object(&self.location))
+    }
+
+    fn read_ahead(&self, range: Range<u64>) {
+        let len = std::num::NonZeroU64::new(range.end.saturating_sub(range.start));
+        let _ = fadvise(&self.file, range.start, len, Advice::WillNeed);
+    }
+
+    fn verify_unchanged(&self) -> Result<()> {
+        let now = self.file.metadata().map_err(|e| Error::from_io("checking", &e).object(&self.location))?;
+        if now.len() < self.bytes {
+            return Err(self.changed("the file was truncated while it was being loaded", None));
+        }
+        if Version::of(&now) != self.version {
+            return Err(self.changed("the file was written to while it was being loaded", None));
+        }
+        // A path that leads nowhere any more is no harm: the bytes came from the file that was opened.
+        match std::fs::metadata(&self.path) {
+            Ok(there) if (there.dev(), there.ino()) != (self.version.device, self.version.inode) => {
+                Err(self.changed("the file was replaced by another while it was being loaded", None))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn refuse_special(metadata: &std::fs::Metadata, location: &str) -> Result<()> {
+    let kind = metadata.file_type();
+    let what = if kind.is_file() {
+        return Ok(());
+    } else if kind.is_dir() {
+        "a directory"
+    } else if kind.is_fifo() {
+        "a FIFO"
+    } else if kind.is_socket() {
+        "a socket"
+    } else {
+        "a device"
+    };
+    Err(Error::new(ErrorKind::Access, format!("this is {what}, not a regular file"))
+        .object(location)
+        .remedy("Give the path of a safetensors file; streams and devices cannot be read at offsets"))
+}
+
+fn opening_failed(error: &io::Error, path: &Path) -> Error {
+    let made = Error::from_io("opening", error);
+    match error.kind() {
+        io::ErrorKind::NotFound if path.is_symlink() => {
+            made.remedy("The link leads nowhere: the download it points to is missing or was cleaned up")
+        }
+        io::ErrorKind::NotFound => made.remedy("Check the path; relative paths start at the working directory"),
+        io::ErrorKind::PermissionDenied => {
+            made.remedy("Check the permissions of the file and its directories for the user of this process")
+        }
+        _ if error.raw_os_error() == Some(libc::EMFILE) => {
+            made.remedy("Raise the limit of open files (ulimit -n)")
+        }
+        _ => made,
+    }
+}
+
+/// What memory addresses a direct read needs; `None` where the file cannot be read directly in whole pages.
+fn direct_alignment(file: &File) -> Option<usize> {
+    let asked = StatxFlags::DIOALIGN;
+    match statx(file.as_fd(), c"", AtFlags::EMPTY_PATH, asked) {
+        Ok(answer) if answer.stx_mask & asked.bits() != 0 => {
+            let (memory, offset) = (answer.stx_dio_mem_align as usize, answer.stx_dio_offset_align as usize);
+            // Zero says "not supported"; offsets are always cut at whole pages, which must be fine enough.
+            let fits = memory != 0 && offset != 0 && memory <= PAGE && PAGE.is_multiple_of(offset);
+            fits.then_some(memory)
+        }
+        // Kernels before 6.1 and some file systems do not say; a page suits everything met so far.
+        _ => Some(PAGE),
+    }
+}

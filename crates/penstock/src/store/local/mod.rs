@@ -1,0 +1,94 @@
+//! Files, wherever a path leads: disks, tmpfs, network and FUSE mounts.
+//!
+//! * `file`: opening (regular files only), identity, and the checks that a file did not change.
+//! * `reading`: the two ways to read, and the choice between them for every block.
+//! * `cache`: asking the kernel how much of a range is in the page cache.
+
+mod cache;
+mod file;
+mod reading;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{Entry, Object, Store};
+use crate::error::{Error, Result};
+
+use file::LocalFile;
+
+/// How reads use the page cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum CachePolicy {
+    /// Decided block by block: cached blocks are copied from the cache, the others read directly.
+    #[default]
+    Auto,
+    /// Always through the page cache, which is left filled for the next process.
+    Use,
+    /// Always directly, where the file system can.
+    Bypass,
+}
+
+impl CachePolicy {
+    /// The policy of that name: `auto`, `use` or `bypass`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "auto" => Some(Self::Auto),
+            "use" => Some(Self::Use),
+            "bypass" => Some(Self::Bypass),
+            _ => None,
+        }
+    }
+
+    /// The policy's name, as [`CachePolicy::from_name`] takes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Use => "use",
+            Self::Bypass => "bypass",
+        }
+    }
+}
+
+/// The store of local paths. Locations are paths, absolute or relative to the working directory.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LocalStore {
+    cache: CachePolicy,
+}
+
+impl LocalStore {
+    /// A store whose files are read under `cache`.
+    pub fn new(cache: CachePolicy) -> Self {
+        Self { cache }
+    }
+}
+
+impl Store for LocalStore {
+    fn open(&self, location: &str) -> Result<Arc<dyn Object>> {
+        Ok(Arc::new(LocalFile::open(Path::new(location), self.cache)?))
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
+        let failed = |error: &std::io::Error| {
+            Error::from_io("listing the directory", error)
+                .object(prefix)
+                .remedy("Check the path and the permissions of its directories")
+        };
+        let mut entries = Vec::new();
+        for entry in std::fs::read_dir(prefix).map_err(|e| failed(&e))? {
+            let path = entry.map_err(|e| failed(&e))?.path();
+            // Follows links, as a Hugging Face cache is made of them. One that leads nowhere is listed with no bytes,
+            // so that opening it says what is wrong instead of the directory seeming to hold less.
+            let bytes = match std::fs::metadata(&path) {
+                Ok(metadata) if metadata.is_dir() => continue,
+                Ok(metadata) => metadata.len(),
+                Err(_) => 0,
+            };
+            // Names that are not Unicode cannot be named by a checkpoint either.
+            if let Some(location) = path.to_str() {
+                entries.push(Entry { location: location.to_owned(), bytes });
+            }
+        }
+        entries.sort_by(|a, b| a.location.cmp(&b.location));
+        Ok(entries)
+    }
+}

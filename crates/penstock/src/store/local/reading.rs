@@ -1,0 +1,222 @@
+//! The two ways a range comes in, and the choice between them.
+//!
+//! **Through the page cache** (`pread`): one copy, at memory speed when the pages are there. **Directly** (`O_DIRECT`):
+//! no copy, the device's own speed, no page-cache pollution, but in whole sectors and to aligned addresses. The choice
+//! is made for every call (a block) from what the cache holds, so a half-cached file gets both at once.
+//!
+//! Copies: a buffered read copies once, kernel to destination. A direct read copies nothing, except the unaligned ends
+//! of a range (less than a page each) and destinations whose address does not match their offset, which go through
+//! the lane's scratch memory.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::Ordering;
+
+use super::cache::{Residency, residency};
+use super::{CachePolicy, LocalFile};
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::{PAGE, Region, Window};
+use crate::store::local::file::DirectFile;
+use crate::store::{Lane, Object};
+
+/// Bytes read at once to scratch memory, where a direct read cannot go to its destination.
+const SCRATCH_BYTES: usize = 1 << 20;
+/// A block with at least this share of its pages cached (in 1/256) is read through the cache.
+const MOSTLY_CACHED: u8 = 192;
+
+/// The most one `read` call transfers on Linux, rounded down to whole pages.
+const MOST_PER_CALL: usize = 0x7fff_f000;
+
+enum Route<'a> {
+    Cached,
+    Buffered,
+    Direct(&'a DirectFile),
+}
+
+impl LocalFile {
+    fn route(&self, range: &Range<u64>) -> Route<'_> {
+        let direct = || if self.direct_refused.load(Ordering::Relaxed) { None } else { self.direct() };
+        let known = residency(self.file.as_fd(), range);
+        match (self.cache, known) {
+            (CachePolicy::Auto | CachePolicy::Use, Residency::Cached) => Route::Cached,
+            (CachePolicy::Use, _) | (CachePolicy::Auto, Residency::Unknown) => Route::Buffered,
+            (CachePolicy::Auto, Residency::Partly(share)) if share >= MOSTLY_CACHED => Route::Cached,
+            (CachePolicy::Auto | CachePolicy::Bypass, _) => direct().map_or(Route::Buffered, Route::Direct),
+        }
+    }
+
+    pub(super) fn read_exactly(&self, offset: u64, mut into: Window<'_>, lane: &mut Lane) -> Result<()> {
+        let range = self.checked_range(offset, into.len())?;
+        if let Route::Direct(direct) = self.route(&range) {
+            match self.read_directly(direct, offset, into.part(0, into.len()), lane) {
+                Err(error) if is_refusal(&error) => self.direct_refused.store(true, Ordering::Relaxed),
+                done => return done,
+            }
+            return self.read_buffered(offset, into, lane, false);
+        }
+        let cached = matches!(self.route(&range), Route::Cached);
+        self.read_buffered(offset, into, lane, cached)
+    }
+
+    pub(super) fn read_aligned(&self, range: Range<u64>, mut slot: Window<'_>, lane: &mut Lane) -> Result<usize> {
+        let len = to_usize(range.end - range.start);
+        self.checked_range(range.start, len)?;
+        let cached = match self.route(&range) {
+            Route::Direct(direct) if (slot.as_ptr() as usize).is_multiple_of(direct.memory_align) => {
+                let start = range.start / PAGE as u64 * PAGE as u64;
+                let lead = to_usize(range.start - start);
+                let aligned_len = (lead + len).next_multiple_of(PAGE);
+                if aligned_len <= slot.len() {
+                    match self.read_sectors(direct, start, slot.part(0, aligned_len), lead + len, lane) {
+                        Err(error) if is_refusal(&error) => self.direct_refused.store(true, Ordering::Relaxed),
+                        done => return done.map(|()| lead),
+                    }
+                }
+                false
+            }
+            route => matches!(route, Route::Cached),
+        };
+        self.read_buffered(range.start, slot.part(0, len), lane, cached).map(|()| 0)
+    }
+
+    /// A range must lie in the file as it was opened; anything else is a bug of the plan, not a short file.
+    fn checked_range(&self, offset: u64, len: usize) -> Result<Range<u64>> {
+        offset.checked_add(len as u64).filter(|end| *end <= self.bytes()).map(|end| offset..end).ok_or_else(|| {
+            Error::new(ErrorKind::Storage, format!("a read beyond the end of the file's {} bytes", self.bytes()))
+                .object(self.location())
+                .range(offset..offset.saturating_add(len as u64))
+        })
+    }
+
+    fn read_buffered(&self, offset: u64, into: Window<'_>, lane: &mut Lane, cached: bool) -> Result<()> {
+        let wanted = into.len();
+        let got = self.fill(&self.file, offset, into, lane)?;
+        *(if cached { &mut lane.cached_bytes } else { &mut lane.buffered_bytes }) += got as u64;
+        self.complete(offset, got, wanted)
+    }
+
+    fn read_directly(&self, direct: &DirectFile, offset: u64, mut into: Window<'_>, lane: &mut Lane) -> Result<()> {
+        let page = PAGE as u64;
+        let end = offset + into.len() as u64;
+        let (first, last) = (offset.next_multiple_of(page), end / page * page);
+        let address = into.as_ptr() as usize as u64;
+        let aligned = (address + (first - offset)).is_multiple_of(direct.memory_align as u64);
+        if !aligned || first >= last {
+            return self.read_through_scratch(direct, offset, into, lane);
+        }
+        let (head, body) = (to_usize(first - offset), to_usize(last - first));
+        self.read_through_scratch(direct, offset, into.part(0, head), lane)?;
+        self.read_sectors(direct, first, into.part(head, body), body, lane)?;
+        let tail = into.len() - head - body;
+        self.read_through_scratch(direct, last, into.part(head + body, tail), lane)
+    }
+
+    /// Reads whole sectors to scratch memory and copies what was asked for.
+    fn read_through_scratch(
+        &self,
+        direct: &DirectFile,
+        offset: u64,
+        mut into: Window<'_>,
+        lane: &mut Lane,
+    ) -> Result<()> {
+        let mut done = 0;
+        while done < into.len() {
+            let at = offset + done as u64;
+            let start = at / PAGE as u64 * PAGE as u64;
+            let lead = to_usize(at - start);
+            let take = (into.len() - done).min(SCRATCH_BYTES - lead);
+            let mut scratch = match lane.scratch.take() {
+                Some(region) => region,
+                None => Region::reserve(SCRATCH_BYTES)?,
+            };
+            let sectors = (lead + take).next_multiple_of(PAGE);
+            let read = self.read_sectors(direct, start, scratch.window().part(0, sectors), lead + take, lane);
+            if read.is_ok() {
+                let filled = scratch.window();
+                // SAFETY: `read_sectors` filled the first `lead + take` bytes.
+                into.write(done, unsafe { filled.assume_filled(lead, take) });
+            }
+            lane.scratch = Some(scratch);
+            read?;
+            done += take;
+        }
+        Ok(())
+    }
+
+    /// Fills the first `wanted` bytes of `into` (whole pages at an aligned address) from the aligned offset `start`.
+    fn read_sectors(
+        &self,
+        direct: &DirectFile,
+        start: u64,
+        mut into: Window<'_>,
+        wanted: usize,
+        lane: &mut Lane,
+    ) -> Result<()> {
+        let mut got = self.fill(&direct.file, start, into.part(0, into.len()), lane)?;
+        lane.direct_bytes += got.min(wanted) as u64;
+        if got < wanted && !got.is_multiple_of(PAGE) {
+            // A direct read that ends inside a sector has met the end of the file, or a file system that splits reads
+            // where it likes. The page cache can read on from there; if it is the end, it will say so.
+            let rest = wanted - got;
+            let more = self.fill(&self.file, start + got as u64, into.part(got, rest), lane)?;
+            lane.buffered_bytes += more as u64;
+            got += more;
+        }
+        self.complete(start, got.min(wanted), wanted)
+    }
+
+    /// Reads until the window is full, the file ends, or a direct read stops between sectors.
+    fn fill(&self, file: &File, offset: u64, into: Window<'_>, lane: &mut Lane) -> Result<usize> {
+        let mut done = 0;
+        while done < into.len() {
+            lane.calls += 1;
+            let at = offset + done as u64;
+            let count = (into.len() - done).min(MOST_PER_CALL);
+            // SAFETY: the window is exclusive, writable memory of `into.len()` bytes, and `done + count` is within it.
+            let n = unsafe {
+                libc::pread64(file.as_raw_fd(), into.as_ptr().add(done).cast(), count, at as libc::off64_t)
+            };
+            match usize::try_from(n) {
+                Ok(0) => break,
+                Ok(n) => {
+                    done += n;
+                    if done < into.len() && !done.is_multiple_of(PAGE) && !std::ptr::eq(file, &raw const self.file) {
+                        break;
+                    }
+                }
+                Err(_) => {
+                    let error = io::Error::last_os_error();
+                    if error.kind() != io::ErrorKind::Interrupted {
+                        let range = offset..offset + into.len() as u64;
+                        return Err(Error::from_io("reading", &error)
+                            .object(self.location())
+                            .range(range)
+                            .remedy("The storage failed: check the mount, the disk and the kernel log (dmesg)"));
+                    }
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    fn complete(&self, offset: u64, got: usize, wanted: usize) -> Result<()> {
+        if got >= wanted {
+            return Ok(());
+        }
+        let range = offset..offset + wanted as u64;
+        Err(self.changed("the file ended early: it was truncated after it was opened", Some(range)))
+    }
+}
+
+/// Whether the kernel refused the direct way itself (and nothing was wrong with the bytes).
+fn is_refusal(error: &Error) -> bool {
+    matches!(error.os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS))
+}
+
+/// Lengths here are lengths of memory that exists, so they fit.
+fn to_usize(n: u64) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
