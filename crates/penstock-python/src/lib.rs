@@ -1,1 +1,40 @@
+//! `penstock._native`: the engine, as Python sees it.
+//!
+//! Bindings only: arguments are checked, the GIL is released around everything that may wait, and errors become the
+//! exceptions of `penstock.errors`. What is convenient in Python is written in Python.
+//!
+//! * `checkpoint`: `Checkpoint`, `TensorInfo`: the catalogue.
+//! * `session`: `Session`, `Mapped`, `LoadStats`: loads under way.
+//! * `host_array`: `HostArray`: the memory of one host tensor, for numpy and DLPack.
+//! * `config`: `Config`. `errors`: exceptions.
 
+// PyO3's macros expand to unsafe code of their own; ours is in `host_array` only.
+#![allow(unsafe_code, unreachable_pub)]
+
+mod checkpoint;
+mod config;
+mod errors;
+mod host_array;
+mod session;
+
+use pyo3::prelude::*;
+
+/// The engine of Penstock. Import `penstock`, not this.
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use super::checkpoint::{Checkpoint, TensorInfo};
+    #[pymodule_export]
+    use super::config::Config;
+    #[pymodule_export]
+    use super::host_array::HostArray;
+    #[pymodule_export]
+    use super::session::{LoadStats, Mapped, Session, release_staging, staging_usage};
+
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

@@ -129,6 +129,14 @@ proptest! {
             let next = plan.blocks().get(ready);
             prop_assert!(next.is_none_or(|block| needs(block) > tensors), "a ready block is held back");
         }
+        for (tensor, needed) in plan.attached_to_land().into_iter().enumerate() {
+            let blocks_with = |p: &Plan| {
+                let holds = |b| p.segments(b).iter().any(|s| s.tensor as usize == tensor);
+                p.blocks().iter().rposition(holds).map_or(0, |last| last + 1)
+            };
+            prop_assert!(plan.blocks_ready(needed) >= blocks_with(&plan), "it can land");
+            prop_assert!(needed == tensor + 1 || plan.blocks_ready(needed - 1) < blocks_with(&plan));
+        }
     }
 
     #[test]

@@ -149,6 +149,21 @@ impl Plan {
         }
     }
 
+    /// For every tensor, how many tensors must have destinations before it can land: its last block may hold the
+    /// beginning of those after it.
+    pub fn attached_to_land(&self) -> Vec<usize> {
+        let mut needed: Vec<usize> = (1..=self.tensors.len()).collect();
+        for block in &self.blocks {
+            let segments = self.segments(block);
+            let last = segments.last().map_or(0, |segment| segment.tensor as usize + 1);
+            for segment in segments {
+                let needed = &mut needed[segment.tensor as usize];
+                *needed = last.max(*needed);
+            }
+        }
+        needed
+    }
+
     /// Bytes delivered in all.
     pub fn bytes(&self) -> u64 {
         self.tensors.iter().map(PlannedTensor::bytes).sum()

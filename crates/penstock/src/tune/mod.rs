@@ -5,4 +5,34 @@
 
 mod profile;
 
+use crate::config::Config;
+
 pub use profile::{FileSystem, Profile};
+
+/// Host staging memory of a load where nothing is said.
+const STAGING_BYTES: u64 = 512 << 20;
+
+/// What a load runs with: its profile, with what a person set in place of what was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// Reader threads, block and bridge sizes.
+    pub profile: Profile,
+    /// Budget of the staging arena in bytes.
+    pub staging_bytes: u64,
+}
+
+impl Settings {
+    /// The settings for a load from `file_system`, to a device or to host memory.
+    pub fn choose(config: &Config, file_system: FileSystem, to_device: bool) -> Self {
+        let cores = std::thread::available_parallelism().map_or(4, std::num::NonZeroUsize::get);
+        let found = Profile::start(file_system, to_device, cores);
+        Self {
+            profile: Profile {
+                readers: config.readers.unwrap_or(found.readers),
+                block_bytes: config.block_bytes.unwrap_or(found.block_bytes).next_multiple_of(4096),
+                ..found
+            },
+            staging_bytes: config.staging_bytes.unwrap_or(STAGING_BYTES),
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The catalogue of a checkpoint.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::Arc;
+
+use penstock::plan::{Plan, Selection};
+use penstock::store::LocalStore;
+use penstock::tune::{FileSystem, Settings};
+use penstock::{Error, ErrorKind};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::config::Config;
+use crate::errors::Outcome;
+use crate::session::{Mapped, Session};
+
+/// What the header says of one tensor.
+#[pyclass(frozen, module = "penstock._native", skip_from_py_object)]
+#[derive(Debug)]
+pub struct TensorInfo {
+    checkpoint: Arc<penstock::checkpoint::Checkpoint>,
+    index: usize,
+}
+
+impl TensorInfo {
+    fn info(&self) -> &penstock::checkpoint::TensorInfo {
+        &self.checkpoint.tensors()[self.index]
+    }
+}
+
+#[pymethods]
+impl TensorInfo {
+    /// Its name.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.info().name
+    }
+
+    /// Its dtype, as the header spells it: "BF16".
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.info().dtype.name()
+    }
+
+    /// Its shape.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.info().shape)
+    }
+
+    /// Its bytes.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.info().bytes()
+    }
+
+    /// The path or URL of the object that holds it.
+    #[getter]
+    fn object(&self) -> &str {
+        &self.checkpoint.objects()[self.info().object as usize].location
+    }
+
+    /// Its first byte in the object, and the one after its last.
+    #[getter]
+    fn byte_range(&self) -> (u64, u64) {
+        (self.info().range.start, self.info().range.end)
+    }
+
+    fn __repr__(&self) -> String {
+        let info = self.info();
+        format!("TensorInfo({:?}, {}, {:?})", info.name, info.dtype.name(), info.shape)
+    }
+}
+
+/// A checkpoint: its tensors, where they are, and the way to load them.
+#[pyclass(frozen, module = "penstock._native", skip_from_py_object)]
+pub struct Checkpoint {
+    inner: Arc<penstock::checkpoint::Checkpoint>,
+}
+
+impl Checkpoint {
+    /// Indices of the named tensors, or of all.
+    fn select(&self, names: Option<&[String]>) -> Outcome<Vec<usize>> {
+        let Some(names) = names else { return Ok((0..self.inner.tensors().len()).collect()) };
+        let mut seen = vec![false; self.inner.tensors().len()];
+        let mut indices = Vec::with_capacity(names.len());
+        for name in names {
+            let index = self.inner.require_index(name)?;
+            // A name given twice is still one tensor.
+            if !std::mem::replace(&mut seen[index], true) {
+                indices.push(index);
+            }
+        }
+        Ok(indices)
+    }
+
+    fn file_system(&self) -> FileSystem {
+        self.inner.objects().first().map_or(FileSystem::Disk, |object| FileSystem::of(Path::new(&object.location)))
+    }
+}
+
+#[pymethods]
+impl Checkpoint {
+    /// Opens the checkpoint that `inputs` name: reads headers only, all of them in parallel.
+    #[new]
+    fn new(py: Python<'_>, inputs: Vec<String>, config: &Config) -> Outcome<Self> {
+        let store = Arc::new(LocalStore::new(config.inner.cache.unwrap_or_default()));
+        let inner = py.detach(|| penstock::checkpoint::Checkpoint::open(store, &inputs))?;
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Names of all tensors, sorted.
+    fn keys(&self) -> Vec<&str> {
+        let mut keys = self.offset_keys();
+        keys.sort_unstable();
+        keys
+    }
+
+    /// Names of all tensors, in the order of their bytes.
+    fn offset_keys(&self) -> Vec<&str> {
+        self.inner.tensors().iter().map(|tensor| &*tensor.name).collect()
+    }
+
+    /// The `__metadata__` of the objects; where two objects disagree on a key, the first one's value.
+    fn metadata(&self) -> BTreeMap<String, String> {
+        self.inner.metadata()
+    }
+
+    /// Whether any object has `__metadata__`.
+    #[getter]
+    fn has_metadata(&self) -> bool {
+        self.inner.objects().iter().any(|object| object.metadata.is_some())
+    }
+
+    /// (location, bytes) of every object.
+    #[getter]
+    fn objects(&self) -> Vec<(&str, u64)> {
+        self.inner.objects().iter().map(|object| (object.location.as_str(), object.bytes)).collect()
+    }
+
+    /// Bytes of all tensors.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.inner.bytes()
+    }
+
+    /// What the header says of the tensor `name`.
+    fn tensor(&self, name: &str) -> Outcome<TensorInfo> {
+        Ok(TensorInfo { checkpoint: Arc::clone(&self.inner), index: self.inner.require_index(name)? })
+    }
+
+    fn __contains__(&self, name: &str) -> bool {
+        self.inner.index_of(name).is_some()
+    }
+
+    fn __len__(&self) -> usize {
+        self.inner.tensors().len()
+    }
+
+    /// Begins a load of the named tensors (`None`: all), or of parts of them, to `target`: "slab" (fresh host memory),
+    /// "host" (host memory of the caller) or a device such as "cuda:0".
+    #[pyo3(signature = (names, slices, target, config))]
+    fn session(
+        &self,
+        py: Python<'_>,
+        names: Option<Vec<String>>,
+        slices: HashMap<String, Vec<(u64, u64)>>,
+        target: &str,
+        config: &Config,
+    ) -> Outcome<Session> {
+        let indices = self.select(names.as_deref())?;
+        let mut wanted = Vec::with_capacity(indices.len());
+        for index in indices {
+            let tensor = &self.inner.tensors()[index];
+            let selection = match slices.get(&*tensor.name) {
+                Some(ranges) => {
+                    let ranges: Vec<_> = ranges.iter().map(|(start, end)| *start..*end).collect();
+                    Selection::of(tensor, &ranges)?
+                }
+                None => Selection::all(tensor),
+            };
+            wanted.push((tensor, selection));
+        }
+        let to_device = !matches!(target, "slab" | "host");
+        let settings = Settings::choose(&config.inner, self.file_system(), to_device);
+        let target = target.to_owned();
+        let checkpoint = Arc::clone(&self.inner);
+        py.detach(|| {
+            let profile = settings.profile;
+            let plan = Plan::new(wanted, profile.block_bytes, profile.bridge_bytes);
+            Session::start(checkpoint, Arc::new(plan), &target, &settings)
+        })
+    }
+
+    /// Maps the objects that hold the named tensors (`None`: all).
+    #[pyo3(signature = (names, config))]
+    fn map(&self, py: Python<'_>, names: Option<Vec<String>>, config: &Config) -> Outcome<Mapped> {
+        let indices = self.select(names.as_deref())?;
+        let readers = Settings::choose(&config.inner, self.file_system(), false).profile.readers;
+        let checkpoint = Arc::clone(&self.inner);
+        py.detach(|| Mapped::new(checkpoint, indices, readers))
+    }
+}
+
+/// The device ordinal of "cuda" or "cuda:3".
+pub fn cuda_ordinal(target: &str) -> Outcome<i32> {
+    let number = target.strip_prefix("cuda").map(|rest| rest.strip_prefix(':').unwrap_or(rest));
+    match number {
+        Some("") => Ok(0),
+        Some(number) => number.parse().map_err(|_| unknown_device(target)),
+        None => Err(unknown_device(target)),
+    }
+}
+
+fn unknown_device(target: &str) -> crate::errors::Failure {
+    Error::new(ErrorKind::Device, format!("{target:?} is not a device that Penstock can load to"))
+        .remedy("Use \"cpu\" or \"cuda:N\"")
+        .into()
+}

@@ -1,0 +1,50 @@
+//! Errors of the engine as exceptions of `penstock.errors`.
+
+use penstock::{Error, ErrorKind};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// The engine's failure on its way to Python.
+pub struct Failure(pub Error);
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self(error)
+    }
+}
+
+/// What a binding returns.
+pub type Outcome<T> = Result<T, Failure>;
+
+impl From<Failure> for PyErr {
+    fn from(Failure(error): Failure) -> Self {
+        // Raised while attached to Python; building the exception may itself fail, and then that is what is raised.
+        Python::attach(|py| exception(py, &error).unwrap_or_else(|raised| raised))
+    }
+}
+
+fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
+    let class = match error.kind() {
+        ErrorKind::NotFound => "ObjectNotFoundError",
+        ErrorKind::Access => "ObjectAccessError",
+        ErrorKind::Changed => "ObjectChangedError",
+        ErrorKind::Format => "FormatError",
+        ErrorKind::TensorNotFound => "TensorNotFoundError",
+        ErrorKind::Selection => "SelectionError",
+        ErrorKind::Destination => "DestinationError",
+        ErrorKind::Device => "DeviceError",
+        ErrorKind::Memory => "OutOfMemoryError",
+        ErrorKind::Config => "ConfigError",
+        ErrorKind::Cancelled => "CancelledError",
+        _ => "StorageError",
+    };
+    let context = PyDict::new(py);
+    context.set_item("object", error.object_name())?;
+    context.set_item("tensor", error.tensor_name())?;
+    context.set_item("byte_range", error.byte_range().map(|range| (range.start, range.end)))?;
+    context.set_item("cause", error.cause())?;
+    context.set_item("remedy", error.remedy_text())?;
+    context.set_item("errno", error.os_error())?;
+    let class = py.import("penstock.errors")?.getattr(class)?;
+    Ok(PyErr::from_value(class.call((error.to_string(),), Some(&context))?))
+}

@@ -1,0 +1,269 @@
+//! Loads under way, and what they did.
+//!
+//! A session is locked only while the GIL is released, and never the other way round: a thread that waits for landed
+//! tensors cannot keep another from running.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use penstock::checkpoint::Dtype;
+use penstock::device::CudaDevice;
+use penstock::memory::Arena;
+use penstock::pipeline::{self, Next, Target};
+use penstock::plan::Plan;
+use penstock::tune::Settings;
+use penstock::{Error, ErrorKind};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::checkpoint::cuda_ordinal;
+use crate::errors::{Failure, Outcome};
+use crate::host_array::{HostArray, Owner};
+
+/// How long a wait goes on before it looks for signals (Ctrl-C).
+const SIGNAL_CHECK: Duration = Duration::from_millis(50);
+
+/// One load: destinations are attached in the order of `tensors`, landed tensors are taken from `wait`.
+#[pyclass(frozen, module = "penstock._native", skip_from_py_object)]
+pub struct Session {
+    inner: Mutex<pipeline::Session>,
+    tensors: Vec<(Arc<str>, Dtype, Vec<u64>, u64)>,
+}
+
+impl Session {
+    pub fn start(
+        checkpoint: Arc<penstock::checkpoint::Checkpoint>,
+        plan: Arc<Plan>,
+        target: &str,
+        settings: &Settings,
+    ) -> Outcome<Self> {
+        let target = match target {
+            "slab" => Target::Slab,
+            "host" => Target::Host,
+            device => Target::Device {
+                device: CudaDevice::open(cuda_ordinal(device)?)?,
+                staging_bytes: usize::try_from(settings.staging_bytes).unwrap_or(usize::MAX),
+            },
+        };
+        let describe = |tensor: &penstock::plan::PlannedTensor| {
+            let dtype = checkpoint.require(&tensor.name)?.dtype;
+            Ok((Arc::clone(&tensor.name), dtype, tensor.selection.shape().to_vec(), tensor.bytes()))
+        };
+        let tensors = plan.tensors().iter().map(describe).collect::<Result<_, Error>>()?;
+        let inner = pipeline::Session::start(checkpoint, plan, target, settings.profile.readers)?;
+        Ok(Self { inner: Mutex::new(inner), tensors })
+    }
+
+    fn locked<T>(&self, py: Python<'_>, body: impl FnOnce(&mut pipeline::Session) -> T + Send) -> T
+    where
+        T: Send,
+    {
+        py.detach(|| body(&mut self.lock()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, pipeline::Session> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl Session {
+    /// (name, dtype, shape, bytes) of every tensor, in the order in which destinations are attached.
+    #[getter]
+    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<(&str, &'static str, Bound<'py, PyTuple>, u64)>> {
+        self.tensors
+            .iter()
+            .map(|(name, dtype, shape, bytes)| Ok((&**name, dtype.name(), PyTuple::new(py, shape)?, *bytes)))
+            .collect()
+    }
+
+    /// For every tensor, how many tensors must have destinations before it can land: neighbours may share a block.
+    #[getter]
+    fn attached_to_land(&self, py: Python<'_>) -> Vec<usize> {
+        self.locked(py, |session| session.plan().attached_to_land())
+    }
+
+    /// Gives the next tensors their destinations: addresses of memory of the tensors' bytes on the load's target, which
+    /// the caller keeps alive until they have landed or the session was stopped. Copies to a device wait for the work
+    /// that is queued on the stream `consumer_stream`.
+    fn attach(&self, py: Python<'_>, addresses: Vec<u64>, consumer_stream: u64) -> Outcome<()> {
+        // SAFETY: the callers, all in `penstock.frameworks` and `penstock.loading`, pass addresses of tensors whose
+        // size and device they checked, and hold those tensors until they have landed or the session was stopped.
+        self.locked(py, |session| unsafe { session.attach(&addresses, consumer_stream) }).map_err(Failure)
+    }
+
+    /// Lets the next `tensors` be read to fresh host memory.
+    fn attach_slab(&self, py: Python<'_>, tensors: usize) -> Outcome<()> {
+        self.locked(py, |session| session.attach_slab(tensors)).map_err(Failure)
+    }
+
+    /// Waits until tensors have landed and returns their indices; an empty list when all were returned.
+    ///
+    /// Looks for signals while it waits, so Ctrl-C raises KeyboardInterrupt from here.
+    fn wait(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
+        loop {
+            let landed = self.locked(py, |session| {
+                let mut landed = Vec::new();
+                let mut patience = SIGNAL_CHECK;
+                loop {
+                    match session.next(patience) {
+                        Ok(Next::Landed(tensor)) => landed.push(tensor),
+                        Ok(Next::Done) if landed.is_empty() => return Ok(Some(landed)),
+                        Ok(_) => return Ok((!landed.is_empty()).then_some(landed)),
+                        // What has landed is handed out first; the failure stays and comes with the next call.
+                        Err(_) if !landed.is_empty() => return Ok(Some(landed)),
+                        Err(error) => return Err(Failure(error)),
+                    }
+                    patience = Duration::ZERO;
+                }
+            })?;
+            match landed {
+                Some(landed) => return Ok(landed),
+                None => py.check_signals()?,
+            }
+        }
+    }
+
+    /// The memory of a landed tensor of a "slab" load; each can be had once.
+    fn host(&self, py: Python<'_>, tensor: u32) -> Outcome<HostArray> {
+        let memory = self.locked(py, |session| session.take_host(tensor)).ok_or_else(|| {
+            Error::new(ErrorKind::Destination, format!("tensor number {tensor} has not landed or was taken already"))
+        })?;
+        let (_, dtype, shape, bytes) = &self.tensors[tensor as usize];
+        Ok(HostArray::new(Owner::Tensor(memory), *dtype, shape.clone(), *bytes))
+    }
+
+    /// Ends the load after its last tensor; raises ObjectChangedError if an object changed while it was read.
+    fn finish(&self, py: Python<'_>) -> Outcome<LoadStats> {
+        Ok(LoadStats { inner: self.locked(py, pipeline::Session::finish)? })
+    }
+
+    /// Stops reading and waits until nothing is in flight. May be called at any time and more than once.
+    fn stop(&self, py: Python<'_>) {
+        self.locked(py, pipeline::Session::stop);
+    }
+
+    /// What was done so far.
+    fn stats(&self, py: Python<'_>) -> LoadStats {
+        LoadStats { inner: self.locked(py, |session| session.stats()) }
+    }
+}
+
+/// Mapped files, and the tensors in them.
+#[pyclass(frozen, module = "penstock._native", skip_from_py_object)]
+pub struct Mapped {
+    inner: pipeline::Mapped,
+    checkpoint: Arc<penstock::checkpoint::Checkpoint>,
+    tensors: Vec<usize>,
+    readers: usize,
+}
+
+impl Mapped {
+    pub fn new(
+        checkpoint: Arc<penstock::checkpoint::Checkpoint>,
+        tensors: Vec<usize>,
+        readers: usize,
+    ) -> Outcome<Self> {
+        let inner = pipeline::Mapped::new(Arc::clone(&checkpoint), &tensors)?;
+        Ok(Self { inner, checkpoint, tensors, readers })
+    }
+}
+
+#[pymethods]
+impl Mapped {
+    /// (name, view) of every tensor; views of misaligned tensors are `None`: no framework takes those as they are.
+    fn views(&self) -> Outcome<Vec<(&str, Option<HostArray>)>> {
+        let view = |index: &usize| {
+            let info = &self.checkpoint.tensors()[*index];
+            let (mapping, range) = self.inner.view(*index)?;
+            let aligned = range.start.is_multiple_of((info.dtype.bits() / 8).max(1));
+            let owner = Owner::View(mapping, range);
+            Ok((&*info.name, aligned.then(|| HostArray::new(owner, info.dtype, info.shape.clone(), info.bytes()))))
+        };
+        self.tensors.iter().map(view).collect()
+    }
+
+    /// Makes the tensors' pages present, with many threads.
+    fn prefault(&self, py: Python<'_>) -> Outcome<()> {
+        py.detach(|| self.inner.prefault(&self.tensors, self.readers)).map_err(Failure)
+    }
+}
+
+/// Figures of one load. Seconds of a stage are summed over readers.
+#[pyclass(frozen, module = "penstock._native", skip_from_py_object)]
+#[derive(Debug)]
+pub struct LoadStats {
+    inner: penstock::stats::LoadStats,
+}
+
+macro_rules! getters {
+    ($($(#[$doc:meta])* $name:ident: $type:ty = $value:expr;)*) => {
+        #[pymethods]
+        impl LoadStats {
+            $($(#[$doc])* #[getter] fn $name(&self) -> $type { let of: fn(&penstock::stats::LoadStats) -> $type = $value; of(&self.inner) })*
+
+            /// All figures by name, for JSON.
+            fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, pyo3::types::PyDict>> {
+                let dict = pyo3::types::PyDict::new(py);
+                $(dict.set_item(stringify!($name), self.$name())?;)*
+                Ok(dict)
+            }
+        }
+    };
+}
+
+getters! {
+    /// Bytes of the tensors loaded.
+    bytes: u64 = |s| s.bytes;
+    /// Bytes that left the store.
+    read_bytes: u64 = |s| s.read_bytes;
+    /// Bytes copied from the page cache.
+    cached_bytes: u64 = |s| s.cached_bytes;
+    /// Bytes read directly from the device.
+    direct_bytes: u64 = |s| s.direct_bytes;
+    /// Bytes read through the page cache although not in it.
+    buffered_bytes: u64 = |s| s.buffered_bytes;
+    /// Calls made to the store.
+    calls: u64 = |s| s.calls;
+    /// Tensors loaded.
+    tensors: u64 = |s| s.tensors;
+    /// Blocks read.
+    blocks: u64 = |s| s.blocks;
+    /// Reader threads.
+    readers: u64 = |s| s.readers;
+    /// Bytes of a block.
+    block_bytes: u64 = |s| s.block_bytes;
+    /// Staging memory in bytes.
+    staging_bytes: u64 = |s| s.staging_bytes;
+    /// Whether the staging memory was pinned.
+    pinned: bool = |s| s.pinned;
+    /// Wall-clock seconds.
+    seconds: f64 = |s| s.wall.as_secs_f64();
+    /// GB (1e9 bytes) per second.
+    gb_per_s: f64 = |s| s.gb_per_s();
+    /// Reader seconds in store reads.
+    reading_seconds: f64 = |s| s.reading.as_secs_f64();
+    /// Reader seconds in host copies and in issuing device copies.
+    copying_seconds: f64 = |s| s.copying.as_secs_f64();
+    /// Reader seconds waiting for device copies.
+    device_wait_seconds: f64 = |s| s.device_wait.as_secs_f64();
+    /// Reader seconds waiting for destinations.
+    consumer_wait_seconds: f64 = |s| s.consumer_wait.as_secs_f64();
+    /// What limited the load: "disk", "page cache", "pcie", "memory" or "consumer".
+    limited_by: &'static str = |s| s.limited_by();
+    /// Fallbacks taken and limits met, in words.
+    notes: Vec<String> = |s| s.notes.clone();
+}
+
+/// Gives staging memory that no load is using back to the system; returns the bytes.
+#[pyfunction]
+pub fn release_staging(py: Python<'_>) -> usize {
+    py.detach(Arena::release_all)
+}
+
+/// (bytes, slots, slots in use) of the process's staging memory.
+#[pyfunction]
+pub fn staging_usage() -> (usize, usize, usize) {
+    let usage = Arena::usage_all();
+    (usage.bytes, usage.slots, usage.slots_taken)
+}

@@ -1,0 +1,100 @@
+"""Penstock brings model weights from where they are stored to where they are computed on.
+
+::
+
+    import penstock
+
+    ckpt = penstock.open("llama-3-8b/")                 # a file, a directory, a list, a glob, a shard index
+    weights = ckpt.load(device="cuda:0")                # dict of torch tensors
+    for name, tensor in ckpt.stream(device="cuda:0"):   # ready order, bounded memory
+        ...
+
+Importing this package imports no framework, starts no thread and changes no environment: what a call needs is
+imported by the call.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock._native import Config, LoadStats, TensorInfo, __version__
+from penstock.errors import (
+    CancelledError,
+    ConfigError,
+    DestinationError,
+    DeviceError,
+    FormatError,
+    MissingDependencyError,
+    ObjectAccessError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    OutOfMemoryError,
+    PenstockError,
+    SelectionError,
+    StorageError,
+    TensorNotFoundError,
+)
+
+if TYPE_CHECKING:
+    from penstock._native import release_staging
+    from penstock.checkpoint import Checkpoint, open
+    from penstock.model import load_model
+    from penstock.safetensors import SafetensorError, load_file, safe_open, save_file
+    from penstock.state import IncompatibleKeys
+
+__all__ = [
+    "CancelledError",
+    "Checkpoint",
+    "Config",
+    "ConfigError",
+    "DestinationError",
+    "DeviceError",
+    "FormatError",
+    "IncompatibleKeys",
+    "LoadStats",
+    "MissingDependencyError",
+    "ObjectAccessError",
+    "ObjectChangedError",
+    "ObjectNotFoundError",
+    "OutOfMemoryError",
+    "PenstockError",
+    "SafetensorError",
+    "SelectionError",
+    "StorageError",
+    "TensorInfo",
+    "TensorNotFoundError",
+    "__version__",
+    "load_file",
+    "load_model",
+    "open",
+    "release_staging",
+    "safe_open",
+    "save_file",
+]
+
+_HOME = {
+    "Checkpoint": "penstock.checkpoint",
+    "open": "penstock.checkpoint",
+    "IncompatibleKeys": "penstock.state",
+    "load_model": "penstock.model",
+    "SafetensorError": "penstock.safetensors",
+    "load_file": "penstock.safetensors",
+    "safe_open": "penstock.safetensors",
+    "save_file": "penstock.safetensors",
+    "release_staging": "penstock._native",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,334 @@
+"""``penstock.open`` and what it returns.
+
+A ``Checkpoint`` is a catalogue: opening reads headers and keeps no file open. Its methods load: ``load`` everything at
+once, ``stream`` in the order in which tensors become ready and with bounded memory, ``load_into`` existing memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from penstock import _native
+from penstock._native import Config, LoadStats, TensorInfo
+from penstock.errors import DestinationError, SelectionError, TensorNotFoundError
+from penstock.frameworks.base import Destination, Framework, framework
+from penstock.loading import Existing, FreshDevice, FreshHost, read_ahead, run
+from penstock.progress import Progress, ProgressOption, teller
+from penstock.selection import Selection, resolve
+from penstock.state import IncompatibleKeys, report, state_of
+
+PathLike = str | os.PathLike[str]
+
+
+def open(path: PathLike | Iterable[PathLike], *, config: Config | None = None) -> Checkpoint:  # noqa: A001
+    """Opens a checkpoint: reads the headers of its safetensors files, all of them in parallel, and nothing else.
+
+    Args:
+        path: a safetensors file, several of them, a directory, a glob, a shard index
+            (``model.safetensors.index.json``), or a model of a Hugging Face cache (``models--org--name``).
+        config: settings; by default each is found by itself (or read from ``PENSTOCK_*``).
+
+    Raises:
+        ObjectNotFoundError: nothing is there, or a directory holds no checkpoint.
+        ObjectAccessError: a file may not be read, or is no regular file.
+        FormatError: a header or an index is malformed.
+        StorageError: reading failed.
+    """
+    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    config = Config() if config is None else config
+    return Checkpoint(_native.Checkpoint([os.fspath(item) for item in paths], config), config)
+
+
+class Checkpoint(Mapping[str, TensorInfo]):
+    """The tensors of a checkpoint, and the ways to load them. A mapping from names to ``TensorInfo``.
+
+    Made by ``penstock.open``. May be used from several threads at once.
+
+    Attributes:
+        stats: figures of the last load that ended well, or None.
+    """
+
+    def __init__(self, native: _native.Checkpoint, config: Config) -> None:
+        self._native = native
+        self._config = config
+        self.stats: LoadStats | None = None
+
+    def __getitem__(self, name: str) -> TensorInfo:
+        return self._native.tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._native.keys())
+
+    def __len__(self) -> int:
+        return len(self._native)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._native
+
+    def __repr__(self) -> str:
+        objects = self._native.objects
+        where = objects[0][0] if len(objects) == 1 else f"{len(objects)} files"
+        return f"<penstock.Checkpoint {where}: {len(self)} tensors, {self.nbytes / 1e9:.2f} GB>"
+
+    def offset_keys(self) -> list[str]:
+        """Names of all tensors in the order of their bytes, object by object."""
+        return self._native.offset_keys()
+
+    def metadata(self) -> dict[str, str] | None:
+        """The ``__metadata__`` of the headers, merged, or None where no header has any."""
+        return self._native.metadata() if self._native.has_metadata else None
+
+    @property
+    def objects(self) -> list[tuple[str, int]]:
+        """(path or URL, bytes) of every object of the checkpoint."""
+        return self._native.objects
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return self._native.nbytes
+
+    def load(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        filter: Callable[[str], bool] | None = None,  # noqa: A002 - as in design and in the engines
+        slices: Mapping[str, Selection] | None = None,
+        device: Any = "cpu",
+        dtype: Any = None,
+        framework: str = "pt",
+        mmap: bool = False,
+        prefault: bool = False,
+        progress: ProgressOption = None,
+        config: Config | None = None,
+    ) -> dict[str, Any]:
+        """Loads tensors and returns them by name.
+
+        Each tensor owns its memory and is freed when it is dropped, unless ``mmap`` is set.
+
+        Args:
+            names: which tensors; all by default.
+            filter: of those, only the ones for whose names this is true.
+            slices: parts of tensors: integers and slices by tensor name, such as ``{"w": (slice(0, 10), 3)}``.
+            device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or what the framework uses.
+            dtype: what floating-point tensors are converted to, on the device, as they arrive.
+            framework: ``"pt"``, ``"np"``, ``"jax"``, or ``"dlpack"``.
+            mmap: views of the mapped files instead (``device="cpu"`` only). Nothing is read before it is touched;
+                writes stay in this process; a file truncated later kills the process that touches its pages.
+            prefault: with ``mmap``, bring all pages in first, with many threads.
+            progress: ``True`` for a bar, or a function of (bytes done, bytes in all).
+            config: settings of this load.
+
+        Raises:
+            TensorNotFoundError, SelectionError, DeviceError, OutOfMemoryError, StorageError, ObjectChangedError.
+        """
+        if mmap:
+            return self._views(names, filter, slices, device, dtype, framework, prefault, config)
+        stream = self._start(names, filter, slices, device, dtype, framework, progress, config, window=False)
+        loaded = dict(stream)
+        order = self._native.keys() if names is None else dict.fromkeys(names)
+        return {name: loaded[name] for name in order if name in loaded}
+
+    def stream(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        filter: Callable[[str], bool] | None = None,  # noqa: A002
+        slices: Mapping[str, Selection] | None = None,
+        device: Any = "cpu",
+        dtype: Any = None,
+        framework: str = "pt",
+        progress: ProgressOption = None,
+        config: Config | None = None,
+    ) -> Iterator[tuple[str, Any]]:
+        """Yields ``(name, tensor)`` as tensors become ready: about in the order of their bytes, not by name.
+
+        Reads at most ``config.read_ahead_bytes`` ahead of the consumer. Each tensor is the consumer's to keep.
+        Closing or dropping the iterator ends the load; nothing of it remains.
+
+        Args and exceptions are those of ``load``. What is wrong with them is raised here, not by the first ``next``.
+        """
+        return self._start(names, filter, slices, device, dtype, framework, progress, config, window=True)
+
+    def load_into(
+        self,
+        destinations: Any,
+        *,
+        names: Iterable[str] | None = None,
+        strict: bool = True,
+        progress: ProgressOption = None,
+        config: Config | None = None,
+    ) -> IncompatibleKeys:
+        """Fills existing tensors in place: no second copy of the weights exists at any time.
+
+        Everything is checked before the first byte is written: a refused call has changed nothing. A load that fails
+        later (the storage, a file that changes) leaves the destinations partly written, and says so by raising.
+
+        Args:
+            destinations: a ``torch.nn.Module`` (its parameters and persistent buffers), or a mapping from names to
+                torch tensors or numpy arrays. Contiguous, of the checkpoint's shapes and dtypes; on any mix of devices.
+            names: of the checkpoint's tensors, only these.
+            strict: whether names that only one side has are an error.
+            progress, config: as for ``load``.
+
+        Returns:
+            The names that only the destinations have, and those that only the checkpoint has, as torch does.
+
+        Raises:
+            DestinationError: naming the tensor, and what of its destination does not fit.
+            TensorNotFoundError: with ``strict``, for names that only one side has.
+        """
+        owner, tensors, aliases = state_of(destinations)
+        wanted = self._names(names, None)
+        chosen = set(wanted)
+        unexpected = [name for name in wanted if name not in tensors]
+        missing = [name for name, group in aliases.items() if chosen.isdisjoint(group)] if names is None else []
+        keys = IncompatibleKeys(missing, unexpected)
+        if strict:
+            report(owner, keys)
+
+        library = framework("np" if _are_numpy(tensors.values()) else "pt")
+        by_device: dict[str, dict[str, Destination]] = {}
+        filled: set[tuple[str, int]] = set()
+        for name in wanted:
+            if name not in tensors:
+                continue
+            destination = library.destination(name, tensors[name])
+            self._check(name, destination)
+            if destination.nbytes and (destination.device, destination.address) in filled:
+                # Tied: one memory under two names. The checkpoint holds it twice; the first is as good as the second.
+                continue
+            filled.add((destination.device, destination.address))
+            by_device.setdefault(destination.device, {})[name] = destination
+        config = self._config if config is None else config
+        total = sum(d.nbytes for group in by_device.values() for d in group.values())
+        shared = _Shared(teller(progress, total), len(by_device))
+        for device, group in by_device.items():
+            session = self._native.session(list(group), {}, "host" if device == "cpu" else device, config)
+            addresses = {name: destination.address for name, destination in group.items()}
+            held = {name: tensors[name] for name in group}
+            existing = Existing(session, held, addresses, library.consumer_stream(device))
+            for _ in run(session, existing, None, shared, self._done):
+                pass
+        return keys
+
+    def _check(self, name: str, destination: Destination) -> None:
+        info = self[name]
+        for what, wants, has in (
+            ("dtype", info.dtype, destination.dtype),
+            ("shape", list(info.shape), list(destination.shape)),
+            ("size in bytes", info.nbytes, destination.nbytes),
+        ):
+            if wants != has:
+                cause = f"the checkpoint's {what} is {wants}, the destination's {has}"
+                raise DestinationError(
+                    f"{info.object}: tensor {name!r}: {cause}", object=info.object, tensor=name, cause=cause
+                )
+
+    def _names(self, names: Iterable[str] | None, keep: Callable[[str], bool] | None) -> list[str]:
+        wanted = self._native.offset_keys() if names is None else list(dict.fromkeys(names))
+        return wanted if keep is None else [name for name in wanted if keep(name)]
+
+    def _start(
+        self,
+        names: Iterable[str] | None,
+        keep: Callable[[str], bool] | None,
+        slices: Mapping[str, Selection] | None,
+        device: Any,
+        dtype: Any,
+        framework_name: str,
+        progress: ProgressOption,
+        config: Config | None,
+        *,
+        window: bool,
+    ) -> Iterator[tuple[str, Any]]:
+        library = framework(framework_name)
+        where = library.device(device)
+        config = self._config if config is None else config
+        wanted = self._names(names, keep)
+        boxes, indices = self._boxes(slices or {}, set(wanted))
+        native_names = None if names is None and keep is None else wanted
+        session = self._native.session(native_names, boxes, "slab" if where == "cpu" else where, config)
+        total = sum(planned[3] for planned in session.tensors)
+        fresh = FreshHost(session, library) if where == "cpu" else FreshDevice(session, library, where)
+        tensors = run(session, fresh, read_ahead(config) if window else None, teller(progress, total), self._done)
+        return tensors if dtype is None and not indices else _finished(tensors, library, indices, dtype)
+
+    def _boxes(
+        self, slices: Mapping[str, Selection], wanted: set[str]
+    ) -> tuple[dict[str, list[tuple[int, int]]], dict[str, tuple[int | slice, ...]]]:
+        boxes, indices = {}, {}
+        for name, selection in slices.items():
+            info = self[name]
+            if name not in wanted:
+                cause = "it is sliced but not among the names to load"
+                raise TensorNotFoundError(f"tensor {name!r}: {cause}", tensor=name, cause=cause)
+            boxes[name], index = resolve(name, info.shape, selection)
+            if index is not None:
+                indices[name] = index
+        return boxes, indices
+
+    def _views(
+        self,
+        names: Iterable[str] | None,
+        keep: Callable[[str], bool] | None,
+        slices: Mapping[str, Selection] | None,
+        device: Any,
+        dtype: Any,
+        framework_name: str,
+        prefault: bool,
+        config: Config | None,
+    ) -> dict[str, Any]:
+        library = framework(framework_name)
+        if library.device(device) != "cpu" or slices or dtype is not None:
+            raise SelectionError(
+                "mmap=True gives views of the files as they are: device='cpu', no slices, no dtype. Load without mmap"
+            )
+        config = self._config if config is None else config
+        wanted = self._names(names, keep)
+        mapped = self._native.map(wanted, config)
+        if prefault:
+            mapped.prefault()
+        views = mapped.views()
+        # A misaligned tensor (its file's header was not padded) cannot be viewed as its dtype; it gets its own memory.
+        copied = [name for name, view in views if view is None]
+        loaded = self.load(copied, framework=framework_name, config=config) if copied else {}
+        return {name: loaded[name] if view is None else library.adopt(view) for name, view in views}
+
+    def _done(self, stats: LoadStats) -> None:
+        self.stats = stats
+
+
+def _finished(
+    tensors: Iterator[tuple[str, Any]],
+    library: Framework,
+    indices: Mapping[str, tuple[int | slice, ...]],
+    dtype: Any,
+) -> Iterator[tuple[str, Any]]:
+    """What the engine does not do: integer indices and steps, and conversion."""
+    for name, tensor in tensors:
+        if name in indices:
+            tensor = library.index(tensor, indices[name])  # noqa: PLW2901
+        yield name, tensor if dtype is None else library.cast(tensor, dtype)
+
+
+def _are_numpy(tensors: Iterable[Any]) -> bool:
+    return all(type(tensor).__module__.partition(".")[0] == "numpy" for tensor in tensors)
+
+
+class _Shared:
+    """One progress for several sessions, closed by the last."""
+
+    def __init__(self, inner: Progress, users: int) -> None:
+        self._inner = inner
+        self._users = users
+
+    def advance(self, nbytes: int) -> None:
+        self._inner.advance(nbytes)
+
+    def close(self) -> None:
+        self._users -= 1
+        if self._users <= 0:
+            self._inner.close()

@@ -1,0 +1,100 @@
+"""What Penstock raises.
+
+Every exception says, where it is known, which **object** (file or URL), which **tensor**, which **byte_range** of the
+object, the **cause** and the **remedy** (what to try), as attributes and in its message. All derive from
+``PenstockError``; each also derives from the built-in exception that people already catch for its kind of failure.
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """The base of all that Penstock raises.
+
+    Attributes:
+        object: the path or URL concerned, without secrets, or None.
+        tensor: the name of the tensor concerned, or None.
+        byte_range: (start, end) in bytes of the object, or None.
+        cause: what went wrong, without the context.
+        remedy: what to try, or None.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        object: str | None = None,  # noqa: A002 - the attribute's name
+        tensor: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+        cause: str | None = None,
+        remedy: str | None = None,
+        errno: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.object = object
+        self.tensor = tensor
+        self.byte_range = byte_range
+        self.cause = message if cause is None else cause
+        self.remedy = remedy
+        if errno is not None:
+            self.errno = errno
+
+    def __str__(self) -> str:
+        # KeyError and OSError would show a tuple or a repr.
+        return self.message
+
+    def __reduce__(self) -> tuple[type[PenstockError], tuple[str], dict[str, object]]:
+        return type(self), (self.message,), self.__dict__
+
+
+class ObjectNotFoundError(PenstockError, FileNotFoundError):
+    """A file, directory or glob that is not there, or a directory without a checkpoint."""
+
+
+class ObjectAccessError(PenstockError, PermissionError):
+    """An object that may not be read, or is no regular file."""
+
+
+class StorageError(PenstockError, OSError):
+    """A store failed while reading."""
+
+
+class ObjectChangedError(PenstockError, OSError):
+    """An object was truncated, written to or replaced between opening it and the end of the load."""
+
+
+class FormatError(PenstockError, ValueError):
+    """Bytes that are not a valid safetensors file or shard index."""
+
+
+class TensorNotFoundError(PenstockError, KeyError):
+    """A tensor that the checkpoint does not hold."""
+
+
+class SelectionError(PenstockError, ValueError):
+    """A slice, filter or dtype that does not fit the tensor."""
+
+
+class DestinationError(PenstockError, ValueError):
+    """A destination of the wrong shape, dtype, device or layout."""
+
+
+class DeviceError(PenstockError, RuntimeError):
+    """A device that is not there, or failed."""
+
+
+class OutOfMemoryError(PenstockError, MemoryError):
+    """Host or device memory could not be had."""
+
+
+class ConfigError(PenstockError, ValueError):
+    """A setting with an impossible value."""
+
+
+class CancelledError(PenstockError, RuntimeError):
+    """The load was stopped by its owner while someone waited for it."""
+
+
+class MissingDependencyError(PenstockError, ImportError):
+    """A package that the call needs is not installed."""

@@ -1,0 +1,68 @@
+"""Everything that takes DLPack: JAX by name, any other library through the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock._native import HostArray
+from penstock.errors import DestinationError, SelectionError
+from penstock.frameworks.base import Destination, host_only
+
+
+class DLPack:
+    """See ``Framework``. Tensors are ``HostArray``: they have ``__dlpack__``, an address, a dtype and a shape."""
+
+    name = "dlpack"
+
+    def device(self, device: Any) -> str:
+        return host_only(device, self.name)
+
+    def adopt(self, array: HostArray) -> Any:
+        return array
+
+    def empty(self, dtype: str, shape: Sequence[int], device: str) -> tuple[Any, int]:
+        raise DestinationError(f"framework {self.name!r} allocates no tensors")
+
+    def destination(self, name: str, tensor: Any) -> Destination:
+        cause = f"tensors of framework {self.name!r} cannot be written to"
+        raise DestinationError(f"tensor {name!r}: {cause}", tensor=name, cause=cause)
+
+    def consumer_stream(self, device: str) -> int:
+        del device
+        return 0
+
+    def cast(self, tensor: Any, dtype: Any) -> Any:
+        raise SelectionError(f"dtype={dtype!r}: framework {self.name!r} does not convert; do so in your library")
+
+    def index(self, tensor: Any, index: tuple[int | slice, ...]) -> Any:
+        raise SelectionError(
+            f"framework {self.name!r} reads ranges only, no integer indices and no steps: {index!r}"
+        )
+
+
+class Jax(DLPack):
+    """JAX on the CPU. JAX's arrays are immutable; where its alignment rules allow, they share the memory."""
+
+    name = "jax"
+
+    def __init__(self) -> None:
+        import jax
+
+        self._jax = jax
+
+    def adopt(self, array: HostArray) -> Any:
+        from penstock.frameworks.numpy import Numpy
+
+        # Through numpy where DLPack has no word for the dtype (FP8); ml_dtypes comes with JAX.
+        try:
+            return self._jax.dlpack.from_dlpack(array)
+        except (BufferError, TypeError, ValueError, RuntimeError):
+            return self._jax.numpy.asarray(Numpy().adopt(array))
+
+    def cast(self, tensor: Any, dtype: Any) -> Any:
+        floating = self._jax.numpy.issubdtype(tensor.dtype, self._jax.numpy.floating)
+        return tensor.astype(dtype) if floating else tensor
+
+    def index(self, tensor: Any, index: tuple[int | slice, ...]) -> Any:
+        return tensor[index]

@@ -1,0 +1,135 @@
+"""numpy: arrays over host memory, through the array interface, which keeps the memory's owner alive.
+
+numpy itself has no BF16 and no FP8; the package ``ml_dtypes`` brings them (it is what JAX uses).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock._native import HostArray
+from penstock.errors import DestinationError, MissingDependencyError, SelectionError
+from penstock.frameworks.base import Destination, host_only
+
+_NUMPY = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "U32": "uint32",
+    "I32": "int32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F16": "float16",
+    "F32": "float32",
+    "F64": "float64",
+    "C64": "complex64",
+}
+_ML_DTYPES = {
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+}
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The numpy dtype for safetensors' ``name``.
+
+    Raises:
+        MissingDependencyError: for BF16 and FP8 where ml_dtypes is not installed.
+        SelectionError: for dtypes that take less than a byte.
+    """
+    if name in _NUMPY:
+        return np.dtype(_NUMPY[name])
+    if name not in _ML_DTYPES:
+        cause = f"numpy has no dtype for {name}"
+        raise SelectionError(f"{cause}. Load the tensor with framework='dlpack' for its bytes", cause=cause)
+    try:
+        import ml_dtypes
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"numpy has no dtype for {name}; the package ml_dtypes brings one. Install it (pip install ml_dtypes), or "
+            "load with framework='pt'",
+            cause=str(error),
+            remedy="pip install ml_dtypes",
+        ) from error
+    return np.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
+
+
+class _Memory:
+    """Bytes for ``numpy.asarray``, which keeps this object, and so the memory, as the array's base."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(self, array: HostArray) -> None:
+        self.owner = array
+        self.__array_interface__ = {
+            "data": (array.address, False),
+            "shape": (array.nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+class Numpy:
+    """See ``Framework``."""
+
+    name = "numpy"
+
+    def device(self, device: Any) -> str:
+        return host_only(device, self.name)
+
+    def adopt(self, array: HostArray) -> np.ndarray[Any, Any]:
+        dtype = dtype_of(array.dtype)
+        if array.nbytes == 0:
+            return np.empty(array.shape, dtype)
+        return np.asarray(_Memory(array)).view(dtype).reshape(array.shape)
+
+    def empty(self, dtype: str, shape: Sequence[int], device: str) -> tuple[np.ndarray[Any, Any], int]:
+        del device
+        array = np.empty(tuple(shape), dtype_of(dtype))
+        return array, array.ctypes.data
+
+    def destination(self, name: str, tensor: Any) -> Destination:
+        def wrong(cause: str) -> DestinationError:
+            return DestinationError(f"tensor {name!r}: {cause}", tensor=name, cause=cause)
+
+        if not isinstance(tensor, np.ndarray):
+            raise wrong(f"the destination is a {type(tensor).__name__}, not a numpy array")
+        if not tensor.flags.c_contiguous:
+            raise wrong(f"the destination is not contiguous (shape {tensor.shape}, strides {tensor.strides})")
+        if not tensor.flags.writeable:
+            raise wrong("the destination is read-only")
+        known = {dtype_name(tensor.dtype)} - {None}
+        if not known:
+            raise wrong(f"the destination's dtype {tensor.dtype} is none of safetensors'")
+        return Destination(tensor.ctypes.data, tensor.nbytes, known.pop() or "", tensor.shape, "cpu")
+
+    def consumer_stream(self, device: str) -> int:
+        del device
+        return 0
+
+    def cast(self, tensor: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
+        wanted = dtype_of(dtype) if dtype in _NUMPY or dtype in _ML_DTYPES else np.dtype(dtype)
+        floating = dtype_name(tensor.dtype) in {"F16", "F32", "F64", *_ML_DTYPES}
+        return tensor.astype(wanted, copy=False) if floating else tensor
+
+    def index(self, tensor: np.ndarray[Any, Any], index: tuple[int | slice, ...]) -> Any:
+        return np.array(tensor[index])
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str | None:
+    """safetensors' name for a numpy dtype of native byte order, or None."""
+    if not dtype.isnative:
+        return None
+    for name, numpy_name in [*_NUMPY.items(), *_ML_DTYPES.items()]:
+        if dtype.name == numpy_name:
+            return name
+    return None

@@ -1,0 +1,157 @@
+"""torch: tensors adopt host memory through DLPack; device memory comes from torch's own allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from penstock._native import HostArray
+from penstock.errors import DestinationError, DeviceError, SelectionError
+from penstock.frameworks.base import Destination
+
+_NAMES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "U32": "uint32",
+    "I32": "int32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F4": "float4_e2m1fn_x2",
+}
+"""safetensors' dtypes and torch's; a torch that is too old lacks some, and F6 has no torch dtype at all."""
+
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, torch_name) for name, torch_name in _NAMES.items() if hasattr(torch, torch_name)
+}
+DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+
+_DLPACK = frozenset(
+    ["BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F16", "BF16", "F32", "F64", "C64"]
+)
+"""Dtypes that go through DLPack by name; the others go as bytes and are viewed."""
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The torch dtype for safetensors' ``name``.
+
+    Raises:
+        SelectionError: where this torch has none.
+    """
+    dtype = DTYPES.get(name)
+    if dtype is None:
+        cause = f"torch {torch.__version__} has no dtype for {name}"
+        raise SelectionError(f"{cause}. Load the tensor with framework='dlpack' for its bytes", cause=cause)
+    return dtype
+
+
+def torch_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape torch gives a tensor whose header says ``shape``: two F4 elements are one of torch's.
+
+    Raises:
+        SelectionError: for F4 elements that do not come in pairs along the last dimension.
+    """
+    if dtype != "F4":
+        return tuple(shape)
+    if not shape or shape[-1] % 2:
+        cause = f"torch holds F4 in pairs along the last dimension, which shape {list(shape)} does not have"
+        raise SelectionError(cause, cause=cause)
+    return (*shape[:-1], shape[-1] // 2)
+
+
+class Torch:
+    """See ``Framework``."""
+
+    name = "torch"
+
+    def device(self, device: Any) -> str:
+        try:
+            parsed = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise DeviceError(f"device={device!r} is not a device of torch: {error}", cause=str(error)) from error
+        if parsed.type == "cpu":
+            return "cpu"
+        if parsed.type != "cuda":
+            raise DeviceError(
+                f"device={device!r}: Penstock loads to 'cpu' and 'cuda:N'. Load to 'cpu' and move the tensors",
+                remedy="Load to 'cpu' and move the tensors",
+            )
+        if not torch.cuda.is_available():
+            built = "is built without CUDA" if torch.version.cuda is None else "finds no usable GPU"
+            raise DeviceError(
+                f"device={device!r}: torch {torch.__version__} {built}. Load to device='cpu', or check the driver "
+                "(nvidia-smi) and CUDA_VISIBLE_DEVICES",
+                remedy="Load to device='cpu'",
+            )
+        index = torch.cuda.current_device() if parsed.index is None else parsed.index
+        count = torch.cuda.device_count()
+        if index >= count:
+            raise DeviceError(
+                f"device={device!r}: there are {count} GPUs, numbered from 0. Check CUDA_VISIBLE_DEVICES",
+                remedy="Check CUDA_VISIBLE_DEVICES",
+            )
+        return f"cuda:{index}"
+
+    def adopt(self, array: HostArray) -> torch.Tensor:
+        dtype = dtype_of(array.dtype)
+        shape = torch_shape(array.dtype, array.shape)
+        if array.nbytes == 0:
+            return torch.empty(shape, dtype=dtype)
+        if array.dtype in _DLPACK:
+            return torch.utils.dlpack.from_dlpack(array.dlpack())
+        return torch.utils.dlpack.from_dlpack(array.dlpack(raw=True)).view(dtype).view(shape)
+
+    def empty(self, dtype: str, shape: Sequence[int], device: str) -> tuple[torch.Tensor, int]:
+        tensor = torch.empty(torch_shape(dtype, shape), dtype=dtype_of(dtype), device=device)
+        return tensor, tensor.data_ptr()
+
+    def destination(self, name: str, tensor: Any) -> Destination:
+        def wrong(cause: str) -> DestinationError:
+            return DestinationError(f"tensor {name!r}: {cause}", tensor=name, cause=cause)
+
+        if not isinstance(tensor, torch.Tensor):
+            raise wrong(f"the destination is a {type(tensor).__name__}, not a torch tensor")
+        if tensor.device.type == "meta":
+            raise wrong("the destination is on the meta device and has no memory; use load_model or to_empty()")
+        if tensor.layout != torch.strided or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            raise wrong(
+                f"the destination is not contiguous (shape {list(tensor.shape)}"
+                + (f", strides {list(tensor.stride())}" if tensor.layout == torch.strided else f", {tensor.layout}")
+                + "); make it contiguous, or load and copy_ it"
+            )
+        dtype = DTYPE_NAMES.get(tensor.dtype)
+        if dtype is None:
+            raise wrong(f"the destination's dtype {tensor.dtype} is none of safetensors'")
+        shape = tuple(tensor.shape)
+        if dtype == "F4" and shape:
+            shape = (*shape[:-1], shape[-1] * 2)
+        nbytes = tensor.numel() * tensor.element_size()
+        return Destination(tensor.data_ptr(), nbytes, dtype, shape, self.device(tensor.device))
+
+    def consumer_stream(self, device: str) -> int:
+        return 0 if device == "cpu" else int(torch.cuda.current_stream(torch.device(device)).cuda_stream)
+
+    def cast(self, tensor: torch.Tensor, dtype: Any) -> torch.Tensor:
+        wanted = dtype_of(dtype) if isinstance(dtype, str) and dtype in _NAMES else dtype
+        if isinstance(wanted, str):
+            wanted = getattr(torch, wanted, None)
+        if not isinstance(wanted, torch.dtype):
+            raise SelectionError(f"dtype={dtype!r} is not a dtype of torch")
+        return tensor.to(wanted) if tensor.is_floating_point() else tensor
+
+    def index(self, tensor: torch.Tensor, index: tuple[int | slice, ...]) -> torch.Tensor:
+        return tensor[index].clone()

@@ -1,0 +1,166 @@
+"""The drop-in for the ``safetensors`` package: ``safe_open``, ``load_file``, ``save_file``.
+
+Names, arguments and results are those of safetensors; bytes come the way of Penstock. Loaded tensors own their memory.
+Writing is safetensors' business and delegated to it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+from penstock._native import Config, TensorInfo
+from penstock.checkpoint import Checkpoint, PathLike, open
+from penstock.errors import ConfigError, FormatError, MissingDependencyError, PenstockError
+from penstock.frameworks.base import framework
+from penstock.selection import Selection
+
+SafetensorError = FormatError
+"""What malformed files raise, under the name that users of safetensors know."""
+
+
+def load_file(filename: PathLike, device: Any = "cpu", *, framework: str = "pt") -> dict[str, Any]:
+    """Loads all tensors of a safetensors file, as ``safetensors.torch.load_file`` does.
+
+    Args:
+        filename: the file, or anything else that ``penstock.open`` takes.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or the number of a GPU.
+        framework: ``"pt"`` or ``"np"``.
+
+    Raises:
+        PenstockError: see ``penstock.open`` and ``Checkpoint.load``.
+    """
+    return open(filename).load(device=device, framework=framework)
+
+
+def save_file(
+    tensors: dict[str, Any],
+    filename: PathLike,
+    metadata: dict[str, str] | None = None,
+    *,
+    framework: str = "pt",
+) -> None:
+    """Writes tensors to a safetensors file, through the ``safetensors`` package.
+
+    Raises:
+        MissingDependencyError: where safetensors is not installed.
+    """
+    try:
+        if framework in {"np", "numpy"}:
+            from safetensors.numpy import save_file as save
+        else:
+            from safetensors.torch import save_file as save
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"save_file needs the package {error.name!r}, which is not installed (pip install safetensors)",
+            cause=str(error),
+            remedy="pip install safetensors",
+        ) from error
+    save(tensors, os.fspath(filename), metadata)
+
+
+class Slice:
+    """A tensor that is read when it is indexed, and only as far as it is: what ``get_slice`` returns."""
+
+    def __init__(self, checkpoint: Checkpoint, info: TensorInfo, framework: str, device: Any) -> None:
+        self._checkpoint = checkpoint
+        self._info = info
+        self._framework = framework
+        self._device = device
+
+    def get_shape(self) -> list[int]:
+        """The whole tensor's shape."""
+        return list(self._info.shape)
+
+    def get_dtype(self) -> str:
+        """The tensor's dtype, as the header spells it: ``"BF16"``."""
+        return self._info.dtype
+
+    def __getitem__(self, selection: Selection) -> Any:
+        """Reads the selected part. Integers, slices with positive steps and an ellipsis are understood.
+
+        Raises:
+            SelectionError: for anything else, or what lies outside of the tensor.
+        """
+        name = self._info.name
+        loaded = self._checkpoint.load(
+            [name], slices={name: selection}, device=self._device, framework=self._framework
+        )
+        return loaded[name]
+
+
+class safe_open:  # noqa: N801 - the name people know
+    """Opens a safetensors file and reads tensors one by one, as ``safetensors.safe_open`` does.
+
+    Args:
+        filename: the file, or anything else that ``penstock.open`` takes.
+        framework: ``"pt"``, ``"np"``, ``"jax"`` or ``"dlpack"``.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or the number of a GPU.
+        backend: accepted for compatibility; Penstock finds the way to read by itself.
+
+    Raises:
+        PenstockError: see ``penstock.open``. FileNotFoundError, ValueError and their like also catch it.
+    """
+
+    def __init__(
+        self,
+        filename: PathLike,
+        framework: str = "pt",
+        device: Any = "cpu",
+        *,
+        backend: Any = None,
+        config: Config | None = None,
+    ) -> None:
+        del backend
+        self._framework = framework
+        self._device = _framework(framework).device(device)
+        self._open: Checkpoint | None = open(filename, config=config)
+
+    @property
+    def _checkpoint(self) -> Checkpoint:
+        if self._open is None:
+            raise ConfigError("the file is closed: it was left by `with`")
+        return self._open
+
+    def __enter__(self) -> safe_open:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._open = None
+
+    def keys(self) -> list[str]:
+        """Names of the tensors, sorted."""
+        return list(self._checkpoint)
+
+    def offset_keys(self) -> list[str]:
+        """Names of the tensors, in the order of their bytes."""
+        return self._checkpoint.offset_keys()
+
+    def metadata(self) -> dict[str, str] | None:
+        """The file's ``__metadata__``, or None."""
+        return self._checkpoint.metadata()
+
+    def get_tensor(self, name: str) -> Any:
+        """Loads one tensor.
+
+        Raises:
+            TensorNotFoundError: where there is none of that name; it suggests the closest.
+        """
+        return self.get_tensors([name])[name]
+
+    def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Any]:
+        """Loads several tensors at once, or all."""
+        return self._checkpoint.load(names, device=self._device, framework=self._framework)
+
+    def get_slice(self, name: str) -> Slice:
+        """A tensor of which only the part that is indexed gets read."""
+        return Slice(self._checkpoint, self._checkpoint[name], self._framework, self._device)
+
+
+_framework = framework
+
+__all__ = ["PenstockError", "SafetensorError", "Slice", "load_file", "safe_open", "save_file"]

@@ -1,0 +1,78 @@
+"""From Python's slicing to byte ranges: what the engine reads, and what is left to do on the tensor it delivers.
+
+The engine knows boxes: ``start..end`` along leading dimensions. An integer index reads a range of one and drops the
+dimension afterwards; a step reads what it spans and picks afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Union
+
+from penstock.errors import SelectionError
+
+Index = Union[int, slice, "EllipsisType"]
+"""One item of a selection."""
+Selection = Union[Index, tuple[Index, ...]]
+"""What may stand in the brackets of a slice: integers, slices, an ellipsis."""
+
+EllipsisType = type(Ellipsis)
+
+
+def resolve(
+    name: str, shape: Sequence[int], selection: Selection
+) -> tuple[list[tuple[int, int]], tuple[int | slice, ...] | None]:
+    """The box to read for ``selection`` of a tensor of ``shape``, and the index to apply to what is delivered.
+
+    Args:
+        name: the tensor's name, for errors.
+        shape: its shape.
+        selection: integers, slices with positive steps, and at most one ellipsis.
+
+    Returns:
+        ``(ranges, index)``: one ``(start, end)`` for every dimension, and the index (None where nothing is left to do).
+
+    Raises:
+        SelectionError: for an index out of range, too many of them, a step that is not positive, or anything that is
+            neither an integer nor a slice nor an ellipsis.
+    """
+
+    def wrong(cause: str) -> SelectionError:
+        return SelectionError(
+            f"tensor {name!r}: {cause}. The tensor's shape is {list(shape)}", tensor=name, cause=cause
+        )
+
+    items = list(selection) if isinstance(selection, tuple) else [selection]
+    ellipses = [i for i, item in enumerate(items) if item is Ellipsis]
+    if len(ellipses) > 1:
+        raise wrong("more than one ellipsis")
+    missing = len(shape) - (len(items) - len(ellipses))
+    if missing < 0:
+        raise wrong(f"{len(items) - len(ellipses)} indices for {len(shape)} dimensions")
+    at = ellipses[0] if ellipses else len(items)
+    items[at : at + len(ellipses)] = [slice(None)] * missing
+
+    ranges: list[tuple[int, int]] = []
+    index: list[int | slice] = []
+    for dimension, (item, size) in enumerate(zip(items, shape, strict=True)):
+        if isinstance(item, slice):
+            try:
+                start, stop, step = item.indices(size)
+            except (TypeError, ValueError) as error:
+                raise wrong(f"slice of dimension {dimension}: {error}") from None
+            if step < 1:
+                raise wrong(f"a step of {step} in dimension {dimension}: steps must be positive")
+            ranges.append((start, max(start, stop)))
+            index.append(slice(None, None, step))
+            continue
+        try:
+            position = item.__index__()  # type: ignore[union-attr]
+        except (AttributeError, TypeError):
+            raise wrong(f"{item!r} is neither an integer nor a slice nor an ellipsis") from None
+        if isinstance(item, bool) or not -size <= position < size:
+            raise wrong(f"index {item!r} is out of range for dimension {dimension} of size {size}")
+        position %= size
+        ranges.append((position, position + 1))
+        index.append(0)
+    plain = all(isinstance(item, slice) and item.step == 1 for item in index)
+    return ranges, None if plain else tuple(index)

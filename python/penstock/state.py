@@ -1,0 +1,47 @@
+"""Destinations by name: the tensors of a module or a mapping, and what of them a checkpoint has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from penstock.errors import DestinationError, TensorNotFoundError
+
+
+class IncompatibleKeys(NamedTuple):
+    """Names that only one side has, as ``torch.nn.Module.load_state_dict`` returns them."""
+
+    missing_keys: list[str]
+    """In the model, not in the checkpoint."""
+    unexpected_keys: list[str]
+    """In the checkpoint, not in the model."""
+
+
+def state_of(destinations: Any) -> tuple[str, dict[str, Any], dict[str, list[str]]]:
+    """The tensors of a module or a mapping: what they belong to, the tensors by name, and for every name, all names
+    of the same tensor (itself included)."""
+    if isinstance(destinations, Mapping):
+        tensors = dict(destinations)
+        return "the mapping", tensors, {name: [name] for name in tensors}
+    if not hasattr(destinations, "state_dict"):
+        cause = f"{type(destinations).__name__} is neither a torch.nn.Module nor a mapping from names to tensors"
+        raise DestinationError(cause, cause=cause)
+    tensors = dict(destinations.state_dict(keep_vars=True))
+    groups: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        groups.setdefault(id(tensor), []).append(name)
+    return type(destinations).__name__, tensors, {name: groups[id(tensor)] for name, tensor in tensors.items()}
+
+
+def report(owner: str, keys: IncompatibleKeys) -> None:
+    """Raises TensorNotFoundError if there are incompatible keys, in the words of torch."""
+    lines = []
+    for kind, names in (("Missing", keys.missing_keys), ("Unexpected", keys.unexpected_keys)):
+        if names:
+            shown = ", ".join(f'"{name}"' for name in names[:20]) + (", …" if len(names) > 20 else "")
+            lines.append(f"{kind} key(s) in the checkpoint ({len(names)}): {shown}.")
+    if lines:
+        first = (keys.missing_keys or keys.unexpected_keys)[0]
+        remedy = "Give strict=False to load what both have"
+        message = f"The checkpoint does not fit {owner}:\n\t" + "\n\t".join(lines) + f"\n{remedy}"
+        raise TensorNotFoundError(message, tensor=first, cause=" ".join(lines), remedy=remedy)
