@@ -16,7 +16,7 @@ use crate::errors::Outcome;
 use crate::session::{Mapped, Session};
 
 /// What the header says of one tensor.
-#[pyclass(frozen, module = "penstock._native", skip_from_py_object)]
+#[pyclass(frozen, module = "penstock._native")]
 #[derive(Debug)]
 pub struct TensorInfo {
     checkpoint: Arc<penstock::checkpoint::Checkpoint>,
@@ -74,7 +74,7 @@ impl TensorInfo {
 }
 
 /// A checkpoint: its tensors, where they are, and the way to load them.
-#[pyclass(frozen, module = "penstock._native", skip_from_py_object)]
+#[pyclass(frozen, module = "penstock._native")]
 pub struct Checkpoint {
     inner: Arc<penstock::checkpoint::Checkpoint>,
 }

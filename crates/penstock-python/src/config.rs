@@ -8,7 +8,7 @@ use crate::errors::Outcome;
 
 /// Settings of a load. Every one of them is found by itself where neither a keyword nor the environment says
 /// otherwise; they exist for benchmarks and for ruling things out.
-#[pyclass(frozen, module = "penstock._native", skip_from_py_object)]
+#[pyclass(frozen, module = "penstock._native")]
 #[derive(Debug, Clone, Default)]
 pub struct Config {
     pub inner: penstock::config::Config,

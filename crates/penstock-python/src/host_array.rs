@@ -37,7 +37,7 @@ impl Owner {
 }
 
 /// Host memory of one tensor: contiguous, row-major, writable, its owner's alone.
-#[pyclass(frozen, module = "penstock._native", skip_from_py_object)]
+#[pyclass(frozen, module = "penstock._native")]
 #[derive(Debug)]
 pub struct HostArray {
     owner: Arc<Owner>,

@@ -24,7 +24,7 @@ use crate::host_array::{HostArray, Owner};
 const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 
 /// One load: destinations are attached in the order of `tensors`, landed tensors are taken from `wait`.
-#[pyclass(frozen, module = "penstock._native", skip_from_py_object)]
+#[pyclass(frozen, module = "penstock._native")]
 pub struct Session {
     inner: Mutex<pipeline::Session>,
     tensors: Vec<(Arc<str>, Dtype, Vec<u64>, u64)>,
@@ -150,7 +150,7 @@ impl Session {
 }
 
 /// Mapped files, and the tensors in them.
-#[pyclass(frozen, module = "penstock._native", skip_from_py_object)]
+#[pyclass(frozen, module = "penstock._native")]
 pub struct Mapped {
     inner: pipeline::Mapped,
     checkpoint: Arc<penstock::checkpoint::Checkpoint>,
@@ -190,7 +190,7 @@ impl Mapped {
 }
 
 /// Figures of one load. Seconds of a stage are summed over readers.
-#[pyclass(frozen, module = "penstock._native", skip_from_py_object)]
+#[pyclass(frozen, module = "penstock._native")]
 #[derive(Debug)]
 pub struct LoadStats {
     inner: penstock::stats::LoadStats,
