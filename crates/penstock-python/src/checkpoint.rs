@@ -96,7 +96,10 @@ impl Checkpoint {
     }
 
     fn file_system(&self) -> FileSystem {
-        self.inner.objects().first().map_or(FileSystem::Disk, |object| FileSystem::of(Path::new(&object.location)))
+        self.inner
+            .objects()
+            .first()
+            .map_or(FileSystem::Disk, |object| FileSystem::of(Path::new(&object.location)))
     }
 }
 
@@ -182,8 +185,7 @@ impl Checkpoint {
             };
             wanted.push((tensor, selection));
         }
-        let to_device = !matches!(target, "slab" | "host");
-        let settings = Settings::choose(&config.inner, self.file_system(), to_device);
+        let settings = Settings::choose(&config.inner, self.file_system());
         let target = target.to_owned();
         let checkpoint = Arc::clone(&self.inner);
         py.detach(|| {
@@ -197,7 +199,7 @@ impl Checkpoint {
     #[pyo3(signature = (names, config))]
     fn map(&self, py: Python<'_>, names: Option<Vec<String>>, config: &Config) -> Outcome<Mapped> {
         let indices = self.select(names.as_deref())?;
-        let readers = Settings::choose(&config.inner, self.file_system(), false).profile.readers;
+        let readers = Settings::choose(&config.inner, self.file_system()).profile.readers;
         let checkpoint = Arc::clone(&self.inner);
         py.detach(|| Mapped::new(checkpoint, indices, readers))
     }

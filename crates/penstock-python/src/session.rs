@@ -127,7 +127,10 @@ impl Session {
     /// The memory of a landed tensor of a "slab" load; each can be had once.
     fn host(&self, py: Python<'_>, tensor: u32) -> Outcome<HostArray> {
         let memory = self.locked(py, |session| session.take_host(tensor)).ok_or_else(|| {
-            Error::new(ErrorKind::Destination, format!("tensor number {tensor} has not landed or was taken already"))
+            Error::new(
+                ErrorKind::Destination,
+                format!("tensor number {tensor} has not landed or was taken already"),
+            )
         })?;
         let (_, dtype, shape, bytes) = &self.tensors[tensor as usize];
         Ok(HostArray::new(Owner::Tensor(memory), *dtype, shape.clone(), *bytes))
@@ -178,7 +181,10 @@ impl Mapped {
             let (mapping, range) = self.inner.view(*index)?;
             let aligned = range.start.is_multiple_of((info.dtype.bits() / 8).max(1));
             let owner = Owner::View(mapping, range);
-            Ok((&*info.name, aligned.then(|| HostArray::new(owner, info.dtype, info.shape.clone(), info.bytes()))))
+            Ok((
+                &*info.name,
+                aligned.then(|| HostArray::new(owner, info.dtype, info.shape.clone(), info.bytes())),
+            ))
         };
         self.tensors.iter().map(view).collect()
     }

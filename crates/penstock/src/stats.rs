@@ -54,7 +54,8 @@ impl LoadStats {
 
     /// What most of the readers' time went to: `"disk"`, `"page cache"`, `"pcie"`, `"memory"` or `"consumer"`.
     pub fn limited_by(&self) -> &'static str {
-        let reading = if self.cached_bytes > self.direct_bytes + self.buffered_bytes { "page cache" } else { "disk" };
+        let reading =
+            if self.cached_bytes > self.direct_bytes + self.buffered_bytes { "page cache" } else { "disk" };
         [
             (self.reading, reading),
             (self.device_wait, "pcie"),
@@ -91,7 +92,8 @@ mod tests {
 
     #[test]
     fn the_limit_is_where_the_readers_spent_their_time() {
-        let mut stats = LoadStats { reading: Duration::from_secs(2), cached_bytes: 9, ..LoadStats::default() };
+        let mut stats =
+            LoadStats { reading: Duration::from_secs(2), cached_bytes: 9, ..LoadStats::default() };
         assert_eq!(stats.limited_by(), "page cache");
         stats.direct_bytes = 10;
         assert_eq!(stats.limited_by(), "disk");

@@ -43,7 +43,10 @@ fn wanted() -> impl Strategy<Value = Vec<Wanted>> {
             ends[object as usize] = end;
             let ranges = if whole { Vec::new() } else { ranges };
             let name = format!("t{index}").into();
-            wanted.push(Wanted { tensor: TensorInfo { name, dtype, shape, object, range: start..end }, ranges });
+            wanted.push(Wanted {
+                tensor: TensorInfo { name, dtype, shape, object, range: start..end },
+                ranges,
+            });
         }
         wanted
     })
@@ -167,7 +170,8 @@ proptest! {
 
 #[test]
 fn one_large_tensor_and_many_small_ones_make_equal_blocks() {
-    let large = TensorInfo { name: "l".into(), dtype: Dtype::U8, shape: vec![1 << 20], object: 0, range: 0..1 << 20 };
+    let large =
+        TensorInfo { name: "l".into(), dtype: Dtype::U8, shape: vec![1 << 20], object: 0, range: 0..1 << 20 };
     let one = Plan::new(vec![(&large, Selection::all(&large))], 1 << 16, 0);
     let small: Vec<_> = (0..1024u64)
         .map(|i| TensorInfo {
@@ -186,7 +190,8 @@ fn one_large_tensor_and_many_small_ones_make_equal_blocks() {
 
 #[test]
 fn rows_of_a_column_slice_are_one_strided_segment() {
-    let t = TensorInfo { name: "t".into(), dtype: Dtype::F32, shape: vec![64, 16], object: 0, range: 0..4096 };
+    let t =
+        TensorInfo { name: "t".into(), dtype: Dtype::F32, shape: vec![64, 16], object: 0, range: 0..4096 };
     let plan = Plan::new(vec![(&t, Selection::of(&t, &[0..64, 0..4]).unwrap())], 4096, 4096);
     let segments = plan.segments(&plan.blocks()[0]);
     assert_eq!((segments.len(), segments[0].count, segments[0].len, segments[0].stride), (1, 64, 16, 64));

@@ -37,7 +37,10 @@ pub struct Checkpoint {
 
 impl std::fmt::Debug for Checkpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Checkpoint").field("objects", &self.objects).field("tensors", &self.tensors.len()).finish()
+        f.debug_struct("Checkpoint")
+            .field("objects", &self.objects)
+            .field("tensors", &self.tensors.len())
+            .finish()
     }
 }
 
@@ -150,9 +153,12 @@ impl Checkpoint {
         let info = &self.objects[index];
         let object = self.store.open(&info.location)?;
         if object.identity() != info.identity {
-            return Err(Error::new(ErrorKind::Changed, "the file was replaced or written to since its header was read")
-                .object(&info.location)
-                .remedy("Open the checkpoint again"));
+            return Err(Error::new(
+                ErrorKind::Changed,
+                "the file was replaced or written to since its header was read",
+            )
+            .object(&info.location)
+            .remedy("Open the checkpoint again"));
         }
         Ok(object)
     }
@@ -195,7 +201,8 @@ fn read_headers(store: &dyn Store, source: &Source) -> Result<Vec<(Arc<dyn Objec
         work();
     });
     let missing = || Error::new(ErrorKind::Storage, "a header was not read; this is a bug of Penstock");
-    let read: Result<Vec<_>> = results.into_iter().map(|r| r.into_inner().unwrap_or_else(|| Err(missing()))).collect();
+    let read: Result<Vec<_>> =
+        results.into_iter().map(|r| r.into_inner().unwrap_or_else(|| Err(missing()))).collect();
     read.map_err(|error| match &source.index {
         Some((location, _)) if error.kind() == ErrorKind::NotFound => {
             error.remedy(format!("The index {location} names this file: the download is incomplete"))
@@ -229,11 +236,12 @@ fn name_all(tensors: &[TensorInfo], objects: &[ObjectInfo]) -> Result<HashMap<Ar
 fn all_there(index: &ShardIndex, location: &str, by_name: &HashMap<Arc<str>, usize>) -> Result<()> {
     match index.entries().find(|(tensor, _)| !by_name.contains_key(*tensor)) {
         None => Ok(()),
-        Some((tensor, file)) => {
-            Err(Error::new(ErrorKind::Format, format!("the index places the tensor in {file:?}, which does not hold it"))
-                .object(location)
-                .tensor(tensor)
-                .remedy("The files are of different versions: download the checkpoint again"))
-        }
+        Some((tensor, file)) => Err(Error::new(
+            ErrorKind::Format,
+            format!("the index places the tensor in {file:?}, which does not hold it"),
+        )
+        .object(location)
+        .tensor(tensor)
+        .remedy("The files are of different versions: download the checkpoint again")),
     }
 }

@@ -89,7 +89,8 @@ mod tests {
     #[test]
     fn every_dtype_has_the_name_and_size_that_safetensors_gives_it() {
         for dtype in Dtype::ALL {
-            let theirs = theirs(dtype.name()).unwrap_or_else(|| panic!("safetensors has no {}", dtype.name()));
+            let theirs =
+                theirs(dtype.name()).unwrap_or_else(|| panic!("safetensors has no {}", dtype.name()));
             assert_eq!(theirs.bitsize() as u64, dtype.bits(), "{}", dtype.name());
             assert_eq!(Dtype::from_name(dtype.name()), Some(*dtype));
         }

@@ -57,8 +57,7 @@ impl Header {
         let bytes = object.bytes();
         let mut prefix = vec![0; to_usize(bytes.min(FIRST_READ))?];
         object.read_into(0, Window::from_slice(&mut prefix), lane)?;
-        let header_end =
-            header_end(&prefix, bytes).map_err(|error| error.object(object.location()))?;
+        let header_end = header_end(&prefix, bytes).map_err(|error| error.object(object.location()))?;
         let read = prefix.len() as u64;
         if header_end > read {
             prefix.resize(to_usize(header_end)?, 0);
@@ -74,7 +73,8 @@ impl Header {
     /// `Format`, naming the tensor and the offending value where there is one.
     pub fn parse(prefix: &[u8], object_bytes: u64) -> Result<Self> {
         let data_start = header_end(prefix, object_bytes)?;
-        let json = prefix.get(8..to_usize(data_start)?).ok_or_else(|| malformed("the header was not read whole"))?;
+        let json =
+            prefix.get(8..to_usize(data_start)?).ok_or_else(|| malformed("the header was not read whole"))?;
         let text = std::str::from_utf8(json).map_err(|error| {
             let at = PREFIX + error.valid_up_to() as u64;
             recognised(prefix, malformed("the header is not UTF-8").range(at..at + 1))
@@ -104,7 +104,9 @@ fn header_end(prefix: &[u8], object_bytes: u64) -> Result<u64> {
         return wrong("the header's length is 0".into());
     }
     if length > MAX_HEADER_BYTES {
-        return wrong(format!("the header's length is {length}, above the format's limit of {MAX_HEADER_BYTES}"));
+        return wrong(format!(
+            "the header's length is {length}, above the format's limit of {MAX_HEADER_BYTES}"
+        ));
     }
     if length > object_bytes - PREFIX {
         let cause = format!("the header's length is {length}, but the file has only {object_bytes} bytes");
@@ -128,10 +130,14 @@ fn check(mut entries: Vec<(String, Entry)>, data_start: u64, object_bytes: u64) 
             return wrong(format!("data_offsets [{start}, {end}] are reversed"));
         }
         if start > expected {
-            return wrong(format!("data_offsets [{start}, {end}] leave a hole: the data before ends at {expected}"));
+            return wrong(format!(
+                "data_offsets [{start}, {end}] leave a hole: the data before ends at {expected}"
+            ));
         }
         if start < expected {
-            return wrong(format!("data_offsets [{start}, {end}] overlap the data before, which ends at {expected}"));
+            return wrong(format!(
+                "data_offsets [{start}, {end}] overlap the data before, which ends at {expected}"
+            ));
         }
         let shape = entry.shape;
         let bits = shape.iter().try_fold(1u64, |n, size| n.checked_mul(*size));
@@ -158,16 +164,20 @@ fn check(mut entries: Vec<(String, Entry)>, data_start: u64, object_bytes: u64) 
     let has = object_bytes - data_start;
     if expected > has {
         let last = tensors.iter().find(|tensor| tensor.range.end > object_bytes);
-        let error = malformed(format!("the header describes {expected} bytes of data, but the file holds only {has}"))
-            .remedy("The download is incomplete: fetch the file again");
+        let error = malformed(format!(
+            "the header describes {expected} bytes of data, but the file holds only {has}"
+        ))
+        .remedy("The download is incomplete: fetch the file again");
         return Err(match last {
             Some(tensor) => error.tensor(&*tensor.name).range(tensor.range.clone()),
             None => error,
         });
     }
     if expected < has {
-        return Err(malformed(format!("the file holds {has} bytes of data, but the header describes only {expected}"))
-            .range(data_start + expected..object_bytes));
+        return Err(malformed(format!(
+            "the file holds {has} bytes of data, but the header describes only {expected}"
+        ))
+        .range(data_start + expected..object_bytes));
     }
     Ok(tensors)
 }
@@ -186,7 +196,10 @@ fn recognised(prefix: &[u8], error: Error) -> Error {
         (b"\x89HDF", "This is an HDF5 file: convert it to safetensors"),
         (b"<!DOCTYPE", "This is a web page: the download failed or needs a login"),
         (b"<html", "This is a web page: the download failed or needs a login"),
-        (b"{", "This is JSON without a safetensors prefix: give the .safetensors file, or a shard index as *.json"),
+        (
+            b"{",
+            "This is JSON without a safetensors prefix: give the .safetensors file, or a shard index as *.json",
+        ),
     ];
     match KNOWN.iter().find(|(magic, _)| prefix.starts_with(magic)) {
         Some((_, remedy)) => error.remedy(*remedy),
@@ -232,7 +245,8 @@ impl<'de> Deserialize<'de> for Json {
                         json.metadata = map.next_value::<Option<Strings>>()?.map(|strings| strings.0);
                     } else {
                         let entry = map.next_value::<Entry>();
-                        let entry = entry.map_err(|e| de::Error::custom(format_args!("tensor {key:?}: {e}")))?;
+                        let entry =
+                            entry.map_err(|e| de::Error::custom(format_args!("tensor {key:?}: {e}")))?;
                         json.tensors.push((key, entry));
                     }
                 }

@@ -28,15 +28,17 @@ impl ShardIndex {
     pub fn parse(json: &[u8]) -> Result<Self> {
         let malformed = |cause: String| Error::new(ErrorKind::Format, cause);
         let text = std::str::from_utf8(json).map_err(|_| malformed("the shard index is not UTF-8".into()))?;
-        let parsed: Json =
-            serde_json::from_str(text).map_err(|error| malformed(format!("not a valid shard index: {error}")))?;
+        let parsed: Json = serde_json::from_str(text)
+            .map_err(|error| malformed(format!("not a valid shard index: {error}")))?;
         let weight_map = parsed.weight_map.0;
         for (tensor, file) in &weight_map {
             let inside = Path::new(file).components().all(|part| matches!(part, Component::Normal(_)));
             if file.is_empty() || file.contains('\0') || !inside {
-                return Err(malformed(format!("the index places the tensor in {file:?}, outside of its own directory"))
-                    .tensor(tensor)
-                    .remedy("Do not load checkpoints from a source that is not trusted"));
+                return Err(malformed(format!(
+                    "the index places the tensor in {file:?}, outside of its own directory"
+                ))
+                .tensor(tensor)
+                .remedy("Do not load checkpoints from a source that is not trusted"));
             }
         }
         Ok(Self { weight_map })
@@ -68,7 +70,8 @@ mod tests {
 
     #[test]
     fn files_are_listed_once_and_sorted() {
-        let index = parse(r#"{"metadata": {"total_size": 3}, "weight_map": {"a": "2", "b": "1", "c": "2"}}"#).unwrap();
+        let index = parse(r#"{"metadata": {"total_size": 3}, "weight_map": {"a": "2", "b": "1", "c": "2"}}"#)
+            .unwrap();
         assert_eq!(index.files(), ["1", "2"]);
         assert_eq!(index.file_of("c"), Some("2"));
     }
@@ -84,7 +87,14 @@ mod tests {
 
     #[test]
     fn malformed_indices_are_format_errors() {
-        let cases = ["", "[]", "{}", r#"{"weight_map": 1}"#, r#"{"weight_map": {"a": 1}}"#, r#"{"weight_map": {"a": "1", "a": "2"}}"#];
+        let cases = [
+            "",
+            "[]",
+            "{}",
+            r#"{"weight_map": 1}"#,
+            r#"{"weight_map": {"a": 1}}"#,
+            r#"{"weight_map": {"a": "1", "a": "2"}}"#,
+        ];
         for json in cases {
             assert_eq!(parse(json).unwrap_err().kind(), ErrorKind::Format, "{json}");
         }

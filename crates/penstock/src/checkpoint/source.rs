@@ -46,13 +46,17 @@ pub fn resolve(store: &dyn Store, inputs: &[String]) -> Result<Source> {
     let mut seen = std::collections::HashSet::new();
     locations.retain(|location| seen.insert(location.clone()));
     if locations.is_empty() && found_index.is_none() {
-        return Err(Error::new(ErrorKind::NotFound, "no checkpoint was named").remedy("Give at least one path"));
+        return Err(
+            Error::new(ErrorKind::NotFound, "no checkpoint was named").remedy("Give at least one path")
+        );
     }
     Ok(Source { locations, index: found_index })
 }
 
 fn resolve_one(store: &dyn Store, input: &str) -> Result<Source> {
-    let path = input.strip_prefix("file://").map_or_else(|| PathBuf::from(input), |rest| PathBuf::from(unescape(rest)));
+    let path = input
+        .strip_prefix("file://")
+        .map_or_else(|| PathBuf::from(input), |rest| PathBuf::from(unescape(rest)));
     let Some(text) = path.to_str() else {
         return Err(Error::new(ErrorKind::NotFound, "the path is not Unicode").object(input));
     };
@@ -97,15 +101,19 @@ fn directory(store: &dyn Store, path: &Path, text: &str) -> Result<Source> {
         if more > 0 {
             holds.push_str(&format!(" and {more} more"));
         }
-        let pickled = held.iter().any(|file| [".bin", ".pt", ".pth", ".ckpt"].iter().any(|end| file.ends_with(end)));
+        let pickled =
+            held.iter().any(|file| [".bin", ".pt", ".pth", ".ckpt"].iter().any(|end| file.ends_with(end)));
         let remedy = if pickled {
             "Convert the PyTorch files to safetensors"
         } else {
             "Give the directory that holds the *.safetensors files"
         };
-        return Err(Error::new(ErrorKind::NotFound, format!("no *.safetensors in this directory; it holds {holds}"))
-            .object(text)
-            .remedy(remedy));
+        return Err(Error::new(
+            ErrorKind::NotFound,
+            format!("no *.safetensors in this directory; it holds {holds}"),
+        )
+        .object(text)
+        .remedy(remedy));
     }
     Ok(Source { locations, index: None })
 }
@@ -135,7 +143,8 @@ fn matching(pattern: &str) -> Result<Source> {
     })?;
     let mut locations = Vec::new();
     for path in paths {
-        let path = path.map_err(|error| Error::from_io("matching the pattern", error.error()).object(pattern))?;
+        let path =
+            path.map_err(|error| Error::from_io("matching the pattern", error.error()).object(pattern))?;
         if let Some(text) = path.to_str().filter(|_| !path.is_dir()) {
             locations.push(text.to_owned());
         }
@@ -150,7 +159,8 @@ fn matching(pattern: &str) -> Result<Source> {
 
 /// The snapshot to use, if `path` is a model of a Hugging Face cache: what `refs/main` names, or the only one.
 fn hub_snapshot(path: &Path) -> Result<Option<PathBuf>> {
-    let is_model = path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("models--"));
+    let is_model =
+        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("models--"));
     let snapshots = path.join("snapshots");
     if !is_model || !snapshots.is_dir() {
         return Ok(None);
@@ -171,7 +181,8 @@ fn hub_snapshot(path: &Path) -> Result<Option<PathBuf>> {
         };
     }
     let entries = std::fs::read_dir(&snapshots).map_err(|e| Error::from_io("listing snapshots", &e))?;
-    let mut found: Vec<_> = entries.filter_map(Result::ok).map(|entry| entry.path()).filter(|p| p.is_dir()).collect();
+    let mut found: Vec<_> =
+        entries.filter_map(Result::ok).map(|entry| entry.path()).filter(|p| p.is_dir()).collect();
     match (found.pop(), found.len()) {
         (Some(only), 0) => Ok(Some(only)),
         (None, _) => missing("the cache holds no snapshot of this model".into()),
@@ -185,7 +196,10 @@ fn unescape(path: &str) -> String {
     let mut decoded = Vec::with_capacity(bytes.len());
     let mut at = 0;
     while at < bytes.len() {
-        let code = path.get(at + 1..at + 3).filter(|_| bytes[at] == b'%').and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        let code = path
+            .get(at + 1..at + 3)
+            .filter(|_| bytes[at] == b'%')
+            .and_then(|hex| u8::from_str_radix(hex, 16).ok());
         decoded.push(code.unwrap_or(bytes[at]));
         at += if code.is_some() { 3 } else { 1 };
     }

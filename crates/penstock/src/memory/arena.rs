@@ -258,7 +258,9 @@ impl Arena {
         let mut freed = 0;
         for chunk in chunks {
             let start = chunk.region.as_ptr() as usize;
-            let inside = |slot: &SlotAddress| (start..start + chunk.region.len()).contains(&(slot.0.as_ptr() as usize));
+            let inside = |slot: &SlotAddress| {
+                (start..start + chunk.region.len()).contains(&(slot.0.as_ptr() as usize))
+            };
             let slots = chunk.region.len() / self.slot_bytes;
             if state.free.iter().filter(|slot| inside(slot)).count() < slots {
                 state.chunks.push(chunk);

@@ -77,7 +77,8 @@ impl FileMapping {
             return Ok(true);
         }
         // SAFETY: the span lies in this mapping; populating for reading changes no contents.
-        match unsafe { madvise(self.base.as_ptr().add(first).cast(), end - first, Advice::LinuxPopulateRead) } {
+        match unsafe { madvise(self.base.as_ptr().add(first).cast(), end - first, Advice::LinuxPopulateRead) }
+        {
             Ok(()) => Ok(true),
             Err(rustix::io::Errno::INVAL) => Ok(false),
             Err(rustix::io::Errno::FAULT) => Err(Error::new(
@@ -86,7 +87,9 @@ impl FileMapping {
             )
             .range(first as u64..end as u64)
             .remedy("Wait until whatever writes the file is done, then load again")),
-            Err(errno) => Err(Error::from_io("populating a mapping", &errno.into()).range(first as u64..end as u64)),
+            Err(errno) => {
+                Err(Error::from_io("populating a mapping", &errno.into()).range(first as u64..end as u64))
+            }
         }
     }
 }

@@ -35,7 +35,9 @@ impl Region {
     pub fn reserve(len: usize) -> Result<Self> {
         let refused = |cause: String| {
             Error::new(ErrorKind::Memory, format!("reserving {len} bytes of host memory failed: {cause}"))
-                .remedy("Check the memory limit of the process (ulimit -v, cgroup) or load fewer tensors at once")
+                .remedy(
+                    "Check the memory limit of the process (ulimit -v, cgroup) or load fewer tensors at once",
+                )
         };
         let huge = len >= HUGE_PAGE;
         let align = if huge { HUGE_PAGE } else { PAGE };
@@ -54,7 +56,8 @@ impl Region {
             )
         }
         .map_err(|errno| refused(errno.to_string()))?;
-        let mapped = NonNull::new(mapped.cast::<u8>()).ok_or_else(|| refused("mapped at address zero".into()))?;
+        let mapped =
+            NonNull::new(mapped.cast::<u8>()).ok_or_else(|| refused("mapped at address zero".into()))?;
         let skip = mapped.as_ptr().align_offset(align);
         // SAFETY: `skip` is below HUGE_PAGE, by which the mapping is longer than `len`.
         let base = unsafe { mapped.add(skip) };
@@ -99,9 +102,8 @@ impl Region {
         if first < end {
             // SAFETY: whole pages inside this private anonymous mapping, given up as the caller promises. A failure
             // only means that the pages stay until the region is dropped.
-            let _ = unsafe {
-                madvise(self.base.as_ptr().add(first).cast(), end - first, Advice::LinuxDontNeed)
-            };
+            let _ =
+                unsafe { madvise(self.base.as_ptr().add(first).cast(), end - first, Advice::LinuxDontNeed) };
         }
     }
 }
@@ -131,7 +133,10 @@ mod tests {
         unsafe { region.release_pages(1, 3 * PAGE) };
         // SAFETY: the whole region was written above; released pages read as zero.
         let bytes = unsafe { std::slice::from_raw_parts(region.as_ptr(), region.len()) };
-        assert_eq!([bytes[0], bytes[PAGE - 1], bytes[PAGE], bytes[3 * PAGE - 1], bytes[3 * PAGE]], [9, 9, 0, 0, 9]);
+        assert_eq!(
+            [bytes[0], bytes[PAGE - 1], bytes[PAGE], bytes[3 * PAGE - 1], bytes[3 * PAGE]],
+            [9, 9, 0, 0, 9]
+        );
     }
 
     #[test]

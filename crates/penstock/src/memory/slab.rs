@@ -38,7 +38,10 @@ impl HostSlab {
     /// # Panics
     /// Where the span does not lie in the slab: a bug of the layout.
     pub unsafe fn tensor(self: &Arc<Self>, start: usize, len: usize) -> HostTensor {
-        assert!(start.checked_add(len).is_some_and(|end| end <= self.region.len()), "tensor outside of its slab");
+        assert!(
+            start.checked_add(len).is_some_and(|end| end <= self.region.len()),
+            "tensor outside of its slab"
+        );
         self.live_bytes.fetch_add(len as u64, Ordering::Relaxed);
         HostTensor { slab: Arc::clone(self), start, len }
     }

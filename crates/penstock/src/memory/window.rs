@@ -52,7 +52,10 @@ impl<'a> Window<'a> {
     /// # Panics
     /// Where the span does not lie in the window: a bug of the caller, never a matter of input.
     pub fn part(&mut self, start: usize, len: usize) -> Window<'_> {
-        assert!(start.checked_add(len).is_some_and(|end| end <= self.len), "part of a window lies outside of it");
+        assert!(
+            start.checked_add(len).is_some_and(|end| end <= self.len),
+            "part of a window lies outside of it"
+        );
         // SAFETY: the span was just checked to lie inside this window, and `&mut self` keeps it exclusive.
         unsafe { Window::from_raw(self.ptr.add(start), len) }
     }
@@ -72,7 +75,10 @@ impl<'a> Window<'a> {
     /// # Safety
     /// All `len` bytes from `start` must have been written.
     pub unsafe fn assume_filled(&self, start: usize, len: usize) -> &[u8] {
-        assert!(start.checked_add(len).is_some_and(|end| end <= self.len), "part of a window lies outside of it");
+        assert!(
+            start.checked_add(len).is_some_and(|end| end <= self.len),
+            "part of a window lies outside of it"
+        );
         // SAFETY: in bounds as checked, initialised as the caller promises, and borrowed from this window.
         unsafe { std::slice::from_raw_parts(self.ptr.add(start), len) }
     }

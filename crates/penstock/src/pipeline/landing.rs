@@ -85,7 +85,8 @@ pub(super) fn to_host(
     if simple && wanted >= segments.len() as u64 * SEGMENT_WORTH_A_READ {
         for segment in segments {
             // SAFETY: this segment's own span of an attached destination.
-            let window = unsafe { Window::from_raw(pointer(destinations.of(segment)), to_usize(segment.len)) };
+            let window =
+                unsafe { Window::from_raw(pointer(destinations.of(segment)), to_usize(segment.len)) };
             object.read_into(segment.src, window, lane)?;
         }
         return Ok(Spent { reading: began.elapsed(), copying: Duration::ZERO });

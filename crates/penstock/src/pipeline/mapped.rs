@@ -19,7 +19,7 @@ const STEP: u64 = 8 << 20;
 /// A checkpoint's files, mapped.
 pub struct Mapped {
     checkpoint: Arc<Checkpoint>,
-    files: Vec<Option<(Arc<dyn Object>, Arc<FileMapping>)>>,
+    files: Vec<Option<File>>,
 }
 
 impl Mapped {
@@ -58,25 +58,16 @@ impl Mapped {
     /// `Storage` or `Changed` where a page cannot be read.
     pub fn prefault(&self, tensors: &[usize], threads: usize) -> Result<()> {
         let steps = self.steps(tensors);
-        let next = AtomicUsize::new(0);
-        let work = || -> Result<()> {
-            while let Some((file, range)) = steps.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let Some((object, mapping)) = &self.files[*file] else { continue };
-                object.read_ahead(range.clone());
-                let (start, len) = (to_usize(range.start), to_usize(range.end - range.start));
-                if !mapping.populate(start, len).map_err(|error| error.object(object.location()))? {
-                    // An old kernel: the pages are at least being read ahead.
-                    break;
-                }
-            }
+        // First everything is asked for, and only then is anything waited for: alternating the two leaves the disk idle
+        // between steps (1.0 s instead of 0.7 s for 2 GiB on the 2-core machine of docs/performance.md).
+        in_parallel(threads, &self.files, &steps, |object, _, range| {
+            object.read_ahead(range.clone());
             Ok(())
-        };
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..threads.clamp(1, steps.len().max(1)))
-                .filter_map(|_| std::thread::Builder::new().name("penstock-map".into()).spawn_scoped(scope, work).ok())
-                .collect();
-            let panicked = || Err(Error::new(ErrorKind::Storage, "a thread panicked; this is a bug of Penstock"));
-            threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|_| panicked()))
+        })?;
+        in_parallel(threads, &self.files, &steps, |object, mapping, range| {
+            let (start, len) = (to_usize(range.start), to_usize(range.end - range.start));
+            // Where an old kernel cannot do it, the pages are at least being read ahead.
+            mapping.populate(start, len).map(drop).map_err(|error| error.object(object.location()))
         })
     }
 
@@ -91,7 +82,9 @@ impl Mapped {
             while start < range.end {
                 let end = range.end.min((start / STEP + 1) * STEP);
                 match steps.last_mut() {
-                    Some((last, step)) if *last == object && step.end == start && start % STEP != 0 => step.end = end,
+                    Some((last, step)) if *last == object && step.end == start && start % STEP != 0 => {
+                        step.end = end
+                    }
                     _ => steps.push((object, start..end)),
                 }
                 start = end;
@@ -99,6 +92,34 @@ impl Mapped {
         }
         steps
     }
+}
+
+type File = (Arc<dyn Object>, Arc<FileMapping>);
+
+/// Calls `act` for every step, with several threads.
+fn in_parallel(
+    threads: usize,
+    files: &[Option<File>],
+    steps: &[(usize, Range<u64>)],
+    act: impl Fn(&dyn Object, &FileMapping, &Range<u64>) -> Result<()> + Sync,
+) -> Result<()> {
+    let next = AtomicUsize::new(0);
+    let work = || -> Result<()> {
+        while let Some((file, range)) = steps.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Some((object, mapping)) = &files[*file] {
+                act(object.as_ref(), mapping, range)?;
+            }
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let spawn =
+            |_| std::thread::Builder::new().name("penstock-map".into()).spawn_scoped(scope, work).ok();
+        let others: Vec<_> = (1..threads.min(steps.len())).filter_map(spawn).collect();
+        let own = work();
+        let panicked = || Err(Error::new(ErrorKind::Storage, "a thread panicked; this is a bug of Penstock"));
+        others.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).fold(own, Result::and)
+    })
 }
 
 fn to_usize(n: u64) -> usize {

@@ -27,7 +27,10 @@ impl Objects {
 
     /// Fails if an object that was read from is no longer the version that was opened.
     pub(super) fn verify_unchanged(&self) -> Result<()> {
-        self.open.iter().filter_map(|open| open.get()?.as_ref().ok()).try_for_each(|object| object.verify_unchanged())
+        self.open
+            .iter()
+            .filter_map(|open| open.get()?.as_ref().ok())
+            .try_for_each(|object| object.verify_unchanged())
     }
 
     pub(super) fn checkpoint(&self) -> &Checkpoint {

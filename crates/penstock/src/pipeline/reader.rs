@@ -67,8 +67,9 @@ impl HostReader {
         let block = &shared.plan.blocks()[index];
         let object = shared.objects.get(block.object)?;
         let Account { lane, .. } = &mut self.account;
-        let spent = to_host(&shared.plan, block, object.as_ref(), &shared.destinations, lane, &mut self.scratch)
-            .map_err(|error| name_tensor(error, shared, block, object.as_ref()))?;
+        let spent =
+            to_host(&shared.plan, block, object.as_ref(), &shared.destinations, lane, &mut self.scratch)
+                .map_err(|error| name_tensor(error, shared, block, object.as_ref()))?;
         self.account.spent(&spent);
         shared.landed(block);
         Ok(())
@@ -148,7 +149,8 @@ impl DeviceReader {
         }
         let Account { lane, .. } = &mut self.account;
         let stream = self.stream.as_mut();
-        let read = to_device(&shared.plan, block, object.as_ref(), &shared.destinations, lane, &mut slot, stream);
+        let read =
+            to_device(&shared.plan, block, object.as_ref(), &shared.destinations, lane, &mut slot, stream);
         let marked = read.and_then(|spent| Ok((spent, self.stream.mark()?)));
         match marked {
             Ok((spent, mark)) => {

@@ -103,7 +103,12 @@ impl Session {
     ///
     /// # Errors
     /// `Memory` where the slab cannot be reserved or threads cannot be started, `Device` where the device refuses.
-    pub fn start(checkpoint: Arc<Checkpoint>, plan: Arc<Plan>, target: Target, readers: usize) -> Result<Self> {
+    pub fn start(
+        checkpoint: Arc<Checkpoint>,
+        plan: Arc<Plan>,
+        target: Target,
+        readers: usize,
+    ) -> Result<Self> {
         let began = Instant::now();
         let tensors = plan.tensors().len();
         let (messages, landed) = unbounded();
@@ -148,15 +153,24 @@ impl Session {
         };
         let readers = readers.clamp(1, session.shared.plan.blocks().len().max(1));
         match target {
-            Target::Device { device, staging_bytes } => session.start_device_readers(readers, device, staging_bytes)?,
+            Target::Device { device, staging_bytes } => {
+                session.start_device_readers(readers, device, staging_bytes)?
+            }
             _ if session.shared.plan.blocks().len() <= 1 => session.inline = Some(HostReader::default()),
-            _ => session.start_readers(readers, |_| Ok(|shared: &Shared| HostReader::default().run(shared)))?,
+            _ => {
+                session.start_readers(readers, |_| Ok(|shared: &Shared| HostReader::default().run(shared)))?
+            }
         }
         lock(&session.shared.stats).readers = session.readers.len().max(1) as u64;
         Ok(session)
     }
 
-    fn start_device_readers(&mut self, readers: usize, device: Arc<dyn Device>, staging: usize) -> Result<()> {
+    fn start_device_readers(
+        &mut self,
+        readers: usize,
+        device: Arc<dyn Device>,
+        staging: usize,
+    ) -> Result<()> {
         let slot_bytes = usize::try_from(self.shared.plan.block_bytes()).unwrap_or(usize::MAX) + SLOT_SLACK;
         let arena = Arena::shared(slot_bytes, staging, Some(device.pinning()));
         // A failing device fails here, not in a thread.
@@ -199,8 +213,11 @@ impl Session {
                 // Fewer readers than wished for are a slower load, not a failed one.
                 Err(_) if !self.readers.is_empty() => break,
                 Err(error) => {
-                    return Err(Error::new(ErrorKind::Memory, format!("a thread could not be started: {error}"))
-                        .remedy("Raise the limit of processes (ulimit -u, cgroup pids.max)"));
+                    return Err(Error::new(
+                        ErrorKind::Memory,
+                        format!("a thread could not be started: {error}"),
+                    )
+                    .remedy("Raise the limit of processes (ulimit -u, cgroup pids.max)"));
                 }
             }
         }
@@ -242,7 +259,10 @@ impl Session {
     /// `Destination` where fewer tensors are left, or for a session without a slab.
     pub fn attach_slab(&mut self, tensors: usize) -> Result<()> {
         let Some((slab, layout)) = &self.slab else {
-            return Err(Error::new(ErrorKind::Destination, "this load was started without memory of its own"));
+            return Err(Error::new(
+                ErrorKind::Destination,
+                "this load was started without memory of its own",
+            ));
         };
         let end = (self.attached + tensors).min(self.given.len());
         let addresses: Vec<_> = (self.attached..end).map(|i| slab.address() + layout.offset(i)).collect();
@@ -390,9 +410,8 @@ impl Shared {
         let began = Instant::now();
         let queue = lock(&self.queue);
         let blocks = self.plan.blocks().len();
-        let idle = |queue: &mut Queue| {
-            queue.taken >= queue.ready && queue.taken < blocks && !self.is_cancelled()
-        };
+        let idle =
+            |queue: &mut Queue| queue.taken >= queue.ready && queue.taken < blocks && !self.is_cancelled();
         drop(self.wake.wait_while(queue, idle).unwrap_or_else(PoisonError::into_inner));
         began.elapsed()
     }

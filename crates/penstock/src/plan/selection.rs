@@ -65,10 +65,12 @@ impl Selection {
         let Some(cut) = cut else { return Ok(Self::all(tensor)) };
         let first: u64 = wanted.iter().zip(&strides).map(|(range, stride)| range.start * stride).sum();
         let piece = shape[cut] * strides[cut];
-        let walk: Vec<_> =
-            (0..cut).filter(|d| shape[*d] > 1).map(|d| (shape[d], strides[d])).collect();
+        let walk: Vec<_> = (0..cut).filter(|d| shape[*d] > 1).map(|d| (shape[d], strides[d])).collect();
         if first % 8 != 0 || piece % 8 != 0 || walk.iter().any(|(_, stride)| stride % 8 != 0) {
-            return wrong(format!("the slice cuts through bytes that hold several {} elements", tensor.dtype.name()));
+            return wrong(format!(
+                "the slice cuts through bytes that hold several {} elements",
+                tensor.dtype.name()
+            ));
         }
         let walk = walk.into_iter().map(|(steps, stride)| (steps, stride / 8)).collect();
         Ok(Self { shape, piece: piece / 8, first: first / 8, walk })

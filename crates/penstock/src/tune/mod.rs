@@ -22,10 +22,10 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The settings for a load from `file_system`, to a device or to host memory.
-    pub fn choose(config: &Config, file_system: FileSystem, to_device: bool) -> Self {
+    /// The settings for a load from `file_system`.
+    pub fn choose(config: &Config, file_system: FileSystem) -> Self {
         let cores = std::thread::available_parallelism().map_or(4, std::num::NonZeroUsize::get);
-        let found = Profile::start(file_system, to_device, cores);
+        let found = Profile::start(file_system, cores);
         Self {
             profile: Profile {
                 readers: config.readers.unwrap_or(found.readers),

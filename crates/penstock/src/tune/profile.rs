@@ -21,9 +21,10 @@ impl FileSystem {
         // Magic numbers of statfs(2) and of the file systems' own sources.
         match rustix::fs::statfs(path).map(|answer| answer.f_type as u64 & 0xffff_ffff) {
             Ok(0x0102_1994 | 0x8584_58f6 | 0x9584_58f6) => Self::Memory,
-            Ok(0x6969 | 0x517b | 0xff53_4d42 | 0xfe53_4d42 | 0x00c3_6400 | 0x0bd0_0bd0 | 0x4750_4653 | 0x7461_636c) => {
-                Self::Network
-            }
+            Ok(
+                0x6969 | 0x517b | 0xff53_4d42 | 0xfe53_4d42 | 0x00c3_6400 | 0x0bd0_0bd0 | 0x4750_4653
+                | 0x7461_636c,
+            ) => Self::Network,
             Ok(0x6573_5546) => Self::Fuse,
             _ => Self::Disk,
         }
@@ -52,21 +53,19 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// The profile for reading from `file_system` with `cores` processors, to a device or to host memory.
+    /// The profile for reading from `file_system` with `cores` processors.
     ///
-    /// Slots on the way to a device are small, so that they stay in the processor's cache between the reading and the
-    /// copying (2 MiB measured best; 8 MiB costs 8 %). In host memory a block is a whole number of huge pages, so that
-    /// readers do not fault the same one.
-    pub fn start(file_system: FileSystem, to_device: bool, cores: usize) -> Self {
+    /// Blocks are small, so that they stay in the processor's cache between the reading and the copying (to a device,
+    /// 2 MiB measured best; 8 MiB costs 8 %), and a huge page long, so that readers do not fault the same one.
+    pub fn start(file_system: FileSystem, cores: usize) -> Self {
         let readers = match file_system {
             FileSystem::Memory => cores.clamp(1, 16),
             // A disk wants several requests in flight, however few the cores.
-            FileSystem::Disk => cores.clamp(4, 16),
+            FileSystem::Disk => cores.clamp(8, 16),
             FileSystem::Network => 16,
             FileSystem::Fuse => 4,
         };
-        let block_bytes = if to_device { 2 << 20 } else { 4 << 20 };
-        Self { readers, block_bytes, bridge_bytes: 64 << 10 }
+        Self { readers, block_bytes: 2 << 20, bridge_bytes: 64 << 10 }
     }
 }
 
@@ -82,6 +81,6 @@ mod tests {
 
     #[test]
     fn a_disk_gets_several_readers_on_one_core() {
-        assert_eq!(Profile::start(FileSystem::Disk, false, 1).readers, 4);
+        assert_eq!(Profile::start(FileSystem::Disk, 1).readers, 8);
     }
 }

@@ -118,8 +118,11 @@ impl Driver {
             .get_or_init(|| {
                 // SAFETY: loading the driver runs its initialisers, which is what every CUDA program does.
                 let library = unsafe { Library::new("libcuda.so.1") }.map_err(|error| {
-                    Error::new(ErrorKind::Device, format!("there is no NVIDIA driver on this machine: {error}"))
-                        .remedy("Load to device=\"cpu\", or run where libcuda.so.1 can be found")
+                    Error::new(
+                        ErrorKind::Device,
+                        format!("there is no NVIDIA driver on this machine: {error}"),
+                    )
+                    .remedy("Load to device=\"cpu\", or run where libcuda.so.1 can be found")
                 })?;
                 Driver::look_up(library)
             })
@@ -144,8 +147,11 @@ impl Driver {
             found.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()).unwrap_or_default()
         };
         let kind = if code == OUT_OF_MEMORY { ErrorKind::Memory } else { ErrorKind::Device };
-        let cause =
-            format!("{action} failed: {} ({code}): {}", text(self.get_error_name), text(self.get_error_string));
+        let cause = format!(
+            "{action} failed: {} ({code}): {}",
+            text(self.get_error_name),
+            text(self.get_error_string)
+        );
         let error = Error::new(kind, cause);
         Err(match code {
             OUT_OF_MEMORY => error.remedy("Free GPU or pinned memory, or raise RLIMIT_MEMLOCK (ulimit -l)"),
@@ -207,7 +213,13 @@ impl Driver {
 
     /// # Safety
     /// See [`CopyStream::copy`](crate::device::CopyStream::copy). The stream's context must be current.
-    pub(super) unsafe fn copy(&self, to: u64, from: *const u8, len: usize, stream: StreamHandle) -> Result<()> {
+    pub(super) unsafe fn copy(
+        &self,
+        to: u64,
+        from: *const u8,
+        len: usize,
+        stream: StreamHandle,
+    ) -> Result<()> {
         // SAFETY: as the caller promises.
         self.check("copying to the GPU", unsafe { (self.memcpy_htod_async)(to, from.cast(), len, stream) })
     }

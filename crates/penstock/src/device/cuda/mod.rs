@@ -43,9 +43,12 @@ impl CudaDevice {
         let driver = Driver::load().map_err(|error| error.object(&name))?;
         let count = driver.device_count().map_err(|error| error.object(&name))?;
         if ordinal < 0 || ordinal >= count {
-            return Err(Error::new(ErrorKind::Device, format!("there is no such GPU: this process sees {count}"))
-                .object(name)
-                .remedy("Check the device's number and CUDA_VISIBLE_DEVICES"));
+            return Err(Error::new(
+                ErrorKind::Device,
+                format!("there is no such GPU: this process sees {count}"),
+            )
+            .object(name)
+            .remedy("Check the device's number and CUDA_VISIBLE_DEVICES"));
         }
         let context = driver.primary_context(ordinal).map_err(|error| error.object(&name))?;
         let device = Arc::new(Self { name, driver, context });

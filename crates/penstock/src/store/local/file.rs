@@ -190,7 +190,9 @@ fn opening_failed(error: &io::Error, path: &Path) -> Error {
         io::ErrorKind::NotFound if path.is_symlink() => {
             made.remedy("The link leads nowhere: the download it points to is missing or was cleaned up")
         }
-        io::ErrorKind::NotFound => made.remedy("Check the path; relative paths start at the working directory"),
+        io::ErrorKind::NotFound => {
+            made.remedy("Check the path; relative paths start at the working directory")
+        }
         io::ErrorKind::PermissionDenied => {
             made.remedy("Check the permissions of the file and its directories for the user of this process")
         }

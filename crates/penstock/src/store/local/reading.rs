@@ -61,7 +61,12 @@ impl LocalFile {
         self.read_buffered(offset, into, lane, cached)
     }
 
-    pub(super) fn read_aligned(&self, range: Range<u64>, mut slot: Window<'_>, lane: &mut Lane) -> Result<usize> {
+    pub(super) fn read_aligned(
+        &self,
+        range: Range<u64>,
+        mut slot: Window<'_>,
+        lane: &mut Lane,
+    ) -> Result<usize> {
         let len = to_usize(range.end - range.start);
         self.checked_range(range.start, len)?;
         let cached = match self.route(&range) {
@@ -71,7 +76,9 @@ impl LocalFile {
                 let aligned_len = (lead + len).next_multiple_of(PAGE);
                 if aligned_len <= slot.len() {
                     match self.read_sectors(direct, start, slot.part(0, aligned_len), lead + len, lane) {
-                        Err(error) if is_refusal(&error) => self.direct_refused.store(true, Ordering::Relaxed),
+                        Err(error) if is_refusal(&error) => {
+                            self.direct_refused.store(true, Ordering::Relaxed)
+                        }
                         done => return done.map(|()| lead),
                     }
                 }
@@ -84,11 +91,16 @@ impl LocalFile {
 
     /// A range must lie in the file as it was opened; anything else is a bug of the plan, not a short file.
     fn checked_range(&self, offset: u64, len: usize) -> Result<Range<u64>> {
-        offset.checked_add(len as u64).filter(|end| *end <= self.bytes()).map(|end| offset..end).ok_or_else(|| {
-            Error::new(ErrorKind::Storage, format!("a read beyond the end of the file's {} bytes", self.bytes()))
+        offset.checked_add(len as u64).filter(|end| *end <= self.bytes()).map(|end| offset..end).ok_or_else(
+            || {
+                Error::new(
+                    ErrorKind::Storage,
+                    format!("a read beyond the end of the file's {} bytes", self.bytes()),
+                )
                 .object(self.location())
                 .range(offset..offset.saturating_add(len as u64))
-        })
+            },
+        )
     }
 
     fn read_buffered(&self, offset: u64, into: Window<'_>, lane: &mut Lane, cached: bool) -> Result<()> {
@@ -98,7 +110,13 @@ impl LocalFile {
         self.complete(offset, got, wanted)
     }
 
-    fn read_directly(&self, direct: &DirectFile, offset: u64, mut into: Window<'_>, lane: &mut Lane) -> Result<()> {
+    fn read_directly(
+        &self,
+        direct: &DirectFile,
+        offset: u64,
+        mut into: Window<'_>,
+        lane: &mut Lane,
+    ) -> Result<()> {
         let page = PAGE as u64;
         let end = offset + into.len() as u64;
         let (first, last) = (offset.next_multiple_of(page), end / page * page);
@@ -183,7 +201,10 @@ impl LocalFile {
                 Ok(0) => break,
                 Ok(n) => {
                     done += n;
-                    if done < into.len() && !done.is_multiple_of(PAGE) && !std::ptr::eq(file, &raw const self.file) {
+                    if done < into.len()
+                        && !done.is_multiple_of(PAGE)
+                        && !std::ptr::eq(file, &raw const self.file)
+                    {
                         break;
                     }
                 }
@@ -194,7 +215,9 @@ impl LocalFile {
                         return Err(Error::from_io("reading", &error)
                             .object(self.location())
                             .range(range)
-                            .remedy("The storage failed: check the mount, the disk and the kernel log (dmesg)"));
+                            .remedy(
+                                "The storage failed: check the mount, the disk and the kernel log (dmesg)",
+                            ));
                     }
                 }
             }

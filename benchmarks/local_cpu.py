@@ -1,0 +1,215 @@
+"""Local file to CPU tensors, against the limits of the machine and against safetensors.
+
+    python benchmarks/local_cpu.py [--gib 2] [--rounds 5] [--directory DIR] [--output FILE.json]
+
+Rows are interleaved round by round, each in a fresh process, and the median is reported. The limits are measured in the
+same run: plain ``O_DIRECT`` reads (cold) and parallel ``pread`` of cached pages into memory that is ready (warm), each
+at the best of several numbers of threads. Peak memory is the process's own (RSS), less what it was before the load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import mmap
+import os
+import resource
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+import common
+
+LIMITS = {
+    "cold": [f"direct-{threads}x{mib}" for threads in (2, 4, 8) for mib in (2, 4, 8)],
+    "warm": [f"ready-{threads}x{mib}" for threads in (2, 4) for mib in (1, 4)],
+    "fresh": [f"fresh-{threads}x{mib}" for threads in (2, 4) for mib in (2, 4)],
+}
+LOADERS = ["load", "stream", "load_into", "mmap", "safetensors-clone", "safetensors-touch"]
+
+
+# ---- what runs in the measured process
+
+
+def read_threads(path: str, threads: int, block: int, *, direct: bool, ready: bool) -> tuple[float, float]:
+    """Plain parallel reads of the whole file to one buffer: the limit that loaders are compared with."""
+    fd = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
+    size = os.fstat(fd).st_size
+    buffer = mmap.mmap(-1, size + (4 << 20))
+    buffer.madvise(mmap.MADV_HUGEPAGE)
+    common.settle_memory(size + size // 2)
+    if ready:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        ctypes.memset(address, 1, len(buffer))
+    view = memoryview(buffer)
+    offsets = iter(range(0, size, block))
+    lock = threading.Lock()
+
+    def work() -> None:
+        while True:
+            with lock:
+                at = next(offsets, None)
+            if at is None:
+                return
+            end = min(at + block, size)
+            while at < end:
+                # A direct read of the last sector asks for all of it and gets what there is.
+                wanted = -(-(end - at) // 4096) * 4096 if direct else end - at
+                at += os.preadv(fd, [view[at : at + wanted]], at)
+
+    workers = [threading.Thread(target=work) for _ in range(threads)]
+    began, cpu = time.perf_counter(), time.process_time()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return time.perf_counter() - began, time.process_time() - cpu
+
+
+def touch(tensors: dict[str, Any]) -> int:
+    """Reads one byte of every page, as first use would."""
+    import torch
+
+    return sum(int(t.flatten().view(torch.uint8)[::4096].sum()) for t in tensors.values())
+
+
+def run_loader(path: str, what: str) -> tuple[float, float, int]:
+    """Loads the file; returns the seconds it took, CPU seconds, and peak memory above what there was before."""
+    import safetensors.torch
+    import torch
+
+    import penstock
+
+    torch.set_num_threads(1)
+    # Imports and first calls are not loading.
+    torch.zeros(1).clone()
+    destinations = {}
+    if what == "load_into":
+        ckpt = penstock.open(path)
+        destinations = {name: torch.ones(i.shape, dtype=torch.bfloat16) for name, i in ckpt.items()}
+    size = os.path.getsize(path)
+    common.settle_memory(2 * size + size // 2)
+    before = rss()
+    began, cpu = time.perf_counter(), time.process_time()
+    if what == "load":
+        kept: Any = penstock.open(path).load()
+    elif what == "stream":
+        kept = [tensor.shape for _, tensor in penstock.open(path).stream()]
+    elif what == "load_into":
+        kept = penstock.open(path).load_into(destinations)
+    elif what == "mmap":
+        kept = penstock.open(path).load(mmap=True, prefault=True)
+        touch(kept)
+    elif what == "safetensors-clone":
+        kept = {name: tensor.clone() for name, tensor in safetensors.torch.load_file(path).items()}
+    else:
+        kept = safetensors.torch.load_file(path)
+        touch(kept)
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+    del kept
+    return seconds, cpu, peak_rss() - before
+
+
+def rss() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def peak_rss() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def child(path: str, what: str) -> dict[str, float]:
+    kind, _, setting = what.partition("-")
+    if kind in {"direct", "ready", "fresh"}:
+        threads, mib = (int(number) for number in setting.split("x"))
+        seconds, cpu = read_threads(path, threads, mib << 20, direct=kind == "direct", ready=kind == "ready")
+        peak = 0
+    else:
+        seconds, cpu, peak = run_loader(path, what)
+    return {"seconds": seconds, "cpu_seconds": cpu, "peak_rss": peak}
+
+
+# ---- the benchmark
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gib", type=float, default=2.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--directory", type=Path, help="where the checkpoint is made; a temporary directory by default")
+    parser.add_argument("--output", type=Path, help="where the results go as JSON")
+    parser.add_argument("--child", nargs=2, metavar=("PATH", "WHAT"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(child(*options.child)))
+        return
+    with tempfile.TemporaryDirectory(dir=options.directory) as directory:
+        path = Path(directory) / "model.safetensors"
+        layers = max(1, round(options.gib * 2**30 / 2 / 67_000_000))
+        common.write_checkpoint(path, common.llama_shapes(layers, 2048, 8192, 32000, 512))
+        results = compare(path, options.rounds)
+    table(results)
+    if options.output:
+        options.output.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def compare(path: Path, rounds: int) -> dict[str, Any]:
+    size = path.stat().st_size
+    script = Path(__file__)
+    plan: list[tuple[str, str, Callable[[], None]]] = []
+    for state in ("cold", "warm"):
+        kinds = ["cold"] if state == "cold" else ["warm", "fresh"]
+        names = [name for kind in kinds for name in LIMITS[kind]] + LOADERS
+        plan += [(state, name, lambda state=state: common.set_cache([path], state)) for name in names]
+    samples: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for number in range(rounds):
+        for state, name, prepare in plan:
+            prepare()
+            sample = common.measure(script, "--child", str(path), name)
+            samples.setdefault((state, name), []).append(sample)
+            print(f"round {number + 1} {state} {name}: {size / sample['seconds'] / common.GB:.2f} GB/s", file=sys.stderr)
+    rows: list[dict[str, Any]] = []
+    for (state, name), taken in samples.items():
+        seconds = statistics.median(sample["seconds"] for sample in taken)
+        rows.append(
+            {
+                "state": state,
+                "what": name,
+                "seconds": round(seconds, 4),
+                "gb_per_s": round(size / seconds / common.GB, 3),
+                "all_seconds": [round(sample["seconds"], 4) for sample in taken],
+                "cpu_seconds": round(statistics.median(sample["cpu_seconds"] for sample in taken), 3),
+                "peak_rss_over_checkpoint_mib": round(max(sample["peak_rss"] for sample in taken) / 2**20 - size / 2**20),
+            }
+        )
+    command = "python benchmarks/local_cpu.py " + " ".join(sys.argv[1:])
+    return {"command": command, "machine": common.machine(), "bytes": size, "rounds": rounds, "rows": rows}
+
+
+def table(results: dict[str, Any]) -> None:
+    """Prints the rows with their share of the limit: the best plain reader of the same state."""
+    rows = results["rows"]
+    for state in ("cold", "warm"):
+        of_state = [row for row in rows if row["state"] == state]
+        plain = [row for row in of_state if row["what"].startswith("direct" if state == "cold" else "ready")]
+        limit = max(row["gb_per_s"] for row in plain)
+        print(f"\n{state}: {results['bytes'] / common.GB:.2f} GB, limit {limit:.2f} GB/s")
+        print(f"{'':20} {'seconds':>8} {'GB/s':>7} {'of limit':>8} {'CPU s':>6} {'peak RSS - file':>16}")
+        for row in of_state:
+            share = row["gb_per_s"] / limit
+            memory = f"{row['peak_rss_over_checkpoint_mib']} MiB" if row["what"] in LOADERS else ""
+            print(
+                f"{row['what']:20} {row['seconds']:8.3f} {row['gb_per_s']:7.2f} {share:8.2f} "
+                f"{row['cpu_seconds']:6.2f} {memory:>16}"
+            )
+
+
+if __name__ == "__main__":
+    main()
