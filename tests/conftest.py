@@ -1,0 +1,125 @@
+"""What tests share: files of every kind, and counts of what a load must not leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+
+class Raw(NamedTuple):
+    """One tensor of a file written byte by byte."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+BITS = {
+    "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
+    "C64": 64, "F64": 64, "I64": 64, "U64": 64,
+}  # fmt: skip
+"""Every dtype of safetensors 0.8."""
+
+
+def raw_bytes(dtype: str, shape: tuple[int, ...], seed: int = 0) -> bytes:
+    """Random bytes for a tensor; booleans are 0 or 1."""
+    size = int(np.prod(shape, dtype=np.int64)) * BITS[dtype] // 8
+    top = 2 if dtype == "BOOL" else 256
+    return np.random.default_rng(seed).integers(0, top, size, dtype=np.uint8).tobytes()
+
+
+def write_raw(
+    path: Path, tensors: Mapping[str, Raw], metadata: dict[str, str] | None = None, *, pad_to: int = 8
+) -> Path:
+    """Writes a safetensors file by the format's definition, independent of any library."""
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + len(tensor.data)
+        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % pad_to)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(tensor.data for tensor in tensors.values()))
+    return path
+
+
+def write_header(path: Path, header: Any, data: bytes = b"") -> Path:
+    """Writes a file with any header at all: JSON, or bytes as they are."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return path
+
+
+def drop_cache(path: Path) -> None:
+    """Makes the kernel forget the file's pages."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
+class Remains(NamedTuple):
+    """What a process holds that a load may have left behind."""
+
+    threads: int
+    files: int
+    slots_in_use: int
+
+    @classmethod
+    def now(cls) -> Remains:
+        from penstock._native import staging_usage
+
+        names = [Path(f"/proc/self/task/{task}/comm") for task in os.listdir("/proc/self/task")]
+        ours = sum(name.exists() and name.read_text().startswith("penstock") for name in names)
+        return cls(ours, len(os.listdir("/proc/self/fd")), staging_usage()[2])
+
+
+@pytest.fixture
+def nothing_remains() -> Any:
+    """Fails the test if a thread, a file or a staging slot is left after it."""
+    before = Remains.now()
+    python_threads = threading.active_count()
+    yield
+    assert Remains.now() == before
+    assert threading.active_count() == python_threads
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> tuple[Path, dict[str, Raw]]:
+    """A file of some MiB: one large tensor, middling ones of several dtypes, many small ones, a scalar, an empty one."""
+    tensors = {"large": Raw("F32", (1024, 1500), raw_bytes("F32", (1024, 1500), 1))}
+    for index, dtype in enumerate(["BF16", "F16", "I64", "U8", "BOOL", "F64"]):
+        shape = (63 + index, 257)
+        tensors[f"layer.{index}.{dtype}"] = Raw(dtype, shape, raw_bytes(dtype, shape, index))
+    for index in range(200):
+        tensors[f"norm.{index}"] = Raw("F32", (index % 37,), raw_bytes("F32", (index % 37,), index))
+    tensors["scalar"] = Raw("F32", (), raw_bytes("F32", ()))
+    tensors["empty"] = Raw("BF16", (0, 7), b"")
+    return write_raw(tmp_path / "mixed.safetensors", tensors, {"format": "pt"}), tensors
+
+
+def as_bytes(tensor: Any) -> bytes:
+    """A tensor's bytes, whatever its framework and dtype."""
+    if type(tensor).__module__.startswith("torch"):
+        import torch
+
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return np.ascontiguousarray(tensor).view(np.uint8).tobytes() if tensor.size else b""
+
+
+def assert_bits(loaded: Mapping[str, Any], tensors: Mapping[str, Raw]) -> None:
+    """Every tensor is there, and every bit of it."""
+    assert set(loaded) == set(tensors)
+    for name, tensor in tensors.items():
+        assert as_bytes(loaded[name]) == tensor.data, name

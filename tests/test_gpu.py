@@ -1,0 +1,152 @@
+"""The way to a GPU: bit-exact, safe on any stream, nothing left behind. Runs where torch finds a CUDA device."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from pathlib import Path
+
+import pytest
+from conftest import BITS, Raw, Remains, assert_bits, drop_cache, raw_bytes, write_raw
+
+import penstock
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
+]
+
+
+@pytest.mark.parametrize("dtype", sorted(set(BITS) - {"F6_E2M3", "F6_E3M2"}))
+def test_every_dtype_reaches_the_gpu_bit_for_bit(tmp_path: Path, dtype: str) -> None:
+    shapes = {"a": (64, 130), "b": (3, 5, 2), "c": (1, 2_000_000), "empty": (4, 0)}
+    tensors = {name: Raw(dtype, shape, raw_bytes(dtype, shape, seed)) for seed, (name, shape) in enumerate(shapes.items())}
+    path = write_raw(tmp_path / "x.safetensors", tensors)
+    for readers, block_bytes in itertools.product([1, 8], [4096, 2 << 20]):
+        loaded = penstock.open(path, config=penstock.Config(readers=readers, block_bytes=block_bytes)).load(device="cuda")
+        assert all(tensor.is_cuda for tensor in loaded.values())
+        assert_bits(loaded, tensors)
+
+
+@pytest.mark.parametrize("cache", ["auto", "use", "bypass"])
+@pytest.mark.parametrize("state", ["cold", "warm"])
+def test_the_state_of_the_cache_makes_no_difference(mixed, cache: str, state: str) -> None:
+    path, tensors = mixed
+    if state == "cold":
+        drop_cache(path)
+    assert_bits(penstock.open(path, config=penstock.Config(cache=cache)).load(device="cuda:0"), tensors)
+
+
+def test_streamed_tensors_are_kept_whatever_comes_after_them(mixed) -> None:
+    path, tensors = mixed
+    config = penstock.Config(read_ahead_bytes=100_000, block_bytes=65_536)
+    kept = dict(penstock.open(path, config=config).stream(device="cuda"))
+    assert_bits(kept, tensors)
+
+
+def test_slices_conversion_and_load_into_work_on_the_gpu(mixed) -> None:
+    path, tensors = mixed
+    ckpt = penstock.open(path)
+    whole = ckpt.load(device="cuda")
+    part = ckpt.load(["large"], slices={"large": (slice(3, 700, 2), slice(10, 1200))}, device="cuda")["large"]
+    assert torch.equal(part.view(torch.int32), whole["large"][3:700:2, 10:1200].contiguous().view(torch.int32))
+    assert ckpt.load(["layer.0.BF16"], dtype=torch.float32, device="cuda")["layer.0.BF16"].dtype == torch.float32
+    destinations = {
+        name: torch.zeros_like(tensor, device="cpu" if "F64" in name else "cuda") for name, tensor in whole.items()
+    }
+    ckpt.load_into(destinations)
+    assert_bits(destinations, tensors)
+
+
+def test_memory_that_queued_work_still_uses_is_not_overwritten(tmp_path: Path) -> None:
+    """torch's allocator hands out memory that kernels queued earlier on the stream may still be reading."""
+    count = 16 << 20
+    tensors = {"w": Raw("F32", (count,), raw_bytes("F32", (count,)))}
+    ckpt = penstock.open(write_raw(tmp_path / "x.safetensors", tensors))
+    ckpt.load(device="cuda")  # the first load pays for the arena and would be too slow to race
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
+            old = torch.full((count,), 7.0, device="cuda")
+            result = torch.empty_like(old)
+            torch.cuda.synchronize()
+            torch.cuda._sleep(200_000_000)  # about 0.1 s: the copy below is still to come when `old` is given back
+            result.copy_(old)
+            address = old.data_ptr()
+            del old
+            loaded = ckpt.load(device="cuda")["w"]
+            assert loaded.data_ptr() == address, "the allocator did not reuse the memory: the test proves nothing"
+            assert bool((result == 7.0).all())
+            assert_bits({"w": loaded}, tensors)
+
+
+def test_a_consumer_on_a_stream_of_its_own_sees_the_bytes(mixed) -> None:
+    path, tensors = mixed
+    with torch.cuda.stream(torch.cuda.Stream()):
+        copies = {name: tensor.clone() for name, tensor in penstock.open(path).stream(device="cuda")}
+    torch.cuda.synchronize()
+    assert_bits(copies, tensors)
+
+
+def test_nothing_but_the_arena_remains_and_it_is_reused_and_given_back(mixed) -> None:
+    path, tensors = mixed
+    ckpt = penstock.open(path)
+    ckpt.load(device="cuda")
+    before, staging = Remains.now(), penstock._native.staging_usage()
+    used = torch.cuda.memory_allocated()
+    for _ in range(5):
+        stream = ckpt.stream(device="cuda")
+        next(stream)
+        stream.close()
+    del stream
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012
+        for _ in ckpt.stream(device="cuda"):
+            1 / 0  # noqa: B018
+    gc.collect()
+    assert_bits(ckpt.load(device="cuda"), tensors)
+    assert Remains.now() == before
+    assert torch.cuda.memory_allocated() == used
+    assert penstock._native.staging_usage()[0] >= staging[0] > 0
+    assert penstock.release_staging() > 0
+    assert penstock._native.staging_usage() == (0, 0, 0)
+    assert_bits(ckpt.load(device="cuda"), tensors)
+
+
+def test_a_paused_stream_does_not_starve_another_load(mixed) -> None:
+    path, tensors = mixed
+    config = penstock.Config(staging_bytes=1 << 20, block_bytes=65_536, read_ahead_bytes=100_000)
+    ckpt = penstock.open(path, config=config)
+    paused = ckpt.stream(device="cuda")
+    first = dict([next(paused)])
+    assert_bits(ckpt.load(device="cuda"), tensors)
+    assert_bits(first | dict(paused), tensors)
+
+
+def test_a_file_that_ends_early_gives_the_gpu_memory_back(tmp_path: Path) -> None:
+    tensors = {str(i): Raw("U8", (4 << 20,), raw_bytes("U8", (4 << 20,), i)) for i in range(8)}
+    path = write_raw(tmp_path / "x.safetensors", tensors)
+    ckpt = penstock.open(path)
+    ckpt.load(device="cuda")
+    used, before = torch.cuda.memory_allocated(), Remains.now()
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+    with pytest.raises(penstock.ObjectChangedError):
+        ckpt.load(device="cuda")
+    gc.collect()
+    assert (torch.cuda.memory_allocated(), Remains.now()) == (used, before)
+
+
+def test_a_gpu_that_is_not_there_is_named(mixed) -> None:
+    path, _ = mixed
+    with pytest.raises(penstock.DeviceError, match="cuda:99"):
+        penstock.open(path).load(device="cuda:99")
+
+
+def test_models_are_built_on_the_gpu_without_initialisation(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(512, 256), torch.nn.LayerNorm(256))
+    penstock.save_file(dict(model.state_dict()), tmp_path / "m.safetensors")
+    made = penstock.load_model(
+        lambda: torch.nn.Sequential(torch.nn.Linear(512, 256), torch.nn.LayerNorm(256)), tmp_path / "m.safetensors", "cuda"
+    )
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(made.state_dict().values(), model.state_dict().values(), strict=True))
+    assert made(torch.ones(1, 512, device="cuda")).shape == (1, 256)
