@@ -119,7 +119,8 @@ def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path, kind
     elif kind == "socket":
         import socket
 
-        socket.socket(socket.AF_UNIX).bind(str(path))
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
     else:
         (tmp_path / "w" / "sub.safetensors").mkdir(parents=True)
         (tmp_path / "w" / "model.safetensors.index.json").write_text('{"weight_map": {"a": "sub.safetensors"}}')

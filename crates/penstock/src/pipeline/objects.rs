@@ -33,6 +33,11 @@ impl Objects {
             .try_for_each(|object| object.verify_unchanged())
     }
 
+    /// Closes all of them.
+    pub(super) fn close(&mut self) {
+        self.open.iter_mut().for_each(|open| drop(open.take()));
+    }
+
     pub(super) fn checkpoint(&self) -> &Checkpoint {
         &self.checkpoint
     }

@@ -355,9 +355,10 @@ impl Session {
     /// # Errors
     /// `Changed` where an object was written to or replaced during the load: its tensors may be a mixture.
     pub fn finish(&mut self) -> Result<LoadStats> {
+        self.stop_reading();
+        let unchanged = self.shared.objects.verify_unchanged();
         self.stop();
-        self.shared.objects.verify_unchanged()?;
-        Ok(self.stats())
+        unchanged.map(|()| self.stats())
     }
 
     /// What was done so far; complete after [`Session::finish`].
@@ -367,8 +368,18 @@ impl Session {
         stats
     }
 
-    /// Stops reading. Returns when readers have stopped and copies have ended; what has not landed never will.
+    /// Ends the load, however far it is. Returns when readers have stopped, copies have ended, files are closed, and
+    /// memory that was not taken is given back; what has not landed never will.
     pub fn stop(&mut self) {
+        self.stop_reading();
+        self.slab = None;
+        // Readers have dropped their shares by now.
+        if let Some(shared) = Arc::get_mut(&mut self.shared) {
+            shared.objects.close();
+        }
+    }
+
+    fn stop_reading(&mut self) {
         self.shared.cancel();
         for reader in self.readers.drain(..) {
             // A reader's panic was already turned into the load's failure.

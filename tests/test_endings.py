@@ -1,0 +1,279 @@
+"""Promises 1, 2, 5 and 9: tensors are the caller's, memory is bounded, and however a load ends, nothing remains."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from conftest import Raw, Remains, assert_bits, raw_bytes, write_raw
+
+import penstock
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Raw]]:
+    """64 MiB in 32 tensors."""
+    tensors = {f"w{i}": Raw("U8", (2 << 20,), raw_bytes("U8", (2 << 20,), i)) for i in range(32)}
+    return write_raw(tmp_path_factory.mktemp("large") / "large.safetensors", tensors), tensors
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+# ---- tensors are yours
+
+
+def test_streamed_tensors_are_kept_whatever_comes_after_them(large) -> None:
+    path, tensors = large
+    config = penstock.Config(read_ahead_bytes=4 << 20)
+    kept = {}
+    for name, tensor in penstock.open(path, config=config).stream():
+        kept[name] = tensor
+    assert_bits(kept, tensors)
+
+
+def test_writing_to_a_tensor_changes_no_other_and_not_the_file(large) -> None:
+    path, tensors = large
+    for mmap in (False, True):
+        loaded = penstock.open(path).load(mmap=mmap)
+        loaded["w3"].fill_(7)
+        del loaded["w3"]
+        assert_bits(loaded, {name: raw for name, raw in tensors.items() if name != "w3"})
+    assert_bits(penstock.open(path).load(), tensors)
+
+
+def test_a_tensor_is_a_storage_of_its_own(large) -> None:
+    path, _ = large
+    for tensor in penstock.open(path).load().values():
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+        assert tensor.storage_offset() == 0
+
+
+def test_dropping_a_tensor_frees_its_memory(large) -> None:
+    path, tensors = large
+    loaded = penstock.open(path).load()
+    full = resident()
+    kept = loaded.pop("w5")
+    loaded.clear()
+    gc.collect()
+    assert full - resident() > 50 << 20
+    assert_bits({"w5": kept}, {"w5": tensors["w5"]})
+
+
+# ---- memory is bounded
+
+
+def test_a_slow_consumer_of_a_stream_is_waited_for(large) -> None:
+    path, _ = large
+    ckpt = penstock.open(path, config=penstock.Config(read_ahead_bytes=8 << 20))
+    ckpt.load()  # what the first load of a process brings with it
+    before = resident()
+    stream = ckpt.stream()
+    next(stream)
+    time.sleep(0.5)
+    assert resident() - before < 24 << 20
+    stream.close()
+
+
+# ---- nothing remains
+
+
+def test_a_load_that_ends_well_leaves_nothing(large, nothing_remains) -> None:
+    path, _ = large
+    penstock.open(path).load()
+
+
+def test_a_closed_and_a_dropped_iterator_leave_nothing(large, nothing_remains) -> None:
+    path, tensors = large
+    for end in (lambda stream: stream.close(), lambda stream: None):
+        stream = penstock.open(path).stream()
+        next(stream)
+        began = time.perf_counter()
+        end(stream)
+        del stream
+        gc.collect()
+        assert time.perf_counter() - began < 0.2
+    assert_bits(penstock.open(path).load(), tensors)
+
+
+def test_a_stream_that_was_never_begun_leaves_nothing(large, nothing_remains) -> None:
+    path, _ = large
+    stream = penstock.open(path).stream()
+    del stream
+    gc.collect()
+
+
+def test_an_exception_of_the_consumer_leaves_nothing(large, nothing_remains) -> None:
+    path, tensors = large
+
+    def consume() -> None:
+        for _ in penstock.open(path).stream():
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        consume()
+    gc.collect()
+    assert_bits(penstock.open(path).load(), tensors)
+
+
+def test_an_exception_of_the_progress_function_leaves_nothing(large, nothing_remains) -> None:
+    path, _ = large
+
+    def fail(done: int, total: int) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        penstock.open(path).load(progress=fail)
+    gc.collect()
+
+
+@pytest.mark.parametrize("consumer", ["load", "slow stream"])
+def test_ctrl_c_ends_a_load_within_200_ms_and_leaves_nothing(large, consumer: str) -> None:
+    path, _ = large
+    script = textwrap.dedent(f"""
+        import gc, os, signal, sys, threading, time
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from conftest import Remains
+        import penstock, torch
+        ckpt = penstock.open({str(path)!r})
+        ckpt.load()
+        gc.collect()
+        before = Remains.now()
+        sent = []
+        def interrupt():
+            time.sleep(0.3)
+            sent.append(time.perf_counter())
+            os.kill(os.getpid(), signal.SIGINT)
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        try:
+            while True:
+                if {consumer!r} == "load":
+                    ckpt.load()
+                else:
+                    for _ in ckpt.stream():
+                        time.sleep(0.01)
+        except KeyboardInterrupt:
+            gc.collect()
+            seconds = time.perf_counter() - sent[0]
+        thread.join()
+        assert Remains.now() == before, (before, Remains.now())
+        ckpt.load()
+        print(seconds)
+    """)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 0.2
+
+
+def test_ctrl_c_reaches_a_load_whose_reads_wait(tmp_path: Path) -> None:
+    """A consumer that waits for a reader which waits for the storage: here, for a FIFO's writer that never comes."""
+    # A load of a regular file cannot be made to wait for ever without a faulty file system; the wait itself can.
+    path = write_raw(tmp_path / "x.safetensors", {"w": Raw("U8", (8 << 20,), raw_bytes("U8", (8 << 20,)))})
+    native = penstock.open(path)._native
+    session = native.session(None, {}, "host", penstock.Config())  # destinations are never attached
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    began = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        session.wait()
+    assert time.perf_counter() - began < 0.4
+    timer.join()
+    session.stop()
+    assert Remains.now().threads == 0
+
+
+# ---- files that change
+
+
+def test_a_file_truncated_after_opening_is_an_error_and_leaves_nothing(tmp_path: Path, nothing_remains) -> None:
+    tensors = {f"w{i}": Raw("U8", (1 << 20,), raw_bytes("U8", (1 << 20,), i)) for i in range(8)}
+    path = write_raw(tmp_path / "x.safetensors", tensors)
+    ckpt = penstock.open(path)
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(penstock.ObjectChangedError) as raised:
+        ckpt.load()
+    assert raised.value.object == str(path)
+    with pytest.raises(penstock.ObjectChangedError):
+        ckpt.load(mmap=True)
+
+
+def test_a_file_replaced_after_opening_is_an_error(mixed) -> None:
+    path, _ = mixed
+    ckpt = penstock.open(path)
+    other = path.with_name("other")
+    other.write_bytes(path.read_bytes())
+    other.rename(path)
+    with pytest.raises(penstock.ObjectChangedError, match="replaced"):
+        ckpt.load()
+    assert len(penstock.open(path).load()) == len(ckpt)
+
+
+@pytest.mark.parametrize("how", ["truncated", "written", "replaced"])
+def test_a_file_that_changes_during_a_load_is_an_error(large, tmp_path: Path, how: str, nothing_remains) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(large[0].read_bytes())
+    stream = penstock.open(path, config=penstock.Config(read_ahead_bytes=1 << 20)).stream()
+    next(stream)
+    if how == "truncated":
+        os.truncate(path, 40 << 20)
+    elif how == "written":
+        with path.open("r+b") as file:
+            file.seek(60 << 20)
+            file.write(b"other bytes")
+    else:
+        (tmp_path / "other").write_bytes(path.read_bytes())
+        (tmp_path / "other").rename(path)
+    with pytest.raises(penstock.ObjectChangedError) as raised:
+        for _ in stream:
+            pass
+    assert str(path) in str(raised.value)
+    assert how in str(raised.value) or "written to" in str(raised.value)
+
+
+# ---- threads and processes
+
+
+def test_several_threads_load_at_once(large, nothing_remains) -> None:
+    path, tensors = large
+    ckpt = penstock.open(path)
+    with ThreadPoolExecutor(4) as pool:
+        for loaded in pool.map(lambda _: ckpt.load(), range(8)):
+            assert_bits(loaded, tensors)
+
+
+def test_a_stream_may_be_taken_from_another_thread(mixed) -> None:
+    path, tensors = mixed
+    stream = penstock.open(path).stream()
+    with ThreadPoolExecutor(1) as pool:
+        assert_bits(pool.submit(dict, stream).result(), tensors)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_loads_while_its_parent_does(large) -> None:
+    path, tensors = large
+    ckpt = penstock.open(path, config=penstock.Config(read_ahead_bytes=1 << 20))
+    stream = ckpt.stream()
+    first = dict([next(stream)])
+    child = os.fork()
+    if child == 0:
+        try:
+            loaded = penstock.open(path).load()
+            same = all(loaded[name].numpy().tobytes() == raw.data for name, raw in tensors.items())
+            os._exit(0 if same else 1)
+        except BaseException:  # noqa: BLE001 - a child must not return to pytest
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert_bits(first | dict(stream), tensors)

@@ -1,0 +1,217 @@
+"""Filling existing tensors and models in place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Raw, as_bytes, assert_bits, drop_cache, raw_bytes, write_raw
+
+import penstock
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+
+def zeros(tensors: dict[str, Raw]) -> dict[str, torch.Tensor]:
+    from penstock.frameworks.torch import dtype_of
+
+    return {name: torch.zeros(raw.shape, dtype=dtype_of(raw.dtype)) for name, raw in tensors.items()}
+
+
+@pytest.mark.parametrize("cache", ["auto", "bypass"])
+@pytest.mark.parametrize("block_bytes", [4096, 2 << 20])
+def test_a_mapping_is_filled_in_place(mixed, cache: str, block_bytes: int) -> None:
+    path, tensors = mixed
+    drop_cache(path)
+    destinations = zeros(tensors)
+    addresses = {name: tensor.data_ptr() for name, tensor in destinations.items()}
+    keys = penstock.open(path, config=penstock.Config(cache=cache, block_bytes=block_bytes)).load_into(destinations)
+    assert keys == ([], [])
+    assert_bits(destinations, tensors)
+    assert addresses == {name: tensor.data_ptr() for name, tensor in destinations.items()}
+
+
+def test_numpy_arrays_are_filled_in_place(mixed) -> None:
+    path, tensors = mixed
+    names = [name for name, raw in tensors.items() if raw.dtype in {"F32", "I64"}]
+    arrays = {n: np.zeros(tensors[n].shape, {"F32": "f4", "I64": "i8"}[tensors[n].dtype]) for n in names}
+    penstock.open(path).load_into(arrays, names=names)
+    assert all(arrays[name].tobytes() == tensors[name].data for name in names)
+
+
+def test_destinations_at_any_address_are_filled_with_their_bytes_only(tmp_path: Path) -> None:
+    tensors = {f"w{i}": Raw("U8", (n,), raw_bytes("U8", (n,), i)) for i, n in enumerate([1, 5000, 300_001, 4096, 70_000])}
+    path = write_raw(tmp_path / "x.safetensors", tensors)
+    for cache in ("use", "bypass"):
+        memory = torch.full((1_000_000,), 255, dtype=torch.uint8)
+        untouched = memory.clone()
+        destinations, at = {}, 3
+        for name, raw in tensors.items():
+            destinations[name] = memory[at : at + len(raw.data)]
+            untouched[at : at + len(raw.data)] = torch.frombuffer(bytearray(raw.data), dtype=torch.uint8)
+            at += len(raw.data) + 17
+        penstock.open(path, config=penstock.Config(cache=cache)).load_into(destinations)
+        assert torch.equal(memory, untouched)
+
+
+WRONG = {
+    "shape": (lambda: torch.zeros(3, 2), "shape"),
+    "dtype": (lambda: torch.zeros(2, 3, dtype=torch.float16), "dtype"),
+    "layout": (lambda: torch.zeros(3, 2).t(), "not contiguous"),
+    "sparse": (lambda: torch.zeros(2, 3).to_sparse(), "not contiguous"),
+    "meta": (lambda: torch.zeros(2, 3, device="meta"), "meta"),
+    "no tensor": (lambda: [[0.0] * 3] * 2, "list"),
+    "a quantised dtype": (lambda: torch.quantize_per_tensor(torch.zeros(2, 3), 1.0, 0, torch.qint8), "dtype"),
+    "another framework": (lambda: np.zeros((2, 3), "f4"), "numpy|ndarray"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("case", WRONG)
+def test_a_destination_that_does_not_fit_is_named_and_nothing_was_written(tmp_path: Path, case: str) -> None:
+    make, words = WRONG[case]
+    data = raw_bytes("F32", (2, 3))
+    path = write_raw(tmp_path / "x.safetensors", {"good": Raw("F32", (2, 3), data), "w": Raw("F32", (2, 3), data)})
+    good = torch.zeros(2, 3)
+    with pytest.raises(penstock.DestinationError, match=words) as raised:
+        penstock.open(path).load_into({"good": good, "w": make()})
+    assert raised.value.tensor == "w"
+    assert not good.any()
+
+
+def test_read_only_arrays_are_refused(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "x.safetensors", {"w": Raw("F32", (2,), raw_bytes("F32", (2,)))})
+    array = np.zeros(2, "f4")
+    array.flags.writeable = False
+    with pytest.raises(penstock.DestinationError, match="read-only"):
+        penstock.open(path).load_into({"w": array})
+    with pytest.raises(penstock.DestinationError, match="neither"):
+        penstock.open(path).load_into(42)
+
+
+def test_missing_and_unexpected_names_are_told_as_torch_does(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "x.safetensors", {"a": Raw("U8", (1,), b"1"), "b": Raw("U8", (1,), b"2")})
+    destinations = {"a": torch.zeros(1, dtype=torch.uint8), "c": torch.zeros(1)}
+    with pytest.raises(penstock.TensorNotFoundError, match=r'Missing key.*"c".*\n.*Unexpected key.*"b"'):
+        penstock.open(path).load_into(destinations)
+    keys = penstock.open(path).load_into(destinations, strict=False)
+    assert (keys.missing_keys, keys.unexpected_keys) == (["c"], ["b"])
+    assert destinations["a"].item() == ord("1")
+    assert penstock.open(path).load_into(destinations, names=["a"]) == ([], [])
+
+
+class Tied(nn.Module):
+    """What trips loaders: tied weights, buffers that no checkpoint holds, buffers that it does, a shared module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 16)
+        self.shared = nn.Linear(16, 16)
+        self.again = self.shared
+        self.norm = nn.BatchNorm1d(16)
+        self.head = nn.Linear(16, 50, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("frequencies", torch.arange(16) * 0.5, persistent=False)
+        self.scale = nn.Parameter(torch.randn(3), requires_grad=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.again(self.embed(ids)) + self.frequencies)) * self.scale.sum()
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Path, Tied]:
+    torch.manual_seed(1)
+    model = Tied().eval()
+    with torch.no_grad():
+        model.norm.running_mean.normal_()
+    # As safetensors wants it: one name for tensors that share memory.
+    seen: dict[int, str] = {}
+    state = {name: t for name, t in model.state_dict().items() if seen.setdefault(t.data_ptr(), name) == name}
+    penstock.save_file(state, tmp_path / "m.safetensors")
+    return tmp_path / "m.safetensors", model
+
+
+def test_a_module_is_filled_in_place_ties_and_all(saved) -> None:
+    path, model = saved
+    other = Tied().eval()
+    weight = other.embed.weight
+    assert penstock.open(path).load_into(other) == ([], [])
+    assert other.embed.weight is weight
+    assert other.head.weight is weight
+    ids = torch.arange(12)
+    assert torch.equal(other(ids), model(ids))
+
+
+def test_a_model_is_built_without_initialisation_and_computes_the_same(saved) -> None:
+    path, model = saved
+    made = penstock.load_model(Tied, path).eval()
+    assert made.head.weight is made.embed.weight
+    assert made.again is made.shared
+    assert torch.equal(made.frequencies, model.frequencies)
+    assert not any(t.is_meta for t in [*made.parameters(), *made.buffers()])
+    assert (made.scale.requires_grad, made.embed.weight.requires_grad) == (False, True)
+    ids = torch.arange(12)
+    assert torch.equal(made(ids), model(ids))
+    made(ids).sum().backward()
+
+
+def test_building_initialises_nothing() -> None:
+    from penstock.model import no_init
+
+    class Loud(nn.Linear):
+        def reset_parameters(self) -> None:
+            assert self.weight.is_meta
+            super().reset_parameters()
+
+    with no_init():
+        assert Loud(4, 4).weight.is_meta
+    assert not nn.Linear(4, 4).weight.is_meta
+
+
+def test_the_checkpoints_dtype_wins_unless_another_is_asked_for(saved, tmp_path: Path) -> None:
+    path, _ = saved
+    half = {name: tensor.half() for name, tensor in penstock.load_file(path).items() if tensor.is_floating_point()}
+    half["norm.num_batches_tracked"] = torch.tensor(3)
+    penstock.save_file(half, tmp_path / "half.safetensors")
+    made = penstock.load_model(Tied, tmp_path / "half.safetensors")
+    assert (made.embed.weight.dtype, made.norm.num_batches_tracked.dtype) == (torch.float16, torch.int64)
+    made = penstock.load_model(Tied, tmp_path / "half.safetensors", dtype=torch.bfloat16)
+    assert (made.embed.weight.dtype, made.norm.num_batches_tracked.item()) == (torch.bfloat16, 3)
+
+
+def test_a_model_that_does_not_fit_is_told_as_torch_does(saved, tmp_path: Path, caplog) -> None:
+    path, _ = saved
+    state = penstock.load_file(path)
+    state["stray"] = torch.zeros(1)
+    del state["shared.weight"], state["shared.bias"], state["scale"]
+    penstock.save_file(state, tmp_path / "other.safetensors")
+    with pytest.raises(penstock.TensorNotFoundError) as raised:
+        penstock.load_model(Tied, tmp_path / "other.safetensors")
+    for name in ("shared.weight", "shared.bias", "scale", "stray"):
+        assert name in str(raised.value)
+    assert "head.weight" not in str(raised.value)  # tied to one that is there
+    made = penstock.load_model(Tied, tmp_path / "other.safetensors", strict=False)
+    assert made.again is made.shared
+    assert made.shared.weight.any()
+    assert not made.scale.any()
+    assert "initialised by reset_parameters: shared.weight, shared.bias" in caplog.text
+
+
+def test_a_model_of_another_shape_is_refused_before_anything_is_read(saved) -> None:
+    path, _ = saved
+    class Wide(Tied):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.zeros(4))
+    with pytest.raises(penstock.DestinationError, match=r"\[3\].*\[4\]") as raised:
+        penstock.load_model(Wide, path)
+    assert raised.value.tensor == "scale"
+
+
+def test_all_tensors_have_the_bits_of_the_file(saved) -> None:
+    path, model = saved
+    made = penstock.load_model(Tied, path)
+    for name, tensor in made.state_dict().items():
+        assert as_bytes(tensor) == as_bytes(model.state_dict()[name]), name
