@@ -174,7 +174,9 @@ def compare(path: Path, rounds: int) -> dict[str, Any]:
             prepare()
             sample = common.measure(script, "--child", str(path), name)
             samples.setdefault((state, name), []).append(sample)
-            print(f"round {number + 1} {state} {name}: {size / sample['seconds'] / common.GB:.2f} GB/s", file=sys.stderr)
+            print(
+                f"round {number + 1} {state} {name}: {size / sample['seconds'] / common.GB:.2f} GB/s", file=sys.stderr
+            )
     rows: list[dict[str, Any]] = []
     for (state, name), taken in samples.items():
         seconds = statistics.median(sample["seconds"] for sample in taken)
@@ -186,7 +188,9 @@ def compare(path: Path, rounds: int) -> dict[str, Any]:
                 "gb_per_s": round(size / seconds / common.GB, 3),
                 "all_seconds": [round(sample["seconds"], 4) for sample in taken],
                 "cpu_seconds": round(statistics.median(sample["cpu_seconds"] for sample in taken), 3),
-                "peak_rss_over_checkpoint_mib": round(max(sample["peak_rss"] for sample in taken) / 2**20 - size / 2**20),
+                "peak_rss_over_checkpoint_mib": round(
+                    max(sample["peak_rss"] for sample in taken) / 2**20 - size / 2**20
+                ),
             }
         )
     command = "python benchmarks/local_cpu.py " + " ".join(sys.argv[1:])

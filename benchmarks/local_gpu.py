@@ -206,8 +206,8 @@ def main() -> None:
     print(f"\n{'state':6} {'loader':16} {'seconds':>8} {'GB/s':>7} {'CPU s':>6} {'peak RSS +':>11}")
     for row in results["rows"]:
         print(
-            f"{row['state']:6} {row['loader']:16} {row['seconds']:8.3f} {row['gb_per_s']:7.2f} {row['cpu_seconds']:6.2f} "
-            f"{row['peak_rss_growth_mib']:>7} MiB"
+            f"{row['state']:6} {row['loader']:16} {row['seconds']:8.3f} {row['gb_per_s']:7.2f} "
+            f"{row['cpu_seconds']:6.2f} {row['peak_rss_growth_mib']:>7} MiB"
         )
     if options.output:
         options.output.write_text(json.dumps(results, indent=1) + "\n")

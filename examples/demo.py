@@ -49,6 +49,7 @@ def time_of(load: Callable[[], Any], synchronize: Callable[[], Any]) -> float:
 
 
 def main() -> None:
+    """The demo."""
     path = checkpoint()
     if importlib.util.find_spec("torch"):
         import torch
@@ -104,7 +105,10 @@ def use(weights: dict[str, Any], directory: Path, device: str) -> None:
     with torch.inference_mode():
         embedding = model(**tokens).last_hidden_state.mean(dim=1)[0]
     same = torch.equal(next(iter(model.parameters())), weights["embeddings.word_embeddings.weight"])
-    print(f"\none forward pass: {embedding.numel()} numbers, norm {embedding.norm():.4f}; weights are the loaded ones: {same}")
+    print(
+        f"\none forward pass: {embedding.numel()} numbers, norm {embedding.norm():.4f}; "
+        f"its weights are the loaded ones: {same}"
+    )
 
 
 if __name__ == "__main__":

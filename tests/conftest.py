@@ -96,7 +96,7 @@ def nothing_remains() -> Any:
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> tuple[Path, dict[str, Raw]]:
-    """A file of some MiB: one large tensor, middling ones of several dtypes, many small ones, a scalar, an empty one."""
+    """A file of some MiB: a large tensor, middling ones of several dtypes, many small ones, a scalar, an empty."""
     tensors = {"large": Raw("F32", (1024, 1500), raw_bytes("F32", (1024, 1500), 1))}
     for index, dtype in enumerate(["BF16", "F16", "I64", "U8", "BOOL", "F64"]):
         shape = (63 + index, 257)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Raw, assert_bits, raw_bytes, write_header, write_raw
 
 import penstock
+from conftest import Raw, assert_bits, raw_bytes, write_header, write_raw
 
 
 def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[str, Any]:
@@ -156,7 +156,11 @@ def test_an_index_decides_what_belongs_to_the_checkpoint(tmp_path: Path) -> None
 
 BROKEN_INDICES = {
     "a missing file": ({"a": "c.safetensors"}, penstock.ObjectNotFoundError, "c.safetensors"),
-    "a tensor that is not in its file": ({"a": "a.safetensors", "z": "b.safetensors"}, penstock.FormatError, "'z'|\"z\""),
+    "a tensor that is not in its file": (
+        {"a": "a.safetensors", "z": "b.safetensors"},
+        penstock.FormatError,
+        "'z'|\"z\"",
+    ),
     "a tensor in the other file": ({"a": "b.safetensors", "b": "b.safetensors"}, penstock.FormatError, '"a"'),
     "a way out of its directory": ({"a": "../a.safetensors"}, penstock.FormatError, r"\.\./a"),
     "an absolute path": ({"a": "/etc/passwd"}, penstock.FormatError, "/etc/passwd"),

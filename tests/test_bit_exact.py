@@ -1,12 +1,12 @@
-"""Promise 7: bit-exact, always, for every dtype, block size, number of readers, state of the cache and way of loading."""
+"""Promise 7: bit-exact, for every dtype, block size, number of readers, state of the cache and way of loading."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import BITS, Raw, as_bytes, assert_bits, drop_cache, raw_bytes, write_raw
 
 import penstock
+from conftest import BITS, Raw, as_bytes, assert_bits, drop_cache, raw_bytes, write_raw
 
 torch = pytest.importorskip("torch")
 TORCH_DTYPES = sorted(set(BITS) - {"F6_E2M3", "F6_E3M2"})
@@ -17,7 +17,9 @@ SIZES = [4096, 4 << 20]  # smaller and larger than the tensors
 def of_one_dtype(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str, Raw]]:
     dtype = request.param
     shapes = {"a": (64, 130), "b": (3, 5, 2), "c": (1, 20_000), "empty": (4, 0)}
-    tensors = {name: Raw(dtype, shape, raw_bytes(dtype, shape, seed)) for seed, (name, shape) in enumerate(shapes.items())}
+    tensors = {
+        name: Raw(dtype, shape, raw_bytes(dtype, shape, seed)) for seed, (name, shape) in enumerate(shapes.items())
+    }
     return write_raw(tmp_path / f"{dtype}.safetensors", tensors), tensors
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from conftest import Raw, raw_bytes, write_header, write_raw
 
 pytest.importorskip("typer")

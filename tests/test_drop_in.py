@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from conftest import as_bytes
 
 import penstock
+from conftest import as_bytes
 
 torch = pytest.importorskip("torch")
-safetensors = pytest.importorskip("safetensors")
-import safetensors.torch  # noqa: E402
+pytest.importorskip("safetensors.torch")
+import safetensors.torch
 
 
 @pytest.fixture

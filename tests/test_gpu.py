@@ -7,9 +7,9 @@ import itertools
 from pathlib import Path
 
 import pytest
-from conftest import BITS, Raw, Remains, assert_bits, drop_cache, raw_bytes, write_raw
 
 import penstock
+from conftest import BITS, Raw, Remains, assert_bits, drop_cache, raw_bytes, write_raw
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -21,10 +21,14 @@ pytestmark = [
 @pytest.mark.parametrize("dtype", sorted(set(BITS) - {"F6_E2M3", "F6_E3M2"}))
 def test_every_dtype_reaches_the_gpu_bit_for_bit(tmp_path: Path, dtype: str) -> None:
     shapes = {"a": (64, 130), "b": (3, 5, 2), "c": (1, 2_000_000), "empty": (4, 0)}
-    tensors = {name: Raw(dtype, shape, raw_bytes(dtype, shape, seed)) for seed, (name, shape) in enumerate(shapes.items())}
+    tensors = {
+        name: Raw(dtype, shape, raw_bytes(dtype, shape, seed)) for seed, (name, shape) in enumerate(shapes.items())
+    }
     path = write_raw(tmp_path / "x.safetensors", tensors)
     for readers, block_bytes in itertools.product([1, 8], [4096, 2 << 20]):
-        loaded = penstock.open(path, config=penstock.Config(readers=readers, block_bytes=block_bytes)).load(device="cuda")
+        loaded = penstock.open(path, config=penstock.Config(readers=readers, block_bytes=block_bytes)).load(
+            device="cuda"
+        )
         assert all(tensor.is_cuda for tensor in loaded.values())
         assert_bits(loaded, tensors)
 
@@ -146,7 +150,11 @@ def test_models_are_built_on_the_gpu_without_initialisation(tmp_path: Path) -> N
     model = torch.nn.Sequential(torch.nn.Linear(512, 256), torch.nn.LayerNorm(256))
     penstock.save_file(dict(model.state_dict()), tmp_path / "m.safetensors")
     made = penstock.load_model(
-        lambda: torch.nn.Sequential(torch.nn.Linear(512, 256), torch.nn.LayerNorm(256)), tmp_path / "m.safetensors", "cuda"
+        lambda: torch.nn.Sequential(torch.nn.Linear(512, 256), torch.nn.LayerNorm(256)),
+        tmp_path / "m.safetensors",
+        "cuda",
     )
-    assert all(torch.equal(a.cpu(), b) for a, b in zip(made.state_dict().values(), model.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a.cpu(), b) for a, b in zip(made.state_dict().values(), model.state_dict().values(), strict=True)
+    )
     assert made(torch.ones(1, 512, device="cuda")).shape == (1, 256)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Raw, as_bytes, assert_bits, drop_cache, raw_bytes, write_raw
 
 import penstock
+from conftest import Raw, as_bytes, assert_bits, drop_cache, raw_bytes, write_raw
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -42,7 +42,9 @@ def test_numpy_arrays_are_filled_in_place(mixed) -> None:
 
 
 def test_destinations_at_any_address_are_filled_with_their_bytes_only(tmp_path: Path) -> None:
-    tensors = {f"w{i}": Raw("U8", (n,), raw_bytes("U8", (n,), i)) for i, n in enumerate([1, 5000, 300_001, 4096, 70_000])}
+    tensors = {
+        f"w{i}": Raw("U8", (n,), raw_bytes("U8", (n,), i)) for i, n in enumerate([1, 5000, 300_001, 4096, 70_000])
+    }
     path = write_raw(tmp_path / "x.safetensors", tensors)
     for cache in ("use", "bypass"):
         memory = torch.full((1_000_000,), 255, dtype=torch.uint8)
@@ -201,10 +203,12 @@ def test_a_model_that_does_not_fit_is_told_as_torch_does(saved, tmp_path: Path, 
 
 def test_a_model_of_another_shape_is_refused_before_anything_is_read(saved) -> None:
     path, _ = saved
+
     class Wide(Tied):
         def __init__(self) -> None:
             super().__init__()
             self.scale = nn.Parameter(torch.zeros(4))
+
     with pytest.raises(penstock.DestinationError, match=r"\[3\].*\[4\]") as raised:
         penstock.load_model(Wide, path)
     assert raised.value.tensor == "scale"

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from conftest import Raw, raw_bytes, write_raw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
+from conftest import Raw, raw_bytes, write_raw
 
 torch = pytest.importorskip("torch")
 

@@ -1,5 +1,18 @@
 from typing import Any, Literal, final
 
+__all__ = [
+    "Checkpoint",
+    "Config",
+    "HostArray",
+    "LoadStats",
+    "Mapped",
+    "Session",
+    "TensorInfo",
+    "__version__",
+    "release_staging",
+    "staging_usage",
+]
+
 __version__: str
 
 @final

@@ -17,7 +17,10 @@ class PenstockError(Exception):
         byte_range: (start, end) in bytes of the object, or None.
         cause: what went wrong, without the context.
         remedy: what to try, or None.
+        errno: the operating system's error number, where one was the cause.
     """
+
+    errno: int | None = None
 
     def __init__(
         self,

@@ -91,10 +91,56 @@ class Existing:
 Destinations = FreshHost | FreshDevice | Existing
 
 
+class _Window:
+    """What is attached: as much as the limit allows, and always enough for something to land."""
+
+    def __init__(self, session: Session, destinations: Destinations, limit: int | None) -> None:
+        self.tensors = [Planned(*planned) for planned in session.tensors]
+        self._destinations = destinations
+        self._limit = limit
+        # A tensor whose last block it shares with the next cannot land before that one has a destination.
+        self._needed = session.attached_to_land
+        self._landed = [False] * len(self.tensors)
+        self._oldest = 0
+        self._attached = 0
+        self._outstanding = 0
+
+    def _may_attach(self) -> bool:
+        if self._attached == len(self.tensors):
+            return False
+        if self._limit is None or self._outstanding < self._limit or self._outstanding == 0:
+            return True
+        return self._oldest < self._attached < self._needed[self._oldest]
+
+    def fill(self) -> None:
+        """Attaches what there is room for."""
+        while self._may_attach():
+            begin = self._attached
+            batch = 0
+            while self._may_attach() and self._attached - begin < _BATCH_TENSORS and batch < _BATCH_BYTES:
+                batch += self.tensors[self._attached].nbytes
+                self._outstanding += self.tensors[self._attached].nbytes
+                self._attached += 1
+            self._destinations.attach(self.tensors[begin : self._attached])
+
+    def landed(self, indices: Sequence[int]) -> None:
+        """These have landed; they count until they are taken."""
+        for index in indices:
+            self._landed[index] = True
+        while self._oldest < len(self.tensors) and self._landed[self._oldest]:
+            self._oldest += 1
+
+    def taken(self, index: int) -> None:
+        """The consumer has come back for more: its tensor is no longer ours. Attaches in batches, not one for one."""
+        self._outstanding -= self.tensors[index].nbytes
+        if self._limit is None or self._outstanding <= self._limit - min(self._limit, _BATCH_BYTES) // 2:
+            self.fill()
+
+
 def run(
     session: Session,
     destinations: Destinations,
-    window: int | None,
+    limit: int | None,
     progress: Progress,
     done: Callable[[LoadStats], None],
 ) -> Iterator[tuple[str, Any]]:
@@ -103,50 +149,23 @@ def run(
     Args:
         session: a session with nothing attached.
         destinations: where its tensors go.
-        window: bytes that may be attached and not yet taken by the consumer; None for no bound. One tensor may always
+        limit: bytes that may be attached and not yet taken by the consumer; None for no bound. One tensor may always
             be in flight, and neighbours that share a block with it.
         progress: told of every tensor.
         done: called with the statistics after the last tensor.
     """
-    tensors = [Planned(*planned) for planned in session.tensors]
-    needed = session.attached_to_land
-    attached = outstanding = oldest = 0
-    landed_already = [False] * len(tensors)
-
-    def top_up() -> None:
-        nonlocal attached, outstanding
-        while attached < len(tensors):
-            begin = attached
-            batch = 0
-            while attached < len(tensors) and attached - begin < _BATCH_TENSORS and batch < _BATCH_BYTES:
-                room = window is None or outstanding < window
-                # A tensor whose last block it shares with the next cannot land before that one has a destination.
-                starved = oldest < attached < needed[oldest]
-                if not (room or starved or outstanding == 0):
-                    break
-                batch += tensors[attached].nbytes
-                outstanding += tensors[attached].nbytes
-                attached += 1
-            if attached == begin:
-                return
-            destinations.attach(tensors[begin:attached])
-
+    window = _Window(session, destinations, limit)
     try:
-        top_up()
+        window.fill()
         while landed := session.wait():
+            window.landed(landed)
             for index in landed:
-                landed_already[index] = True
-            while oldest < len(tensors) and landed_already[oldest]:
-                oldest += 1
-            for index in landed:
-                tensor = tensors[index]
+                tensor = window.tensors[index]
                 # No name for what is yielded: the consumer alone decides how long it lives.
                 yield tensor.name, destinations.landed(index)
                 progress.advance(tensor.nbytes)
-                outstanding -= tensor.nbytes
-                if window is None or outstanding <= window - min(window, _BATCH_BYTES) // 2:
-                    top_up()
-            top_up()
+                window.taken(index)
+            window.fill()
         done(session.finish())
     finally:
         session.stop()

@@ -171,11 +171,10 @@ def _fill_rest(model: torch.nn.Module, device: torch.device, dtype: Any) -> None
             module._parameters[name] = made[parameter]
         if not lacking:
             continue
-        reset = getattr(module, "reset_parameters", None)
         # Where the module has some of its parameters from the checkpoint, initialising would overwrite those.
-        initialise = callable(reset) and len(lacking) == len(present)
-        if initialise:
+        reset = getattr(module, "reset_parameters", None) if len(lacking) == len(present) else None
+        if callable(reset):
             reset()
         names = ", ".join(f"{path}.{name}" if path else name for name in lacking)
-        how = "initialised by reset_parameters" if initialise else "set to zero"
+        how = "initialised by reset_parameters" if callable(reset) else "set to zero"
         logger.warning("not in the checkpoint, %s: %s", how, names)

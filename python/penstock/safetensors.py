@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from importlib import import_module
 from types import TracebackType
 from typing import Any
 
@@ -48,10 +49,8 @@ def save_file(
         MissingDependencyError: where safetensors is not installed.
     """
     try:
-        if framework in {"np", "numpy"}:
-            from safetensors.numpy import save_file as save
-        else:
-            from safetensors.torch import save_file as save
+        name = "numpy" if framework in {"np", "numpy"} else "torch"
+        save = import_module(f"safetensors.{name}").save_file
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             f"save_file needs the package {error.name!r}, which is not installed (pip install safetensors)",
@@ -85,9 +84,7 @@ class Slice:
             SelectionError: for anything else, or what lies outside of the tensor.
         """
         name = self._info.name
-        loaded = self._checkpoint.load(
-            [name], slices={name: selection}, device=self._device, framework=self._framework
-        )
+        loaded = self._checkpoint.load([name], slices={name: selection}, device=self._device, framework=self._framework)
         return loaded[name]
 
 
@@ -124,7 +121,7 @@ class safe_open:  # noqa: N801 - the name people know
             raise ConfigError("the file is closed: it was left by `with`")
         return self._open
 
-    def __enter__(self) -> safe_open:
+    def __enter__(self) -> safe_open:  # noqa: PYI034 - Self needs Python 3.11
         return self
 
     def __exit__(

@@ -7,16 +7,15 @@ dimension afterwards; a step reads what it spans and picks afterwards.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Union
+from types import EllipsisType
+from typing import SupportsIndex
 
 from penstock.errors import SelectionError
 
-Index = Union[int, slice, "EllipsisType"]
+Index = SupportsIndex | slice | EllipsisType
 """One item of a selection."""
-Selection = Union[Index, tuple[Index, ...]]
+Selection = Index | tuple[Index, ...]
 """What may stand in the brackets of a slice: integers, slices, an ellipsis."""
-
-EllipsisType = type(Ellipsis)
 
 
 def resolve(
@@ -66,7 +65,7 @@ def resolve(
             index.append(slice(None, None, step))
             continue
         try:
-            position = item.__index__()  # type: ignore[union-attr]
+            position = item.__index__()  # type: ignore[union-attr, unused-ignore]
         except (AttributeError, TypeError):
             raise wrong(f"{item!r} is neither an integer nor a slice nor an ellipsis") from None
         if isinstance(item, bool) or not -size <= position < size:

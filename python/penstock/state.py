@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 from penstock.errors import DestinationError, TensorNotFoundError
 
+_SHOWN = 20
+"""Names listed in a message."""
+
 
 class IncompatibleKeys(NamedTuple):
     """Names that only one side has, as ``torch.nn.Module.load_state_dict`` returns them."""
@@ -19,7 +22,8 @@ class IncompatibleKeys(NamedTuple):
 
 def state_of(destinations: Any) -> tuple[str, dict[str, Any], dict[str, list[str]]]:
     """The tensors of a module or a mapping: what they belong to, the tensors by name, and for every name, all names
-    of the same tensor (itself included)."""
+    of the same tensor (itself included).
+    """
     if isinstance(destinations, Mapping):
         tensors = dict(destinations)
         return "the mapping", tensors, {name: [name] for name in tensors}
@@ -38,7 +42,7 @@ def report(owner: str, keys: IncompatibleKeys) -> None:
     lines = []
     for kind, names in (("Missing", keys.missing_keys), ("Unexpected", keys.unexpected_keys)):
         if names:
-            shown = ", ".join(f'"{name}"' for name in names[:20]) + (", …" if len(names) > 20 else "")
+            shown = ", ".join(f'"{name}"' for name in names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
             lines.append(f"{kind} key(s) in the checkpoint ({len(names)}): {shown}.")
     if lines:
         first = (keys.missing_keys or keys.unexpected_keys)[0]

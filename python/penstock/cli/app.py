@@ -55,7 +55,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     del version
 
@@ -82,7 +84,9 @@ def load_command(
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     filter: Filter = None,  # noqa: A002
     framework: Annotated[str | None, typer.Option(help="pt, np, jax or dlpack; pt where torch is installed.")] = None,
-    mmap: Annotated[bool, typer.Option("--mmap", help="Map the files and bring their pages in, without a copy.")] = False,
+    mmap: Annotated[
+        bool, typer.Option("--mmap", help="Map the files and bring their pages in, without a copy.")
+    ] = False,
     readers: Annotated[int | None, typer.Option(help="Reader threads; found by itself.")] = None,
     block_bytes: Annotated[int | None, typer.Option(help="Bytes of a block; found by itself.")] = None,
     cache: Annotated[Cache | None, typer.Option(help="Use of the page cache; auto decides by block.")] = None,

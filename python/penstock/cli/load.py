@@ -79,6 +79,8 @@ def _table(figures: dict[str, Any]) -> Table:
     made.add_column()
     made.add_column(justify="right")
     for name, value in figures.items():
-        shown = f"{value:.4f}" if isinstance(value, float) else "; ".join(value) if isinstance(value, list) else f"{value}"
+        shown = (
+            f"{value:.4f}" if isinstance(value, float) else "; ".join(value) if isinstance(value, list) else f"{value}"
+        )
         made.add_row(name.replace("_", " "), f"{value:,}" if type(value) is int else shown)
     return made

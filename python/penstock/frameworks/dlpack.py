@@ -36,9 +36,7 @@ class DLPack:
         raise SelectionError(f"dtype={dtype!r}: framework {self.name!r} does not convert; do so in your library")
 
     def index(self, tensor: Any, index: tuple[int | slice, ...]) -> Any:
-        raise SelectionError(
-            f"framework {self.name!r} reads ranges only, no integer indices and no steps: {index!r}"
-        )
+        raise SelectionError(f"framework {self.name!r} reads ranges only, no integer indices and no steps: {index!r}")
 
 
 class Jax(DLPack):

@@ -60,7 +60,8 @@ def dtype_of(name: str) -> np.dtype[Any]:
             cause=str(error),
             remedy="pip install ml_dtypes",
         ) from error
-    return np.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
+    return dtype
 
 
 class _Memory:
@@ -126,7 +127,7 @@ class Numpy:
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str | None:
-    """safetensors' name for a numpy dtype of native byte order, or None."""
+    """Safetensors' name for a numpy dtype of native byte order, or None."""
     if not dtype.isnative:
         return None
     for name, numpy_name in [*_NUMPY.items(), *_ML_DTYPES.items()]:

@@ -204,9 +204,10 @@ impl Arena {
         if state.unpinned_because.is_none() {
             state.unpinned_because = unpinned_because;
         }
-        // SAFETY: `grow` slots of `slot_bytes` lie in the chunk's region.
         let slots = (0..grow).filter_map(|i| {
-            NonNull::new(unsafe { chunk.region.as_ptr().add(i * self.slot_bytes) }).map(SlotAddress)
+            // SAFETY: `grow` slots of `slot_bytes` lie in the chunk's region.
+            let address = unsafe { chunk.region.as_ptr().add(i * self.slot_bytes) };
+            NonNull::new(address).map(SlotAddress)
         });
         state.free.extend(slots);
         state.chunks.push(chunk);

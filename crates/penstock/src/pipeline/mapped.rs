@@ -83,7 +83,7 @@ impl Mapped {
                 let end = range.end.min((start / STEP + 1) * STEP);
                 match steps.last_mut() {
                     Some((last, step)) if *last == object && step.end == start && start % STEP != 0 => {
-                        step.end = end
+                        step.end = end;
                     }
                     _ => steps.push((object, start..end)),
                 }

@@ -154,11 +154,12 @@ impl Session {
         let readers = readers.clamp(1, session.shared.plan.blocks().len().max(1));
         match target {
             Target::Device { device, staging_bytes } => {
-                session.start_device_readers(readers, device, staging_bytes)?
+                session.start_device_readers(readers, &device, staging_bytes)?;
             }
             _ if session.shared.plan.blocks().len() <= 1 => session.inline = Some(HostReader::default()),
             _ => {
-                session.start_readers(readers, |_| Ok(|shared: &Shared| HostReader::default().run(shared)))?
+                session
+                    .start_readers(readers, |_| Ok(|shared: &Shared| HostReader::default().run(shared)))?;
             }
         }
         lock(&session.shared.stats).readers = session.readers.len().max(1) as u64;
@@ -168,16 +169,16 @@ impl Session {
     fn start_device_readers(
         &mut self,
         readers: usize,
-        device: Arc<dyn Device>,
+        device: &Arc<dyn Device>,
         staging: usize,
     ) -> Result<()> {
         let slot_bytes = usize::try_from(self.shared.plan.block_bytes()).unwrap_or(usize::MAX) + SLOT_SLACK;
         let arena = Arena::shared(slot_bytes, staging, Some(device.pinning()));
         // A failing device fails here, not in a thread.
         drop(device.stream()?);
-        self.device = Some(Arc::clone(&device));
+        self.device = Some(Arc::clone(device));
         self.start_readers(readers, |_| {
-            let (device, arena) = (Arc::clone(&device), Arc::clone(&arena));
+            let (device, arena) = (Arc::clone(device), Arc::clone(&arena));
             Ok(move |shared: &Shared| {
                 let done = DeviceReader::new(device.as_ref(), Arc::clone(&arena)).and_then(|r| r.run(shared));
                 let usage = arena.usage();

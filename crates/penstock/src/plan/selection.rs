@@ -66,7 +66,8 @@ impl Selection {
         let first: u64 = wanted.iter().zip(&strides).map(|(range, stride)| range.start * stride).sum();
         let piece = shape[cut] * strides[cut];
         let walk: Vec<_> = (0..cut).filter(|d| shape[*d] > 1).map(|d| (shape[d], strides[d])).collect();
-        if first % 8 != 0 || piece % 8 != 0 || walk.iter().any(|(_, stride)| stride % 8 != 0) {
+        let in_bytes = |bits: u64| bits.is_multiple_of(8);
+        if !(in_bytes(first) && in_bytes(piece) && walk.iter().all(|(_, stride)| in_bytes(*stride))) {
             return wrong(format!(
                 "the slice cuts through bytes that hold several {} elements",
                 tensor.dtype.name()

@@ -19,7 +19,7 @@ impl FileSystem {
     /// The class of the file system that holds `path`; [`FileSystem::Disk`] where the kernel does not say.
     pub fn of(path: &Path) -> Self {
         // Magic numbers of statfs(2) and of the file systems' own sources.
-        match rustix::fs::statfs(path).map(|answer| answer.f_type as u64 & 0xffff_ffff) {
+        match rustix::fs::statfs(path).map(|answer| answer.f_type.cast_unsigned() & 0xffff_ffff) {
             Ok(0x0102_1994 | 0x8584_58f6 | 0x9584_58f6) => Self::Memory,
             Ok(
                 0x6969 | 0x517b | 0xff53_4d42 | 0xfe53_4d42 | 0x00c3_6400 | 0x0bd0_0bd0 | 0x4750_4653

@@ -143,8 +143,11 @@ impl Driver {
             let mut text: *const c_char = std::ptr::null();
             // SAFETY: the function writes a pointer to a static string, or null for a code it does not know.
             let found = unsafe { function(code, &raw mut text) } == 0 && !text.is_null();
+            if !found {
+                return String::new();
+            }
             // SAFETY: not null, so a static nul-terminated string of the driver.
-            found.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()).unwrap_or_default()
+            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         };
         let kind = if code == OUT_OF_MEMORY { ErrorKind::Memory } else { ErrorKind::Device };
         let cause = format!(

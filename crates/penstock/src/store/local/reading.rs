@@ -77,7 +77,7 @@ impl LocalFile {
                 if aligned_len <= slot.len() {
                     match self.read_sectors(direct, start, slot.part(0, aligned_len), lead + len, lane) {
                         Err(error) if is_refusal(&error) => {
-                            self.direct_refused.store(true, Ordering::Relaxed)
+                            self.direct_refused.store(true, Ordering::Relaxed);
                         }
                         done => return done.map(|()| lead),
                     }
@@ -195,7 +195,7 @@ impl LocalFile {
             let count = (into.len() - done).min(MOST_PER_CALL);
             // SAFETY: the window is exclusive, writable memory of `into.len()` bytes, and `done + count` is within it.
             let n = unsafe {
-                libc::pread64(file.as_raw_fd(), into.as_ptr().add(done).cast(), count, at as libc::off64_t)
+                libc::pread64(file.as_raw_fd(), into.as_ptr().add(done).cast(), count, at.cast_signed())
             };
             match usize::try_from(n) {
                 Ok(0) => break,
