@@ -23,6 +23,9 @@ use crate::host_array::{HostArray, Owner};
 /// How long a wait goes on before it looks for signals (Ctrl-C).
 const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 
+/// Name, dtype, shape and bytes of a tensor.
+type Described<'a, 'py> = (&'a str, &'static str, Bound<'py, PyTuple>, u64);
+
 /// One load: destinations are attached in the order of `tensors`, landed tensors are taken from `wait`.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Session {
@@ -70,7 +73,7 @@ impl Session {
 impl Session {
     /// (name, dtype, shape, bytes) of every tensor, in the order in which destinations are attached.
     #[getter]
-    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<(&str, &'static str, Bound<'py, PyTuple>, u64)>> {
+    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<Described<'_, 'py>>> {
         self.tensors
             .iter()
             .map(|(name, dtype, shape, bytes)| Ok((&**name, dtype.name(), PyTuple::new(py, shape)?, *bytes)))
