@@ -92,7 +92,7 @@ def test_failures_are_one_block_and_an_exit_code(tmp_path: Path) -> None:
     good = write_raw(tmp_path / "good.safetensors", {"w": Raw("F32", (4,), raw_bytes("F32", (4,)))})
     for arguments, code, words in [
         (["inspect", tmp_path / "none"], 3, "none"),
-        (["inspect", tmp_path / "empty"], 3, "no *.safetensors"),
+        (["inspect", tmp_path / "empty"], 3, "no .safetensors file"),
         (["inspect", bad], 4, "Q7"),
         (["inspect", "/dev/null"], 5, "a device"),
         (["load", good, "--device", "cuda:99"], 7, "cuda:99"),

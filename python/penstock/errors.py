@@ -7,6 +7,8 @@ object, the **cause** and the **remedy** (what to try), as attributes and in its
 
 from __future__ import annotations
 
+from errno import ENOENT
+
 
 class PenstockError(Exception):
     """The base of all that Penstock raises.
@@ -53,6 +55,8 @@ class PenstockError(Exception):
 
 class ObjectNotFoundError(PenstockError, FileNotFoundError):
     """A file, directory or glob that is not there, or a directory without a checkpoint."""
+
+    errno = ENOENT
 
 
 class ObjectAccessError(PenstockError, PermissionError):

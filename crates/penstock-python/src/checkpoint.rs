@@ -127,13 +127,13 @@ impl Checkpoint {
 
     /// The `__metadata__` of the objects; where two objects disagree on a key, the first one's value.
     fn metadata(&self) -> BTreeMap<String, String> {
-        self.inner.metadata()
+        self.inner.metadata().clone()
     }
 
     /// Whether any object has `__metadata__`.
     #[getter]
     fn has_metadata(&self) -> bool {
-        self.inner.objects().iter().any(|object| object.metadata.is_some())
+        !self.inner.metadata().is_empty()
     }
 
     /// (location, bytes) of every object.

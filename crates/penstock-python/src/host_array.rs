@@ -159,7 +159,7 @@ fn dlpack_dtype(dtype: Dtype) -> Option<DlDataType> {
         Dtype::I8 | Dtype::I16 | Dtype::I32 | Dtype::I64 => 0,
         Dtype::U8 | Dtype::U16 | Dtype::U32 | Dtype::U64 => 1,
         Dtype::F16 | Dtype::F32 | Dtype::F64 => 2,
-        Dtype::BF16 => 4,
+        Dtype::Bf16 => 4,
         Dtype::C64 => 5,
         Dtype::Bool => 6,
         _ => return None,

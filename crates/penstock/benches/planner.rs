@@ -13,7 +13,7 @@ fn tensors(count: u64, rows: u64, columns: u64) -> Vec<TensorInfo> {
     (0..count)
         .map(|i| TensorInfo {
             name: format!("model.layers.{i}.weight").into(),
-            dtype: Dtype::BF16,
+            dtype: Dtype::Bf16,
             shape: vec![rows, columns],
             object: 0,
             range: i * bytes..(i + 1) * bytes,

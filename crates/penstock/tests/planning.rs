@@ -14,7 +14,7 @@ struct Wanted {
 }
 
 fn dtype() -> impl Strategy<Value = Dtype> {
-    prop::sample::select(vec![Dtype::U8, Dtype::BF16, Dtype::F32, Dtype::F64])
+    prop::sample::select(vec![Dtype::U8, Dtype::Bf16, Dtype::F32, Dtype::F64])
 }
 
 /// A tensor's shape with a range of each of its first dimensions.

@@ -1,148 +1,193 @@
-//! All tensors of a checkpoint, from the headers of all its objects.
+//! All tensors of a checkpoint, whatever number of objects they are spread over.
+//!
+//! Opening reads every header, at once, and nothing else. What comes out is consistent: each name stands for one tensor,
+//! each tensor's bytes lie in an object that was there and whole, and where an index says what belongs to the
+//! checkpoint, exactly that does. The catalogue does not keep the objects open: it remembers their
+//! [identity](Identity), by which a load can tell that an object has been replaced since.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::fmt;
+use std::sync::Arc;
 
-use super::source::{Source, resolve};
-use super::{Header, ShardIndex, TensorInfo};
+use super::TensorInfo;
+use super::closest::closest;
+use super::header::ParsedTensor;
+use super::open_all::{Opened, open_all};
+use super::place::shown;
+use super::source::{Resolved, ResolvedIndex, resolve};
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{Identity, Lane, Object, Store};
-
-/// Headers read at once.
-const THREADS: usize = 16;
+use crate::store::{Identity, Object, Store};
 
 /// One object of a checkpoint.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectInfo {
-    /// Where it is.
+    /// Where it is, in the form its store takes.
     pub location: String,
     /// Its size in bytes.
     pub bytes: u64,
-    /// Which version of it was read.
+    /// Which version of it the header was read from.
     pub identity: Identity,
     /// Where its data begins.
     pub data_start: u64,
-    /// Its `__metadata__`, if it has any.
-    pub metadata: Option<BTreeMap<String, String>>,
+    /// The strings its header carries.
+    pub metadata: BTreeMap<String, String>,
 }
 
-/// A checkpoint: what tensors there are, and where. Holds no file open.
+/// The catalogue of a checkpoint.
 pub struct Checkpoint {
     store: Arc<dyn Store>,
     objects: Vec<ObjectInfo>,
     tensors: Vec<TensorInfo>,
-    by_name: HashMap<Arc<str>, usize>,
-}
-
-impl std::fmt::Debug for Checkpoint {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Checkpoint")
-            .field("objects", &self.objects)
-            .field("tensors", &self.tensors.len())
-            .finish()
-    }
+    by_name: HashMap<Arc<str>, u32>,
+    metadata: BTreeMap<String, String>,
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint that `inputs` name, by reading all headers in parallel.
+    /// Opens the checkpoint that `inputs` name: files, directories, shard indexes, globs, in any mixture.
     ///
     /// # Errors
-    /// `NotFound`, `Access`, `Storage` or `Format`; of several failures, the one of the first object.
+    /// `NotFound` where an input or a shard is missing; `Format` where an object is malformed, a name stands for two
+    /// tensors, or an index does not fit its shards; what the store reports where reading fails.
     pub fn open(store: Arc<dyn Store>, inputs: &[String]) -> Result<Self> {
-        let source = resolve(store.as_ref(), inputs)?;
-        let headers = read_headers(store.as_ref(), &source)?;
-        let mut objects = Vec::with_capacity(headers.len());
-        let mut tensors: Vec<TensorInfo> = Vec::new();
-        for (index, (object, header)) in headers.into_iter().enumerate() {
-            let index = u32::try_from(index).unwrap_or(u32::MAX);
-            tensors.extend(header.tensors.into_iter().map(|tensor| TensorInfo {
-                name: tensor.name,
-                dtype: tensor.dtype,
-                shape: tensor.shape,
-                object: index,
-                range: tensor.range,
-            }));
-            objects.push(ObjectInfo {
-                location: object.location().to_owned(),
-                bytes: object.bytes(),
-                identity: object.identity(),
-                data_start: header.data_start,
-                metadata: header.metadata,
-            });
+        let resolved = resolve(&*store, inputs)?;
+        let opened = open_all(&*store, &resolved.objects)
+            .map_err(|(number, error)| blame_index(&resolved, number, error))?;
+        let mut made = Self {
+            store,
+            objects: Vec::with_capacity(opened.len()),
+            tensors: Vec::new(),
+            by_name: HashMap::with_capacity(opened.iter().map(|opened| opened.header.tensors.len()).sum()),
+            metadata: BTreeMap::new(),
+        };
+        let mut rulers = vec![Vec::new(); opened.len()];
+        for ruler in &resolved.indexes {
+            for (shard, object) in (0u32..).zip(&ruler.objects) {
+                if let Some(rulers) = rulers.get_mut(*object as usize) {
+                    rulers.push((ruler, shard));
+                }
+            }
         }
-        if let Some((location, index)) = &source.index {
-            tensors.retain(|tensor| is_in(index, location, tensor, &objects));
+        for ((location, opened), rulers) in resolved.objects.iter().zip(opened).zip(rulers) {
+            made.add(location, opened, &rulers)?;
         }
-        let by_name = name_all(&tensors, &objects)?;
-        if let Some((location, index)) = &source.index {
-            all_there(index, location, &by_name)?;
-        }
-        Ok(Self { store, objects, tensors, by_name })
+        resolved.indexes.iter().try_for_each(|index| made.check_index(index))?;
+        Ok(made)
     }
 
-    /// Where the objects live.
-    pub fn store(&self) -> &Arc<dyn Store> {
-        &self.store
+    /// Adds an object and those of its tensors that the indexes in charge of it, if any, map to it.
+    fn add(&mut self, location: &str, opened: Opened, rulers: &[(&ResolvedIndex, u32)]) -> Result<()> {
+        let Opened { bytes, identity, header } = opened;
+        let number = countable(self.objects.len())?;
+        let belongs = |tensor: &ParsedTensor| {
+            let mapped = |(ruler, shard): &(&ResolvedIndex, u32)| {
+                ruler.index.weight_map.get(&*tensor.name) == Some(shard)
+            };
+            rulers.is_empty() || rulers.iter().any(mapped)
+        };
+        for tensor in header.tensors.into_iter().filter(belongs) {
+            let place = countable(self.tensors.len())?;
+            if let Some(other) = self.by_name.insert(tensor.name.clone(), place) {
+                let other = shown(&self.objects[self.tensors[other as usize].object as usize].location);
+                return Err(Error::new(
+                    ErrorKind::Format,
+                    format!("{other} holds a tensor of this name too"),
+                )
+                .object(shown(location))
+                .tensor(&*tensor.name)
+                .remedy("Name the files of one model only, or its shard index"));
+            }
+            let range = tensor.range.start + header.data_start..tensor.range.end + header.data_start;
+            let ParsedTensor { name, dtype, shape, .. } = tensor;
+            self.tensors.push(TensorInfo { name, dtype, shape, object: number, range });
+        }
+        for (key, value) in &header.metadata {
+            self.metadata.entry(key.clone()).or_insert_with(|| value.clone());
+        }
+        self.objects.push(ObjectInfo {
+            location: location.to_owned(),
+            bytes,
+            identity,
+            data_start: header.data_start,
+            metadata: header.metadata,
+        });
+        Ok(())
     }
 
-    /// The objects, in the order given, or sorted.
+    /// Checks that every tensor an index maps is where it says.
+    fn check_index(&self, resolved: &ResolvedIndex) -> Result<()> {
+        for (name, shard) in &resolved.index.weight_map {
+            let shard = *shard as usize;
+            let found = self.tensor(name);
+            if found.map(|tensor| tensor.object) == resolved.objects.get(shard).copied() {
+                continue;
+            }
+            let file = resolved.index.shards.get(shard).map_or("", String::as_str);
+            return Err(Error::new(
+                ErrorKind::Format,
+                format!("the index maps this tensor to {file:?}, which does not hold it"),
+            )
+            .object(shown(&resolved.location))
+            .tensor(&**name)
+            .remedy("The index and the shards are not of the same model or version: download them again"));
+        }
+        Ok(())
+    }
+
+    /// The objects, in the order they were given; the shards of an index in the order of their names.
     pub fn objects(&self) -> &[ObjectInfo] {
         &self.objects
     }
 
-    /// The tensors, in the order of their bytes, object by object.
+    /// The tensors, sorted by object, then by where they begin and end, then by name.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
 
-    /// The position of the tensor `name` among [`Checkpoint::tensors`].
+    /// The tensor of that name.
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        self.by_name.get(name).and_then(|place| self.tensors.get(*place as usize))
+    }
+
+    /// The position of the tensor of that name among [`Checkpoint::tensors`].
     pub fn index_of(&self, name: &str) -> Option<usize> {
-        self.by_name.get(name).copied()
+        self.by_name.get(name).map(|place| *place as usize)
+    }
+
+    /// The tensor of that name, or an error that says which names are like it.
+    ///
+    /// # Errors
+    /// `TensorNotFound`.
+    pub fn require(&self, name: &str) -> Result<&TensorInfo> {
+        self.require_index(name).map(|index| &self.tensors[index])
     }
 
     /// As [`Checkpoint::index_of`], for a tensor that must be there.
     ///
     /// # Errors
-    /// `TensorNotFound`, suggesting the closest name.
+    /// `TensorNotFound`, saying which names are like it.
     pub fn require_index(&self, name: &str) -> Result<usize> {
         self.index_of(name).ok_or_else(|| {
-            let error = Error::new(
-                ErrorKind::TensorNotFound,
-                format!("the checkpoint has no tensor of this name (it has {})", self.tensors.len()),
-            )
-            .tensor(name);
-            let error = match self.objects.as_slice() {
-                [only] => error.object(&only.location),
-                _ => error,
+            let quoted: Vec<_> = closest(name, self.tensors.iter().map(|tensor| &*tensor.name))
+                .into_iter()
+                .map(|name| format!("{name:?}"))
+                .collect();
+            let remedy = match (&quoted[..], self.tensors.first()) {
+                ([], None) => "The checkpoint holds no tensor at all".into(),
+                ([], Some(first)) => format!(
+                    "None of the {} names is like it; they look like {:?}",
+                    self.tensors.len(),
+                    first.name
+                ),
+                (like, _) => format!("Did you mean {}?", like.join(" or ")),
             };
-            match self.closest(name) {
-                Some(closest) => error.remedy(format!("Did you mean {closest:?}?")),
-                None => error,
+            let error = Error::new(ErrorKind::TensorNotFound, "the checkpoint holds no tensor of this name")
+                .tensor(name)
+                .remedy(remedy);
+            match &self.objects[..] {
+                [only] => error.object(shown(&only.location)),
+                _ => error,
             }
         })
-    }
-
-    /// The tensor `name`.
-    ///
-    /// # Errors
-    /// `TensorNotFound`, suggesting the closest name.
-    pub fn require(&self, name: &str) -> Result<&TensorInfo> {
-        self.require_index(name).map(|index| &self.tensors[index])
-    }
-
-    /// The `__metadata__` of all objects; where two disagree on a key, the first one's value.
-    pub fn metadata(&self) -> BTreeMap<String, String> {
-        let mut merged = BTreeMap::new();
-        for (key, value) in self.objects.iter().filter_map(|object| object.metadata.as_ref()).flatten() {
-            merged.entry(key.clone()).or_insert_with(|| value.clone());
-        }
-        merged
-    }
-
-    /// Bytes of all tensors.
-    pub fn bytes(&self) -> u64 {
-        self.tensors.iter().map(TensorInfo::bytes).sum()
     }
 
     /// Opens an object for reading, if it is still the version whose header was read.
@@ -157,91 +202,53 @@ impl Checkpoint {
                 ErrorKind::Changed,
                 "the file was replaced or written to since its header was read",
             )
-            .object(&info.location)
+            .object(object.location())
             .remedy("Open the checkpoint again"));
         }
         Ok(object)
     }
 
-    /// The name that is likest to `name`, if any is at all alike.
-    fn closest(&self, name: &str) -> Option<&str> {
-        let likeness = |tensor: &TensorInfo| strsim::normalized_levenshtein(name, &tensor.name);
-        // Comparing is quadratic in the names' length: not for the largest checkpoints.
-        let candidates = self.tensors.iter().take(20_000).map(|tensor| (likeness(tensor), tensor));
-        let best = candidates.max_by(|(a, _), (b, _)| a.total_cmp(b));
-        best.filter(|(likeness, _)| *likeness > 0.6).map(|(_, tensor)| &*tensor.name)
+    /// The strings of all objects' headers; where objects disagree, the first object's.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// Bytes of all tensors together.
+    pub fn bytes(&self) -> u64 {
+        self.tensors.iter().map(TensorInfo::bytes).sum()
+    }
+
+    /// Where the objects live.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.store
     }
 }
 
-/// Reads the header of every object, several at once.
-fn read_headers(store: &dyn Store, source: &Source) -> Result<Vec<(Arc<dyn Object>, Header)>> {
-    type Read = Result<(Arc<dyn Object>, Header)>;
-    let results: Vec<OnceLock<Read>> = source.locations.iter().map(|_| OnceLock::new()).collect();
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut lane = Lane::default();
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some(location) = source.locations.get(index) else { break };
-            let read = store.open(location).and_then(|object| {
-                let header = Header::read(object.as_ref(), &mut lane)?;
-                Ok((object, header))
-            });
-            // Each index is taken by one thread only.
-            let _ = results[index].set(read);
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..source.locations.len().min(THREADS) {
-            // Too few threads are a slower opening, not a failed one: this thread reads on.
-            if std::thread::Builder::new().name("penstock-header".into()).spawn_scoped(scope, work).is_err() {
-                break;
-            }
-        }
-        work();
-    });
-    let missing = || Error::new(ErrorKind::Storage, "a header was not read; this is a bug of Penstock");
-    let read: Result<Vec<_>> =
-        results.into_iter().map(|r| r.into_inner().unwrap_or_else(|| Err(missing()))).collect();
-    read.map_err(|error| match &source.index {
-        Some((location, _)) if error.kind() == ErrorKind::NotFound => {
-            error.remedy(format!("The index {location} names this file: the download is incomplete"))
-        }
-        _ => error,
-    })
-}
-
-/// Whether the index places the tensor where it was found: the index decides what belongs to the checkpoint.
-fn is_in(index: &ShardIndex, location: &str, tensor: &TensorInfo, objects: &[ObjectInfo]) -> bool {
-    let directory = location.rsplit_once('/').map_or("", |(directory, _)| directory);
-    let found = objects[tensor.object as usize].location.strip_prefix(directory).unwrap_or_default();
-    index.file_of(&tensor.name) == Some(found.trim_start_matches('/'))
-}
-
-fn name_all(tensors: &[TensorInfo], objects: &[ObjectInfo]) -> Result<HashMap<Arc<str>, usize>> {
-    let mut by_name = HashMap::with_capacity(tensors.len());
-    for (index, tensor) in tensors.iter().enumerate() {
-        if let Some(first) = by_name.insert(Arc::clone(&tensor.name), index) {
-            let first: &TensorInfo = &tensors[first];
-            let cause = format!("the tensor is also in {}", objects[first.object as usize].location);
-            return Err(Error::new(ErrorKind::Format, cause)
-                .object(&objects[tensor.object as usize].location)
-                .tensor(&*tensor.name)
-                .remedy("Give the files of one checkpoint only, or its shard index"));
-        }
+impl fmt::Debug for Checkpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Checkpoint")
+            .field("objects", &self.objects.len())
+            .field("tensors", &self.tensors.len())
+            .field("bytes", &self.bytes())
+            .finish_non_exhaustive()
     }
-    Ok(by_name)
 }
 
-fn all_there(index: &ShardIndex, location: &str, by_name: &HashMap<Arc<str>, usize>) -> Result<()> {
-    match index.entries().find(|(tensor, _)| !by_name.contains_key(*tensor)) {
-        None => Ok(()),
-        Some((tensor, file)) => Err(Error::new(
-            ErrorKind::Format,
-            format!("the index places the tensor in {file:?}, which does not hold it"),
-        )
-        .object(location)
-        .tensor(tensor)
-        .remedy("The files are of different versions: download the checkpoint again")),
+/// Says of a missing object that an index names it, and for which tensor.
+fn blame_index(resolved: &Resolved, number: usize, error: Error) -> Error {
+    let named = |ruler: &ResolvedIndex| ruler.objects.iter().position(|object| *object as usize == number);
+    let ruler = resolved.indexes.iter().find_map(|ruler| Some((ruler, named(ruler)?)));
+    let (ErrorKind::NotFound, Some((ruler, shard))) = (error.kind(), ruler) else { return error };
+    let cause = format!("the shard is missing, which {} names: {}", shown(&ruler.location), error.cause());
+    let made = Error::new(ErrorKind::NotFound, cause)
+        .object(shown(&resolved.objects[number]))
+        .remedy("The download is incomplete: download the model again");
+    match ruler.index.weight_map.iter().find(|(_, of)| **of as usize == shard) {
+        Some((tensor, _)) => made.tensor(&**tensor),
+        None => made,
     }
+}
+
+fn countable(count: usize) -> Result<u32> {
+    u32::try_from(count).map_err(|_| Error::new(ErrorKind::Format, "more tensors than can be counted"))
 }

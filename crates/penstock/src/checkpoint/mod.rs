@@ -1,24 +1,36 @@
-//! What there is: the catalogue of a checkpoint's tensors, from headers alone.
+//! What there is: the tensors of a checkpoint, from headers alone.
 //!
-//! * [`Dtype`], [`TensorInfo`]: one tensor's entry.
-//! * `header`: one object's header, checked as strictly as the `safetensors` crate does, and duplicates besides.
-//! * `index`: the shard index (`model.safetensors.index.json`).
-//! * `source`: from what a user gave (a file, a directory, a glob, a hub cache) to a list of objects.
-//! * [`Checkpoint`]: all of it together; opened with all headers read in parallel.
+//! * [`Checkpoint`]: the catalogue of all tensors, opened from files, directories, indexes, globs.
+//! * [`Dtype`], [`TensorInfo`]: what a tensor is and where its bytes are.
+//! * [`header`]: the header of one object, checked as strictly as safetensors checks it.
+//! * [`ShardIndex`]: which shard holds which tensor.
+//! * [`resolve`]: from what the user typed to the objects.
 //!
-//! Nothing here reads tensor data, and nothing is trusted: every byte range in a catalogue was checked to lie in its
-//! object and to have the size that its shape and dtype say.
+//! Nothing here reads a tensor's bytes, and nothing knows where they will go.
 
 mod catalogue;
+mod closest;
 mod dtype;
-mod header;
+pub mod header;
+mod hub_cache;
 mod index;
+mod json;
+mod layout;
+mod open_all;
+mod place;
+mod refusal;
+mod sniff;
 mod source;
 mod tensor;
 
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+
 pub use catalogue::{Checkpoint, ObjectInfo};
 pub use dtype::Dtype;
-pub use header::{Header, MAX_HEADER_BYTES, ParsedTensor};
+pub use header::{Header, ParsedTensor};
 pub use index::ShardIndex;
-pub use source::{Source, resolve};
+pub use source::{Resolved, ResolvedIndex, resolve};
 pub use tensor::TensorInfo;

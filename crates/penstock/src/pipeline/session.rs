@@ -303,7 +303,7 @@ impl Session {
     pub fn next(&mut self, timeout: Duration) -> Result<Next> {
         let failure = lock(&self.shared.failure).clone();
         if let Some(error) = failure {
-            self.stop();
+            self.stop_failed();
             return Err(error);
         }
         if self.delivered == self.given.len() {
@@ -319,7 +319,7 @@ impl Session {
                 Ok(Next::Landed(tensor))
             }
             Ok(Message::Failed) => {
-                self.stop();
+                self.stop_failed();
                 let failure = lock(&self.shared.failure).clone();
                 Err(failure.unwrap_or_else(|| Error::new(ErrorKind::Cancelled, "the load was cancelled")))
             }
@@ -373,11 +373,21 @@ impl Session {
     /// memory that was not taken is given back; what has not landed never will.
     pub fn stop(&mut self) {
         self.stop_reading();
+        self.close_objects();
         self.slab = None;
-        // Readers have dropped their shares by now.
+    }
+
+    fn close_objects(&mut self) {
+        // Readers have dropped their shares by the time they were joined.
         if let Some(shared) = Arc::get_mut(&mut self.shared) {
             shared.objects.close();
         }
+    }
+
+    /// Ends a load that has failed. What landed before can still be taken.
+    fn stop_failed(&mut self) {
+        self.stop_reading();
+        self.close_objects();
     }
 
     fn stop_reading(&mut self) {

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{Entry, Object, Store};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 use file::LocalFile;
 
@@ -64,6 +64,10 @@ impl LocalStore {
 
 impl Store for LocalStore {
     fn open(&self, location: &str) -> Result<Arc<dyn Object>> {
+        if let Some((scheme, _)) = location.split_once("://") {
+            let cause = format!("{scheme}:// locations are not supported");
+            return Err(Error::new(ErrorKind::NotFound, cause).remedy("Give a path of this machine"));
+        }
         Ok(Arc::new(LocalFile::open(Path::new(location), self.cache)?))
     }
 

@@ -1,0 +1,188 @@
+//! Questions about locations that a [`Store`] cannot answer, and reading small objects whole.
+//!
+//! A store opens objects and lists what is directly in a directory; it does not say whether a name *is* a directory, nor
+//! what sub-directories there are. For local paths that is asked of the file system here, in two functions and nowhere
+//! else in this module; for URLs the name itself decides.
+
+use std::borrow::Cow;
+use std::path::Path;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::Window;
+use crate::store::{Lane, Store};
+
+/// The most that is read of an object that is read whole: an index, a reference.
+const MAX_WHOLE_BYTES: u64 = 100_000_000;
+
+/// What a location names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    Object,
+    Directory,
+    Missing,
+}
+
+/// What `location` names. A path that cannot be looked at counts as an object: opening it says why.
+pub(super) fn place(location: &str) -> Place {
+    if is_url(location) {
+        let path = location.split(['?', '#']).next().unwrap_or(location);
+        let object = [".safetensors", ".json"].iter().any(|end| path.ends_with(end));
+        return if object { Place::Object } else { Place::Directory };
+    }
+    match std::fs::metadata(location) {
+        Ok(metadata) if metadata.is_dir() => Place::Directory,
+        Err(error) if Error::from_io("", &error).kind() == ErrorKind::NotFound => Place::Missing,
+        _ => Place::Object,
+    }
+}
+
+/// The names of the directories in a local directory, sorted; none where it cannot be read.
+pub(super) fn sub_directories(directory: &str) -> Vec<String> {
+    let entries = std::fs::read_dir(or_here(directory)).into_iter().flatten().flatten();
+    let mut names: Vec<_> = entries
+        .filter(|entry| Path::is_dir(&entry.path()))
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
+    names.sort_unstable();
+    names
+}
+
+/// Whether a location is a URL, which the file system knows nothing of.
+pub(super) fn is_url(location: &str) -> bool {
+    location.split_once("://").is_some_and(|(scheme, _)| {
+        !scheme.is_empty() && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b))
+    })
+}
+
+/// A location as errors may show it: a URL without what may be secret, its user and its query.
+pub(super) fn shown(location: &str) -> Cow<'_, str> {
+    if !is_url(location) {
+        return Cow::Borrowed(location);
+    }
+    let plain = location.split(['?', '#']).next().unwrap_or(location);
+    let Some((scheme, rest)) = plain.split_once("://") else { return Cow::Borrowed(plain) };
+    let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    match host.rsplit_once('@') {
+        Some((_, host)) => Cow::Owned(format!("{scheme}://{host}{path}")),
+        None => Cow::Borrowed(plain),
+    }
+}
+
+/// The path that a `file://` URL names; any other location is itself.
+pub(super) fn without_file_scheme(location: &str) -> Result<String> {
+    let Some(rest) = location.strip_prefix("file://") else { return Ok(location.to_owned()) };
+    let refuse = |why: &str| {
+        Error::new(ErrorKind::NotFound, format!("the URL {why}"))
+            .object(location)
+            .remedy("Write file:///absolute/path, or the path itself")
+    };
+    let path = rest.strip_prefix("localhost").unwrap_or(rest);
+    if !path.starts_with('/') {
+        return Err(refuse("names another machine or a relative path"));
+    }
+    let mut decoded = Vec::with_capacity(path.len());
+    let mut bytes = path.bytes();
+    while let Some(byte) = bytes.next() {
+        if byte != b'%' {
+            decoded.push(byte);
+            continue;
+        }
+        let mut digit = || bytes.next().and_then(|digit| char::from(digit).to_digit(16));
+        let value = digit().zip(digit()).and_then(|(high, low)| u8::try_from(high * 16 + low).ok());
+        match value {
+            Some(0) | None => return Err(refuse("has an invalid percent escape")),
+            Some(value) => decoded.push(value),
+        }
+    }
+    String::from_utf8(decoded).map_err(|_| refuse("is not UTF-8 once its escapes are decoded"))
+}
+
+/// The last component of a location.
+pub(super) fn name(location: &str) -> &str {
+    let location = location.trim_end_matches('/');
+    location.rsplit('/').next().unwrap_or(location)
+}
+
+/// The directory of a location: empty where it has none.
+pub(super) fn parent(location: &str) -> &str {
+    match location.trim_end_matches('/').rfind('/') {
+        Some(0) => "/",
+        Some(at) => &location[..at],
+        None => "",
+    }
+}
+
+/// `name` in `directory`.
+pub(super) fn join(directory: &str, name: &str) -> String {
+    if directory.is_empty() { name.to_owned() } else { format!("{}/{name}", directory.trim_end_matches('/')) }
+}
+
+/// A directory as the file system wants it named: the empty one is the working directory.
+pub(super) fn or_here(directory: &str) -> &str {
+    if directory.is_empty() { "." } else { directory }
+}
+
+/// Reads a small object whole.
+pub(super) fn read_whole(store: &dyn Store, location: &str) -> Result<Vec<u8>> {
+    let object = store.open(location)?;
+    let too_large = || {
+        Error::new(ErrorKind::Format, format!("the file has {} bytes: far too large", object.bytes()))
+            .object(shown(location))
+    };
+    let length = Some(object.bytes()).filter(|bytes| *bytes <= MAX_WHOLE_BYTES);
+    let length = length.and_then(|bytes| usize::try_from(bytes).ok()).ok_or_else(too_large)?;
+    let mut buffer = vec![0; length];
+    if length > 0 {
+        let read = object.read_into(0, Window::from_slice(&mut buffer), &mut Lane::default());
+        read.map_err(|error| error.object(shown(location)))?;
+    }
+    Ok(buffer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_urls_become_paths() {
+        assert_eq!(without_file_scheme("file:///a%20b/%C3%BC").unwrap(), "/a b/ü");
+        assert_eq!(without_file_scheme("file://localhost/a").unwrap(), "/a");
+        assert_eq!(without_file_scheme("/a%20b").unwrap(), "/a%20b");
+    }
+
+    #[test]
+    fn bad_file_urls_are_refused() {
+        for url in [
+            "file://host/a",
+            "file://a",
+            "file:///%",
+            "file:///%2",
+            "file:///%zz",
+            "file:///%00",
+            "file:///%ff",
+        ] {
+            assert_eq!(without_file_scheme(url).unwrap_err().object_name(), Some(url));
+        }
+    }
+
+    #[test]
+    fn errors_do_not_show_secrets() {
+        assert_eq!(shown("https://user:pass@host/a@b?sig=1#x"), "https://host/a@b");
+        assert_eq!(shown("s3://bucket/a"), "s3://bucket/a");
+        assert_eq!(shown("/a?b@c#d"), "/a?b@c#d");
+    }
+
+    #[test]
+    fn locations_are_taken_apart_and_put_together() {
+        assert_eq!((name("/a/b/"), parent("/a/b/"), parent("/a"), parent("a")), ("b", "/a", "/", ""));
+        assert_eq!((join("/", "a"), join("", "a"), join("x/", "a")), ("/a".into(), "a".into(), "x/a".into()));
+    }
+
+    #[test]
+    fn urls_are_directories_unless_named_like_an_object() {
+        assert_eq!(place("s3://bucket/model"), Place::Directory);
+        assert_eq!(place("https://host/m.safetensors?x=1"), Place::Object);
+        assert_eq!(place("/no/such/place"), Place::Missing);
+        assert!(!is_url("a b://c") && !is_url("/a/b"));
+    }
+}

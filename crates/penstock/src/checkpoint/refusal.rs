@@ -1,0 +1,88 @@
+//! What to say when there is nothing to load.
+//!
+//! "No such file" at night is not enough: these errors say what was found instead of weights and how to get from there
+//! to something that loads.
+
+use super::place::{self, Place, place};
+use super::source::INDEX_SUFFIX;
+use crate::error::{Error, ErrorKind};
+use crate::store::Store;
+
+/// How many names an error lists before it only counts.
+const LISTED: usize = 8;
+
+const CONVERT: &str = "Fetch the safetensors version of the model, or convert it: load it with transformers and call \
+                       save_pretrained(..., safe_serialization=True)";
+
+/// Endings that say what a directory without weights holds, and what to do about it.
+const HELD: &[(&[&str], &str)] = &[
+    (
+        &[".incomplete", ".part", ".aria2", ".crdownload", ".safetensors.tmp"],
+        "A download is under way or was cut off: finish it",
+    ),
+    (&[".bin", ".pt", ".pth", ".ckpt"], CONVERT),
+    (
+        &[".h5", ".msgpack", ".onnx"],
+        "Fetch the safetensors version of the model: this is another framework's",
+    ),
+    (&[".gguf"], "Penstock reads safetensors: use llama.cpp, or fetch the safetensors version of the model"),
+];
+
+/// The refusal of a directory that holds these objects, none of them weights.
+pub(super) fn no_weights(directory: &str, locations: &[String]) -> Error {
+    let names: Vec<_> = locations.iter().map(|location| place::name(location).to_owned()).collect();
+    let directories = if place::is_url(directory) { Vec::new() } else { place::sub_directories(directory) };
+    let held = match (names.is_empty(), directories.is_empty()) {
+        (true, true) => "is empty".into(),
+        (false, true) => format!("holds {}", list(&names)),
+        (true, false) => format!("holds only the directories {}", list(&directories)),
+        (false, false) => format!("holds {} and the directories {}", list(&names), list(&directories)),
+    };
+    let remedy = HELD
+        .iter()
+        .find(|(ends, _)| names.iter().any(|name| ends.iter().any(|end| name.ends_with(end))))
+        .map_or("Name the directory that holds the .safetensors files", |(_, remedy)| remedy);
+    Error::new(ErrorKind::NotFound, format!("no .safetensors file is there: the directory {held}"))
+        .object(place::shown(directory))
+        .remedy(remedy)
+}
+
+/// The refusal of a path that does not exist.
+pub(super) fn missing(store: &dyn Store, location: &str) -> Error {
+    let error = Error::new(ErrorKind::NotFound, "no such file or directory").object(location);
+    if location.is_empty() {
+        return error.remedy("Give the path of a file or directory");
+    }
+    if location.starts_with('~') {
+        return error.remedy("`~` is expanded by shells only: give the full path");
+    }
+    let directory = place::parent(location);
+    if place(place::or_here(directory)) != Place::Directory {
+        return match location.split('/').collect::<Vec<_>>()[..] {
+            [owner, model] if !owner.is_empty() && !model.is_empty() && !owner.starts_with('.') => error
+                .remedy(format!(
+                    "For a model on the Hugging Face Hub, write hf://{location}; else check the path"
+                )),
+            _ => error.remedy(format!("The directory {directory} does not exist either: check the path")),
+        };
+    }
+    let entries = store.list(place::or_here(directory)).unwrap_or_default();
+    let candidates: Vec<_> = entries
+        .iter()
+        .map(|entry| place::name(&entry.location).to_owned())
+        .filter(|name| name.ends_with(".safetensors") || name.ends_with(INDEX_SUFFIX))
+        .collect();
+    if candidates.is_empty() {
+        return error.remedy("Check the path");
+    }
+    error.remedy(format!("Check the path: its directory holds {}", list(&candidates)))
+}
+
+/// The names, or the first few and how many more there are.
+fn list(names: &[String]) -> String {
+    let shown = names.iter().take(LISTED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(LISTED) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}

@@ -1,0 +1,4 @@
+//! Behaviour of the catalogue and of the ways to name a checkpoint, over real directories.
+
+mod opening;
+mod resolving;
