@@ -109,7 +109,8 @@ def settle_memory(nbytes: int) -> None:
     """
     touch = (
         "import mmap, sys\n"
-        "m = mmap.mmap(-1, int(sys.argv[1])); m.madvise(mmap.MADV_HUGEPAGE)\n"
+        "m = mmap.mmap(-1, int(sys.argv[1]), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+        "m.madvise(mmap.MADV_HUGEPAGE)\n"
         "for at in range(0, len(m), 4096): m[at] = 1\n"
     )
     subprocess.run([sys.executable, "-S", "-c", touch, str(nbytes)], check=True)

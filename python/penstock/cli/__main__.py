@@ -1,4 +1,4 @@
-"""``python -m penstock.cli``."""
+"""``python -m penstock.cli`` is ``penstock``."""
 
 from penstock.cli import main
 

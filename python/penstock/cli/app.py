@@ -1,20 +1,23 @@
-"""Options and commands; typer makes the parser and the help of them."""
+"""Commands and their options; typer makes the parser and the help of them.
+
+Nothing heavy is imported before a command runs, so that ``--help`` and ``--version`` are immediate.
+"""
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import Annotated
 
 import typer
 
 import penstock
-from penstock.cli.failures import handled
+from penstock.cli.failures import CODES_HELP, handled
 
 app = typer.Typer(
     name="penstock",
-    help="Looks into and loads safetensors checkpoints.",
-    epilog="Exit codes: 0 well, 1 other, 2 usage, 3 not found, 4 malformed, 5 not readable, 6 storage failed or file "
-    "changed, 7 device or memory, 8 impossible setting or selection, 130 interrupted.",
+    help="Look into safetensors checkpoints, and load them.",
+    epilog=CODES_HELP,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -38,13 +41,39 @@ class Cache(str, Enum):
     bypass = "bypass"
 
 
+_UNITS = {"": 1, "B": 1, "K": 1 << 10, "KiB": 1 << 10, "M": 1 << 20, "MiB": 1 << 20, "G": 1 << 30, "GiB": 1 << 30}
+_UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def parse_size(text: str) -> int:
+    """Bytes, as the environment variables spell them: ``4194304``, ``4MiB``, ``4M`` or ``4MB`` (1e6)."""
+    match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text.strip())
+    if match is None or match[2] not in _UNITS:
+        raise typer.BadParameter(f"{text!r} is not a size in bytes such as 4194304 or 4MiB")
+    return int(match[1]) * _UNITS[match[2]]
+
+
 Paths = Annotated[
     list[str],
-    typer.Argument(help="A file, several, a directory, a glob, a shard index, or a model of a Hugging Face cache."),
+    typer.Argument(
+        metavar="PATH",
+        help="A file, several, a directory, a quoted glob, a shard index, or a model of a Hugging Face cache.",
+        show_default=False,
+    ),
 ]
-Filter = Annotated[str | None, typer.Option(help="Only tensors whose names match this pattern (*, ?, [...]).")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+_SELECTION = "Selection"
+_SETTINGS = "Settings (found by themselves when left out)"
+
+Filter = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="GLOB",
+        help="Only tensors whose names match (*, ?, [...]). Repeat for more.",
+        rich_help_panel=_SELECTION,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, errors too.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
 def _version(wanted: bool) -> None:
@@ -56,53 +85,67 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     del version
 
 
-@app.command("inspect")
+@app.command("inspect", epilog=CODES_HELP)
 def inspect_command(
     paths: Paths,
     filter: Filter = None,  # noqa: A002 - the option's name
-    sort: Annotated[Order, typer.Option(help="Order of the tensors.")] = Order.name,
-    limit: Annotated[int, typer.Option(min=0, help="Rows of the table; 0 for all.")] = 50,
+    sort: Annotated[Order, typer.Option(help="By name, by place in the files, or the largest first.")] = Order.name,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Rows of the table; 0 for all.")] = 50,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show what a checkpoint holds: tensors, dtypes, shapes, shards, bytes. Reads headers only."""
+    """Show what a checkpoint holds: tensors, dtypes, shapes, files. Reads headers only."""
     with handled(as_json=json, debug=debug):
         from penstock.cli.inspect import inspect
 
-        inspect(paths, pattern=filter, order=sort.value, limit=limit, as_json=json)
+        inspect(paths, filter or [], sort.value, limit, json=json)
 
 
-@app.command("load")
+@app.command("load", epilog=CODES_HELP)
 def load_command(
     paths: Paths,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    names: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only this tensor. Repeat for more.", rich_help_panel=_SELECTION),
+    ] = None,
     filter: Filter = None,  # noqa: A002
-    framework: Annotated[str | None, typer.Option(help="pt, np, jax or dlpack; pt where torch is installed.")] = None,
-    mmap: Annotated[
-        bool, typer.Option("--mmap", help="Map the files and bring their pages in, without a copy.")
-    ] = False,
-    readers: Annotated[int | None, typer.Option(help="Reader threads; found by itself.")] = None,
-    block_bytes: Annotated[int | None, typer.Option(help="Bytes of a block; found by itself.")] = None,
-    cache: Annotated[Cache | None, typer.Option(help="Use of the page cache; auto decides by block.")] = None,
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:N.")] = "cpu",
+    framework: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="pt, np, jax or dlpack (pt where torch is installed, else np)."),
+    ] = None,
+    mmap: Annotated[bool, typer.Option("--mmap", help="Map the files and bring all pages in; cpu only.")] = False,
+    readers: Annotated[
+        int | None, typer.Option(metavar="N", help="Threads that read.", rich_help_panel=_SETTINGS)
+    ] = None,
+    block_bytes: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_size,
+            metavar="SIZE",
+            help="What is read at once, such as 4194304 or 4MiB.",
+            rich_help_panel=_SETTINGS,
+        ),
+    ] = None,
+    cache: Annotated[
+        Cache | None,
+        typer.Option(help="Use of the page cache; auto decides block by block.", rich_help_panel=_SETTINGS),
+    ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print all figures of the load.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress bar.")] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Load a checkpoint for real, and say how long that took."""
     with handled(as_json=json, debug=debug):
-        from penstock.cli.load import load
+        from penstock.cli.load import Wish, load
 
-        config = penstock.Config(readers=readers, block_bytes=block_bytes, cache=None if cache is None else cache.value)
-        load(paths, device, filter, framework, config, mmap=mmap, stats=stats, quiet=quiet, as_json=json)
-
-
-def run() -> None:
-    """Runs the command line."""
-    app()
+        config = penstock.Config(readers=readers, block_bytes=block_bytes, cache=cache.value if cache else None)
+        wish = Wish(paths, names or [], filter or [], device, framework, mmap, config)
+        load(wish, stats=stats, quiet=quiet, json=json)

@@ -1,65 +1,74 @@
-"""``penstock inspect``: the catalogue as a table, or as JSON."""
+"""``penstock inspect``: the catalogue of a checkpoint, as a table or as JSON.
+
+Reads headers only, so it is as quick for 700 GB as for 7. The table answers "what is in there?", the lines below it
+"how much, of what, in which files?". JSON is the catalogue itself, with every byte range.
+"""
 
 from __future__ import annotations
 
-import json
+import os.path
+import re
 from collections import Counter
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
-from pathlib import PurePosixPath
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from rich.measure import Measurement
 from rich.text import Text
 
 import penstock
-from penstock import TensorInfo
+from penstock import Checkpoint, TensorInfo
+from penstock.cli.output import (
+    UNBOUNDED,
+    Output,
+    as_json,
+    bare_table,
+    count,
+    glyph,
+    natural,
+    plural,
+    printable,
+    shape,
+    size,
+)
+from penstock.cli.selecting import matching
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_METADATA_SHOWN = 160
+_SHARD = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
 
 
-class Output(Console):
-    """stdout; a reader that goes away is for ``failures.handled`` to deal with, not an exit here."""
-
-    def __init__(self) -> None:
-        super().__init__(highlight=False)
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
-
-
-def size(nbytes: int) -> str:
-    """``nbytes`` for people: decimal units, as in GB/s."""
-    value = float(nbytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:  # noqa: PLR2004
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"
-        value /= 1000
-    return f"{value:.2f} TB"
-
-
-def inspect(paths: list[str], pattern: str | None, order: str, limit: int, *, as_json: bool) -> None:
+def inspect(paths: list[str], patterns: list[str], order: str, limit: int, *, json: bool) -> None:
     """Prints what the checkpoint at ``paths`` holds."""
     ckpt = penstock.open(paths)
-    names = ckpt.offset_keys() if order == "offset" else list(ckpt)
-    tensors = [ckpt[name] for name in names if pattern is None or fnmatchcase(name, pattern)]
-    if order == "size":
-        tensors.sort(key=lambda tensor: -tensor.nbytes)
-    if as_json:
-        print(json.dumps(describe(ckpt, tensors), indent=1))
+    tensors = ordered(ckpt, matching(patterns), order)
+    if json:
+        as_json(catalogue(paths, ckpt, tensors))
         return
-    console = Output()
-    console.print(table(tensors[: limit or None], several=len(ckpt.objects) > 1))
-    if limit and len(tensors) > limit:
-        console.print(f"… and {len(tensors) - limit} more (--limit 0 shows all)")
-    console.print(Text("\n" + summary(ckpt, tensors)))
-    for key, value in (ckpt.metadata() or {}).items():
-        console.print(Text(f"  {key}: {value if len(value) < 200 else value[:200] + '…'}"))  # noqa: PLR2004
+    out = Output()
+    if tensors:
+        out.print(table(tensors[: limit or None], [path for path, _ in ckpt.objects], out))
+    if 0 < limit < len(tensors):
+        out.lines([f"{glyph('… ', '')}and {len(tensors) - limit:,} more; --limit 0 shows all"], style="dim")
+    out.print()
+    out.lines(summary(ckpt, tensors))
 
 
-def describe(ckpt: penstock.Checkpoint, tensors: list[TensorInfo]) -> dict[str, object]:
-    """The catalogue for JSON."""
+def ordered(ckpt: Checkpoint, keep: Callable[[str], bool], order: str) -> list[TensorInfo]:
+    """The tensors to show: by name with numbers as numbers, by place in the files, or the largest first."""
+    names = ckpt.offset_keys() if order == "offset" else sorted(ckpt, key=natural)
+    tensors = [ckpt[name] for name in names if keep(name)]
+    return sorted(tensors, key=lambda tensor: -tensor.nbytes) if order == "size" else tensors
+
+
+def catalogue(paths: Sequence[str], ckpt: Checkpoint, tensors: Sequence[TensorInfo]) -> dict[str, object]:
+    """What is shown, for JSON."""
     return {
-        "objects": [{"location": location, "bytes": nbytes} for location, nbytes in ckpt.objects],
+        "paths": list(paths),
+        "objects": [{"location": path, "bytes": nbytes} for path, nbytes in ckpt.objects],
         "metadata": ckpt.metadata(),
         "tensors": [
             {
@@ -76,35 +85,74 @@ def describe(ckpt: penstock.Checkpoint, tensors: list[TensorInfo]) -> dict[str, 
             "tensors": len(tensors),
             "parameters": sum(prod(tensor.shape) for tensor in tensors),
             "nbytes": sum(tensor.nbytes for tensor in tensors),
+            "nbytes_by_dtype": dict(by_dtype(tensors).most_common()),
+            "objects": len(ckpt.objects),
         },
     }
 
 
-def table(tensors: list[TensorInfo], *, several: bool) -> Table:
-    """One row for every tensor; its file where there are several."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+def table(tensors: Sequence[TensorInfo], files: Sequence[str], out: Output) -> Table:
+    """A row for every tensor; its file where there are several, in full where the terminal has room for it."""
+    if len(files) == 1:
+        return _table(tensors, None)
+    full = _table(tensors, dict(zip(files, file_names(files), strict=True)))
+    numbers = shard_numbers(files)
+    wide = Measurement.get(out, out.options.update(width=UNBOUNDED), full).maximum > out.width
+    return _table(tensors, numbers) if wide and numbers else full
+
+
+def _table(tensors: Iterable[TensorInfo], files: dict[str, str] | None) -> Table:
+    made = bare_table()
     made.add_column("tensor", overflow="fold")
-    made.add_column("dtype")
+    made.add_column("dtype", no_wrap=True)
     made.add_column("shape", no_wrap=True)
     made.add_column("size", justify="right", no_wrap=True)
-    if several:
+    if files:
         made.add_column("file", overflow="fold")
     for tensor in tensors:
-        shape = "×".join(str(n) for n in tensor.shape) or "scalar"
-        file = [Text(PurePosixPath(tensor.object).name)] if several else []
-        made.add_row(Text(tensor.name), tensor.dtype, shape, size(tensor.nbytes), *file)
+        cells = [tensor.dtype, shape(tensor.shape), size(tensor.nbytes), *([files[tensor.object]] if files else [])]
+        made.add_row(Text(printable(tensor.name)), *(Text(cell) for cell in cells))
     return made
 
 
-def summary(ckpt: penstock.Checkpoint, tensors: list[TensorInfo]) -> str:
-    """Totals in one line."""
-    by_dtype: Counter[str] = Counter()
+def file_names(files: Sequence[str]) -> list[str]:
+    """Names that tell the files apart: without their directory where they share one."""
+    names = [Path(path).name for path in files]
+    if len(set(names)) < len(names):
+        paths = [Path(path).absolute() for path in files]
+        common = os.path.commonpath([path.parent for path in paths])
+        names = [str(path.relative_to(common)) for path in paths]
+    return [printable(name) for name in names]
+
+
+def shard_numbers(files: Sequence[str]) -> dict[str, str] | None:
+    """``2/4`` for ``model-00002-of-00004.safetensors``, if all files are called that way and no two are the same."""
+    found = {path: match for path in files if (match := _SHARD.search(path))}
+    numbers = {path: f"{int(match[1])}/{int(match[2])}" for path, match in found.items()}
+    return numbers if len(set(numbers.values())) == len(files) else None
+
+
+def by_dtype(tensors: Iterable[TensorInfo]) -> Counter[str]:
+    """Bytes by dtype."""
+    counted: Counter[str] = Counter()
     for tensor in tensors:
-        by_dtype[tensor.dtype] += tensor.nbytes
-    dtypes = ", ".join(f"{dtype} {size(nbytes)}" for dtype, nbytes in by_dtype.most_common())
-    parameters = sum(prod(tensor.shape) for tensor in tensors)
-    files = len(ckpt.objects)
-    return (
-        f"{len(tensors):,} tensors, {parameters:,} parameters, {size(sum(by_dtype.values()))}"
-        f" in {files} file{'s' if files > 1 else ''}" + (f" ({dtypes})" if dtypes else "")
-    )
+        counted[tensor.dtype] += tensor.nbytes
+    return counted
+
+
+def summary(ckpt: Checkpoint, tensors: Sequence[TensorInfo]) -> list[str]:
+    """Totals, dtypes, files and metadata."""
+    nbytes = sum(tensor.nbytes for tensor in tensors)
+    shown = plural(len(tensors), "tensor")
+    if len(tensors) < len(ckpt):
+        shown = f"{len(tensors):,} of {plural(len(ckpt), 'tensor')}"
+    parameters = f"{count(sum(prod(tensor.shape) for tensor in tensors))} parameters"
+    lines = [f"{shown}, {parameters}, {size(nbytes)} in {plural(len(ckpt.objects), 'file')}"]
+    dtypes = by_dtype(tensors).most_common()
+    if dtypes:
+        lines.append("dtypes:   " + ", ".join(f"{dtype} {size(part)}" for dtype, part in dtypes))
+    for index, (key, value) in enumerate(sorted((ckpt.metadata() or {}).items())):
+        text = f"{key}: {value}"
+        cut = text if len(text) <= _METADATA_SHOWN else f"{text[:_METADATA_SHOWN]}... ({len(value):,} characters)"
+        lines.append(("metadata: " if index == 0 else " " * 10) + printable(cut))
+    return lines

@@ -118,7 +118,8 @@ impl DeviceReader {
     pub(super) fn run(mut self, shared: &Shared) -> Result<()> {
         loop {
             while let Some(first) = self.in_flight.front() {
-                if !self.stream.is_done(first.mark)? {
+                let (mark, block) = (first.mark, first.block);
+                if !self.stream.is_done(mark).map_err(|error| name_block(error, shared, block))? {
                     break;
                 }
                 self.land_first(shared);
@@ -197,8 +198,9 @@ impl DeviceReader {
 
     fn wait_first(&mut self, shared: &Shared) -> Result<()> {
         if let Some(first) = self.in_flight.front() {
+            let (mark, block) = (first.mark, first.block);
             let began = Instant::now();
-            self.stream.wait(first.mark)?;
+            self.stream.wait(mark).map_err(|error| name_block(error, shared, block))?;
             self.account.stats.device_wait += began.elapsed();
             self.land_first(shared);
         }
@@ -210,6 +212,16 @@ impl DeviceReader {
             self.spare.push(first.slot);
             shared.landed(&shared.plan.blocks()[first.block]);
         }
+    }
+}
+
+/// Adds what the device could not know: which block was on its way when a copy was found to have failed. A driver may
+/// tell of a failure late, so this is the first block that is not known to have landed.
+fn name_block(error: Error, shared: &Shared, block: usize) -> Error {
+    let block = &shared.plan.blocks()[block];
+    match shared.objects.get(block.object) {
+        Ok(object) => name_tensor(error, shared, block, object.as_ref()),
+        Err(_) => error,
     }
 }
 

@@ -1,0 +1,140 @@
+//! A store that fails, dawdles, waits or panics when told to, over real files.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use penstock::memory::Window;
+use penstock::store::{Entry, Identity, Lane, LocalStore, Object, Store};
+use penstock::{Error, Result};
+
+/// What the store does; shared with the test, changed at any time.
+#[derive(Default)]
+pub struct Control {
+    /// Reads begun since the last [`Control::reset`].
+    pub reads: AtomicUsize,
+    /// The read, counted from 1, that fails with `EIO`.
+    pub fail_at: AtomicUsize,
+    /// The read, counted from 1, that panics.
+    pub panic_at: AtomicUsize,
+    /// The read, counted from 1, from which on reads wait until [`Control::release`].
+    pub block_from: AtomicUsize,
+    /// How long every read takes at least.
+    pub delay_us: AtomicU64,
+    /// Whether reads come in small pieces, and to an odd place of a slot.
+    pub piecemeal: AtomicBool,
+    /// The ranges that were read.
+    pub log: Mutex<Vec<Range<u64>>>,
+    gate: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Control {
+    /// Forgets reads and faults.
+    pub fn reset(&self) {
+        for number in [&self.reads, &self.fail_at, &self.panic_at, &self.block_from] {
+            number.store(0, SeqCst);
+        }
+        self.delay_us.store(0, SeqCst);
+        self.piecemeal.store(false, SeqCst);
+        self.log.lock().unwrap().clear();
+        *self.gate.lock().unwrap() = false;
+    }
+
+    /// Lets waiting reads go on.
+    pub fn release(&self) {
+        *self.gate.lock().unwrap() = true;
+        self.opened.notify_all();
+    }
+
+    /// Waits until at least `reads` reads have begun.
+    pub fn wait_for_reads(&self, reads: usize) {
+        super::eventually("reads begin", || self.reads.load(SeqCst) >= reads);
+    }
+
+    fn before(&self, location: &str, range: Range<u64>) -> Result<()> {
+        let number = self.reads.fetch_add(1, SeqCst) + 1;
+        self.log.lock().unwrap().push(range.clone());
+        let is = |asked: &AtomicUsize| asked.load(SeqCst) == number;
+        let from = self.block_from.load(SeqCst);
+        if from != 0 && number >= from {
+            let closed = self.gate.lock().unwrap();
+            drop(self.opened.wait_while(closed, |open| !*open).unwrap());
+        }
+        std::thread::sleep(Duration::from_micros(self.delay_us.load(SeqCst)));
+        assert!(!is(&self.panic_at), "told to panic");
+        if is(&self.fail_at) {
+            let error = std::io::Error::from_raw_os_error(libc::EIO);
+            return Err(Error::from_io("reading", &error).object(location).range(range));
+        }
+        Ok(())
+    }
+}
+
+/// The store.
+#[derive(Default)]
+pub struct FaultyStore {
+    pub inner: LocalStore,
+    pub control: Arc<Control>,
+}
+
+impl Store for FaultyStore {
+    fn open(&self, location: &str) -> Result<Arc<dyn Object>> {
+        let object = self.inner.open(location)?;
+        Ok(Arc::new(FaultyObject { object, control: Arc::clone(&self.control) }))
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
+        self.inner.list(prefix)
+    }
+}
+
+struct FaultyObject {
+    object: Arc<dyn Object>,
+    control: Arc<Control>,
+}
+
+impl Object for FaultyObject {
+    fn location(&self) -> &str {
+        self.object.location()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.object.bytes()
+    }
+
+    fn identity(&self) -> Identity {
+        self.object.identity()
+    }
+
+    fn read_into(&self, offset: u64, mut into: Window<'_>, lane: &mut Lane) -> Result<()> {
+        self.control.before(self.location(), offset..offset + into.len() as u64)?;
+        if !self.control.piecemeal.load(SeqCst) {
+            return self.object.read_into(offset, into, lane);
+        }
+        let mut done = 0;
+        while done < into.len() {
+            let piece = (into.len() - done).min(1 + done * 7 % 70_001);
+            self.object.read_into(offset + done as u64, into.part(done, piece), lane)?;
+            done += piece;
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    fn read_to_slot(&self, range: Range<u64>, mut slot: Window<'_>, lane: &mut Lane) -> Result<usize> {
+        if self.control.piecemeal.load(SeqCst) {
+            const ODD: usize = 4097;
+            let len = usize::try_from(range.end - range.start).unwrap();
+            self.read_into(range.start, slot.part(ODD, len), lane)?;
+            return Ok(ODD);
+        }
+        self.control.before(self.location(), range.clone())?;
+        self.object.read_to_slot(range, slot, lane)
+    }
+
+    fn verify_unchanged(&self) -> Result<()> {
+        self.object.verify_unchanged()
+    }
+}

@@ -1,0 +1,846 @@
+//! The pipeline, driven through a store that fails on demand and a device that copies late: what is delivered is
+//! right, what fails is reported once and leaves nothing behind, and nothing waits for ever.
+#![allow(unsafe_code, unreachable_pub, clippy::unwrap_used, clippy::panic, clippy::single_range_in_vec_init)]
+
+mod faulty_store;
+mod simulated_device;
+
+use std::collections::HashMap;
+use std::fs;
+use std::ops::Range;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use faulty_store::{Control, FaultyStore};
+use penstock::checkpoint::{Checkpoint, Dtype, TensorInfo};
+use penstock::memory::Arena;
+use penstock::pipeline::{Next, Session, Target};
+use penstock::plan::{Plan, Selection};
+use penstock::store::{CachePolicy, LocalStore, SLOT_SLACK};
+use penstock::{Error, ErrorKind};
+use serde_json::json;
+use simulated_device::SimulatedDevice;
+
+/// Longer than anything here takes unless it hangs.
+const LONG: Duration = Duration::from_secs(30);
+const KIB: u64 = 1 << 10;
+
+/// Threads, files and slots are the process's, so one test at a time counts them.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    Arena::release_all();
+    guard
+}
+
+#[track_caller]
+fn eventually(what: &str, mut is: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is() {
+        assert!(began.elapsed() < LONG, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+// A checkpoint to load
+
+/// Two files of tensors, and what a test changes about reading them.
+struct Model {
+    dir: tempfile::TempDir,
+    files: Vec<Vec<u8>>,
+    control: Arc<Control>,
+    checkpoint: Arc<Checkpoint>,
+}
+
+/// Tensors smaller and larger than blocks of 4 KiB and 1 MiB, empty ones, scalars, and many tiny ones.
+fn shapes() -> Vec<Vec<(String, Dtype, Vec<u64>)>> {
+    let named = |name: &str, dtype, shape: &[u64]| (name.to_owned(), dtype, shape.to_vec());
+    let mut first = vec![
+        named("empty.first", Dtype::F32, &[0, 7]),
+        named("byte", Dtype::U8, &[1]),
+        named("large", Dtype::F32, &[640, 1024]),
+        named("scalar", Dtype::F64, &[]),
+        named("matrix", Dtype::Bf16, &[301, 130]),
+        named("empty.middle", Dtype::U8, &[0]),
+    ];
+    first.extend((0..200).map(|i| named(&format!("small.{i:03}"), Dtype::Bf16, &[i % 17, 3])));
+    let second = vec![
+        named("packed", Dtype::F4, &[64, 100]),
+        named("wide", Dtype::U8, &[8, 50_000]),
+        named("odd", Dtype::U8, &[5000]),
+        named("empty.last", Dtype::I64, &[3, 0]),
+    ];
+    vec![first, second]
+}
+
+fn file_bytes(tensors: &[(String, Dtype, Vec<u64>)], seed: u64) -> Vec<u8> {
+    let (mut header, mut end) = (serde_json::Map::new(), 0u64);
+    for (name, dtype, shape) in tensors {
+        let start = end;
+        end += shape.iter().product::<u64>() * dtype.bits() / 8;
+        let entry = json!({"dtype": dtype.name(), "shape": shape, "data_offsets": [start, end]});
+        header.insert(name.clone(), entry);
+    }
+    let header = serde_json::to_vec(&header).unwrap();
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header);
+    // Bytes that differ from their neighbours and from those a block further on.
+    bytes.extend((0..end).map(|at| {
+        let mixed = (at ^ seed << 40).wrapping_add(0x9E37_79B9_7F4A_7C15).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        (mixed >> 56) as u8
+    }));
+    bytes
+}
+
+impl Model {
+    fn new() -> Self {
+        Self::cached_as(CachePolicy::Auto)
+    }
+
+    fn cached_as(cache: CachePolicy) -> Self {
+        Self::of(&shapes(), cache)
+    }
+
+    fn of(shards: &[Vec<(String, Dtype, Vec<u64>)>], cache: CachePolicy) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let files: Vec<_> = shards.iter().zip(1..).map(|(tensors, seed)| file_bytes(tensors, seed)).collect();
+        for (index, bytes) in files.iter().enumerate() {
+            fs::write(dir.path().join(format!("{index}.safetensors")), bytes).unwrap();
+        }
+        let store = FaultyStore { inner: LocalStore::new(cache), ..FaultyStore::default() };
+        let control = Arc::clone(&store.control);
+        let at = dir.path().to_str().unwrap().to_owned();
+        let checkpoint = Arc::new(Checkpoint::open(Arc::new(store), &[at]).unwrap());
+        control.reset();
+        Self { dir, files, control, checkpoint }
+    }
+
+    fn path(&self, file: usize) -> String {
+        self.checkpoint.objects()[file].location.clone()
+    }
+
+    fn plan(&self, block_bytes: u64) -> Arc<Plan> {
+        self.plan_slices(block_bytes, &[])
+    }
+
+    fn plan_slices(&self, block_bytes: u64, slices: &[(&str, &[Range<u64>])]) -> Arc<Plan> {
+        let slices: HashMap<_, _> = slices.iter().copied().collect();
+        let wanted = self.checkpoint.tensors().iter().map(|tensor| {
+            let ranges = slices.get(&*tensor.name).copied().unwrap_or_default();
+            (tensor, Selection::of(tensor, ranges).unwrap())
+        });
+        Arc::new(Plan::new(wanted.collect(), block_bytes, 512))
+    }
+
+    /// The tensor's bytes, or those of a slice of it, element by element.
+    fn expected(&self, name: &str, ranges: &[Range<u64>]) -> Vec<u8> {
+        let tensor = self.checkpoint.require(name).unwrap();
+        let range = usize::try_from(tensor.range.start).unwrap()..usize::try_from(tensor.range.end).unwrap();
+        let bytes = &self.files[tensor.object as usize][range];
+        if ranges.is_empty() { bytes.to_vec() } else { slice(tensor, bytes, ranges) }
+    }
+
+    fn start(&self, plan: &Arc<Plan>, target: Target, readers: usize) -> Session {
+        Session::start(Arc::clone(&self.checkpoint), Arc::clone(plan), target, readers).unwrap()
+    }
+}
+
+/// The definition of slicing, for whole-byte elements.
+fn slice(tensor: &TensorInfo, bytes: &[u8], ranges: &[Range<u64>]) -> Vec<u8> {
+    let size = tensor.dtype.bits() / 8;
+    let mut elements = vec![0];
+    for (dimension, length) in tensor.shape.iter().enumerate() {
+        let range = ranges.get(dimension).cloned().unwrap_or(0..*length);
+        elements = elements.iter().flat_map(|e| range.clone().map(move |i| e * length + i)).collect();
+    }
+    let bytes_of =
+        |element: u64| (element * size..(element + 1) * size).map(|at| bytes[usize::try_from(at).unwrap()]);
+    elements.into_iter().flat_map(bytes_of).collect()
+}
+
+// Ways to load it
+
+/// Where a test's tensors go.
+#[derive(Clone)]
+enum Way {
+    Slab,
+    Host,
+    Device(Arc<SimulatedDevice>, usize),
+}
+
+impl Way {
+    fn all() -> Vec<Self> {
+        vec![Self::Slab, Self::Host, Self::Device(SimulatedDevice::new(), 16 << 20)]
+    }
+
+    fn target(&self) -> Target {
+        match self {
+            Self::Slab => Target::Slab,
+            Self::Host => Target::Host,
+            Self::Device(device, staging_bytes) => {
+                Target::Device { device: Arc::clone(device) as _, staging_bytes: *staging_bytes }
+            }
+        }
+    }
+}
+
+/// A load with the memory it goes to. The session is dropped first, so that the memory outlives all copies.
+struct Load {
+    session: Session,
+    memory: Vec<Vec<u8>>,
+    landed: Vec<bool>,
+    slab: bool,
+}
+
+impl Load {
+    fn begin(model: &Model, plan: &Arc<Plan>, way: &Way, readers: usize) -> Self {
+        let slab = matches!(way, Way::Slab);
+        // One byte more, so that empty tensors have an address and writing too far is seen.
+        let memory =
+            |tensor: &penstock::plan::PlannedTensor| vec![0xA5; usize::try_from(tensor.bytes()).unwrap() + 1];
+        let memory: Vec<_> = plan.tensors().iter().map(memory).collect();
+        let landed = vec![false; memory.len()];
+        Self { session: model.start(plan, way.target(), readers), memory, landed, slab }
+    }
+
+    /// Attaches the next `count` tensors.
+    fn attach(&mut self, count: usize) {
+        let from = self.session.attached();
+        let to = (from + count).min(self.memory.len());
+        if self.slab {
+            self.session.attach_slab(to - from).unwrap();
+        } else {
+            let addresses: Vec<_> =
+                self.memory[from..to].iter_mut().map(|m| m.as_mut_ptr() as usize as u64).collect();
+            // SAFETY: this memory is long enough, outlives the session and is read only once its tensor has landed.
+            unsafe { self.session.attach(&addresses, 0) }.unwrap();
+        }
+    }
+
+    fn attach_all(&mut self) {
+        self.attach(self.memory.len());
+    }
+
+    /// The next event, which comes before long.
+    fn next(&mut self) -> Result<Next, Error> {
+        match self.session.next(LONG)? {
+            Next::Waiting => panic!("nothing landed for {LONG:?}"),
+            Next::Landed(tensor) => {
+                let index = tensor as usize;
+                assert!(!std::mem::replace(&mut self.landed[index], true), "a tensor landed twice");
+                if self.slab {
+                    let mut own = self.session.take_host(tensor).unwrap();
+                    let len = own.len();
+                    let filled = own.window();
+                    // SAFETY: the tensor has landed, so all of it is filled.
+                    self.memory[index][..len].copy_from_slice(unsafe { filled.assume_filled(0, len) });
+                    assert!(self.session.take_host(tensor).is_none(), "a tensor's memory is given once");
+                }
+                Ok(Next::Landed(tensor))
+            }
+            Next::Done => Ok(Next::Done),
+        }
+    }
+
+    /// Takes `count` tensors.
+    fn take(&mut self, count: usize) {
+        for _ in 0..count {
+            assert!(matches!(self.next().unwrap(), Next::Landed(_)));
+        }
+    }
+
+    fn run(&mut self) -> Result<(), Error> {
+        while self.next()? != Next::Done {}
+        Ok(())
+    }
+
+    /// Checks every tensor that has landed.
+    #[track_caller]
+    fn check(&self, model: &Model, slices: &[(&str, &[Range<u64>])]) {
+        let slices: HashMap<_, _> = slices.iter().copied().collect();
+        for (tensor, (landed, memory)) in
+            self.session.plan().tensors().iter().zip(self.landed.iter().zip(&self.memory))
+        {
+            let (guard, bytes) = memory.split_last().unwrap();
+            assert_eq!(*guard, 0xA5, "{} was written too far", tensor.name);
+            if *landed {
+                let ranges = slices.get(&*tensor.name).copied().unwrap_or_default();
+                assert!(bytes == model.expected(&tensor.name, ranges), "wrong bytes of {}", tensor.name);
+            }
+        }
+    }
+}
+
+/// Loads everything and checks it.
+#[track_caller]
+fn load(model: &Model, plan: &Arc<Plan>, way: &Way, readers: usize) {
+    let mut load = Load::begin(model, plan, way, readers);
+    load.attach_all();
+    load.run().unwrap();
+    assert!(load.landed.iter().all(|landed| *landed));
+    load.check(model, &[]);
+    let stats = load.session.finish().unwrap();
+    assert_eq!((stats.bytes, stats.blocks), (plan.bytes(), plan.blocks().len() as u64));
+}
+
+// What may remain of it: nothing
+
+fn threads() -> usize {
+    let names = fs::read_dir("/proc/self/task").unwrap().filter_map(Result::ok);
+    let names = names.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+    names.filter(|name| name.starts_with("penstock")).count()
+}
+
+fn open_files(model: &Model) -> usize {
+    let links = fs::read_dir("/proc/self/fd").unwrap().filter_map(Result::ok);
+    links.filter_map(|fd| fs::read_link(fd.path()).ok()).filter(|to| to.starts_with(model.dir.path())).count()
+}
+
+#[track_caller]
+fn nothing_remains(model: &Model, way: &Way) {
+    // A thread that was joined leaves the list of threads a moment later.
+    eventually("threads have ended", || threads() == 0);
+    assert_eq!(open_files(model), 0, "files are open");
+    assert_eq!(Arena::usage_all().slots_taken, 0, "slots are taken");
+    if let Way::Device(device, _) = way {
+        let account = &device.account;
+        assert_eq!(account.streams.load(SeqCst), 0, "streams remain");
+        assert_eq!(account.fences.load(SeqCst), 0, "fences remain");
+        assert_eq!(account.enqueued.load(SeqCst), account.ended.load(SeqCst), "copies are in flight");
+    }
+}
+
+// Bytes
+
+#[test]
+fn every_byte_arrives_wherever_it_goes_with_any_block_size_and_any_number_of_readers() {
+    let _alone = alone();
+    for cache in [CachePolicy::Auto, CachePolicy::Bypass] {
+        let model = Model::cached_as(cache);
+        for way in Way::all() {
+            for block_bytes in [4 * KIB, 1024 * KIB] {
+                for readers in [1, 8] {
+                    load(&model, &model.plan(block_bytes), &way, readers);
+                    nothing_remains(&model, &way);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn reads_that_come_in_pieces_and_late_make_no_difference() {
+    let _alone = alone();
+    let model = Model::new();
+    for way in Way::all() {
+        model.control.piecemeal.store(true, SeqCst);
+        model.control.delay_us.store(300, SeqCst);
+        load(&model, &model.plan(64 * KIB), &way, 8);
+    }
+}
+
+#[test]
+fn slices_of_rows_and_of_columns_arrive_packed() {
+    let _alone = alone();
+    let model = Model::new();
+    let slices: &[(&str, &[Range<u64>])] = &[
+        ("large", &[3..637, 100..101]),
+        ("matrix", &[0..301, 7..92]),
+        ("wide", &[2..7, 1..49_999]),
+        ("odd", &[4999..5000]),
+        ("small.016", &[4..4]),
+    ];
+    for way in Way::all() {
+        for block_bytes in [4 * KIB, 1024 * KIB] {
+            for readers in [1, 8] {
+                let mut load = Load::begin(&model, &model.plan_slices(block_bytes, slices), &way, readers);
+                load.attach_all();
+                load.run().unwrap();
+                load.check(&model, slices);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_without_bytes_is_done_at_once() {
+    let _alone = alone();
+    let model = Model::of(&[vec![("empty".to_owned(), Dtype::F32, vec![0])], vec![]], CachePolicy::Auto);
+    for way in Way::all() {
+        load(&model, &model.plan(4 * KIB), &way, 8);
+        let nothing = Arc::new(Plan::new(Vec::new(), 4 * KIB, 0));
+        assert_eq!(Load::begin(&model, &nothing, &way, 8).next().unwrap(), Next::Done);
+    }
+}
+
+// Staging memory
+
+#[test]
+fn many_readers_get_by_with_one_slot() {
+    let _alone = alone();
+    let model = Model::new();
+    let way = Way::Device(SimulatedDevice::new(), 1);
+    load(&model, &model.plan(16 * KIB), &way, 8);
+    assert_eq!(Arena::usage_all().slots, 1);
+    let mut load = Load::begin(&model, &model.plan(16 * KIB), &way, 8);
+    while load.session.attached() < load.memory.len() {
+        load.attach(3);
+        while load.session.next(Duration::from_millis(5)).unwrap() != Next::Waiting {}
+    }
+    assert_eq!(Arena::usage_all().slots, 1, "the budget holds for a load in small steps too");
+}
+
+#[test]
+fn staging_memory_is_registered_once_kept_for_the_next_load_and_given_back_on_request() {
+    let _alone = alone();
+    let model = Model::new();
+    let device = SimulatedDevice::new();
+    let way = Way::Device(Arc::clone(&device), 64 << 20);
+    load(&model, &model.plan(1024 * KIB), &way, 1);
+    let registered = device.pinning.made.load(SeqCst);
+    assert!(registered > 0);
+    load(&model, &model.plan(1024 * KIB), &way, 1);
+    assert_eq!(device.pinning.made.load(SeqCst), registered, "the second load needs no new memory");
+    assert!(Arena::release_all() > 0);
+    assert!(device.pinning.registered.lock().unwrap().is_empty());
+    load(&model, &model.plan(1024 * KIB), &way, 1);
+}
+
+#[test]
+fn memory_that_cannot_be_registered_is_used_and_noted() {
+    let _alone = alone();
+    let model = Model::new();
+    let device = SimulatedDevice::new();
+    device.pinning.refuse.store(true, SeqCst);
+    let mut load = Load::begin(&model, &model.plan(64 * KIB), &Way::Device(device, 1 << 20), 4);
+    load.attach_all();
+    load.run().unwrap();
+    load.check(&model, &[]);
+    let stats = load.session.finish().unwrap();
+    assert!(!stats.pinned && stats.notes.iter().any(|note| note.contains("RLIMIT_MEMLOCK")), "{stats:?}");
+}
+
+#[test]
+fn two_loads_at_once_share_the_staging_memory_and_its_budget() {
+    let _alone = alone();
+    let model = Model::new();
+    let slots = 6;
+    let slot_bytes = usize::try_from(16 * KIB).unwrap() + SLOT_SLACK;
+    let way = Way::Device(SimulatedDevice::new(), slots * slot_bytes);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| load(&model, &model.plan(16 * KIB), &way, 8));
+        }
+    });
+    assert!(Arena::usage_all().slots <= slots, "{:?}", Arena::usage_all());
+    nothing_remains(&model, &way);
+}
+
+#[test]
+fn a_load_that_is_paused_half_way_does_not_keep_another_from_its_end() {
+    let _alone = alone();
+    let model = Model::new();
+    for slots in [1, 2, 5] {
+        let slot_bytes = usize::try_from(16 * KIB).unwrap() + SLOT_SLACK;
+        let way = Way::Device(SimulatedDevice::new(), slots * slot_bytes);
+        let plan = model.plan(16 * KIB);
+        let mut outer = Load::begin(&model, &plan, &way, 8);
+        let half = plan.tensors().len() / 2;
+        outer.attach(half);
+        outer.take(1);
+        load(&model, &plan, &way, 8);
+        outer.attach_all();
+        outer.run().unwrap();
+        outer.check(&model, &[]);
+        drop(outer);
+        nothing_remains(&model, &way);
+    }
+}
+
+// Order
+
+#[test]
+fn copies_wait_for_what_the_consumer_was_doing_with_the_memory() {
+    let _alone = alone();
+    let model = Model::new();
+    let device = SimulatedDevice::new();
+    let way = Way::Device(Arc::clone(&device), 16 << 20);
+    let plan = model.plan(64 * KIB);
+    let mut load = Load::begin(&model, &plan, &way, 4);
+    let empty = plan.tensors().iter().filter(|tensor| tensor.bytes() == 0).count();
+    device.keep_consumer_busy();
+    load.attach_all();
+    load.take(empty);
+    assert_eq!(
+        load.session.next(Duration::from_millis(100)).unwrap(),
+        Next::Waiting,
+        "the memory is still in use"
+    );
+    assert_eq!(device.account.ended.load(SeqCst), 0);
+    device.let_consumer_end();
+    load.run().unwrap();
+    load.check(&model, &[]);
+}
+
+#[test]
+fn copies_wait_for_the_last_of_several_attachments() {
+    let _alone = alone();
+    let model = Model::new();
+    let device = SimulatedDevice::new();
+    let way = Way::Device(Arc::clone(&device), 16 << 20);
+    let plan = model.plan(64 * KIB);
+    let mut load = Load::begin(&model, &plan, &way, 1);
+    let early = plan.tensors().iter().position(|tensor| &*tensor.name == "large").unwrap() + 1;
+    load.attach(early);
+    eventually("the first copies end", || device.account.ended.load(SeqCst) > 20);
+    device.keep_consumer_busy();
+    load.attach_all();
+    let late: Vec<_> = load.memory[early..].to_vec();
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(load.memory[early..] == late[..], "a copy overtook the consumer");
+    device.let_consumer_end();
+    load.run().unwrap();
+    load.check(&model, &[]);
+}
+
+#[test]
+fn nothing_beyond_the_attached_tensors_is_read() {
+    let _alone = alone();
+    let model = Model::new();
+    for way in Way::all() {
+        for attached in [0, 1, 3, 5, 40] {
+            let plan = model.plan(16 * KIB);
+            model.control.reset();
+            let mut load = Load::begin(&model, &plan, &way, 8);
+            load.attach(attached);
+            let can_land = plan.attached_to_land().iter().filter(|needed| **needed <= attached).count();
+            load.take(can_land);
+            assert_eq!(load.session.next(Duration::from_millis(20)).unwrap(), Next::Waiting);
+            let end = plan.tensors()[..attached]
+                .iter()
+                .map(|t| model.checkpoint.require(&t.name).unwrap().range.end);
+            let end = end.max().unwrap_or(0);
+            let log = model.control.log.lock().unwrap();
+            assert!(log.iter().all(|range| range.end <= end), "read {log:?}, attached until {end}");
+        }
+    }
+}
+
+// Failure
+
+/// The tensor whose bytes, or the first of whose bytes, lie in the range.
+fn holds(model: &Model, file: &str, tensor: &str, range: &Range<u64>) -> bool {
+    let tensor = model.checkpoint.require(tensor).unwrap();
+    let place = &tensor.range;
+    model.path(tensor.object as usize) == file && place.start < range.end && range.start < place.end
+}
+
+/// Runs a load that fails, and checks what is said and what remains.
+#[track_caller]
+fn fails(model: &Model, plan: &Arc<Plan>, way: &Way, readers: usize) -> Error {
+    let mut failing = Load::begin(model, plan, way, readers);
+    failing.attach_all();
+    let error = failing.run().unwrap_err();
+    let again = failing.next().unwrap_err();
+    assert_eq!(again.to_string(), error.to_string(), "there is one failure, and nothing after it");
+    failing.check(model, &[]);
+    drop(failing);
+    nothing_remains(model, way);
+    error
+}
+
+#[track_caller]
+fn names_the_place(model: &Model, error: &Error) {
+    let (file, range) = (error.object_name().unwrap(), error.byte_range().unwrap());
+    assert!(holds(model, file, error.tensor_name().unwrap(), &range), "{error}");
+}
+
+#[test]
+fn a_failing_read_is_reported_with_its_place_and_the_next_load_works() {
+    let _alone = alone();
+    let model = Model::new();
+    for way in Way::all() {
+        for (block_bytes, reads) in [(4 * KIB, vec![1, 2, 100, 600]), (1024 * KIB, vec![1, 3])] {
+            for readers in [1, 8] {
+                for read in &reads {
+                    model.control.reset();
+                    model.control.fail_at.store(*read, SeqCst);
+                    let error = fails(&model, &model.plan(block_bytes), &way, readers);
+                    assert_eq!(
+                        (error.kind(), error.os_error()),
+                        (ErrorKind::Storage, Some(libc::EIO)),
+                        "{error}"
+                    );
+                    names_the_place(&model, &error);
+                    model.control.reset();
+                    load(&model, &model.plan(block_bytes), &way, readers);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_failing_read_of_a_load_too_small_for_threads_is_reported_likewise() {
+    let _alone = alone();
+    let model = Model::of(&[vec![("only".to_owned(), Dtype::U8, vec![100])]], CachePolicy::Auto);
+    for way in Way::all() {
+        model.control.reset();
+        model.control.fail_at.store(1, SeqCst);
+        let error = fails(&model, &model.plan(4 * KIB), &way, 8);
+        assert_eq!(error.tensor_name(), Some("only"));
+        model.control.reset();
+        load(&model, &model.plan(4 * KIB), &way, 8);
+    }
+}
+
+#[test]
+fn a_copy_that_is_refused_is_reported_with_its_place_and_the_next_load_works() {
+    let _alone = alone();
+    let model = Model::new();
+    for readers in [1, 8] {
+        for copy in [1, 2, 50] {
+            let device = SimulatedDevice::new();
+            device.account.refuse_at.store(copy, SeqCst);
+            let way = Way::Device(device, 1 << 20);
+            let error = fails(&model, &model.plan(16 * KIB), &way, readers);
+            assert_eq!(error.kind(), ErrorKind::Device);
+            assert!(error.to_string().contains(&format!("copy {copy} was refused")), "{error}");
+            names_the_place(&model, &error);
+            load(&model, &model.plan(16 * KIB), &way, readers);
+        }
+    }
+}
+
+#[test]
+fn a_copy_that_fails_later_is_reported_with_its_place_and_the_next_load_works() {
+    let _alone = alone();
+    let model = Model::new();
+    for readers in [1, 8] {
+        for copy in [1, 2, 50, 200] {
+            let device = SimulatedDevice::new();
+            device.account.fail_at.store(copy, SeqCst);
+            let way = Way::Device(device, 1 << 20);
+            let error = fails(&model, &model.plan(16 * KIB), &way, readers);
+            assert_eq!((error.kind(), error.cause()), (ErrorKind::Device, &*format!("copy {copy} failed")));
+            names_the_place(&model, &error);
+            load(&model, &model.plan(16 * KIB), &way, readers);
+        }
+    }
+}
+
+#[test]
+fn a_device_that_gives_no_streams_fails_the_start() {
+    let _alone = alone();
+    let model = Model::new();
+    let device = SimulatedDevice::new();
+    device.account.refuse_streams.store(true, SeqCst);
+    let way = Way::Device(device, 1 << 20);
+    let started = Session::start(Arc::clone(&model.checkpoint), model.plan(16 * KIB), way.target(), 4);
+    assert_eq!(started.err().unwrap().kind(), ErrorKind::Device);
+    nothing_remains(&model, &way);
+}
+
+#[test]
+fn a_reader_that_panics_is_a_failure_and_not_a_hang() {
+    let _alone = alone();
+    let model = Model::new();
+    for way in Way::all() {
+        model.control.reset();
+        model.control.panic_at.store(3, SeqCst);
+        let error = fails(&model, &model.plan(64 * KIB), &way, 4);
+        assert!(error.to_string().contains("a bug of Penstock"), "{error}");
+        model.control.reset();
+        load(&model, &model.plan(64 * KIB), &way, 4);
+    }
+}
+
+#[test]
+fn too_many_destinations_are_refused() {
+    let _alone = alone();
+    let model = Model::new();
+    let plan = model.plan(64 * KIB);
+    let mut session = model.start(&plan, Target::Host, 1);
+    let addresses = vec![0; plan.tensors().len() + 1];
+    // SAFETY: nothing is read, since the attachment is refused.
+    let error = unsafe { session.attach(&addresses, 0) }.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Destination);
+    assert_eq!(session.attach_slab(1).unwrap_err().kind(), ErrorKind::Destination);
+    let mut slab = model.start(&plan, Target::Slab, 1);
+    // SAFETY: as above.
+    assert_eq!(unsafe { slab.attach(&[0], 0) }.unwrap_err().kind(), ErrorKind::Destination);
+    assert!(slab.take_host(0).is_none(), "it has not landed");
+}
+
+// Ending early
+
+#[test]
+fn dropping_a_load_half_way_ends_it_at_once_and_leaves_nothing() {
+    let _alone = alone();
+    let model = Model::new();
+    for way in Way::all() {
+        for readers in [1, 8] {
+            model.control.reset();
+            model.control.delay_us.store(2000, SeqCst);
+            let plan = model.plan(16 * KIB);
+            let mut half = Load::begin(&model, &plan, &way, readers);
+            half.attach_all();
+            half.take(3);
+            let Load { session, memory, .. } = half;
+            let began = Instant::now();
+            drop(session);
+            let took = began.elapsed();
+            assert!(took < Duration::from_millis(200), "dropping took {took:?}");
+            let then = memory.clone();
+            nothing_remains(&model, &way);
+            assert!(memory == then, "something was written afterwards");
+            model.control.reset();
+            load(&model, &plan, &way, readers);
+        }
+    }
+}
+
+#[test]
+fn dropping_a_load_that_waits_for_destinations_or_slots_ends_it_at_once() {
+    let _alone = alone();
+    let model = Model::new();
+    let way = Way::Device(SimulatedDevice::new(), 1);
+    let plan = model.plan(16 * KIB);
+    let mut idle = Load::begin(&model, &plan, &way, 8);
+    idle.attach(10);
+    std::thread::sleep(Duration::from_millis(30));
+    let mut starved = Load::begin(&model, &plan, &way, 8);
+    starved.attach_all();
+    for load in [idle, starved] {
+        let began = Instant::now();
+        drop(load.session);
+        assert!(began.elapsed() < Duration::from_millis(200), "{:?}", began.elapsed());
+    }
+    nothing_remains(&model, &way);
+}
+
+// Files that change
+
+/// Makes sure that the next write has another time than the last.
+fn a_moment_later() {
+    std::thread::sleep(Duration::from_millis(20));
+}
+
+fn replace(model: &Model, file: usize) {
+    let other = model.dir.path().join("other");
+    fs::write(&other, &model.files[file]).unwrap();
+    fs::rename(&other, model.path(file)).unwrap();
+}
+
+fn truncate(model: &Model, file: usize) {
+    fs::File::options().write(true).open(model.path(file)).unwrap().set_len(100_000).unwrap();
+}
+
+fn rewrite(model: &Model, file: usize) {
+    a_moment_later();
+    fs::write(model.path(file), &model.files[file]).unwrap();
+}
+
+#[test]
+fn a_file_that_changed_since_the_checkpoint_was_opened_is_not_loaded() {
+    let _alone = alone();
+    for change in [replace, truncate, rewrite] {
+        for way in Way::all() {
+            let model = Model::new();
+            change(&model, 1);
+            let error = fails(&model, &model.plan(64 * KIB), &way, 4);
+            assert_eq!(
+                (error.kind(), error.object_name()),
+                (ErrorKind::Changed, Some(&*model.path(1))),
+                "{error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_file_that_vanished_since_the_checkpoint_was_opened_is_not_found() {
+    let _alone = alone();
+    let model = Model::new();
+    fs::remove_file(model.path(1)).unwrap();
+    let error = fails(&model, &model.plan(64 * KIB), &Way::Slab, 4);
+    assert_eq!((error.kind(), error.object_name()), (ErrorKind::NotFound, Some(&*model.path(1))), "{error}");
+}
+
+#[test]
+fn a_file_that_is_truncated_during_the_load_fails_it() {
+    let _alone = alone();
+    for way in Way::all() {
+        for readers in [1, 8] {
+            let model = Model::new();
+            model.control.block_from.store(3, SeqCst);
+            let mut load = Load::begin(&model, &model.plan(64 * KIB), &way, readers);
+            load.attach_all();
+            model.control.wait_for_reads(3);
+            truncate(&model, 0);
+            model.control.release();
+            let error = load.run().unwrap_err();
+            assert_eq!(
+                (error.kind(), error.object_name()),
+                (ErrorKind::Changed, Some(&*model.path(0))),
+                "{error}"
+            );
+            names_the_place(&model, &error);
+            drop(load);
+            nothing_remains(&model, &way);
+        }
+    }
+}
+
+#[test]
+fn a_file_that_is_replaced_or_rewritten_during_the_load_fails_its_end() {
+    let _alone = alone();
+    for change in [replace, rewrite] {
+        for way in Way::all() {
+            let model = Model::new();
+            model.control.block_from.store(3, SeqCst);
+            let mut load = Load::begin(&model, &model.plan(64 * KIB), &way, 4);
+            load.attach_all();
+            model.control.wait_for_reads(3);
+            change(&model, 0);
+            model.control.release();
+            load.run().unwrap();
+            let error = load.session.finish().unwrap_err();
+            assert_eq!(
+                (error.kind(), error.object_name()),
+                (ErrorKind::Changed, Some(&*model.path(0))),
+                "{error}"
+            );
+            drop(load);
+            nothing_remains(&model, &way);
+        }
+    }
+}
+
+#[test]
+fn a_file_that_is_deleted_during_the_load_is_still_read() {
+    let _alone = alone();
+    let model = Model::new();
+    model.control.block_from.store(3, SeqCst);
+    let mut load = Load::begin(
+        &model,
+        &Arc::new(Plan::new(
+            vec![{
+                let tensor = model.checkpoint.require("large").unwrap();
+                (tensor, Selection::all(tensor))
+            }],
+            64 * KIB,
+            0,
+        )),
+        &Way::Slab,
+        4,
+    );
+    load.attach_all();
+    model.control.wait_for_reads(3);
+    fs::remove_file(model.path(0)).unwrap();
+    model.control.release();
+    load.run().unwrap();
+    load.check(&model, &[]);
+    load.session.finish().unwrap();
+}

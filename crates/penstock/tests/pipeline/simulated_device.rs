@@ -1,0 +1,289 @@
+//! A device made of ordinary memory, whose copies are executed late, by another thread, from wherever the bytes lie
+//! by then: a slot that is reused or freed too early makes wrong bytes.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use penstock::device::{CopyStream, Device, Fence, Mark};
+use penstock::memory::Pinning;
+use penstock::{Error, ErrorKind, Result};
+
+/// What happened on the device, and what shall happen.
+#[derive(Default)]
+pub struct Account {
+    /// Copies enqueued, and copies executed or given up.
+    pub enqueued: AtomicUsize,
+    pub ended: AtomicUsize,
+    /// The copy, counted from 1, that is refused at once.
+    pub refuse_at: AtomicUsize,
+    /// The copy, counted from 1, that fails when it is executed, as its stream finds out later.
+    pub fail_at: AtomicUsize,
+    /// How late copies are.
+    pub delay_us: AtomicU64,
+    /// Streams made, and streams there are.
+    pub streams_made: AtomicUsize,
+    pub streams: AtomicUsize,
+    /// Fences made, and fences there are.
+    pub fences_made: AtomicUsize,
+    pub fences: AtomicUsize,
+    /// Whether streams are refused.
+    pub refuse_streams: AtomicBool,
+    points: Mutex<HashMap<u64, Arc<Gate>>>,
+    consumer: Mutex<Option<Arc<Gate>>>,
+}
+
+/// A point that is passed once it is open.
+#[derive(Default)]
+struct Gate {
+    open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn open(&self) {
+        *self.open.lock().unwrap() = true;
+        self.opened.notify_all();
+    }
+
+    fn pass(&self) {
+        drop(self.opened.wait_while(self.open.lock().unwrap(), |open| !*open).unwrap());
+    }
+}
+
+/// The device.
+pub struct SimulatedDevice {
+    pub account: Arc<Account>,
+    pub pinning: Arc<SimulatedPinning>,
+}
+
+/// Counts registrations.
+pub struct SimulatedPinning {
+    family: &'static str,
+    pub made: AtomicUsize,
+    pub registered: Mutex<HashSet<usize>>,
+    pub refuse: AtomicBool,
+}
+
+impl SimulatedDevice {
+    /// A device of a kind of its own, so that it shares its staging memory with no other test's.
+    pub fn new() -> Arc<Self> {
+        static KINDS: AtomicUsize = AtomicUsize::new(0);
+        let family = Box::leak(format!("simulated-{}", KINDS.fetch_add(1, SeqCst)).into_boxed_str());
+        let pinning = SimulatedPinning {
+            family,
+            made: AtomicUsize::new(0),
+            registered: Mutex::default(),
+            refuse: AtomicBool::new(false),
+        };
+        let account = Account::default();
+        account.delay_us.store(100, SeqCst);
+        Arc::new(Self { account: Arc::new(account), pinning: Arc::new(pinning) })
+    }
+
+    /// Gives the consumer's streams work that does not end: fences from now on are not passed.
+    pub fn keep_consumer_busy(&self) {
+        *self.account.consumer.lock().unwrap() = Some(Arc::default());
+    }
+
+    /// Ends that work.
+    pub fn let_consumer_end(&self) {
+        if let Some(work) = self.account.consumer.lock().unwrap().take() {
+            work.open();
+        }
+    }
+}
+
+impl Device for SimulatedDevice {
+    fn name(&self) -> &str {
+        "simulated:0"
+    }
+
+    fn pinning(&self) -> Arc<dyn Pinning> {
+        Arc::clone(&self.pinning) as _
+    }
+
+    fn stream(&self) -> Result<Box<dyn CopyStream>> {
+        if self.account.refuse_streams.load(SeqCst) {
+            return Err(Error::new(ErrorKind::Device, "no streams today"));
+        }
+        self.account.streams_made.fetch_add(1, SeqCst);
+        self.account.streams.fetch_add(1, SeqCst);
+        Ok(Box::new(SimulatedStream::new(Arc::clone(&self.account))))
+    }
+
+    fn fence(&self, _handle: u64) -> Result<Arc<dyn Fence>> {
+        let number = self.account.fences_made.fetch_add(1, SeqCst) as u64 + 1;
+        self.account.fences.fetch_add(1, SeqCst);
+        let point = self.account.consumer.lock().unwrap().clone();
+        if let Some(point) = point {
+            self.account.points.lock().unwrap().insert(number, point);
+        }
+        Ok(Arc::new(SimulatedFence { number, account: Arc::clone(&self.account) }))
+    }
+}
+
+impl Pinning for SimulatedPinning {
+    fn family(&self) -> &'static str {
+        self.family
+    }
+
+    unsafe fn register(&self, ptr: *mut u8, _len: usize) -> Result<()> {
+        if self.refuse.load(SeqCst) {
+            return Err(Error::new(ErrorKind::Memory, "RLIMIT_MEMLOCK is too low"));
+        }
+        self.made.fetch_add(1, SeqCst);
+        assert!(self.registered.lock().unwrap().insert(ptr as usize), "registered twice");
+        Ok(())
+    }
+
+    unsafe fn unregister(&self, ptr: *mut u8) {
+        assert!(self.registered.lock().unwrap().remove(&(ptr as usize)), "unregistered but not registered");
+    }
+}
+
+struct SimulatedFence {
+    number: u64,
+    account: Arc<Account>,
+}
+
+impl Fence for SimulatedFence {
+    fn handle(&self) -> u64 {
+        self.number
+    }
+}
+
+impl Drop for SimulatedFence {
+    fn drop(&mut self) {
+        self.account.fences.fetch_sub(1, SeqCst);
+        self.account.points.lock().unwrap().remove(&self.number);
+    }
+}
+
+enum Job {
+    Copy { number: usize, destination: usize, source: usize, len: usize },
+    Pass(Arc<Gate>),
+    Mark(u64),
+}
+
+/// How far a stream has come.
+#[derive(Default)]
+struct Progress {
+    done: u64,
+    failed: Option<usize>,
+}
+
+struct SimulatedStream {
+    account: Arc<Account>,
+    jobs: Option<Sender<Job>>,
+    worker: Option<JoinHandle<()>>,
+    progress: Arc<(Mutex<Progress>, Condvar)>,
+    marks: u64,
+    open_marks: HashSet<u64>,
+}
+
+impl SimulatedStream {
+    fn new(account: Arc<Account>) -> Self {
+        let (jobs, queue) = channel();
+        let progress = Arc::<(Mutex<Progress>, Condvar)>::default();
+        let (told, own) = (Arc::clone(&progress), Arc::clone(&account));
+        let worker = std::thread::Builder::new().name("simulated".into()).spawn(move || {
+            for job in queue {
+                match job {
+                    Job::Pass(gate) => gate.pass(),
+                    Job::Copy { number, destination, source, len } => {
+                        std::thread::sleep(Duration::from_micros(own.delay_us.load(SeqCst)));
+                        if own.fail_at.load(SeqCst) == number {
+                            told.0.lock().unwrap().failed = Some(number);
+                            told.1.notify_all();
+                        } else {
+                            // SAFETY: what `CopyStream::copy` demands of its caller, which is what is tested here.
+                            unsafe {
+                                std::ptr::copy_nonoverlapping(
+                                    source as *const u8,
+                                    destination as *mut u8,
+                                    len,
+                                );
+                            }
+                        }
+                        own.ended.fetch_add(1, SeqCst);
+                    }
+                    Job::Mark(mark) => {
+                        told.0.lock().unwrap().done = mark;
+                        told.1.notify_all();
+                    }
+                }
+            }
+        });
+        let (jobs, worker) = (Some(jobs), Some(worker.unwrap()));
+        Self { account, jobs, worker, progress, marks: 0, open_marks: HashSet::new() }
+    }
+
+    fn send(&self, job: Job) {
+        self.jobs.as_ref().unwrap().send(job).unwrap();
+    }
+
+    fn failure(progress: &Progress) -> Result<()> {
+        match progress.failed {
+            Some(copy) => Err(Error::new(ErrorKind::Device, format!("copy {copy} failed"))),
+            None => Ok(()),
+        }
+    }
+}
+
+impl CopyStream for SimulatedStream {
+    fn wait_for(&mut self, fence: &dyn Fence) -> Result<()> {
+        let gate = self.account.points.lock().unwrap().get(&fence.handle()).cloned();
+        if let Some(gate) = gate {
+            self.send(Job::Pass(gate));
+        }
+        Ok(())
+    }
+
+    unsafe fn copy(&mut self, destination: u64, source: *const u8, len: usize) -> Result<()> {
+        let number = self.account.enqueued.fetch_add(1, SeqCst) + 1;
+        if self.account.refuse_at.load(SeqCst) == number {
+            self.account.ended.fetch_add(1, SeqCst);
+            return Err(Error::new(ErrorKind::Device, format!("copy {number} was refused")));
+        }
+        let destination = usize::try_from(destination).unwrap();
+        self.send(Job::Copy { number, destination, source: source as usize, len });
+        Ok(())
+    }
+
+    fn mark(&mut self) -> Result<Mark> {
+        self.marks += 1;
+        self.open_marks.insert(self.marks);
+        self.send(Job::Mark(self.marks));
+        Ok(Mark(self.marks))
+    }
+
+    fn is_done(&mut self, mark: Mark) -> Result<bool> {
+        let progress = self.progress.0.lock().unwrap();
+        Self::failure(&progress)?;
+        let done = progress.done >= mark.0;
+        if done {
+            assert!(self.open_marks.remove(&mark.0), "a mark was taken back twice");
+        }
+        Ok(done)
+    }
+
+    fn wait(&mut self, mark: Mark) -> Result<()> {
+        assert!(self.open_marks.remove(&mark.0), "a mark was taken back twice");
+        let (state, changed) = &*self.progress;
+        let waiting = |progress: &mut Progress| progress.done < mark.0 && progress.failed.is_none();
+        let progress = changed.wait_while(state.lock().unwrap(), waiting).unwrap();
+        Self::failure(&progress)
+    }
+}
+
+impl Drop for SimulatedStream {
+    fn drop(&mut self) {
+        drop(self.jobs.take());
+        let _ = self.worker.take().unwrap().join();
+        self.account.streams.fetch_sub(1, SeqCst);
+    }
+}

@@ -1,0 +1,104 @@
+"""How the command writes: sizes, shapes, names, tables, JSON.
+
+Names and metadata come from files that anyone may have made, so nothing of them reaches a terminal that is not
+printable: an escape sequence is shown, not obeyed. Where stdout is no terminal, lines are as long as they need to be,
+so that ``grep`` finds whole names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+UNBOUNDED = 100_000
+"""The width of what is no terminal."""
+_DECIMAL = ("B", "kB", "MB", "GB", "TB")
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+class Output(Console):
+    """stdout.
+
+    Raises:
+        BrokenPipeError: when whoever reads has gone away; rich alone would exit with 1.
+    """
+
+    def __init__(self) -> None:
+        loose = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+        super().__init__(highlight=False, markup=False, emoji=False, width=UNBOUNDED if loose else None)
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+    def lines(self, lines: Iterable[str], style: str = "") -> None:
+        """Prints lines as they are: nothing in them is markup."""
+        for line in lines:
+            self.print(Text(line, style=style))
+
+
+def as_json(value: Any) -> None:
+    """Prints ``value`` on stdout, in ASCII: names that are no valid Unicode stay what they are."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+    sys.stdout.flush()
+
+
+def printable(text: str) -> str:
+    """``text`` with what is not printable, or not in stdout's encoding, written as escapes."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in text)
+    return shown.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def glyph(wanted: str, plain: str) -> str:
+    """``wanted`` where stdout can show it, else ``plain``."""
+    return wanted if printable(wanted) == wanted else plain
+
+
+def size(nbytes: int, *, binary: bool = False) -> str:
+    """``nbytes`` with three or four digits: ``4.98 GB``, or ``2 MiB`` where powers of two are meant."""
+    base, units = (1024, _BINARY) if binary else (1000, _DECIMAL)
+    value, unit = float(nbytes), 0
+    # Half of the last digit shown less than the base: 999,999 bytes are 1 MB, not 1000 kB.
+    while value >= base - 0.5 and unit < len(units) - 1:
+        value /= base
+        unit += 1
+    digits = 0 if unit == 0 else 2 if value < 10 else 1 if value < 100 else 0  # noqa: PLR2004
+    number = f"{value:.{digits}f}"
+    return f"{number.rstrip('0').rstrip('.') if binary and '.' in number else number} {units[unit]}"
+
+
+def count(number: int) -> str:
+    """``number`` in three or more digits: ``8.03 B``."""
+    for power, unit in ((12, "T"), (9, "B"), (6, "M")):
+        if number >= 10**power:
+            return f"{number / 10**power:.2f} {unit}"
+    return f"{number:,}"
+
+
+def plural(number: int, noun: str) -> str:
+    """``1 tensor``, ``2 tensors``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def shape(dimensions: Sequence[int]) -> str:
+    """Its dimensions with a sign between them; ``scalar`` for none."""
+    return glyph("×", "x").join(map(str, dimensions)) if dimensions else "scalar"
+
+
+def natural(name: str) -> list[tuple[int, int | str]]:
+    """A key that puts layer 2 before layer 10."""
+    return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name) if part]
+
+
+def bare_table() -> Table:
+    """A table without frames: what one copies from a terminal is text."""
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold", padding=(0, 1))
