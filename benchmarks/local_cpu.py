@@ -93,8 +93,8 @@ def run_loader(path: str, what: str) -> tuple[float, float, int]:
     torch.zeros(1).clone()
     destinations = {}
     if what == "load_into":
-        ckpt = penstock.open(path)
-        destinations = {name: torch.ones(i.shape, dtype=torch.bfloat16) for name, i in ckpt.items()}
+        # Memory that an earlier load brought: ready, and in huge pages like the plain reader's.
+        destinations = penstock.open(path).load()
     size = os.path.getsize(path)
     common.settle_memory(2 * size + size // 2)
     before = rss()
@@ -145,6 +145,7 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--directory", type=Path, help="where the checkpoint is made; a temporary directory by default")
+    parser.add_argument("--only", help="rows to measure, by comma: load_into,mmap")
     parser.add_argument("--output", type=Path, help="where the results go as JSON")
     parser.add_argument("--child", nargs=2, metavar=("PATH", "WHAT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -155,13 +156,13 @@ def main() -> None:
         path = Path(directory) / "model.safetensors"
         layers = max(1, round(options.gib * 2**30 / 2 / 67_000_000))
         common.write_checkpoint(path, common.llama_shapes(layers, 2048, 8192, 32000, 512))
-        results = compare(path, options.rounds)
+        results = compare(path, options.rounds, options.only)
     table(results)
     if options.output:
         options.output.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def compare(path: Path, rounds: int) -> dict[str, Any]:
+def compare(path: Path, rounds: int, only: str | None) -> dict[str, Any]:
     size = path.stat().st_size
     script = Path(__file__)
     plan: list[tuple[str, str, Callable[[], None]]] = []
@@ -169,6 +170,7 @@ def compare(path: Path, rounds: int) -> dict[str, Any]:
         kinds = ["cold"] if state == "cold" else ["warm", "fresh"]
         names = [name for kind in kinds for name in LIMITS[kind]] + LOADERS
         plan += [(state, name, lambda state=state: common.set_cache([path], state)) for name in names]
+    plan = [row for row in plan if only is None or row[1] in only.split(",")]
     samples: dict[tuple[str, str], list[dict[str, float]]] = {}
     for number in range(rounds):
         for state, name, prepare in plan:
@@ -194,7 +196,7 @@ def compare(path: Path, rounds: int) -> dict[str, Any]:
                 ),
             }
         )
-    command = "python benchmarks/local_cpu.py " + " ".join(sys.argv[1:])
+    command = f"python benchmarks/local_cpu.py --rounds {rounds}" + (f" --only {only}" if only else "")
     return {"command": command, "machine": common.machine(), "bytes": size, "rounds": rounds, "rows": rows}
 
 

@@ -158,7 +158,7 @@ def main() -> None:
     files = make(options.directory, options.gb)
     memory = Path("/dev/shm/penstock-benchmark")
     results: dict[str, Any] = {
-        "command": "python benchmarks/local_gpu.py " + " ".join(sys.argv[1:]),
+        "command": f"python benchmarks/local_gpu.py DIRECTORY --gb {options.gb} --rounds {options.rounds}",
         "machine": common.machine() | {"gpu": gpu_name()},
         "rows": [],
     }

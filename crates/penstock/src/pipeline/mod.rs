@@ -4,6 +4,7 @@
 //!   tensors as they land; readers wait for destinations (back-pressure) and for nothing else.
 //! * [`Mapped`]: the other way to have tensors, as views of mapped files; nothing moves but pages.
 //! * `reader`: the two loops, to host memory in place and to a device through staging slots.
+//! * `shared`: the queue between the owner and the readers.
 //! * `landing`: where offsets of a plan become addresses; the only unsafe code of this module.
 //! * `objects`: the load's objects, opened when first needed and checked to be the version that was catalogued.
 //!
@@ -19,6 +20,7 @@ mod mapped;
 mod objects;
 mod reader;
 mod session;
+mod shared;
 
 pub use mapped::Mapped;
 pub use session::{Next, Session, Target};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::landing::{Spent, to_device, to_host};
-use super::session::{Shared, Take};
+use super::shared::{Shared, Take};
 use crate::device::{CopyStream, Device, Mark};
 use crate::error::{Error, Result};
 use crate::memory::{Arena, Region, Slot};
@@ -37,7 +37,7 @@ impl Account {
         self.stats.buffered_bytes = self.lane.buffered_bytes;
         self.stats.read_bytes = self.lane.cached_bytes + self.lane.direct_bytes + self.lane.buffered_bytes;
         self.stats.calls = self.lane.calls;
-        shared.add_stats(&self.stats);
+        shared.with_stats(|stats| stats.add(&self.stats));
     }
 }
 

@@ -1,21 +1,20 @@
 //! One load, from the first destination attached to the last tensor taken.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 
-use super::landing::{Destinations, host_tensor};
-use super::objects::Objects;
+use super::landing::host_tensor;
 use super::reader::{DeviceReader, HostReader};
+use super::shared::{Message, Shared, Take};
 use crate::checkpoint::Checkpoint;
 use crate::device::{Device, Fence};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{Arena, HostSlab, HostTensor};
-use crate::plan::{Block, Layout, Plan};
+use crate::plan::{Layout, Plan};
 use crate::stats::LoadStats;
 use crate::store::SLOT_SLACK;
 
@@ -61,42 +60,6 @@ pub struct Session {
     ended: Option<Duration>,
 }
 
-enum Message {
-    Landed(u32),
-    Failed,
-}
-
-/// What the owner and the readers of a load share.
-pub(super) struct Shared {
-    pub(super) plan: Arc<Plan>,
-    pub(super) objects: Objects,
-    pub(super) destinations: Destinations,
-    remaining: Box<[AtomicU64]>,
-    queue: Mutex<Queue>,
-    wake: Condvar,
-    cancelled: AtomicBool,
-    failure: Mutex<Option<Error>>,
-    stats: Mutex<LoadStats>,
-    messages: Sender<Message>,
-}
-
-#[derive(Default)]
-struct Queue {
-    /// Blocks handed to readers.
-    taken: usize,
-    /// Blocks whose destinations are all attached.
-    ready: usize,
-    /// How many fences there were, and the last one, which covers those before it.
-    fence: Option<(u64, Arc<dyn Fence>)>,
-}
-
-/// What a reader finds in the queue.
-pub(super) enum Take {
-    Block(usize),
-    NotYet,
-    Over,
-}
-
 impl Session {
     /// Begins to load `plan` from `checkpoint` with at most `readers` threads. Nothing is read before destinations
     /// are attached.
@@ -120,24 +83,7 @@ impl Session {
             }
             Target::Host | Target::Device { .. } => None,
         };
-        let shared = Arc::new(Shared {
-            objects: Objects::of(checkpoint),
-            destinations: Destinations::new(tensors, slab.is_some()),
-            remaining: plan.tensors().iter().map(|tensor| AtomicU64::new(tensor.bytes())).collect(),
-            queue: Mutex::default(),
-            wake: Condvar::new(),
-            cancelled: AtomicBool::new(false),
-            failure: Mutex::new(None),
-            stats: Mutex::new(LoadStats {
-                bytes: plan.bytes(),
-                tensors: tensors as u64,
-                blocks: plan.blocks().len() as u64,
-                block_bytes: plan.block_bytes(),
-                ..LoadStats::default()
-            }),
-            messages,
-            plan,
-        });
+        let shared = Arc::new(Shared::new(checkpoint, plan, slab.is_some(), messages));
         let mut session = Self {
             shared,
             readers: Vec::new(),
@@ -162,7 +108,7 @@ impl Session {
                     .start_readers(readers, |_| Ok(|shared: &Shared| HostReader::default().run(shared)))?;
             }
         }
-        lock(&session.shared.stats).readers = session.readers.len().max(1) as u64;
+        session.shared.with_stats(|stats| stats.readers = session.readers.len().max(1) as u64);
         Ok(session)
     }
 
@@ -182,12 +128,13 @@ impl Session {
             Ok(move |shared: &Shared| {
                 let done = DeviceReader::new(device.as_ref(), Arc::clone(&arena)).and_then(|r| r.run(shared));
                 let usage = arena.usage();
-                let mut stats = lock(&shared.stats);
-                stats.staging_bytes = stats.staging_bytes.max(usage.bytes as u64);
-                stats.pinned = usage.unpinned_because.is_none();
-                if let Some(because) = usage.unpinned_because {
-                    stats.notes = vec![format!("staging memory is not pinned: {because}")];
-                }
+                shared.with_stats(|stats| {
+                    stats.staging_bytes = stats.staging_bytes.max(usage.bytes as u64);
+                    stats.pinned = usage.unpinned_because.is_none();
+                    if let Some(because) = usage.unpinned_because {
+                        stats.notes = vec![format!("staging memory is not pinned: {because}")];
+                    }
+                });
                 done
             })
         })
@@ -280,19 +227,9 @@ impl Session {
         }
         for (tensor, address) in (self.attached..end).zip(addresses) {
             self.shared.destinations.set(tensor, *address);
-            if self.shared.remaining[tensor].load(Ordering::Relaxed) == 0 {
-                self.shared.send(Message::Landed(u32::try_from(tensor).unwrap_or(u32::MAX)));
-            }
         }
+        self.shared.attached(self.attached..end, fence);
         self.attached = end;
-        let mut queue = lock(&self.shared.queue);
-        queue.ready = self.shared.plan.blocks_ready(end);
-        if let Some(fence) = fence {
-            let number = queue.fence.as_ref().map_or(0, |(number, _)| *number) + 1;
-            queue.fence = Some((number, fence));
-        }
-        drop(queue);
-        self.shared.wake.notify_all();
         Ok(())
     }
 
@@ -301,7 +238,7 @@ impl Session {
     /// # Errors
     /// The first failure of the load; after it, the session only ends.
     pub fn next(&mut self, timeout: Duration) -> Result<Next> {
-        let failure = lock(&self.shared.failure).clone();
+        let failure = self.shared.failure();
         if let Some(error) = failure {
             self.stop_failed();
             return Err(error);
@@ -320,7 +257,7 @@ impl Session {
             }
             Ok(Message::Failed) => {
                 self.stop_failed();
-                let failure = lock(&self.shared.failure).clone();
+                let failure = self.shared.failure();
                 Err(failure.unwrap_or_else(|| Error::new(ErrorKind::Cancelled, "the load was cancelled")))
             }
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Ok(Next::Waiting),
@@ -343,7 +280,7 @@ impl Session {
     pub fn take_host(&mut self, tensor: u32) -> Option<HostTensor> {
         let index = tensor as usize;
         let (slab, layout) = self.slab.as_ref()?;
-        let landed = index < self.attached && self.shared.remaining[index].load(Ordering::Acquire) == 0;
+        let landed = index < self.attached && self.shared.has_landed(index);
         if !landed || std::mem::replace(&mut self.given[index], true) {
             return None;
         }
@@ -364,7 +301,7 @@ impl Session {
 
     /// What was done so far; complete after [`Session::finish`].
     pub fn stats(&self) -> LoadStats {
-        let mut stats = lock(&self.shared.stats).clone();
+        let mut stats = self.shared.with_stats(|stats| stats.clone());
         stats.wall = self.ended.unwrap_or_else(|| self.began.elapsed());
         stats
     }
@@ -411,77 +348,4 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-impl Shared {
-    /// The next block, if one is ready.
-    pub(super) fn take(&self) -> Take {
-        if self.is_cancelled() {
-            return Take::Over;
-        }
-        let mut queue = lock(&self.queue);
-        if queue.taken < queue.ready {
-            queue.taken += 1;
-            return Take::Block(queue.taken - 1);
-        }
-        if queue.taken == self.plan.blocks().len() { Take::Over } else { Take::NotYet }
-    }
-
-    /// Waits until a block is ready or the load is over; returns the time that took.
-    pub(super) fn wait_for_blocks(&self) -> Duration {
-        let began = Instant::now();
-        let queue = lock(&self.queue);
-        let blocks = self.plan.blocks().len();
-        let idle =
-            |queue: &mut Queue| queue.taken >= queue.ready && queue.taken < blocks && !self.is_cancelled();
-        drop(self.wake.wait_while(queue, idle).unwrap_or_else(PoisonError::into_inner));
-        began.elapsed()
-    }
-
-    /// The consumer's latest fence, if it is later than number `seen`.
-    pub(super) fn fence_after(&self, seen: u64) -> Option<(u64, Arc<dyn Fence>)> {
-        lock(&self.queue).fence.clone().filter(|(number, _)| *number > seen)
-    }
-
-    /// Counts a block's bytes as landed and tells of the tensors that are complete with it.
-    pub(super) fn landed(&self, block: &Block) {
-        for segment in self.plan.segments(block) {
-            let before = self.remaining[segment.tensor as usize].fetch_sub(segment.bytes(), Ordering::AcqRel);
-            if before == segment.bytes() {
-                self.send(Message::Landed(segment.tensor));
-            }
-        }
-    }
-
-    pub(super) fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Ordering::Acquire)
-    }
-
-    pub(super) fn add_stats(&self, stats: &LoadStats) {
-        lock(&self.stats).add(stats);
-    }
-
-    fn cancel(&self) {
-        // Under the lock, so that no reader misses it between looking and going to sleep.
-        let queue = lock(&self.queue);
-        self.cancelled.store(true, Ordering::Release);
-        drop(queue);
-        self.wake.notify_all();
-    }
-
-    fn fail(&self, error: Error) {
-        lock(&self.failure).get_or_insert(error);
-        self.cancel();
-        self.send(Message::Failed);
-    }
-
-    fn send(&self, message: Message) {
-        // The receiver lives as long as the session, which outlives its readers.
-        let _ = self.messages.send(message);
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every update under these locks is a single step, so a panic elsewhere leaves nothing half done.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -82,8 +82,11 @@ pub trait Object: Send + Sync {
             .remedy("Load without mmap=True"))
     }
 
-    /// Tells the store that `range` will be wanted in the page cache soon. A hint: it may do nothing.
-    fn read_ahead(&self, _range: Range<u64>) {}
+    /// Tells the store that `range` will be wanted in the page cache soon, and says whether any of it still has to come
+    /// in. A hint: it may do nothing.
+    fn read_ahead(&self, _range: Range<u64>) -> bool {
+        true
+    }
 
     /// Fails with `Changed` if the object is no longer the version that was opened.
     ///

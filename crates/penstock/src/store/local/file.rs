@@ -12,6 +12,7 @@ use std::sync::atomic::AtomicBool;
 use rustix::fs::{Advice, AtFlags, StatxFlags, fadvise, statx};
 
 use super::CachePolicy;
+use super::cache::{Residency, residency};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileMapping, PAGE, Window};
 use crate::store::{Identity, Lane, Object};
@@ -143,9 +144,13 @@ impl Object for LocalFile {
         FileMapping::map(&self.file, self.bytes).map_err(|error| error.object(&self.location))
     }
 
-    fn read_ahead(&self, range: Range<u64>) {
+    fn read_ahead(&self, range: Range<u64>) -> bool {
+        if residency(self.file.as_fd(), &range) == Residency::Cached {
+            return false;
+        }
         let len = std::num::NonZeroU64::new(range.end.saturating_sub(range.start));
         let _ = fadvise(&self.file, range.start, len, Advice::WillNeed);
+        true
     }
 
     fn verify_unchanged(&self) -> Result<()> {
