@@ -14,7 +14,7 @@ from penstock import _native
 from penstock._native import Config, LoadStats, TensorInfo
 from penstock.errors import DestinationError, SelectionError, TensorNotFoundError
 from penstock.frameworks.base import Destination, Framework, framework
-from penstock.loading import Existing, FreshDevice, FreshHost, read_ahead, run
+from penstock.loading import Existing, FreshDevice, FreshHost, Load, Planned, read_ahead
 from penstock.progress import Progress, ProgressOption, teller
 from penstock.selection import Selection, resolve
 from penstock.state import IncompatibleKeys, report, state_of
@@ -126,8 +126,13 @@ class Checkpoint(Mapping[str, TensorInfo]):
         """
         if mmap:
             return self._views(names, filter, slices, device, dtype, framework, prefault, config)
-        stream = self._start(names, filter, slices, device, dtype, framework, progress, config, window=False)
-        loaded = dict(stream)
+        config = self._config if config is None else config
+        load, library, indices = self._start(names, filter, slices, device, framework, progress, config)
+        if dtype is None and not indices:
+            loaded = load.collect()
+        else:
+            # What is converted or indexed exists twice for a moment: a stream keeps that to a few at a time.
+            loaded = dict(_finished(load.stream(read_ahead(config)), library, indices, dtype))
         order = self._native.keys() if names is None else dict.fromkeys(names)
         return {name: loaded[name] for name in order if name in loaded}
 
@@ -150,7 +155,10 @@ class Checkpoint(Mapping[str, TensorInfo]):
 
         Args and exceptions are those of ``load``. What is wrong with them is raised here, not by the first ``next``.
         """
-        return self._start(names, filter, slices, device, dtype, framework, progress, config, window=True)
+        config = self._config if config is None else config
+        load, library, indices = self._start(names, filter, slices, device, framework, progress, config)
+        tensors = load.stream(read_ahead(config))
+        return tensors if dtype is None and not indices else _finished(tensors, library, indices, dtype)
 
     def load_into(
         self,
@@ -209,9 +217,9 @@ class Checkpoint(Mapping[str, TensorInfo]):
             session = self._native.session(list(group), {}, "host" if device == "cpu" else device, config)
             addresses = {name: destination.address for name, destination in group.items()}
             held = {name: tensors[name] for name in group}
-            existing = Existing(session, held, addresses, library.consumer_stream(device))
-            for _ in run(session, existing, None, shared, self._done):
-                pass
+            planned = Planned(*session.tensors)
+            existing = Existing(session, planned, held, addresses, library.consumer_stream(device))
+            Load(session, planned, existing, shared, self._done).collect()
         return keys
 
     def _check(self, name: str, destination: Destination) -> None:
@@ -237,24 +245,19 @@ class Checkpoint(Mapping[str, TensorInfo]):
         keep: Callable[[str], bool] | None,
         slices: Mapping[str, Selection] | None,
         device: Any,
-        dtype: Any,
         framework_name: str,
         progress: ProgressOption,
-        config: Config | None,
-        *,
-        window: bool,
-    ) -> Iterator[tuple[str, Any]]:
+        config: Config,
+    ) -> tuple[Load, Framework, dict[str, tuple[int | slice, ...]]]:
         library = framework(framework_name)
         where = library.device(device)
-        config = self._config if config is None else config
         wanted = self._names(names, keep)
         boxes, indices = self._boxes(slices or {}, set(wanted))
         native_names = None if names is None and keep is None else wanted
         session = self._native.session(native_names, boxes, "slab" if where == "cpu" else where, config)
-        total = sum(planned[3] for planned in session.tensors)
-        fresh = FreshHost(session, library) if where == "cpu" else FreshDevice(session, library, where)
-        tensors = run(session, fresh, read_ahead(config) if window else None, teller(progress, total), self._done)
-        return tensors if dtype is None and not indices else _finished(tensors, library, indices, dtype)
+        planned = Planned(*session.tensors)
+        fresh = FreshHost(session, library) if where == "cpu" else FreshDevice(session, planned, library, where)
+        return Load(session, planned, fresh, teller(progress, sum(planned.nbytes)), self._done), library, indices
 
     def _boxes(
         self, slices: Mapping[str, Selection], wanted: set[str]

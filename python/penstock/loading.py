@@ -6,11 +6,16 @@ device; attached as the window allows, so that a stream holds no more than its r
 
 Destinations are held here until they have landed or the session has stopped; a load that ends early, by an exception,
 a closed generator or Ctrl-C, stops the session first and lets go of them afterwards.
+
+A checkpoint may have 100,000 tensors, and a Python call takes as long as copying a small one. So the work per tensor is
+what making a tensor costs; all else is done in batches and columns.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from penstock._native import Config, LoadStats, Session
@@ -21,16 +26,16 @@ READ_AHEAD_BYTES = 512 << 20
 """How far a stream reads ahead of its consumer, where nothing is said."""
 _BATCH_BYTES = 64 << 20
 """Destinations are attached in batches of about this size, so that reading begins while others are being allocated."""
-_BATCH_TENSORS = 256
+_BATCH_TENSORS = 512
 
 
 class Planned(NamedTuple):
-    """One tensor of a session."""
+    """The tensors of a session, in the order in which destinations are attached: a column for each property."""
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[tuple[int, ...]]
+    nbytes: list[int]
 
 
 class FreshHost:
@@ -40,136 +45,197 @@ class FreshHost:
         self._session = session
         self._framework = framework
 
-    def attach(self, tensors: Sequence[Planned]) -> None:
-        self._session.attach_slab(len(tensors))
+    def attach(self, begin: int, end: int) -> None:
+        self._session.attach_slab(end - begin)
 
-    def landed(self, index: int) -> Any:
-        return self._framework.adopt(self._session.host(index))
+    def landed(self, indices: list[int]) -> list[Any]:
+        return [self._framework.adopt(array) for array in self._session.host(indices)]
 
 
 class FreshDevice:
     """Fresh device memory: from the framework's allocator, on the consumer's stream."""
 
-    def __init__(self, session: Session, framework: Framework, device: str) -> None:
+    def __init__(self, session: Session, planned: Planned, framework: Framework, device: str) -> None:
         self._session = session
         self._framework = framework
         self._device = device
-        self._held: dict[int, Any] = {}
-        self._next = 0
+        self._planned = planned
+        self._held: list[Any] = []
 
-    def attach(self, tensors: Sequence[Planned]) -> None:
-        addresses = []
-        for tensor in tensors:
-            made, address = self._framework.empty(tensor.dtype, tensor.shape, self._device)
-            self._held[self._next] = made
-            self._next += 1
-            addresses.append(address)
+    def attach(self, begin: int, end: int) -> None:
+        dtypes, shapes = self._planned.dtypes[begin:end], self._planned.shapes[begin:end]
+        made, addresses = self._framework.empties(dtypes, shapes, self._device)
+        self._held += made
         # After the allocations: the fence must cover work on memory that the allocator has just reused.
         self._session.attach(addresses, self._framework.consumer_stream(self._device))
 
-    def landed(self, index: int) -> Any:
-        return self._held.pop(index)
+    def landed(self, indices: list[int]) -> list[Any]:
+        held = self._held
+        tensors = [held[index] for index in indices]
+        for index in indices:
+            held[index] = None
+        return tensors
 
 
 class Existing:
     """Memory of the caller, by tensor name."""
 
-    def __init__(self, session: Session, tensors: Mapping[str, Any], addresses: Mapping[str, int], stream: int) -> None:
+    def __init__(
+        self,
+        session: Session,
+        planned: Planned,
+        tensors: Mapping[str, Any],
+        addresses: Mapping[str, int],
+        stream: int,
+    ) -> None:
         self._session = session
         self._tensors = tensors
         self._addresses = addresses
         self._stream = stream
-        self._names = [planned[0] for planned in session.tensors]
+        self._names = planned.names
 
-    def attach(self, tensors: Sequence[Planned]) -> None:
-        self._session.attach([self._addresses[tensor.name] for tensor in tensors], self._stream)
+    def attach(self, begin: int, end: int) -> None:
+        self._session.attach([self._addresses[name] for name in self._names[begin:end]], self._stream)
 
-    def landed(self, index: int) -> Any:
-        return self._tensors[self._names[index]]
+    def landed(self, indices: list[int]) -> list[Any]:
+        return [self._tensors[self._names[index]] for index in indices]
 
 
 Destinations = FreshHost | FreshDevice | Existing
 
 
-class _Window:
-    """What is attached: as much as the limit allows, and always enough for something to land."""
+class _Attaching:
+    """Attaches destinations in batches."""
 
-    def __init__(self, session: Session, destinations: Destinations, limit: int | None) -> None:
-        self.tensors = [Planned(*planned) for planned in session.tensors]
+    def __init__(self, destinations: Destinations, nbytes: Sequence[int]) -> None:
         self._destinations = destinations
+        self.until = [0, *accumulate(nbytes)]
+        """Bytes of the tensors before each."""
+        self.attached = 0
+
+    def up_to(self, end: int) -> int:
+        """Attaches the tensors before ``end`` that are not yet; returns their bytes."""
+        first = self.attached
+        while self.attached < end:
+            full = bisect_left(self.until, self.until[self.attached] + _BATCH_BYTES, lo=self.attached + 1)
+            batch = min(end, full, self.attached + _BATCH_TENSORS)
+            self._destinations.attach(self.attached, batch)
+            self.attached = batch
+        return self.until[self.attached] - self.until[first]
+
+
+class _Window:
+    """What of a stream is attached: as much as the limit allows, and always enough for something to land."""
+
+    def __init__(self, attaching: _Attaching, needed: Sequence[int], limit: int) -> None:
+        self._attaching = attaching
         self._limit = limit
+        self._tensors = len(needed)
         # A tensor whose last block it shares with the next cannot land before that one has a destination.
-        self._needed = session.attached_to_land
-        self._landed = [False] * len(self.tensors)
+        self._needed = needed
+        self._landed = [False] * self._tensors
         self._oldest = 0
-        self._attached = 0
         self._outstanding = 0
 
-    def _may_attach(self) -> bool:
-        if self._attached == len(self.tensors):
-            return False
-        if self._limit is None or self._outstanding < self._limit or self._outstanding == 0:
-            return True
-        return self._oldest < self._attached < self._needed[self._oldest]
+    def _reach(self) -> int:
+        """Where attaching may go on to."""
+        attached, until = self._attaching.attached, self._attaching.until
+        reach = attached
+        if self._outstanding < self._limit or self._outstanding == 0:
+            room = max(self._limit - self._outstanding, 0)
+            reach = bisect_left(until, until[attached] + room, lo=attached + 1)
+        elif self._oldest < attached:
+            reach = self._needed[self._oldest]
+        return min(reach, self._tensors)
 
     def fill(self) -> None:
         """Attaches what there is room for."""
-        while self._may_attach():
-            begin = self._attached
-            batch = 0
-            while self._may_attach() and self._attached - begin < _BATCH_TENSORS and batch < _BATCH_BYTES:
-                batch += self.tensors[self._attached].nbytes
-                self._outstanding += self.tensors[self._attached].nbytes
-                self._attached += 1
-            self._destinations.attach(self.tensors[begin : self._attached])
+        while (reach := self._reach()) > self._attaching.attached:
+            self._outstanding += self._attaching.up_to(reach)
 
     def landed(self, indices: Sequence[int]) -> None:
         """These have landed; they count until they are taken."""
         for index in indices:
             self._landed[index] = True
-        while self._oldest < len(self.tensors) and self._landed[self._oldest]:
+        while self._oldest < self._tensors and self._landed[self._oldest]:
             self._oldest += 1
 
-    def taken(self, index: int) -> None:
-        """The consumer has come back for more: its tensor is no longer ours. Attaches in batches, not one for one."""
-        self._outstanding -= self.tensors[index].nbytes
-        if self._limit is None or self._outstanding <= self._limit - min(self._limit, _BATCH_BYTES) // 2:
+    def taken(self, nbytes: int) -> None:
+        """The consumer has come back for more: a tensor of that size is no longer ours. Attaches in batches."""
+        self._outstanding -= nbytes
+        if self._outstanding <= self._limit - min(self._limit, _BATCH_BYTES) // 2:
             self.fill()
 
 
-def run(
-    session: Session,
-    destinations: Destinations,
-    limit: int | None,
-    progress: Progress,
-    done: Callable[[LoadStats], None],
-) -> Iterator[tuple[str, Any]]:
-    """Yields ``(name, tensor)`` as tensors land.
+Done = Callable[[LoadStats], None]
+
+
+class Load:
+    """One load, to be driven once: by ``stream`` or by ``collect``.
 
     Args:
         session: a session with nothing attached.
+        planned: its tensors.
         destinations: where its tensors go.
-        limit: bytes that may be attached and not yet taken by the consumer; None for no bound. One tensor may always
-            be in flight, and neighbours that share a block with it.
-        progress: told of every tensor.
+        progress: told of what has landed and was taken.
         done: called with the statistics after the last tensor.
     """
-    window = _Window(session, destinations, limit)
-    try:
-        window.fill()
-        while landed := session.wait():
-            window.landed(landed)
-            for index in landed:
-                tensor = window.tensors[index]
-                # No name for what is yielded: the consumer alone decides how long it lives.
-                yield tensor.name, destinations.landed(index)
-                progress.advance(tensor.nbytes)
-                window.taken(index)
+
+    def __init__(
+        self, session: Session, planned: Planned, destinations: Destinations, progress: Progress, done: Done
+    ) -> None:
+        self._session = session
+        self._destinations = destinations
+        self._progress = progress
+        self._done = done
+        self._planned = planned
+        self._attaching = _Attaching(destinations, self._planned.nbytes)
+
+    def stream(self, limit: int) -> Iterator[tuple[str, Any]]:
+        """Yields ``(name, tensor)`` as tensors land.
+
+        At most ``limit`` bytes are attached and not yet taken by the consumer; but one tensor may always be in flight,
+        and neighbours that share a block with it.
+        """
+        names, nbytes = self._planned.names, self._planned.nbytes
+        window = _Window(self._attaching, self._session.attached_to_land, limit)
+        try:
             window.fill()
-        done(session.finish())
-    finally:
-        session.stop()
-        progress.close()
+            while indices := self._session.wait():
+                window.landed(indices)
+                tensors = self._destinations.landed(indices)
+                # Taken off the ends, so that nothing here holds what was yielded: the consumer alone decides how long
+                # it lives.
+                indices.reverse()
+                tensors.reverse()
+                while tensors:
+                    index = indices.pop()
+                    yield names[index], tensors.pop()
+                    self._progress.advance(nbytes[index])
+                    window.taken(nbytes[index])
+                window.fill()
+            self._done(self._session.finish())
+        finally:
+            self._end()
+
+    def collect(self) -> dict[str, Any]:
+        """All tensors by name, when all have landed."""
+        names, nbytes = self._planned.names, self._planned.nbytes
+        tensors: list[Any] = [None] * len(names)
+        try:
+            self._attaching.up_to(len(names))
+            while indices := self._session.wait():
+                for index, tensor in zip(indices, self._destinations.landed(indices), strict=True):
+                    tensors[index] = tensor
+                self._progress.advance(sum(nbytes[index] for index in indices))
+            self._done(self._session.finish())
+        finally:
+            self._end()
+        return dict(zip(names, tensors, strict=True))
+
+    def _end(self) -> None:
+        self._session.stop()
+        self._progress.close()
 
 
 def read_ahead(config: Config) -> int:

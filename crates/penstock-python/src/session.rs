@@ -23,8 +23,8 @@ use crate::host_array::{HostArray, Owner};
 /// How long a wait goes on before it looks for signals (Ctrl-C).
 const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 
-/// Name, dtype, shape and bytes of a tensor.
-type Described<'a, 'py> = (&'a str, &'static str, Bound<'py, PyTuple>, u64);
+/// Names, dtypes, shapes and bytes of tensors.
+type Columns<'a, 'py> = (Vec<&'a str>, Vec<&'static str>, Vec<Bound<'py, PyTuple>>, Vec<u64>);
 
 /// One load: destinations are attached in the order of `tensors`, landed tensors are taken from `wait`.
 #[pyclass(frozen, module = "penstock._native")]
@@ -71,13 +71,17 @@ impl Session {
 
 #[pymethods]
 impl Session {
-    /// (name, dtype, shape, bytes) of every tensor, in the order in which destinations are attached.
+    /// Names, dtypes, shapes and bytes of all tensors, in the order in which destinations are attached. In columns, as
+    /// a Python object for each of many tensors would take longer than loading them.
     #[getter]
-    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<Described<'_, 'py>>> {
-        self.tensors
-            .iter()
-            .map(|(name, dtype, shape, bytes)| Ok((&**name, dtype.name(), PyTuple::new(py, shape)?, *bytes)))
-            .collect()
+    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Columns<'_, 'py>> {
+        let tensors = self.tensors.iter();
+        Ok((
+            tensors.clone().map(|(name, ..)| &**name).collect(),
+            tensors.clone().map(|(_, dtype, ..)| dtype.name()).collect(),
+            tensors.clone().map(|(_, _, shape, _)| PyTuple::new(py, shape)).collect::<PyResult<_>>()?,
+            tensors.map(|(.., bytes)| *bytes).collect(),
+        ))
     }
 
     /// For every tensor, how many tensors must have destinations before it can land: neighbours may share a block.
@@ -127,16 +131,21 @@ impl Session {
         }
     }
 
-    /// The memory of a landed tensor of a "slab" load; each can be had once.
-    fn host(&self, py: Python<'_>, tensor: u32) -> Outcome<HostArray> {
-        let memory = self.locked(py, |session| session.take_host(tensor)).ok_or_else(|| {
-            Error::new(
-                ErrorKind::Destination,
-                format!("tensor number {tensor} has not landed or was taken already"),
-            )
-        })?;
-        let (_, dtype, shape, bytes) = &self.tensors[tensor as usize];
-        Ok(HostArray::new(Owner::Tensor(memory), *dtype, shape.clone(), *bytes))
+    /// The memory of landed tensors of a "slab" load; each can be had once.
+    fn host(&self, py: Python<'_>, tensors: Vec<u32>) -> Outcome<Vec<HostArray>> {
+        self.locked(py, |session| {
+            let array = |tensor: u32| {
+                let memory = session.take_host(tensor).ok_or_else(|| {
+                    Error::new(
+                        ErrorKind::Destination,
+                        format!("tensor number {tensor} has not landed or was taken already"),
+                    )
+                })?;
+                let (_, dtype, shape, bytes) = &self.tensors[tensor as usize];
+                Ok(HostArray::new(Owner::Tensor(memory), *dtype, shape.clone(), *bytes))
+            };
+            tensors.into_iter().map(array).collect()
+        })
     }
 
     /// Ends the load after its last tensor; raises ObjectChangedError if an object changed while it was read.

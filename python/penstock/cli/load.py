@@ -142,7 +142,7 @@ def wake(framework: str, device: str) -> str:
     library = find(framework)
     where = library.device(device)
     if where != "cpu":
-        library.empty("U8", (1,), where)
+        library.empties(["U8"], [(1,)], where)
     return where
 
 

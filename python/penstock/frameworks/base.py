@@ -36,8 +36,10 @@ class Framework(Protocol):
     def adopt(self, array: HostArray) -> Any:
         """A tensor over the host memory of ``array``, without a copy."""
 
-    def empty(self, dtype: str, shape: Sequence[int], device: str) -> tuple[Any, int]:
-        """An uninitialised contiguous tensor of the safetensors dtype ``dtype``, and its address."""
+    def empties(
+        self, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]], device: str
+    ) -> tuple[list[Any], list[int]]:
+        """Uninitialised contiguous tensors of the safetensors dtypes ``dtypes`` on a device, and their addresses."""
 
     def destination(self, name: str, tensor: Any) -> Destination:
         """The memory of an existing tensor.
@@ -104,11 +106,25 @@ def framework(name: str) -> Framework:
         ) from error
 
 
-def host_only(device: Any, name: str) -> str:
-    """``"cpu"``, for a framework whose tensors Penstock only makes in host memory."""
-    if str(device) != "cpu":
-        raise DeviceError(
-            f"tensors of framework {name!r} can be loaded to device='cpu' only, not {str(device)!r}",
-            remedy="Use framework='pt', or move the tensors afterwards",
-        )
-    return "cpu"
+class HostOnly:
+    """What frameworks have in common whose tensors Penstock only makes in host memory."""
+
+    name: str
+
+    def device(self, device: Any) -> str:
+        if str(device) != "cpu":
+            raise DeviceError(
+                f"tensors of framework {self.name!r} can be loaded to device='cpu' only, not {str(device)!r}",
+                remedy="Use framework='pt', or move the tensors afterwards",
+            )
+        return "cpu"
+
+    def empties(
+        self, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]], device: str
+    ) -> tuple[list[Any], list[int]]:
+        del dtypes, shapes
+        raise DeviceError(f"framework {self.name!r} has no tensors on {device}")
+
+    def consumer_stream(self, device: str) -> int:
+        del device
+        return 0

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from penstock._native import HostArray
 from penstock.errors import DestinationError, SelectionError
-from penstock.frameworks.base import Destination, host_only
+from penstock.frameworks.base import Destination, HostOnly
 
 
-class DLPack:
+class DLPack(HostOnly):
     """See ``Framework``. Tensors are ``HostArray``: they have ``__dlpack__``, an address, a dtype and a shape."""
 
     name = "dlpack"
 
-    def device(self, device: Any) -> str:
-        return host_only(device, self.name)
-
     def adopt(self, array: HostArray) -> Any:
         return array
-
-    def empty(self, dtype: str, shape: Sequence[int], device: str) -> tuple[Any, int]:
-        raise DestinationError(f"framework {self.name!r} allocates no tensors")
 
     def destination(self, name: str, tensor: Any) -> Destination:
         cause = f"tensors of framework {self.name!r} cannot be written to"
         raise DestinationError(f"tensor {name!r}: {cause}", tensor=name, cause=cause)
-
-    def consumer_stream(self, device: str) -> int:
-        del device
-        return 0
 
     def cast(self, tensor: Any, dtype: Any) -> Any:
         raise SelectionError(f"dtype={dtype!r}: framework {self.name!r} does not convert; do so in your library")

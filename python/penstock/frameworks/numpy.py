@@ -5,14 +5,13 @@ numpy itself has no BF16 and no FP8; the package ``ml_dtypes`` brings them (it i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from penstock._native import HostArray
 from penstock.errors import DestinationError, MissingDependencyError, SelectionError
-from penstock.frameworks.base import Destination, host_only
+from penstock.frameworks.base import Destination, HostOnly
 
 _NUMPY = {
     "BOOL": "bool",
@@ -79,24 +78,16 @@ class _Memory:
         }
 
 
-class Numpy:
+class Numpy(HostOnly):
     """See ``Framework``."""
 
     name = "numpy"
-
-    def device(self, device: Any) -> str:
-        return host_only(device, self.name)
 
     def adopt(self, array: HostArray) -> np.ndarray[Any, Any]:
         dtype = dtype_of(array.dtype)
         if array.nbytes == 0:
             return np.empty(array.shape, dtype)
         return np.asarray(_Memory(array)).view(dtype).reshape(array.shape)
-
-    def empty(self, dtype: str, shape: Sequence[int], device: str) -> tuple[np.ndarray[Any, Any], int]:
-        del device
-        array = np.empty(tuple(shape), dtype_of(dtype))
-        return array, array.ctypes.data
 
     def destination(self, name: str, tensor: Any) -> Destination:
         def wrong(cause: str) -> DestinationError:
@@ -112,10 +103,6 @@ class Numpy:
         if not known:
             raise wrong(f"the destination's dtype {tensor.dtype} is none of safetensors'")
         return Destination(tensor.ctypes.data, tensor.nbytes, known.pop() or "", tensor.shape, "cpu")
-
-    def consumer_stream(self, device: str) -> int:
-        del device
-        return 0
 
     def cast(self, tensor: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
         wanted = dtype_of(dtype) if dtype in _NUMPY or dtype in _ML_DTYPES else np.dtype(dtype)

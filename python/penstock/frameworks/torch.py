@@ -113,9 +113,15 @@ class Torch:
             return torch.utils.dlpack.from_dlpack(array.dlpack())
         return torch.utils.dlpack.from_dlpack(array.dlpack(raw=True)).view(dtype).view(shape)
 
-    def empty(self, dtype: str, shape: Sequence[int], device: str) -> tuple[torch.Tensor, int]:
-        tensor = torch.empty(torch_shape(dtype, shape), dtype=dtype_of(dtype), device=device)
-        return tensor, tensor.data_ptr()
+    def empties(
+        self, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]], device: str
+    ) -> tuple[list[torch.Tensor], list[int]]:
+        # `new_empty` of a tensor that is there takes 1.8 us, `torch.empty` with its keywords 3.0 us.
+        make = {d: torch.empty(0, dtype=dtype_of(d), device=device).new_empty for d in set(dtypes)}
+        if "F4" in make:
+            shapes = [torch_shape(dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True)]
+        tensors = [make[dtype](shape) for dtype, shape in zip(dtypes, shapes, strict=True)]
+        return tensors, [tensor.data_ptr() for tensor in tensors]
 
     def destination(self, name: str, tensor: Any) -> Destination:
         def wrong(cause: str) -> DestinationError:

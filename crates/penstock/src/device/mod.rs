@@ -21,6 +21,17 @@ pub use cuda::CudaDevice;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mark(pub u64);
 
+/// One copy: so many bytes from host memory to device memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Piece {
+    /// The address in device memory.
+    pub destination: u64,
+    /// Where the bytes lie in host memory.
+    pub source: *const u8,
+    /// Bytes to copy.
+    pub len: usize,
+}
+
 /// An accelerator with memory of its own.
 pub trait Device: Send + Sync {
     /// Its name in errors and statistics: `"cuda:0"`.
@@ -59,15 +70,16 @@ pub trait CopyStream: Send {
     /// `Device` where the driver refuses.
     fn wait_for(&mut self, fence: &dyn Fence) -> Result<()>;
 
-    /// Enqueues a copy of `len` bytes from host memory to device memory.
+    /// Enqueues the copies of `pieces`, in any order among themselves. Many small ones are handed over at once where
+    /// the device can: a call for each would cost more than the copying.
     ///
     /// # Safety
-    /// `source` must stay readable and unchanged, and `destination` must stay allocated on this device and not be
-    /// used otherwise, until a later mark of this stream is done.
+    /// Sources must stay readable and unchanged, and destinations must stay allocated on this device, not overlap and
+    /// not be used otherwise, until a later mark of this stream is done, also where this fails.
     ///
     /// # Errors
     /// `Device` where the driver refuses or an earlier copy failed.
-    unsafe fn copy(&mut self, destination: u64, source: *const u8, len: usize) -> Result<()>;
+    unsafe fn copy(&mut self, pieces: &[Piece]) -> Result<()>;
 
     /// Marks the end of what was enqueued so far.
     ///

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::device::CopyStream;
+use crate::device::{CopyStream, Piece};
 use crate::error::Result;
 use crate::memory::{HostSlab, HostTensor, Region, Slot, Window};
 use crate::plan::{Block, Plan, Segment};
@@ -113,7 +113,9 @@ pub(super) fn to_host(
 
 /// Reads a block to `slot` and enqueues the copies to its destinations in device memory.
 ///
-/// The slot must be kept until a later mark of `stream` is done, even after an error.
+/// The slot must be kept until a later mark of `stream` is done, even after an error. `pieces` is room for the list of
+/// copies, kept by the caller so that it is not made anew for every block.
+#[allow(clippy::too_many_arguments)]
 pub(super) fn to_device(
     plan: &Plan,
     block: &Block,
@@ -122,12 +124,14 @@ pub(super) fn to_device(
     lane: &mut Lane,
     slot: &mut Slot,
     stream: &mut dyn CopyStream,
+    pieces: &mut Vec<Piece>,
 ) -> Result<Spent> {
     let began = Instant::now();
     let start = object.read_to_slot(block.range.clone(), slot.window(), lane)?;
     let reading = began.elapsed();
     // SAFETY: the store filled the block's bytes from `start` on.
     let base = unsafe { slot.as_ptr().add(start) };
+    pieces.clear();
     for segment in plan.segments(block) {
         let at = to_usize(segment.src - block.range.start);
         // SAFETY: segments lie in their block, which was read to the slot.
@@ -139,10 +143,11 @@ pub(super) fn to_device(
             // SAFETY: both ends lie in the segment's part of the slot; `copy` allows them to overlap.
             unsafe { std::ptr::copy(source.add(i * to_usize(segment.stride)), source.add(i * piece), piece) };
         }
-        // SAFETY: the slot stays until a later mark is done, as this function's caller promises; the destination is
-        // this segment's own span of an attached one.
-        unsafe { stream.copy(destinations.of(segment), source, to_usize(segment.bytes()))? };
+        pieces.push(Piece { destination: destinations.of(segment), source, len: to_usize(segment.bytes()) });
     }
+    // SAFETY: the slot stays until a later mark is done, as this function's caller promises; destinations are the
+    // segments' own spans of attached ones.
+    unsafe { stream.copy(pieces)? };
     Ok(Spent { reading, copying: began.elapsed().saturating_sub(reading) })
 }
 

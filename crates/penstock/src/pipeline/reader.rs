@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::landing::{Spent, to_device, to_host};
 use super::shared::{Shared, Take};
-use crate::device::{CopyStream, Device, Mark};
+use crate::device::{CopyStream, Device, Mark, Piece};
 use crate::error::{Error, Result};
 use crate::memory::{Arena, Region, Slot};
 use crate::plan::Block;
@@ -99,6 +99,7 @@ pub(super) struct DeviceReader {
     arena: Arc<Arena>,
     /// The last of the consumer's fences that the stream waits for.
     fence: u64,
+    pieces: Vec<Piece>,
     account: Account,
 }
 
@@ -110,6 +111,7 @@ impl DeviceReader {
             spare: Vec::new(),
             arena,
             fence: 0,
+            pieces: Vec::new(),
             account: Account::default(),
         })
     }
@@ -149,9 +151,9 @@ impl DeviceReader {
             self.fence = number;
         }
         let Account { lane, .. } = &mut self.account;
-        let stream = self.stream.as_mut();
-        let read =
-            to_device(&shared.plan, block, object.as_ref(), &shared.destinations, lane, &mut slot, stream);
+        let (stream, pieces) = (self.stream.as_mut(), &mut self.pieces);
+        let (plan, to) = (&shared.plan, &shared.destinations);
+        let read = to_device(plan, block, object.as_ref(), to, lane, &mut slot, stream, pieces);
         let marked = read.and_then(|spent| Ok((spent, self.stream.mark()?)));
         match marked {
             Ok((spent, mark)) => {

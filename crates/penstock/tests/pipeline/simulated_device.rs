@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use penstock::device::{CopyStream, Device, Fence, Mark};
+use penstock::device::{CopyStream, Device, Fence, Mark, Piece};
 use penstock::memory::Pinning;
 use penstock::{Error, ErrorKind, Result};
 
@@ -243,14 +243,16 @@ impl CopyStream for SimulatedStream {
         Ok(())
     }
 
-    unsafe fn copy(&mut self, destination: u64, source: *const u8, len: usize) -> Result<()> {
-        let number = self.account.enqueued.fetch_add(1, SeqCst) + 1;
-        if self.account.refuse_at.load(SeqCst) == number {
-            self.account.ended.fetch_add(1, SeqCst);
-            return Err(Error::new(ErrorKind::Device, format!("copy {number} was refused")));
+    unsafe fn copy(&mut self, pieces: &[Piece]) -> Result<()> {
+        for piece in pieces {
+            let number = self.account.enqueued.fetch_add(1, SeqCst) + 1;
+            if self.account.refuse_at.load(SeqCst) == number {
+                self.account.ended.fetch_add(1, SeqCst);
+                return Err(Error::new(ErrorKind::Device, format!("copy {number} was refused")));
+            }
+            let destination = usize::try_from(piece.destination).unwrap();
+            self.send(Job::Copy { number, destination, source: piece.source as usize, len: piece.len });
         }
-        let destination = usize::try_from(destination).unwrap();
-        self.send(Job::Copy { number, destination, source: source as usize, len });
         Ok(())
     }
 

@@ -1,24 +1,55 @@
 //! A CUDA stream of one reader, and the events that say how far it has come. Events are reused.
 
 use super::driver::{Context, Driver, EventHandle, StreamHandle};
-use crate::device::{CopyStream, Fence, Mark};
+use crate::device::{CopyStream, Fence, Mark, Piece};
 use crate::error::Result;
 
 pub(super) struct CudaStream {
     driver: &'static Driver,
     context: Context,
     stream: StreamHandle,
+    /// Whether many copies may go in one call. Not where the driver cannot, or has refused once.
+    batches: bool,
+    batch: Batch,
     /// Events that no mark uses.
     spare: Vec<EventHandle>,
     /// Events that marks use; only ever a handful.
     used: Vec<EventHandle>,
 }
 
+/// The columns in which the driver takes many copies.
+#[derive(Default)]
+struct Batch {
+    to: Vec<u64>,
+    from: Vec<u64>,
+    lens: Vec<usize>,
+}
+
+impl Batch {
+    fn fill(&mut self, pieces: &[Piece]) {
+        self.to.clear();
+        self.from.clear();
+        self.lens.clear();
+        self.to.extend(pieces.iter().map(|piece| piece.destination));
+        self.from.extend(pieces.iter().map(|piece| piece.source as usize as u64));
+        self.lens.extend(pieces.iter().map(|piece| piece.len));
+    }
+}
+
 impl CudaStream {
     pub(super) fn new(driver: &'static Driver, context: Context) -> Result<Self> {
         driver.make_current(context)?;
         let stream = driver.stream_create()?;
-        Ok(Self { driver, context, stream, spare: Vec::new(), used: Vec::new() })
+        let batches = driver.has_batches();
+        Ok(Self {
+            driver,
+            context,
+            stream,
+            batches,
+            batch: Batch::default(),
+            spare: Vec::new(),
+            used: Vec::new(),
+        })
     }
 
     fn take_back(&mut self, event: EventHandle) {
@@ -32,10 +63,24 @@ impl CopyStream for CudaStream {
         self.driver.stream_wait(self.stream, EventHandle::from_raw(fence.handle()))
     }
 
-    unsafe fn copy(&mut self, destination: u64, source: *const u8, len: usize) -> Result<()> {
-        // SAFETY: the caller keeps both ends alive until a later mark is done; `new` made the context current on this
-        // reader's thread.
-        unsafe { self.driver.copy(destination, source, len, self.stream) }
+    unsafe fn copy(&mut self, pieces: &[Piece]) -> Result<()> {
+        if self.batches && pieces.len() > 1 {
+            self.batch.fill(pieces);
+            let Batch { to, from, lens } = &mut self.batch;
+            // SAFETY: the caller keeps both ends alive until a later mark is done; `new` made the context current on
+            // this reader's thread.
+            if unsafe { self.driver.copy_batch(to, from, lens, self.stream) }.is_ok() {
+                return Ok(());
+            }
+            // A driver may refuse batches for this memory or at all. The copies one by one say whether that was it;
+            // those that are carried out twice write the same bytes.
+            self.batches = false;
+        }
+        for piece in pieces {
+            // SAFETY: as above.
+            unsafe { self.driver.copy(piece.destination, piece.source, piece.len, self.stream)? };
+        }
+        Ok(())
     }
 
     fn mark(&mut self) -> Result<Mark> {
