@@ -104,7 +104,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         progress: ProgressOption = None,
         config: Config | None = None,
     ) -> dict[str, Any]:
-        """Loads tensors and returns them by name.
+        """Loads tensors and returns them by name, in the order of ``names``, else of their bytes.
 
         Each tensor owns its memory and is freed when it is dropped, unless ``mmap`` is set.
 
@@ -127,14 +127,14 @@ class Checkpoint(Mapping[str, TensorInfo]):
         if mmap:
             return self._views(names, filter, slices, device, dtype, framework, prefault, config)
         config = self._config if config is None else config
+        names = None if names is None else list(dict.fromkeys(names))
         load, library, indices = self._start(names, filter, slices, device, framework, progress, config)
         if dtype is None and not indices:
             loaded = load.collect()
         else:
             # What is converted or indexed exists twice for a moment: a stream keeps that to a few at a time.
             loaded = dict(_finished(load.stream(read_ahead(config)), library, indices, dtype))
-        order = self._native.keys() if names is None else dict.fromkeys(names)
-        return {name: loaded[name] for name in order if name in loaded}
+        return loaded if names is None else {name: loaded[name] for name in names if name in loaded}
 
     def stream(
         self,
@@ -251,18 +251,18 @@ class Checkpoint(Mapping[str, TensorInfo]):
     ) -> tuple[Load, Framework, dict[str, tuple[int | slice, ...]]]:
         library = framework(framework_name)
         where = library.device(device)
-        wanted = self._names(names, keep)
-        boxes, indices = self._boxes(slices or {}, set(wanted))
-        native_names = None if names is None and keep is None else wanted
-        session = self._native.session(native_names, boxes, "slab" if where == "cpu" else where, config)
+        wanted = None if names is None and keep is None else self._names(names, keep)
+        boxes, indices = self._boxes(slices or {}, wanted)
+        session = self._native.session(wanted, boxes, "slab" if where == "cpu" else where, config)
         planned = Planned(*session.tensors)
         fresh = FreshHost(session, library) if where == "cpu" else FreshDevice(session, planned, library, where)
         return Load(session, planned, fresh, teller(progress, sum(planned.nbytes)), self._done), library, indices
 
     def _boxes(
-        self, slices: Mapping[str, Selection], wanted: set[str]
+        self, slices: Mapping[str, Selection], names: list[str] | None
     ) -> tuple[dict[str, list[tuple[int, int]]], dict[str, tuple[int | slice, ...]]]:
         boxes, indices = {}, {}
+        wanted = self if names is None else set(names)
         for name, selection in slices.items():
             info = self[name]
             if name not in wanted:

@@ -13,8 +13,11 @@ what making a tensor costs; all else is done in batches and columns.
 
 from __future__ import annotations
 
+import gc
+import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -167,6 +170,31 @@ class _Window:
             self.fill()
 
 
+_collection = threading.Lock()
+_pauses = 0
+
+
+@contextmanager
+def _collection_paused() -> Iterator[None]:
+    """No garbage collection while many tensors are made: Python would look through all objects of the process again and
+    again, which takes as long as making the tensors (0.15 s for 100,000), and find nothing, as all of them are kept.
+
+    Where the process has turned collection off, it stays off.
+    """
+    global _pauses  # noqa: PLW0603 - collection is the whole process's, so is the count of who paused it
+    with _collection:
+        paused = _pauses > 0 or gc.isenabled()
+        _pauses += paused
+        gc.disable()
+    try:
+        yield
+    finally:
+        with _collection:
+            _pauses -= paused
+            if paused and _pauses == 0:
+                gc.enable()
+
+
 Done = Callable[[LoadStats], None]
 
 
@@ -223,9 +251,12 @@ class Load:
         names, nbytes = self._planned.names, self._planned.nbytes
         tensors: list[Any] = [None] * len(names)
         try:
-            self._attaching.up_to(len(names))
+            with _collection_paused():
+                self._attaching.up_to(len(names))
             while indices := self._session.wait():
-                for index, tensor in zip(indices, self._destinations.landed(indices), strict=True):
+                with _collection_paused():
+                    landed = self._destinations.landed(indices)
+                for index, tensor in zip(indices, landed, strict=True):
                     tensors[index] = tensor
                 self._progress.advance(sum(nbytes[index] for index in indices))
             self._done(self._session.finish())

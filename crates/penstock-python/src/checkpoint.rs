@@ -185,7 +185,8 @@ impl Checkpoint {
             };
             wanted.push((tensor, selection));
         }
-        let settings = Settings::choose(&config.inner, self.file_system());
+        let to_device = !matches!(target, "slab" | "host");
+        let settings = Settings::choose(&config.inner, self.file_system(), to_device);
         let target = target.to_owned();
         let checkpoint = Arc::clone(&self.inner);
         py.detach(|| {
@@ -199,7 +200,7 @@ impl Checkpoint {
     #[pyo3(signature = (names, config))]
     fn map(&self, py: Python<'_>, names: Option<Vec<String>>, config: &Config) -> Outcome<Mapped> {
         let indices = self.select(names.as_deref())?;
-        let readers = Settings::choose(&config.inner, self.file_system()).profile.readers;
+        let readers = Settings::choose(&config.inner, self.file_system(), false).profile.readers.start;
         let checkpoint = Arc::clone(&self.inner);
         py.detach(|| Mapped::new(checkpoint, indices, readers))
     }

@@ -14,7 +14,7 @@ use penstock::plan::Plan;
 use penstock::tune::Settings;
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyString, PyTuple};
 
 use crate::checkpoint::cuda_ordinal;
 use crate::errors::{Failure, Outcome};
@@ -24,7 +24,7 @@ use crate::host_array::{HostArray, Owner};
 const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 
 /// Names, dtypes, shapes and bytes of tensors.
-type Columns<'a, 'py> = (Vec<&'a str>, Vec<&'static str>, Vec<Bound<'py, PyTuple>>, Vec<u64>);
+type Columns<'a, 'py> = (Vec<&'a str>, Vec<Bound<'py, PyString>>, Vec<Bound<'py, PyTuple>>, Vec<u64>);
 
 /// One load: destinations are attached in the order of `tensors`, landed tensors are taken from `wait`.
 #[pyclass(frozen, module = "penstock._native")]
@@ -76,10 +76,21 @@ impl Session {
     #[getter]
     fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Columns<'_, 'py>> {
         let tensors = self.tensors.iter();
+        // Neighbours often have the same shape, and there are few dtypes: one object serves them all.
+        let mut shapes: Vec<Bound<'py, PyTuple>> = Vec::with_capacity(self.tensors.len());
+        let mut last: Option<&[u64]> = None;
+        for (_, _, shape, _) in tensors.clone() {
+            let made = match shapes.last() {
+                Some(same) if last == Some(shape) => same.clone(),
+                _ => PyTuple::new(py, shape)?,
+            };
+            shapes.push(made);
+            last = Some(shape);
+        }
         Ok((
             tensors.clone().map(|(name, ..)| &**name).collect(),
-            tensors.clone().map(|(_, dtype, ..)| dtype.name()).collect(),
-            tensors.clone().map(|(_, _, shape, _)| PyTuple::new(py, shape)).collect::<PyResult<_>>()?,
+            tensors.clone().map(|(_, dtype, ..)| PyString::intern(py, dtype.name())).collect(),
+            shapes,
             tensors.map(|(.., bytes)| *bytes).collect(),
         ))
     }
@@ -247,8 +258,10 @@ getters! {
     tensors: u64 = |s| s.tensors;
     /// Blocks read.
     blocks: u64 = |s| s.blocks;
-    /// Reader threads.
+    /// The most reader threads that ran at once.
     readers: u64 = |s| s.readers;
+    /// (readers, GB per second) of what the tuner tried, in order.
+    tried: Vec<(usize, f64)> = |s| s.tried.iter().map(|trial| (trial.readers, trial.rate / 1e9)).collect();
     /// Bytes of a block.
     block_bytes: u64 = |s| s.block_bytes;
     /// Staging memory in bytes.

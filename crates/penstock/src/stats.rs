@@ -4,6 +4,8 @@
 
 use std::time::Duration;
 
+use crate::tune::Trial;
+
 /// Figures of one load. Seconds of a stage are summed over readers, so they may exceed the wall-clock time.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct LoadStats {
@@ -23,8 +25,10 @@ pub struct LoadStats {
     pub tensors: u64,
     /// See `tensors`.
     pub blocks: u64,
-    /// Reader threads used.
+    /// The most reader threads that ran at once.
     pub readers: u64,
+    /// The numbers of readers that the tuner tried, in order, and their rates.
+    pub tried: Vec<Trial>,
     /// Bytes of a block.
     pub block_bytes: u64,
     /// Most staging memory this load held at once, in bytes.

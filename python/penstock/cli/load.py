@@ -37,7 +37,8 @@ MEANINGS = {
     "calls": "reads asked of the storage",
     "tensors": "loaded",
     "blocks": "pieces the work was cut into",
-    "readers": "threads that read",
+    "readers": "threads that read, at most at once",
+    "tried": "numbers of readers, and the rate of each",
     "block_bytes": "bytes of a piece",
     "staging_bytes": "most host memory on the way to a device",
     "pinned": "whether that memory was registered with the device",
@@ -187,7 +188,7 @@ def table(stats: dict[str, Any]) -> Table:
     made.add_column("value", justify="right")
     made.add_column("meaning", style="dim")
     for name, value in stats.items():
-        if isinstance(value, list):
+        if name == "notes" and isinstance(value, list):
             for note in value:
                 made.add_row("note", "", Text(printable(str(note))))
             continue
@@ -202,6 +203,8 @@ def _figure(name: str, value: object) -> str:
         if name.endswith("bytes"):
             return size(value, binary=name in {"block_bytes", "staging_bytes"})
         return f"{value:,}"
+    if name == "tried" and isinstance(value, list):
+        return ", ".join(f"{readers}: {rate:.2f} GB/s" for readers, rate in value) or "nothing"
     if isinstance(value, float):
         return f"{value:.3f} s" if name.endswith("seconds") else f"{value:.3f}"
     return str(value)

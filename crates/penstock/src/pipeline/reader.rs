@@ -44,17 +44,23 @@ impl Account {
 /// Reads blocks to host memory.
 #[derive(Default)]
 pub(super) struct HostReader {
+    number: usize,
     account: Account,
     scratch: Option<Region>,
 }
 
 impl HostReader {
+    pub(super) fn new(number: usize) -> Self {
+        Self { number, ..Self::default() }
+    }
+
     /// Reads until nothing is left.
     pub(super) fn run(mut self, shared: &Shared) -> Result<()> {
         loop {
-            match shared.take() {
+            match shared.take(self.number) {
                 Take::Block(index) => self.block(shared, index)?,
-                Take::NotYet => self.account.stats.consumer_wait += shared.wait_for_blocks(),
+                Take::NotYet => self.account.stats.consumer_wait += shared.wait_for_blocks(self.number),
+                Take::Parked => shared.wait_until_wanted(self.number),
                 Take::Over => break,
             }
         }
@@ -71,6 +77,7 @@ impl HostReader {
             to_host(&shared.plan, block, object.as_ref(), &shared.destinations, lane, &mut self.scratch)
                 .map_err(|error| name_tensor(error, shared, block, object.as_ref()))?;
         self.account.spent(&spent);
+        shared.count(block, spent.reading);
         shared.landed(block);
         Ok(())
     }
@@ -93,6 +100,7 @@ struct InFlight {
 /// The order of the fields is the order in which they are dropped: the stream first, which waits for its copies, and
 /// only then the slots that those copies read from.
 pub(super) struct DeviceReader {
+    number: usize,
     stream: Box<dyn CopyStream>,
     in_flight: VecDeque<InFlight>,
     spare: Vec<Slot>,
@@ -104,8 +112,9 @@ pub(super) struct DeviceReader {
 }
 
 impl DeviceReader {
-    pub(super) fn new(device: &dyn Device, arena: Arc<Arena>) -> Result<Self> {
+    pub(super) fn new(number: usize, device: &dyn Device, arena: Arc<Arena>) -> Result<Self> {
         Ok(Self {
+            number,
             stream: device.stream()?,
             in_flight: VecDeque::new(),
             spare: Vec::new(),
@@ -126,19 +135,28 @@ impl DeviceReader {
                 }
                 self.land_first(shared);
             }
-            match shared.take() {
+            match shared.take(self.number) {
                 Take::Block(index) => self.block(shared, index)?,
                 Take::NotYet => {
-                    // Idle readers hold nothing: another load may need the slots, and the consumer the tensors.
-                    self.drain(shared)?;
-                    self.spare.clear();
-                    self.account.stats.consumer_wait += shared.wait_for_blocks();
+                    self.let_go(shared)?;
+                    self.account.stats.consumer_wait += shared.wait_for_blocks(self.number);
+                }
+                Take::Parked => {
+                    self.let_go(shared)?;
+                    shared.wait_until_wanted(self.number);
                 }
                 Take::Over => break,
             }
         }
         self.drain(shared)?;
         self.account.hand_in(shared);
+        Ok(())
+    }
+
+    /// Idle readers hold nothing: another load may need the slots, and the consumer the tensors.
+    fn let_go(&mut self, shared: &Shared) -> Result<()> {
+        self.drain(shared)?;
+        self.spare.clear();
         Ok(())
     }
 
@@ -158,6 +176,7 @@ impl DeviceReader {
         match marked {
             Ok((spent, mark)) => {
                 self.account.spent(&spent);
+                shared.count(block, spent.reading);
                 self.in_flight.push_back(InFlight { slot, mark, block: index });
                 Ok(())
             }

@@ -17,6 +17,7 @@ use crate::memory::{Arena, HostSlab, HostTensor};
 use crate::plan::{Layout, Plan};
 use crate::stats::LoadStats;
 use crate::store::SLOT_SLACK;
+use crate::tune::Bounds;
 
 /// Where a load's tensors go.
 pub enum Target {
@@ -61,7 +62,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Begins to load `plan` from `checkpoint` with at most `readers` threads. Nothing is read before destinations
+    /// Begins to load `plan` from `checkpoint` with as many threads as pay, within `readers`. Nothing is read before destinations
     /// are attached.
     ///
     /// # Errors
@@ -70,7 +71,7 @@ impl Session {
         checkpoint: Arc<Checkpoint>,
         plan: Arc<Plan>,
         target: Target,
-        readers: usize,
+        readers: Bounds,
     ) -> Result<Self> {
         let began = Instant::now();
         let tensors = plan.tensors().len();
@@ -83,7 +84,9 @@ impl Session {
             }
             Target::Host | Target::Device { .. } => None,
         };
-        let shared = Arc::new(Shared::new(checkpoint, plan, slab.is_some(), messages));
+        // A reader more pays only where it has blocks to read.
+        let readers = readers.at_most(plan.blocks().len());
+        let shared = Arc::new(Shared::new(checkpoint, plan, slab.is_some(), readers, messages));
         let mut session = Self {
             shared,
             readers: Vec::new(),
@@ -97,15 +100,15 @@ impl Session {
             began,
             ended: None,
         };
-        let readers = readers.clamp(1, session.shared.plan.blocks().len().max(1));
         match target {
             Target::Device { device, staging_bytes } => {
-                session.start_device_readers(readers, &device, staging_bytes)?;
+                session.start_device_readers(readers.most, &device, staging_bytes)?;
             }
             _ if session.shared.plan.blocks().len() <= 1 => session.inline = Some(HostReader::default()),
             _ => {
-                session
-                    .start_readers(readers, |_| Ok(|shared: &Shared| HostReader::default().run(shared)))?;
+                session.start_readers(readers.most, |number| {
+                    Ok(move |shared: &Shared| HostReader::new(number).run(shared))
+                })?;
             }
         }
         session.shared.with_stats(|stats| stats.readers = session.readers.len().max(1) as u64);
@@ -123,10 +126,13 @@ impl Session {
         // A failing device fails here, not in a thread.
         drop(device.stream()?);
         self.device = Some(Arc::clone(device));
-        self.start_readers(readers, |_| {
+        self.start_readers(readers, |number| {
             let (device, arena) = (Arc::clone(device), Arc::clone(&arena));
             Ok(move |shared: &Shared| {
-                let done = DeviceReader::new(device.as_ref(), Arc::clone(&arena)).and_then(|r| r.run(shared));
+                // What a reader needs of the driver is made when it is wanted, which may be never.
+                shared.wait_until_wanted(number);
+                let done = DeviceReader::new(number, device.as_ref(), Arc::clone(&arena))
+                    .and_then(|r| r.run(shared));
                 let usage = arena.usage();
                 shared.with_stats(|stats| {
                     stats.staging_bytes = stats.staging_bytes.max(usage.bytes as u64);
@@ -266,7 +272,7 @@ impl Session {
 
     fn read_inline(&mut self) -> Result<()> {
         if let Some(reader) = &mut self.inline {
-            while let Take::Block(index) = self.shared.take() {
+            while let Take::Block(index) = self.shared.take(0) {
                 if let Err(error) = reader.block(&self.shared, index) {
                     self.shared.fail(error.clone());
                     return Err(error);
@@ -301,7 +307,7 @@ impl Session {
 
     /// What was done so far; complete after [`Session::finish`].
     pub fn stats(&self) -> LoadStats {
-        let mut stats = self.shared.with_stats(|stats| stats.clone());
+        let mut stats = self.shared.stats();
         stats.wall = self.ended.unwrap_or_else(|| self.began.elapsed());
         stats
     }

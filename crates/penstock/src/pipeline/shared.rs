@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Sender;
 
 use super::landing::Destinations;
+use super::meter::Meter;
 use super::objects::Objects;
 use crate::checkpoint::Checkpoint;
 use crate::device::Fence;
 use crate::error::Error;
 use crate::plan::{Block, Plan};
 use crate::stats::LoadStats;
+use crate::tune::Bounds;
 
 /// What readers tell the owner.
 pub(super) enum Message {
@@ -31,6 +33,7 @@ pub(super) struct Shared {
     remaining: Box<[AtomicU64]>,
     queue: Mutex<Queue>,
     wake: Condvar,
+    meter: Meter,
     cancelled: AtomicBool,
     failure: Mutex<Option<Error>>,
     stats: Mutex<LoadStats>,
@@ -50,7 +53,10 @@ struct Queue {
 /// What a reader finds in the queue.
 pub(super) enum Take {
     Block(usize),
+    /// The next blocks lack destinations.
     NotYet,
+    /// Fewer readers are wanted than there are.
+    Parked,
     Over,
 }
 
@@ -59,6 +65,7 @@ impl Shared {
         checkpoint: Arc<Checkpoint>,
         plan: Arc<Plan>,
         slab: bool,
+        readers: Bounds,
         messages: Sender<Message>,
     ) -> Self {
         let tensors = plan.tensors();
@@ -68,6 +75,7 @@ impl Shared {
             remaining: tensors.iter().map(|tensor| AtomicU64::new(tensor.bytes())).collect(),
             queue: Mutex::default(),
             wake: Condvar::new(),
+            meter: Meter::new(readers, plan.block_bytes()),
             cancelled: AtomicBool::new(false),
             failure: Mutex::new(None),
             stats: Mutex::new(LoadStats {
@@ -113,28 +121,61 @@ impl Shared {
         body(&mut lock(&self.stats))
     }
 
-    /// The next block, if one is ready.
-    pub(super) fn take(&self) -> Take {
+    /// The next block for reader number `reader`, if one is ready and so many readers are wanted.
+    pub(super) fn take(&self, reader: usize) -> Take {
         if self.is_cancelled() {
             return Take::Over;
         }
         let mut queue = lock(&self.queue);
-        if queue.taken < queue.ready {
-            queue.taken += 1;
-            return Take::Block(queue.taken - 1);
+        match queue.taken {
+            taken if taken == self.plan.blocks().len() => Take::Over,
+            _ if reader >= self.meter.active() => Take::Parked,
+            taken if taken < queue.ready => {
+                queue.taken += 1;
+                if queue.taken == self.plan.blocks().len() {
+                    // Nobody waits for more.
+                    self.wake.notify_all();
+                }
+                Take::Block(taken)
+            }
+            _ => Take::NotYet,
         }
-        if queue.taken == self.plan.blocks().len() { Take::Over } else { Take::NotYet }
     }
 
-    /// Waits until a block is ready or the load is over; returns the time that took.
-    pub(super) fn wait_for_blocks(&self) -> Duration {
+    /// Waits until there is a block for this reader or the load is over; returns the time that took.
+    pub(super) fn wait_for_blocks(&self, reader: usize) -> Duration {
         let began = Instant::now();
-        let queue = lock(&self.queue);
-        let blocks = self.plan.blocks().len();
-        let idle =
-            |queue: &mut Queue| queue.taken >= queue.ready && queue.taken < blocks && !self.is_cancelled();
-        drop(self.wake.wait_while(queue, idle).unwrap_or_else(PoisonError::into_inner));
+        self.wait_while(|queue| queue.taken >= queue.ready || reader >= self.meter.active());
         began.elapsed()
+    }
+
+    /// Waits until so many readers are wanted or the load is over.
+    pub(super) fn wait_until_wanted(&self, reader: usize) {
+        self.wait_while(|_| reader >= self.meter.active());
+    }
+
+    fn wait_while(&self, idle: impl Fn(&Queue) -> bool) {
+        let blocks = self.plan.blocks().len();
+        let waits = |queue: &mut Queue| queue.taken < blocks && !self.is_cancelled() && idle(queue);
+        drop(self.wake.wait_while(lock(&self.queue), waits).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Counts what a reader brought in and wakes others if more are wanted now.
+    pub(super) fn count(&self, block: &Block, reading: Duration) {
+        if self.meter.count(block.range.end - block.range.start, reading) {
+            // Under the lock, so that no reader misses it between looking and going to sleep.
+            drop(lock(&self.queue));
+            self.wake.notify_all();
+        }
+    }
+
+    /// The load's figures so far.
+    pub(super) fn stats(&self) -> LoadStats {
+        let mut stats = lock(&self.stats).clone();
+        let (readers, tried) = self.meter.decisions();
+        stats.readers = (readers as u64).min(stats.readers);
+        stats.tried = tried;
+        stats
     }
 
     /// The consumer's latest fence, if it is later than number `seen`.

@@ -4,10 +4,12 @@
 //! a setting in [`Config`](crate::config::Config) replaces them.
 
 mod profile;
+mod tuner;
 
 use crate::config::Config;
 
 pub use profile::{FileSystem, Profile};
+pub use tuner::{Bounds, Epoch, Trial, Tuner};
 
 /// Host staging memory of a load where nothing is said.
 const STAGING_BYTES: u64 = 512 << 20;
@@ -23,12 +25,12 @@ pub struct Settings {
 
 impl Settings {
     /// The settings for a load from `file_system`.
-    pub fn choose(config: &Config, file_system: FileSystem) -> Self {
+    pub fn choose(config: &Config, file_system: FileSystem, to_device: bool) -> Self {
         let cores = std::thread::available_parallelism().map_or(4, std::num::NonZeroUsize::get);
-        let found = Profile::start(file_system, cores);
+        let found = Profile::start(file_system, cores, to_device);
         Self {
             profile: Profile {
-                readers: config.readers.unwrap_or(found.readers),
+                readers: config.readers.map_or(found.readers, Bounds::fixed),
                 block_bytes: config.block_bytes.unwrap_or(found.block_bytes).next_multiple_of(4096),
                 ..found
             },

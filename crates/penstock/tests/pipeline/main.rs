@@ -18,6 +18,7 @@ use penstock::memory::Arena;
 use penstock::pipeline::{Next, Session, Target};
 use penstock::plan::{Plan, Selection};
 use penstock::store::{CachePolicy, LocalStore, SLOT_SLACK};
+use penstock::tune::Bounds;
 use penstock::{Error, ErrorKind};
 use serde_json::json;
 use simulated_device::SimulatedDevice;
@@ -142,7 +143,8 @@ impl Model {
     }
 
     fn start(&self, plan: &Arc<Plan>, target: Target, readers: usize) -> Session {
-        Session::start(Arc::clone(&self.checkpoint), Arc::clone(plan), target, readers).unwrap()
+        Session::start(Arc::clone(&self.checkpoint), Arc::clone(plan), target, Bounds::fixed(readers))
+            .unwrap()
     }
 }
 
@@ -195,13 +197,19 @@ struct Load {
 
 impl Load {
     fn begin(model: &Model, plan: &Arc<Plan>, way: &Way, readers: usize) -> Self {
+        Self::begin_within(model, plan, way, Bounds::fixed(readers))
+    }
+
+    fn begin_within(model: &Model, plan: &Arc<Plan>, way: &Way, readers: Bounds) -> Self {
         let slab = matches!(way, Way::Slab);
         // One byte more, so that empty tensors have an address and writing too far is seen.
         let memory =
             |tensor: &penstock::plan::PlannedTensor| vec![0xA5; usize::try_from(tensor.bytes()).unwrap() + 1];
         let memory: Vec<_> = plan.tensors().iter().map(memory).collect();
         let landed = vec![false; memory.len()];
-        Self { session: model.start(plan, way.target(), readers), memory, landed, slab }
+        let session =
+            Session::start(Arc::clone(&model.checkpoint), Arc::clone(plan), way.target(), readers).unwrap();
+        Self { session, memory, landed, slab }
     }
 
     /// Attaches the next `count` tensors.
@@ -308,6 +316,42 @@ fn nothing_remains(model: &Model, way: &Way) {
         assert_eq!(account.streams.load(SeqCst), 0, "streams remain");
         assert_eq!(account.fences.load(SeqCst), 0, "fences remain");
         assert_eq!(account.enqueued.load(SeqCst), account.ended.load(SeqCst), "copies are in flight");
+    }
+}
+
+// The number of readers
+
+#[test]
+fn readers_are_added_while_that_pays_and_all_of_them_end() {
+    let _alone = alone();
+    let model = Model::new();
+    // Every read takes long and none slows another, as with a file server far away.
+    model.control.delay_us.store(2_000, SeqCst);
+    let bounds = Bounds { start: 2, least: 1, most: 16 };
+    for way in Way::all() {
+        let mut load = Load::begin_within(&model, &model.plan(4 * KIB), &way, bounds);
+        load.attach_all();
+        load.run().unwrap();
+        load.check(&model, &[]);
+        let stats = load.session.finish().unwrap();
+        assert!((3..=16).contains(&stats.readers), "{stats:?}");
+        assert!(stats.tried.len() > 1 && stats.tried[0].readers == 2, "{stats:?}");
+        drop(load);
+        nothing_remains(&model, &way);
+    }
+}
+
+#[test]
+fn a_load_that_ends_while_readers_are_parked_leaves_none_behind() {
+    let _alone = alone();
+    let model = Model::new();
+    for way in Way::all() {
+        let bounds = Bounds { start: 1, least: 1, most: 64 };
+        let mut load = Load::begin_within(&model, &model.plan(4 * KIB), &way, bounds);
+        load.attach(1);
+        load.take(1);
+        drop(load);
+        nothing_remains(&model, &way);
     }
 }
 
@@ -637,7 +681,8 @@ fn a_device_that_gives_no_streams_fails_the_start() {
     let device = SimulatedDevice::new();
     device.account.refuse_streams.store(true, SeqCst);
     let way = Way::Device(device, 1 << 20);
-    let started = Session::start(Arc::clone(&model.checkpoint), model.plan(16 * KIB), way.target(), 4);
+    let started =
+        Session::start(Arc::clone(&model.checkpoint), model.plan(16 * KIB), way.target(), Bounds::fixed(4));
     assert_eq!(started.err().unwrap().kind(), ErrorKind::Device);
     nothing_remains(&model, &way);
 }

@@ -1,0 +1,83 @@
+//! The load's gauge: what readers bring in, told to the tuner in epochs, and how many readers may run.
+//!
+//! Counting is two relaxed additions for a block. Whichever reader finds an epoch full closes it; the others go on.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::tune::{Bounds, Epoch, Trial, Tuner};
+
+/// An epoch takes at least this long: shorter ones are noise.
+const EPOCH: Duration = Duration::from_millis(5);
+/// And this many blocks for each reader, so that every one of them had a part in it.
+const BLOCKS_OF_AN_EPOCH: u64 = 2;
+
+pub(super) struct Meter {
+    bytes: AtomicU64,
+    reading: AtomicU64,
+    active: AtomicUsize,
+    most_active: AtomicUsize,
+    block_bytes: u64,
+    /// Whether there is anything to find; if not, nothing is measured.
+    tunes: bool,
+    epoch: Mutex<OpenEpoch>,
+}
+
+struct OpenEpoch {
+    tuner: Tuner,
+    began: Instant,
+    bytes: u64,
+    reading: u64,
+}
+
+impl Meter {
+    pub(super) fn new(bounds: Bounds, block_bytes: u64) -> Self {
+        let tuner = Tuner::new(bounds);
+        Self {
+            bytes: AtomicU64::new(0),
+            reading: AtomicU64::new(0),
+            active: AtomicUsize::new(tuner.readers()),
+            most_active: AtomicUsize::new(tuner.readers()),
+            block_bytes,
+            tunes: !tuner.is_fixed(),
+            epoch: Mutex::new(OpenEpoch { tuner, began: Instant::now(), bytes: 0, reading: 0 }),
+        }
+    }
+
+    /// How many readers may run now: those with lower numbers.
+    pub(super) fn active(&self) -> usize {
+        self.active.load(Ordering::Acquire)
+    }
+
+    /// Counts a block. Returns whether more readers may run than before.
+    pub(super) fn count(&self, bytes: u64, reading: Duration) -> bool {
+        if !self.tunes {
+            return false;
+        }
+        let nanos = u64::try_from(reading.as_nanos()).unwrap_or(u64::MAX);
+        let reading = self.reading.fetch_add(nanos, Ordering::Relaxed) + nanos;
+        let bytes = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let Ok(mut open) = self.epoch.try_lock() else { return false };
+        let active = self.active();
+        let came = bytes.saturating_sub(open.bytes);
+        let took = open.began.elapsed();
+        if came < active as u64 * self.block_bytes * BLOCKS_OF_AN_EPOCH || took < EPOCH {
+            return false;
+        }
+        let seconds = took.as_secs_f64();
+        let busy = Duration::from_nanos(reading.saturating_sub(open.reading)).as_secs_f64();
+        let now =
+            open.tuner.observe(Epoch { bytes: came, seconds, reading: busy / (seconds * active as f64) });
+        (open.began, open.bytes, open.reading) = (Instant::now(), bytes, reading);
+        self.active.store(now, Ordering::Release);
+        self.most_active.fetch_max(now, Ordering::Relaxed);
+        now > active
+    }
+
+    /// The most readers that ran at once, and what the tuner tried.
+    pub(super) fn decisions(&self) -> (usize, Vec<Trial>) {
+        let tried = self.epoch.lock().map_or_else(|_| Vec::new(), |open| open.tuner.tried().to_vec());
+        (self.most_active.load(Ordering::Relaxed), tried)
+    }
+}

@@ -1,0 +1,288 @@
+//! Finding the number of readers while a load runs.
+//!
+//! A hill climb over epochs: a stretch of loading with one number of readers, whose rate is compared with the best so
+//! far. More readers are tried while that pays, then fewer; what did not pay is taken back. An epoch in which readers
+//! mostly waited for the device or the consumer says nothing about the storage, so nothing is tried then. Once settled,
+//! the search begins anew only when the rate changes for good, as when a load comes from cached to uncached files.
+//!
+//! A pure state machine: it knows neither clocks nor threads. Who feeds it decides how long an epoch is.
+
+/// A number of readers: where to begin, and how far the tuner may go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// What a load begins with.
+    pub start: usize,
+    /// The fewest.
+    pub least: usize,
+    /// The most.
+    pub most: usize,
+}
+
+impl Bounds {
+    /// Always `readers`.
+    pub fn fixed(readers: usize) -> Self {
+        Self { start: readers, least: readers, most: readers }
+    }
+
+    /// These bounds with at most `most` readers: a small load has work for no more.
+    #[must_use]
+    pub fn at_most(self, most: usize) -> Self {
+        let most = most.max(1);
+        Self { start: self.start.min(most), least: self.least.min(most), most: self.most.min(most) }
+    }
+}
+
+/// What happened in one epoch.
+#[derive(Debug, Clone, Copy)]
+pub struct Epoch {
+    /// Bytes brought in.
+    pub bytes: u64,
+    /// How long it took.
+    pub seconds: f64,
+    /// The share of the readers' time that went to reading, 0 to 1.
+    pub reading: f64,
+}
+
+/// A number of readers and the rate they reached, in bytes per second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Trial {
+    /// Reader threads.
+    pub readers: usize,
+    /// Bytes per second.
+    pub rate: f64,
+}
+
+/// How much faster a number of readers must be to be worth changing to.
+const WORTH: f64 = 1.05;
+/// How much a settled rate must change, in either direction, to be another situation.
+const CHANGED: f64 = 1.4;
+/// For how many epochs in a row it must have changed.
+const CHANGED_FOR: u32 = 4;
+/// How many trials are remembered for the statistics.
+const REMEMBERED: usize = 64;
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Search {
+    /// The next epoch is not counted: it began under another number of readers, or with files to open.
+    Skip(Direction),
+    /// The next epoch is a trial.
+    Try(Direction),
+    /// Found, with that rate, and for so many epochs now not reaching or passing it.
+    Settled { rate: f64, changed: u32 },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Direction {
+    /// The number that is in use.
+    Stay,
+    /// More; whether an earlier step up has paid.
+    Up {
+        climbed: bool,
+    },
+    Down,
+}
+
+/// The search for the best number of readers.
+#[derive(Debug)]
+pub struct Tuner {
+    bounds: Bounds,
+    readers: usize,
+    best: Trial,
+    search: Search,
+    tried: Vec<Trial>,
+}
+
+impl Tuner {
+    /// A search that begins at `bounds.start`.
+    pub fn new(bounds: Bounds) -> Self {
+        let readers = bounds.start.clamp(bounds.least, bounds.most);
+        Self {
+            bounds,
+            readers,
+            best: Trial { readers, rate: 0.0 },
+            search: Search::Skip(Direction::Stay),
+            tried: Vec::new(),
+        }
+    }
+
+    /// How many readers to use now.
+    pub fn readers(&self) -> usize {
+        self.readers
+    }
+
+    /// Whether there is anything to find.
+    pub fn is_fixed(&self) -> bool {
+        self.bounds.least == self.bounds.most
+    }
+
+    /// What was tried, in order; the first ones of a long load.
+    pub fn tried(&self) -> &[Trial] {
+        &self.tried
+    }
+
+    /// Learns from an epoch; says how many readers to use from now on.
+    pub fn observe(&mut self, epoch: Epoch) -> usize {
+        let trial =
+            Trial { readers: self.readers, rate: epoch.bytes as f64 / epoch.seconds.max(f64::MIN_POSITIVE) };
+        let reading_limits = epoch.reading >= 0.5;
+        match self.search {
+            Search::Skip(direction) => self.search = Search::Try(direction),
+            Search::Try(direction) => {
+                self.remember(trial);
+                self.judge(direction, trial, reading_limits);
+            }
+            Search::Settled { rate, changed } => {
+                let other = trial.rate > rate * CHANGED || trial.rate * CHANGED < rate;
+                self.search = match changed + 1 {
+                    enough if other && reading_limits && enough >= CHANGED_FOR => {
+                        self.best = Trial { readers: self.readers, rate: 0.0 };
+                        Search::Try(Direction::Stay)
+                    }
+                    more if other && reading_limits => Search::Settled { rate, changed: more },
+                    _ => Search::Settled { rate, changed: 0 },
+                };
+            }
+        }
+        self.readers
+    }
+
+    fn judge(&mut self, direction: Direction, trial: Trial, reading_limits: bool) {
+        let better = trial.rate > self.best.rate * WORTH;
+        if better {
+            self.best = trial;
+        }
+        let next = match direction {
+            _ if !reading_limits => None,
+            Direction::Stay => self.up(false).or_else(|| self.down()),
+            Direction::Up { .. } if better => self.up(true),
+            // Already the first step up did not pay: perhaps there are too many.
+            Direction::Up { climbed: false } => self.down(),
+            Direction::Down if better => self.down(),
+            _ => None,
+        };
+        (self.readers, self.search) = match next {
+            Some((readers, direction)) => (readers, Search::Skip(direction)),
+            None => (self.best.readers, Search::Settled { rate: self.best.rate, changed: 0 }),
+        };
+    }
+
+    fn up(&self, climbed: bool) -> Option<(usize, Direction)> {
+        let from = self.best.readers;
+        let to = (from + from.div_ceil(2)).min(self.bounds.most);
+        (to > from).then_some((to, Direction::Up { climbed }))
+    }
+
+    fn down(&self) -> Option<(usize, Direction)> {
+        let from = self.best.readers;
+        let to = (from * 2 / 3).max(self.bounds.least);
+        (to < from).then_some((to, Direction::Down))
+    }
+
+    fn remember(&mut self, trial: Trial) {
+        if self.tried.len() < REMEMBERED {
+            self.tried.push(trial);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BOUNDS: Bounds = Bounds { start: 8, least: 1, most: 64 };
+
+    /// Lets the tuner load from a storage with this rate for every number of readers; returns what it settles on.
+    fn settle(tuner: &mut Tuner, rate: impl Fn(usize) -> f64, epochs: usize) -> usize {
+        for _ in 0..epochs {
+            let rate = rate(tuner.readers());
+            tuner.observe(Epoch { bytes: 1 << 24, seconds: f64::from(1 << 24) / rate, reading: 1.0 });
+        }
+        tuner.readers()
+    }
+
+    #[test]
+    fn storage_that_wants_many_requests_gets_them() {
+        // 90 MB/s for every connection, up to a link of 5 GB/s.
+        let rate = |readers: usize| (readers as f64 * 90e6).min(5e9);
+        let readers = settle(&mut Tuner::new(BOUNDS), rate, 30);
+        assert!(rate(readers) >= 0.97 * 5e9, "{readers}");
+    }
+
+    #[test]
+    fn storage_that_suffers_from_many_readers_gets_few() {
+        let rate = |readers: usize| 2e8 / (readers as f64).sqrt();
+        assert_eq!(settle(&mut Tuner::new(BOUNDS), rate, 30), 1);
+    }
+
+    #[test]
+    fn a_disk_that_is_full_with_any_number_keeps_the_number_it_began_with() {
+        assert_eq!(settle(&mut Tuner::new(BOUNDS), |_| 3.5e9, 30), 8);
+    }
+
+    #[test]
+    fn nothing_is_tried_while_the_consumer_is_what_limits() {
+        let mut tuner = Tuner::new(BOUNDS);
+        for _ in 0..30 {
+            tuner.observe(Epoch { bytes: 1 << 20, seconds: 0.005, reading: 0.1 });
+        }
+        assert_eq!((tuner.readers(), tuner.tried().len()), (8, 1));
+    }
+
+    #[test]
+    fn a_lasting_change_of_the_rate_begins_the_search_anew_and_a_short_one_does_not() {
+        let mut tuner = Tuner::new(BOUNDS);
+        settle(&mut tuner, |_| 10e9, 30);
+        settle(&mut tuner, |_| 1e9, 2);
+        assert_eq!(settle(&mut tuner, |_| 10e9, 30), 8);
+        let rate = |readers: usize| readers as f64 * 1e8;
+        assert!(settle(&mut tuner, rate, 60) > 50);
+    }
+
+    #[test]
+    fn a_fixed_number_stays() {
+        let mut tuner = Tuner::new(Bounds::fixed(5));
+        assert!(tuner.is_fixed());
+        assert_eq!(settle(&mut tuner, |readers| readers as f64, 30), 5);
+    }
+
+    proptest! {
+        /// Whatever the storage does: within the bounds, and for any that rises to a plateau and may fall afterwards,
+        /// the search ends, near the best rate.
+        #[test]
+        fn the_search_ends_near_the_best_and_within_bounds(
+            least in 1usize..4, start in 4usize..17, most in 17usize..128,
+            knee in 1usize..100, fall in 0.0f64..0.02,
+        ) {
+            let bounds = Bounds { start, least, most };
+            let rate = |readers: usize| {
+                let over = readers.saturating_sub(knee) as f64;
+                1e8 * readers.min(knee) as f64 / (1.0 + fall * over)
+            };
+            let mut tuner = Tuner::new(bounds);
+            for _ in 0..40 {
+                prop_assert!((least..=most).contains(&tuner.readers()));
+                settle(&mut tuner, rate, 1);
+            }
+            let best = (least..=most).map(rate).fold(0.0, f64::max);
+            // A step is a factor of 1.5, so the peak itself may lie between two of them.
+            let found = rate(tuner.readers());
+            prop_assert!(found >= best / 1.5, "{found} of {best} with {}", tuner.readers());
+            let settled = tuner.readers();
+            settle(&mut tuner, rate, 40);
+            prop_assert_eq!(tuner.readers(), settled);
+        }
+
+        #[test]
+        fn any_sequence_of_epochs_stays_within_bounds(
+            epochs in prop::collection::vec((0u64..1 << 40, 0.0f64..1.0, 0.0f64..1.0), 0..200),
+        ) {
+            let mut tuner = Tuner::new(BOUNDS);
+            for (bytes, seconds, reading) in epochs {
+                let readers = tuner.observe(Epoch { bytes, seconds, reading });
+                prop_assert!((BOUNDS.least..=BOUNDS.most).contains(&readers));
+            }
+        }
+    }
+}
