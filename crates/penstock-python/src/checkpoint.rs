@@ -190,8 +190,7 @@ impl Checkpoint {
         let target = target.to_owned();
         let checkpoint = Arc::clone(&self.inner);
         py.detach(|| {
-            let profile = settings.profile;
-            let plan = Plan::new(wanted, profile.block_bytes, profile.bridge_bytes);
+            let plan = Plan::new(wanted, settings.block_bytes, settings.bridge_bytes);
             Session::start(checkpoint, Arc::new(plan), &target, &settings)
         })
     }
@@ -200,7 +199,7 @@ impl Checkpoint {
     #[pyo3(signature = (names, config))]
     fn map(&self, py: Python<'_>, names: Option<Vec<String>>, config: &Config) -> Outcome<Mapped> {
         let indices = self.select(names.as_deref())?;
-        let readers = Settings::choose(&config.inner, self.file_system(), false).profile.readers.start;
+        let readers = Settings::choose(&config.inner, self.file_system(), false).readers.fetches.start;
         let checkpoint = Arc::clone(&self.inner);
         py.detach(|| Mapped::new(checkpoint, indices, readers))
     }

@@ -53,7 +53,7 @@ impl Session {
             Ok((Arc::clone(&tensor.name), dtype, tensor.selection.shape().to_vec(), tensor.bytes()))
         };
         let tensors = plan.tensors().iter().map(describe).collect::<Result<_, Error>>()?;
-        let inner = pipeline::Session::start(checkpoint, plan, target, settings.profile.readers)?;
+        let inner = pipeline::Session::start(checkpoint, plan, target, settings.readers)?;
         Ok(Self { inner: Mutex::new(inner), tensors })
     }
 
@@ -274,6 +274,8 @@ getters! {
     gb_per_s: f64 = |s| s.gb_per_s();
     /// Reader seconds in store reads.
     reading_seconds: f64 = |s| s.reading.as_secs_f64();
+    /// Of those: copying from the page cache.
+    cached_reading_seconds: f64 = |s| s.cached_reading.as_secs_f64();
     /// Reader seconds in host copies and in issuing device copies.
     copying_seconds: f64 = |s| s.copying.as_secs_f64();
     /// Reader seconds waiting for device copies.

@@ -39,6 +39,8 @@ pub struct LoadStats {
     pub wall: Duration,
     /// Reader time in store reads.
     pub reading: Duration,
+    /// Of that: time spent copying from the page cache.
+    pub cached_reading: Duration,
     /// Reader time spent scattering or packing in host memory, and issuing copies.
     pub copying: Duration,
     /// Reader time waiting for copies to the device to end.
@@ -58,8 +60,7 @@ impl LoadStats {
 
     /// What most of the readers' time went to: `"disk"`, `"page cache"`, `"pcie"`, `"memory"` or `"consumer"`.
     pub fn limited_by(&self) -> &'static str {
-        let reading =
-            if self.cached_bytes > self.direct_bytes + self.buffered_bytes { "page cache" } else { "disk" };
+        let reading = if self.cached_reading > self.reading / 2 { "page cache" } else { "disk" };
         [
             (self.reading, reading),
             (self.device_wait, "pcie"),
@@ -79,6 +80,7 @@ impl LoadStats {
         self.buffered_bytes += other.buffered_bytes;
         self.calls += other.calls;
         self.reading += other.reading;
+        self.cached_reading += other.cached_reading;
         self.copying += other.copying;
         self.device_wait += other.device_wait;
         self.consumer_wait += other.consumer_wait;
@@ -96,12 +98,12 @@ mod tests {
 
     #[test]
     fn the_limit_is_where_the_readers_spent_their_time() {
-        let mut stats =
-            LoadStats { reading: Duration::from_secs(2), cached_bytes: 9, ..LoadStats::default() };
+        let seconds = Duration::from_secs;
+        let mut stats = LoadStats { reading: seconds(4), cached_reading: seconds(3), ..LoadStats::default() };
         assert_eq!(stats.limited_by(), "page cache");
-        stats.direct_bytes = 10;
+        stats.cached_reading = seconds(1);
         assert_eq!(stats.limited_by(), "disk");
-        stats.consumer_wait = Duration::from_secs(3);
+        stats.consumer_wait = seconds(5);
         assert_eq!(stats.limited_by(), "consumer");
     }
 }

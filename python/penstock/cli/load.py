@@ -45,6 +45,7 @@ MEANINGS = {
     "seconds": "from start to the last byte",
     "gb_per_s": "1e9 bytes a second",
     "reading_seconds": "of the readers' time: reading",
+    "cached_reading_seconds": "of that: copying from the page cache",
     "copying_seconds": "of the readers' time: copying in host memory",
     "device_wait_seconds": "of the readers' time: waiting for the device",
     "consumer_wait_seconds": "of the readers' time: waiting for memory to fill",

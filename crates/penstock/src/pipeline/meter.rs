@@ -1,4 +1,4 @@
-//! The load's gauge: what readers bring in, told to the tuner in epochs, and how many readers may run.
+//! The load's gauge: what readers fetch, told to the tuner in epochs, and how many of them may fetch at once.
 //!
 //! Counting is two relaxed additions for a block. Whichever reader finds an epoch full closes it; the others go on.
 
@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 use crate::tune::{Bounds, Epoch, Trial, Tuner};
 
 /// An epoch takes at least this long: shorter ones are noise.
-const EPOCH: Duration = Duration::from_millis(5);
-/// And this many blocks for each reader, so that every one of them had a part in it.
-const BLOCKS_OF_AN_EPOCH: u64 = 2;
+const EPOCH: Duration = Duration::from_millis(20);
+/// And this many blocks for each reader: blocks are counted when they are complete, so those that are half done at
+/// either end of an epoch must be few beside those inside.
+const BLOCKS_OF_AN_EPOCH: u64 = 4;
 
 pub(super) struct Meter {
     bytes: AtomicU64,
     reading: AtomicU64,
     active: AtomicUsize,
-    most_active: AtomicUsize,
     block_bytes: u64,
     /// Whether there is anything to find; if not, nothing is measured.
     tunes: bool,
@@ -38,19 +38,18 @@ impl Meter {
             bytes: AtomicU64::new(0),
             reading: AtomicU64::new(0),
             active: AtomicUsize::new(tuner.readers()),
-            most_active: AtomicUsize::new(tuner.readers()),
             block_bytes,
             tunes: !tuner.is_fixed(),
             epoch: Mutex::new(OpenEpoch { tuner, began: Instant::now(), bytes: 0, reading: 0 }),
         }
     }
 
-    /// How many readers may run now: those with lower numbers.
+    /// How many readers may fetch at once now.
     pub(super) fn active(&self) -> usize {
         self.active.load(Ordering::Acquire)
     }
 
-    /// Counts a block. Returns whether more readers may run than before.
+    /// Counts a block. Returns whether more readers may fetch than before.
     pub(super) fn count(&self, bytes: u64, reading: Duration) -> bool {
         if !self.tunes {
             return false;
@@ -71,13 +70,11 @@ impl Meter {
             open.tuner.observe(Epoch { bytes: came, seconds, reading: busy / (seconds * active as f64) });
         (open.began, open.bytes, open.reading) = (Instant::now(), bytes, reading);
         self.active.store(now, Ordering::Release);
-        self.most_active.fetch_max(now, Ordering::Relaxed);
         now > active
     }
 
-    /// The most readers that ran at once, and what the tuner tried.
-    pub(super) fn decisions(&self) -> (usize, Vec<Trial>) {
-        let tried = self.epoch.lock().map_or_else(|_| Vec::new(), |open| open.tuner.tried().to_vec());
-        (self.most_active.load(Ordering::Relaxed), tried)
+    /// What the tuner tried.
+    pub(super) fn tried(&self) -> Vec<Trial> {
+        self.epoch.lock().map_or_else(|_| Vec::new(), |open| open.tuner.tried().to_vec())
     }
 }

@@ -4,7 +4,7 @@
 //!   tensors as they land; readers wait for destinations (back-pressure) and for nothing else.
 //! * [`Mapped`]: the other way to have tensors, as views of mapped files; nothing moves but pages.
 //! * `reader`: the two loops, to host memory in place and to a device through staging slots.
-//! * `shared`: the queue between the owner and the readers.
+//! * `shared`: what the owner and the readers share; `queue`: the blocks, and who takes which.
 //! * `meter`: what readers bring in, told to the tuner, which says how many of them run.
 //! * `landing`: where offsets of a plan become addresses; the only unsafe code of this module.
 //! * `objects`: the load's objects, opened when first needed and checked to be the version that was catalogued.
@@ -20,6 +20,7 @@ mod landing;
 mod mapped;
 mod meter;
 mod objects;
+mod queue;
 mod reader;
 mod session;
 mod shared;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::landing::{Spent, to_device, to_host};
+use super::queue::Kind;
 use super::shared::{Shared, Take};
 use crate::device::{CopyStream, Device, Mark, Piece};
 use crate::error::{Error, Result};
@@ -26,9 +27,13 @@ struct Account {
 }
 
 impl Account {
-    fn spent(&mut self, spent: &Spent) {
+    fn spent(&mut self, shared: &Shared, block: &Block, kind: Kind, spent: &Spent) {
         self.stats.reading += spent.reading;
         self.stats.copying += spent.copying;
+        match kind {
+            Kind::Copy => self.stats.cached_reading += spent.reading,
+            Kind::Fetch => shared.fetched(block, spent.reading),
+        }
     }
 
     fn hand_in(mut self, shared: &Shared) {
@@ -44,23 +49,22 @@ impl Account {
 /// Reads blocks to host memory.
 #[derive(Default)]
 pub(super) struct HostReader {
-    number: usize,
     account: Account,
     scratch: Option<Region>,
 }
 
 impl HostReader {
-    pub(super) fn new(number: usize) -> Self {
-        Self { number, ..Self::default() }
-    }
-
     /// Reads until nothing is left.
     pub(super) fn run(mut self, shared: &Shared) -> Result<()> {
+        let mut done = None;
         loop {
-            match shared.take(self.number) {
-                Take::Block(index) => self.block(shared, index)?,
-                Take::NotYet => self.account.stats.consumer_wait += shared.wait_for_blocks(self.number),
-                Take::Parked => shared.wait_until_wanted(self.number),
+            match shared.take(done.take()) {
+                Take::Block(index, kind) => {
+                    self.block(shared, index, kind)?;
+                    done = Some(kind);
+                }
+                Take::NotYet => self.account.stats.consumer_wait += shared.wait_for_work(),
+                Take::Enough => drop(shared.wait_for_work()),
                 Take::Over => break,
             }
         }
@@ -68,16 +72,24 @@ impl HostReader {
         Ok(())
     }
 
-    /// Reads one block.
-    pub(super) fn block(&mut self, shared: &Shared, index: usize) -> Result<()> {
+    /// Reads all blocks that are ready, in the thread of the caller.
+    pub(super) fn run_inline(&mut self, shared: &Shared) -> Result<()> {
+        let mut done = None;
+        while let Take::Block(index, kind) = shared.take(done) {
+            self.block(shared, index, kind)?;
+            done = Some(kind);
+        }
+        Ok(())
+    }
+
+    fn block(&mut self, shared: &Shared, index: usize, kind: Kind) -> Result<()> {
         let block = &shared.plan.blocks()[index];
         let object = shared.objects.get(block.object)?;
         let Account { lane, .. } = &mut self.account;
         let spent =
             to_host(&shared.plan, block, object.as_ref(), &shared.destinations, lane, &mut self.scratch)
                 .map_err(|error| name_tensor(error, shared, block, object.as_ref()))?;
-        self.account.spent(&spent);
-        shared.count(block, spent.reading);
+        self.account.spent(shared, block, kind, &spent);
         shared.landed(block);
         Ok(())
     }
@@ -100,10 +112,10 @@ struct InFlight {
 /// The order of the fields is the order in which they are dropped: the stream first, which waits for its copies, and
 /// only then the slots that those copies read from.
 pub(super) struct DeviceReader {
-    number: usize,
-    stream: Box<dyn CopyStream>,
+    stream: Option<Box<dyn CopyStream>>,
     in_flight: VecDeque<InFlight>,
     spare: Vec<Slot>,
+    device: Arc<dyn Device>,
     arena: Arc<Arena>,
     /// The last of the consumer's fences that the stream waits for.
     fence: u64,
@@ -112,44 +124,53 @@ pub(super) struct DeviceReader {
 }
 
 impl DeviceReader {
-    pub(super) fn new(number: usize, device: &dyn Device, arena: Arc<Arena>) -> Result<Self> {
-        Ok(Self {
-            number,
-            stream: device.stream()?,
+    pub(super) fn new(device: Arc<dyn Device>, arena: Arc<Arena>) -> Self {
+        Self {
+            stream: None,
             in_flight: VecDeque::new(),
             spare: Vec::new(),
+            device,
             arena,
             fence: 0,
             pieces: Vec::new(),
             account: Account::default(),
-        })
+        }
     }
 
     /// Reads until nothing is left and everything has landed.
     pub(super) fn run(mut self, shared: &Shared) -> Result<()> {
+        let mut done = None;
         loop {
-            while let Some(first) = self.in_flight.front() {
-                let (mark, block) = (first.mark, first.block);
-                if !self.stream.is_done(mark).map_err(|error| name_block(error, shared, block))? {
-                    break;
+            self.land_what_is_done(shared)?;
+            match shared.take(done.take()) {
+                Take::Block(index, kind) => {
+                    self.block(shared, index, kind)?;
+                    done = Some(kind);
                 }
-                self.land_first(shared);
-            }
-            match shared.take(self.number) {
-                Take::Block(index) => self.block(shared, index)?,
                 Take::NotYet => {
                     self.let_go(shared)?;
-                    self.account.stats.consumer_wait += shared.wait_for_blocks(self.number);
+                    self.account.stats.consumer_wait += shared.wait_for_work();
                 }
-                Take::Parked => {
+                Take::Enough => {
                     self.let_go(shared)?;
-                    shared.wait_until_wanted(self.number);
+                    shared.wait_for_work();
                 }
                 Take::Over => break,
             }
         }
         self.drain(shared)?;
         self.account.hand_in(shared);
+        Ok(())
+    }
+
+    fn land_what_is_done(&mut self, shared: &Shared) -> Result<()> {
+        while let (Some(stream), Some(first)) = (&mut self.stream, self.in_flight.front()) {
+            let (mark, block) = (first.mark, first.block);
+            if !stream.is_done(mark).map_err(|error| name_block(error, shared, block))? {
+                break;
+            }
+            self.land_first(shared);
+        }
         Ok(())
     }
 
@@ -160,23 +181,26 @@ impl DeviceReader {
         Ok(())
     }
 
-    fn block(&mut self, shared: &Shared, index: usize) -> Result<()> {
+    fn block(&mut self, shared: &Shared, index: usize, kind: Kind) -> Result<()> {
         let Some(mut slot) = self.slot(shared)? else { return Ok(()) };
         let block = &shared.plan.blocks()[index];
         let object = shared.objects.get(block.object)?;
+        let stream = match &mut self.stream {
+            Some(stream) => stream,
+            // Made when there is something to copy: a reader that is never wanted costs nothing of the device.
+            none => none.insert(self.device.stream()?),
+        };
         if let Some((number, fence)) = shared.fence_after(self.fence) {
-            self.stream.wait_for(fence.as_ref())?;
+            stream.wait_for(fence.as_ref())?;
             self.fence = number;
         }
-        let Account { lane, .. } = &mut self.account;
-        let (stream, pieces) = (self.stream.as_mut(), &mut self.pieces);
+        let (lane, pieces) = (&mut self.account.lane, &mut self.pieces);
         let (plan, to) = (&shared.plan, &shared.destinations);
-        let read = to_device(plan, block, object.as_ref(), to, lane, &mut slot, stream, pieces);
-        let marked = read.and_then(|spent| Ok((spent, self.stream.mark()?)));
+        let read = to_device(plan, block, object.as_ref(), to, lane, &mut slot, stream.as_mut(), pieces);
+        let marked = read.and_then(|spent| Ok((spent, stream.mark()?)));
         match marked {
             Ok((spent, mark)) => {
-                self.account.spent(&spent);
-                shared.count(block, spent.reading);
+                self.account.spent(shared, block, kind, &spent);
                 self.in_flight.push_back(InFlight { slot, mark, block: index });
                 Ok(())
             }
@@ -218,10 +242,10 @@ impl DeviceReader {
     }
 
     fn wait_first(&mut self, shared: &Shared) -> Result<()> {
-        if let Some(first) = self.in_flight.front() {
+        if let (Some(stream), Some(first)) = (&mut self.stream, self.in_flight.front()) {
             let (mark, block) = (first.mark, first.block);
             let began = Instant::now();
-            self.stream.wait(mark).map_err(|error| name_block(error, shared, block))?;
+            stream.wait(mark).map_err(|error| name_block(error, shared, block))?;
             self.account.stats.device_wait += began.elapsed();
             self.land_first(shared);
         }

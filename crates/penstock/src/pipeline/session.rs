@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 
 use super::landing::host_tensor;
 use super::reader::{DeviceReader, HostReader};
-use super::shared::{Message, Shared, Take};
+use super::shared::{Message, Shared};
 use crate::checkpoint::Checkpoint;
 use crate::device::{Device, Fence};
 use crate::error::{Error, ErrorKind, Result};
@@ -17,7 +17,7 @@ use crate::memory::{Arena, HostSlab, HostTensor};
 use crate::plan::{Layout, Plan};
 use crate::stats::LoadStats;
 use crate::store::SLOT_SLACK;
-use crate::tune::Bounds;
+use crate::tune::Readers;
 
 /// Where a load's tensors go.
 pub enum Target {
@@ -71,7 +71,7 @@ impl Session {
         checkpoint: Arc<Checkpoint>,
         plan: Arc<Plan>,
         target: Target,
-        readers: Bounds,
+        readers: Readers,
     ) -> Result<Self> {
         let began = Instant::now();
         let tensors = plan.tensors().len();
@@ -102,16 +102,14 @@ impl Session {
         };
         match target {
             Target::Device { device, staging_bytes } => {
-                session.start_device_readers(readers.most, &device, staging_bytes)?;
+                session.start_device_readers(readers.most(), &device, staging_bytes)?;
             }
             _ if session.shared.plan.blocks().len() <= 1 => session.inline = Some(HostReader::default()),
             _ => {
-                session.start_readers(readers.most, |number| {
-                    Ok(move |shared: &Shared| HostReader::new(number).run(shared))
-                })?;
+                session
+                    .start_readers(readers.most(), || |shared: &Shared| HostReader::default().run(shared))?;
             }
         }
-        session.shared.with_stats(|stats| stats.readers = session.readers.len().max(1) as u64);
         Ok(session)
     }
 
@@ -126,13 +124,10 @@ impl Session {
         // A failing device fails here, not in a thread.
         drop(device.stream()?);
         self.device = Some(Arc::clone(device));
-        self.start_readers(readers, |number| {
+        self.start_readers(readers, || {
             let (device, arena) = (Arc::clone(device), Arc::clone(&arena));
-            Ok(move |shared: &Shared| {
-                // What a reader needs of the driver is made when it is wanted, which may be never.
-                shared.wait_until_wanted(number);
-                let done = DeviceReader::new(number, device.as_ref(), Arc::clone(&arena))
-                    .and_then(|r| r.run(shared));
+            move |shared: &Shared| {
+                let done = DeviceReader::new(device, Arc::clone(&arena)).run(shared);
                 let usage = arena.usage();
                 shared.with_stats(|stats| {
                     stats.staging_bytes = stats.staging_bytes.max(usage.bytes as u64);
@@ -142,17 +137,17 @@ impl Session {
                     }
                 });
                 done
-            })
+            }
         })
     }
 
-    fn start_readers<R>(&mut self, count: usize, reader: impl Fn(usize) -> Result<R>) -> Result<()>
+    fn start_readers<R>(&mut self, count: usize, reader: impl Fn() -> R) -> Result<()>
     where
         R: FnOnce(&Shared) -> Result<()> + Send + 'static,
     {
         for index in 0..count {
             let shared = Arc::clone(&self.shared);
-            let run = reader(index)?;
+            let run = reader();
             let thread = std::thread::Builder::new().name(format!("penstock-{index}")).spawn(move || {
                 // A panic is a bug, but it must not leave the consumer waiting for ever.
                 let done = catch_unwind(AssertUnwindSafe(|| run(&shared))).unwrap_or_else(|_| {
@@ -272,12 +267,7 @@ impl Session {
 
     fn read_inline(&mut self) -> Result<()> {
         if let Some(reader) = &mut self.inline {
-            while let Take::Block(index) = self.shared.take(0) {
-                if let Err(error) = reader.block(&self.shared, index) {
-                    self.shared.fail(error.clone());
-                    return Err(error);
-                }
-            }
+            reader.run_inline(&self.shared).inspect_err(|error| self.shared.fail(error.clone()))?;
         }
         Ok(())
     }

@@ -10,12 +10,13 @@ use crossbeam_channel::Sender;
 use super::landing::Destinations;
 use super::meter::Meter;
 use super::objects::Objects;
+use super::queue::{Found, Kind, Queue, Room};
 use crate::checkpoint::Checkpoint;
 use crate::device::Fence;
 use crate::error::Error;
 use crate::plan::{Block, Plan};
 use crate::stats::LoadStats;
-use crate::tune::Bounds;
+use crate::tune::Readers;
 
 /// What readers tell the owner.
 pub(super) enum Message {
@@ -31,32 +32,34 @@ pub(super) struct Shared {
     pub(super) objects: Objects,
     pub(super) destinations: Destinations,
     remaining: Box<[AtomicU64]>,
-    queue: Mutex<Queue>,
+    work: Mutex<Work>,
     wake: Condvar,
     meter: Meter,
+    copies: usize,
     cancelled: AtomicBool,
     failure: Mutex<Option<Error>>,
     stats: Mutex<LoadStats>,
     messages: Sender<Message>,
 }
 
-#[derive(Default)]
-struct Queue {
-    /// Blocks handed to readers.
-    taken: usize,
-    /// Blocks whose destinations are all attached.
-    ready: usize,
+/// Who works on what, under one lock.
+struct Work {
+    queue: Queue,
+    /// Readers that sleep.
+    asleep: usize,
     /// How many fences there were, and the last one, which covers those before it.
     fence: Option<(u64, Arc<dyn Fence>)>,
 }
 
-/// What a reader finds in the queue.
+/// What a reader is to do.
 pub(super) enum Take {
-    Block(usize),
-    /// The next blocks lack destinations.
+    /// Bring in this block.
+    Block(usize, Kind),
+    /// Wait: the next blocks lack destinations, so this is the consumer's time.
     NotYet,
-    /// Fewer readers are wanted than there are.
-    Parked,
+    /// Wait: enough readers are at work.
+    Enough,
+    /// End.
     Over,
 }
 
@@ -65,7 +68,7 @@ impl Shared {
         checkpoint: Arc<Checkpoint>,
         plan: Arc<Plan>,
         slab: bool,
-        readers: Bounds,
+        readers: Readers,
         messages: Sender<Message>,
     ) -> Self {
         let tensors = plan.tensors();
@@ -73,9 +76,10 @@ impl Shared {
             objects: Objects::of(checkpoint),
             destinations: Destinations::new(tensors.len(), slab),
             remaining: tensors.iter().map(|tensor| AtomicU64::new(tensor.bytes())).collect(),
-            queue: Mutex::default(),
+            work: Mutex::new(Work { queue: Queue::new(plan.blocks().len()), asleep: 0, fence: None }),
             wake: Condvar::new(),
-            meter: Meter::new(readers, plan.block_bytes()),
+            meter: Meter::new(readers.fetches, plan.block_bytes()),
+            copies: readers.copies,
             cancelled: AtomicBool::new(false),
             failure: Mutex::new(None),
             stats: Mutex::new(LoadStats {
@@ -96,14 +100,13 @@ impl Shared {
             // Nothing is to be read for an empty one.
             self.send(Message::Landed(u32::try_from(tensor).unwrap_or(u32::MAX)));
         }
-        let mut queue = lock(&self.queue);
-        queue.ready = self.plan.blocks_ready(tensors.end);
+        let mut work = lock(&self.work);
+        work.queue.set_ready(self.plan.blocks_ready(tensors.end));
         if let Some(fence) = fence {
-            let number = queue.fence.as_ref().map_or(0, |(number, _)| *number) + 1;
-            queue.fence = Some((number, fence));
+            let number = work.fence.as_ref().map_or(0, |(number, _)| *number) + 1;
+            work.fence = Some((number, fence));
         }
-        drop(queue);
-        self.wake.notify_all();
+        self.wake_one(&work);
     }
 
     /// Whether every byte of the tensor is in its final memory.
@@ -121,66 +124,87 @@ impl Shared {
         body(&mut lock(&self.stats))
     }
 
-    /// The next block for reader number `reader`, if one is ready and so many readers are wanted.
-    pub(super) fn take(&self, reader: usize) -> Take {
-        if self.is_cancelled() {
-            return Take::Over;
+    /// What a reader is to do next, having ended its work of the kind `done`.
+    pub(super) fn take(&self, done: Option<Kind>) -> Take {
+        let mut work = lock(&self.work);
+        if let Some(kind) = done {
+            work.queue.done(kind);
         }
-        let mut queue = lock(&self.queue);
-        match queue.taken {
-            taken if taken == self.plan.blocks().len() => Take::Over,
-            _ if reader >= self.meter.active() => Take::Parked,
-            taken if taken < queue.ready => {
-                queue.taken += 1;
-                if queue.taken == self.plan.blocks().len() {
-                    // Nobody waits for more.
-                    self.wake.notify_all();
-                }
-                Take::Block(taken)
+        loop {
+            if self.is_cancelled() {
+                return Take::Over;
             }
-            _ => Take::NotYet,
+            match work.queue.take(self.room(), |block| self.is_cached(block)) {
+                Found::Block(block, kind) => {
+                    if work.queue.is_over() {
+                        self.wake.notify_all();
+                    } else {
+                        self.wake_one(&work);
+                    }
+                    return Take::Block(block, kind);
+                }
+                Found::Closed(block) => {
+                    // Opening may take long, on a file server say. A failure is met again by who reads the block.
+                    drop(work);
+                    let _ = self.objects.get(self.plan.blocks()[block].object);
+                    work = lock(&self.work);
+                }
+                Found::NotYet => return Take::NotYet,
+                Found::Enough => return Take::Enough,
+                Found::Over => return Take::Over,
+            }
         }
     }
 
-    /// Waits until there is a block for this reader or the load is over; returns the time that took.
-    pub(super) fn wait_for_blocks(&self, reader: usize) -> Duration {
+    /// Waits until there is something to do or the load is over; returns the time that took.
+    pub(super) fn wait_for_work(&self) -> Duration {
         let began = Instant::now();
-        self.wait_while(|queue| queue.taken >= queue.ready || reader >= self.meter.active());
+        let mut work = lock(&self.work);
+        work.asleep += 1;
+        let nothing_to_do = |work: &mut Work| {
+            !work.queue.is_over() && !self.is_cancelled() && !work.queue.wants_more(self.room())
+        };
+        let mut work = self.wake.wait_while(work, nothing_to_do).unwrap_or_else(PoisonError::into_inner);
+        work.asleep -= 1;
         began.elapsed()
     }
 
-    /// Waits until so many readers are wanted or the load is over.
-    pub(super) fn wait_until_wanted(&self, reader: usize) {
-        self.wait_while(|_| reader >= self.meter.active());
+    /// Wakes a reader if there is something to do for one more. It will do the same, so that as many wake as find work.
+    fn wake_one(&self, work: &Work) {
+        if work.asleep > 0 && work.queue.wants_more(self.room()) {
+            self.wake.notify_one();
+        }
     }
 
-    fn wait_while(&self, idle: impl Fn(&Queue) -> bool) {
-        let blocks = self.plan.blocks().len();
-        let waits = |queue: &mut Queue| queue.taken < blocks && !self.is_cancelled() && idle(queue);
-        drop(self.wake.wait_while(lock(&self.queue), waits).unwrap_or_else(PoisonError::into_inner));
+    fn room(&self) -> Room {
+        Room { copies: self.copies, fetches: self.meter.active() }
     }
 
-    /// Counts what a reader brought in and wakes others if more are wanted now.
-    pub(super) fn count(&self, block: &Block, reading: Duration) {
+    fn is_cached(&self, block: usize) -> Option<bool> {
+        let block = &self.plan.blocks()[block];
+        let object = self.objects.if_open(block.object)?;
+        // What the store cannot tell, and what will fail, is fetched.
+        Some(object.ok().and_then(|object| object.is_cached(&block.range)).unwrap_or(false))
+    }
+
+    /// Counts what a reader fetched, and wakes another if more of them are wanted now.
+    pub(super) fn fetched(&self, block: &Block, reading: Duration) {
         if self.meter.count(block.range.end - block.range.start, reading) {
-            // Under the lock, so that no reader misses it between looking and going to sleep.
-            drop(lock(&self.queue));
-            self.wake.notify_all();
+            self.wake_one(&lock(&self.work));
         }
     }
 
     /// The load's figures so far.
     pub(super) fn stats(&self) -> LoadStats {
         let mut stats = lock(&self.stats).clone();
-        let (readers, tried) = self.meter.decisions();
-        stats.readers = (readers as u64).min(stats.readers);
-        stats.tried = tried;
+        stats.readers = lock(&self.work).queue.most_at_work() as u64;
+        stats.tried = self.meter.tried();
         stats
     }
 
     /// The consumer's latest fence, if it is later than number `seen`.
     pub(super) fn fence_after(&self, seen: u64) -> Option<(u64, Arc<dyn Fence>)> {
-        lock(&self.queue).fence.clone().filter(|(number, _)| *number > seen)
+        lock(&self.work).fence.clone().filter(|(number, _)| *number > seen)
     }
 
     /// Counts a block's bytes as landed and tells of the tensors that are complete with it.
@@ -200,9 +224,9 @@ impl Shared {
     /// Stops readers at their next block.
     pub(super) fn cancel(&self) {
         // Under the lock, so that no reader misses it between looking and going to sleep.
-        let queue = lock(&self.queue);
+        let work = lock(&self.work);
         self.cancelled.store(true, Ordering::Release);
-        drop(queue);
+        drop(work);
         self.wake.notify_all();
     }
 

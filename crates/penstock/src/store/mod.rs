@@ -82,6 +82,11 @@ pub trait Object: Send + Sync {
             .remedy("Load without mmap=True"))
     }
 
+    /// Whether reading `range` would be a copy from memory rather than a wait for storage, where the store knows.
+    fn is_cached(&self, _range: &Range<u64>) -> Option<bool> {
+        None
+    }
+
     /// Tells the store that `range` will be wanted in the page cache soon, and says whether any of it still has to come
     /// in. A hint: it may do nothing.
     fn read_ahead(&self, _range: Range<u64>) -> bool {

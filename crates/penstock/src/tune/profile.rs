@@ -43,32 +43,27 @@ impl FileSystem {
     }
 }
 
-/// What a load begins with.
+/// How a kind of storage is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Profile {
-    /// Reader threads.
-    pub readers: Bounds,
-    /// Bytes of a block.
-    pub block_bytes: u64,
+    /// Readers that wait for it at once.
+    pub fetches: Bounds,
     /// The largest gap between wanted bytes that is read rather than skipped.
     pub bridge_bytes: u64,
 }
 
 impl Profile {
     /// The profile for reading from `file_system` with `cores` processors.
-    ///
-    /// Blocks are a few huge pages, so that readers do not fault the same one, and small enough to stay in the
-    /// processor's cache between the reading and the copying. Every copy to a device takes 3 us besides its bytes: on
-    /// PCIe 5, blocks of 2 MiB reach 0.92 of its rate, 4 MiB 0.95, and 8 MiB no more unless readers are few.
-    pub fn start(file_system: FileSystem, cores: usize, to_device: bool) -> Self {
-        let readers = match file_system {
-            FileSystem::Memory => Bounds { start: cores.clamp(1, 8), least: 1, most: cores.clamp(1, 32) },
+    pub fn of(file_system: FileSystem, cores: usize) -> Self {
+        let fetches = match file_system {
+            // What is not in memory after all is in swap.
+            FileSystem::Memory => Bounds { start: cores.clamp(2, 8), least: 1, most: cores.clamp(2, 16) },
             // A disk wants several requests in flight, however few the cores.
-            FileSystem::Disk => Bounds { start: 8, least: 2, most: cores.clamp(16, 32) },
+            FileSystem::Disk => Bounds { start: 8, least: 2, most: 32 },
             FileSystem::Network => Bounds { start: 16, least: 4, most: 64 },
             FileSystem::Fuse => Bounds { start: 4, least: 1, most: 16 },
         };
-        Self { readers, block_bytes: if to_device { 4 << 20 } else { 2 << 20 }, bridge_bytes: 64 << 10 }
+        Self { fetches, bridge_bytes: 64 << 10 }
     }
 }
 
@@ -84,6 +79,6 @@ mod tests {
 
     #[test]
     fn a_disk_gets_several_readers_on_one_core() {
-        assert_eq!(Profile::start(FileSystem::Disk, 1, false).readers.start, 8);
+        assert_eq!(Profile::of(FileSystem::Disk, 1).fetches.start, 8);
     }
 }

@@ -7,6 +7,35 @@
 //!
 //! A pure state machine: it knows neither clocks nor threads. Who feeds it decides how long an epoch is.
 
+/// How many readers do what at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Readers {
+    /// Copying from the page cache: what the cores can do, which is known.
+    pub copies: usize,
+    /// Waiting for storage: what the storage can do, which the tuner finds.
+    pub fetches: Bounds,
+    /// The most threads.
+    pub threads: usize,
+}
+
+impl Readers {
+    /// Always `readers`, whatever they do.
+    pub fn fixed(readers: usize) -> Self {
+        Self { copies: readers, fetches: Bounds::fixed(readers), threads: readers }
+    }
+
+    /// So many threads as there may ever be work for.
+    pub fn most(&self) -> usize {
+        self.threads.min(self.copies + self.fetches.most)
+    }
+
+    /// These, but at most `most`: a small load has work for no more.
+    #[must_use]
+    pub fn at_most(self, most: usize) -> Self {
+        Self { fetches: self.fetches.at_most(most), threads: self.threads.min(most.max(1)), ..self }
+    }
+}
+
 /// A number of readers: where to begin, and how far the tuner may go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {

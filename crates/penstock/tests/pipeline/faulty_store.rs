@@ -108,6 +108,10 @@ impl Object for FaultyObject {
         self.object.identity()
     }
 
+    fn is_cached(&self, range: &Range<u64>) -> Option<bool> {
+        self.object.is_cached(range)
+    }
+
     fn read_into(&self, offset: u64, mut into: Window<'_>, lane: &mut Lane) -> Result<()> {
         self.control.before(self.location(), offset..offset + into.len() as u64)?;
         if !self.control.piecemeal.load(SeqCst) {

@@ -18,7 +18,7 @@ use penstock::memory::Arena;
 use penstock::pipeline::{Next, Session, Target};
 use penstock::plan::{Plan, Selection};
 use penstock::store::{CachePolicy, LocalStore, SLOT_SLACK};
-use penstock::tune::Bounds;
+use penstock::tune::{Bounds, Readers};
 use penstock::{Error, ErrorKind};
 use serde_json::json;
 use simulated_device::SimulatedDevice;
@@ -143,7 +143,7 @@ impl Model {
     }
 
     fn start(&self, plan: &Arc<Plan>, target: Target, readers: usize) -> Session {
-        Session::start(Arc::clone(&self.checkpoint), Arc::clone(plan), target, Bounds::fixed(readers))
+        Session::start(Arc::clone(&self.checkpoint), Arc::clone(plan), target, Readers::fixed(readers))
             .unwrap()
     }
 }
@@ -197,10 +197,10 @@ struct Load {
 
 impl Load {
     fn begin(model: &Model, plan: &Arc<Plan>, way: &Way, readers: usize) -> Self {
-        Self::begin_within(model, plan, way, Bounds::fixed(readers))
+        Self::begin_within(model, plan, way, Readers::fixed(readers))
     }
 
-    fn begin_within(model: &Model, plan: &Arc<Plan>, way: &Way, readers: Bounds) -> Self {
+    fn begin_within(model: &Model, plan: &Arc<Plan>, way: &Way, readers: Readers) -> Self {
         let slab = matches!(way, Way::Slab);
         // One byte more, so that empty tensors have an address and writing too far is seen.
         let memory =
@@ -324,12 +324,12 @@ fn nothing_remains(model: &Model, way: &Way) {
 #[test]
 fn readers_are_added_while_that_pays_and_all_of_them_end() {
     let _alone = alone();
-    let model = Model::new();
+    let model = Model::cached_as(CachePolicy::Bypass);
     // Every read takes long and none slows another, as with a file server far away.
     model.control.delay_us.store(2_000, SeqCst);
-    let bounds = Bounds { start: 2, least: 1, most: 16 };
+    let readers = Readers { copies: 2, fetches: Bounds { start: 2, least: 1, most: 16 }, threads: 18 };
     for way in Way::all() {
-        let mut load = Load::begin_within(&model, &model.plan(4 * KIB), &way, bounds);
+        let mut load = Load::begin_within(&model, &model.plan(4 * KIB), &way, readers);
         load.attach_all();
         load.run().unwrap();
         load.check(&model, &[]);
@@ -346,8 +346,8 @@ fn a_load_that_ends_while_readers_are_parked_leaves_none_behind() {
     let _alone = alone();
     let model = Model::new();
     for way in Way::all() {
-        let bounds = Bounds { start: 1, least: 1, most: 64 };
-        let mut load = Load::begin_within(&model, &model.plan(4 * KIB), &way, bounds);
+        let readers = Readers { copies: 1, fetches: Bounds { start: 1, least: 1, most: 64 }, threads: 65 };
+        let mut load = Load::begin_within(&model, &model.plan(4 * KIB), &way, readers);
         load.attach(1);
         load.take(1);
         drop(load);
@@ -682,7 +682,7 @@ fn a_device_that_gives_no_streams_fails_the_start() {
     device.account.refuse_streams.store(true, SeqCst);
     let way = Way::Device(device, 1 << 20);
     let started =
-        Session::start(Arc::clone(&model.checkpoint), model.plan(16 * KIB), way.target(), Bounds::fixed(4));
+        Session::start(Arc::clone(&model.checkpoint), model.plan(16 * KIB), way.target(), Readers::fixed(4));
     assert_eq!(started.err().unwrap().kind(), ErrorKind::Device);
     nothing_remains(&model, &way);
 }

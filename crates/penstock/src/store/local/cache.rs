@@ -24,6 +24,20 @@ pub(super) enum Residency {
     Unknown,
 }
 
+/// A range with at least this share of its pages cached (in 1/256) is read through the cache.
+const MOSTLY: u8 = 192;
+
+impl Residency {
+    /// Whether so much is cached that the rest is not worth another way of reading.
+    pub(super) fn is_mostly_cached(self) -> bool {
+        match self {
+            Self::Cached => true,
+            Self::Partly(share) => share >= MOSTLY,
+            Self::Absent | Self::Unknown => false,
+        }
+    }
+}
+
 #[repr(C)]
 struct CachestatRange {
     off: u64,

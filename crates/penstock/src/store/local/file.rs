@@ -144,6 +144,10 @@ impl Object for LocalFile {
         FileMapping::map(&self.file, self.bytes).map_err(|error| error.object(&self.location))
     }
 
+    fn is_cached(&self, range: &Range<u64>) -> Option<bool> {
+        self.would_copy(range)
+    }
+
     fn read_ahead(&self, range: Range<u64>) -> bool {
         if residency(self.file.as_fd(), &range) == Residency::Cached {
             return false;

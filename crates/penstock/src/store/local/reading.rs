@@ -24,8 +24,6 @@ use crate::store::{Lane, Object};
 
 /// Bytes read at once to scratch memory, where a direct read cannot go to its destination.
 const SCRATCH_BYTES: usize = 1 << 20;
-/// A block with at least this share of its pages cached (in 1/256) is read through the cache.
-const MOSTLY_CACHED: u8 = 192;
 
 /// The most one `read` call transfers on Linux, rounded down to whole pages.
 const MOST_PER_CALL: usize = 0x7fff_f000;
@@ -38,26 +36,35 @@ enum Route<'a> {
 
 impl LocalFile {
     fn route(&self, range: &Range<u64>) -> Route<'_> {
-        let direct = || if self.direct_refused.load(Ordering::Relaxed) { None } else { self.direct() };
-        let known = residency(self.file.as_fd(), range);
-        match (self.cache, known) {
-            (CachePolicy::Auto | CachePolicy::Use, Residency::Cached) => Route::Cached,
-            (CachePolicy::Use, _) | (CachePolicy::Auto, Residency::Unknown) => Route::Buffered,
-            (CachePolicy::Auto, Residency::Partly(share)) if share >= MOSTLY_CACHED => Route::Cached,
-            (CachePolicy::Auto | CachePolicy::Bypass, _) => direct().map_or(Route::Buffered, Route::Direct),
+        match (self.cache, self.would_copy(range)) {
+            (_, Some(true)) => Route::Cached,
+            (CachePolicy::Use, _) | (CachePolicy::Auto, None) => Route::Buffered,
+            _ if self.direct_refused.load(Ordering::Relaxed) => Route::Buffered,
+            _ => self.direct().map_or(Route::Buffered, Route::Direct),
+        }
+    }
+
+    /// Whether a read of `range` would be a copy from the page cache; nothing where this kernel does not say.
+    pub(super) fn would_copy(&self, range: &Range<u64>) -> Option<bool> {
+        match (self.cache, residency(self.file.as_fd(), range)) {
+            (CachePolicy::Bypass, _) => Some(false),
+            (_, Residency::Unknown) => None,
+            (_, residency) => Some(residency.is_mostly_cached()),
         }
     }
 
     pub(super) fn read_exactly(&self, offset: u64, mut into: Window<'_>, lane: &mut Lane) -> Result<()> {
         let range = self.checked_range(offset, into.len())?;
-        if let Route::Direct(direct) = self.route(&range) {
-            match self.read_directly(direct, offset, into.part(0, into.len()), lane) {
-                Err(error) if is_refusal(&error) => self.direct_refused.store(true, Ordering::Relaxed),
-                done => return done,
+        let cached = match self.route(&range) {
+            Route::Direct(direct) => {
+                match self.read_directly(direct, offset, into.part(0, into.len()), lane) {
+                    Err(error) if is_refusal(&error) => self.direct_refused.store(true, Ordering::Relaxed),
+                    done => return done,
+                }
+                false
             }
-            return self.read_buffered(offset, into, lane, false);
-        }
-        let cached = matches!(self.route(&range), Route::Cached);
+            route => matches!(route, Route::Cached),
+        };
         self.read_buffered(offset, into, lane, cached)
     }
 
