@@ -45,7 +45,7 @@ pub struct LoadStats {
     pub copying: Duration,
     /// Reader time waiting for copies to the device to end.
     pub device_wait: Duration,
-    /// Reader time waiting for destinations: the consumer's pace.
+    /// Reader time without destinations to read to: the consumer's pace.
     pub consumer_wait: Duration,
     /// Things worth knowing: a fallback taken, a limit met.
     pub notes: Vec<String>,
@@ -83,7 +83,6 @@ impl LoadStats {
         self.cached_reading += other.cached_reading;
         self.copying += other.copying;
         self.device_wait += other.device_wait;
-        self.consumer_wait += other.consumer_wait;
         for note in &other.notes {
             if !self.notes.contains(note) {
                 self.notes.push(note.clone());

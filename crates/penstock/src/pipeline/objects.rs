@@ -25,11 +25,6 @@ impl Objects {
         opened.as_ref().map_err(Clone::clone)
     }
 
-    /// The object with that index, if it is open; an error counts as open.
-    pub(super) fn if_open(&self, index: u32) -> Option<Result<&Arc<dyn Object>>> {
-        Some(self.open[index as usize].get()?.as_ref().map_err(Clone::clone))
-    }
-
     /// Fails if an object that was read from is no longer the version that was opened.
     pub(super) fn verify_unchanged(&self) -> Result<()> {
         self.open

@@ -63,8 +63,7 @@ impl HostReader {
                     self.block(shared, index, kind)?;
                     done = Some(kind);
                 }
-                Take::NotYet => self.account.stats.consumer_wait += shared.wait_for_work(),
-                Take::Enough => drop(shared.wait_for_work()),
+                Take::Nothing => shared.wait_for_work(),
                 Take::Over => break,
             }
         }
@@ -147,11 +146,7 @@ impl DeviceReader {
                     self.block(shared, index, kind)?;
                     done = Some(kind);
                 }
-                Take::NotYet => {
-                    self.let_go(shared)?;
-                    self.account.stats.consumer_wait += shared.wait_for_work();
-                }
-                Take::Enough => {
+                Take::Nothing => {
                     self.let_go(shared)?;
                     shared.wait_for_work();
                 }

@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 use rustix::fs::{Advice, AtFlags, StatxFlags, fadvise, statx};
 
 use super::CachePolicy;
-use super::cache::{Residency, residency};
+use super::cache::{Probe, Residency};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileMapping, PAGE, Window};
 use crate::store::{Identity, Lane, Object};
@@ -26,6 +26,7 @@ pub(super) struct LocalFile {
     bytes: u64,
     version: Version,
     pub(super) cache: CachePolicy,
+    probe: Probe,
     direct: OnceLock<Option<DirectFile>>,
     /// Set when a direct read was refused although the file could be opened for it.
     pub(super) direct_refused: AtomicBool,
@@ -77,6 +78,7 @@ impl LocalFile {
         let metadata = file.metadata().map_err(failed)?;
         refuse_special(&metadata, &location)?;
         Ok(Self {
+            probe: Probe::of(&file),
             path: path.to_owned(),
             location,
             file,
@@ -105,6 +107,11 @@ impl LocalFile {
                 Some(DirectFile { file, memory_align })
             })
             .as_ref()
+    }
+
+    /// Where the pages of `range` are.
+    pub(super) fn residency(&self, range: &Range<u64>) -> Residency {
+        self.probe.residency(&self.file, self.bytes, range)
     }
 
     pub(super) fn changed(&self, cause: &'static str, range: Option<Range<u64>>) -> Error {
@@ -149,7 +156,7 @@ impl Object for LocalFile {
     }
 
     fn read_ahead(&self, range: Range<u64>) -> bool {
-        if residency(self.file.as_fd(), &range) == Residency::Cached {
+        if self.residency(&range) == Residency::Cached {
             return false;
         }
         let len = std::num::NonZeroU64::new(range.end.saturating_sub(range.start));

@@ -12,10 +12,10 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 
-use super::cache::{Residency, residency};
+use super::cache::Residency;
 use super::{CachePolicy, LocalFile};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{PAGE, Region, Window};
@@ -46,7 +46,7 @@ impl LocalFile {
 
     /// Whether a read of `range` would be a copy from the page cache; nothing where this kernel does not say.
     pub(super) fn would_copy(&self, range: &Range<u64>) -> Option<bool> {
-        match (self.cache, residency(self.file.as_fd(), range)) {
+        match (self.cache, self.residency(range)) {
             (CachePolicy::Bypass, _) => Some(false),
             (_, Residency::Unknown) => None,
             (_, residency) => Some(residency.is_mostly_cached()),
