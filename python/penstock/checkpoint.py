@@ -92,7 +92,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
 
     @property
     def storage(self) -> str:
-        """What most of the bytes lie on, in a few words: ``"ext4 on nvme"``, ``"nfs4 (nconnect missing)"``, ``"tmpfs"``."""
+        """What most of the bytes lie on, in a few words: ``"ext4 on nvme"``, ``"nfs4 (nconnect missing)"``."""
         return self._native.storage()[0]
 
     @property
