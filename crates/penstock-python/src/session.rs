@@ -11,7 +11,7 @@ use penstock::device::CudaDevice;
 use penstock::memory::Arena;
 use penstock::pipeline::{self, Next, Target};
 use penstock::plan::Plan;
-use penstock::tune::Settings;
+use penstock::tune::{Settings, Storage};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
@@ -39,6 +39,7 @@ impl Session {
         plan: Arc<Plan>,
         target: &str,
         settings: &Settings,
+        storage: &Storage,
     ) -> Outcome<Self> {
         let target = match target {
             "slab" => Target::Slab,
@@ -54,6 +55,7 @@ impl Session {
         };
         let tensors = plan.tensors().iter().map(describe).collect::<Result<_, Error>>()?;
         let inner = pipeline::Session::start(checkpoint, plan, target, settings.readers)?;
+        inner.on_storage(storage, settings.direct);
         Ok(Self { inner: Mutex::new(inner), tensors })
     }
 
@@ -266,6 +268,8 @@ getters! {
     block_bytes: u64 = |s| s.block_bytes;
     /// Staging memory in bytes.
     staging_bytes: u64 = |s| s.staging_bytes;
+    /// What most of the bytes lie on: "ext4 on nvme", "nfs4 (nconnect missing)", "tmpfs".
+    storage: String = |s| s.storage.clone();
     /// Whether the staging memory was pinned.
     pinned: bool = |s| s.pinned;
     /// Wall-clock seconds.

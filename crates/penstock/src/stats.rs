@@ -33,6 +33,8 @@ pub struct LoadStats {
     pub block_bytes: u64,
     /// Most staging memory this load held at once, in bytes.
     pub staging_bytes: u64,
+    /// What most of the bytes lie on: `ext4 on nvme`, `nfs4 (nconnect missing)`, `tmpfs`; empty where no one said.
+    pub storage: String,
     /// Whether the staging memory was pinned (registered with the device).
     pub pinned: bool,
     /// From the start of the session to its last delivered byte.
@@ -83,10 +85,13 @@ impl LoadStats {
         self.cached_reading += other.cached_reading;
         self.copying += other.copying;
         self.device_wait += other.device_wait;
-        for note in &other.notes {
-            if !self.notes.contains(note) {
-                self.notes.push(note.clone());
-            }
+        other.notes.iter().for_each(|note| self.note(note.clone()));
+    }
+
+    /// Adds a note, once.
+    pub(crate) fn note(&mut self, note: String) {
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
         }
     }
 }

@@ -41,6 +41,7 @@ MEANINGS = {
     "tried": "numbers of readers, and the rate of each",
     "block_bytes": "bytes of a piece",
     "staging_bytes": "most host memory on the way to a device",
+    "storage": "what most of the bytes lie on",
     "pinned": "whether that memory was registered with the device",
     "seconds": "from start to the last byte",
     "gb_per_s": "1e9 bytes a second",

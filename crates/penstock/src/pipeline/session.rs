@@ -17,7 +17,7 @@ use crate::memory::{Arena, HostSlab, HostTensor};
 use crate::plan::{Layout, Plan};
 use crate::stats::LoadStats;
 use crate::store::SLOT_SLACK;
-use crate::tune::Readers;
+use crate::tune::{Readers, Storage};
 
 /// Where a load's tensors go.
 pub enum Target {
@@ -133,7 +133,7 @@ impl Session {
                     stats.staging_bytes = stats.staging_bytes.max(usage.bytes as u64);
                     stats.pinned = usage.unpinned_because.is_none();
                     if let Some(because) = usage.unpinned_because {
-                        stats.notes = vec![format!("staging memory is not pinned: {because}")];
+                        stats.note(format!("staging memory is not pinned: {because}"));
                     }
                 });
                 done
@@ -171,6 +171,18 @@ impl Session {
             }
         }
         Ok(())
+    }
+
+    /// Says where the objects lie, for the statistics, and whether reading them directly can gain anything. To be called
+    /// before destinations are attached.
+    pub fn on_storage(&self, storage: &Storage, direct: bool) {
+        if !direct {
+            self.shared.objects.avoid_direct();
+        }
+        self.shared.with_stats(|stats| {
+            stats.storage.clone_from(&storage.name);
+            storage.notes.iter().for_each(|note| stats.note(note.clone()));
+        });
     }
 
     /// What is loaded.

@@ -93,6 +93,9 @@ pub trait Object: Send + Sync {
         true
     }
 
+    /// Tells the store that direct reads of this object would gain nothing. A hint, for objects that have such a choice.
+    fn avoid_direct(&self) {}
+
     /// Fails with `Changed` if the object is no longer the version that was opened.
     ///
     /// # Errors

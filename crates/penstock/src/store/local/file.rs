@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{Advice, AtFlags, StatxFlags, fadvise, statx};
 
@@ -28,7 +28,7 @@ pub(super) struct LocalFile {
     pub(super) cache: CachePolicy,
     probe: Probe,
     direct: OnceLock<Option<DirectFile>>,
-    /// Set when a direct read was refused although the file could be opened for it.
+    /// Set when a direct read was refused although the file could be opened for it, or is known to gain nothing.
     pub(super) direct_refused: AtomicBool,
 }
 
@@ -162,6 +162,13 @@ impl Object for LocalFile {
         let len = std::num::NonZeroU64::new(range.end.saturating_sub(range.start));
         let _ = fadvise(&self.file, range.start, len, Advice::WillNeed);
         true
+    }
+
+    fn avoid_direct(&self) {
+        // Someone who rules the page cache out means it.
+        if self.cache != CachePolicy::Bypass {
+            self.direct_refused.store(true, Ordering::Relaxed);
+        }
     }
 
     fn verify_unchanged(&self) -> Result<()> {
