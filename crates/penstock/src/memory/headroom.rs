@@ -19,7 +19,7 @@ const NO_LIMIT: u64 = 1 << 60;
 pub(super) struct Headroom {
     /// Bytes that can be had before something else has to give way.
     pub(super) bytes: u64,
-    /// Whose limit that is, for a sentence: "the machine".
+    /// Where, for a sentence: "on this machine".
     pub(super) bound: String,
     /// The share of the last ten seconds, in per cent, in which some thread waited for memory; 0 where it is not told.
     pub(super) pressure: f64,
@@ -71,9 +71,9 @@ impl Observer {
     /// What there is to spare now; `None` where the system says nothing about it.
     pub(super) fn look(&self) -> Option<Headroom> {
         let machine = number_after(&read(&self.root.join("proc/meminfo"))?, "MemAvailable:")
-            .map(|kib| (kib * 1024, "the machine".to_owned()));
+            .map(|kib| (kib * 1024, "on this machine".to_owned()));
         let groups = self.groups.iter().filter_map(|group| {
-            Some((group.spare()?, format!("the memory limit of the control group {}", group.name)))
+            Some((group.spare()?, format!("within the memory limit of the control group {}", group.name)))
         });
         let (bytes, bound) = machine.into_iter().chain(groups).min_by_key(|(bytes, _)| *bytes)?;
         Some(Headroom { bytes, bound, pressure: self.pressure() })
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn without_groups_the_machine_s_available_memory_counts() {
         let headroom = look(&[MACHINE]).unwrap();
-        assert_eq!((headroom.bytes, &*headroom.bound), (1024 * MIB, "the machine"));
+        assert_eq!((headroom.bytes, &*headroom.bound), (1024 * MIB, "on this machine"));
         assert_eq!(look(&[]), None);
     }
 

@@ -136,7 +136,7 @@ mod tests {
             Ok(()) => {}
             // What a kernel without NUMA and a container's seccomp filter say.
             Err(error) => {
-                assert!(matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)), "{error}")
+                assert!(matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)), "{error}");
             }
         }
         prefer(&region, 4321).unwrap_err();

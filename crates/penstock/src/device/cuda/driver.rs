@@ -215,11 +215,12 @@ impl Driver {
 
     /// Where the GPU is plugged in: `0000:17:00.0`.
     pub(super) fn pci_bus_id(&self, ordinal: i32) -> Result<String> {
-        let (mut device, mut id) = (0, [0u8; 32]);
+        const LEN: c_int = 32;
+        let (mut device, mut id) = (0, [0u8; LEN as usize]);
         // SAFETY: writes one int.
         self.check("finding the GPU", unsafe { (self.device_get)(&raw mut device, ordinal) })?;
         // SAFETY: writes at most as many bytes as it is told there are, a nul included; `device` was just obtained.
-        let code = unsafe { (self.device_get_pci_bus_id)(id.as_mut_ptr().cast(), id.len() as c_int, device) };
+        let code = unsafe { (self.device_get_pci_bus_id)(id.as_mut_ptr().cast(), LEN, device) };
         self.check("finding the GPU's slot", code)?;
         Ok(CStr::from_bytes_until_nul(&id).unwrap_or_default().to_string_lossy().into_owned())
     }

@@ -1,7 +1,7 @@
 //! The staging arena: slots on the way to a device, taken by readers, given back, kept for the next load.
 //!
 //! * `lease`: what one load has of an arena: its budget, the slots it can use at most, what it has to report.
-//! * `pool`: the slots themselves: which are free, when more are made, when they go.
+//! * `pool`: the slots themselves: which are free, who holds them, when they go. `growth`: when more are made.
 //! * `chunk`: a few slots that were reserved, touched and registered (pinned) in one piece.
 //! * `process`: the arenas of the process, by slot size, kind of device and memory node.
 //!
@@ -31,6 +31,7 @@
 //! use for it.
 
 mod chunk;
+mod growth;
 mod lease;
 mod pool;
 mod process;

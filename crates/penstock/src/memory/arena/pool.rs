@@ -1,9 +1,10 @@
-//! The slots of one size and kind: which are free, when more are made, when they go. See the module's essay.
+//! The slots of one size and kind: which are free, who holds them, when they go. See the module's essay.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::chunk::{Chunk, Site, SlotAddress};
+use super::growth::{Growth, LOOK_EVERY};
 use super::lease::Terms;
 use super::{ArenaUse, lock};
 use crate::error::Result;
@@ -12,52 +13,43 @@ use crate::memory::headroom::Headroom;
 
 /// Bytes of a chunk, rounded up to whole slots: registering has a price per call, and a reader waits this long.
 const CHUNK_BYTES: usize = 8 << 20;
-/// Slots that a load may have however little memory there is: one is filled while the other is copied.
-const MINIMUM: usize = 2;
-/// One part in this many of what could be spared is the arena's at most.
-const SHARE: u64 = 4;
-/// Memory is tight when threads wait for it this share of the time, in per cent.
-const TIGHT: f64 = 10.0;
-/// Bytes that are made between two looks at what there is to spare.
-const LOOK_EVERY: usize = 32 << 20;
-
 /// Looks how much memory there is to spare.
 pub(super) type Watch = Box<dyn Fn() -> Option<Headroom> + Send + Sync>;
 
 /// Staging slots of one size, shared by all loads of the process that use that size and kind of device.
 pub struct Arena {
-    slot_bytes: usize,
-    chunk_slots: usize,
-    site: Site,
-    watch: Watch,
+    pub(super) slot_bytes: usize,
+    pub(super) chunk_slots: usize,
+    pub(super) site: Site,
+    pub(super) watch: Watch,
     owner: Owner,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
     /// A slot was given back, or the making of a chunk has ended.
-    changed: Condvar,
+    pub(super) changed: Condvar,
 }
 
-struct State {
-    chunks: Vec<Chunk>,
+pub(super) struct State {
+    pub(super) chunks: Vec<Chunk>,
     /// Most recently used last: its lines are likeliest still in the processor's cache.
-    free: Vec<SlotAddress>,
+    pub(super) free: Vec<SlotAddress>,
     /// Slots that readers hold.
-    taken: usize,
+    pub(super) taken: usize,
     /// Slots whose memory exists, is being made or is being given back.
-    slots: usize,
+    pub(super) slots: usize,
     /// Of those, the ones being made; by how many readers; and how many more readers wait for one of them.
-    making: usize,
-    makers: usize,
-    claims: usize,
+    pub(super) making: usize,
+    pub(super) makers: usize,
+    pub(super) claims: usize,
     /// How often the making of a chunk has ended, well or not.
-    ended: u64,
+    pub(super) ended: u64,
     /// Loads that run, and the slots that they can use together.
-    leases: usize,
-    wanted: usize,
+    pub(super) leases: usize,
+    pub(super) wanted: usize,
     /// Slots that there is memory for, as of the last look; and what bounds them.
-    ceiling: usize,
-    bound: String,
+    pub(super) ceiling: usize,
+    pub(super) bound: String,
     /// Bytes made since the last look.
-    unlooked: usize,
+    pub(super) unlooked: usize,
 }
 
 impl Arena {
@@ -205,73 +197,6 @@ impl Arena {
         }
     }
 
-    /// How many slots may be made in one piece now.
-    fn room(&self, state: &State, terms: &Terms) -> usize {
-        let useful = terms.budget.min(state.wanted);
-        let affordable = state.ceiling.max(MINIMUM);
-        if state.slots >= affordable && affordable < useful {
-            let mib = |slots: usize| (slots * self.slot_bytes) as f64 / f64::from(1 << 20);
-            terms.cut(|| {
-                format!(
-                    "staging memory was held to {:.1} MiB of the {:.1} MiB that this load could use, because of {}",
-                    mib(state.slots),
-                    mib(useful),
-                    state.bound
-                )
-            });
-        }
-        useful.min(affordable).saturating_sub(state.slots).min(self.chunk_slots)
-    }
-
-    /// Touching and registering take milliseconds, so this is called without the lock.
-    fn grow(&self, growth: Growth<'_>, terms: &Terms) -> Result<Option<SlotAddress>> {
-        match Chunk::make(&self.site, growth.slots, self.slot_bytes, terms.refusal()) {
-            Ok(chunk) => {
-                if let Some(because) = chunk.unpinned_because() {
-                    terms.refuse(because);
-                }
-                let mut state = lock(&self.state);
-                state.free.extend(chunk.addresses());
-                state.chunks.push(chunk);
-                let first = state.free.pop();
-                state.taken += usize::from(first.is_some());
-                growth.end(&mut state);
-                Ok(first)
-            }
-            Err(error) => {
-                drop(growth);
-                let mut state = lock(&self.state);
-                if state.slots == 0 {
-                    return Err(error);
-                }
-                state.ceiling = state.slots;
-                state.bound = error.to_string();
-                Ok(None)
-            }
-        }
-    }
-
-    /// Looks how much memory there is; whether there is enough for the slots that exist and are being made.
-    fn look(&self) -> bool {
-        let headroom = (self.watch)();
-        let mut state = lock(&self.state);
-        state.unlooked = 0;
-        state.ceiling = usize::MAX;
-        if let Some(headroom) = headroom {
-            let held = ((state.slots - state.making) * self.slot_bytes) as u64;
-            let slots = share(&headroom, held) / self.slot_bytes as u64;
-            state.ceiling = usize::try_from(slots).unwrap_or(usize::MAX);
-            let mib = headroom.bytes as f64 / f64::from(1 << 20);
-            state.bound = format!("{}: {mib:.0} MiB are left", headroom.bound);
-        }
-        state.slots <= state.ceiling.max(MINIMUM)
-    }
-
-    fn is_tight(&self) -> bool {
-        let held = (lock(&self.state).slots * self.slot_bytes) as u64;
-        (self.watch)().is_some_and(|headroom| held > share(&headroom, held) || headroom.pressure >= TIGHT)
-    }
-
     /// Waits at most `timeout` for a slot to be given back. Whether one was is for [`Arena::acquire`] to say.
     pub(super) fn wait(&self, timeout: Duration) {
         let state = lock(&self.state);
@@ -312,50 +237,5 @@ impl Arena {
         drop(going);
         lock(&self.state).slots -= slots;
         bytes
-    }
-}
-
-/// The arena's share of what could be spared if it held nothing.
-fn share(headroom: &Headroom, held: u64) -> u64 {
-    headroom.bytes.saturating_add(held) / SHARE
-}
-
-/// Slots being made: counted from the decision to its end, however that comes.
-struct Growth<'a> {
-    arena: &'a Arena,
-    slots: usize,
-    ended: bool,
-}
-
-impl<'a> Growth<'a> {
-    fn begin(arena: &'a Arena, state: &mut State, slots: usize) -> Self {
-        state.slots += slots;
-        state.making += slots;
-        state.makers += 1;
-        Self { arena, slots, ended: false }
-    }
-
-    /// The slots exist.
-    fn end(mut self, state: &mut State) {
-        self.settle(state);
-    }
-
-    fn settle(&mut self, state: &mut State) {
-        self.ended = true;
-        state.making -= self.slots;
-        state.makers -= 1;
-        state.ended += 1;
-        self.arena.changed.notify_all();
-    }
-}
-
-impl Drop for Growth<'_> {
-    fn drop(&mut self) {
-        if !self.ended {
-            let arena = self.arena;
-            let mut state = lock(&arena.state);
-            state.slots -= self.slots;
-            self.settle(&mut state);
-        }
     }
 }
