@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::atomic::Ordering::SeqCst;
 
-use super::{Bench, all, in_child, pages};
+use super::{Bench, all, eventually, in_child, pages};
 use crate::error::ErrorKind;
 use crate::memory::{PAGE, Slot};
 
@@ -45,9 +45,7 @@ fn readers_that_come_together_make_no_more_chunks_than_they_need() {
     bench.pinning.shut.store(true, SeqCst);
     let held: Vec<Slot> = std::thread::scope(|scope| {
         let readers: Vec<_> = (0..16).map(|_| scope.spawn(|| load.try_acquire().unwrap().unwrap())).collect();
-        while bench.arena.growing() != (4, 12) {
-            std::thread::yield_now();
-        }
+        eventually("four make and twelve wait", || bench.arena.growing() == (4, 12));
         bench.pinning.shut.store(false, SeqCst);
         readers.into_iter().map(|reader| reader.join().unwrap()).collect()
     });
@@ -63,13 +61,9 @@ fn a_driver_that_panics_keeps_nobody_waiting() {
     bench.pinning.shut.store(true, SeqCst);
     std::thread::scope(|scope| {
         let maker = scope.spawn(|| load.try_acquire().map(drop));
-        while bench.arena.growing() != (1, 0) {
-            std::thread::yield_now();
-        }
+        eventually("one makes", || bench.arena.growing() == (1, 0));
         let waiting = scope.spawn(|| load.try_acquire().unwrap().unwrap());
-        while bench.arena.growing() != (1, 1) {
-            std::thread::yield_now();
-        }
+        eventually("another waits", || bench.arena.growing() == (1, 1));
         // Only the one that is in the driver already panics.
         bench.pinning.shut.store(false, SeqCst);
         assert!(maker.join().is_err());

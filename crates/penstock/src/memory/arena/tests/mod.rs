@@ -38,9 +38,7 @@ impl Pinning for Counting {
     }
     unsafe fn register(&self, ptr: *mut u8, _len: usize) -> Result<()> {
         self.tried.fetch_add(1, SeqCst);
-        while self.shut.load(SeqCst) {
-            std::thread::yield_now();
-        }
+        eventually("the test lets the driver go on", || !self.shut.load(SeqCst));
         assert!(!self.panic.load(SeqCst), "a driver that panics");
         if self.refuse.load(SeqCst) {
             return Err(Error::new(ErrorKind::Memory, "RLIMIT_MEMLOCK"));
@@ -100,6 +98,15 @@ impl Bench {
 /// All that the load gets.
 fn all(load: &Lease) -> Vec<Slot> {
     std::iter::from_fn(|| load.try_acquire().unwrap()).collect()
+}
+
+#[track_caller]
+fn eventually(what: &str, mut is: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is() {
+        assert!(began.elapsed() < Duration::from_secs(30), "waited in vain: {what}");
+        std::thread::yield_now();
+    }
 }
 
 /// Runs `body` in a forked child, in which nothing else runs.
