@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,24 @@ def test_nothing_but_the_arena_remains_and_it_is_reused_and_given_back(mixed) ->
     assert penstock._native.staging_usage()[0] >= staging[0] > 0
     assert penstock.release_staging() > 0
     assert penstock._native.staging_usage() == (0, 0, 0)
+    assert_bits(ckpt.load(device="cuda"), tensors)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_does_not_touch_its_parent_s_staging_memory(mixed) -> None:
+    path, tensors = mixed
+    ckpt = penstock.open(path)
+    ckpt.load(device="cuda")
+    stream = ckpt.stream(device="cuda")
+    first = dict([next(stream)])
+    before = penstock._native.staging_usage()
+    child = os.fork()
+    if child == 0:
+        clean = penstock._native.staging_usage() == (0, 0, 0) and penstock.release_staging() == 0
+        os._exit(0 if clean else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert penstock._native.staging_usage()[0] >= before[0] > 0
+    assert_bits(first | dict(stream), tensors)
     assert_bits(ckpt.load(device="cuda"), tensors)
 
 

@@ -9,13 +9,13 @@ use super::queue::Kind;
 use super::shared::{Shared, Take};
 use crate::device::{CopyStream, Device, Mark, Piece};
 use crate::error::{Error, Result};
-use crate::memory::{Arena, Region, Slot};
+use crate::memory::{Lease, Region, Slot};
 use crate::plan::Block;
 use crate::stats::LoadStats;
 use crate::store::{Lane, Object};
 
 /// Slots of one reader in flight: one being filled while others are on their way.
-const DEPTH: usize = 4;
+pub(super) const DEPTH: usize = 4;
 /// How often a reader that waits for a slot looks whether the load was cancelled.
 const SLOT_WAIT: Duration = Duration::from_millis(20);
 
@@ -115,7 +115,7 @@ pub(super) struct DeviceReader {
     in_flight: VecDeque<InFlight>,
     spare: Vec<Slot>,
     device: Arc<dyn Device>,
-    arena: Arc<Arena>,
+    staging: Arc<Lease>,
     /// The last of the consumer's fences that the stream waits for.
     fence: u64,
     pieces: Vec<Piece>,
@@ -123,13 +123,13 @@ pub(super) struct DeviceReader {
 }
 
 impl DeviceReader {
-    pub(super) fn new(device: Arc<dyn Device>, arena: Arc<Arena>) -> Self {
+    pub(super) fn new(device: Arc<dyn Device>, staging: Arc<Lease>) -> Self {
         Self {
             stream: None,
             in_flight: VecDeque::new(),
             spare: Vec::new(),
             device,
-            arena,
+            staging,
             fence: 0,
             pieces: Vec::new(),
             account: Account::default(),
@@ -214,7 +214,7 @@ impl DeviceReader {
                 return Ok(Some(slot));
             }
             if self.in_flight.len() < DEPTH
-                && let Some(slot) = self.arena.try_acquire()?
+                && let Some(slot) = self.staging.try_acquire()?
             {
                 return Ok(Some(slot));
             }
@@ -222,7 +222,7 @@ impl DeviceReader {
                 if shared.is_cancelled() {
                     return Ok(None);
                 }
-                self.arena.wait(SLOT_WAIT);
+                self.staging.wait(SLOT_WAIT);
             } else {
                 self.wait_first(shared)?;
             }

@@ -1,19 +1,23 @@
 //! One load, from the first destination attached to the last tensor taken.
+//!
+//! A child after `fork` has a copy of the session but none of its threads. Its copy can be dropped and refuses to be
+//! used; it must not wait for those threads, nor for a lock that one of them held.
 
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, never, unbounded};
 
 use super::landing::host_tensor;
-use super::reader::{DeviceReader, HostReader};
+use super::reader::{DEPTH, DeviceReader, HostReader};
 use super::shared::{Message, Shared};
 use crate::checkpoint::Checkpoint;
 use crate::device::{Device, Fence};
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::{Arena, HostSlab, HostTensor};
+use crate::memory::{HostSlab, HostTensor, Lease, Owner};
 use crate::plan::{Layout, Plan};
 use crate::stats::LoadStats;
 use crate::store::SLOT_SLACK;
@@ -48,6 +52,7 @@ pub enum Next {
 /// One load. Dropping it cancels what is left of it; after that, no thread, file or slot of it remains.
 pub struct Session {
     shared: Arc<Shared>,
+    owner: Owner,
     readers: Vec<JoinHandle<()>>,
     /// Reads in the caller's own thread, where a load is too small for threads to pay.
     inline: Option<HostReader>,
@@ -89,6 +94,7 @@ impl Session {
         let shared = Arc::new(Shared::new(checkpoint, plan, slab.is_some(), readers, messages));
         let mut session = Self {
             shared,
+            owner: Owner::current(),
             readers: Vec::new(),
             inline: None,
             landed,
@@ -120,21 +126,20 @@ impl Session {
         staging: usize,
     ) -> Result<()> {
         let slot_bytes = usize::try_from(self.shared.plan.block_bytes()).unwrap_or(usize::MAX) + SLOT_SLACK;
-        let arena = Arena::shared(slot_bytes, staging, Some(device.pinning()));
         // A failing device fails here, not in a thread.
         drop(device.stream()?);
+        let slots = (readers * DEPTH).min(self.shared.plan.blocks().len());
+        let lease = Arc::new(Lease::begin(slot_bytes, staging, slots, device.pinning()));
         self.device = Some(Arc::clone(device));
         self.start_readers(readers, || {
-            let (device, arena) = (Arc::clone(device), Arc::clone(&arena));
+            let (device, lease) = (Arc::clone(device), Arc::clone(&lease));
             move |shared: &Shared| {
-                let done = DeviceReader::new(device, Arc::clone(&arena)).run(shared);
-                let usage = arena.usage();
+                let done = DeviceReader::new(device, Arc::clone(&lease)).run(shared);
+                let usage = lease.usage();
                 shared.with_stats(|stats| {
                     stats.staging_bytes = stats.staging_bytes.max(usage.bytes as u64);
                     stats.pinned = usage.unpinned_because.is_none();
-                    if let Some(because) = usage.unpinned_because {
-                        stats.note(format!("staging memory is not pinned: {because}"));
-                    }
+                    lease.notes().into_iter().for_each(|note| stats.note(note));
                 });
                 done
             }
@@ -207,6 +212,7 @@ impl Session {
     /// `Device` where the driver refuses.
     #[allow(unsafe_code)]
     pub unsafe fn attach(&mut self, addresses: &[u64], consumer_stream: u64) -> Result<()> {
+        self.check_owner()?;
         if self.slab.is_some() {
             return Err(Error::new(ErrorKind::Destination, "this load brings its own memory"));
         }
@@ -231,6 +237,7 @@ impl Session {
     }
 
     fn attach_all(&mut self, addresses: &[u64], fence: Option<Arc<dyn Fence>>) -> Result<()> {
+        self.check_owner()?;
         let end = self.attached + addresses.len();
         if end > self.given.len() {
             return Err(Error::new(
@@ -251,6 +258,7 @@ impl Session {
     /// # Errors
     /// The first failure of the load; after it, the session only ends.
     pub fn next(&mut self, timeout: Duration) -> Result<Next> {
+        self.check_owner()?;
         let failure = self.shared.failure();
         if let Some(error) = failure {
             self.stop_failed();
@@ -301,6 +309,7 @@ impl Session {
     /// # Errors
     /// `Changed` where an object was written to or replaced during the load: its tensors may be a mixture.
     pub fn finish(&mut self) -> Result<LoadStats> {
+        self.check_owner()?;
         self.stop_reading();
         let unchanged = self.shared.objects.verify_unchanged();
         self.stop();
@@ -335,7 +344,23 @@ impl Session {
         self.close_objects();
     }
 
+    /// # Errors
+    /// `Cancelled` in a child of the process that began the load.
+    fn check_owner(&self) -> Result<()> {
+        if self.owner.is_current() {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Cancelled, "the load belongs to the process that this one was forked from")
+            .remedy("Begin a load of its own in the child"))
+    }
+
     fn stop_reading(&mut self) {
+        if !self.owner.is_current() {
+            // Neither joined nor let go: to the child's C library these threads do not exist.
+            let _ = ManuallyDrop::new(std::mem::take(&mut self.readers));
+            let _ = ManuallyDrop::new(std::mem::replace(&mut self.landed, never()));
+            return;
+        }
         self.shared.cancel();
         for reader in self.readers.drain(..) {
             // A reader's panic was already turned into the load's failure.

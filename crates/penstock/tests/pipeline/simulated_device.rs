@@ -65,6 +65,7 @@ pub struct SimulatedPinning {
     family: &'static str,
     pub made: AtomicUsize,
     pub registered: Mutex<HashSet<usize>>,
+    pub unregistered: AtomicUsize,
     pub refuse: AtomicBool,
 }
 
@@ -77,6 +78,7 @@ impl SimulatedDevice {
             family,
             made: AtomicUsize::new(0),
             registered: Mutex::default(),
+            unregistered: AtomicUsize::new(0),
             refuse: AtomicBool::new(false),
         };
         let account = Account::default();
@@ -141,6 +143,7 @@ impl Pinning for SimulatedPinning {
     }
 
     unsafe fn unregister(&self, ptr: *mut u8) {
+        self.unregistered.fetch_add(1, SeqCst);
         assert!(self.registered.lock().unwrap().remove(&(ptr as usize)), "unregistered but not registered");
     }
 }
