@@ -108,7 +108,7 @@ impl Session {
         };
         match target {
             Target::Device { device, staging_bytes } => {
-                session.start_device_readers(readers.most(), &device, staging_bytes)?;
+                session.start_device_readers(readers, &device, staging_bytes)?;
             }
             _ if session.shared.plan.blocks().len() <= 1 => session.inline = Some(HostReader::default()),
             _ => {
@@ -121,17 +121,17 @@ impl Session {
 
     fn start_device_readers(
         &mut self,
-        readers: usize,
+        readers: Readers,
         device: &Arc<dyn Device>,
         staging: usize,
     ) -> Result<()> {
         let slot_bytes = usize::try_from(self.shared.plan.block_bytes()).unwrap_or(usize::MAX) + SLOT_SLACK;
         // A failing device fails here, not in a thread.
         drop(device.stream()?);
-        let slots = (readers * DEPTH).min(self.shared.plan.blocks().len());
+        let slots = readers.slots(DEPTH).min(self.shared.plan.blocks().len());
         let lease = Arc::new(Lease::begin(slot_bytes, staging, slots, device.pinning()));
         self.device = Some(Arc::clone(device));
-        self.start_readers(readers, || {
+        self.start_readers(readers.most(), || {
             let (device, lease) = (Arc::clone(device), Arc::clone(&lease));
             move |shared: &Shared| {
                 let done = DeviceReader::new(device, Arc::clone(&lease)).run(shared);

@@ -29,6 +29,12 @@ impl Readers {
         self.threads.min(self.copies + self.fetches.most)
     }
 
+    /// The staging slots they need: one that copies from the cache fills `depth` before the first is free again, one that
+    /// waits for storage is slower than the copy of the slot before.
+    pub fn slots(&self, depth: usize) -> usize {
+        self.threads.min(self.copies) * depth + self.fetches.most * 2
+    }
+
     /// These, but at most `most`: a small load has work for no more.
     #[must_use]
     pub fn at_most(self, most: usize) -> Self {

@@ -26,9 +26,10 @@ fn releasing_gives_the_memory_back_to_the_system() {
         let before = pages(1) * PAGE as u64;
         drop(all(&bench.load(16, 16)));
         let full = pages(1) * PAGE as u64;
-        assert!(full >= before + (32 << 20), "slots are touched before they are handed out");
+        // The kernel counts resident pages for each processor and sums them up now and then: give or take a mebibyte.
+        assert!(full >= before + (31 << 20), "slots are touched before they are handed out");
         assert_eq!(bench.release(), 32 << 20);
-        assert!(pages(1) * PAGE as u64 <= full - (32 << 20));
+        assert!(pages(1) * PAGE as u64 <= full - (31 << 20));
     });
 }
 
