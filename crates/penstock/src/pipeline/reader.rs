@@ -14,8 +14,9 @@ use crate::plan::Block;
 use crate::stats::LoadStats;
 use crate::store::{Lane, Object};
 
-/// Slots of one reader in flight: one being filled while others are on their way.
-pub(super) const DEPTH: usize = 4;
+/// Slots of one reader: one is being filled while the other is on its way. More of them, or larger ones, would be out of
+/// the processor's cache by the time the device reads them.
+pub(super) const DEPTH: usize = 2;
 /// How often a reader that waits for a slot looks whether the load was cancelled.
 const SLOT_WAIT: Duration = Duration::from_millis(20);
 

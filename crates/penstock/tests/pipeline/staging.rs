@@ -77,7 +77,7 @@ fn a_load_makes_no_more_than_its_readers_and_its_blocks_can_use() {
     let _alone = alone();
     let model = Model::new();
     let plan = model.plan(16 * KIB);
-    for (readers, at_most) in [(2, 8), (5, 20), (256, plan.blocks().len())] {
+    for (readers, at_most) in [(2, 4), (5, 10), (256, plan.blocks().len())] {
         Arena::release_all();
         let device = SimulatedDevice::new();
         device.account.delay_us.store(500, SeqCst);
