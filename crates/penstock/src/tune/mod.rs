@@ -45,12 +45,13 @@ impl Settings {
         // order is far slower than that, and looks ahead by requests of its own size.
         let device_block = if to_device && !found.sequential { 8 << 20 } else { 0 };
         let block_bytes = found.block_bytes.max(device_block);
-        // Copying is work for a core. Eight keep PCIe 5 busy where memory is fast, ten where it is slower; twelve are no
-        // better.
-        let copies = cores.clamp(2, 10);
         Self {
             readers: config.readers.map_or(
-                Readers { copies, fetches: found.fetches, threads: copies + found.fetches.most },
+                Readers {
+                    copies: found.copies,
+                    fetches: found.fetches,
+                    threads: found.copies + found.fetches.most,
+                },
                 Readers::fixed,
             ),
             block_bytes: config.block_bytes.unwrap_or(block_bytes).next_multiple_of(4096),

@@ -13,7 +13,9 @@ const MOST: usize = 64;
 /// What a load begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Profile {
-    /// Readers that wait for it at once; copying what is cached is not its business.
+    /// Readers that copy from the page cache at once.
+    pub copies: usize,
+    /// Readers that wait for the storage at once.
     pub fetches: Bounds,
     /// Bytes of a block, which is also one request to the storage: a power of two, 2 to 8 MiB.
     pub block_bytes: u64,
@@ -47,6 +49,8 @@ impl Profile {
 
     fn alone(storage: &Storage, cores: usize) -> Self {
         let solid = Self {
+            // Copying is work for a core, and a dozen keep PCIe 5 busy on any machine met so far.
+            copies: cores.clamp(2, 12),
             fetches: disk(1, None),
             block_bytes: BLOCK,
             bridge_bytes: BRIDGE,
@@ -57,7 +61,9 @@ impl Profile {
         match storage.kind {
             // What is not in memory after all is in swap.
             Kind::Memory => {
-                Self { fetches: bounds(cores.clamp(2, 8), 1, cores.clamp(2, 16)), direct: false, ..solid }
+                // Files in tmpfs lie in small pages, which take longer to copy.
+                let copies = cores.clamp(2, 16);
+                Self { copies, fetches: bounds(cores.clamp(2, 8), 1, copies), direct: false, ..solid }
             }
             Kind::Disk => match &storage.disk {
                 None => solid,
