@@ -34,6 +34,16 @@ def test_every_dtype_reaches_the_gpu_bit_for_bit(tmp_path: Path, dtype: str) -> 
         assert_bits(loaded, tensors)
 
 
+@pytest.mark.parametrize("elements", [1, 100, 8192])
+def test_a_block_of_thousands_of_tensors_reaches_each_of_them(tmp_path: Path, elements: int) -> None:
+    tensors = {
+        f"t{index}": Raw("BF16", (elements,), raw_bytes("BF16", (elements,), index))
+        for index in range(20_000 if elements < 8192 else 2_000)
+    }
+    path = write_raw(tmp_path / "many.safetensors", tensors)
+    assert_bits(penstock.open(path).load(device="cuda"), tensors)
+
+
 @pytest.mark.parametrize("cache", ["auto", "use", "bypass"])
 @pytest.mark.parametrize("state", ["cold", "warm"])
 def test_the_state_of_the_cache_makes_no_difference(mixed, cache: str, state: str) -> None:

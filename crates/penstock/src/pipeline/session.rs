@@ -23,6 +23,9 @@ use crate::stats::LoadStats;
 use crate::store::SLOT_SLACK;
 use crate::tune::{Readers, Storage};
 
+/// What a reader's stack may grow to. Drivers are written for the 8 MiB that C's threads have.
+const STACK_BYTES: usize = 8 << 20;
+
 /// Where a load's tensors go.
 pub enum Target {
     /// Fresh host memory, one slab for the whole load, from which [`Session::take_host`] hands out each tensor.
@@ -153,7 +156,8 @@ impl Session {
         for index in 0..count {
             let shared = Arc::clone(&self.shared);
             let run = reader();
-            let thread = std::thread::Builder::new().name(format!("penstock-{index}")).spawn(move || {
+            let thread = std::thread::Builder::new().name(format!("penstock-{index}"));
+            let thread = thread.stack_size(STACK_BYTES).spawn(move || {
                 // A panic is a bug, but it must not leave the consumer waiting for ever.
                 let done = catch_unwind(AssertUnwindSafe(|| run(&shared))).unwrap_or_else(|_| {
                     Err(Error::new(ErrorKind::Storage, "a reader panicked; this is a bug of Penstock"))
