@@ -64,7 +64,7 @@ fn read_unnamed(object: &dyn Object, lane: &mut Lane) -> Result<Header> {
     let end = to_usize(json_range(&buffer, bytes)?.end)?;
     let held = buffer.len();
     if end > held {
-        buffer.resize(end, 0);
+        lengthen(&mut buffer, end)?;
         object.read_into(held as u64, Window::from_slice(&mut buffer[held..]), lane)?;
     }
     parse_object_prefix(&buffer, bytes)
@@ -147,6 +147,17 @@ fn beyond_the_end(length: u64, object_bytes: u64) -> Error {
     Error::new(ErrorKind::Format, cause)
         .range(0..object_bytes)
         .remedy("Download it again, and check the free disk space")
+}
+
+/// Makes `buffer` `len` zeros long at least, or fails where the memory cannot be had: a file says how much it takes.
+pub(super) fn lengthen(buffer: &mut Vec<u8>, len: usize) -> Result<()> {
+    let more = len.saturating_sub(buffer.len());
+    buffer.try_reserve_exact(more).map_err(|error| {
+        Error::new(ErrorKind::Memory, format!("{len} bytes for reading a header or an index: {error}"))
+            .remedy("Check the memory limit of the process (ulimit -v, cgroup)")
+    })?;
+    buffer.resize(buffer.len() + more, 0);
+    Ok(())
 }
 
 fn to_usize(bytes: u64) -> Result<usize> {
