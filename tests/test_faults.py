@@ -300,8 +300,8 @@ def test_without_threads_headers_are_read_one_after_the_other(tmp_path: Path, sh
 
 @pytest.mark.parametrize("how", ["load", "stream", "into"])
 def test_ctrl_c_during_a_read_that_hangs_is_raised_when_the_read_returns(model: Model, shim: Path, how: str) -> None:
-    """A thread that waits in the kernel cannot be stopped, and writes to its destination when it goes on. So the end of a
-    load waits for it, however long that is; other threads of the program run meanwhile.
+    """A thread that waits in the kernel cannot be stopped, and writes to its destination when it goes on. So the end
+    of a load waits for it, however long that is; other threads of the program run meanwhile.
     """
     faults = {"hang": 2000, "at": model.byte_of(10)}
     answer = run(model, shim=shim, faults=faults, how=how, interrupt_after=0.3, cache="use")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import itertools
 import json
 import os
 import resource
@@ -39,7 +40,7 @@ def load(ckpt: penstock.Checkpoint, how: str) -> dict[str, Any]:
     if how == "prefault":
         return ckpt.load(framework="np", mmap=True, prefault=True)
     if how == "open":
-        return {name: info for name, info in penstock.open([path for path, _ in ckpt.objects]).items()}
+        return dict(penstock.open([path for path, _ in ckpt.objects]))
     return ckpt.load(framework="np")
 
 
@@ -109,7 +110,7 @@ def main() -> None:
     answer["error"] = error
     answer["seconds"] = time.perf_counter() - began
     ended.set()
-    answer["longest_pause"] = max((b - a for a, b in zip(ticks, ticks[1:], strict=False)), default=0.0)
+    answer["longest_pause"] = max((b - a for a, b in itertools.pairwise(ticks)), default=0.0)
     answer["stats"] = None if error or ckpt.stats is None else ckpt.stats.as_dict()
     if request["how"] == "open":
         answer["names"] = sorted(loaded)
@@ -121,7 +122,7 @@ def main() -> None:
     gc.collect()
     answer["remains"] = [list(before), list(Remains.now())]
     answer["again"] = digests(load(ckpt, "load"))
-    print(json.dumps(answer))
+    sys.stdout.write(json.dumps(answer))
 
 
 CACHE: Any = None

@@ -63,7 +63,7 @@ fn a_daemon_that_cannot_read_a_place_fails_the_load_of_the_tensor_there_and_no_o
 #[test]
 fn views_of_a_file_that_cannot_be_read_are_an_error_when_prefaulted_and_no_signal() {
     let (file, bad) = a_file();
-    let Some(fuse) = or_skip("failing fuse", RecordingFuse::mount(FILE, file.clone(), &[])) else { return };
+    let Some(fuse) = or_skip("failing fuse", RecordingFuse::mount(FILE, file, &[])) else { return };
     let checkpoint = open(&fuse.file(FILE));
     fuse.fail_at(Some(bad));
     let error = prefault(&checkpoint).unwrap_err();
