@@ -139,6 +139,25 @@ def test_an_exception_of_the_progress_function_leaves_nothing(large, nothing_rem
     gc.collect()
 
 
+def test_memory_of_a_failed_load_is_back_when_its_exception_is_caught(large) -> None:
+    path, _ = large
+
+    def fail_at_the_end(done: int, total: int) -> None:
+        if done == total:
+            raise ZeroDivisionError
+
+    ckpt = penstock.open(path)
+    with pytest.raises(ZeroDivisionError):
+        ckpt.load(progress=fail_at_the_end)  # what the first load of a process brings with it
+    before = resident()
+    try:
+        ckpt.load(progress=fail_at_the_end)
+    except ZeroDivisionError:
+        assert resident() - before < 16 << 20
+    else:
+        pytest.fail("the load went well")
+
+
 @pytest.mark.parametrize("consumer", ["load", "slow stream"])
 def test_ctrl_c_ends_a_load_within_200_ms_and_leaves_nothing(large, consumer: str) -> None:
     path, _ = large

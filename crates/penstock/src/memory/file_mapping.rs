@@ -89,7 +89,8 @@ impl FileMapping {
     /// SIGBUS. Returns `false` where this kernel (before 5.14) cannot.
     ///
     /// # Errors
-    /// `Storage` where the file cannot be read, `Changed` where it has become shorter than the mapping.
+    /// `Storage` where a page cannot be read, or lies beyond the end of a file that has become shorter than the mapping:
+    /// the kernel does not tell the two apart.
     pub fn populate(&self, start: usize, len: usize) -> Result<bool> {
         let first = start / PAGE * PAGE;
         let end = start.saturating_add(len).min(self.len);
@@ -101,15 +102,11 @@ impl FileMapping {
         {
             Ok(()) => Ok(true),
             Err(rustix::io::Errno::INVAL) => Ok(false),
-            Err(rustix::io::Errno::FAULT) => Err(Error::new(
-                ErrorKind::Changed,
-                "the file became shorter, or a page of it could not be read, while it was being mapped",
-            )
-            .range(first as u64..end as u64)
-            .remedy("Wait until whatever writes the file is done, then load again")),
-            Err(errno) => {
-                Err(Error::from_io("populating a mapping", &errno.into()).range(first as u64..end as u64))
+            Err(rustix::io::Errno::FAULT) => {
+                Err(Error::new(ErrorKind::Storage, "reading a page of the mapped file failed")
+                    .remedy("The storage failed: check the mount, the disk and the kernel log (dmesg)"))
             }
+            Err(errno) => Err(Error::from_io("populating a mapping", &errno.into())),
         }
     }
 }

@@ -46,6 +46,15 @@ impl Objects {
             .try_for_each(|object| object.verify_unchanged())
     }
 
+    /// What reading them came upon; several objects may have the same to say.
+    pub(super) fn remarks(&self) -> Vec<String> {
+        self.open
+            .iter()
+            .filter_map(|open| open.get()?.as_ref().ok())
+            .flat_map(|object| object.remarks())
+            .collect()
+    }
+
     /// Closes all of them.
     pub(super) fn close(&mut self) {
         self.open.iter_mut().for_each(|open| drop(open.take()));

@@ -169,7 +169,15 @@ impl Session {
             match thread {
                 Ok(thread) => self.readers.push(thread),
                 // Fewer readers than wished for are a slower load, not a failed one.
-                Err(_) if !self.readers.is_empty() => break,
+                Err(error) if !self.readers.is_empty() => {
+                    let note = format!(
+                        "{} of {count} reader threads could be started: {error}; raise the limit of processes (ulimit \
+                         -u, cgroup pids.max)",
+                        self.readers.len()
+                    );
+                    self.shared.with_stats(|stats| stats.note(note));
+                    break;
+                }
                 Err(error) => {
                     return Err(Error::new(
                         ErrorKind::Memory,
@@ -316,6 +324,8 @@ impl Session {
         self.check_owner()?;
         self.stop_reading();
         let unchanged = self.shared.objects.verify_unchanged();
+        let remarks = self.shared.objects.remarks();
+        self.shared.with_stats(|stats| remarks.into_iter().for_each(|remark| stats.note(remark)));
         self.stop();
         unchanged.map(|()| self.stats())
     }

@@ -96,6 +96,11 @@ pub trait Object: Send + Sync {
     /// Tells the store that direct reads of this object would gain nothing. A hint, for objects that have such a choice.
     fn avoid_direct(&self) {}
 
+    /// What reading came upon that the load's owner may want to know: a faster way that was refused.
+    fn remarks(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Fails with `Changed` if the object is no longer the version that was opened.
     ///
     /// # Errors

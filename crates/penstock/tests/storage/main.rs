@@ -4,6 +4,7 @@
 //! the right to mount, tests are skipped and say so.
 #![allow(unsafe_code, unreachable_pub, clippy::unwrap_used, clippy::panic)]
 
+mod failing;
 mod mounted;
 mod recording_fuse;
 
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 use fuser::MountOption;
 use mounted::{Mounted, or_skip, run, text};
+use penstock::Error;
 use penstock::checkpoint::Checkpoint;
 use penstock::config::Config;
 use penstock::pipeline::{Next, Session, Target};
@@ -45,23 +47,21 @@ fn file_of(sizes: &[usize]) -> Vec<u8> {
 
 /// Loads all of the checkpoint at `path` as the storage wants it, and checks every byte against `file`.
 fn load(path: &Path, file: &[u8]) -> LoadStats {
+    try_load(&open(path), file).unwrap()
+}
+
+fn open(path: &Path) -> Arc<Checkpoint> {
     let store = Arc::new(LocalStore::default());
-    let checkpoint = Arc::new(Checkpoint::open(store, &[text(path).to_owned()]).unwrap());
-    let storage = Survey::default().heaviest([(text(path), checkpoint.bytes())]);
-    let settings = Settings::choose(&Config::default(), &storage, false);
-    let wanted = checkpoint.tensors().iter().map(|tensor| (tensor, Selection::all(tensor))).collect();
-    let plan = Arc::new(Plan::new(wanted, settings.block_bytes, settings.bridge_bytes));
-    // As the tuner begins; what it tries afterwards is its own affair.
-    let readers = Readers::fixed(settings.readers.fetches.start);
-    let mut session =
-        Session::start(Arc::clone(&checkpoint), Arc::clone(&plan), Target::Slab, readers).unwrap();
-    session.on_storage(&storage, settings.direct);
-    session.attach_slab(plan.tensors().len()).unwrap();
+    Arc::new(Checkpoint::open(store, &[text(path).to_owned()]).unwrap())
+}
+
+fn try_load(checkpoint: &Arc<Checkpoint>, file: &[u8]) -> Result<LoadStats, Error> {
+    let (mut session, plan) = begin(checkpoint);
     loop {
-        match session.next(Duration::from_secs(30)).unwrap() {
+        match session.next(Duration::from_secs(30))? {
             Next::Landed(tensor) => {
                 let name = &plan.tensors()[tensor as usize].name;
-                let range = checkpoint.require(name).unwrap().range.clone();
+                let range = checkpoint.require(name)?.range.clone();
                 let (start, end) =
                     (usize::try_from(range.start).unwrap(), usize::try_from(range.end).unwrap());
                 let mut memory = session.take_host(tensor).unwrap();
@@ -71,9 +71,25 @@ fn load(path: &Path, file: &[u8]) -> LoadStats {
                 assert!(same, "{name}");
             }
             Next::Waiting => panic!("nothing landed in 30 s"),
-            Next::Done => return session.finish().unwrap(),
+            Next::Done => return session.finish(),
         }
     }
+}
+
+/// A load of all tensors, begun.
+fn begin(checkpoint: &Arc<Checkpoint>) -> (Session, Arc<Plan>) {
+    let path = checkpoint.objects()[0].location.as_str();
+    let storage = Survey::default().heaviest([(path, checkpoint.bytes())]);
+    let settings = Settings::choose(&Config::default(), &storage, false);
+    let wanted = checkpoint.tensors().iter().map(|tensor| (tensor, Selection::all(tensor))).collect();
+    let plan = Arc::new(Plan::new(wanted, settings.block_bytes, settings.bridge_bytes));
+    // As the tuner begins; what it tries afterwards is its own affair.
+    let readers = Readers::fixed(settings.readers.fetches.start);
+    let mut session =
+        Session::start(Arc::clone(checkpoint), Arc::clone(&plan), Target::Slab, readers).unwrap();
+    session.on_storage(&storage, settings.direct);
+    session.attach_slab(plan.tensors().len()).unwrap();
+    (session, plan)
 }
 
 /// Writes a checkpoint to the folder and loads it.

@@ -47,6 +47,11 @@ impl Mounted {
     pub fn path(&self) -> &Path {
         &self.point
     }
+
+    /// The image that is mounted.
+    pub fn image_file(&self) -> PathBuf {
+        self.point.with_file_name("image")
+    }
 }
 
 impl Drop for Mounted {

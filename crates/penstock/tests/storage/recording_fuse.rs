@@ -1,8 +1,9 @@
-//! A FUSE file system with one file, which remembers how it was read.
+//! A FUSE file system with one file, which remembers how it was read, and fails, hangs or vanishes when told to.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
 use fuser::{
@@ -10,7 +11,7 @@ use fuser::{
     LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, Request,
 };
 
-use crate::mounted::Mounted;
+use crate::mounted::{Mounted, run, text};
 
 /// A request that reached the daemon.
 #[derive(Debug, Clone, Copy)]
@@ -20,9 +21,20 @@ pub struct Read {
     pub direct: bool,
 }
 
+/// What the file system does, shared with its daemon.
+#[derive(Default)]
+struct Control {
+    reads: Mutex<Vec<Read>>,
+    /// The byte, counted from 1, that cannot be read; 0 where all can.
+    bad: AtomicU64,
+    /// Whether reads of the file's contents wait.
+    hangs: Mutex<bool>,
+    goes_on: Condvar,
+}
+
 /// The mounted file system; unmounted when it is dropped.
 pub struct RecordingFuse {
-    reads: Arc<Mutex<Vec<Read>>>,
+    control: Arc<Control>,
     // In the order in which they go: the mount, its daemon, the directory.
     mounted: Mounted,
     _daemon: BackgroundSession,
@@ -33,13 +45,13 @@ impl RecordingFuse {
     /// Mounts a file `name` that holds `bytes`, with these kernel options besides.
     pub fn mount(name: &str, bytes: Vec<u8>, options: &[MountOption]) -> Result<Self, String> {
         let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
-        let reads = Arc::new(Mutex::new(Vec::new()));
-        let files = OneFile { name: name.to_owned(), bytes, reads: Arc::clone(&reads) };
+        let control = Arc::new(Control::default());
+        let files = OneFile { name: name.to_owned(), bytes, control: Arc::clone(&control) };
         let mut config = Config::default();
         config.mount_options.push(MountOption::RO);
         config.mount_options.extend_from_slice(options);
         let daemon = fuser::spawn_mount(files, folder.path(), &config).map_err(|error| error.to_string())?;
-        Ok(Self { reads, mounted: Mounted::over(folder.path()), _daemon: daemon, _folder: folder })
+        Ok(Self { control, mounted: Mounted::over(folder.path()), _daemon: daemon, _folder: folder })
     }
 
     pub fn path(&self) -> &Path {
@@ -52,14 +64,31 @@ impl RecordingFuse {
 
     /// The requests for the file's contents so far, in the order they came in.
     pub fn reads(&self) -> Vec<Read> {
-        self.reads.lock().unwrap().clone()
+        self.control.reads.lock().unwrap().clone()
+    }
+
+    /// From now on, reads that would give this byte fail with `EIO`; `None`: all is well again.
+    pub fn fail_at(&self, byte: Option<u64>) {
+        self.control.bad.store(byte.map_or(0, |byte| byte + 1), SeqCst);
+    }
+
+    /// Whether reads wait from now on. Those that wait go on when they no longer shall.
+    pub fn hang(&self, hangs: bool) {
+        *self.control.hangs.lock().unwrap() = hangs;
+        self.control.goes_on.notify_all();
+    }
+
+    /// Cuts the file system off from its daemon, as when that is killed: every call fails from now on.
+    pub fn vanish(&self) {
+        // It aborts the connection; then it may find the mount busy.
+        let _ = run("umount", &["-f", text(self.path())]);
     }
 }
 
 struct OneFile {
     name: String,
     bytes: Vec<u8>,
-    reads: Arc<Mutex<Vec<Read>>>,
+    control: Arc<Control>,
 }
 
 const TTL: Duration = Duration::from_secs(60);
@@ -114,7 +143,13 @@ impl Filesystem for OneFile {
         reply: ReplyData,
     ) {
         let direct = flags.0 & libc::O_DIRECT != 0;
-        self.reads.lock().unwrap().push(Read { offset, bytes: size.into(), direct });
+        self.control.reads.lock().unwrap().push(Read { offset, bytes: size.into(), direct });
+        let hangs = self.control.hangs.lock().unwrap();
+        drop(self.control.goes_on.wait_while(hangs, |hangs| *hangs).unwrap());
+        let bad = self.control.bad.load(SeqCst);
+        if (offset + 1..=offset + u64::from(size)).contains(&bad) {
+            return reply.error(Errno::EIO);
+        }
         let start = usize::try_from(offset).unwrap().min(self.bytes.len());
         let end = (start + size as usize).min(self.bytes.len());
         reply.data(&self.bytes[start..end]);

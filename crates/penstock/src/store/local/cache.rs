@@ -9,7 +9,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use crate::memory::{FileMapping, PAGE};
 
@@ -59,7 +59,8 @@ struct Cachestat {
 /// The same number on every architecture.
 const SYS_CACHESTAT: libc::c_long = 451;
 
-static MISSING: AtomicBool = AtomicBool::new(false);
+/// The error number with which the kernel, or a filter before it, refused to say anything of any file; else 0.
+static REFUSED: AtomicI32 = AtomicI32::new(0);
 
 /// How to learn what of one file is cached.
 #[derive(Debug)]
@@ -82,6 +83,17 @@ impl Probe {
             Ok(0x794c_7630) => Self::Mincore(OnceLock::new()),
             _ => Self::Cachestat,
         }
+    }
+
+    /// Why nothing could be learnt of any file, in a sentence for the load's owner.
+    pub(super) fn unanswered(&self) -> Option<String> {
+        let number = REFUSED.load(Ordering::Relaxed);
+        (matches!(self, Self::Cachestat) && number != 0).then(|| {
+            let error = std::io::Error::from_raw_os_error(number);
+            format!(
+                "read through the page cache, as the kernel does not say what is in it (cachestat, Linux 6.5: {error})"
+            )
+        })
     }
 
     /// What is known of `range` of `file`, which is `bytes` long.
@@ -117,7 +129,7 @@ impl Residency {
 }
 
 fn cachestat(fd: BorrowedFd<'_>, range: &Range<u64>) -> Residency {
-    if MISSING.load(Ordering::Relaxed) {
+    if REFUSED.load(Ordering::Relaxed) != 0 {
         return Residency::Unknown;
     }
     let asked = CachestatRange { off: range.start, len: range.end - range.start };
@@ -128,8 +140,9 @@ fn cachestat(fd: BorrowedFd<'_>, range: &Range<u64>) -> Residency {
     };
     if rc != 0 {
         // EOPNOTSUPP speaks of this file (hugetlbfs), everything else of the kernel.
-        if std::io::Error::last_os_error().raw_os_error() != Some(libc::EOPNOTSUPP) {
-            MISSING.store(true, Ordering::Relaxed);
+        match std::io::Error::last_os_error().raw_os_error() {
+            None | Some(libc::EOPNOTSUPP) => {}
+            Some(number) => REFUSED.store(number, Ordering::Relaxed),
         }
         return Residency::Unknown;
     }

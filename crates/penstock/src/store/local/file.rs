@@ -13,6 +13,7 @@ use rustix::fs::{Advice, AtFlags, StatxFlags, fadvise, statx};
 
 use super::CachePolicy;
 use super::cache::{Probe, Residency};
+use super::failure::failed;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileMapping, PAGE, Window};
 use crate::store::{Identity, Lane, Object};
@@ -30,6 +31,8 @@ pub(super) struct LocalFile {
     direct: OnceLock<Option<DirectFile>>,
     /// Set when a direct read was refused although the file could be opened for it, or is known to gain nothing.
     pub(super) direct_refused: AtomicBool,
+    /// Why it is read through the page cache although it would not have to be.
+    remark: OnceLock<String>,
 }
 
 /// The same file, opened a second time with `O_DIRECT`.
@@ -67,15 +70,15 @@ impl LocalFile {
     /// `NotFound`; `Access` where it is unreadable, or a directory, FIFO, socket or device; `Storage`.
     pub(super) fn open(path: &Path, cache: CachePolicy) -> Result<Self> {
         let location = path.display().to_string();
-        let failed = |error: io::Error| opening_failed(&error, path).object(location.clone());
+        let refused = |error: io::Error| opening_failed(&error, path).object(location.clone());
         // Looked at before it is opened: opening a FIFO waits for a writer, opening a device may do anything.
-        refuse_special(&std::fs::metadata(path).map_err(failed)?, &location)?;
+        refuse_special(&std::fs::metadata(path).map_err(refused)?, &location)?;
         let file = File::options()
             .read(true)
             .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY)
             .open(path)
-            .map_err(failed)?;
-        let metadata = file.metadata().map_err(failed)?;
+            .map_err(refused)?;
+        let metadata = file.metadata().map_err(refused)?;
         refuse_special(&metadata, &location)?;
         Ok(Self {
             probe: Probe::of(&file),
@@ -87,6 +90,7 @@ impl LocalFile {
             cache,
             direct: OnceLock::new(),
             direct_refused: AtomicBool::new(false),
+            remark: OnceLock::new(),
         })
     }
 
@@ -98,6 +102,7 @@ impl LocalFile {
                     .read(true)
                     .custom_flags(libc::O_DIRECT | libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY)
                     .open(&self.path)
+                    .inspect_err(|error| self.remark_no_direct(error))
                     .ok()?;
                 // The path may lead elsewhere by now; `verify_unchanged` will say so, this must not read from there.
                 if Version::of(&file.metadata().ok()?) != self.version {
@@ -107,6 +112,19 @@ impl LocalFile {
                 Some(DirectFile { file, memory_align })
             })
             .as_ref()
+    }
+
+    /// Goes on without direct reads, which the kernel refuses.
+    pub(super) fn refuse_direct(&self, error: &Error) {
+        self.direct_refused.store(true, Ordering::Relaxed);
+        self.remark_no_direct(&error.cause());
+    }
+
+    fn remark_no_direct(&self, because: &dyn std::fmt::Display) {
+        self.remark.get_or_init(|| {
+            // Without the file's name: one sentence for all files of a mount.
+            format!("read through the page cache, as direct reads (O_DIRECT) are refused: {because}")
+        });
     }
 
     /// Where the pages of `range` are.
@@ -171,8 +189,16 @@ impl Object for LocalFile {
         }
     }
 
+    fn remarks(&self) -> Vec<String> {
+        let unknown = match self.cache {
+            CachePolicy::Auto => self.probe.unanswered(),
+            CachePolicy::Use | CachePolicy::Bypass => None,
+        };
+        self.remark.get().cloned().into_iter().chain(unknown).collect()
+    }
+
     fn verify_unchanged(&self) -> Result<()> {
-        let now = self.file.metadata().map_err(|e| Error::from_io("checking", &e).object(&self.location))?;
+        let now = self.file.metadata().map_err(|e| failed("checking", &e).object(&self.location))?;
         if now.len() < self.bytes {
             return Err(self.changed("the file was truncated while it was being loaded", None));
         }
@@ -208,22 +234,11 @@ fn refuse_special(metadata: &std::fs::Metadata, location: &str) -> Result<()> {
 }
 
 fn opening_failed(error: &io::Error, path: &Path) -> Error {
-    let made = Error::from_io("opening", error);
-    match error.kind() {
-        io::ErrorKind::NotFound if path.is_symlink() => {
-            made.remedy("The link leads nowhere: the download it points to is missing or was cleaned up")
-        }
-        io::ErrorKind::NotFound => {
-            made.remedy("Check the path; relative paths start at the working directory")
-        }
-        io::ErrorKind::PermissionDenied => {
-            made.remedy("Check the permissions of the file and its directories for the user of this process")
-        }
-        _ if error.raw_os_error() == Some(libc::EMFILE) => {
-            made.remedy("Raise the limit of open files (ulimit -n)")
-        }
-        _ => made,
+    if error.kind() == io::ErrorKind::NotFound && path.is_symlink() {
+        return Error::from_io("opening", error)
+            .remedy("The link leads nowhere: the download it points to is missing or was cleaned up");
     }
+    failed("opening", error)
 }
 
 /// What memory addresses a direct read needs; `None` where the file cannot be read directly in whole pages.

@@ -3,8 +3,10 @@
 //! * `file`: opening (regular files only), identity, and the checks that a file did not change.
 //! * `reading`: the two ways to read, and the choice between them for every block.
 //! * `cache`: asking the kernel how much of a range is in the page cache.
+//! * `failure`: what to try when the system refuses.
 
 mod cache;
+mod failure;
 mod file;
 mod reading;
 
@@ -72,11 +74,7 @@ impl Store for LocalStore {
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
-        let failed = |error: &std::io::Error| {
-            Error::from_io("listing the directory", error)
-                .object(prefix)
-                .remedy("Check the path and the permissions of its directories")
-        };
+        let failed = |error: &std::io::Error| failure::failed("listing the directory", error).object(prefix);
         let mut entries = Vec::new();
         for entry in std::fs::read_dir(prefix).map_err(|e| failed(&e))? {
             let path = entry.map_err(|e| failed(&e))?.path();

@@ -16,6 +16,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 
 use super::cache::Residency;
+use super::failure::failed;
 use super::{CachePolicy, LocalFile};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{PAGE, Region, Window};
@@ -58,7 +59,7 @@ impl LocalFile {
         let cached = match self.route(&range) {
             Route::Direct(direct) => {
                 match self.read_directly(direct, offset, into.part(0, into.len()), lane) {
-                    Err(error) if is_refusal(&error) => self.direct_refused.store(true, Ordering::Relaxed),
+                    Err(error) if is_refusal(&error) => self.refuse_direct(&error),
                     done => return done,
                 }
                 false
@@ -83,9 +84,7 @@ impl LocalFile {
                 let aligned_len = (lead + len).next_multiple_of(PAGE);
                 if aligned_len <= slot.len() {
                     match self.read_sectors(direct, start, slot.part(0, aligned_len), lead + len, lane) {
-                        Err(error) if is_refusal(&error) => {
-                            self.direct_refused.store(true, Ordering::Relaxed);
-                        }
+                        Err(error) if is_refusal(&error) => self.refuse_direct(&error),
                         done => return done.map(|()| lead),
                     }
                 }
@@ -218,13 +217,9 @@ impl LocalFile {
                 Err(_) => {
                     let error = io::Error::last_os_error();
                     if error.kind() != io::ErrorKind::Interrupted {
-                        let range = offset..offset + into.len() as u64;
-                        return Err(Error::from_io("reading", &error)
-                            .object(self.location())
-                            .range(range)
-                            .remedy(
-                                "The storage failed: check the mount, the disk and the kernel log (dmesg)",
-                            ));
+                        // What came before is there: the range says where it went wrong, and so which tensor is hit.
+                        let range = at..at + count as u64;
+                        return Err(failed("reading", &error).object(self.location()).range(range));
                     }
                 }
             }
@@ -236,14 +231,22 @@ impl LocalFile {
         if got >= wanted {
             return Ok(());
         }
-        let range = offset..offset + wanted as u64;
+        let range = offset + got as u64..offset + wanted as u64;
+        if self.file.metadata().is_ok_and(|now| now.len() >= self.bytes()) {
+            let cause = "the storage gave no bytes here, although the file is as long as it was";
+            return Err(Error::new(ErrorKind::Storage, cause)
+                .object(self.location())
+                .range(range)
+                .remedy("Load it again; if it stays so, the file system or its server is at fault"));
+        }
         Err(self.changed("the file ended early: it was truncated after it was opened", Some(range)))
     }
 }
 
-/// Whether the kernel refused the direct way itself (and nothing was wrong with the bytes).
+/// Whether the kernel refused the direct way itself (and nothing was wrong with the bytes). Where something was, the
+/// other way will say so.
 fn is_refusal(error: &Error) -> bool {
-    matches!(error.os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS))
+    matches!(error.os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS | libc::EPERM))
 }
 
 /// Lengths here are lengths of memory that exists, so they fit.
