@@ -16,6 +16,7 @@ Several directories, one on each disk, share the bytes.
   --rounds N       rounds, each with every engine and pattern (3)
   --cap SECONDS    longest measurement; what was read by then counts (0.4)
   --budget SECONDS no round is begun that would not end in this time (140)
+  --quiet SECONDS  wait so long before each measurement for others to leave the processors alone (0)
   --only TEXT      only patterns whose name contains this, e.g. \"cold\", \"16 KiB\"
   --output FILE    results as JSON
   --remove         remove the files afterwards";
@@ -37,6 +38,7 @@ pub struct Options {
     pub rounds: usize,
     pub cap: Duration,
     pub budget: Duration,
+    pub quiet: Duration,
     pub only: String,
     pub output: Option<PathBuf>,
     pub remove: bool,
@@ -46,10 +48,10 @@ impl Options {
     /// The command that does this, without saying where.
     pub fn command(&self) -> String {
         let only = if self.only.is_empty() { String::new() } else { format!(" --only {:?}", self.only) };
-        let (cap, budget) = (self.cap.as_secs_f64(), self.budget.as_secs_f64());
+        let [cap, budget, quiet] = [self.cap, self.budget, self.quiet].map(|span| span.as_secs_f64());
         let directories = vec!["DIRECTORY"; self.directories.len()].join(" ");
         format!(
-            "io_engines {directories} --gib {} --rounds {} --cap {cap} --budget {budget}{only}",
+            "io_engines {directories} --gib {} --rounds {} --cap {cap} --budget {budget} --quiet {quiet}{only}",
             self.gib, self.rounds
         )
     }
@@ -63,6 +65,7 @@ pub fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Wish, String
         rounds: 3,
         cap: Duration::from_millis(400),
         budget: Duration::from_secs(140),
+        quiet: Duration::ZERO,
         only: String::new(),
         output: None,
         remove: false,
@@ -76,6 +79,7 @@ pub fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Wish, String
             "--rounds" => options.rounds = number(&argument, &value()?)?,
             "--cap" => options.cap = seconds(&argument, &value()?)?,
             "--budget" => options.budget = seconds(&argument, &value()?)?,
+            "--quiet" => options.quiet = seconds(&argument, &value()?)?,
             "--only" => options.only = value()?,
             "--output" => options.output = Some(value()?.into()),
             "--remove" => options.remove = true,

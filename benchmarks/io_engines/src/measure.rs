@@ -49,6 +49,8 @@ pub struct Figures {
     pub kernel_threads: usize,
     /// Of the machine, with interrupts and whatever else was running.
     pub machine_cpu_s: f64,
+    /// Whether others took so much of the machine that this tells little.
+    pub disturbed: bool,
     /// Making threads or rings and registering buffers, which exist: before the clock starts.
     pub setup_ms: f64,
     pub p50_us: f64,
@@ -162,14 +164,14 @@ fn timed<W: Worker>(
             .collect();
         meet.wait();
         let setup_ms = setup.elapsed().as_secs_f64() * 1e3;
-        let before = (usage::machine(), usage::kernel_threads(), usage::process());
+        let before = (usage::everybody(), usage::kernel_threads(), usage::process());
         let began = Instant::now();
         meet.wait();
         meet.wait();
         let seconds = began.elapsed().as_secs_f64();
         let cpu = usage::process() - before.2;
         let kernel = usage::kernel_threads();
-        let machine = usage::machine() - before.0;
+        let machine = usage::everybody().saturating_sub(before.0);
         meet.wait();
 
         let (mut all, mut own) = (Vec::new(), Duration::ZERO);
@@ -190,6 +192,7 @@ fn timed<W: Worker>(
             own_cpu_s: own.as_secs_f64(),
             kernel_threads_cpu_s: kernel.1.saturating_sub(before.1.1).as_secs_f64(),
             kernel_threads: kernel.0,
+            disturbed: usage::is_busy(machine.saturating_sub(cpu), seconds),
             machine_cpu_s: machine.as_secs_f64(),
             setup_ms,
             p50_us: at(0.50),

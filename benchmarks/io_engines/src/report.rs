@@ -30,7 +30,7 @@ pub struct Report {
     refused: Vec<(Pattern, Engine, String)>,
 }
 
-/// The medians of one engine on one pattern.
+/// One engine on one pattern.
 struct Row {
     pattern: Pattern,
     engine: Engine,
@@ -38,8 +38,19 @@ struct Row {
 }
 
 impl Row {
+    /// Whether others disturbed every measurement.
+    fn is_disturbed(&self) -> bool {
+        self.samples.iter().all(|sample| sample.figures.disturbed)
+    }
+
+    /// The measurements that count: undisturbed ones, or all of them if there are none.
+    fn counted(&self) -> impl Iterator<Item = &Sample> {
+        let all = self.is_disturbed();
+        self.samples.iter().filter(move |sample| all || !sample.figures.disturbed)
+    }
+
     fn median(&self, of: impl Fn(&Sample) -> f64) -> f64 {
-        median(self.samples.iter().map(of).collect())
+        median(self.counted().map(of).collect())
     }
 
     fn rate(&self) -> f64 {
@@ -50,10 +61,10 @@ impl Row {
         self.median(cpu)
     }
 
-    /// This row's figure over another's, for each round that both have.
+    /// This row's figure over another's, for each round that both count.
     fn ratios(&self, other: &Self, of: impl Fn(&Sample) -> f64) -> Vec<f64> {
-        let partner = |sample: &Sample| other.samples.iter().find(|theirs| theirs.round == sample.round);
-        self.samples.iter().filter_map(|ours| Some(of(ours) / of(partner(ours)?))).collect()
+        let partner = |sample: &Sample| other.counted().find(|theirs| theirs.round == sample.round);
+        self.counted().filter_map(|ours| Some(of(ours) / of(partner(ours)?))).collect()
     }
 }
 
@@ -63,6 +74,11 @@ fn rate(sample: &Sample) -> f64 {
 
 fn cpu(sample: &Sample) -> f64 {
     sample.figures.cpu_s / sample.figures.gb
+}
+
+/// Of the machine, with what the kernel does for no process: interrupts, the disk's workers.
+fn machine_cpu(sample: &Sample) -> f64 {
+    sample.figures.machine_cpu_s / sample.figures.gb
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -130,16 +146,17 @@ impl Report {
             let best = chosen(&rows, false);
             println!("\n{pattern}");
             println!(
-                "{:<26}{:>8}{:>11}{:>11}{:>10}{:>10}{:>10}{:>9}",
-                "", "GB/s", "of threads", "CPU s/GB", "p50 ms", "p99 ms", "setup ms", "kernel"
+                "{:<30}{:>8}{:>11}{:>10}{:>9}{:>9}{:>9}{:>10}{:>8}",
+                "", "GB/s", "of threads", "CPU s/GB", "machine", "p50 ms", "p99 ms", "setup ms", "kernel"
             );
             for row in &rows {
                 let share = best.map_or(f64::NAN, |best| median(row.ratios(best, rate)));
                 println!(
-                    "{:<26}{:>8.2}{share:>11.2}{:>11.3}{:>10.2}{:>10.2}{:>10.1}{:>9.0}",
-                    row.engine.to_string(),
+                    "{:<30}{:>8.2}{share:>11.2}{:>10.3}{:>9.3}{:>9.3}{:>9.3}{:>10.1}{:>8.0}",
+                    format!("{}{}", row.engine, if row.is_disturbed() { " !" } else { "" }),
                     row.rate(),
                     row.cpu(),
+                    row.median(machine_cpu),
                     row.median(|sample| sample.figures.p50_us) / 1e3,
                     row.median(|sample| sample.figures.p99_us) / 1e3,
                     row.median(|sample| sample.figures.setup_ms),
@@ -149,6 +166,11 @@ impl Report {
         }
         println!(
             "\n\"of threads\": speed over that of the chosen threads in the same round. \"kernel\": io_uring's kernel threads."
+        );
+        println!(
+            "\"machine\": CPU s/GB of the whole machine. \"!\": disturbed in every round. {} of {} measurements were, the others count.",
+            self.samples.iter().filter(|sample| sample.figures.disturbed).count(),
+            self.samples.len()
         );
         println!("Chosen: the least CPU time among those within 5 % of their kind's fastest.\n");
         println!(
@@ -248,6 +270,7 @@ impl Row {
             "engine": self.engine.to_string(),
             "gb_per_s": rounded(self.rate()),
             "cpu_s_per_gb": rounded(self.cpu()),
+            "machine_cpu_s_per_gb": rounded(self.median(machine_cpu)),
             "p50_us": rounded(self.median(|sample| sample.figures.p50_us)),
             "p99_us": rounded(self.median(|sample| sample.figures.p99_us)),
             "setup_ms": rounded(self.median(|sample| sample.figures.setup_ms)),
@@ -260,6 +283,7 @@ impl Row {
                 "own_cpu_s": all(&|sample| sample.figures.own_cpu_s),
                 "kernel_threads_cpu_s": all(&|sample| sample.figures.kernel_threads_cpu_s),
                 "machine_cpu_s": all(&|sample| sample.figures.machine_cpu_s),
+                "disturbed": self.samples.iter().map(|sample| sample.figures.disturbed).collect::<Vec<_>>(),
                 "p50_us": all(&|sample| sample.figures.p50_us),
                 "p99_us": all(&|sample| sample.figures.p99_us),
                 "cached_share": all(&|sample| sample.cached_share),
@@ -280,6 +304,9 @@ fn cell(row: &Row) -> String {
 }
 
 fn spread(ratios: &[f64]) -> String {
+    if ratios.is_empty() {
+        return "no common round".to_owned();
+    }
     let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     let most = ratios.iter().copied().fold(0.0, f64::max);
     format!("{:.2} ({least:.2}-{most:.2})", median(ratios.to_vec()))
@@ -314,6 +341,7 @@ mod tests {
                 kernel_threads_cpu_s: 0.0,
                 kernel_threads: 0,
                 machine_cpu_s: 0.0,
+                disturbed: false,
                 setup_ms: 0.0,
                 p50_us: 0.0,
                 p99_us: 0.0,
@@ -341,6 +369,16 @@ mod tests {
         ];
         assert_eq!(chosen(&rows, false).map(|row| row.engine), Some(Engine::Threads(8)));
         assert!(chosen(&rows, true).is_none());
+    }
+
+    #[test]
+    fn disturbed_measurements_count_only_where_there_are_no_others() {
+        let mut found = row(Engine::Threads(8), &[(1.0, 0.1), (9.0, 0.1), (9.0, 0.1)]);
+        found.samples[1].figures.disturbed = true;
+        found.samples[2].figures.disturbed = true;
+        assert_eq!((found.rate(), found.is_disturbed()), (1.0, false));
+        found.samples[0].figures.disturbed = true;
+        assert_eq!((found.rate(), found.is_disturbed()), (1.0 / 9.0, true));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::cache::{cached_share, drop_pages, fill};
 use crate::measure::{Figures, Outcome, Task};
 use crate::plan::{Engine, Pattern, State};
 use crate::report::Report;
-use crate::{files, machine, ring};
+use crate::{files, machine, ring, usage};
 
 /// A page cache that differs by more than this from what it should be is not measured.
 const TOLERANCE: f64 = 0.01;
@@ -94,6 +94,7 @@ fn turn(
                 continue;
             }
         };
+        usage::wait_for_quiet(options.quiet);
         match run(&task(engine))? {
             // Not measured, whatever came of it: engines say for themselves what is refused.
             _ if number == 0 => {}

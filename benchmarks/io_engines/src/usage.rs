@@ -1,7 +1,9 @@
 //! CPU time: of the process, of a thread of ours, of the kernel threads that io_uring made, of the whole machine.
 
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use crate::machine;
 
 /// CPU time of this process; the kernel's threads for its rings are threads of it.
 pub fn process() -> Duration {
@@ -40,7 +42,7 @@ pub fn kernel_threads() -> (usize, Duration) {
 }
 
 /// Time that the machine's processors were not idle, interrupts included. In ticks of 10 ms, and of everybody.
-pub fn machine() -> Duration {
+pub fn everybody() -> Duration {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let ticks: Vec<u64> = stat
         .lines()
@@ -52,4 +54,42 @@ pub fn machine() -> Duration {
     // user, nice, system, idle, iowait, irq, softirq
     let busy: u64 = [0, 1, 2, 5, 6].iter().filter_map(|index| ticks.get(*index)).sum();
     Duration::from_millis(busy * 10)
+}
+
+/// A machine is busy with others when they take more of its processors than this.
+const BUSY: f64 = 0.2;
+
+/// Whether `others` (CPU time) in `seconds` is more than a measurement bears. A tick for each processor is not known.
+pub fn is_busy(others: Duration, seconds: f64) -> bool {
+    let cores = machine::cores() as f64;
+    others.as_secs_f64() > cores * (BUSY * seconds + 0.01)
+}
+
+/// Waits until nobody uses the processors, but no longer than `most`.
+pub fn wait_for_quiet(most: Duration) {
+    let (began, look) = (Instant::now(), Duration::from_millis(100));
+    while began.elapsed() < most {
+        let before = everybody();
+        std::thread::sleep(look);
+        if !is_busy(everybody().saturating_sub(before), look.as_secs_f64()) {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_of_this_process_is_counted_and_that_of_all_processors_is_busy() {
+        let (process_before, thread_before) = (process(), thread());
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_millis(50) {
+            std::hint::black_box(began);
+        }
+        assert!(thread() > thread_before && process() - process_before >= thread() - thread_before);
+        let all = Duration::from_secs(machine::cores() as u64);
+        assert!(is_busy(all, 1.0) && !is_busy(all / 10, 1.0) && !is_busy(Duration::ZERO, 0.0));
+    }
 }
