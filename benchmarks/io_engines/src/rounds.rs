@@ -45,7 +45,7 @@ pub fn compare(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     for round in 0..options.rounds {
         let start = began.elapsed().as_secs_f64();
         if round > 0 && start + longest > options.budget.as_secs_f64() {
-            report.notes.push(format!("only {round} rounds fit into the budget"));
+            report.notes.push(format!("rounds that fit into the budget: {round} of {}", options.rounds));
             break;
         }
         for pattern in &patterns {
