@@ -145,7 +145,9 @@ fn a_disk_that_loses_its_sectors_is_an_error_for_loads_and_for_views() {
     fs::File::options().write(true).open(image.image_file()).unwrap().set_len(1 << 20).unwrap();
     let error = try_load(&checkpoint, &file).unwrap_err();
     assert_eq!((error.kind(), error.os_error()), (ErrorKind::Storage, Some(libc::EIO)), "{error}");
-    assert_eq!((error.object_name(), error.tensor_name()), (path.to_str(), Some("t000")), "{error}");
+    assert_eq!(error.object_name(), path.to_str(), "{error}");
+    // Several readers meet the loss; whichever is first says of which tensor.
+    assert!(error.tensor_name().is_some_and(|name| name.starts_with('t')), "{error}");
     let error = prefault(&checkpoint).unwrap_err();
     assert_eq!((error.kind(), error.object_name()), (ErrorKind::Storage, path.to_str()), "{error}");
     nothing_remains(image.path());
