@@ -139,12 +139,3 @@ def test_progress_is_told_in_bytes(mixed) -> None:
     ckpt.load(progress=lambda done, total: told.append((done, total)))
     assert told[-1] == (ckpt.nbytes, ckpt.nbytes)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
-
-
-@pytest.mark.parametrize("first_bytes", [1, 5000])
-def test_what_gets_its_memory_late_is_loaded_too(mixed, monkeypatch: pytest.MonkeyPatch, first_bytes: int) -> None:
-    # Tensors share blocks, so the first cannot land before its neighbours have memory.
-    path, tensors = mixed
-    monkeypatch.setattr("penstock.loading._FIRST_BYTES", first_bytes)
-    for names in (None, sorted(tensors)):
-        assert_bits(penstock.open(path).load(names), tensors)

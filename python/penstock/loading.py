@@ -30,9 +30,6 @@ READ_AHEAD_BYTES = 512 << 20
 _BATCH_BYTES = 64 << 20
 """Destinations are attached in batches of about this size, so that reading begins while others are being allocated."""
 _BATCH_TENSORS = 512
-_FIRST_BYTES = 2 << 30
-"""So much gets destinations before anything has landed. A driver that allocates the rest at the same time as staging
-memory is registered does both slowly: the first load of a process takes 10 ms longer."""
 
 
 class Planned(NamedTuple):
@@ -264,12 +261,9 @@ class Load:
         tensors: list[Any] = [None] * len(names)
         try:
             with _collection_paused():
-                first = bisect_left(self._attaching.until, _FIRST_BYTES, hi=len(names))
-                # At least so many that one of them can land.
-                self._attaching.up_to(first if first == len(names) else max(first, self._session.attached_to_land[0]))
+                self._attaching.up_to(len(names))
             while indices := self._session.wait():
                 with _collection_paused():
-                    self._attaching.up_to(len(names))
                     landed = self._destinations.landed(indices)
                 for number, index in enumerate(indices):
                     tensors[index] = landed[number]
