@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import penstock
-from conftest import Raw, assert_bits, raw_bytes, write_raw
+from conftest import Raw, assert_bits, drop_cache, raw_bytes, write_raw
 
 
 def _tensor(rows: int, seed: int) -> Raw:
@@ -112,3 +112,29 @@ def _run(*arguments: str) -> str:
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def _cached_share(path: Path) -> float:
+    """How much of a file is in the page cache, by ``mincore``."""
+    import ctypes
+    import mmap
+
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapping:
+        pages = (ctypes.c_ubyte * -(-len(mapping) // mmap.PAGESIZE))()
+        start = ctypes.c_char.from_buffer(mapping)
+        address = ctypes.c_void_p(ctypes.addressof(start))
+        assert ctypes.CDLL(None).mincore(address, ctypes.c_size_t(len(mapping)), pages) == 0
+        del start, address
+        return sum(page & 1 for page in pages) / len(pages)
+
+
+@pytest.mark.parametrize(("cache", "filled"), [("auto", False), ("bypass", False), ("use", True), ("populate", True)])
+def test_the_policy_decides_what_a_load_leaves_in_the_page_cache(tmp_path: Path, cache: Any, filled: bool) -> None:
+    tensors = {"a": _tensor(20_000, 1), "b": _tensor(3_000, 2)}
+    path = write_raw(tmp_path / "model.safetensors", tensors)
+    drop_cache(path)
+    if _cached_share(path) > 0.1:
+        pytest.skip("this file system keeps what it was told to forget")
+    assert_bits(penstock.open(path, config=penstock.Config(cache=cache)).load(framework="np"), tensors)
+    share = _cached_share(path)
+    assert share == 1 if filled else share < 0.1

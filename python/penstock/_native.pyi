@@ -24,7 +24,7 @@ class Config:
         block_bytes: int | None = None,
         staging_bytes: int | None = None,
         read_ahead_bytes: int | None = None,
-        cache: Literal["auto", "use", "bypass"] | None = None,
+        cache: Literal["auto", "use", "bypass", "populate"] | None = None,
     ) -> Config: ...
     @property
     def readers(self) -> int | None: ...
@@ -35,7 +35,7 @@ class Config:
     @property
     def read_ahead_bytes(self) -> int | None: ...
     @property
-    def cache(self) -> Literal["auto", "use", "bypass"] | None: ...
+    def cache(self) -> Literal["auto", "use", "bypass", "populate"] | None: ...
 
 @final
 class TensorInfo:

@@ -39,6 +39,7 @@ class Cache(str, Enum):
     auto = "auto"
     use = "use"
     bypass = "bypass"
+    populate = "populate"
 
 
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "KiB": 1 << 10, "M": 1 << 20, "MiB": 1 << 20, "G": 1 << 30, "GiB": 1 << 30}

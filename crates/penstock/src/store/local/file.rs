@@ -132,6 +132,13 @@ impl LocalFile {
         self.probe.residency(&self.file, self.bytes, range)
     }
 
+    /// Has the kernel bring `range` into the page cache, without waiting for it.
+    pub(super) fn ask_for(&self, range: &Range<u64>) {
+        let len = std::num::NonZeroU64::new(range.end.saturating_sub(range.start));
+        // A hint: where it is refused, reading brings the pages in.
+        let _ = fadvise(&self.file, range.start, len, Advice::WillNeed);
+    }
+
     pub(super) fn changed(&self, cause: &'static str, range: Option<Range<u64>>) -> Error {
         let error = Error::new(ErrorKind::Changed, cause)
             .object(&self.location)
@@ -177,8 +184,7 @@ impl Object for LocalFile {
         if self.residency(&range) == Residency::Cached {
             return false;
         }
-        let len = std::num::NonZeroU64::new(range.end.saturating_sub(range.start));
-        let _ = fadvise(&self.file, range.start, len, Advice::WillNeed);
+        self.ask_for(&range);
         true
     }
 
@@ -192,7 +198,7 @@ impl Object for LocalFile {
     fn remarks(&self) -> Vec<String> {
         let unknown = match self.cache {
             CachePolicy::Auto => self.probe.unanswered(),
-            CachePolicy::Use | CachePolicy::Bypass => None,
+            CachePolicy::Use | CachePolicy::Bypass | CachePolicy::Populate => None,
         };
         self.remark.get().cloned().into_iter().chain(unknown).collect()
     }

@@ -24,19 +24,23 @@ pub enum CachePolicy {
     /// Decided block by block: cached blocks are copied from the cache, the others read directly.
     #[default]
     Auto,
-    /// Always through the page cache, which is left filled for the next process.
+    /// Always through the page cache, as any program reads files.
     Use,
     /// Always directly, where the file system can.
     Bypass,
+    /// Through the page cache, each block asked for in one piece before it is copied, so that the disk is not left to the
+    /// kernel's short read-ahead: the cache is left filled for the next process at the least cost.
+    Populate,
 }
 
 impl CachePolicy {
-    /// The policy of that name: `auto`, `use` or `bypass`.
+    /// The policy of that name: `auto`, `use`, `bypass` or `populate`.
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
             "auto" => Some(Self::Auto),
             "use" => Some(Self::Use),
             "bypass" => Some(Self::Bypass),
+            "populate" => Some(Self::Populate),
             _ => None,
         }
     }
@@ -47,6 +51,7 @@ impl CachePolicy {
             Self::Auto => "auto",
             Self::Use => "use",
             Self::Bypass => "bypass",
+            Self::Populate => "populate",
         }
     }
 }

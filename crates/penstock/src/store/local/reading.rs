@@ -39,7 +39,7 @@ impl LocalFile {
     fn route(&self, range: &Range<u64>) -> Route<'_> {
         match (self.cache, self.would_copy(range)) {
             (_, Some(true)) => Route::Cached,
-            (CachePolicy::Use, _) | (CachePolicy::Auto, None) => Route::Buffered,
+            (CachePolicy::Use | CachePolicy::Populate, _) | (CachePolicy::Auto, None) => Route::Buffered,
             _ if self.direct_refused.load(Ordering::Relaxed) => Route::Buffered,
             _ => self.direct().map_or(Route::Buffered, Route::Direct),
         }
@@ -111,6 +111,9 @@ impl LocalFile {
 
     fn read_buffered(&self, offset: u64, into: Window<'_>, lane: &mut Lane, cached: bool) -> Result<()> {
         let wanted = into.len();
+        if self.cache == CachePolicy::Populate && !cached {
+            self.ask_for(&(offset..offset + wanted as u64));
+        }
         let got = self.fill(&self.file, offset, into, lane)?;
         *(if cached { &mut lane.cached_bytes } else { &mut lane.buffered_bytes }) += got as u64;
         self.complete(offset, got, wanted)
