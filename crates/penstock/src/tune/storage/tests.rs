@@ -91,7 +91,7 @@ fn a_container_with_nested_mounts() {
                 &["nconnect=16"],
             ),
             ("/dev/shm/model.safetensors", Kind::Memory, "tmpfs", &[]),
-            ("/root/.cache/huggingface/hub/blob", Kind::Disk, "overlay", &[]),
+            ("/srv/huggingface/hub/blob", Kind::Disk, "overlay", &[]),
         ],
     );
 }
