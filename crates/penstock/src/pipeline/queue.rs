@@ -4,7 +4,7 @@
 //! about as many copies at once as cores. Any other is **fetched**: that keeps the storage busy and the reader waits,
 //! so the tuner finds how many at once. Fetches come first, and blocks are looked at a little ahead of those that are
 //! taken, so that storage does not idle while there is something cached to copy: a checkpoint of which half is cached
-//! takes as long as the other half does.
+//! can take as long as the other half does.
 //!
 //! Within a kind, blocks are taken in the plan's order, and only those whose tensors all have destinations. Where
 //! nobody can tell what is cached, everything is fetched.

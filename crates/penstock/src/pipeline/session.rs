@@ -23,7 +23,7 @@ use crate::stats::LoadStats;
 use crate::store::SLOT_SLACK;
 use crate::tune::{Readers, Storage};
 
-/// What a reader's stack may grow to. Drivers are written for the 8 MiB that C's threads have.
+/// What a reader's stack may grow to: the 8 MiB that C's threads have, as drivers may count on.
 const STACK_BYTES: usize = 8 << 20;
 
 /// Where a load's tensors go.

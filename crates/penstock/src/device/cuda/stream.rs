@@ -17,9 +17,9 @@ pub(super) struct CudaStream {
     used: Vec<EventHandle>,
 }
 
-/// The most copies that one call hands over. The driver keeps notes of each on the calling thread's stack: with 512 of
-/// them, threads with a stack of 2 MiB died of SIGSEGV (driver 580), with 256 they did not. More gain nothing: 128
-/// copies of 16 KiB in a call already reach 0.9 of PCIe 5.
+/// The most copies that one call hands over. A load whose calls had 512 of them died of SIGSEGV (driver 580), loads with
+/// 256 did not. The cause was not established; the driver using the stack of the calling thread (2 MiB then) would explain
+/// it. More gain nothing: 128 copies of 16 KiB in a call already reach 0.9 of PCIe 5.
 const MOST_IN_A_BATCH: usize = 128;
 
 /// The columns in which the driver takes many copies.
