@@ -55,7 +55,7 @@ impl Session {
         };
         let tensors = plan.tensors().iter().map(describe).collect::<Result<_, Error>>()?;
         let inner = pipeline::Session::start(checkpoint, plan, target, settings.readers)?;
-        inner.on_storage(storage, settings.direct);
+        inner.on_storage(storage, settings);
         Ok(Self { inner: Mutex::new(inner), tensors })
     }
 

@@ -5,13 +5,14 @@
 //! that a destination is writable memory of the planned length until its tensor has landed or the session has ended.
 #![allow(unsafe_code)]
 
+use std::ops::{AddAssign, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::device::{CopyStream, Piece};
 use crate::error::Result;
-use crate::memory::{HostSlab, HostTensor, Region, Slot, Window};
+use crate::memory::{HostSlab, HostTensor, Region, Window};
 use crate::plan::{Block, Plan, Segment};
 use crate::store::{Lane, Object, SLOT_SLACK};
 
@@ -61,12 +62,45 @@ pub(super) struct Spent {
     pub(super) copying: Duration,
 }
 
-/// Reads a block to its destinations in host memory: in place where the destinations allow, else through `scratch`.
+impl AddAssign for Spent {
+    fn add_assign(&mut self, more: Self) {
+        self.reading += more.reading;
+        self.copying += more.copying;
+    }
+}
+
+/// `range` in pieces of at most `bytes`, cut at multiples of that, as storage lays out what it stripes.
+pub(super) fn requests(range: Range<u64>, bytes: u64) -> impl Iterator<Item = Range<u64>> {
+    let mut next = range.start;
+    std::iter::from_fn(move || {
+        let start = next;
+        next = range.end.min(start.saturating_add(bytes - start % bytes));
+        (start < next).then_some(start..next)
+    })
+}
+
+/// Fills `window` with the bytes that begin at `offset`, at most `request` of them at once.
+fn read(
+    object: &dyn Object,
+    offset: u64,
+    mut window: Window<'_>,
+    request: u64,
+    lane: &mut Lane,
+) -> Result<()> {
+    requests(offset..offset + window.len() as u64, request).try_for_each(|range| {
+        let part = window.part(to_usize(range.start - offset), to_usize(range.end - range.start));
+        object.read_into(range.start, part, lane)
+    })
+}
+
+/// Reads a block to its destinations in host memory, at most `request` bytes at once: in place where the destinations
+/// allow, else through `scratch`.
 pub(super) fn to_host(
     plan: &Plan,
     block: &Block,
     object: &dyn Object,
     destinations: &Destinations,
+    request: u64,
     lane: &mut Lane,
     scratch: &mut Option<Region>,
 ) -> Result<Spent> {
@@ -77,7 +111,7 @@ pub(super) fn to_host(
         // SAFETY: the run consists of the block's own spans of attached destinations and, in a slab, of gaps between
         // them that belong to no tensor and to no other block.
         let window = unsafe { Window::from_raw(pointer(address), len) };
-        object.read_into(block.range.start, window, lane)?;
+        read(object, block.range.start, window, request, lane)?;
         return Ok(Spent { reading: began.elapsed(), copying: Duration::ZERO });
     }
     let wanted: u64 = segments.iter().map(Segment::bytes).sum();
@@ -87,7 +121,7 @@ pub(super) fn to_host(
             // SAFETY: this segment's own span of an attached destination.
             let window =
                 unsafe { Window::from_raw(pointer(destinations.of(segment)), to_usize(segment.len)) };
-            object.read_into(segment.src, window, lane)?;
+            read(object, segment.src, window, request, lane)?;
         }
         return Ok(Spent { reading: began.elapsed(), copying: Duration::ZERO });
     }
@@ -111,31 +145,37 @@ pub(super) fn to_host(
     Ok(Spent { reading, copying: began.elapsed().saturating_sub(reading) })
 }
 
-/// Reads a block to `slot` and enqueues the copies to its destinations in device memory.
+/// Reads `range`, a block's or, of a block without strides, a part of it, to `slot`, and enqueues the copies to its
+/// destinations in device memory.
 ///
 /// The slot must be kept until a later mark of `stream` is done, even after an error. `pieces` is room for the list of
 /// copies, kept by the caller so that it is not made anew for every block.
 #[allow(clippy::too_many_arguments)]
 pub(super) fn to_device(
-    plan: &Plan,
-    block: &Block,
+    segments: &[Segment],
+    range: &Range<u64>,
     object: &dyn Object,
     destinations: &Destinations,
     lane: &mut Lane,
-    slot: &mut Slot,
+    mut slot: Window<'_>,
     stream: &mut dyn CopyStream,
     pieces: &mut Vec<Piece>,
 ) -> Result<Spent> {
     let began = Instant::now();
-    let start = object.read_to_slot(block.range.clone(), slot.window(), lane)?;
+    let memory = slot.as_ptr();
+    let len = slot.len();
+    let start = object.read_to_slot(range.clone(), slot.part(0, len), lane)?;
     let reading = began.elapsed();
-    // SAFETY: the store filled the block's bytes from `start` on.
-    let base = unsafe { slot.as_ptr().add(start) };
+    // SAFETY: the store filled the range's bytes from `start` on.
+    let base = unsafe { memory.add(start) };
     pieces.clear();
-    for segment in plan.segments(block) {
-        let at = to_usize(segment.src - block.range.start);
-        // SAFETY: segments lie in their block, which was read to the slot.
+    let first = segments.partition_point(|segment| segment.src + segment.span() <= range.start);
+    for segment in segments[first..].iter().take_while(|segment| segment.src < range.end) {
+        let cut = segment.within(range);
+        let at = to_usize(cut.src - range.start);
+        // SAFETY: what is within the range was read to the slot.
         let source = unsafe { base.add(at) };
+        let segment = &cut;
         let piece = to_usize(segment.len);
         for i in 1..to_usize(segment.count) {
             // Pieces are packed where they lie, so that they need one copy. The stride is at least the length, so a

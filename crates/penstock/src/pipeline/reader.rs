@@ -1,18 +1,19 @@
 //! What a reader does: take a block, bring it in, say what has landed.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::landing::{Spent, to_device, to_host};
+use super::landing::{Destinations, Spent, requests, to_device, to_host};
 use super::queue::Kind;
 use super::shared::{Shared, Take};
 use crate::device::{CopyStream, Device, Mark, Piece};
 use crate::error::{Error, Result};
-use crate::memory::{Lease, Region, Slot};
-use crate::plan::Block;
+use crate::memory::{Lease, Region, Slot, Window};
+use crate::plan::{Block, Segment};
 use crate::stats::LoadStats;
-use crate::store::{Lane, Object};
+use crate::store::{Lane, Object, SLOT_SLACK};
 
 /// Slots of one reader: one is being filled while the other is on its way. More of them, or larger ones, would be out of
 /// the processor's cache by the time the device reads them.
@@ -85,10 +86,10 @@ impl HostReader {
     fn block(&mut self, shared: &Shared, index: usize, kind: Kind) -> Result<()> {
         let block = &shared.plan.blocks()[index];
         let object = shared.objects.get(block.object)?;
+        let (to, request) = (&shared.destinations, shared.request_bytes());
         let Account { lane, .. } = &mut self.account;
-        let spent =
-            to_host(&shared.plan, block, object.as_ref(), &shared.destinations, lane, &mut self.scratch)
-                .map_err(|error| name_tensor(error, shared, block, object.as_ref()))?;
+        let spent = to_host(&shared.plan, block, object.as_ref(), to, request, lane, &mut self.scratch)
+            .map_err(|error| name_tensor(error, shared, block, object.as_ref()))?;
         self.account.spent(shared, block, kind, &spent);
         shared.landed(block);
         Ok(())
@@ -190,14 +191,29 @@ impl DeviceReader {
             stream.wait_for(fence.as_ref())?;
             self.fence = number;
         }
-        let (lane, pieces) = (&mut self.account.lane, &mut self.pieces);
-        let (plan, to) = (&shared.plan, &shared.destinations);
-        let read = to_device(plan, block, object.as_ref(), to, lane, &mut slot, stream.as_mut(), pieces);
-        let marked = read.and_then(|spent| Ok((spent, stream.mark()?)));
-        match marked {
+        let mut way = Way {
+            segments: shared.plan.segments(block),
+            object: object.as_ref(),
+            to: &shared.destinations,
+            stream: stream.as_mut(),
+            pieces: &mut self.pieces,
+            account: &mut self.account,
+        };
+        let request = shared.request_bytes();
+        let brought = if kind == Kind::Fetch && way.goes_in_parts(block, request, &slot) {
+            way.bring_in_parts(block, request, &mut slot).map(|spent| (spent, None))
+        } else {
+            way.bring(&block.range, slot.window()).map(|(spent, mark)| (spent, Some(mark)))
+        };
+        match brought {
             Ok((spent, mark)) => {
                 self.account.spent(shared, block, kind, &spent);
-                self.in_flight.push_back(InFlight { slot, mark, block: index });
+                if let Some(mark) = mark {
+                    self.in_flight.push_back(InFlight { slot, mark, block: index });
+                } else {
+                    self.spare.push(slot);
+                    shared.landed(block);
+                }
                 Ok(())
             }
             Err(error) => {
@@ -253,6 +269,61 @@ impl DeviceReader {
             self.spare.push(first.slot);
             shared.landed(&shared.plan.blocks()[first.block]);
         }
+    }
+}
+
+/// The way of one block to the device.
+struct Way<'a> {
+    segments: &'a [Segment],
+    object: &'a dyn Object,
+    to: &'a Destinations,
+    stream: &'a mut dyn CopyStream,
+    pieces: &'a mut Vec<Piece>,
+    account: &'a mut Account,
+}
+
+impl Way<'_> {
+    /// Reads `range` to `slot` and sends it on.
+    fn bring(&mut self, range: &Range<u64>, slot: Window<'_>) -> Result<(Spent, Mark)> {
+        let lane = &mut self.account.lane;
+        let spent =
+            to_device(self.segments, range, self.object, self.to, lane, slot, self.stream, self.pieces)?;
+        Ok((spent, self.stream.mark()?))
+    }
+
+    /// Whether the block is larger than one request, can be cut anywhere, and has a slot with room for two requests.
+    fn goes_in_parts(&self, block: &Block, request: u64, slot: &Slot) -> bool {
+        let room = (slot.len() / 2).saturating_sub(SLOT_SLACK) as u64;
+        let more_than_one = block.range.end - block.range.start > request;
+        more_than_one && request <= room && self.segments.iter().all(|segment| segment.count == 1)
+    }
+
+    /// Brings the block by requests, which take turns in two places of the slot, and waits for the last of them, so that
+    /// the next block begins in the same slot. Storage that copies (a virtual disk's host) then writes to memory that is
+    /// still in the processor's cache: 5.4 instead of 4.4 GB/s.
+    fn bring_in_parts(&mut self, block: &Block, request: u64, slot: &mut Slot) -> Result<Spent> {
+        let room = usize::try_from(request).unwrap_or(usize::MAX) + SLOT_SLACK;
+        let mut spent = Spent::default();
+        let mut sent = VecDeque::with_capacity(2);
+        for (number, range) in requests(block.range.clone(), request).enumerate() {
+            if sent.len() == 2
+                && let Some(mark) = sent.pop_front()
+            {
+                self.wait(mark)?;
+            }
+            let (took, mark) = self.bring(&range, slot.window().part(number % 2 * room, room))?;
+            spent += took;
+            sent.push_back(mark);
+        }
+        sent.into_iter().try_for_each(|mark| self.wait(mark))?;
+        Ok(spent)
+    }
+
+    fn wait(&mut self, mark: Mark) -> Result<()> {
+        let began = Instant::now();
+        let done = self.stream.wait(mark);
+        self.account.stats.device_wait += began.elapsed();
+        done
     }
 }
 

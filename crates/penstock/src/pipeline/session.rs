@@ -21,7 +21,7 @@ use crate::memory::{HostSlab, HostTensor, Lease, Owner};
 use crate::plan::{Layout, Plan};
 use crate::stats::LoadStats;
 use crate::store::SLOT_SLACK;
-use crate::tune::{Readers, Storage};
+use crate::tune::{Readers, Settings, Storage};
 
 /// What a reader's stack may grow to: the 8 MiB that C's threads have, as drivers may count on.
 const STACK_BYTES: usize = 8 << 20;
@@ -190,12 +190,13 @@ impl Session {
         Ok(())
     }
 
-    /// Says where the objects lie, for the statistics, and whether reading them directly can gain anything. To be called
-    /// before destinations are attached.
-    pub fn on_storage(&self, storage: &Storage, direct: bool) {
-        if !direct {
+    /// Says where the objects lie, for the statistics, and how they are read: whether reading them directly can gain
+    /// anything, and the most bytes to ask for at once. To be called before destinations are attached.
+    pub fn on_storage(&self, storage: &Storage, settings: &Settings) {
+        if !settings.direct {
             self.shared.objects.avoid_direct();
         }
+        self.shared.set_request_bytes(settings.request_bytes);
         self.shared.with_stats(|stats| {
             stats.storage.clone_from(&storage.name);
             storage.notes.iter().for_each(|note| stats.note(note.clone()));

@@ -14,6 +14,7 @@ use super::queue::{Found, Kind, Queue, Room};
 use crate::checkpoint::Checkpoint;
 use crate::device::Fence;
 use crate::error::Error;
+use crate::memory::PAGE;
 use crate::plan::{Block, Plan};
 use crate::stats::LoadStats;
 use crate::tune::Readers;
@@ -36,6 +37,7 @@ pub(super) struct Shared {
     wake: Condvar,
     meter: Meter,
     copies: usize,
+    request_bytes: AtomicU64,
     cancelled: AtomicBool,
     failure: Mutex<Option<Error>>,
     stats: Mutex<LoadStats>,
@@ -94,6 +96,7 @@ impl Shared {
             wake: Condvar::new(),
             meter: Meter::new(readers.fetches, plan.block_bytes()),
             copies: readers.copies,
+            request_bytes: AtomicU64::new(u64::MAX),
             cancelled: AtomicBool::new(false),
             failure: Mutex::new(None),
             stats: Mutex::new(LoadStats {
@@ -123,6 +126,16 @@ impl Shared {
             work.fence = Some((number, fence));
         }
         self.wake_one(&work);
+    }
+
+    /// The most bytes to ask of the storage at once.
+    pub(super) fn request_bytes(&self) -> u64 {
+        self.request_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Sets that, for blocks that are not begun.
+    pub(super) fn set_request_bytes(&self, bytes: u64) {
+        self.request_bytes.store(bytes.max(PAGE as u64), Ordering::Relaxed);
     }
 
     /// Whether every byte of the tensor is in its final memory.

@@ -43,7 +43,7 @@ impl PlannedTensor {
 }
 
 /// Equal pieces at equal distances, on their way to consecutive bytes of one tensor. Mostly just one piece.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
     /// The tensor, as an index into the plan's tensors.
     pub tensor: u32,
@@ -63,6 +63,22 @@ impl Segment {
     /// Bytes the segment delivers.
     pub fn bytes(&self) -> u64 {
         self.len * self.count
+    }
+
+    /// Bytes of the object from the beginning of the first piece to the end of the last.
+    pub fn span(&self) -> u64 {
+        self.count.checked_sub(1).map_or(0, |before| before * self.stride + self.len)
+    }
+
+    /// What of it lies in `range`. Only of a single piece: several lie in the range as a whole.
+    #[must_use]
+    pub fn within(&self, range: &Range<u64>) -> Self {
+        if self.count != 1 {
+            return *self;
+        }
+        let src = self.src.max(range.start);
+        let len = (self.src + self.len).min(range.end).saturating_sub(src);
+        Self { src, dst: self.dst + (src - self.src), len, stride: len, ..*self }
     }
 }
 

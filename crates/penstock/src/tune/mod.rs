@@ -31,6 +31,8 @@ pub struct Settings {
     pub bridge_bytes: u64,
     /// Whether reads that by-pass the page cache can gain anything.
     pub direct: bool,
+    /// The most bytes that a reader asks of the storage at once.
+    pub request_bytes: u64,
     /// Budget of the staging arena in bytes.
     pub staging_bytes: u64,
 }
@@ -57,6 +59,7 @@ impl Settings {
             block_bytes: config.block_bytes.unwrap_or(block_bytes).next_multiple_of(4096),
             bridge_bytes: found.bridge_bytes,
             direct: found.direct,
+            request_bytes: found.request_bytes,
             staging_bytes: config.staging_bytes.unwrap_or(STAGING_BYTES),
         }
     }

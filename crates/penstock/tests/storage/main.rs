@@ -87,7 +87,7 @@ fn begin(checkpoint: &Arc<Checkpoint>) -> (Session, Arc<Plan>) {
     let readers = Readers::fixed(settings.readers.fetches.start);
     let mut session =
         Session::start(Arc::clone(checkpoint), Arc::clone(&plan), Target::Slab, readers).unwrap();
-    session.on_storage(&storage, settings.direct);
+    session.on_storage(&storage, &settings);
     session.attach_slab(plan.tensors().len()).unwrap();
     (session, plan)
 }

@@ -66,15 +66,15 @@ fn plan_of(tensors: &[TensorInfo], block_bytes: u64) -> Plan {
     Plan::new(tensors.iter().map(|tensor| (tensor, Selection::all(tensor))).collect(), block_bytes, BRIDGE)
 }
 
-/// Has three readers bring in all blocks.
-fn read_all(plan: &Plan, object: &Bytes, destinations: &Destinations) {
+/// Has three readers bring in all blocks, at most `request` bytes at once.
+fn read_all(plan: &Plan, object: &Bytes, destinations: &Destinations, request: u64) {
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
                 let (mut lane, mut scratch) = (Lane::default(), None);
                 while let Some(block) = plan.blocks().get(next.fetch_add(1, Ordering::Relaxed)) {
-                    to_host(plan, block, object, destinations, &mut lane, &mut scratch).unwrap();
+                    to_host(plan, block, object, destinations, request, &mut lane, &mut scratch).unwrap();
                 }
             });
         }
@@ -94,7 +94,7 @@ fn neighbours_in_one_slab_are_read_in_place_by_several_readers() {
         for tensor in 0..infos.len() {
             destinations.set(tensor, base + layout.offset(tensor));
         }
-        read_all(&plan, &object, &destinations);
+        read_all(&plan, &object, &destinations, u64::MAX);
         for (tensor, info) in infos.iter().enumerate() {
             let start = to_usize(layout.offset(tensor));
             let file = to_usize(info.range.start)..to_usize(info.range.end);
@@ -105,7 +105,7 @@ fn neighbours_in_one_slab_are_read_in_place_by_several_readers() {
 }
 
 /// Loads to memory of each tensor's own.
-fn land_apart(sizes: &[u64], block_bytes: u64) {
+fn land_apart(sizes: &[u64], block_bytes: u64, request: u64) {
     let (object, infos) = tensors(sizes);
     let plan = plan_of(&infos, block_bytes);
     let memory: Vec<_> =
@@ -114,7 +114,7 @@ fn land_apart(sizes: &[u64], block_bytes: u64) {
     for (tensor, memory) in memory.iter().enumerate() {
         destinations.set(tensor, memory.lock().unwrap().as_mut_ptr() as usize as u64);
     }
-    read_all(&plan, &object, &destinations);
+    read_all(&plan, &object, &destinations, request);
     for (memory, info) in memory.iter().zip(&infos) {
         let memory = memory.lock().unwrap();
         let (guard, bytes) = memory.split_last().unwrap();
@@ -125,16 +125,31 @@ fn land_apart(sizes: &[u64], block_bytes: u64) {
 
 #[test]
 fn large_tensors_apart_from_each_other_get_reads_of_their_own() {
-    land_apart(&[300_000, 270_001, 0, 400_000], 1 << 20);
+    land_apart(&[300_000, 270_001, 0, 400_000], 1 << 20, u64::MAX);
 }
 
 #[test]
 fn a_tensor_of_many_blocks_is_read_in_place_wherever_it_lies() {
-    land_apart(&[10_000], 1000);
+    land_apart(&[10_000], 1000, u64::MAX);
+}
+
+#[test]
+fn requests_smaller_than_a_block_bring_the_same_bytes() {
+    land_apart(&[10_000], 4000, 512);
+    land_apart(&[300_000, 270_001, 0, 400_000], 1 << 20, 4096);
+}
+
+#[test]
+fn requests_are_cut_at_multiples_of_their_size() {
+    let cut = |range, bytes| requests(range, bytes).collect::<Vec<_>>();
+    assert_eq!(cut(5..25, 10), [5..10, 10..20, 20..25]);
+    assert_eq!(cut(10..20, 10), [10..20]);
+    assert_eq!(cut(7..7, 10), []);
+    assert_eq!(cut(3..1 << 40, u64::MAX), [3..1 << 40]);
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "scratch memory is mapped with flags that Miri does not know")]
 fn small_tensors_apart_from_each_other_are_copied_from_one_read() {
-    land_apart(&[100, 7, 0, 3000, 1, 500], 1 << 20);
+    land_apart(&[100, 7, 0, 3000, 1, 500], 1 << 20, u64::MAX);
 }
