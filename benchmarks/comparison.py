@@ -21,6 +21,7 @@ from typing import Any
 import checkpoints
 import checksum
 import common
+import limits
 import loaders
 import processes
 import report
@@ -215,22 +216,22 @@ class Comparison:
         files = case.files if case else []
         began = time.monotonic()
         try:
-            if state and state != "tmpfs":
-                common.set_cache(files, LIMITS[state][1])
-            task = {
-                "do": "limit",
-                "limit": name,
-                "files": [str(file) for file in files],
-                "number": number,
-                "device": self.options.device,
-            }
-            found = processes.run(task, self.work, seconds=seconds)
+            for setting in range(len(limits.SETTINGS[name])):
+                if state and state != "tmpfs":
+                    common.set_cache(files, LIMITS[state][1])
+                task = {
+                    "do": "limit",
+                    "limit": name,
+                    "files": [str(file) for file in files],
+                    "setting": setting,
+                    "device": self.options.device,
+                }
+                found = processes.run(task, self.work, seconds=seconds)
+                where = {"run": self.number, "case": kind[0], "state": state, "limit": name, "round": number}
+                self.result["limits"].append(where | found)
+                say(f"limit {name}, {found['setting']}: {found['gb_per_s']:.2f} GB/s")
         except (processes.FailedError, common.StateError, OSError) as error:
             say(f"limit {name}: {self.without_directories(str(error))}")
-        else:
-            where = {"run": self.number, "case": kind[0], "state": state, "limit": name, "round": number}
-            self.result["limits"].append(where | found)
-            say(f"limit {name}, {found['setting']}: {found['gb_per_s']:.2f} GB/s")
         self.took[kind] = time.monotonic() - began
         self.save()
 

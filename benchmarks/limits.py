@@ -5,7 +5,7 @@
 - ``memcpy``: parallel copies from host memory to host memory.
 - ``pcie``: one large copy from pinned memory to the GPU.
 
-Each is tried with several settings, and the best that was seen counts.
+Each is tried with several settings in every round; the median of the best setting counts.
 """
 
 from __future__ import annotations
@@ -22,20 +22,18 @@ from typing import Any
 import common
 
 MIB = 1 << 20
-# Threads and block size in MiB, one setting for each round of measurements. 0 threads: as many as cores.
+# Threads and block size in MiB. 0 threads: as many as cores.
 SETTINGS = {
-    "disk": [(8, 4), (4, 8), (16, 2)],
+    "disk": [(16, 1), (8, 4), (16, 2)],
     "page-cache": [(0, 2), (8, 2), (0, 1)],
     "memcpy": [(0, 64)],
     "pcie": [(1, 1024)],
 }
-# Reading this much tells how fast a disk is.
-ENOUGH = 8 << 30
 
 
-def measure(limit: str, files: list[Path], number: int, device: str) -> dict[str, Any]:
-    """Measures a limit with the setting that is due in this round: GB/s, and what was done."""
-    threads, block = SETTINGS[limit][number % len(SETTINGS[limit])]
+def measure(limit: str, files: list[Path], setting: int, device: str) -> dict[str, Any]:
+    """Measures a limit with one of its settings, by number: GB/s, and what was done."""
+    threads, block = SETTINGS[limit][setting]
     threads = threads or len(os.sched_getaffinity(0))
     if limit == "memcpy":
         rate = _memcpy(threads, block * MIB)
@@ -49,7 +47,6 @@ def measure(limit: str, files: list[Path], number: int, device: str) -> dict[str
             block * MIB,
             lambda worker, _at, size: buffers[worker][:size],
             direct=limit == "disk",
-            enough=ENOUGH,
         )
         rate = done / seconds / common.GB
     return {"gb_per_s": round(rate, 3), "setting": f"{threads} x {block} MiB"}
@@ -72,7 +69,6 @@ def read_files(
     destination: Callable[[int, int, int], memoryview],
     *,
     direct: bool,
-    enough: int | None = None,
 ) -> tuple[float, float, int]:
     """Reads files, block by block, by many threads: seconds, CPU seconds and bytes.
 
@@ -82,8 +78,6 @@ def read_files(
     handles = [os.open(file, os.O_RDONLY | (os.O_DIRECT if direct else 0)) for file in files]
     sizes = [os.fstat(handle).st_size for handle in handles]
     blocks = [(n, at) for n, size in enumerate(sizes) for at in range(0, size, block)]
-    if enough is not None:
-        blocks = blocks[: max(1, enough // block)]
     lock, todo = threading.Lock(), iter(blocks)
     failures: list[OSError] = []
 

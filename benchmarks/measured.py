@@ -95,7 +95,7 @@ def main() -> None:
         answer = measure(**asked)
     elif do == "limit":
         answer = limits.measure(
-            asked["limit"], [Path(file) for file in asked["files"]], asked["number"], asked["device"]
+            asked["limit"], [Path(file) for file in asked["files"]], asked["setting"], asked["device"]
         )
     else:
         loaders.write_own_format(asked["files"], asked["target"])

@@ -211,7 +211,7 @@ def test_a_budget_that_is_too_small_leaves_measurements_out_and_counts_them(tmp_
 
 
 def test_a_loader_that_hangs_is_ended(tmp_path: Path, checkpoint: Path) -> None:
-    task = {"do": "limit", "limit": "disk", "files": [str(checkpoint)], "number": 0, "device": "cpu"}
+    task = {"do": "limit", "limit": "disk", "files": [str(checkpoint)], "setting": 0, "device": "cpu"}
     with pytest.raises(processes.HungError, match="no end after 0 s"):
         processes.run(task, tmp_path, seconds=0.01)
 
@@ -226,8 +226,8 @@ def result_of(seconds: list[float], **machine: str) -> report.Result:
     result["cases"] = {"llama": {"bytes": 10**9, "tensors": 1, "files": 1}}
     of_state = {"run": 0, "case": "llama", "state": "warm"}
     result["limits"] = [
-        of_state | {"limit": "page-cache", "gb_per_s": 40.0},
-        of_state | {"limit": "pcie", "state": None, "gb_per_s": 50.0},
+        of_state | {"limit": "page-cache", "setting": "1", "gb_per_s": 40.0},
+        of_state | {"limit": "pcie", "setting": "1", "state": None, "gb_per_s": 50.0},
     ]
     one = {"loader": "a", "version": "1", "cpu_seconds": 1.0, "peak_rss": 5, "bytes": 10**9, "bytes_ok": True}
     result["measurements"] = [of_state | one | {"seconds": value} for value in seconds]

@@ -41,6 +41,9 @@ class Framework(Protocol):
     ) -> tuple[list[Any], list[int]]:
         """Uninitialised contiguous tensors of the safetensors dtypes ``dtypes`` on a device, and their addresses."""
 
+    def has_in_reserve(self, nbytes: int, device: str) -> bool:
+        """Whether tensors of so many bytes can be made without asking the driver for memory, as far as is known."""
+
     def destination(self, name: str, tensor: Any) -> Destination:
         """The memory of an existing tensor.
 
@@ -124,6 +127,10 @@ class HostOnly:
     ) -> tuple[list[Any], list[int]]:
         del dtypes, shapes
         raise DeviceError(f"framework {self.name!r} has no tensors on {device}")
+
+    def has_in_reserve(self, nbytes: int, device: str) -> bool:
+        del nbytes, device
+        return False
 
     def consumer_stream(self, device: str) -> int:
         del device

@@ -123,6 +123,13 @@ class Torch:
         tensors = [make[dtype](shape) for dtype, shape in zip(dtypes, shapes, strict=True)]
         return tensors, [tensor.data_ptr() for tensor in tensors]
 
+    def has_in_reserve(self, nbytes: int, device: str) -> bool:
+        try:
+            return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) >= nbytes
+        except RuntimeError:
+            # An allocator that was plugged in need not know.
+            return False
+
     def destination(self, name: str, tensor: Any) -> Destination:
         def wrong(cause: str) -> DestinationError:
             return DestinationError(f"tensor {name!r}: {cause}", tensor=name, cause=cause)

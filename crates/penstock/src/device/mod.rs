@@ -70,8 +70,7 @@ pub trait CopyStream: Send {
     /// `Device` where the driver refuses.
     fn wait_for(&mut self, fence: &dyn Fence) -> Result<()>;
 
-    /// Enqueues the copies of `pieces`, in any order among themselves. Many small ones are handed over at once where
-    /// the device can: a call for each would cost more than the copying.
+    /// Enqueues the copies of `pieces`, in any order among themselves.
     ///
     /// # Safety
     /// Sources must stay readable and unchanged, and destinations must stay allocated on this device, not overlap and

@@ -148,24 +148,31 @@ impl Region {
         self.file.as_ref().map(AsFd::as_fd)
     }
 
-    /// Makes every page present now, so that no later access has to wait for the kernel. No byte changes.
+    /// Makes the pages of the `len` bytes from `start` (a multiple of [`PAGE`]) present now, so that no later access has to
+    /// wait for the kernel. No byte changes.
     ///
     /// # Errors
     /// `Memory` where the pages cannot be had.
-    pub fn touch(&self) -> Result<()> {
-        // SAFETY: the whole of our own mapping; populating changes no contents.
-        match unsafe { madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxPopulateWrite) } {
+    ///
+    /// # Panics
+    /// Where the span does not lie in the region: a bug of the caller.
+    pub fn touch(&self, start: usize, len: usize) -> Result<()> {
+        let inside = start.checked_add(len).is_some_and(|end| end <= self.len);
+        assert!(inside && start.is_multiple_of(PAGE), "a span outside of its region");
+        // SAFETY: inside the region, as was just checked.
+        let first = unsafe { self.base.as_ptr().add(start) };
+        // SAFETY: a part of our own mapping; populating changes no contents.
+        match unsafe { madvise(first.cast(), len, Advice::LinuxPopulateWrite) } {
             Ok(()) => Ok(()),
             Err(errno @ (Errno::NOMEM | Errno::FAULT | Errno::HWPOISON)) => {
-                Err(refused(self.len, &errno.to_string()))
+                Err(refused(len, &errno.to_string()))
             }
             // Kernels before 5.14, and sandboxes, do not know the advice.
             Err(_) => {
-                for start in (0..self.len).step_by(PAGE) {
+                for at in (0..len).step_by(PAGE) {
                     // SAFETY: inside the region; an atomic addition of nothing leaves the byte as it is even where
                     // another process maps it.
-                    unsafe { AtomicU8::from_ptr(self.base.as_ptr().add(start)) }
-                        .fetch_add(0, Ordering::Relaxed);
+                    unsafe { AtomicU8::from_ptr(first.add(at)) }.fetch_add(0, Ordering::Relaxed);
                 }
                 Ok(())
             }
@@ -254,7 +261,7 @@ mod tests {
             let mut region = Region::reserve_as(64 * PAGE, backing).unwrap();
             region.window().write(5, b"penstock");
             assert!(resident(&region) < 64 * PAGE);
-            region.touch().unwrap();
+            region.touch(0, region.len()).unwrap();
             assert_eq!(resident(&region), 64 * PAGE);
             assert_eq!(&bytes(&region)[5..13], b"penstock");
         }

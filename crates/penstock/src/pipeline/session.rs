@@ -23,9 +23,6 @@ use crate::stats::LoadStats;
 use crate::store::SLOT_SLACK;
 use crate::tune::{Readers, Settings, Storage};
 
-/// What a reader's stack may grow to: the 8 MiB that C's threads have, as drivers may count on.
-const STACK_BYTES: usize = 8 << 20;
-
 /// Where a load's tensors go.
 pub enum Target {
     /// Fresh host memory, one slab for the whole load, from which [`Session::take_host`] hands out each tensor.
@@ -157,7 +154,7 @@ impl Session {
             let shared = Arc::clone(&self.shared);
             let run = reader();
             let thread = std::thread::Builder::new().name(format!("penstock-{index}"));
-            let thread = thread.stack_size(STACK_BYTES).spawn(move || {
+            let thread = thread.spawn(move || {
                 // A panic is a bug, but it must not leave the consumer waiting for ever.
                 let done = catch_unwind(AssertUnwindSafe(|| run(&shared))).unwrap_or_else(|_| {
                     Err(Error::new(ErrorKind::Storage, "a reader panicked; this is a bug of Penstock"))

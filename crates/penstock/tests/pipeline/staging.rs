@@ -4,9 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
+use penstock::ErrorKind;
+use penstock::config::Config;
 use penstock::memory::Arena;
 use penstock::pipeline::Next;
-use penstock::store::SLOT_SLACK;
+use penstock::store::{CachePolicy, SLOT_SLACK};
+use penstock::tune::{Settings, Storage};
 
 use super::{KIB, Load, Model, Way, alone, load, nothing_remains};
 use crate::simulated_device::SimulatedDevice;
@@ -54,6 +57,50 @@ fn memory_that_cannot_be_registered_is_used_and_noted() {
     load.check(&model, &[]);
     let stats = load.session.finish().unwrap();
     assert!(!stats.pinned && stats.notes.iter().any(|note| note.contains("RLIMIT_MEMLOCK")), "{stats:?}");
+}
+
+/// Settings with requests that are smaller than blocks of 64 KiB, and two of which fit into their slots.
+fn small_requests() -> Settings {
+    let usual = Settings::choose(&Config::default(), &Storage::unknown(), true);
+    Settings { request_bytes: 16 * KIB, ..usual }
+}
+
+#[test]
+fn blocks_are_fetched_by_requests_that_take_turns_in_one_slot() {
+    let _alone = alone();
+    // Not from the page cache: what is there is copied a block at a time.
+    let model = Model::cached_as(CachePolicy::Bypass);
+    for way in Way::all() {
+        for slices in [&[][..], &[("matrix", &[0..301, 3..90][..]), ("large", &[7..9, 0..1000])]] {
+            let plan = model.plan_slices(64 * KIB, slices);
+            let mut load = Load::begin(&model, &plan, &way, 3);
+            load.session.on_storage(&Storage::unknown(), &small_requests());
+            load.attach_all();
+            load.run().unwrap();
+            load.check(&model, slices);
+            let stats = load.session.finish().unwrap();
+            assert!(stats.calls > stats.blocks, "{stats:?}");
+            drop(load);
+            nothing_remains(&model, &way);
+        }
+    }
+}
+
+#[test]
+fn a_copy_that_fails_between_two_requests_of_a_block_leaves_nothing_behind() {
+    let _alone = alone();
+    let model = Model::cached_as(CachePolicy::Bypass);
+    for copy in [1, 2, 3, 20] {
+        let device = SimulatedDevice::new();
+        device.account.fail_at.store(copy, SeqCst);
+        let way = Way::Device(device, 16 << 20);
+        let mut load = Load::begin(&model, &model.plan(64 * KIB), &way, 2);
+        load.session.on_storage(&Storage::unknown(), &small_requests());
+        load.attach_all();
+        assert_eq!(load.run().unwrap_err().kind(), ErrorKind::Device, "copy {copy}");
+        drop(load);
+        nothing_remains(&model, &way);
+    }
 }
 
 #[test]

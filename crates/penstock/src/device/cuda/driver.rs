@@ -60,12 +60,11 @@ handles! {
 }
 
 macro_rules! driver {
-    ($($field:ident = $symbol:literal ( $($arg:ty),* );)* ; optional $($maybe:ident = $its:literal ( $($of:ty),* );)*) => {
+    ($($field:ident = $symbol:literal ( $($arg:ty),* );)*) => {
         /// The functions of the driver that Penstock calls.
         pub(super) struct Driver {
             _library: Library,
             $($field: unsafe extern "C" fn($($arg),*) -> Code,)*
-            $($maybe: Option<unsafe extern "C" fn($($of),*) -> Code>,)*
         }
 
         impl Driver {
@@ -78,11 +77,7 @@ macro_rules! driver {
                                 .remedy("Update the NVIDIA driver")
                         })?;
                 )*
-                $(
-                    // SAFETY: as above.
-                    let $maybe = unsafe { library.get::<unsafe extern "C" fn($($of),*) -> Code>($its) }.ok().map(|f| *f);
-                )*
-                Ok(Self { _library: library, $($field,)* $($maybe,)* })
+                Ok(Self { _library: library, $($field,)* })
             }
         }
     };
@@ -111,24 +106,7 @@ driver! {
     event_record = b"cuEventRecord\0" (EventHandle, StreamHandle);
     event_query = b"cuEventQuery\0" (EventHandle);
     event_synchronize = b"cuEventSynchronize\0" (EventHandle);
-    ; optional
-    // Since CUDA 12.8. The 13.0 headers name a newer one without the failed index; this one is still there.
-    memcpy_batch = b"cuMemcpyBatchAsync\0" (
-        *mut u64, *mut u64, *mut usize, usize, *mut CopyAttributes, *mut usize, usize, *mut usize, StreamHandle
-    );
 }
-
-/// `CUmemcpyAttributes`: how the copies of a batch may be carried out.
-#[repr(C)]
-struct CopyAttributes {
-    source_access_order: c_int,
-    /// `CUmemLocation` of both ends; heeded for managed memory only.
-    locations: [c_int; 4],
-    flags: c_uint,
-}
-
-/// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`: sources are read when the stream comes to the copy.
-const SOURCE_IN_STREAM_ORDER: c_int = 1;
 
 impl Driver {
     /// The process's driver, opened at the first call.
@@ -260,46 +238,6 @@ impl Driver {
     ) -> Result<()> {
         // SAFETY: as the caller promises.
         self.check("copying to the GPU", unsafe { (self.memcpy_htod_async)(to, from.cast(), len, stream) })
-    }
-
-    /// Whether [`Driver::copy_batch`] is there.
-    pub(super) fn has_batches(&self) -> bool {
-        self.memcpy_batch.is_some()
-    }
-
-    /// Enqueues many copies in one call; the driver changes none of the lists.
-    ///
-    /// # Safety
-    /// As for [`Driver::copy`], for every entry; the lists are of one length.
-    pub(super) unsafe fn copy_batch(
-        &self,
-        to: &mut [u64],
-        from: &mut [u64],
-        lens: &mut [usize],
-        stream: StreamHandle,
-    ) -> Result<()> {
-        let Some(function) = self.memcpy_batch else {
-            return Err(Error::new(ErrorKind::Device, "the CUDA driver lacks cuMemcpyBatchAsync"));
-        };
-        let mut attributes =
-            CopyAttributes { source_access_order: SOURCE_IN_STREAM_ORDER, locations: [0; 4], flags: 0 };
-        let (mut from_the_first, mut failed) = (0, 0);
-        // SAFETY: lists of `to.len()` entries, one set of attributes that holds from entry 0 on; copies as the caller
-        // promises.
-        let code = unsafe {
-            function(
-                to.as_mut_ptr(),
-                from.as_mut_ptr(),
-                lens.as_mut_ptr(),
-                to.len(),
-                &raw mut attributes,
-                &raw mut from_the_first,
-                1,
-                &raw mut failed,
-                stream,
-            )
-        };
-        self.check("copying to the GPU", code)
     }
 
     pub(super) fn stream_create(&self) -> Result<StreamHandle> {

@@ -8,53 +8,17 @@ pub(super) struct CudaStream {
     driver: &'static Driver,
     context: Context,
     stream: StreamHandle,
-    /// Whether many copies may go in one call. Not where the driver cannot, or has refused once.
-    batches: bool,
-    batch: Batch,
     /// Events that no mark uses.
     spare: Vec<EventHandle>,
     /// Events that marks use; only ever a handful.
     used: Vec<EventHandle>,
 }
 
-/// The most copies that one call hands over. A load whose calls had 512 of them died of SIGSEGV (driver 580), loads with
-/// 256 did not. The cause was not established; the driver using the stack of the calling thread (2 MiB then) would explain
-/// it. More gain nothing: 128 copies of 16 KiB in a call already reach 0.9 of PCIe 5.
-const MOST_IN_A_BATCH: usize = 128;
-
-/// The columns in which the driver takes many copies.
-#[derive(Default)]
-struct Batch {
-    to: Vec<u64>,
-    from: Vec<u64>,
-    lens: Vec<usize>,
-}
-
-impl Batch {
-    fn fill(&mut self, pieces: &[Piece]) {
-        self.to.clear();
-        self.from.clear();
-        self.lens.clear();
-        self.to.extend(pieces.iter().map(|piece| piece.destination));
-        self.from.extend(pieces.iter().map(|piece| piece.source as usize as u64));
-        self.lens.extend(pieces.iter().map(|piece| piece.len));
-    }
-}
-
 impl CudaStream {
     pub(super) fn new(driver: &'static Driver, context: Context) -> Result<Self> {
         driver.make_current(context)?;
         let stream = driver.stream_create()?;
-        let batches = driver.has_batches();
-        Ok(Self {
-            driver,
-            context,
-            stream,
-            batches,
-            batch: Batch::default(),
-            spare: Vec::new(),
-            used: Vec::new(),
-        })
+        Ok(Self { driver, context, stream, spare: Vec::new(), used: Vec::new() })
     }
 
     fn take_back(&mut self, event: EventHandle) {
@@ -69,25 +33,13 @@ impl CopyStream for CudaStream {
     }
 
     unsafe fn copy(&mut self, pieces: &[Piece]) -> Result<()> {
-        for batch in pieces.chunks(MOST_IN_A_BATCH) {
-            if self.batches && batch.len() > 1 {
-                self.batch.fill(batch);
-                let Batch { to, from, lens } = &mut self.batch;
-                // SAFETY: the caller keeps both ends alive until a later mark is done; `new` made the context current
-                // on this reader's thread.
-                if unsafe { self.driver.copy_batch(to, from, lens, self.stream) }.is_ok() {
-                    continue;
-                }
-                // A driver may refuse batches for this memory or at all. The copies one by one say whether that was
-                // it; those that are carried out twice write the same bytes.
-                self.batches = false;
-            }
-            for piece in batch {
-                // SAFETY: as above.
-                unsafe { self.driver.copy(piece.destination, piece.source, piece.len, self.stream)? };
-            }
-        }
-        Ok(())
+        // One by one, although drivers have `cuMemcpyBatchAsync`: version 580 corrupts its command stream with it (Xid 32),
+        // always with 512 copies in a call, now and then with 128. Several readers make up for most of what calls cost.
+        pieces.iter().try_for_each(|piece| {
+            // SAFETY: the caller keeps both ends alive until a later mark is done; `new` made the context current on this
+            // reader's thread.
+            unsafe { self.driver.copy(piece.destination, piece.source, piece.len, self.stream) }
+        })
     }
 
     fn mark(&mut self) -> Result<Mark> {

@@ -1,10 +1,10 @@
 //! How an arena grows: how far it may, what a chunk costs it, and when it looks at the memory that is left.
 
-use super::chunk::{Chunk, SlotAddress};
+use super::chunk::{Chunk, Ground, Plot, Plots, SlotAddress};
 use super::lease::Terms;
 use super::pool::State;
 use super::{Arena, lock};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::memory::headroom::Headroom;
 
 /// Slots that a load may have however little memory there is: one is filled while the other is copied.
@@ -35,9 +35,24 @@ impl Arena {
         useful.min(affordable).saturating_sub(state.slots).min(self.chunk_slots)
     }
 
+    /// Where the next `slots` slots are to lie. All that the loads that run can use are reserved at once.
+    fn plot(&self, state: &mut State, slots: usize, terms: &Terms) -> Result<Plot> {
+        if let Some(plot) = state.plots.as_mut().and_then(|plots| plots.take(slots)) {
+            return Ok(plot);
+        }
+        let useful = terms.budget.min(state.wanted).saturating_sub(state.slots - slots).max(slots);
+        let reserve = |slots| Ground::reserve(&self.site, slots, self.slot_bytes);
+        // Where addresses are limited, as many as must be.
+        let mut plots = Plots::of(reserve(useful).or_else(|_| reserve(slots))?);
+        let plot = plots.take(slots);
+        state.plots = Some(plots);
+        plot.ok_or_else(|| Error::new(ErrorKind::Memory, "no staging memory was asked for"))
+    }
+
     /// Touching and registering take milliseconds, so this is called without the lock.
     pub(super) fn grow(&self, growth: Growth<'_>, terms: &Terms) -> Result<Option<SlotAddress>> {
-        match Chunk::make(&self.site, growth.slots, self.slot_bytes, terms.refusal()) {
+        let plot = self.plot(&mut lock(&self.state), growth.slots, terms);
+        match plot.and_then(|plot| Chunk::make(&self.site, plot, terms.refusal())) {
             Ok(chunk) => {
                 if let Some(because) = chunk.unpinned_because() {
                     terms.refuse(because);

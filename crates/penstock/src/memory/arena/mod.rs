@@ -2,13 +2,14 @@
 //!
 //! * `lease`: what one load has of an arena: its budget, the slots it can use at most, what it has to report.
 //! * `pool`: the slots themselves: which are free, who holds them, when they go. `growth`: when more are made.
-//! * `chunk`: a few slots that were reserved, touched and registered (pinned) in one piece.
+//! * `chunk`: a few slots that were touched and registered (pinned) in one piece, and the addresses they lie on.
 //! * `process`: the arenas of the process, by slot size, kind of device and memory node.
 //!
-//! **Growth.** Memory grows a chunk at a time as readers ask. The reader that asked makes the chunk, outside of any
-//! lock, so several grow the arena in parallel and no copy ever spans two registrations; but a reader that comes
-//! while a chunk with a slot to spare is being made waits for that instead of making one more. Slots go to whoever
-//! asks and come back on drop; a later load finds them all.
+//! **Growth.** Addresses are reserved for all that the running loads can use, memory grows a chunk at a time as
+//! readers ask. The reader that asked makes the chunk, outside of any lock, so several grow the arena in parallel
+//! and no copy ever spans two registrations; but a reader that comes while a chunk with a slot to spare is being
+//! made waits for that instead of making one more. Slots go to whoever asks and come back on drop; a later load
+//! finds them all.
 //!
 //! **Bounds.** An arena grows as long as it has fewer slots than the loads that run can use together, than the budget
 //! of the load that asks, and than a quarter of what could be spared if the arena held nothing (the machine's

@@ -3,7 +3,7 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::chunk::{Chunk, Site, SlotAddress};
+use super::chunk::{Chunk, Plots, Site, SlotAddress};
 use super::growth::{Growth, LOOK_EVERY};
 use super::lease::Terms;
 use super::{ArenaUse, lock};
@@ -30,6 +30,8 @@ pub struct Arena {
 
 pub(super) struct State {
     pub(super) chunks: Vec<Chunk>,
+    /// Where the next chunks will lie.
+    pub(super) plots: Option<Plots>,
     /// Most recently used last: its lines are likeliest still in the processor's cache.
     pub(super) free: Vec<SlotAddress>,
     /// Slots that readers hold.
@@ -62,6 +64,7 @@ impl Arena {
             owner: Owner::current(),
             state: Mutex::new(State {
                 chunks: Vec::new(),
+                plots: None,
                 free: Vec::new(),
                 taken: 0,
                 slots: 0,
@@ -235,7 +238,11 @@ impl Arena {
             (going.iter().map(Chunk::slots).sum::<usize>(), going.iter().map(Chunk::bytes).sum());
         // Unregistering takes milliseconds, so without the lock; only then is there room for others.
         drop(going);
-        lock(&self.state).slots -= slots;
+        let mut state = lock(&self.state);
+        state.slots -= slots;
+        let unused = if state.slots == 0 { state.plots.take() } else { None };
+        drop(state);
+        drop(unused);
         bytes
     }
 }

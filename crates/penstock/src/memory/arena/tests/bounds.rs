@@ -98,13 +98,15 @@ fn the_first_memory_that_cannot_be_had_is_an_error() {
 fn memory_that_cannot_be_had_later_ends_the_growth_and_not_the_load() {
     in_child(|| {
         let bench = Bench::of(1 << 20, 4);
-        let load = bench.load(100, 100);
-        let held = load.try_acquire().unwrap();
+        // A small load reserves what it can use, so that the next one needs more addresses.
+        let small = bench.load(4, 4);
+        let held = small.try_acquire().unwrap();
         // Two MiB more than there are: too little for a chunk, enough for everything else.
         let limit =
             libc::rlimit { rlim_cur: pages(0) * PAGE as u64 + (2 << 20), rlim_max: libc::RLIM_INFINITY };
         // SAFETY: reads one structure.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
+        let load = bench.load(100, 100);
         let more = all(&load);
         assert!(held.is_some() && more.len() == 3, "{}", more.len());
         assert!(load.notes()[0].contains("4.0 MiB of the 100.0 MiB"), "{:?}", load.notes());
