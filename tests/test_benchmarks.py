@@ -216,6 +216,21 @@ def test_a_loader_that_hangs_is_ended(tmp_path: Path, checkpoint: Path) -> None:
         processes.run(task, tmp_path, seconds=0.01)
 
 
+@pytest.mark.usefixtures("_on_a_disk")
+def test_the_number_of_readers_that_is_found_is_held_against_fixed_ones(tmp_path: Path) -> None:
+    output = tmp_path / "out.json"
+    command = [sys.executable, str(BENCHMARKS / "readers.py"), str(tmp_path / "data"), "--output", str(output)]
+    options = ["--gb", "0.02", "--rounds", "1", "--readers", "1,3", "--states", "cold"]
+    done = subprocess.run(command + options, capture_output=True, text=True, check=True)
+    result = json.loads(output.read_text())
+    assert {item["readers"]: item["used"] for item in result["measurements"] if item["readers"] != "found"} == {
+        "1": 1,
+        "3": 3,
+    }
+    assert "| cold | found |" in done.stdout
+    assert str(tmp_path) not in output.read_text()
+
+
 # ---- results
 
 
