@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use penstock::plan::{Plan, Selection};
-use penstock::store::LocalStore;
+use penstock::store::Router;
 use penstock::tune::{FileSystem, Settings};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
@@ -95,11 +95,15 @@ impl Checkpoint {
         Ok(indices)
     }
 
-    fn file_system(&self) -> FileSystem {
-        self.inner
-            .objects()
-            .first()
-            .map_or(FileSystem::Disk, |object| FileSystem::of(Path::new(&object.location)))
+    /// The settings that suit where the checkpoint is: its first object speaks for all.
+    fn settings(&self, config: &Config, to_device: bool) -> Settings {
+        match self.inner.objects().first() {
+            Some(object) if penstock::store::is_remote(&object.location) => Settings::remote(&config.inner),
+            Some(object) => {
+                Settings::choose(&config.inner, FileSystem::of(Path::new(&object.location)), to_device)
+            }
+            None => Settings::choose(&config.inner, FileSystem::Disk, to_device),
+        }
     }
 }
 
@@ -108,7 +112,7 @@ impl Checkpoint {
     /// Opens the checkpoint that `inputs` name: reads headers only, all of them in parallel.
     #[new]
     fn new(py: Python<'_>, inputs: Vec<String>, config: &Config) -> Outcome<Self> {
-        let store = Arc::new(LocalStore::new(config.inner.cache.unwrap_or_default()));
+        let store = Arc::new(Router::new(config.inner.cache.unwrap_or_default()));
         let inner = py.detach(|| penstock::checkpoint::Checkpoint::open(store, &inputs))?;
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -186,7 +190,7 @@ impl Checkpoint {
             wanted.push((tensor, selection));
         }
         let to_device = !matches!(target, "slab" | "host");
-        let settings = Settings::choose(&config.inner, self.file_system(), to_device);
+        let settings = self.settings(config, to_device);
         let target = target.to_owned();
         let checkpoint = Arc::clone(&self.inner);
         py.detach(|| {
@@ -199,7 +203,7 @@ impl Checkpoint {
     #[pyo3(signature = (names, config))]
     fn map(&self, py: Python<'_>, names: Option<Vec<String>>, config: &Config) -> Outcome<Mapped> {
         let indices = self.select(names.as_deref())?;
-        let readers = Settings::choose(&config.inner, self.file_system(), false).readers.fetches.start;
+        let readers = self.settings(config, false).readers.fetches.start;
         let checkpoint = Arc::clone(&self.inner);
         py.detach(|| Mapped::new(checkpoint, indices, readers))
     }

@@ -38,6 +38,11 @@ impl Objects {
             .try_for_each(|object| object.verify_unchanged())
     }
 
+    /// Has reads that wait for the storage end now.
+    pub(super) fn interrupt(&self) {
+        self.open.iter().filter_map(|open| open.get()?.as_ref().ok()).for_each(|object| object.interrupt());
+    }
+
     /// Closes all of them.
     pub(super) fn close(&mut self) {
         self.open.iter_mut().for_each(|open| drop(open.take()));

@@ -9,6 +9,10 @@
 //! since it was opened is an error, never a mixture of two versions; errors name the object and the range.
 
 mod local;
+mod location;
+#[cfg(feature = "remote")]
+mod remote;
+mod router;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,6 +21,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileMapping, Window};
 
 pub use local::{CachePolicy, LocalStore};
+pub(crate) use location::{is_http, is_url, shown};
+#[cfg(feature = "remote")]
+pub use remote::{Environment, Patience, RemoteStore};
+pub use router::{Router, is_remote};
 
 /// What tells one version of an object from another: compared between opening a checkpoint and loading from it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -39,6 +47,22 @@ pub trait Store: Send + Sync {
     /// `NotFound`, `Access` (unreadable, or not a regular object), or `Storage`.
     fn open(&self, location: &str) -> Result<Arc<dyn Object>>;
 
+    /// Opens the object at `location` for reading if it is still the version with that identity.
+    ///
+    /// A store that can ask for a version by name does not ask what is there now: every read will.
+    ///
+    /// # Errors
+    /// `Changed` if it is not; as for [`Store::open`].
+    fn reopen(&self, location: &str, identity: &Identity) -> Result<Arc<dyn Object>> {
+        let object = self.open(location)?;
+        if object.identity() == *identity {
+            return Ok(object);
+        }
+        Err(Error::new(ErrorKind::Changed, "the file was replaced or written to since its header was read")
+            .object(object.location())
+            .remedy("Open the checkpoint again"))
+    }
+
     /// The objects directly under `prefix` (a directory), sorted by location; not recursive.
     ///
     /// # Errors
@@ -60,7 +84,8 @@ pub trait Object: Send + Sync {
     /// Fills `into` with the bytes that start at `offset`.
     ///
     /// # Errors
-    /// `Storage` where reading fails, `Changed` where the object ends before `into` is full.
+    /// `Storage` where reading fails, `Changed` where the object ends before `into` is full or is another version by
+    /// now, `Cancelled` after [`Object::interrupt`].
     fn read_into(&self, offset: u64, into: Window<'_>, lane: &mut Lane) -> Result<()>;
 
     /// Reads `range` to wherever in `slot` suits this store's alignment, and says where in the slot it begins.
@@ -93,7 +118,11 @@ pub trait Object: Send + Sync {
         true
     }
 
-    /// Fails with `Changed` if the object is no longer the version that was opened.
+    /// Has reads that wait for the storage end now, with `Cancelled`, and later ones not begin. A hint: reads that take
+    /// no longer than a disk does may go on.
+    fn interrupt(&self) {}
+
+    /// Fails with `Changed` if what was read may not be of the version that was opened.
     ///
     /// # Errors
     /// `Changed`, or `Storage` where the store cannot tell.
@@ -108,7 +137,7 @@ pub const SLOT_SLACK: usize = 2 * 4096;
 pub struct Lane {
     /// Bytes that came from the page cache, by copying.
     pub cached_bytes: u64,
-    /// Bytes that came straight from the storage device, by-passing the page cache.
+    /// Bytes that came straight from the storage device, by-passing the page cache, or over the network.
     pub direct_bytes: u64,
     /// Bytes read with the page cache in between although they were not in it.
     pub buffered_bytes: u64,

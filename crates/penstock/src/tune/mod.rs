@@ -4,6 +4,7 @@
 //! a setting in [`Config`](crate::config::Config) replaces them.
 
 mod profile;
+mod remote;
 mod tuner;
 
 use crate::config::Config;
