@@ -173,7 +173,10 @@ mod tests {
         assert_eq!((name("/a/b/"), parent("/a/b/"), parent("/a"), parent("a")), ("b", "/a", "/", ""));
         assert_eq!((name("https://h/a/b?c=d/e"), parent("https://h/a/b?c=d/e")), ("b", "https://h/a"));
         assert_eq!((name("s3://b/a/what?/x"), parent("s3://b/a/what?")), ("x", "s3://b/a"));
-        assert_eq!(beside("https://h/a/i.json?sig=x", "m 1.safetensors"), "https://h/a/m%201.safetensors?sig=x");
+        assert_eq!(
+            beside("https://h/a/i.json?sig=x", "m 1.safetensors"),
+            "https://h/a/m%201.safetensors?sig=x"
+        );
         assert_eq!((beside("s3://b/i", "m 1"), beside("i", "m")), ("s3://b/m 1".into(), "m".into()));
         assert_eq!((join("/", "a"), join("", "a"), join("x/", "a")), ("/a".into(), "a".into(), "x/a".into()));
     }

@@ -7,6 +7,7 @@
 //! Names of models on the Hub are not resolved here, and `~` is the shell's to expand.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use super::ShardIndex;
 use super::hub_cache;
@@ -23,7 +24,7 @@ const PREFERRED_INDEXES: [&str; 2] =
     ["model.safetensors.index.json", "diffusion_pytorch_model.safetensors.index.json"];
 
 /// The objects of a checkpoint.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct Resolved {
     /// Where the objects are: each once, in the order given, the shards of an index in the order of their names.
     pub objects: Vec<String>,
@@ -32,7 +33,7 @@ pub struct Resolved {
 }
 
 /// A shard index and the objects it speaks of.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct ResolvedIndex {
     /// Where the index is.
     pub location: String,
@@ -40,6 +41,23 @@ pub struct ResolvedIndex {
     pub index: ShardIndex,
     /// For each of its shards, the shard's place in [`Resolved::objects`].
     pub objects: Vec<u32>,
+}
+
+impl fmt::Debug for Resolved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Locations may carry secrets.
+        let objects: Vec<_> = self.objects.iter().map(|location| place::shown(location)).collect();
+        f.debug_struct("Resolved").field("objects", &objects).field("indexes", &self.indexes).finish()
+    }
+}
+
+impl fmt::Debug for ResolvedIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { location, index, objects } = self;
+        let location = place::shown(location);
+        let mut shown = f.debug_struct("ResolvedIndex");
+        shown.field("location", &location).field("index", index).field("objects", objects).finish()
+    }
 }
 
 /// Finds the objects that `inputs` name.
@@ -202,8 +220,7 @@ fn may_be_object(location: &str) -> bool {
 
 /// The index that a directory of these objects means.
 fn choose_index(directory: &str, locations: &[String]) -> Result<Option<String>> {
-    let indexes: Vec<_> =
-        locations.iter().filter(|location| named(location, INDEX_SUFFIX)).collect();
+    let indexes: Vec<_> = locations.iter().filter(|location| named(location, INDEX_SUFFIX)).collect();
     let preferred = PREFERRED_INDEXES
         .iter()
         .find_map(|wanted| indexes.iter().find(|location| place::name(location) == *wanted));
@@ -226,8 +243,7 @@ fn choose_index(directory: &str, locations: &[String]) -> Result<Option<String>>
 /// The weights among these objects, sorted. A `consolidated` file repeats, in the layout of the model's authors, what
 /// the others hold: it counts only where it is alone.
 fn choose_weights(locations: &[String]) -> Vec<String> {
-    let mut weights: Vec<_> =
-        locations.iter().filter(|location| named(location, WEIGHTS_SUFFIX)).collect();
+    let mut weights: Vec<_> = locations.iter().filter(|location| named(location, WEIGHTS_SUFFIX)).collect();
     let consolidated = |location: &&String| place::name(location).starts_with("consolidated");
     if !weights.iter().all(consolidated) {
         weights.retain(|location| !consolidated(location));

@@ -10,13 +10,15 @@ pub(crate) fn is_url(location: &str) -> bool {
 /// The scheme of a URL; none for a path.
 pub(crate) fn scheme(location: &str) -> Option<&str> {
     let (scheme, _) = location.split_once("://")?;
-    let valid = !scheme.is_empty() && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b));
+    let valid =
+        !scheme.is_empty() && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b));
     valid.then_some(scheme)
 }
 
 /// Whether a location is an HTTP URL, in which a question mark begins a query. Keys of object stores may hold one.
 pub(crate) fn is_http(location: &str) -> bool {
-    scheme(location).is_some_and(|scheme| scheme.eq_ignore_ascii_case("http") || scheme.eq_ignore_ascii_case("https"))
+    scheme(location)
+        .is_some_and(|scheme| scheme.eq_ignore_ascii_case("http") || scheme.eq_ignore_ascii_case("https"))
 }
 
 /// A location as errors may show it: a URL without what may be secret, its user and its query.

@@ -8,8 +8,17 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_enco
 use crate::error::{Error, ErrorKind, Result};
 
 /// What must be escaped in the path of an HTTP URL; slashes stay.
-const PATH: &AsciiSet =
-    &CONTROLS.add(b' ').add(b'"').add(b'#').add(b'%').add(b'<').add(b'>').add(b'?').add(b'[').add(b']').add(b'`');
+const PATH: &AsciiSet = &CONTROLS
+    .add(b' ')
+    .add(b'"')
+    .add(b'#')
+    .add(b'%')
+    .add(b'<')
+    .add(b'>')
+    .add(b'?')
+    .add(b'[')
+    .add(b']')
+    .add(b'`');
 
 /// The kinds of store that locations lead to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

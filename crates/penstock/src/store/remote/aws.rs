@@ -16,7 +16,9 @@ use aws_config::provider_config::ProviderConfig;
 use aws_config::{BehaviorVersion, SdkConfig};
 use aws_credential_types::Credentials;
 use aws_credential_types::credential_feature::AwsCredentialFeature as Feature;
-use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider, error::CredentialsError};
+use aws_credential_types::provider::{
+    ProvideCredentials, SharedCredentialsProvider, error::CredentialsError,
+};
 use aws_smithy_runtime_api::client::http::{
     HttpClient, HttpConnector, HttpConnectorFuture, HttpConnectorSettings, SharedHttpConnector,
 };
@@ -136,7 +138,9 @@ fn source(credentials: &Credentials) -> &'static str {
             | Feature::CredentialsStsAssumeRoleWebId
             | Feature::CredentialsProfileStsWebIdToken,
         ) => "a web identity",
-        Some(Feature::CredentialsStsAssumeRole | Feature::CredentialsProfileSourceProfile) => "an assumed role",
+        Some(Feature::CredentialsStsAssumeRole | Feature::CredentialsProfileSourceProfile) => {
+            "an assumed role"
+        }
         Some(Feature::CredentialsProfile | Feature::CredentialsProfileNamedProvider) => "a profile",
         Some(Feature::CredentialsProfileSso | Feature::CredentialsSso) => "an SSO session",
         Some(Feature::CredentialsProfileProcess | Feature::CredentialsProcess) => "a credential process",
@@ -186,10 +190,13 @@ impl HttpConnector for Connector {
             let (parts, body) = request.into_parts();
             let host = parts.uri.host().unwrap_or_default().to_owned();
             let url = parts.uri.to_string().parse();
-            let mut request =
-                reqwest::Request::new(parts.method, url.map_err(|error| ConnectorError::user(Box::new(error)))?);
+            let mut request = reqwest::Request::new(
+                parts.method,
+                url.map_err(|error| ConnectorError::user(Box::new(error)))?,
+            );
             *request.headers_mut() = parts.headers;
-            *request.body_mut() = body.bytes().filter(|bytes| !bytes.is_empty()).map(|bytes| bytes.to_vec().into());
+            *request.body_mut() =
+                body.bytes().filter(|bytes| !bytes.is_empty()).map(|bytes| bytes.to_vec().into());
             let client = key.client().map_err(|error| ConnectorError::user(Box::new(error)))?;
             let answer = send(&client, request, &host).await.map_err(|error| {
                 if error.is_timeout() {

@@ -20,7 +20,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// Azurite's account and key, which its documentation gives to everyone.
 const EMULATOR_ACCOUNT: &str = "devstoreaccount1";
-const EMULATOR_KEY: &str = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
+const EMULATOR_KEY: &str =
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 const EMULATOR_URL: &str = "http://127.0.0.1:10000";
 
 const CONNECTION_STRING: &str = "AZURE_STORAGE_CONNECTION_STRING";
@@ -53,7 +54,8 @@ pub(super) fn make(address: &Address, environment: &Environment, connector: Conn
     let parts = connection(environment)?;
     let of_location = address.account.as_ref();
     // A connection string speaks for its own account only.
-    let parts = parts.filter(|parts| of_location.is_none_or(|(account, _)| Some(account) == parts.get("AccountName")));
+    let parts = parts
+        .filter(|parts| of_location.is_none_or(|(account, _)| Some(account) == parts.get("AccountName")));
     if let Some((account, host)) = of_location {
         builder = builder.with_account(account).with_endpoint(format!("https://{host}"));
     }
@@ -78,7 +80,8 @@ pub(super) fn make(address: &Address, environment: &Environment, connector: Conn
         .with_http_connector(connector)
         .build()
         .map_err(|error| {
-            refused(address, environment, &error).remedy("Set AZURE_STORAGE_ACCOUNT_NAME, and credentials for it")
+            refused(address, environment, &error)
+                .remedy("Set AZURE_STORAGE_ACCOUNT_NAME, and credentials for it")
         })?;
     Ok(Made { store: Arc::new(store), credentials: credentials.into(), keys: None, region: None })
 }
@@ -117,7 +120,9 @@ fn connection(environment: &Environment) -> Result<Option<HashMap<String, String
             ErrorKind::Config,
             format!("{CONNECTION_STRING} names neither an account nor a blob endpoint"),
         )
-        .remedy("Copy it from the storage account's page, or run `az storage account show-connection-string`"));
+        .remedy(
+            "Copy it from the storage account's page, or run `az storage account show-connection-string`",
+        ));
     }
     Ok(Some(parts))
 }

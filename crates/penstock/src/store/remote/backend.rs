@@ -51,7 +51,11 @@ pub(super) struct Made {
 
 impl Backend {
     /// The backend for `address`; there is one for each plain HTTP object, since its store *is* its URL.
-    pub(super) fn of(address: &Address, environment: &Arc<Environment>, patience: Patience) -> Result<Arc<Self>> {
+    pub(super) fn of(
+        address: &Address,
+        environment: &Arc<Environment>,
+        patience: Patience,
+    ) -> Result<Arc<Self>> {
         if address.provider == Provider::Web {
             return Self::make(address, environment, patience, None).map(Arc::new);
         }

@@ -8,10 +8,20 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Variables of the cloud providers' own tools, by how their names begin.
-const PREFIXES: [&str; 9] =
-    ["AWS_", "AZURE_", "AZURITE_", "GOOGLE_", "STORAGE_EMULATOR_HOST", "IDENTITY_", "MSI_", "GCE_METADATA_", "HOME"];
+const PREFIXES: [&str; 9] = [
+    "AWS_",
+    "AZURE_",
+    "AZURITE_",
+    "GOOGLE_",
+    "STORAGE_EMULATOR_HOST",
+    "IDENTITY_",
+    "MSI_",
+    "GCE_METADATA_",
+    "HOME",
+];
 /// What the names of secret variables hold.
-const SECRET: [&str; 8] = ["SECRET", "TOKEN", "KEY", "SAS", "PASSWORD", "CONNECTION_STRING", "CREDENTIAL", "HEADER"];
+const SECRET: [&str; 8] =
+    ["SECRET", "TOKEN", "KEY", "SAS", "PASSWORD", "CONNECTION_STRING", "CREDENTIAL", "HEADER"];
 /// Shorter values are not looked for: they would be found everywhere.
 const SHORTEST_SECRET: usize = 8;
 
@@ -71,7 +81,8 @@ impl Environment {
 
     /// `text` without anything secret that it may repeat: secret values of variables, and queries of URLs.
     pub(super) fn scrub(&self, text: &str) -> String {
-        let is_secret = |name: &str| SECRET.iter().any(|part| name.contains(part)) && !name.ends_with("_FILE");
+        let is_secret =
+            |name: &str| SECRET.iter().any(|part| name.contains(part)) && !name.ends_with("_FILE");
         let mut text = text.to_owned();
         for (name, value) in &self.variables {
             let value = value.trim();
@@ -110,7 +121,9 @@ mod tests {
             ("AZURE_STORAGE_CONNECTION_STRING", "AccountKey=SENTINEL-2"),
             ("AWS_REGION", "us-east-1-long"),
         ]);
-        let text = environment.scrub("with SENTINEL-1 and AccountKey=SENTINEL-2 in us-east-1-long at https://h/x?sig=SENTINEL-3 end");
+        let text = environment.scrub(
+            "with SENTINEL-1 and AccountKey=SENTINEL-2 in us-east-1-long at https://h/x?sig=SENTINEL-3 end",
+        );
         assert_eq!(text, "with *** and *** in us-east-1-long at https://h/x end");
     }
 

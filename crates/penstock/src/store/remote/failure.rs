@@ -29,7 +29,13 @@ pub(super) enum Verdict {
 
 /// Codes that say "too fast" or "try again" whatever the status.
 const BUSY: [&str; 8] = [
-    "SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "ServerBusy", "OperationTimedOut", "Throttling",
+    "SlowDown",
+    "RequestTimeout",
+    "InternalError",
+    "ServiceUnavailable",
+    "ServerBusy",
+    "OperationTimedOut",
+    "Throttling",
     "RequestLimitExceeded",
 ];
 
@@ -39,7 +45,9 @@ const EXPIRED: [&str; 3] = ["ExpiredToken", "ExpiredTokenException", "TokenRefre
 /// Judges a failed request of `backend`. `pinned` says that a version of the object had been seen before.
 pub(super) fn judge(backend: &Backend, error: &StoreError, seen: &Seen, pinned: bool) -> Verdict {
     if let Some(why) = &seen.credentials {
-        return Verdict::Tell(Error::new(ErrorKind::Access, backend.environment.scrub(why)).remedy(no_credentials(backend)));
+        return Verdict::Tell(
+            Error::new(ErrorKind::Access, backend.environment.scrub(why)).remedy(no_credentials(backend)),
+        );
     }
     if let Some(refusal) = &seen.refusal {
         return refused(backend, refusal, pinned);
@@ -75,7 +83,8 @@ fn refused(backend: &Backend, refusal: &Refusal, pinned: bool) -> Verdict {
     let tell = |kind, remedy: String| {
         Verdict::Tell(Error::new(kind, backend.environment.scrub(&sentence(backend, refusal))).remedy(remedy))
     };
-    let elsewhere = refusal.region.as_ref().filter(|region| backend.region.as_ref().is_some_and(|ours| ours != *region));
+    let elsewhere =
+        refusal.region.as_ref().filter(|region| backend.region.as_ref().is_some_and(|ours| ours != *region));
     match refusal.status {
         _ if BUSY.contains(&code) => again(backend, refusal),
         400 | 401 | 403 if EXPIRED.contains(&code) => match tell(ErrorKind::Access, denied(backend, code)) {
@@ -89,14 +98,20 @@ fn refused(backend: &Backend, refusal: &Refusal, pinned: bool) -> Verdict {
         412 => Verdict::Tell(changed()),
         404 | 410 | 416 if pinned => Verdict::Tell(changed()),
         416 => Verdict::Empty,
+        400 | 404 if is_about_credentials(code) => tell(ErrorKind::Access, denied(backend, code)),
+        400 if code.starts_with("Invalid") && code.ends_with("Name") => {
+            tell(ErrorKind::NotFound, "Check the bucket's name".into())
+        }
         404 | 410 => tell(ErrorKind::NotFound, not_found(backend, code)),
         401 | 403 | 407 => tell(ErrorKind::Access, denied(backend, code)),
-        400 if is_about_credentials(code) => tell(ErrorKind::Access, denied(backend, code)),
         300..=399 => tell(
             ErrorKind::Storage,
             "The server sends elsewhere: check the endpoint, and the region (AWS_REGION)".into(),
         ),
-        _ => tell(ErrorKind::Storage, "The server will not answer this request however often it is asked".into()),
+        _ => tell(
+            ErrorKind::Storage,
+            "The server will not answer this request however often it is asked".into(),
+        ),
     }
 }
 
@@ -148,7 +163,7 @@ fn sentence(backend: &Backend, refusal: &Refusal) -> String {
 }
 
 fn is_about_credentials(code: &str) -> bool {
-    ["Token", "Signature", "Credential", "AccessKey", "Auth", "invalid_grant", "invalid_client"]
+    ["Token", "Signature", "Credential", "AccessKey", "Auth", "User", "invalid_grant", "invalid_client"]
         .iter()
         .any(|part| code.contains(part))
 }
@@ -170,7 +185,7 @@ fn denied(backend: &Backend, code: &str) -> String {
         "ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired" | "invalid_grant" => {
             return "The credentials have expired: sign in again".into();
         }
-        "SignatureDoesNotMatch" | "InvalidAccessKeyId" => {
+        "SignatureDoesNotMatch" | "InvalidAccessKeyId" | "XAdminUserNotFound" => {
             return "Check the access key and its secret; they must be of this endpoint".into();
         }
         _ => {}

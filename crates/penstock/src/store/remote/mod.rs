@@ -40,7 +40,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 use address::{Address, Provider};
 use backend::Backend;
-use fetch::{Fault, Stop, once, persist};
+use fetch::{Fault, Stop, named, once, persist};
 use object::RemoteObject;
 use retry::Budget;
 use runtime::Net;
@@ -101,9 +101,7 @@ impl Store for RemoteStore {
     fn reopen(&self, location: &str, identity: &Identity) -> Result<Arc<dyn Object>> {
         let (address, backend, path) = self.reach(location)?;
         match object::version(&path, identity) {
-            Some(meta) => {
-                Ok(Arc::new(RemoteObject::new(address.shown(), backend, path, meta, Vec::new())))
-            }
+            Some(meta) => Ok(Arc::new(RemoteObject::new(address.shown(), backend, path, meta, Vec::new()))),
             None => Err(failure::changed().object(address.shown())),
         }
     }
@@ -137,7 +135,9 @@ fn path(address: &Address) -> Result<Path> {
     Path::parse(&address.key).map_err(|error| {
         Error::new(ErrorKind::NotFound, format!("keys like this cannot be read: {error}"))
             .object(address.shown())
-            .remedy("Keys with empty parts (a//b), `.` or `..` are not supported: copy the object to another key")
+            .remedy(
+                "Keys with empty parts (a//b), `.` or `..` are not supported: copy the object to another key",
+            )
     })
 }
 
@@ -193,7 +193,7 @@ fn inspect(backend: &Backend, path: &Path) -> Result<ObjectMeta> {
     let answer = block_on(persist(backend, &budget, false, &mut 0, async || {
         let options = GetOptions { head: true, ..GetOptions::default() };
         match backend.store.get_opts(path, options).await {
-            Ok(answer) => Ok(answer.meta),
+            Ok(answer) => Ok(named(answer.meta)),
             Err(error) => Err((Fault::Store(error), false)),
         }
     }));

@@ -67,14 +67,15 @@ impl RemoteObject {
         let work = persist(&self.backend, &self.budget, true, &mut requests, async || {
             let before = at;
             let put = |offset: u64, bytes: &[u8]| into.write(to_usize(offset - begin), bytes);
-            let done = once(&self.backend, &self.path, before..range.end, Some(&self.meta), &mut at, put).await;
+            let done =
+                once(&self.backend, &self.path, before..range.end, Some(&self.meta), &mut at, put).await;
             done.map(drop).map_err(|fault| (fault, at > before))
         });
         let done = Net::of_process()?.block_on(async {
             tokio::select! {
                 biased;
-                done = work => Some(done),
                 () = self.until_interrupted() => None,
+                done = work => Some(done),
             }
         });
         lane.calls += requests;
@@ -105,9 +106,12 @@ impl Object for RemoteObject {
     fn read_into(&self, offset: u64, mut into: Window<'_>, lane: &mut Lane) -> Result<()> {
         let len = into.len();
         let end = offset.checked_add(len as u64).filter(|end| *end <= self.meta.size).ok_or_else(|| {
-            Error::new(ErrorKind::Storage, format!("a read beyond the end of the object's {} bytes", self.meta.size))
-                .object(&self.location)
-                .range(offset..offset.saturating_add(len as u64))
+            Error::new(
+                ErrorKind::Storage,
+                format!("a read beyond the end of the object's {} bytes", self.meta.size),
+            )
+            .object(&self.location)
+            .range(offset..offset.saturating_add(len as u64))
         })?;
         let held = self.head.get(to_usize(offset)..).map_or(0, |rest| rest.len().min(len));
         if held > 0 {

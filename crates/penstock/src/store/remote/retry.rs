@@ -153,7 +153,9 @@ impl fmt::Display for GivenUp {
         let requests: u32 = self.history.iter().map(|(_, count)| count).sum();
         match &self.limit {
             Limit::Range => write!(f, "given up after {requests} failed requests: ")?,
-            Limit::Object => write!(f, "given up, as too many requests for this object failed, here {requests}: ")?,
+            Limit::Object => {
+                write!(f, "given up, as too many requests for this object failed, here {requests}: ")?;
+            }
             Limit::Wait(asked) => write!(f, "the server asks to come back in {} s: ", asked.as_secs())?,
         }
         for (index, (what, count)) in self.history.iter().enumerate() {
@@ -220,10 +222,8 @@ mod tests {
     fn a_server_that_asks_for_too_long_is_not_waited_for() {
         let budget = Budget::default();
         let mut attempts = Attempts::new(&PATIENCE, &budget, false);
-        let busy = |seconds| Trouble {
-            what: "HTTP 429".into(),
-            retry_after: Some(Duration::from_secs(seconds)),
-        };
+        let busy =
+            |seconds| Trouble { what: "HTTP 429".into(), retry_after: Some(Duration::from_secs(seconds)) };
         let pause = attempts.failed(busy(3), false).unwrap();
         assert!(pause >= Duration::from_secs(3) && pause <= Duration::from_secs(6), "{pause:?}");
         let given_up = attempts.failed(busy(3600), false).unwrap_err();

@@ -37,7 +37,8 @@ pub(super) fn make(
     let bucket = &address.bucket;
     let anonymous = environment.is_set(&ANONYMOUS);
     let own_keys = own_keys(environment);
-    let files = match (environment.is_of_process(), anonymous && environment.get(&["AWS_PROFILE"]).is_none()) {
+    let files = match (environment.is_of_process(), anonymous && environment.get(&["AWS_PROFILE"]).is_none())
+    {
         (true, false) => Some(Net::of_process()?.block_on(load(client))),
         _ => None,
     };
@@ -101,8 +102,11 @@ fn endpoint(environment: &Environment, files: Option<&SdkConfig>) -> Option<Stri
     set.map(str::to_owned).or_else(|| {
         let files = files?;
         // The profile's own section for S3 comes before what it says of all services.
-        let key =
-            ServiceConfigKey::builder().service_id("S3").env("AWS_ENDPOINT_URL").profile("endpoint_url").build();
+        let key = ServiceConfigKey::builder()
+            .service_id("S3")
+            .env("AWS_ENDPOINT_URL")
+            .profile("endpoint_url")
+            .build();
         let of_service = key.ok().and_then(|key| files.service_config()?.load_config(key));
         of_service.or_else(|| files.endpoint_url().map(str::to_owned))
     })
@@ -124,7 +128,9 @@ fn custom(
     };
     let builder = builder.with_allow_http(url.scheme() == "http");
     if !environment.is_set(&["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"]) {
-        return Ok(builder.with_virtual_hosted_style_request(false).with_endpoint(endpoint.trim_end_matches('/')));
+        return Ok(builder
+            .with_virtual_hosted_style_request(false)
+            .with_endpoint(endpoint.trim_end_matches('/')));
     }
     let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
     let path = url.path().trim_end_matches('/');

@@ -17,7 +17,8 @@ use http::HeaderMap;
 use http_body_util::BodyExt;
 use object_store::ClientOptions;
 use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody,
+    HttpService,
 };
 use reqwest::redirect::Policy;
 use rustls::pki_types::CertificateDer;
@@ -50,11 +51,12 @@ impl ClientKey {
     }
 
     fn make(&self) -> Result<reqwest::Client> {
-        let tls = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .map_err(|error| Error::new(ErrorKind::Config, format!("TLS could not be set up: {error}")))?
-            .with_root_certificates(self.roots()?)
-            .with_no_client_auth();
+        let tls =
+            rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+                .with_safe_default_protocol_versions()
+                .map_err(|error| Error::new(ErrorKind::Config, format!("TLS could not be set up: {error}")))?
+                .with_root_certificates(self.roots()?)
+                .with_no_client_auth();
         reqwest::Client::builder()
             .tls_backend_preconfigured(tls)
             .http1_only()
@@ -66,8 +68,11 @@ impl ClientKey {
             .referer(false)
             .build()
             .map_err(|error| {
-                Error::new(ErrorKind::Config, format!("the HTTP client could not be set up: {}", words(&error)))
-                    .remedy("Check HTTP_PROXY, HTTPS_PROXY and NO_PROXY")
+                Error::new(
+                    ErrorKind::Config,
+                    format!("the HTTP client could not be set up: {}", words(&error)),
+                )
+                .remedy("Check HTTP_PROXY, HTTPS_PROXY and NO_PROXY")
             })
     }
 
@@ -113,10 +118,15 @@ impl HttpService for Service {
             key.patience.connect = METADATA_CONNECT;
         }
         let client = key.client().map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
-        let url = parts.uri.to_string().parse().map_err(|error| HttpError::new(HttpErrorKind::Unknown, Bad(error)))?;
+        let url = parts
+            .uri
+            .to_string()
+            .parse()
+            .map_err(|error| HttpError::new(HttpErrorKind::Unknown, Bad(error)))?;
         let mut request = reqwest::Request::new(parts.method, url);
         *request.headers_mut() = parts.headers;
-        *request.body_mut() = body.as_bytes().filter(|bytes| !bytes.is_empty()).map(|bytes| bytes.clone().into());
+        *request.body_mut() =
+            body.as_bytes().filter(|bytes| !bytes.is_empty()).map(|bytes| bytes.clone().into());
         let (status, headers, body) = send(&client, request, &host).await.map_err(http_error)?;
         let mut response = http::Response::new(body);
         *response.status_mut() = status;

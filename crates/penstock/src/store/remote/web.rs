@@ -32,13 +32,19 @@ pub(super) fn list(store: &RemoteStore, directory: &Address) -> Result<Vec<Entry
     };
     let looked: Vec<_> = std::thread::scope(|scope| {
         let looks: Vec<_> = NAMES.iter().map(|name| scope.spawn(move || look(name))).collect();
-        looks.into_iter().map(|look| look.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        looks
+            .into_iter()
+            .map(|look| look.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
     });
     let found = looked.into_iter().filter_map(Result::transpose).collect::<Result<Vec<_>>>()?;
     if found.is_empty() {
         return Err(Error::new(
             ErrorKind::NotFound,
-            format!("a plain HTTP server cannot list what it holds, and none of {} is there", NAMES.join(", ")),
+            format!(
+                "a plain HTTP server cannot list what it holds, and none of {} is there",
+                NAMES.join(", ")
+            ),
         )
         .object(directory.shown())
         .remedy("Give the URL of a .safetensors file or of its shard index"));

@@ -63,8 +63,8 @@ impl Witness {
 
     /// Writes something down, if anyone wants to know.
     pub(super) fn note(change: impl FnOnce(&mut Seen)) {
-        let _ = WITNESS
-            .try_with(|witness| change(&mut witness.0.lock().unwrap_or_else(PoisonError::into_inner)));
+        let _ =
+            WITNESS.try_with(|witness| change(&mut witness.0.lock().unwrap_or_else(PoisonError::into_inner)));
     }
 }
 
@@ -80,7 +80,12 @@ impl Refusal {
             host: host.to_owned(),
             code: code.or_else(|| header(&["x-ms-error-code", "x-error-code"])),
             message: message.or_else(|| header(&["x-error-message"])),
-            request_id: header(&["x-amz-request-id", "x-ms-request-id", "x-guploader-uploadid", "x-request-id"]),
+            request_id: header(&[
+                "x-amz-request-id",
+                "x-ms-request-id",
+                "x-guploader-uploadid",
+                "x-request-id",
+            ]),
             retry_after: header(&["retry-after"]).and_then(|text| retry_after(&text)),
             region: header(&["x-amz-bucket-region"]).or_else(|| element(body, "Region")),
         }
@@ -107,7 +112,8 @@ fn code_and_message(body: &[u8]) -> (Option<String>, Option<String>) {
         };
         let (error, inner) = (&json["error"], &json["error"]["message"]);
         let code = text(error).or_else(|| text(&error["status"])).or_else(|| text(&error["code"]));
-        let message = text(inner).or_else(|| text(&json["error_description"])).or_else(|| text(&json["message"]));
+        let message =
+            text(inner).or_else(|| text(&json["error_description"])).or_else(|| text(&json["message"]));
         return (code, message);
     }
     (element(body, "Code"), element(body, "Message"))
@@ -121,7 +127,8 @@ fn element(body: &[u8], name: &str) -> Option<String> {
     let length = text[begin..].find(&close)?;
     let inner = &text[begin..begin + length];
     let entities = [("&lt;", "<"), ("&gt;", ">"), ("&quot;", "\""), ("&apos;", "'"), ("&amp;", "&")];
-    let inner = entities.iter().fold(inner.to_owned(), |text, (entity, meaning)| text.replace(entity, meaning));
+    let inner =
+        entities.iter().fold(inner.to_owned(), |text, (entity, meaning)| text.replace(entity, meaning));
     Some(plain(&inner))
 }
 
@@ -170,11 +177,17 @@ mod tests {
              <AuthenticationErrorDetail>SECRET</AuthenticationErrorDetail></Error>",
             &[],
         );
-        assert_eq!((azure.code.as_deref(), azure.message.as_deref()), (Some("AuthenticationFailed"), Some("Server failed")));
+        assert_eq!(
+            (azure.code.as_deref(), azure.message.as_deref()),
+            (Some("AuthenticationFailed"), Some("Server failed"))
+        );
         let head = refusal("", &[("x-ms-error-code", "BlobNotFound")]);
         assert_eq!(head.code.as_deref(), Some("BlobNotFound"));
         let token = refusal(r#"{"error":"invalid_grant","error_description":"Token expired\nmore"}"#, &[]);
-        assert_eq!((token.code.as_deref(), token.message.as_deref()), (Some("invalid_grant"), Some("Token expired")));
+        assert_eq!(
+            (token.code.as_deref(), token.message.as_deref()),
+            (Some("invalid_grant"), Some("Token expired"))
+        );
         let gcs = refusal(r#"{"error":{"code":404,"message":"No such object"}}"#, &[]);
         assert_eq!((gcs.code.as_deref(), gcs.message.as_deref()), (Some("404"), Some("No such object")));
     }
