@@ -151,7 +151,7 @@ def web(directory: Path) -> Iterator[Remote]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def do_GET(self) -> None:  # noqa: N802
+        def do_GET(self) -> None:
             requests.append(f"{self.command} {self.path}")
             body = objects.get(urllib.parse.unquote(self.path.partition("?")[0]))
             if body is None:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import servers
-from conftest import Raw, assert_bits, raw_bytes, write_raw
 
 import penstock
+import servers
+from conftest import Raw, assert_bits, raw_bytes, write_raw
 
 
 def shard(tmp_path: Path, seed: int, count: int = 3) -> tuple[bytes, dict[str, Raw]]:
@@ -91,7 +91,7 @@ def test_tensors_that_exist_are_filled(model: tuple[str, dict[str, Raw]]) -> Non
 def test_a_stream_left_early_leaves_nothing_behind(model: tuple[str, dict[str, Raw]]) -> None:
     where, tensors = model
     assert_bits(penstock.open(where).load(framework="np"), tensors)
-    before = {task for task in os.listdir("/proc/self/task")}
+    before = set(os.listdir("/proc/self/task"))
     stream = penstock.open(where).stream(framework="np")
     next(stream)
     stream.close()

@@ -9,7 +9,7 @@ use object_store::path::Path;
 use tokio::sync::Notify;
 
 use super::backend::Backend;
-use super::fetch::{Stop, once, persist, pinned};
+use super::fetch::{Stop, once, persist};
 use super::retry::Budget;
 use super::runtime::Net;
 use crate::error::{Error, ErrorKind, Result};
@@ -138,11 +138,12 @@ impl Object for RemoteObject {
         self.interrupt.notify_waiters();
     }
 
-    /// Where every range was asked for of the pinned version, there is nothing left to ask: what was read is of that
-    /// version, whatever the bucket holds by now. Only a server that gives versions no name is asked once more.
+    /// Where every answer named the version that it was of, there is nothing left to ask: what was read is of the pinned
+    /// one, whatever the bucket holds by now. Only a server that gives versions no name is asked once more.
     fn verify_unchanged(&self) -> Result<()> {
-        let options = pinned(self.backend.provider, &self.meta);
-        if options.if_match.is_some() || options.version.is_some() || options.if_unmodified_since.is_some() {
+        // The epoch stands for a date that the server did not give.
+        let dated = self.meta.last_modified.timestamp() > 0;
+        if self.meta.e_tag.is_some() || self.meta.version.is_some() || dated {
             return Ok(());
         }
         let now = super::inspect(&self.backend, &self.path).map_err(|error| error.object(&self.location))?;
