@@ -82,11 +82,11 @@ def _request(port: int, method: str, path: str, body: bytes = b"", **headers: st
 
 
 @contextlib.contextmanager
-def s3(directory: Path) -> Iterator[Remote]:
+def s3(directory: Path, *more: str) -> Iterator[Remote]:
     bucket = directory / BUCKET
     bucket.mkdir()
     flags = ["--access", "sentinel-access", "--secret", "sentinel-secret-key", "--quiet", "--keep-alive"]
-    with _server("versitygw", *flags, "--port", "127.0.0.1:{port}", "posix", str(directory)) as port:
+    with _server("versitygw", *flags, *more, "--port", "127.0.0.1:{port}", "posix", str(directory)) as port:
 
         def put(key: str, body: bytes) -> None:
             path = bucket / key

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -162,3 +163,98 @@ def test_importing_starts_no_thread_and_opening_local_files_neither(tmp_path: Pa
     )
     command = [sys.executable, "-c", script, str(tmp_path / "m.safetensors")]
     assert "net-penstock" not in subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+# Where AWS's credentials come from ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An object on S3, and an environment without credentials."""
+    directory = tmp_path / "gateway"
+    directory.mkdir()
+    with servers.s3(directory) as remote:
+        for name in os.environ:
+            if name.startswith("AWS_"):
+                monkeypatch.delenv(name)
+        body, _ = shard(tmp_path, 0)
+        remote.put("m.safetensors", body)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", remote.environment["AWS_ENDPOINT_URL"])
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+        yield f"{remote.root}/m.safetensors"
+
+
+def test_a_profile_is_used(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = os.environ["AWS_ENDPOINT_URL_S3"]
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+    (tmp_path / "credentials").write_text(
+        "[weights]\naws_access_key_id = sentinel-access\naws_secret_access_key = sentinel-secret-key\n"
+    )
+    # The endpoint of S3 alone, which comes before that of all services.
+    (tmp_path / "config").write_text(
+        "[profile weights]\nregion = us-east-1\nservices = mine\nendpoint_url = http://127.0.0.1:1\n"
+        f"[services mine]\ns3 =\n  endpoint_url = {endpoint}\n"
+    )
+    monkeypatch.setenv("AWS_PROFILE", "weights")
+    assert len(penstock.open(bucket)) == 3
+
+
+def test_a_credential_process_is_asked(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = {"Version": 1, "AccessKeyId": "sentinel-access", "SecretAccessKey": "sentinel-secret-key"}
+    (tmp_path / "answer.json").write_text(json.dumps(answer))
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = cat {tmp_path}/answer.json\n")
+    assert len(penstock.open(bucket)) == 3
+    # And its secret is nobody's business.
+    (tmp_path / "answer.json").write_text(json.dumps(answer | {"SecretAccessKey": "SENTINEL-wrong"}))
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    with pytest.raises(penstock.ObjectAccessError, match="credentials: a credential process") as raised:
+        penstock.open(bucket)
+    assert "SENTINEL" not in f"{raised.value} {vars(raised.value)}"
+
+
+def test_a_containers_credential_service_is_asked(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with servers.web(tmp_path) as service:
+        answer = {
+            "AccessKeyId": "sentinel-access",
+            "SecretAccessKey": "sentinel-secret-key",
+            "Token": "",
+            "Expiration": "2099-01-01T00:00:00Z",
+        }
+        service.put("credentials", json.dumps(answer).encode())
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{service.root}/credentials")
+        ckpt = penstock.open(bucket)
+        ckpt.load(framework="np")
+        # Kept until they expire.
+        assert service.requests == ["GET /credentials"]
+
+
+def test_no_credentials_are_told_at_once(bucket: str) -> None:
+    with pytest.raises(penstock.ObjectAccessError, match="no AWS credentials were found") as raised:
+        penstock.open(bucket)
+    assert "AWS_SKIP_SIGNATURE" in (raised.value.remedy or "")
+
+
+def test_tls_is_checked_against_the_bundle(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl, which makes the certificate, is not installed")
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-keyout", str(key), "-out", str(cert), "-days", "30", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"]
+    subprocess.run(command, check=True, capture_output=True)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "sentinel-access")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sentinel-secret-key")
+    directory = tmp_path / "tls"
+    directory.mkdir()
+    with servers.s3(directory, "--cert", str(cert), "--key", str(key)) as remote:
+        body, tensors = shard(tmp_path, 1)
+        remote.put("m.safetensors", body)
+        endpoint = remote.environment["AWS_ENDPOINT_URL"].replace("http://", "https://")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
+        with pytest.raises(penstock.StorageError, match=r"[Cc]ertificate") as raised:
+            penstock.open(bucket)
+        assert "AWS_CA_BUNDLE" in (raised.value.remedy or "")
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(cert))
+        assert_bits(penstock.open(bucket).load(framework="np"), tensors)

@@ -21,7 +21,11 @@ pub struct Router {
 impl Router {
     /// A router whose local files are read under `cache`.
     pub fn new(cache: CachePolicy) -> Self {
-        Self { local: LocalStore::new(cache), ..Self::default() }
+        Self {
+            local: LocalStore::new(cache),
+            #[cfg(feature = "remote")]
+            remote: super::RemoteStore::default(),
+        }
     }
 
     fn store(&self, location: &str) -> &dyn Store {

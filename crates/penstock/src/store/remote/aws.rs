@@ -128,26 +128,25 @@ impl CredentialProvider for Keys {
     }
 }
 
-/// Where credentials come from, for errors.
+/// Where credentials come from, for errors: the most particular of what the chain says.
 fn source(credentials: &Credentials) -> &'static str {
-    let features = credentials.get_property::<Vec<Feature>>();
-    match features.and_then(|features| features.last()) {
-        Some(Feature::CredentialsEnvVars) => "environment variables",
-        Some(
-            Feature::CredentialsEnvVarsStsWebIdToken
-            | Feature::CredentialsStsAssumeRoleWebId
-            | Feature::CredentialsProfileStsWebIdToken,
-        ) => "a web identity",
-        Some(Feature::CredentialsStsAssumeRole | Feature::CredentialsProfileSourceProfile) => {
-            "an assumed role"
+    let features = credentials.get_property::<Vec<Feature>>().map_or(&[][..], Vec::as_slice);
+    let particular = features.iter().rev().find_map(|feature| match feature {
+        Feature::CredentialsEnvVars => Some("environment variables"),
+        Feature::CredentialsEnvVarsStsWebIdToken
+        | Feature::CredentialsStsAssumeRoleWebId
+        | Feature::CredentialsProfileStsWebIdToken => Some("a web identity"),
+        Feature::CredentialsStsAssumeRole | Feature::CredentialsProfileSourceProfile => {
+            Some("an assumed role")
         }
-        Some(Feature::CredentialsProfile | Feature::CredentialsProfileNamedProvider) => "a profile",
-        Some(Feature::CredentialsProfileSso | Feature::CredentialsSso) => "an SSO session",
-        Some(Feature::CredentialsProfileProcess | Feature::CredentialsProcess) => "a credential process",
-        Some(Feature::CredentialsHttp) => "the container's credential service",
-        Some(Feature::CredentialsImds) => "the instance's role",
-        _ => "AWS's default chain",
-    }
+        Feature::CredentialsProfileSso | Feature::CredentialsSso => Some("an SSO session"),
+        Feature::CredentialsProfileProcess | Feature::CredentialsProcess => Some("a credential process"),
+        Feature::CredentialsHttp => Some("the container's credential service"),
+        Feature::CredentialsImds => Some("the instance's role"),
+        _ => None,
+    });
+    let profile = features.contains(&Feature::CredentialsProfile).then_some("a profile");
+    particular.or(profile).unwrap_or("AWS's default chain")
 }
 
 /// Why there are no credentials: the innermost reason, which is the one that can be acted upon.

@@ -34,6 +34,9 @@ const METADATA_CONNECT: Duration = Duration::from_secs(1);
 const METADATA_HOSTS: [&str; 5] =
     ["169.254.169.254", "169.254.170.2", "169.254.170.23", "metadata.google.internal", "metadata"];
 
+/// The most that is said of a failure.
+const MAX_WORDS: usize = 200;
+
 /// What tells one client from another.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct ClientKey {
@@ -199,32 +202,32 @@ fn http_error(error: reqwest::Error) -> HttpError {
 
 /// A failure without an answer, in the words of whoever noticed it first, which name no URL.
 fn words(error: &reqwest::Error) -> String {
-    let mut innermost: &dyn std::error::Error = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
     let what = match (error.is_timeout(), error.is_connect()) {
         (true, true) => return "no connection in time".into(),
         (true, false) => return "nothing came in time".into(),
         (false, true) => "no connection",
         (false, false) => "the connection was lost",
     };
-    if error.source().is_none() { what.into() } else { format!("{what}: {innermost}") }
+    match causes(error).last() {
+        // A certificate that is refused is shown in full, as bytes, after what is wrong with it.
+        Some(cause) => format!("{what}: {}", cause.to_string().chars().take(MAX_WORDS).collect::<String>()),
+        None => what.into(),
+    }
 }
 
 /// Whether the same would happen again: a certificate that is not trusted stays so.
 fn in_vain(error: &reqwest::Error) -> bool {
-    let mut source = error.source();
-    while let Some(error) = source {
-        if let Some(io) = error.downcast_ref::<std::io::Error>()
-            && io.get_ref().is_some_and(|inner| inner.is::<rustls::Error>())
-        {
-            return true;
+    error.is_builder() || causes(error).any(|cause| cause.is::<rustls::Error>())
+}
+
+/// What an error was caused by, outermost first.
+fn causes(error: &reqwest::Error) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
+    std::iter::successors(error.source(), |error| {
+        let error: &(dyn std::error::Error + 'static) = *error;
+        match error.downcast_ref::<std::io::Error>() {
+            // An I/O error stands for the one inside of it, and says that its cause is that one's.
+            Some(io) => io.get_ref().map(|inner| inner as &(dyn std::error::Error + 'static)),
+            None => error.source(),
         }
-        if error.is::<rustls::Error>() {
-            return true;
-        }
-        source = error.source();
-    }
-    error.is_builder()
+    })
 }
