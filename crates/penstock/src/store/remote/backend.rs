@@ -79,7 +79,9 @@ impl Backend {
     ) -> Result<Self> {
         let client = ClientKey {
             patience,
-            ca_bundle: environment.get(&["AWS_CA_BUNDLE"]).map(Into::into),
+            ca_bundle: (address.provider == Provider::S3)
+                .then(|| environment.get(&["AWS_CA_BUNDLE"]).map(Into::into))
+                .flatten(),
             follow: address.provider == Provider::Web,
         };
         // A setting that cannot be is met here rather than by every request.
