@@ -19,9 +19,7 @@ use pyo3::types::{PyString, PyTuple};
 use crate::checkpoint::cuda_ordinal;
 use crate::errors::{Failure, Outcome};
 use crate::host_array::{HostArray, Owner};
-
-/// How long a wait goes on before it looks for signals (Ctrl-C).
-const SIGNAL_CHECK: Duration = Duration::from_millis(50);
+use crate::signals::SIGNAL_CHECK;
 
 /// Names, dtypes, shapes and bytes of tensors.
 type Columns<'a, 'py> = (Vec<&'a str>, Vec<Bound<'py, PyString>>, Vec<Bound<'py, PyTuple>>, Vec<u64>);

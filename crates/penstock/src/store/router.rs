@@ -51,4 +51,14 @@ impl Store for Router {
     fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
         self.store(prefix).list(prefix)
     }
+
+    #[cfg(feature = "remote")]
+    fn for_load(&self) -> Option<Arc<dyn Store>> {
+        Some(Arc::new(Self { local: self.local, remote: self.remote.another_course() }))
+    }
+
+    #[cfg(feature = "remote")]
+    fn interrupt(&self) {
+        self.remote.interrupt();
+    }
 }

@@ -8,7 +8,8 @@
 //! * `backend`: the store behind a bucket, set up by `s3` (with `aws`), `gcs` and `azure` from an [`Environment`].
 //! * `transport`: the HTTP client; `witness`: what it saw; `runtime`: the process's threads and connections.
 //! * `fetch`: one range, resumed where it stopped; `retry`: when to ask again; `failure`: what errors say.
-//! * `object`: an open object.
+//! * `object`: an open object; `pace`: when one of its ranges is slow.
+//! * `course`: what the requests of one load share.
 //! * `web`: finding a checkpoint on a server that cannot list.
 //!
 //! Secrets come in with the environment and with locations. They go to the servers they are for, and nowhere else:
@@ -18,11 +19,13 @@ mod address;
 mod aws;
 mod azure;
 mod backend;
+mod course;
 mod environment;
 mod failure;
 mod fetch;
 mod gcs;
 mod object;
+mod pace;
 mod retry;
 mod runtime;
 mod s3;
@@ -40,10 +43,9 @@ use crate::error::{Error, ErrorKind, Result};
 
 use address::{Address, Provider};
 use backend::Backend;
-use fetch::{Fault, Stop, named, once, persist};
+use course::Course;
+use fetch::{Fault, Stop, Tally, named, once, persist};
 use object::RemoteObject;
-use retry::Budget;
-use runtime::Net;
 
 pub use environment::Environment;
 pub use retry::Patience;
@@ -57,12 +59,19 @@ const OPENING_BYTES: u64 = 512 << 10;
 pub struct RemoteStore {
     environment: Option<Arc<Environment>>,
     patience: Patience,
+    course: Arc<Course>,
 }
 
 impl RemoteStore {
     /// A store that is set up from `environment`, and waits as `patience` says.
     pub fn new(environment: Environment, patience: Patience) -> Self {
-        Self { environment: Some(Arc::new(environment)), patience }
+        Self { environment: Some(Arc::new(environment)), patience, course: Arc::default() }
+    }
+
+    /// The same store for another load, whose requests share nothing with those of this one but connections.
+    #[must_use]
+    pub fn another_course(&self) -> Self {
+        Self { course: Arc::default(), ..self.clone() }
     }
 
     /// The variables that count: those given, else those of the process, as they are now.
@@ -73,7 +82,7 @@ impl RemoteStore {
     fn reach(&self, location: &str) -> Result<(Address, Arc<Backend>, Path)> {
         let address = Address::parse(location)?;
         let path = path(&address)?;
-        let backend = Backend::of(&address, &self.environment(), self.patience)
+        let backend = Backend::of(&address, &self.environment(), self.patience, &self.course)
             .map_err(|error| error.object(address.shown()))?;
         Ok((address, backend, path))
     }
@@ -92,18 +101,21 @@ impl Store for RemoteStore {
             return Err(Error::new(ErrorKind::NotFound, "the location names a bucket, not an object")
                 .object(address.shown()));
         }
-        let (backend, opened) = in_its_region(&address, backend, |backend| open(backend, &path));
+        let course = &self.course;
+        let (backend, opened) =
+            in_its_region(&address, backend, course, |backend| open(backend, &path, course));
         let (meta, head) = opened.map_err(|error| error.object(address.shown()))?;
-        Ok(Arc::new(RemoteObject::new(address.shown(), backend, path, meta, head)))
+        let course = Arc::clone(course);
+        Ok(Arc::new(RemoteObject { location: address.shown(), backend, path, meta, head, course }))
     }
 
     /// Without a request: each range will be asked of that version.
     fn reopen(&self, location: &str, identity: &Identity) -> Result<Arc<dyn Object>> {
         let (address, backend, path) = self.reach(location)?;
-        match object::version(&path, identity) {
-            Some(meta) => Ok(Arc::new(RemoteObject::new(address.shown(), backend, path, meta, Vec::new()))),
-            None => Err(failure::changed().object(address.shown())),
-        }
+        let meta =
+            object::version(&path, identity).ok_or_else(|| failure::changed().object(address.shown()))?;
+        let (head, course) = (Vec::new(), Arc::clone(&self.course));
+        Ok(Arc::new(RemoteObject { location: address.shown(), backend, path, meta, head, course }))
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
@@ -111,7 +123,9 @@ impl Store for RemoteStore {
         let mut entries = if address.provider == Provider::Web {
             web::list(self, &address)?
         } else {
-            let (_, listed) = in_its_region(&address, backend, |backend| list(backend, &path));
+            let course = &self.course;
+            let (_, listed) =
+                in_its_region(&address, backend, course, |backend| list(backend, &path, course));
             let below = |meta: &ObjectMeta| meta.location != path;
             listed
                 .map_err(|error| error.object(address.shown()))?
@@ -128,23 +142,37 @@ impl Store for RemoteStore {
         entries.sort_by(|a, b| a.location.cmp(&b.location));
         Ok(entries)
     }
+
+    fn for_load(&self) -> Option<Arc<dyn Store>> {
+        Some(Arc::new(self.another_course()))
+    }
+
+    fn interrupt(&self) {
+        self.course.interrupt();
+    }
 }
 
 /// The object's key as `object_store` wants it.
 fn path(address: &Address) -> Result<Path> {
-    Path::parse(&address.key).map_err(|error| {
-        Error::new(ErrorKind::NotFound, format!("keys like this cannot be read: {error}"))
+    let refuse = |why: String| {
+        Error::new(ErrorKind::NotFound, format!("keys like this cannot be read: {why}"))
             .object(address.shown())
             .remedy(
-                "Keys with empty parts (a//b), `.` or `..` are not supported: copy the object to another key",
+                "Keys with empty parts (a//b, /a), `.` or `..` are not supported: copy the object to another key",
             )
-    })
+    };
+    if address.key.starts_with('/') {
+        // Another key than the one without it.
+        return Err(refuse("it begins with a slash".into()));
+    }
+    Path::parse(&address.key).map_err(|error| refuse(error.to_string()))
 }
 
 /// Does `work`; where the bucket turns out to be in another region, again there. Returns the backend that served.
 fn in_its_region<T>(
     address: &Address,
     backend: Arc<Backend>,
+    course: &Course,
     work: impl Fn(&Backend) -> Result<T, Stop>,
 ) -> (Arc<Backend>, Result<T>) {
     let told = |stop| match stop {
@@ -155,7 +183,7 @@ fn in_its_region<T>(
     };
     match work(&backend) {
         Ok(done) => (backend, Ok(done)),
-        Err(Stop::Region(region)) => match backend.in_region(address, region) {
+        Err(Stop::Region(region)) => match backend.in_region(address, region, course) {
             Ok(backend) => {
                 let done = work(&backend).map_err(told);
                 (backend, done)
@@ -166,14 +194,9 @@ fn in_its_region<T>(
     }
 }
 
-fn block_on<T>(work: impl Future<Output = Result<T, Stop>>) -> Result<T, Stop> {
-    Net::of_process().map_err(Stop::Tell)?.block_on(work)
-}
-
 /// What the object is, and its first bytes.
-fn open(backend: &Backend, path: &Path) -> Result<(ObjectMeta, Vec<u8>), Stop> {
-    let budget = Budget::default();
-    let opened = block_on(persist(backend, &budget, false, &mut 0, async || {
+fn open(backend: &Backend, path: &Path, course: &Course) -> Result<(ObjectMeta, Vec<u8>), Stop> {
+    let opened = course.run(persist(backend, course, false, &Tally::default(), async || {
         // Anew for every attempt: until it is complete, no version is pinned.
         let (mut head, mut at) = (Vec::new(), 0);
         let put = |_, bytes: &[u8]| head.extend_from_slice(bytes);
@@ -182,15 +205,14 @@ fn open(backend: &Backend, path: &Path) -> Result<(ObjectMeta, Vec<u8>), Stop> {
     }));
     match opened {
         // No range of an empty object can be had.
-        Err(Stop::Empty) => inspect(backend, path).map(|meta| (meta, Vec::new())).map_err(Stop::Tell),
+        Err(Stop::Empty) => inspect(backend, path, course).map(|meta| (meta, Vec::new())).map_err(Stop::Tell),
         opened => opened,
     }
 }
 
 /// What the object is, without any of its bytes.
-fn inspect(backend: &Backend, path: &Path) -> Result<ObjectMeta> {
-    let budget = Budget::default();
-    let answer = block_on(persist(backend, &budget, false, &mut 0, async || {
+fn inspect(backend: &Backend, path: &Path, course: &Course) -> Result<ObjectMeta> {
+    let answer = course.run(persist(backend, course, false, &Tally::default(), async || {
         let options = GetOptions { head: true, ..GetOptions::default() };
         match backend.store.get_opts(path, options).await {
             Ok(answer) => Ok(named(answer.meta)),
@@ -204,9 +226,8 @@ fn inspect(backend: &Backend, path: &Path) -> Result<ObjectMeta> {
 }
 
 /// The objects directly under a prefix, all pages of them.
-fn list(backend: &Backend, prefix: &Path) -> Result<Vec<ObjectMeta>, Stop> {
-    let budget = Budget::default();
-    block_on(persist(backend, &budget, false, &mut 0, async || {
+fn list(backend: &Backend, prefix: &Path, course: &Course) -> Result<Vec<ObjectMeta>, Stop> {
+    course.run(persist(backend, course, false, &Tally::default(), async || {
         let listed = backend.store.list_with_delimiter(Some(prefix)).await;
         listed.map(|listed| listed.objects).map_err(|error| (Fault::Store(error), false))
     }))

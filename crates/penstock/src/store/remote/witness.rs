@@ -38,8 +38,6 @@ pub(super) struct Refusal {
 /// What was seen.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// Requests sent.
-    pub(super) requests: u64,
     /// The last answer that was not a success.
     pub(super) refusal: Option<Refusal>,
     /// The last failure without an answer: in a few words, and whether asking again is in vain.
@@ -87,7 +85,10 @@ impl Refusal {
                 "x-request-id",
             ]),
             retry_after: header(&["retry-after"]).and_then(|text| retry_after(&text)),
-            region: header(&["x-amz-bucket-region"]).or_else(|| element(body, "Region")),
+            region: header(&["x-amz-bucket-region"])
+                .or_else(|| element(body, "Region"))
+                // It becomes part of a host's name.
+                .filter(|region| region.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')),
         }
     }
 }
@@ -190,6 +191,12 @@ mod tests {
         );
         let gcs = refusal(r#"{"error":{"code":404,"message":"No such object"}}"#, &[]);
         assert_eq!((gcs.code.as_deref(), gcs.message.as_deref()), (Some("404"), Some("No such object")));
+    }
+
+    #[test]
+    fn a_region_cannot_lead_to_another_host() {
+        let seen = refusal("<Region>evil.example/</Region>", &[]);
+        assert_eq!(seen.region, None);
     }
 
     #[test]
