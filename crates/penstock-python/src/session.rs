@@ -256,6 +256,8 @@ getters! {
     network_bytes: u64 = |s| s.network_bytes;
     /// Calls made to the store.
     calls: u64 = |s| s.calls;
+    /// Calls that an object store answered with "too fast".
+    push_backs: u64 = |s| s.push_backs;
     /// Tensors loaded.
     tensors: u64 = |s| s.tensors;
     /// Blocks read.

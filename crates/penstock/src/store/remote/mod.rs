@@ -6,7 +6,7 @@
 //!
 //! * `address`: locations taken apart.
 //! * `backend`: the store behind a bucket, set up by `s3` (with `aws`), `gcs` and `azure` from an [`Environment`].
-//! * `transport`: the HTTP client; `witness`: what it saw; `runtime`: the process's threads and connections.
+//! * `transport`: the HTTP client; `names`: its addresses; `witness`: what it saw; `runtime`: the process's threads and connections.
 //! * `fetch`: one range, resumed where it stopped; `retry`: when to ask again; `failure`: what errors say.
 //! * `object`: an open object; `pace`: when one of its ranges is slow.
 //! * `course`: what the requests of one load share.
@@ -24,6 +24,7 @@ mod environment;
 mod failure;
 mod fetch;
 mod gcs;
+mod names;
 mod object;
 mod pace;
 mod retry;

@@ -24,6 +24,7 @@ use reqwest::redirect::Policy;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
+use super::names::Names;
 use super::retry::Patience;
 use super::runtime::Net;
 use super::witness::{MAX_ERROR_BODY, Refusal, Witness};
@@ -70,6 +71,7 @@ impl ClientKey {
             .connect_timeout(self.patience.connect)
             .read_timeout(self.patience.idle)
             .tcp_nodelay(true)
+            .dns_resolver(Arc::new(Names::default()))
             .redirect(if self.follow { Policy::limited(10) } else { Policy::none() })
             .referer(false)
             .build()
