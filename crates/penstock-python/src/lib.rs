@@ -6,7 +6,7 @@
 //! * `checkpoint`: `Checkpoint`, `TensorInfo`: the catalogue.
 //! * `session`: `Session`, `Mapped`, `LoadStats`: loads under way.
 //! * `host_array`: `HostArray`: the memory of one host tensor, for numpy and DLPack.
-//! * `config`: `Config`. `errors`: exceptions.
+//! * `config`: `Config`. `errors`: exceptions. `signals`: Ctrl-C while waiting for a server.
 
 // PyO3's macros expand to unsafe code of their own; ours is in `host_array` only.
 #![allow(unsafe_code, unreachable_pub)]
@@ -16,6 +16,7 @@ mod config;
 mod errors;
 mod host_array;
 mod session;
+mod signals;
 
 use pyo3::prelude::*;
 

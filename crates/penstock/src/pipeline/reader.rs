@@ -30,6 +30,10 @@ struct Account {
 
 impl Account {
     fn spent(&mut self, shared: &Shared, block: &Block, kind: Kind, spent: &Spent) {
+        if self.lane.push_backs > self.stats.push_backs {
+            self.stats.push_backs = self.lane.push_backs;
+            shared.pushed_back();
+        }
         self.stats.reading += spent.reading;
         self.stats.copying += spent.copying;
         match kind {
@@ -42,7 +46,8 @@ impl Account {
         self.stats.cached_bytes = self.lane.cached_bytes;
         self.stats.direct_bytes = self.lane.direct_bytes;
         self.stats.buffered_bytes = self.lane.buffered_bytes;
-        self.stats.read_bytes = self.lane.cached_bytes + self.lane.direct_bytes + self.lane.buffered_bytes;
+        self.stats.network_bytes = self.lane.network_bytes;
+        self.stats.read_bytes = self.lane.bytes();
         self.stats.calls = self.lane.calls;
         shared.with_stats(|stats| stats.add(&self.stats));
     }

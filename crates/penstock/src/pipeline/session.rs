@@ -196,6 +196,7 @@ impl Session {
         self.shared.set_request_bytes(settings.request_bytes);
         self.shared.with_stats(|stats| {
             stats.storage.clone_from(&storage.name);
+            stats.network = storage.is_network();
             storage.notes.iter().for_each(|note| stats.note(note.clone()));
         });
     }

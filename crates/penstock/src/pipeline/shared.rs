@@ -228,6 +228,11 @@ impl Shared {
         }
     }
 
+    /// Has fewer readers fetch: the store says that it is asked too often.
+    pub(super) fn pushed_back(&self) {
+        self.meter.push_back();
+    }
+
     /// The load's figures so far.
     pub(super) fn stats(&self) -> LoadStats {
         let mut stats = lock(&self.stats).clone();
@@ -266,6 +271,7 @@ impl Shared {
         self.cancelled.store(true, Ordering::Release);
         drop(work);
         self.wake.notify_all();
+        self.objects.interrupt();
     }
 
     /// Ends the load with `error`, unless it has failed already.

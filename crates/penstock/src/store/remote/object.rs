@@ -1,0 +1,210 @@
+//! An open object of a remote store.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use object_store::ObjectMeta;
+use object_store::path::Path;
+
+use super::backend::Backend;
+use super::course::Course;
+use super::fetch::{Stop, Tally, add, once, persist};
+use super::pace::Hedge;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::Window;
+use crate::store::{Identity, Lane, Object};
+
+/// A pinned version of an object.
+pub(super) struct RemoteObject {
+    pub(super) location: String,
+    pub(super) backend: Arc<Backend>,
+    pub(super) path: Path,
+    pub(super) meta: ObjectMeta,
+    /// Its first bytes, if opening it brought them.
+    pub(super) head: Vec<u8>,
+    pub(super) course: Arc<Course>,
+}
+
+impl RemoteObject {
+    /// Brings `range` to the memory that begins at its first byte. Where that takes far longer than ranges usually do,
+    /// a second request goes for what is missing, and the one that is done first counts. Both are driven by this
+    /// thread, and both bring the same bytes to the same places, so neither can do the other any harm.
+    fn fetch(&self, range: Range<u64>, into: Window<'_>, lane: &mut Lane) -> Result<()> {
+        let (tally, reached) = (Tally::default(), Cell::new(range.start));
+        let into = RefCell::new(into);
+        let put = |offset, bytes: &[u8]| {
+            into.borrow_mut().write(to_usize(offset - range.start), bytes);
+            add(&tally.bytes, bytes.len() as u64);
+        };
+        let began = Instant::now();
+        let done = self.course.run(async {
+            let first = self.bring(range.clone(), &tally, |offset, bytes| {
+                put(offset, bytes);
+                reached.set(offset + bytes.len() as u64);
+            });
+            let second = async {
+                let _hedge = self.until_slow(began).await;
+                match self.bring(reached.get()..range.end, &tally, put).await {
+                    // The first goes on, and has its own to say.
+                    Err(_) => std::future::pending().await,
+                    done => done,
+                }
+            };
+            tokio::select! {
+                biased;
+                done = first => done,
+                done = second => done,
+            }
+        });
+        lane.calls += tally.requests.get();
+        lane.push_backs += tally.push_backs.get();
+        lane.network_bytes += tally.bytes.get();
+        match done {
+            Ok(()) => {
+                self.course.pace.came(range.end - range.start, began.elapsed());
+                Ok(())
+            }
+            Err(Stop::Tell(error)) => Err(error),
+            Err(Stop::Region(_) | Stop::Empty) => Err(super::failure::changed()),
+        }
+        .map_err(|error| error.object(&self.location).range(range.clone()))
+    }
+
+    /// Asks for `range`, and again from where it stopped, and hands its bytes to `put`.
+    async fn bring(
+        &self,
+        range: Range<u64>,
+        tally: &Tally,
+        mut put: impl FnMut(u64, &[u8]),
+    ) -> Result<(), Stop> {
+        let mut at = range.start;
+        persist(&self.backend, &self.course, true, tally, async || {
+            let before = at;
+            let done =
+                once(&self.backend, &self.path, before..range.end, Some(&self.meta), &mut at, &mut put).await;
+            done.map(drop).map_err(|fault| (fault, at > before))
+        })
+        .await
+    }
+
+    /// Waits until a range that was first asked for at `began` is slow for this load, and may be asked for again.
+    async fn until_slow(&self, began: Instant) -> Hedge<'_> {
+        let floor = self.backend.patience.hedge_after;
+        loop {
+            let due = self.course.pace.slow_after(floor);
+            match due.map(|due| due.saturating_sub(began.elapsed())) {
+                Some(Duration::ZERO) => match self.course.pace.hedge() {
+                    Some(hedge) => return hedge,
+                    None => tokio::time::sleep(floor).await,
+                },
+                // What is slow may be another time by then.
+                Some(rest) => tokio::time::sleep(rest).await,
+                None => tokio::time::sleep(floor).await,
+            }
+        }
+    }
+}
+
+impl Object for RemoteObject {
+    fn location(&self) -> &str {
+        &self.location
+    }
+
+    fn bytes(&self) -> u64 {
+        self.meta.size
+    }
+
+    fn identity(&self) -> Identity {
+        identity(&self.meta)
+    }
+
+    fn read_into(&self, offset: u64, mut into: Window<'_>, lane: &mut Lane) -> Result<()> {
+        let len = into.len();
+        let end = offset.checked_add(len as u64).filter(|end| *end <= self.meta.size).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Storage,
+                format!("a read beyond the end of the object's {} bytes", self.meta.size),
+            )
+            .object(&self.location)
+            .range(offset..offset.saturating_add(len as u64))
+        })?;
+        let held = self.head.get(to_usize(offset)..).map_or(0, |rest| rest.len().min(len));
+        if held > 0 {
+            let start = to_usize(offset);
+            into.write(0, &self.head[start..start + held]);
+        }
+        if held == len {
+            return Ok(());
+        }
+        self.fetch(offset + held as u64..end, into.part(held, len - held), lane)
+    }
+
+    fn read_to_slot(&self, range: Range<u64>, mut slot: Window<'_>, lane: &mut Lane) -> Result<usize> {
+        let len = to_usize(range.end - range.start);
+        self.read_into(range.start, slot.part(0, len), lane).map(|()| 0)
+    }
+
+    fn is_cached(&self, _: &Range<u64>) -> Option<bool> {
+        Some(false)
+    }
+
+    /// Where every answer named the version that it was of, there is nothing left to ask: what was read is of the pinned
+    /// one, whatever the bucket holds by now. Only a server that gives versions no name is asked once more;
+    /// the load's own course has ended by then.
+    fn verify_unchanged(&self) -> Result<()> {
+        // The epoch stands for a date that the server did not give.
+        let dated = self.meta.last_modified.timestamp() > 0;
+        if self.meta.e_tag.is_some() || self.meta.version.is_some() || dated {
+            return Ok(());
+        }
+        let now = super::inspect(&self.backend, &self.path, &Course::default())
+            .map_err(|error| error.object(&self.location))?;
+        if super::fetch::is_same(&self.meta, &now) {
+            return Ok(());
+        }
+        Err(super::failure::changed().object(&self.location))
+    }
+}
+
+/// What stands for a version, in a form from which [`version`] makes it again.
+fn identity(meta: &ObjectMeta) -> Identity {
+    let text = |part: &Option<String>| part.clone().unwrap_or_default();
+    Identity(format!("{}\n{}\n{}\n{}", meta.size, text(&meta.e_tag), text(&meta.version), meta.last_modified))
+}
+
+/// The version that an identity stands for.
+pub(super) fn version(path: &Path, identity: &Identity) -> Option<ObjectMeta> {
+    let mut parts = identity.0.split('\n');
+    let size = parts.next()?.parse().ok()?;
+    let mut text = || parts.next().map(|part| Some(part.to_owned()).filter(|part| !part.is_empty()));
+    let (e_tag, version) = (text()?, text()?);
+    let last_modified = parts.next()?.parse().ok()?;
+    Some(ObjectMeta { location: path.clone(), last_modified, size, e_tag, version })
+}
+
+/// Lengths here are lengths of memory that exists, so they fit.
+fn to_usize(n: u64) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_identity_can_be_turned_back_into_the_version_it_stands_for() {
+        for (e_tag, version_id) in [(Some("\"a\""), Some("7")), (None, None), (Some("W/\"x\""), None)] {
+            let meta = ObjectMeta {
+                location: Path::from("a/b"),
+                last_modified: "2026-11-21T06:47:41.123Z".parse().unwrap(),
+                size: 12,
+                e_tag: e_tag.map(str::to_owned),
+                version: version_id.map(str::to_owned),
+            };
+            assert_eq!(version(&meta.location, &identity(&meta)), Some(meta));
+        }
+        assert_eq!(version(&Path::from("a"), &Identity("12".into())), None);
+    }
+}
