@@ -132,23 +132,46 @@ pub(super) fn to_device(
     // SAFETY: the store filled the block's bytes from `start` on.
     let base = unsafe { slot.as_ptr().add(start) };
     pieces.clear();
-    for segment in plan.segments(block) {
+    let segments = plan.segments(block);
+    let apart = are_apart(segments);
+    for segment in segments {
         let at = to_usize(segment.src - block.range.start);
         // SAFETY: segments lie in their block, which was read to the slot.
         let source = unsafe { base.add(at) };
-        let piece = to_usize(segment.len);
+        let (piece, stride) = (to_usize(segment.len), to_usize(segment.stride));
+        let destination = destinations.of(segment);
+        if segment.count > 1 && !apart {
+            // Another segment's bytes lie between these pieces: each goes from where it is.
+            pieces.extend((0..to_usize(segment.count)).map(|i| Piece {
+                destination: destination + (i * piece) as u64,
+                // SAFETY: as above.
+                source: unsafe { source.add(i * stride) },
+                len: piece,
+            }));
+            continue;
+        }
         for i in 1..to_usize(segment.count) {
             // Pieces are packed where they lie, so that they need one copy. The stride is at least the length, so a
             // piece moves towards the front only, over bytes that were packed before or that no one asked for.
             // SAFETY: both ends lie in the segment's part of the slot; `copy` allows them to overlap.
-            unsafe { std::ptr::copy(source.add(i * to_usize(segment.stride)), source.add(i * piece), piece) };
+            unsafe { std::ptr::copy(source.add(i * stride), source.add(i * piece), piece) };
         }
-        pieces.push(Piece { destination: destinations.of(segment), source, len: to_usize(segment.bytes()) });
+        pieces.push(Piece { destination, source, len: to_usize(segment.bytes()) });
     }
     // SAFETY: the slot stays until a later mark is done, as this function's caller promises; destinations are the
     // segments' own spans of attached ones.
     unsafe { stream.copy(pieces)? };
     Ok(Spent { reading, copying: began.elapsed().saturating_sub(reading) })
+}
+
+/// Whether no segment reaches into the next: parts of one tensor may.
+fn are_apart(segments: &[Segment]) -> bool {
+    let mut end = 0;
+    segments.iter().all(|segment| {
+        let apart = segment.src >= end;
+        end = end.max(segment.src + segment.stride * (segment.count - 1) + segment.len);
+        apart
+    })
 }
 
 /// The memory of a landed tensor, which lies at `offset` of its slab. Called once for each tensor of a layout.
