@@ -114,6 +114,25 @@ impl Checkpoint {
         Ok(Self { inner: Arc::new(inner), survey: Survey::default() })
     }
 
+    /// A catalogue of byte ranges (first, end) of any objects, each a tensor of bytes called "object:range" by their
+    /// numbers. Headers are not read.
+    #[staticmethod]
+    #[pyo3(signature = (ranges, config))]
+    fn of_ranges(
+        py: Python<'_>,
+        ranges: Vec<(String, Vec<(u64, u64)>)>,
+        config: &Config,
+    ) -> Outcome<Self> {
+        let store = Arc::new(Router::new(config.inner.cache.unwrap_or_default()));
+        let span = |(start, end): (u64, u64)| start..end;
+        let wanted: Vec<_> = ranges
+            .into_iter()
+            .map(|(location, ranges)| (location, ranges.into_iter().map(span).collect()))
+            .collect();
+        let inner = py.detach(|| penstock::checkpoint::Checkpoint::of_ranges(store, &wanted))?;
+        Ok(Self { inner: Arc::new(inner), survey: Survey::default() })
+    }
+
     /// Names of all tensors, sorted.
     fn keys(&self) -> Vec<&str> {
         let mut keys = self.offset_keys();
