@@ -38,6 +38,57 @@ def save(kind: str, directory: Path, dtype: str, **other: Any) -> Path:
     return directory
 
 
+def quantised(directory: Path, method: str) -> Path:
+    """A model with weights of the shapes that a method of quantisation has, and random values."""
+    import safetensors.torch
+    import torch
+
+    sizes = {"hidden": 128, "key": 64, "inner": 256}
+    layers = {
+        "self_attn.q_proj": ("hidden", "hidden"), "self_attn.k_proj": ("hidden", "key"),
+        "self_attn.v_proj": ("hidden", "key"), "self_attn.o_proj": ("hidden", "hidden"),
+        "mlp.gate_proj": ("hidden", "inner"), "mlp.up_proj": ("hidden", "inner"), "mlp.down_proj": ("inner", "hidden"),
+    }  # fmt: skip
+    chance = torch.Generator().manual_seed(0)
+
+    def ints(*shape: int) -> Any:
+        return torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32, generator=chance)
+
+    def halves(*shape: int) -> Any:
+        return torch.rand(shape, generator=chance).to(torch.float16)
+
+    tensors = {"model.embed_tokens.weight": halves(512, 128), "lm_head.weight": halves(512, 128)}
+    tensors["model.norm.weight"] = halves(128)
+    for number in range(2):
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"model.layers.{number}.{norm}.weight"] = halves(128)
+        for name, (into, out_of) in layers.items():
+            rows, columns, layer = sizes[into], sizes[out_of], f"model.layers.{number}.{name}"
+            if method == "awq":
+                tensors |= {f"{layer}.qweight": ints(rows, columns // 8), f"{layer}.qzeros": ints(rows // 32, columns // 8)}
+                tensors[f"{layer}.scales"] = halves(rows // 32, columns)
+            elif method == "gptq":
+                tensors |= {f"{layer}.qweight": ints(rows // 8, columns), f"{layer}.qzeros": ints(rows // 32, columns // 8)}
+                tensors |= {f"{layer}.scales": halves(rows // 32, columns)}
+                tensors[f"{layer}.g_idx"] = (torch.arange(rows) // 32).to(torch.int32)
+            else:
+                weights = torch.randn(columns, rows, generator=chance)
+                tensors |= {f"{layer}.weight": weights.to(torch.float8_e4m3fn)}
+                tensors |= {f"{layer}.weight_scale": torch.rand(1, generator=chance)}
+                tensors |= {f"{layer}.input_scale": torch.rand(1, generator=chance)}
+    directory.mkdir()
+    safetensors.torch.save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    described = {
+        "awq": {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"},
+        "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True},
+        "fp8": {"quant_method": "fp8", "activation_scheme": "static"},
+    }
+    config = {**_TINY, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float16"}
+    config["quantization_config"] = described[method]
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Directories of models, by name."""
@@ -47,6 +98,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "converted": save("Llama", home / "converted", "bfloat16"),
         "tied": save("Llama", home / "tied", "float32", tie_word_embeddings=True),
         "experts": save("Mixtral", home / "experts", "float32", num_local_experts=4, num_experts_per_tok=2),
+        **{method: quantised(home / method, method) for method in ("awq", "gptq", "fp8")},
         # Rows so long that not reading the other rank's half of each is worth a request of its own.
         "wide": save(
             "Llama", home / "wide", "float32",

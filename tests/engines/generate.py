@@ -43,7 +43,9 @@ class Looks:
         return None if statistics is None else statistics.as_dict()
 
     @staticmethod
-    def loaded(worker: Any, load_format: str, extra: dict[str, Any] | None = None) -> dict[str, Any]:
+    def loaded(
+        worker: Any, load_format: str, other: dict[str, Any] | None = None, extra: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         """A checksum of every parameter of a second model, as its loader leaves them, and Penstock's figures.
 
         The engine's own model does not do for that: vLLM repacks weights for the processor, and drops the originals.
@@ -52,10 +54,16 @@ class Looks:
 
         import torch
         from vllm.config import set_current_vllm_config
+        from vllm.engine.arg_utils import EngineArgs
         from vllm.model_executor.model_loader import get_model_loader
         from vllm.utils.torch_utils import set_default_torch_dtype
 
-        config = copy.copy(worker.vllm_config)
+        if other is None:
+            config = copy.copy(worker.vllm_config)
+        else:
+            # Another model, which this processor need not be able to compute, in the place of the engine's own.
+            config = EngineArgs(skip_tokenizer_init=True, enforce_eager=True, **other).create_engine_config()
+            config.parallel_config = worker.vllm_config.parallel_config
         config.load_config = copy.copy(config.load_config)
         config.load_config.load_format = load_format
         config.load_config.model_loader_extra_config = extra or {}
