@@ -1,4 +1,4 @@
-"""Engines are run in processes of their own, by ``generate.py``; here are the models they are given, and the way to run."""
+"""Engines run in processes of their own, by ``generate.py``; here are the models they are given, and the way to run."""
 
 from __future__ import annotations
 
@@ -65,10 +65,16 @@ def quantised(directory: Path, method: str) -> Path:
         for name, (into, out_of) in layers.items():
             rows, columns, layer = sizes[into], sizes[out_of], f"model.layers.{number}.{name}"
             if method == "awq":
-                tensors |= {f"{layer}.qweight": ints(rows, columns // 8), f"{layer}.qzeros": ints(rows // 32, columns // 8)}
+                tensors |= {
+                    f"{layer}.qweight": ints(rows, columns // 8),
+                    f"{layer}.qzeros": ints(rows // 32, columns // 8),
+                }
                 tensors[f"{layer}.scales"] = halves(rows // 32, columns)
             elif method == "gptq":
-                tensors |= {f"{layer}.qweight": ints(rows // 8, columns), f"{layer}.qzeros": ints(rows // 32, columns // 8)}
+                tensors |= {
+                    f"{layer}.qweight": ints(rows // 8, columns),
+                    f"{layer}.qzeros": ints(rows // 32, columns // 8),
+                }
                 tensors |= {f"{layer}.scales": halves(rows // 32, columns)}
                 tensors[f"{layer}.g_idx"] = (torch.arange(rows) // 32).to(torch.int32)
             else:
@@ -125,7 +131,12 @@ def vllm() -> Run:
         script = Path(__file__).parent / "generate.py"
         command = [sys.executable, str(script), *map(json.dumps, settings)]
         done = subprocess.run(
-            command, env=os.environ | own | (environment or {}), capture_output=True, text=True, timeout=300, check=False
+            command,
+            env=os.environ | own | (environment or {}),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
         )
         if fails:
             assert done.returncode != 0

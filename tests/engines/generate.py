@@ -78,7 +78,9 @@ class Looks:
                     parameter.zero_()
             loader.load_weights(model, config.model_config)
         sums = {
-            name: hashlib.sha256(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+            name: hashlib.sha256(
+                tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            ).hexdigest()
             for name, tensor in model.named_parameters()
         }
         return {"sums": sums, "figures": Looks.figures(worker) if load_format == "penstock" else None}

@@ -15,7 +15,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import penstock  # noqa: E402
 from runai_model_streamer import (  # noqa: E402
     DistributedStreamer,
     FileChunks,
@@ -34,6 +33,8 @@ from runai_model_streamer._penstock import (  # noqa: E402
 from runai_model_streamer.s3_utils.s3_utils import S3Credentials  # noqa: E402
 from runai_model_streamer.safetensors_streamer.safetensors_pytorch import prepare_request  # noqa: E402
 from runai_model_streamer.safetensors_streamer.streamer_mock import StreamerPatcher  # noqa: E402
+
+import penstock  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn]
 
@@ -121,12 +122,14 @@ def test_named_tensors_only(files: Any) -> None:
 
 def test_files_with_the_same_names_are_streamed_both(tmp_path: Path) -> None:
     for number in range(2):
-        penstock.save_file({"w": torch.full((3,), float(number)), f"own{number}": torch.zeros(1)}, tmp_path / str(number))
+        penstock.save_file(
+            {"w": torch.full((3,), float(number)), f"own{number}": torch.zeros(1)}, tmp_path / str(number)
+        )
     paths = [str(tmp_path / "0"), str(tmp_path / "1")]
     with SafetensorsStreamer() as streamer:
         streamer.stream_files(paths)
         assert sorted(t[0].item() for name, t in streamer.get_tensors() if name == "w") == [0.0, 1.0]
-        with pytest.raises(ValueError, match="more than one file.*'w'"):
+        with pytest.raises(ValueError, match=r"more than one file.*'w'"):
             streamer.stream_files(paths, tensor_names=["w"])
 
 
@@ -225,7 +228,9 @@ def test_files_are_listed_with_patterns(tmp_path: Path) -> None:
     listed = FileStreamer().list_files(str(tmp_path))
     assert listed == [(str(tmp_path / name), 5) for name in ("a.safetensors", "b.json", "sub/c.safetensors")]
     assert len(FileStreamer().list_files(str(tmp_path), is_recursive=False)) == 2
-    assert len(FileStreamer().list_files(str(tmp_path), allow_patterns=["*.safetensors"], ignore_patterns=["*sub*"])) == 1
+    assert (
+        len(FileStreamer().list_files(str(tmp_path), allow_patterns=["*.safetensors"], ignore_patterns=["*sub*"])) == 1
+    )
     assert list_safetensors(str(tmp_path)) == [str(tmp_path / "a.safetensors")], "not below"
 
 
@@ -260,7 +265,9 @@ def test_credentials_are_there_for_a_call_and_gone_after_it(monkeypatch: pytest.
         assert os.environ["AWS_SKIP_SIGNATURE"] == "true"
     assert seen == {"AWS_ACCESS_KEY_ID": "id", "AWS_REGION": "given", "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
     assert os.environ["AWS_REGION"] == "before"
-    assert not {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_SKIP_SIGNATURE"} & set(os.environ)
+    assert not {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_SKIP_SIGNATURE"} & set(
+        os.environ
+    )
     assert "secret" not in repr(given)
 
 

@@ -7,6 +7,7 @@ memory, and where the first one lies. Pure arithmetic; knows neither tensors nor
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -103,12 +104,12 @@ def _product(sizes: Sequence[int]) -> int:
 
 
 def are_disjoint(one: View, other: View) -> bool:
-    """Whether two views, not empty, of elements of one size and one memory share none. False where that is not clear."""
+    """Whether two views, not empty, of one memory and size of element share none. False where that is not clear."""
     if one.last() < other.offset or other.last() < one.offset:
         return True
     pairs = [*zip(one.sizes, one.strides, strict=True), *zip(other.sizes, other.strides, strict=True)]
     strides = sorted({stride for size, stride in pairs if size > 1 and stride > 0}, reverse=True)
-    if any(outer % inner for outer, inner in zip(strides, strides[1:], strict=False)):
+    if any(outer % inner for outer, inner in pairwise(strides)):
         return False
     boxes = [_box(view, strides) for view in (one, other)]
     first, second = boxes

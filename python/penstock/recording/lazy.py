@@ -4,7 +4,8 @@ A ``LazyTensor`` is a ``torch.Tensor`` with shape, dtype and device, and without
 (``narrow``, indexing, ``chunk``, ``view``, ``t`` …) gives another lazy tensor: the views are torch's own, made of a
 tensor on the meta device, so sizes, strides and offsets are right by construction. Conversions of dtype and copies
 (``to``, ``float``, ``contiguous``) are noted. ``copy_`` and assignment into existing memory go to the recorder, which
-reads all such places together later. Everything else is told to the recorder too, gets a real tensor, and is then done by torch.
+reads all such places together later. Everything else is told to the recorder too, and is done by torch with a real
+tensor.
 
 Nothing may see a lazy tensor's value change: a function that writes to one cannot be imitated, and raises
 ``NotRecordableError``, upon which the whole load is begun again with ordinary tensors.
@@ -63,8 +64,8 @@ class LazyTensor(torch.Tensor):
     _real: torch.Tensor | None
 
     @staticmethod
-    def __new__(
-        cls,
+    def __new__(  # noqa: PYI034 - Self is newer than Python 3.10
+        cls: type[LazyTensor],
         recorder: Recorder,
         root: Stored | Packed,
         meta: torch.Tensor,
@@ -80,7 +81,7 @@ class LazyTensor(torch.Tensor):
             casts: dtypes it is converted to, one after the other.
             device: where it says it is, and where a real tensor in its place is made.
         """
-        lazy: LazyTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        lazy: LazyTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined, unused-ignore]
             cls,
             meta.shape,
             strides=meta.stride(),
@@ -91,9 +92,9 @@ class LazyTensor(torch.Tensor):
         lazy._recorder, lazy._root, lazy._meta, lazy._casts, lazy._real = recorder, root, meta, casts, None
         return lazy
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
-        del tensor_contents
-        return f"LazyTensor({self.stored().name!r}, shape={list(self._meta.shape)}, dtype={self._casts or self._meta.dtype})"
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override, unused-ignore]
+        shape, dtype = list(self._meta.shape), self._casts[-1] if self._casts else self._meta.dtype
+        return f"LazyTensor({self.stored().name!r}, shape={shape}, dtype={dtype})"
 
     def stored(self) -> Stored:
         """The tensor of the checkpoint that it comes from."""
@@ -165,7 +166,7 @@ class LazyTensor(torch.Tensor):
         return really(func, args, named)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override, unused-ignore]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """For what reaches torch's dispatcher without passing ``__torch_function__``: never lazily."""
@@ -263,7 +264,7 @@ def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     views = func(lazy._meta, *args[1:], **kwargs)
     made = []
     for view in views if isinstance(views, (list, tuple)) else [views]:
-        same = isinstance(view, torch.Tensor) and torch._C._is_alias_of(view, lazy._meta)
+        same = isinstance(view, torch.Tensor) and torch._C._is_alias_of(view, lazy._meta)  # type: ignore[attr-defined, unused-ignore]
         if not same or view.element_size() != lazy._meta.element_size():
             return NotImplemented
         made.append(lazy.derived(view))
@@ -304,7 +305,7 @@ def _packed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return lazy.derived(torch.empty(lazy._meta.shape, dtype=dtype, device="meta"), root=Packed(lazy), casts=())
 
 
-def _converted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _converted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: PLR0911 - each case is one
     """``to``, ``float``, ``cpu`` and the like: another dtype, another place."""
     if not _first_is_lazy(args) or _has_lazy(args[1:]):
         return NotImplemented
@@ -321,7 +322,7 @@ def _converted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     else:
         kept = {key: value for key, value in kwargs.items() if key not in {"copy", "non_blocking"}}
         try:
-            device, dtype, _, memory_format = torch._C._nn._parse_to(*args[1:], **kept)  # type: ignore[attr-defined]
+            device, dtype, _, memory_format = torch._C._nn._parse_to(*args[1:], **kept)  # type: ignore[attr-defined, unused-ignore]
         except (TypeError, RuntimeError):
             return NotImplemented
         if memory_format is not None:
@@ -360,7 +361,7 @@ def _assigned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return None if lazy._recorder.record(place, lazy) else NotImplemented
 
 
-_T = torch.Tensor
+_T: Any = torch.Tensor
 _CASTS: dict[Any, torch.dtype] = {
     _T.float: torch.float32,
     _T.double: torch.float64,

@@ -122,7 +122,7 @@ class Recorder(TorchFunctionMode):
     def ordinary(
         self, checkpoint: Checkpoint, names: Iterable[str] | None = None, *, prefix: str = ""
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields ``(prefix + name, tensor)``: a stream of ordinary tensors on the device, in the order of their bytes."""
+        """Yields ``(prefix + name, tensor)``: ordinary tensors on the device, in the order of their bytes."""
         for name, tensor in checkpoint.stream(names, device=self._device, progress=self._progress, config=self._config):
             self.statistics.tensors += 1
             self.statistics.ordinary += 1
@@ -268,13 +268,13 @@ class Recorder(TorchFunctionMode):
             stats = load_parts(checkpoint, [write.part for write in writes], device, told, self._config)
             self.statistics.loads.append(stats)
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> Recorder:  # noqa: PYI034 - Self is newer than Python 3.10
         self._active = True
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call, unused-ignore]
         return self
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call, unused-ignore]
         self._active = False
         try:
             if kind is None:
@@ -339,6 +339,6 @@ def _device_of(lazy: LazyTensor) -> torch.device:
 
 def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
     try:
-        return torch.broadcast_shapes(shape, to) == to
+        return bool(torch.broadcast_shapes(shape, to) == to)  # type: ignore[no-untyped-call, unused-ignore]
     except RuntimeError:
         return False

@@ -56,9 +56,7 @@ def check_memory_limit(largest: int, memory_limit: int | None = None) -> None:
     """
     limit = _number("RUNAI_STREAMER_MEMORY_LIMIT", least=-1) if memory_limit is None else memory_limit
     if limit is not None and 0 < limit < largest:
-        raise RunaiStreamerMemoryLimitException(
-            f"Memory limit supplied: {limit} cannot be smaller than: {largest}"
-        )
+        raise RunaiStreamerMemoryLimitException(f"Memory limit supplied: {limit} cannot be smaller than: {largest}")
 
 
 def _number(name: str, least: int) -> int | None:

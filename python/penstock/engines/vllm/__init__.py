@@ -1,7 +1,7 @@
 """vLLM: ``vllm serve … --load-format penstock``.
 
-vLLM finds ``register`` by its entry point (``vllm.general_plugins``) in each of its processes. What the format does is in
-``loader``, what may be set in ``options``, what vLLM has to be told of object stores in ``stores``. Importing this
+vLLM finds ``register`` by its entry point (``vllm.general_plugins``) in each of its processes. What the format does is
+in ``loader``, what may be set in ``options``, what vLLM has to be told of object stores in ``stores``. Importing this
 package imports nothing of vLLM.
 """
 
@@ -84,7 +84,7 @@ def _version() -> tuple[int, int] | None:
         try:
             parts: list[Any] = importlib.metadata.version(name).split(".")[:2]
             return int(parts[0]), int(parts[1])
-        except (importlib.metadata.PackageNotFoundError, ValueError, IndexError):
+        except (importlib.metadata.PackageNotFoundError, ValueError, IndexError):  # noqa: PERF203 - twice at most
             continue
     return None
 

@@ -48,7 +48,7 @@ class Weights(NamedTuple):
     prefix: str
 
 
-class PenstockModelLoader(DefaultModelLoader):
+class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
     """See the module."""
 
     def __init__(self, load_config: Any) -> None:
@@ -98,6 +98,7 @@ class PenstockModelLoader(DefaultModelLoader):
             yield Weights(checkpoint, names, source.prefix)
 
     def _files(self, location: str, source: DefaultModelLoader.Source, model_config: Any) -> list[str]:
+        files: list[str]
         _, files, use_safetensors, _ = self._stock._prepare_weights(
             location, source.subfolder, source.revision, False, source.allow_patterns_overrides
         )
@@ -118,9 +119,7 @@ class PenstockModelLoader(DefaultModelLoader):
 
     # Ordinary tensors: for reloading, which processes layer by layer
 
-    def get_all_weights(
-        self, model_config: Any, model: nn.Module
-    ) -> Generator[tuple[str, torch.Tensor], None, None]:
+    def get_all_weights(self, model_config: Any, model: nn.Module) -> Generator[tuple[str, torch.Tensor], None, None]:
         """``(name, tensor)`` of everything, streamed to the device: what ``reload_weights`` asks for."""
         yield from self._ordinary(self._recorder(), list(self.weights(model_config, model)))
 
@@ -131,16 +130,19 @@ class PenstockModelLoader(DefaultModelLoader):
 
     # Loading
 
-    def load_weights(self, model: nn.Module, model_config: Any) -> None:
+    def load_weights(self, model: Any, model_config: Any) -> None:
         """Fills the model's parameters."""
         if model_config.quantization == "torchao":
             logger.warning("torchao's checkpoints keep tensors in pieces that vLLM joins itself: loaded as by 'auto'")
-            return self._stock.load_weights(model, model_config)
+            self._stock.load_weights(model, model_config)
+            return
         began = time.perf_counter()
         self._init_ep_weight_filter(model_config)
         offered = list(self.weights(model_config, model))
         reason = self._reason_for_ordinary(model)
-        loaded, statistics = self._recorded(model, offered) if reason is None else self._streamed(model, offered, reason)
+        loaded, statistics = (
+            self._recorded(model, offered) if reason is None else self._streamed(model, offered, reason)
+        )
         LATEST[:] = [statistics]
         logger.info_once("Loading weights took %.2f seconds", time.perf_counter() - began)
         logger.info("Penstock: %s", statistics)
@@ -151,9 +153,8 @@ class PenstockModelLoader(DefaultModelLoader):
             track = model_config.quantization is None and loaded is not None
         if track:
             self.track_weights_loading(model, loaded, **_tracking(model_config))
-        return None
 
-    def _recorded(self, model: nn.Module, offered: list[Weights]) -> tuple[set[str] | None, Statistics]:
+    def _recorded(self, model: Any, offered: list[Weights]) -> tuple[set[str] | None, Statistics]:
         recorder = self._recorder()
         try:
             with recorder:
@@ -164,7 +165,7 @@ class PenstockModelLoader(DefaultModelLoader):
             logger.warning("Penstock: %s; loading once more, with ordinary tensors", _in_short(error))
             return self._streamed(model, offered, f"loading failed with lazy tensors: {_in_short(error)}")
 
-    def _streamed(self, model: nn.Module, offered: list[Weights], why: str) -> tuple[set[str] | None, Statistics]:
+    def _streamed(self, model: Any, offered: list[Weights], why: str) -> tuple[set[str] | None, Statistics]:
         recorder = self._recorder()
         recorder.statistics.notes.append(f"ordinary tensors: {why}")
         return model.load_weights(self._ordinary(recorder, offered)), recorder.statistics
@@ -201,7 +202,7 @@ def register() -> None:
 
 
 def _location(model_or_path: str, model_config: Any) -> str:
-    """Where weights are: for a model on an object store, vLLM's ``model`` is a directory with its configuration only."""
+    """Where weights are: of a model on an object store, vLLM's ``model`` is a directory with its configuration."""
     elsewhere = getattr(model_config, "model_weights", None)
     return elsewhere if elsewhere and model_or_path == model_config.model else model_or_path
 

@@ -1,8 +1,8 @@
 """Models on object stores: ``vllm serve s3://bucket/model --load-format penstock``.
 
-vLLM keeps models on object stores to loaders that it knows by name, and fetches their configuration and tokenizer with
-the package ``runai_model_streamer``. Two of its functions are wrapped so that it takes ``penstock`` too, and, where that
-package is absent, fetches with Penstock. Each wrapper leaves every other format as it is.
+vLLM leaves models on object stores to loaders that it knows by name, and fetches their configuration and tokenizer by
+the package ``runai_model_streamer``. It is made to take ``penstock`` too, and, where that package is absent, to fetch
+with Penstock. Every other format is left as it is.
 """
 
 from __future__ import annotations

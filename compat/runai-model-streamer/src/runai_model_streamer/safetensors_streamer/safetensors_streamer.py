@@ -89,7 +89,8 @@ class ObjectStorageModel:
 
     def _wait(self) -> bool:
         """Whether the files are there. If not, this process holds the lock alone."""
-        assert self._lock is not None
+        if self._lock is None:
+            raise ValueError("the context has ended")
         fcntl.flock(self._lock, fcntl.LOCK_SH)
         if os.path.exists(self._sentinel):
             return True
