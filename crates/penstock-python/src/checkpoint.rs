@@ -118,11 +118,7 @@ impl Checkpoint {
     /// numbers. Headers are not read.
     #[staticmethod]
     #[pyo3(signature = (ranges, config))]
-    fn of_ranges(
-        py: Python<'_>,
-        ranges: Vec<(String, Vec<(u64, u64)>)>,
-        config: &Config,
-    ) -> Outcome<Self> {
+    fn of_ranges(py: Python<'_>, ranges: Vec<(String, Vec<(u64, u64)>)>, config: &Config) -> Outcome<Self> {
         let store = Arc::new(Router::new(config.inner.cache.unwrap_or_default()));
         let span = |(start, end): (u64, u64)| start..end;
         let wanted: Vec<_> = ranges
