@@ -44,7 +44,11 @@ class Looks:
 
     @staticmethod
     def loaded(
-        worker: Any, load_format: str, other: dict[str, Any] | None = None, extra: dict[str, Any] | None = None
+        worker: Any,
+        load_format: str,
+        other: dict[str, Any] | None = None,
+        extra: dict[str, Any] | None = None,
+        *how: str,
     ) -> dict[str, Any]:
         """A checksum of every parameter of a second model, as its loader leaves them, and Penstock's figures.
 
@@ -76,6 +80,9 @@ class Looks:
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.zero_()
+            if "writes to its weights" in how:
+                loads = model.load_weights
+                model.load_weights = lambda weights: loads((name, weight.mul_(1)) for name, weight in weights)
             loader.load_weights(model, config.model_config)
         sums = {
             name: hashlib.sha256(

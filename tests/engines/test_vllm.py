@@ -63,6 +63,8 @@ def test_what_people_look_for_in_the_log_is_there(alone: Any) -> None:
     assert "GB (100% of the checkpoint)" in log
 
 
+PLAIN = ["loaded", "penstock", None, {"record": False}]
+WRITES = ["loaded", "penstock", None, {}, "writes to its weights"]
 QUANTISED = ["awq", "gptq", "fp8"]
 
 
@@ -82,7 +84,7 @@ def both(result: dict[str, Any], calls: list[list[Any]]) -> tuple[list[Any], lis
 def shared(vllm: Run, models: dict[str, Path]) -> dict[str, dict[str, Any]]:
     """Results of two ranks."""
     more = [call for method in QUANTISED for call in pair(models[method])]
-    calls = {"dense": [*pair(), *pair(models["wide"], dtype="float32"), *more], "experts": pair()}
+    calls = {"dense": [*pair(), PLAIN, WRITES, *pair(models["wide"], dtype="float32"), *more], "experts": pair()}
     settings = (
         {"model": str(models[model]), "load_format": "penstock", "tensor_parallel_size": 2, "calls": wanted}
         for model, wanted in calls.items()
@@ -147,6 +149,20 @@ def test_layers_and_experts_of_other_ranks_are_not_read(alone: Any, spread: Any,
     for rank in ours:
         assert rank["figures"]["materialised"] == {}
         assert rank["figures"]["bytes"] < 0.65 * alone[model, "penstock"]["figures"][0]["bytes"]
+
+
+@pytest.mark.parametrize("call", [PLAIN, WRITES], ids=["as asked", "as the model needs them"])
+def test_a_model_gets_ordinary_tensors(shared: Any, call: list[Any]) -> None:
+    stock = shared["dense"][json.dumps(pair()[0])]
+    for rank, other in zip(shared["dense"][json.dumps(call)], stock, strict=True):
+        assert rank["sums"] == other["sums"]
+        figures = rank["figures"]
+        assert figures["ordinary"] == figures["tensors"]
+        assert (
+            "record is False" in figures["notes"][0]
+            if call is PLAIN
+            else "mul_ writes to a weight" in figures["notes"][0]
+        )
 
 
 def test_unknown_settings_are_refused_with_the_known_ones(vllm: Run, models: dict[str, Path]) -> None:
