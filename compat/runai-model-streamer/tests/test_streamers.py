@@ -277,7 +277,9 @@ def test_the_log_goes_where_it_is_asked_to(files: Any) -> None:
         "with S() as s: s.stream_files(sys.argv[1:]); list(s.get_tensors())"
     )
     for level, shown in (("INFO", True), ("ERROR", False)):
-        environment = os.environ | {"RUNAI_STREAMER_LOG_TO_STDERR": "1", "RUNAI_STREAMER_LOG_LEVEL": level}
+        paths = os.pathsep.join(sys.path)
+        log = {"RUNAI_STREAMER_LOG_TO_STDERR": "1", "RUNAI_STREAMER_LOG_LEVEL": level}
+        environment = os.environ | log | {"PYTHONPATH": paths}
         done = subprocess.run([sys.executable, "-c", code, *files[0]], env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert ("Overall time to stream" in done.stderr) == shown
