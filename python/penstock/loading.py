@@ -20,7 +20,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from penstock._native import Config, LoadStats, Session
 from penstock.frameworks.base import Framework
@@ -143,7 +143,17 @@ class Existing:
         return [self._tensors[self._names[index]] for index in indices]
 
 
-Destinations = FreshHost | FreshDevice | Existing
+class Destinations(Protocol):
+    """Where a session's tensors go."""
+
+    def attach(self, begin: int, end: int) -> None:
+        """Gives these tensors, by their place in the plan, their memory."""
+
+    def let_go(self) -> None:
+        """The session has stopped: nothing is on its way any more."""
+
+    def landed(self, indices: list[int]) -> list[Any]:
+        """What the consumer is to have of these tensors."""
 
 
 class _Attaching:
@@ -246,17 +256,25 @@ class Load:
         destinations: where its tensors go.
         progress: told of what has landed and was taken.
         done: called with the statistics after the last tensor.
+        room: what each tensor counts for in the window of a stream, in bytes; its size where nothing is said.
     """
 
     def __init__(
-        self, session: Session, planned: Planned, destinations: Destinations, progress: Progress, done: Done
+        self,
+        session: Session,
+        planned: Planned,
+        destinations: Destinations,
+        progress: Progress,
+        done: Done,
+        room: Sequence[int] | None = None,
     ) -> None:
         self._session = session
         self._destinations = destinations
         self._progress = progress
         self._done = done
         self._planned = planned
-        self._attaching = _Attaching(destinations, self._planned.nbytes)
+        self._room = planned.nbytes if room is None else room
+        self._attaching = _Attaching(destinations, self._room)
 
     def stream(self, limit: int) -> Iterator[tuple[str, Any]]:
         """Yields ``(name, tensor)`` as tensors land.
@@ -264,7 +282,7 @@ class Load:
         At most ``limit`` bytes are attached and not yet taken by the consumer; but one tensor may always be in flight,
         and neighbours that share a block with it.
         """
-        names, nbytes = self._planned.names, self._planned.nbytes
+        names, nbytes, room = self._planned.names, self._planned.nbytes, self._room
         window = _Window(self._attaching, self._session.attached_to_land, limit)
         try:
             window.fill()
@@ -279,7 +297,7 @@ class Load:
                     index = indices.pop()
                     yield names[index], tensors.pop()
                     self._progress.advance(nbytes[index])
-                    window.taken(nbytes[index])
+                    window.taken(room[index])
                 window.fill()
             self._done(self._session.finish())
         finally:

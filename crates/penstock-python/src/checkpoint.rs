@@ -121,6 +121,21 @@ impl Checkpoint {
         Ok(Self { inner: Arc::new(inner), survey: Survey::default() })
     }
 
+    /// A catalogue of byte ranges (first, end) of any objects, each a tensor of bytes called "object:range" by their
+    /// numbers. Headers are not read.
+    #[staticmethod]
+    #[pyo3(signature = (ranges, config))]
+    fn of_ranges(py: Python<'_>, ranges: Vec<(String, Vec<(u64, u64)>)>, config: &Config) -> Outcome<Self> {
+        let store = Arc::new(Router::new(config.inner.cache.unwrap_or_default()));
+        let span = |(start, end): (u64, u64)| start..end;
+        let wanted: Vec<_> = ranges
+            .into_iter()
+            .map(|(location, ranges)| (location, ranges.into_iter().map(span).collect()))
+            .collect();
+        let inner = py.detach(|| penstock::checkpoint::Checkpoint::of_ranges(store, &wanted))?;
+        Ok(Self { inner: Arc::new(inner), survey: Survey::default() })
+    }
+
     /// Names of all tensors, sorted.
     fn keys(&self) -> Vec<&str> {
         let mut keys = self.offset_keys();
@@ -193,25 +208,27 @@ impl Checkpoint {
         let mut wanted = Vec::with_capacity(indices.len());
         for index in indices {
             let tensor = &self.inner.tensors()[index];
-            let selection = match slices.get(&*tensor.name) {
-                Some(ranges) => {
-                    let ranges: Vec<_> = ranges.iter().map(|(start, end)| *start..*end).collect();
-                    Selection::of(tensor, &ranges)?
-                }
-                None => Selection::all(tensor),
-            };
-            wanted.push((tensor, selection));
+            wanted.push(wanted_of(tensor, slices.get(&*tensor.name).map(Vec::as_slice))?);
         }
-        let to_device = !matches!(target, "slab" | "host");
-        let target = target.to_owned();
-        let checkpoint = Arc::clone(&self.inner);
-        py.detach(|| {
-            let storage =
-                self.storage_of(wanted.iter().map(|(tensor, selection)| (tensor.object, selection.bytes())));
-            let settings = Settings::choose(&config.inner, &storage, to_device);
-            let plan = Plan::new(wanted, settings.block_bytes, settings.bridge_bytes);
-            Session::start(checkpoint, Arc::new(plan), &target, &settings, &storage)
-        })
+        self.start(py, wanted, target, config)
+    }
+
+    /// Begins a load of parts of tensors, each with the ranges of its first dimensions; as often of one tensor as there
+    /// are parts of it. `Session.items` says which of them each tensor of the session is. Targets are those of `session`.
+    #[pyo3(signature = (parts, target, config))]
+    fn session_of_parts(
+        &self,
+        py: Python<'_>,
+        parts: Vec<(String, Vec<(u64, u64)>)>,
+        target: &str,
+        config: &Config,
+    ) -> Outcome<Session> {
+        let mut wanted = Vec::with_capacity(parts.len());
+        for (name, ranges) in &parts {
+            let tensor = &self.inner.tensors()[self.inner.require_index(name)?];
+            wanted.push(wanted_of(tensor, Some(ranges))?);
+        }
+        self.start(py, wanted, target, config)
     }
 
     /// Maps the objects that hold the named tensors (`None`: all).
@@ -226,6 +243,42 @@ impl Checkpoint {
             Mapped::new(checkpoint, indices, readers.fetches.start)
         })
     }
+}
+
+impl Checkpoint {
+    fn start(
+        &self,
+        py: Python<'_>,
+        wanted: Vec<(&penstock::checkpoint::TensorInfo, Selection)>,
+        target: &str,
+        config: &Config,
+    ) -> Outcome<Session> {
+        let to_device = !matches!(target, "slab" | "host");
+        let target = target.to_owned();
+        let checkpoint = Arc::clone(&self.inner);
+        py.detach(|| {
+            let storage =
+                self.storage_of(wanted.iter().map(|(tensor, selection)| (tensor.object, selection.bytes())));
+            let settings = Settings::choose(&config.inner, &storage, to_device);
+            let plan = Plan::new(wanted, settings.block_bytes, settings.bridge_bytes);
+            Session::start(checkpoint, Arc::new(plan), &target, &settings, &storage)
+        })
+    }
+}
+
+/// The selection of `ranges` of a tensor, or of all of it.
+fn wanted_of<'a>(
+    tensor: &'a penstock::checkpoint::TensorInfo,
+    ranges: Option<&[(u64, u64)]>,
+) -> Outcome<(&'a penstock::checkpoint::TensorInfo, Selection)> {
+    let selection = match ranges {
+        Some(ranges) => {
+            let ranges: Vec<_> = ranges.iter().map(|(start, end)| *start..*end).collect();
+            Selection::of(tensor, &ranges)?
+        }
+        None => Selection::all(tensor),
+    };
+    Ok((tensor, selection))
 }
 
 /// The device ordinal of "cuda" or "cuda:3".

@@ -6,6 +6,7 @@
 //! * `checkpoint`: `Checkpoint`, `TensorInfo`: the catalogue.
 //! * `session`: `Session`, `Mapped`, `LoadStats`: loads under way.
 //! * `host_array`: `HostArray`: the memory of one host tensor, for numpy and DLPack.
+//! * `objects`: listings, and single objects to files.
 //! * `config`: `Config`. `errors`: exceptions. `signals`: Ctrl-C while waiting for a server.
 
 // PyO3's macros expand to unsafe code of their own; ours is in `host_array` only.
@@ -15,6 +16,7 @@ mod checkpoint;
 mod config;
 mod errors;
 mod host_array;
+mod objects;
 mod session;
 mod signals;
 
@@ -29,6 +31,8 @@ mod _native {
     use super::config::Config;
     #[pymodule_export]
     use super::host_array::HostArray;
+    #[pymodule_export]
+    use super::objects::{fetch_object, list_objects};
     #[pymodule_export]
     use super::session::{LoadStats, Mapped, Session, release_staging, staging_usage};
 

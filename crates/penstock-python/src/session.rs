@@ -29,6 +29,7 @@ type Columns<'a, 'py> = (Vec<&'a str>, Vec<Bound<'py, PyString>>, Vec<Bound<'py,
 pub struct Session {
     inner: Mutex<pipeline::Session>,
     tensors: Vec<(Arc<str>, Dtype, Vec<u64>, u64)>,
+    items: Vec<usize>,
 }
 
 impl Session {
@@ -52,9 +53,10 @@ impl Session {
             Ok((Arc::clone(&tensor.name), dtype, tensor.selection.shape().to_vec(), tensor.bytes()))
         };
         let tensors = plan.tensors().iter().map(describe).collect::<Result<_, Error>>()?;
+        let items = plan.tensors().iter().map(|tensor| tensor.item).collect();
         let inner = pipeline::Session::start(checkpoint, plan, target, settings.readers)?;
         inner.on_storage(storage, settings);
-        Ok(Self { inner: Mutex::new(inner), tensors })
+        Ok(Self { inner: Mutex::new(inner), tensors, items })
     }
 
     fn locked<T>(&self, py: Python<'_>, body: impl FnOnce(&mut pipeline::Session) -> T + Send) -> T
@@ -93,6 +95,12 @@ impl Session {
             shapes,
             tensors.map(|(.., bytes)| *bytes).collect(),
         ))
+    }
+
+    /// Of every tensor, in the same order, its place in the list that the session was asked for.
+    #[getter]
+    fn items(&self) -> Vec<usize> {
+        self.items.clone()
     }
 
     /// For every tensor, how many tensors must have destinations before it can land: neighbours may share a block.

@@ -31,22 +31,27 @@ fn boxes() -> impl Strategy<Value = (Vec<u64>, Vec<Range<u64>>)> {
     })
 }
 
-/// Objects full of tensors, some of which are wanted, with holes between those.
+/// Objects full of tensors, some of which are wanted, with holes between those; some in several parts that may overlap.
 fn wanted() -> impl Strategy<Value = Vec<Wanted>> {
-    let tensor = (boxes(), dtype(), 0u64..300, 0u32..3, any::<bool>());
+    let again = prop::collection::vec(prop::collection::vec((0u64..12, 0u64..12), 0..4), 0..3);
+    let tensor = (boxes(), dtype(), 0u64..300, 0u32..3, any::<bool>(), again);
     prop::collection::vec(tensor, 0..24).prop_map(|tensors| {
         let mut ends = [0u64; 3];
         let mut wanted = Vec::new();
-        for (index, ((shape, ranges), dtype, gap, object, whole)) in tensors.into_iter().enumerate() {
+        for (index, ((shape, ranges), dtype, gap, object, whole, again)) in tensors.into_iter().enumerate() {
             let start = ends[object as usize] + gap;
             let end = start + shape.iter().product::<u64>() * dtype.bits() / 8;
             ends[object as usize] = end;
             let ranges = if whole { Vec::new() } else { ranges };
             let name = format!("t{index}").into();
-            wanted.push(Wanted {
-                tensor: TensorInfo { name, dtype, shape, object, range: start..end },
-                ranges,
-            });
+            let tensor = TensorInfo { name, dtype, shape, object, range: start..end };
+            for part in again {
+                let clipped = part.iter().zip(&tensor.shape);
+                let ranges =
+                    clipped.map(|((a, b), size)| (*a.min(b)).min(*size)..(*a.max(b)).min(*size)).collect();
+                wanted.push(Wanted { tensor: tensor.clone(), ranges });
+            }
+            wanted.push(Wanted { tensor, ranges });
         }
         wanted
     })
@@ -96,13 +101,12 @@ proptest! {
             prop_assert_eq!(block.range.start / block_bytes, (block.range.end - 1) / block_bytes);
             prop_assert!(previous <= Some((block.object, block.range.start)), "blocks are in file order");
             previous = Some((block.object, block.range.start));
-            let mut covered = block.range.start;
+            let mut pieces = Vec::new();
             for segment in plan.segments(block) {
                 for piece in 0..segment.count {
                     let src = segment.src + piece * segment.stride;
                     prop_assert!(src >= block.range.start && src + segment.len <= block.range.end);
-                    prop_assert!(src <= covered.saturating_add(bridge_bytes), "an unbridgeable gap is read");
-                    covered = covered.max(src + segment.len);
+                    pieces.push(src..src + segment.len);
                     for i in 0..segment.len {
                         let to = (segment.dst + piece * segment.len + i) as usize;
                         let slot = &mut written[segment.tensor as usize][to];
@@ -110,10 +114,24 @@ proptest! {
                     }
                 }
             }
+            let sources: Vec<_> = plan.segments(block).iter().map(|segment| segment.src).collect();
+            prop_assert!(sources.is_sorted(), "segments are in order");
+            pieces.sort_by_key(|piece| piece.start);
+            let mut covered = block.range.start;
+            for piece in pieces {
+                prop_assert!(piece.start <= covered.saturating_add(bridge_bytes), "an unbridgeable gap is read");
+                covered = covered.max(piece.end);
+            }
             prop_assert_eq!(covered, block.range.end, "the end of a block is wanted");
         }
+        let reads: Vec<_> = plan.blocks().iter().map(|block| (block.object, block.range.clone())).collect();
+        prop_assert!(
+            reads.windows(2).all(|two| two[0].0 < two[1].0 || two[0].1.end <= two[1].1.start),
+            "no byte is read twice, however many want it"
+        );
         for (tensor, bytes) in plan.tensors().iter().zip(written) {
-            let wanted = wanted.iter().find(|w| w.tensor.name == tensor.name).unwrap();
+            let wanted = &wanted[tensor.item];
+            prop_assert_eq!(&tensor.name, &wanted.tensor.name);
             prop_assert_eq!(bytes.into_iter().collect::<Option<Vec<_>>>(), Some(expected(wanted)));
         }
     }
@@ -154,7 +172,7 @@ proptest! {
             .map(|i| layout.offset(i)..layout.offset(i) + plan.tensors()[i].bytes())
             .collect();
         for (tensor, span) in plan.tensors().iter().zip(&spans) {
-            let source = wanted.iter().find(|w| w.tensor.name == tensor.name).unwrap();
+            let source = &wanted[tensor.item];
             prop_assert!(span.end <= layout.bytes());
             prop_assert_eq!(span.start % (source.tensor.dtype.bits() / 8), 0, "elements are aligned");
             let file = source.tensor.range.start + tensor.selection.first();
@@ -186,6 +204,23 @@ fn one_large_tensor_and_many_small_ones_make_equal_blocks() {
     let ranges = |plan: &Plan| plan.blocks().iter().map(|block| block.range.clone()).collect::<Vec<_>>();
     assert_eq!(ranges(&one), ranges(&many));
     assert_eq!(one.blocks().len(), 16);
+}
+
+#[test]
+fn parts_of_one_matrix_share_its_blocks() {
+    let t =
+        TensorInfo { name: "t".into(), dtype: Dtype::F32, shape: vec![64, 16], object: 0, range: 0..4096 };
+    let columns = |from, to| (&t, Selection::of(&t, &[0..64, from..to]).unwrap());
+    let plan = Plan::new(vec![columns(8, 16), columns(0, 8), columns(4, 6)], 2048, 0);
+    assert_eq!(
+        plan.blocks().iter().map(|block| block.range.clone()).collect::<Vec<_>>(),
+        [0..2048, 2048..4096]
+    );
+    assert_eq!(plan.tensors().iter().map(|tensor| tensor.item).collect::<Vec<_>>(), [1, 2, 0]);
+    for block in plan.blocks() {
+        let segments = plan.segments(block).iter().map(|s| (s.tensor, s.len, s.count, s.stride));
+        assert_eq!(segments.collect::<Vec<_>>(), [(0, 32, 32, 64), (1, 8, 32, 64), (2, 32, 32, 64)]);
+    }
 }
 
 #[test]

@@ -7,14 +7,15 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
-use super::TensorInfo;
 use super::closest::closest;
 use super::header::ParsedTensor;
 use super::open_all::{Opened, open_all};
 use super::place::shown;
 use super::source::{Resolved, ResolvedIndex, resolve};
+use super::{Dtype, TensorInfo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{Identity, Object, Store};
 
@@ -74,6 +75,55 @@ impl Checkpoint {
             made.add(location, opened, &rulers)?;
         }
         resolved.indexes.iter().try_for_each(|index| made.check_index(index))?;
+        Ok(made)
+    }
+
+    /// A catalogue of byte ranges of any objects, so that they can be loaded as tensors are: each is a tensor of bytes,
+    /// called `object:range` by their numbers.
+    ///
+    /// # Errors
+    /// `Selection` for a range that leaves its object; what the store fails with when it opens one.
+    pub fn of_ranges(store: Arc<dyn Store>, wanted: &[(String, Vec<Range<u64>>)]) -> Result<Self> {
+        let mut made = Self {
+            store,
+            objects: Vec::with_capacity(wanted.len()),
+            locations: Vec::with_capacity(wanted.len()),
+            tensors: Vec::new(),
+            by_name: HashMap::new(),
+            metadata: BTreeMap::new(),
+        };
+        for (location, ranges) in wanted {
+            let opened = made.store.open(location).map_err(|error| error.object(shown(location)))?;
+            let (bytes, number) = (opened.bytes(), countable(made.objects.len())?);
+            let mut tensors = Vec::with_capacity(ranges.len());
+            for (index, range) in ranges.iter().enumerate() {
+                if range.start > range.end || range.end > bytes {
+                    let cause = format!("the object ends at byte {bytes}");
+                    let error = Error::new(ErrorKind::Selection, cause).object(shown(location));
+                    return Err(error.range(range.clone()));
+                }
+                tensors.push(TensorInfo {
+                    name: format!("{number}:{index}").into(),
+                    dtype: Dtype::U8,
+                    shape: vec![range.end - range.start],
+                    object: number,
+                    range: range.clone(),
+                });
+            }
+            tensors.sort_by_key(|tensor| (tensor.range.start, tensor.range.end));
+            for tensor in tensors {
+                made.by_name.insert(Arc::clone(&tensor.name), countable(made.tensors.len())?);
+                made.tensors.push(tensor);
+            }
+            made.locations.push(location.clone());
+            made.objects.push(ObjectInfo {
+                location: shown(location).into_owned(),
+                bytes,
+                identity: opened.identity(),
+                data_start: 0,
+                metadata: BTreeMap::new(),
+            });
+        }
         Ok(made)
     }
 

@@ -169,26 +169,47 @@ pub(super) fn to_device(
     // SAFETY: the store filled the range's bytes from `start` on.
     let base = unsafe { memory.add(start) };
     pieces.clear();
-    let first = segments.partition_point(|segment| segment.src + segment.span() <= range.start);
-    for segment in segments[first..].iter().take_while(|segment| segment.src < range.end) {
-        let cut = segment.within(range);
-        let at = to_usize(cut.src - range.start);
+    let apart = are_apart(segments);
+    let begin_before_its_end = segments.iter().take_while(|segment| segment.src < range.end);
+    let touched = begin_before_its_end.filter(|segment| segment.src + segment.span() > range.start);
+    for segment in touched.map(|segment| segment.within(range)) {
+        let at = to_usize(segment.src - range.start);
         // SAFETY: what is within the range was read to the slot.
         let source = unsafe { base.add(at) };
-        let segment = &cut;
-        let piece = to_usize(segment.len);
+        let (piece, stride) = (to_usize(segment.len), to_usize(segment.stride));
+        let destination = destinations.of(&segment);
+        if segment.count > 1 && !apart {
+            // Another segment's bytes lie between these pieces: each goes from where it is.
+            pieces.extend((0..to_usize(segment.count)).map(|i| Piece {
+                destination: destination + (i * piece) as u64,
+                // SAFETY: as above.
+                source: unsafe { source.add(i * stride) },
+                len: piece,
+            }));
+            continue;
+        }
         for i in 1..to_usize(segment.count) {
             // Pieces are packed where they lie, so that they need one copy. The stride is at least the length, so a
             // piece moves towards the front only, over bytes that were packed before or that no one asked for.
             // SAFETY: both ends lie in the segment's part of the slot; `copy` allows them to overlap.
-            unsafe { std::ptr::copy(source.add(i * to_usize(segment.stride)), source.add(i * piece), piece) };
+            unsafe { std::ptr::copy(source.add(i * stride), source.add(i * piece), piece) };
         }
-        pieces.push(Piece { destination: destinations.of(segment), source, len: to_usize(segment.bytes()) });
+        pieces.push(Piece { destination, source, len: to_usize(segment.bytes()) });
     }
     // SAFETY: the slot stays until a later mark is done, as this function's caller promises; destinations are the
     // segments' own spans of attached ones.
     unsafe { stream.copy(pieces)? };
     Ok(Spent { reading, copying: began.elapsed().saturating_sub(reading) })
+}
+
+/// Whether no segment reaches into the next: parts of one tensor may.
+fn are_apart(segments: &[Segment]) -> bool {
+    let mut end = 0;
+    segments.iter().all(|segment| {
+        let apart = segment.src >= end;
+        end = end.max(segment.src + segment.span());
+        apart
+    })
 }
 
 /// The memory of a landed tensor, which lies at `offset` of its slab. Called once for each tensor of a layout.

@@ -16,6 +16,8 @@ use crate::checkpoint::TensorInfo;
 pub struct PlannedTensor {
     /// The tensor's name.
     pub name: Arc<str>,
+    /// Which of those that were asked for this is, in the order of the asking.
+    pub item: usize,
     /// The object that holds it, as an index into the checkpoint's objects.
     pub object: u32,
     /// What of it is wanted.
@@ -106,40 +108,32 @@ pub struct Plan {
 
 impl Plan {
     /// Plans the reading of `wanted`, in blocks of `block_bytes` (a multiple of 4 KiB), bridging gaps of up to
-    /// `bridge_bytes`. The order of the plan's tensors is file order, not the order of `wanted`; a tensor is
-    /// wanted at most once.
-    pub fn new(mut wanted: Vec<(&TensorInfo, Selection)>, block_bytes: u64, bridge_bytes: u64) -> Self {
-        wanted.sort_by_key(|(tensor, selection)| (tensor.object, tensor.range.start + selection.first()));
-        let mut planner = Planner { block_bytes, bridge_bytes, blocks: Vec::new(), segments: Vec::new() };
-        let mut tensors = Vec::with_capacity(wanted.len());
-        let mut blocks_until = Vec::with_capacity(wanted.len());
-        for (index, (tensor, selection)) in wanted.into_iter().enumerate() {
-            let index = u32::try_from(index).unwrap_or(u32::MAX);
-            let mut dst = 0;
-            selection.for_each_piece(|at, len| {
-                planner.piece(tensor.object, index, tensor.range.start + at, dst, len);
-                dst += len;
-            });
-            tensors.push(PlannedTensor {
-                name: Arc::clone(&tensor.name),
-                object: tensor.object,
-                selection,
-                start: tensor.range.start,
-                element_bits: tensor.dtype.bits(),
-            });
-            blocks_until.push(planner.blocks.len());
+    /// `bridge_bytes`. The order of the plan's tensors is file order, not the order of `wanted`.
+    pub fn new(wanted: Vec<(&TensorInfo, Selection)>, block_bytes: u64, bridge_bytes: u64) -> Self {
+        let mut wanted: Vec<Wanted<'_>> = wanted
+            .into_iter()
+            .enumerate()
+            .map(|(item, (tensor, selection))| Wanted { item, tensor, selection })
+            .collect();
+        wanted.sort_by_key(|wanted| (wanted.tensor.object, wanted.begin()));
+        let mut planner = Planner { block_bytes, bridge_bytes, ..Planner::default() };
+        let mut planned = 0;
+        while planned < wanted.len() {
+            let group = planned..planned + entangled(&wanted[planned..]);
+            planner.plan(planned, &wanted[group.clone()]);
+            planned = group.end;
         }
-        // The last block known when a tensor was planned may still have been growing: it belongs to the next tensor
-        // too if that one has a segment in it.
-        let blocks = planner.blocks;
-        for (index, until) in blocks_until.iter_mut().enumerate() {
-            let last = until.checked_sub(1).and_then(|last| blocks.get(last));
-            let shared = last.and_then(|block: &Block| planner.segments.get(block.segments.end - 1));
-            if shared.is_some_and(|segment| segment.tensor as usize > index) {
-                *until -= 1;
-            }
+        let Planner { blocks, segments, .. } = planner;
+        let mut blocks_until = vec![blocks.len(); wanted.len()];
+        // Blocks become ready in their order: one that needs a later tensor than those after it holds them up.
+        let mut needed = 0;
+        for (index, block) in blocks.iter().enumerate() {
+            let needs = last_tensor(&segments[block.segments.clone()]);
+            blocks_until[needed..needs.max(needed)].fill(index);
+            needed = needs.max(needed);
         }
-        Self { tensors, blocks, segments: planner.segments, blocks_until, block_bytes }
+        let tensors = wanted.into_iter().map(Wanted::planned).collect();
+        Self { tensors, blocks, segments, blocks_until, block_bytes }
     }
 
     /// The tensors, in file order.
@@ -166,12 +160,13 @@ impl Plan {
     }
 
     /// For every tensor, how many tensors must have destinations before it can land: its last block may hold the
-    /// beginning of those after it.
+    /// beginning of those after it, or wait for a block that does.
     pub fn attached_to_land(&self) -> Vec<usize> {
         let mut needed: Vec<usize> = (1..=self.tensors.len()).collect();
+        let mut last = 0;
         for block in &self.blocks {
             let segments = self.segments(block);
-            let last = segments.last().map_or(0, |segment| segment.tensor as usize + 1);
+            last = last.max(last_tensor(segments) + 1);
             for segment in segments {
                 let needed = &mut needed[segment.tensor as usize];
                 *needed = last.max(*needed);
@@ -191,23 +186,82 @@ impl Plan {
     }
 }
 
+/// One of those asked for.
+struct Wanted<'a> {
+    item: usize,
+    tensor: &'a TensorInfo,
+    selection: Selection,
+}
+
+impl Wanted<'_> {
+    /// Its first byte in the object.
+    fn begin(&self) -> u64 {
+        self.tensor.range.start + self.selection.first()
+    }
+
+    fn planned(self) -> PlannedTensor {
+        PlannedTensor {
+            name: Arc::clone(&self.tensor.name),
+            item: self.item,
+            object: self.tensor.object,
+            selection: self.selection,
+            start: self.tensor.range.start,
+            element_bits: self.tensor.dtype.bits(),
+        }
+    }
+}
+
+/// How many of the first of `wanted`, which are in file order, reach into each other.
+fn entangled(wanted: &[Wanted<'_>]) -> usize {
+    let Some(first) = wanted.first() else { return 0 };
+    let mut end = first.tensor.range.start + first.selection.end();
+    let more = wanted[1..].iter().take_while(|next| {
+        let reached = next.tensor.object == first.tensor.object && next.begin() < end;
+        end = end.max(next.tensor.range.start + next.selection.end());
+        reached
+    });
+    1 + more.count()
+}
+
+/// The last tensor, as an index into the plan's, that segments of a block belong to.
+fn last_tensor(segments: &[Segment]) -> usize {
+    segments.iter().map(|segment| segment.tensor as usize).max().unwrap_or(0)
+}
+
+#[derive(Default)]
 struct Planner {
     block_bytes: u64,
     bridge_bytes: u64,
     blocks: Vec<Block>,
     segments: Vec<Segment>,
+    /// How many tensors are being planned together.
+    together: usize,
 }
 
 impl Planner {
-    /// Adds one piece, cut at the block grid.
-    fn piece(&mut self, object: u32, tensor: u32, mut src: u64, mut dst: u64, mut len: u64) {
-        while len > 0 {
-            let cell_end = (src / self.block_bytes + 1) * self.block_bytes;
-            let part = len.min(cell_end - src);
-            self.part(object, Segment { tensor, src, dst, len: part, count: 1, stride: part });
-            src += part;
-            dst += part;
-            len -= part;
+    /// Adds tensors that reach into each other, or a single one; the first is number `first` of the plan.
+    fn plan(&mut self, first: usize, group: &[Wanted<'_>]) {
+        self.together = group.len();
+        let mut parts = Vec::new();
+        for (index, wanted) in (first..).zip(group) {
+            let tensor = u32::try_from(index).unwrap_or(u32::MAX);
+            let (object, start) = (wanted.tensor.object, wanted.tensor.range.start);
+            let mut dst = 0;
+            wanted.selection.for_each_piece(|at, len| {
+                cut(
+                    self.block_bytes,
+                    Segment { tensor, src: start + at, dst, len, count: 1, stride: len },
+                    |part| match group {
+                        [_] => self.part(object, part),
+                        _ => parts.push(part),
+                    },
+                );
+                dst += len;
+            });
+        }
+        parts.sort_unstable_by_key(|part| (part.src, part.tensor));
+        for part in parts {
+            self.part(group[0].tensor.object, part);
         }
     }
 
@@ -224,7 +278,10 @@ impl Planner {
         match last {
             Some(block) => {
                 block.range.end = block.range.end.max(end);
-                if !self.segments.last_mut().is_some_and(|last| extend(last, &part)) {
+                // Those planned together take turns.
+                let latest = self.segments[block.segments.clone()].iter_mut().rev().take(self.together);
+                let own = latest.into_iter().find(|segment| segment.tensor == part.tensor);
+                if !own.is_some_and(|own| extend(own, &part)) {
                     self.segments.push(part);
                     block.segments.end += 1;
                 }
@@ -235,6 +292,16 @@ impl Planner {
                 self.segments.push(part);
             }
         }
+    }
+}
+
+/// Cuts a piece at the block grid.
+fn cut(block_bytes: u64, mut piece: Segment, mut part: impl FnMut(Segment)) {
+    while piece.len > 0 {
+        let cell_end = (piece.src / block_bytes + 1) * block_bytes;
+        let len = piece.len.min(cell_end - piece.src);
+        part(Segment { len, stride: len, ..piece });
+        piece = Segment { src: piece.src + len, dst: piece.dst + len, len: piece.len - len, ..piece };
     }
 }
 

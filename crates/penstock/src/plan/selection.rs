@@ -97,6 +97,11 @@ impl Selection {
         self.first
     }
 
+    /// The end of the last selected byte, from the tensor's own first byte.
+    pub fn end(&self) -> u64 {
+        self.first + self.walk.iter().map(|(steps, stride)| (steps - 1) * stride).sum::<u64>() + self.piece
+    }
+
     /// Calls `piece(offset from the tensor's first byte, length)` for every piece, in order of offset; the pieces
     /// follow each other in what is delivered.
     pub fn for_each_piece(&self, mut piece: impl FnMut(u64, u64)) {

@@ -118,7 +118,7 @@ impl Profile {
                 block_bytes: LARGEST_BLOCK,
                 bridge_bytes: REMOTE_BRIDGE,
                 direct: false,
-                ..solid
+                ..far
             },
             // The readers decompress.
             Kind::Image => Self { fetches: bounds(cores, 1, 2 * cores), direct: false, ..solid },
@@ -211,6 +211,16 @@ mod tests {
             let storage = Storage { preferred_bytes: preferred, ..on(Kind::Parallel) };
             assert_eq!(Profile::of(&storage, 16).block_bytes, block);
         }
+    }
+
+    #[test]
+    fn only_what_this_machine_reads_itself_is_asked_for_less_than_a_block() {
+        for kind in [Kind::Nfs, Kind::Parallel, Kind::Fuse, Kind::Remote] {
+            assert_eq!(Profile::of(&on(kind), 16).request_bytes, u64::MAX, "{kind:?}");
+        }
+        let disk = with(Disk { optimal_io_bytes: 4 << 20, ..Disk::default() });
+        assert_eq!(Profile::of(&on(Kind::Disk), 16).request_bytes, 1 << 20);
+        assert_eq!(Profile::of(&disk, 16).request_bytes, 4 << 20, "a stripe");
     }
 
     #[test]

@@ -410,6 +410,47 @@ fn slices_of_rows_and_of_columns_arrive_packed() {
 }
 
 #[test]
+fn parts_of_one_tensor_arrive_each_where_it_belongs_even_if_they_interleave_or_overlap() {
+    let _alone = alone();
+    let model = Model::new();
+    let parts: &[(&str, &[Range<u64>])] = &[
+        ("wide", &[0..8, 25_000..50_000]),
+        ("wide", &[0..8, 0..25_000]),
+        ("wide", &[3..5, 20_000..30_000]),
+        ("matrix", &[0..301, 60..61]),
+        ("matrix", &[0..301, 0..40]),
+        ("matrix", &[0..301, 40..130]),
+        ("large", &[]),
+        ("large", &[600..640]),
+        ("large", &[0..640, 0..512]),
+    ];
+    for way in Way::all() {
+        for block_bytes in [4 * KIB, 1024 * KIB] {
+            let wanted = parts.iter().map(|(name, ranges)| {
+                let tensor = model.checkpoint.require(name).unwrap();
+                (tensor, Selection::of(tensor, ranges).unwrap())
+            });
+            let plan = Arc::new(Plan::new(wanted.collect(), block_bytes, 512));
+            let mut load = Load::begin(&model, &plan, &way, 4);
+            load.attach_all();
+            load.run().unwrap();
+            for (tensor, memory) in plan.tensors().iter().zip(&load.memory) {
+                let (name, ranges) = parts[tensor.item];
+                let (guard, bytes) = memory.split_last().unwrap();
+                assert_eq!((&*tensor.name, *guard), (name, 0xA5));
+                assert!(bytes == model.expected(name, ranges), "wrong bytes of {name} {ranges:?}");
+            }
+            let read = load.session.finish().unwrap().read_bytes;
+            let files: usize = model.files.iter().map(Vec::len).sum();
+            assert!(
+                read <= files as u64 + 8 * KIB,
+                "{read} bytes read of {files}: shared bytes are read once"
+            );
+        }
+    }
+}
+
+#[test]
 fn a_checkpoint_without_bytes_is_done_at_once() {
     let _alone = alone();
     let model = Model::of(&[vec![("empty".to_owned(), Dtype::F32, vec![0])], vec![]], CachePolicy::Auto);

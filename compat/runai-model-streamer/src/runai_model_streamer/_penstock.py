@@ -1,0 +1,146 @@
+"""What is asked of Penstock: settings from the environment, credentials for a call, errors as callers expect them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import penstock
+
+if TYPE_CHECKING:
+    from runai_model_streamer.s3_utils.s3_utils import S3Credentials
+
+UNLIMITED = 1 << 62
+"""Bytes of read-ahead where the limit is lifted."""
+
+_environment = threading.RLock()
+
+
+class RunaiStreamerMemoryLimitException(Exception):  # noqa: N818 - the name that callers know
+    """A memory limit that the largest tensor does not fit in."""
+
+
+class RunaiStreamerInvalidInputException(Exception):  # noqa: N818
+    """A device that torch does not know, or paths of several kinds in one call."""
+
+
+def config(memory_limit: int | None = None) -> penstock.Config:
+    """Settings of a load.
+
+    ``RUNAI_STREAMER_CONCURRENCY`` sets readers and ``RUNAI_STREAMER_CHUNK_BYTESIZE`` or ``…_BLOCK_BYTESIZE`` the size
+    of blocks; without them both are found. ``RUNAI_STREAMER_MEMORY_LIMIT`` bounds how far reading goes ahead: -1 for
+    not at all, 0 for one tensor at a time.
+
+    Raises:
+        ValueError: naming the variable, for what is no number or an impossible one.
+    """
+    block = _number("RUNAI_STREAMER_CHUNK_BYTESIZE", least=1) or _number("RUNAI_STREAMER_BLOCK_BYTESIZE", least=1)
+    limit = _number("RUNAI_STREAMER_MEMORY_LIMIT", least=-1) if memory_limit is None else memory_limit
+    ahead = None if limit is None else UNLIMITED if limit < 0 else max(limit, 1)
+    return penstock.Config(
+        readers=_number("RUNAI_STREAMER_CONCURRENCY", least=1),
+        # Penstock's blocks are whole pages, and smaller ones than these gain nothing.
+        block_bytes=None if block is None else max(block // 4096 * 4096, 64 << 10),
+        read_ahead_bytes=ahead,
+    )
+
+
+def check_memory_limit(largest: int, memory_limit: int | None = None) -> None:
+    """Refuses a limit that the largest tensor does not fit in.
+
+    Raises:
+        RunaiStreamerMemoryLimitException: which says both numbers.
+    """
+    limit = _number("RUNAI_STREAMER_MEMORY_LIMIT", least=-1) if memory_limit is None else memory_limit
+    if limit is not None and 0 < limit < largest:
+        raise RunaiStreamerMemoryLimitException(f"Memory limit supplied: {limit} cannot be smaller than: {largest}")
+
+
+def _number(name: str, least: int) -> int | None:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return None
+    try:
+        number = int(text)
+    except ValueError:
+        raise ValueError(f"{name}={text!r} is not a whole number") from None
+    if number < least:
+        raise ValueError(f"{name}={number}: the least is {least}")
+    return number
+
+
+@contextmanager
+def credentials(given: S3Credentials | None = None) -> Iterator[None]:
+    """While this is active, Penstock finds the credentials given and the endpoint that ``RUNAI_STREAMER_S3_*`` names.
+
+    Clients are made when something is opened, so that is all that has to happen within. The environment is as before
+    afterwards. One thread at a time: the environment is the whole process's.
+    """
+    wanted: dict[str, str | None] = {
+        "AWS_ENDPOINT_URL": os.environ.get("RUNAI_STREAMER_S3_ENDPOINT"),
+        "AWS_SKIP_SIGNATURE": _switch("RUNAI_STREAMER_S3_UNSIGNED"),
+        "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": _switch("RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING"),
+    }
+    if given is not None:
+        wanted |= {
+            "AWS_ACCESS_KEY_ID": given.access_key_id,
+            "AWS_SECRET_ACCESS_KEY": given.secret_access_key,
+            "AWS_SESSION_TOKEN": given.session_token,
+            "AWS_REGION": given.region_name,
+        }
+        wanted["AWS_ENDPOINT_URL"] = given.endpoint or wanted["AWS_ENDPOINT_URL"]
+    changed = {name: value for name, value in wanted.items() if value is not None}
+    if not changed:
+        yield
+        return
+    with _environment:
+        before = {name: os.environ.get(name) for name in changed}
+        os.environ.update(changed)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+
+def _switch(name: str) -> str | None:
+    text = os.environ.get(name, "").strip().lower()
+    return None if not text else "true" if text in {"1", "true", "yes", "on"} else "false"
+
+
+@contextmanager
+def as_value_errors() -> Iterator[None]:
+    """Penstock's errors as the ``ValueError`` that callers of this interface catch; what they say stays."""
+    try:
+        yield
+    except penstock.PenstockError as error:
+        if isinstance(error, (ValueError, MemoryError)):
+            raise
+        raise ValueError(f"Could not receive response from libstreamer due to: {error}") from error
+
+
+def device_of(device: Any) -> str:
+    """The device as torch spells it; None is the host.
+
+    Raises:
+        RunaiStreamerInvalidInputException: for a device that torch does not know.
+    """
+    import torch
+
+    if device is None:
+        return "cpu"
+    try:
+        return str(torch.device(device))
+    except (RuntimeError, TypeError) as error:
+        raise RunaiStreamerInvalidInputException(f"Unusable device {device!r}: {error}") from error
+
+
+def loads_to(device: str) -> str:
+    """The device that Penstock loads to for ``device``: others are reached by way of the host."""
+    return device if device.partition(":")[0] in {"cpu", "cuda"} else "cpu"

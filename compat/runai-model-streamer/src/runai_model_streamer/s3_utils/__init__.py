@@ -1,0 +1,1 @@
+"""Credentials and kinds of paths."""

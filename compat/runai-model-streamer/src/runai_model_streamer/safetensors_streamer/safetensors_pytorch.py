@@ -1,0 +1,110 @@
+"""What headers of safetensors files say, in the shape that programs look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+import penstock
+from penstock.frameworks.torch import DTYPES
+from runai_model_streamer import _penstock
+from runai_model_streamer.s3_utils.s3_utils import S3Credentials
+
+
+class Offsets:
+    """Where a tensor's bytes lie, from the beginning of its file's data."""
+
+    def __init__(self, offsets: Sequence[int]) -> None:
+        self.start, self.end = offsets
+
+    def get_diff(self) -> int:
+        """Bytes."""
+        return self.end - self.start
+
+
+class SafetensorMetadata:
+    """One tensor of a header.
+
+    Raises:
+        ValueError: where shape and dtype do not make the bytes that the offsets reserve, or torch lacks the dtype.
+    """
+
+    def __init__(self, name: str, safetensorMetadata: dict[str, Any]) -> None:  # noqa: N803 - the interface's name
+        self.name = name
+        self.shape = list(safetensorMetadata["shape"])
+        self.dtype = safetensorMetadata["dtype"]
+        self.offsets = Offsets(safetensorMetadata["data_offsets"])
+        expected = prod(self.shape) * self.get_element_size()
+        if expected != self.get_bytesize():
+            raise ValueError(
+                f"Corrupted Tensor '{name}': Shape claims {expected} bytes ({self.shape} x {self.dtype}), "
+                f"but offsets reserve {self.get_bytesize()} bytes."
+            )
+
+    def get_bytesize(self) -> int:
+        """Bytes of the tensor."""
+        return self.offsets.get_diff()
+
+    def get_item_count(self) -> int:
+        """Elements of the tensor."""
+        return prod(self.shape)
+
+    def get_element_size(self) -> int:
+        """Bytes of an element."""
+        return self.get_torch_dtype().itemsize
+
+    def get_torch_dtype(self) -> torch.dtype:
+        """The dtype as torch has it."""
+        dtype = None if self.dtype == "F4" else DTYPES.get(self.dtype)
+        if dtype is None:
+            raise ValueError(f"Unsupported dtype '{self.dtype}' in tensor '{self.name}'")
+        return dtype
+
+
+def open_files(paths: list[str], s3_credentials: S3Credentials | None = None) -> list[penstock.Checkpoint]:
+    """The checkpoints of files: one, or one for each file where two files hold tensors of the same name."""
+    config = _penstock.config()
+    with _penstock.as_value_errors(), _penstock.credentials(s3_credentials):
+        if not paths:
+            return []
+        try:
+            together = penstock.open(paths, config=config)
+        except penstock.FormatError as error:
+            if error.tensor is None or len(paths) == 1:
+                raise
+            return [penstock.open(path, config=config) for path in paths]
+        # A path may be given twice, or lead to another: then files and paths would not be in step.
+        return [together] if len(together.objects) == len(paths) else [penstock.open(p, config=config) for p in paths]
+
+
+def headers(checkpoints: list[penstock.Checkpoint]) -> list[tuple[int, list[SafetensorMetadata]]]:
+    """For every file, where its data begins, and its tensors in the order of their bytes."""
+    found = []
+    for checkpoint in checkpoints:
+        files: dict[str, list[Any]] = {location: [] for location, _ in checkpoint.objects}
+        for name in checkpoint.offset_keys():
+            info = checkpoint[name]
+            files[info.object].append(info)
+        for infos in files.values():
+            # The format has no gaps, so the first tensor begins where the data does.
+            start = infos[0].byte_range[0] if infos else 0
+            found.append((start, [_described(info, start) for info in infos]))
+    return found
+
+
+def _described(info: Any, start: int) -> SafetensorMetadata:
+    first, end = info.byte_range
+    entry = {"shape": info.shape, "dtype": info.dtype, "data_offsets": [first - start, end - start]}
+    return SafetensorMetadata(info.name, entry)
+
+
+def prepare_request(
+    fs: object, paths: list[str], s3_credentials: S3Credentials | None = None
+) -> list[tuple[int, list[SafetensorMetadata], list[int]]]:
+    """For every file: where its data begins, its tensors, and their sizes in bytes."""
+    del fs
+    described = headers(open_files(paths, s3_credentials))
+    return [(start, tensors, [tensor.get_bytesize() for tensor in tensors]) for start, tensors in described]

@@ -1,0 +1,348 @@
+"""What the documentation of runai_model_streamer states, of this package."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from runai_model_streamer import (  # noqa: E402
+    DistributedStreamer,
+    FileChunks,
+    FileStreamer,
+    ObjectStorageModel,
+    SafetensorsStreamer,
+    list_safetensors,
+    pull_files,
+)
+from runai_model_streamer._penstock import (  # noqa: E402
+    RunaiStreamerInvalidInputException,
+    RunaiStreamerMemoryLimitException,
+    config,
+    credentials,
+)
+from runai_model_streamer.s3_utils.s3_utils import S3Credentials  # noqa: E402
+from runai_model_streamer.safetensors_streamer.safetensors_pytorch import prepare_request  # noqa: E402
+from runai_model_streamer.safetensors_streamer.streamer_mock import StreamerPatcher  # noqa: E402
+
+import penstock  # noqa: E402
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn]
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith(("RUNAI_STREAMER", "AWS_")):
+            monkeypatch.delenv(name)
+
+
+def tensors(seed: int) -> dict[str, Any]:
+    made: dict[str, Any] = {f"f{seed}.scalar": torch.tensor(seed + 0.5), f"f{seed}.empty": torch.empty(0, 3)}
+    for index, dtype in enumerate(DTYPES):
+        values = torch.randint(0, 2, (37 + index, 129), generator=torch.Generator().manual_seed(seed * 10 + index))
+        made[f"f{seed}.{index}"] = values.to(dtype)
+    return made
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[list[str], dict[str, Any]]:
+    paths, held = [], {}
+    for seed in range(3):
+        path = tmp_path / f"{seed}.safetensors"
+        penstock.save_file(tensors(seed), path)
+        paths.append(str(path))
+        held |= tensors(seed)
+    return paths, held
+
+
+def same(one: Any, other: Any) -> bool:
+    as_bytes = [t.contiguous().reshape(-1).view(torch.uint8) if t.numel() else t.reshape(-1) for t in (one, other)]
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*as_bytes)
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_every_tensor_comes_once_and_stays_what_it_was(files: Any, owned: bool) -> None:
+    paths, held = files
+    with SafetensorsStreamer() as streamer:
+        streamer.stream_files(paths, owned=owned)
+        kept = list(streamer.get_tensors())
+    assert sorted(name for name, _ in kept) == sorted(held)
+    assert all(same(tensor, held[name]) for name, tensor in kept), "after the streamer has gone too"
+    for _, tensor in kept:
+        if tensor.numel():
+            tensor.zero_()
+    with SafetensorsStreamer() as streamer:
+        streamer.stream_file(paths[0])
+        assert all(same(tensor, held[name]) for name, tensor in streamer.get_tensors()), "and writing to one is safe"
+
+
+def test_metadata_tells_the_tensors_of_each_file_in_order(files: Any) -> None:
+    paths, held = files
+    with SafetensorsStreamer() as streamer:
+        streamer.stream_files(paths)
+        metadata = streamer.files_to_tensors_metadata
+        assert list(metadata) == [0, 1, 2]
+        for number, described in metadata.items():
+            assert {m.name for m in described} == set(tensors(number))
+            ends = 0
+            for m in described:
+                assert m.offsets.start == ends
+                ends = m.offsets.end
+                wanted = held[m.name]
+                assert (m.get_torch_dtype(), m.shape) == (wanted.dtype, list(wanted.shape))
+                assert (m.get_item_count(), m.get_element_size()) == (wanted.numel(), wanted.element_size())
+        assert streamer.total_size == sum(t.numel() * t.element_size() for t in held.values())
+        assert len(list(streamer.get_tensors())) == len(held)
+    start, described, sizes = prepare_request(DistributedStreamer(), [paths[1]], None)[0]
+    assert start == 8 + int.from_bytes(Path(paths[1]).read_bytes()[:8], "little")
+    assert sizes == [m.get_bytesize() for m in described]
+
+
+def test_named_tensors_only(files: Any) -> None:
+    paths, held = files
+    names = ["f0.1", "f2.3", "f2.scalar"]
+    with SafetensorsStreamer() as streamer:
+        streamer.stream_files(paths, tensor_names=names)
+        assert [[m.name for m in described] for described in streamer.files_to_tensors_metadata.values()][1] == []
+        assert {name: same(tensor, held[name]) for name, tensor in streamer.get_tensors()} == dict.fromkeys(names, True)
+        for wrong, words in (("f0.1", "single str"), ([], "must not be empty"), (["f0.1", "nope"], r"not found.*nope")):
+            with pytest.raises(ValueError, match=words):
+                streamer.stream_files(paths, tensor_names=wrong)
+
+
+def test_files_with_the_same_names_are_streamed_both(tmp_path: Path) -> None:
+    for number in range(2):
+        penstock.save_file(
+            {"w": torch.full((3,), float(number)), f"own{number}": torch.zeros(1)}, tmp_path / str(number)
+        )
+    paths = [str(tmp_path / "0"), str(tmp_path / "1")]
+    with SafetensorsStreamer() as streamer:
+        streamer.stream_files(paths)
+        assert sorted(t[0].item() for name, t in streamer.get_tensors() if name == "w") == [0.0, 1.0]
+        with pytest.raises(ValueError, match=r"more than one file.*'w'"):
+            streamer.stream_files(paths, tensor_names=["w"])
+
+
+def test_a_stream_may_be_left_and_another_begun(files: Any) -> None:
+    paths, held = files
+    with SafetensorsStreamer() as streamer:
+        streamer.stream_files(paths)
+        next(iter(streamer.get_tensors()))
+        streamer.stream_files(paths[1:])
+        assert len(list(streamer.get_tensors())) == 2 * len(held) // 3
+
+
+def test_a_misaligned_tensor_is_usable(tmp_path: Path) -> None:
+    header = {"odd": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
+              "w": {"dtype": "F32", "shape": [4], "data_offsets": [3, 19]}}  # fmt: skip
+    text = json.dumps(header).encode()
+    data = b"abc" + torch.arange(4.0).numpy().tobytes()
+    (tmp_path / "x.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    with SafetensorsStreamer() as streamer:
+        streamer.stream_file(str(tmp_path / "x.safetensors"))
+        loaded = dict(streamer.get_tensors())
+    assert loaded["w"].data_ptr() % 4 == 0
+    assert torch.equal(loaded["w"], torch.arange(4.0))
+
+
+def test_errors_are_value_errors_that_say_what_is_wrong(tmp_path: Path, files: Any) -> None:
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(b"\x10\0\0\0\0\0\0\0{")
+    for path, words in ((str(tmp_path / "absent.safetensors"), "absent.safetensors"), (str(broken), "broken")):
+        with SafetensorsStreamer() as streamer, pytest.raises(ValueError, match=words):
+            streamer.stream_file(path)
+    with SafetensorsStreamer() as streamer, pytest.raises(RunaiStreamerInvalidInputException, match="nowhere"):
+        streamer.stream_files(files[0], device="nowhere")
+
+
+# Files
+
+
+def test_ranges_of_files_in_any_order(tmp_path: Path) -> None:
+    contents = [random.Random(seed).randbytes(300_000) for seed in range(2)]
+    requests, wanted = [], {}
+    for number, content in enumerate(contents):
+        path = tmp_path / f"{number}.bin"
+        path.write_bytes(content)
+        ranges = [(200_000, 50_000), (5, 100_000), (299_999, 1), (10, 0), (90_000, 30_000)]
+        requests.append(FileChunks(70 + number, str(path), [o for o, _ in ranges], [s for _, s in ranges]))
+        wanted |= {(70 + number, index): content[o : o + s] for index, (o, s) in enumerate(ranges)}
+    with FileStreamer() as streamer:
+        streamer.stream_files(requests)
+        got = {(file, index): tensor for file, index, tensor in streamer.get_chunks()}
+    assert all(tensor.shape[0] == 1 and tensor.dtype == torch.uint8 for tensor in got.values())
+    assert {key: bytes(tensor.view(-1).tolist()) for key, tensor in got.items()} == wanted
+
+
+def test_both_shapes_of_file_chunks() -> None:
+    new, old = FileChunks(1, "f", [10, 15], [5, 7]), FileChunks(1, "f", 10, [5, 7])
+    for chunks in (new, old, FileChunks.contiguous(1, "f", 10, [5, 7]), FileChunks(1, "f", offset=10, chunks=[5, 7])):
+        assert (chunks.offsets, chunks.sizes, chunks.offset, chunks.chunks) == ([10, 15], [5, 7], 10, [5, 7])
+        assert (chunks.total_size(), chunks.max_chunk_size()) == (12, 7)
+    with pytest.raises(ValueError, match="parallel"):
+        FileChunks(1, "f", [1], [2, 3])
+
+
+def test_a_file_streamer_refuses_what_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(bytes(10))
+    request = FileChunks(0, str(tmp_path / "f"), [0], [10])
+    with pytest.raises(ValueError, match="not initialized"):
+        FileStreamer().stream_files([request])
+    with FileStreamer() as streamer:
+        with pytest.raises(RunaiStreamerInvalidInputException, match="multiple source types"):
+            streamer.stream_files([request, FileChunks(1, "s3://b/k", [0], [1])])
+        with pytest.raises(ValueError, match="ends at byte 10"):
+            streamer.stream_files([FileChunks(0, str(tmp_path / "f"), [5], [6])])
+        with pytest.raises(RunaiStreamerMemoryLimitException, match="9 cannot be smaller than: 10"):
+            streamer.stream_files([request], memory_limit=9)
+        streamer.stream_files([request])
+        with pytest.raises(ValueError, match="unfinished"):
+            streamer.stream_files([request])
+        assert len(list(streamer.get_chunks())) == 1
+
+
+def test_distributed_streaming_reads_in_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "f").write_bytes(bytes(range(10)))
+    with DistributedStreamer() as streamer:
+        streamer.stream_files([FileChunks(0, str(tmp_path / "f"), [2], [3])], None, "cpu", is_distributed=True)
+        assert [tensor.tolist() for _, _, tensor in streamer.get_chunks()] == [[[2, 3, 4]]]
+        monkeypatch.setenv("RUNAI_STREAMER_DIST", "perhaps")
+        with pytest.raises(ValueError, match="RUNAI_STREAMER_DIST: perhaps"):
+            streamer.stream_files([], None, "cpu", is_distributed=True)
+
+
+def test_files_are_listed_with_patterns(tmp_path: Path) -> None:
+    for name in ("a.safetensors", "b.json", "sub/c.safetensors"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"12345")
+    listed = FileStreamer().list_files(str(tmp_path))
+    assert listed == [(str(tmp_path / name), 5) for name in ("a.safetensors", "b.json", "sub/c.safetensors")]
+    assert len(FileStreamer().list_files(str(tmp_path), is_recursive=False)) == 2
+    assert (
+        len(FileStreamer().list_files(str(tmp_path), allow_patterns=["*.safetensors"], ignore_patterns=["*sub*"])) == 1
+    )
+    assert list_safetensors(str(tmp_path)) == [str(tmp_path / "a.safetensors")], "not below"
+
+
+# Settings
+
+
+def test_the_environment_sets_what_it_says(monkeypatch: pytest.MonkeyPatch, files: Any) -> None:
+    assert (config().readers, config().block_bytes, config().read_ahead_bytes) == (None, None, None)
+    monkeypatch.setenv("RUNAI_STREAMER_CONCURRENCY", "3")
+    monkeypatch.setenv("RUNAI_STREAMER_CHUNK_BYTESIZE", "1000001")
+    monkeypatch.setenv("RUNAI_STREAMER_MEMORY_LIMIT", "0")
+    assert (config().readers, config().block_bytes, config().read_ahead_bytes) == (3, 999_424, 1)
+    with SafetensorsStreamer() as streamer:
+        streamer.stream_files(files[0])
+        assert len(list(streamer.get_tensors())) == len(files[1])
+    monkeypatch.setenv("RUNAI_STREAMER_MEMORY_LIMIT", "1000")
+    with SafetensorsStreamer() as streamer, pytest.raises(RunaiStreamerMemoryLimitException, match="1000 cannot"):
+        streamer.stream_files(files[0])
+    for value in ("many", "0"):
+        monkeypatch.setenv("RUNAI_STREAMER_CONCURRENCY", value)
+        with pytest.raises(ValueError, match="RUNAI_STREAMER_CONCURRENCY"):
+            config()
+
+
+def test_credentials_are_there_for_a_call_and_gone_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_REGION", "before")
+    monkeypatch.setenv("RUNAI_STREAMER_S3_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("RUNAI_STREAMER_S3_UNSIGNED", "1")
+    given = S3Credentials(access_key_id="id", secret_access_key="secret", region_name="given")
+    with credentials(given):
+        seen = {name: os.environ.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_REGION", "AWS_ENDPOINT_URL")}
+        assert os.environ["AWS_SKIP_SIGNATURE"] == "true"
+    assert seen == {"AWS_ACCESS_KEY_ID": "id", "AWS_REGION": "given", "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
+    assert os.environ["AWS_REGION"] == "before"
+    assert not {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_SKIP_SIGNATURE"} & set(
+        os.environ
+    )
+    assert "secret" not in repr(given)
+
+
+def test_the_log_goes_where_it_is_asked_to(files: Any) -> None:
+    code = (
+        "import sys; from runai_model_streamer import SafetensorsStreamer as S\n"
+        "with S() as s: s.stream_files(sys.argv[1:]); list(s.get_tensors())"
+    )
+    for level, shown in (("INFO", True), ("ERROR", False)):
+        paths = os.pathsep.join(sys.path)
+        log = {"RUNAI_STREAMER_LOG_TO_STDERR": "1", "RUNAI_STREAMER_LOG_LEVEL": level}
+        environment = os.environ | log | {"PYTHONPATH": paths}
+        done = subprocess.run([sys.executable, "-c", code, *files[0]], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert ("Overall time to stream" in done.stderr) == shown
+
+
+# Models of object stores, over a directory in the place of the bucket
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamerPatcher:
+    model = tmp_path / "bucket" / "model"
+    model.mkdir(parents=True)
+    penstock.save_file({"w": torch.arange(4.0)}, model / "w.safetensors")
+    (model / "config.json").write_text("{}")
+    patcher = StreamerPatcher(str(tmp_path / "bucket"))
+    monkeypatch.setattr(
+        "runai_model_streamer.safetensors_streamer.safetensors_streamer.pull_files", patcher.shim_pull_files
+    )
+    return patcher
+
+
+def test_a_patched_streamer_reads_a_directory_as_a_bucket(bucket: StreamerPatcher) -> None:
+    assert bucket.shim_list_safetensors("s3://any/model") == ["s3://any/model/w.safetensors"]
+    with bucket.create_mock_streamer() as streamer:
+        streamer.stream_files(["gs://any/model/w.safetensors"])
+        assert {name: tensor.tolist() for name, tensor in streamer.get_tensors()} == {"w": [0, 1, 2, 3]}
+
+
+def test_a_model_is_brought_once_and_again_after_a_failure(bucket: StreamerPatcher, tmp_path: Path) -> None:
+    target = str(tmp_path / "cache")
+    with pytest.raises(KeyError), ObjectStorageModel("s3://any/model", target) as model:
+        model.pull_files(allow_pattern=["*.json"])
+        raise KeyError
+    assert not (tmp_path / "cache" / ObjectStorageModel.SENTINEL_NAME).exists()
+    with ObjectStorageModel("s3://any/model", target) as model:
+        model.pull_files()
+    assert sorted(os.listdir(target)) == [".runai_complete", "config.json", "w.safetensors"]
+    os.remove(tmp_path / "bucket" / "model" / "config.json")
+    with ObjectStorageModel("s3://any/model", target) as model:
+        model.pull_files()
+    assert "config.json" in os.listdir(target), "it is complete, so nothing is done"
+    with pytest.raises(RuntimeError, match="No files"), ObjectStorageModel("s3://any/model", str(tmp_path / "other")):
+        pass
+    with pytest.raises(ValueError, match="expected s3://"):
+        ObjectStorageModel("/local", target)
+
+
+def test_others_wait_for_the_one_who_brings_the_model(bucket: StreamerPatcher, tmp_path: Path) -> None:
+    brought = []
+
+    def bring() -> None:
+        with ObjectStorageModel("s3://any/model", str(tmp_path / "cache")) as model:
+            brought.append(not model._complete)
+            model.pull_files()
+
+    threads = [threading.Thread(target=bring) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(brought) == [False] * 7 + [True]
+
+
+def test_local_models_are_not_pulled(tmp_path: Path) -> None:
+    with pytest.raises(NotImplementedError, match="file system paths"):
+        pull_files(str(tmp_path), str(tmp_path / "to"))

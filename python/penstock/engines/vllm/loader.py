@@ -1,0 +1,228 @@
+"""vLLM's loader for ``--load-format penstock``.
+
+The model gets lazy tensors; what its own loading code copies into its parameters is read as one plan, straight into
+them (``penstock.recording``): each rank reads its share, experts and stages of others are never touched, and there is
+no second copy on the GPU. Models that process weights while they load (online quantisation, reloading layer by layer)
+get ordinary tensors, streamed to the device.
+
+Built on vLLM's default loader for what is the same: which files a model's name means, which experts are local, whether
+every parameter got its weight.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Generator, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from vllm.logger import init_logger
+from vllm.model_executor.model_loader import register_model_loader
+from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
+from vllm.model_executor.model_loader.weight_utils import enable_tqdm
+from vllm.platforms import current_platform
+
+import penstock
+from penstock.engines.vllm import FORMAT
+from penstock.engines.vllm.options import Options
+from penstock.engines.vllm.stores import is_url
+from penstock.errors import FormatError, PenstockError
+from penstock.recording import Recorder, Statistics
+
+# Under vLLM's own name, so that vLLM's handlers show what is logged.
+logger = init_logger("vllm.penstock")
+
+LATEST: list[Statistics] = []
+"""Figures of the latest load of this process."""
+
+
+class Weights(NamedTuple):
+    """Some of a checkpoint's tensors, and what the model knows them as."""
+
+    checkpoint: penstock.Checkpoint
+    names: list[str]
+    prefix: str
+
+
+class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
+    """See the module."""
+
+    def __init__(self, load_config: Any) -> None:
+        self.options = Options.of(load_config.model_loader_extra_config or {})
+        # The default loader's own constructor knows other extra settings.
+        BaseModelLoader.__init__(self, load_config)
+        self._stock = DefaultModelLoader(
+            dataclasses.replace(load_config, load_format="safetensors", model_loader_extra_config={})
+        )
+        self.local_expert_ids = None
+        self._encoder_only_lm_prefixes = None
+        self._encoder_only_weights_mapper = None
+        self.enable_weights_track = self.options.enable_weights_track
+
+    # What is where
+
+    def download_model(self, model_config: Any) -> None:
+        """Brings a model of the Hub to the local cache; what is local or on an object store stays where it is."""
+        location = _location(model_config.model, model_config)
+        if not is_url(location):
+            self._files(location, self._primary(model_config, None), model_config)
+
+    def _primary(self, model_config: Any, model: nn.Module | None) -> DefaultModelLoader.Source:
+        return DefaultModelLoader.Source(
+            model_config.model,
+            model_config.revision,
+            fall_back_to_pt=False,
+            allow_patterns_overrides=getattr(model, "allow_patterns_overrides", None),
+        )
+
+    def weights(self, model_config: Any, model: nn.Module) -> Iterator[Weights]:
+        """The tensors that the model is to be offered."""
+        unused = getattr(model, "is_unused_checkpoint_weight", None)
+        for number, source in enumerate([self._primary(model_config, model), *getattr(model, "secondary_weights", ())]):
+            location = _location(source.model_or_path, model_config)
+            if is_url(location):
+                where: Any = f"{location.rstrip('/')}/{source.subfolder}" if source.subfolder else location
+            else:
+                where = self._files(location, source, model_config)
+            checkpoint = penstock.open(where, config=self.options.config())
+            names = [
+                name
+                for name in checkpoint.offset_keys()
+                if not should_skip_weight(name, self.local_expert_ids)
+                and not (number == 0 and unused is not None and unused(name))
+            ]
+            yield Weights(checkpoint, names, source.prefix)
+
+    def _files(self, location: str, source: DefaultModelLoader.Source, model_config: Any) -> list[str]:
+        files: list[str]
+        _, files, use_safetensors, _ = self._stock._prepare_weights(
+            location, source.subfolder, source.revision, False, source.allow_patterns_overrides
+        )
+        if not use_safetensors:
+            cause = "its weights are no safetensors files"
+            raise FormatError(
+                f"{location}: {cause}, which is all that --load-format penstock reads. Use --load-format auto",
+                object=location,
+                cause=cause,
+                remedy="Use --load-format auto",
+            )
+        # Some repositories hold the model twice: in shards, and in Mistral's own format.
+        of_mistral = [file for file in files if file.rpartition("/")[2].startswith("consolidated")]
+        if of_mistral and len(of_mistral) < len(files):
+            wanted = getattr(model_config, "config_format", None) == "mistral"
+            files = of_mistral if wanted else [file for file in files if file not in of_mistral]
+        return files
+
+    # Ordinary tensors: for reloading, which processes layer by layer
+
+    def get_all_weights(self, model_config: Any, model: nn.Module) -> Generator[tuple[str, torch.Tensor], None, None]:
+        """``(name, tensor)`` of everything, streamed to the device: what ``reload_weights`` asks for."""
+        yield from self._ordinary(self._recorder(), list(self.weights(model_config, model)))
+
+    @staticmethod
+    def _ordinary(recorder: Recorder, offered: list[Weights]) -> Generator[tuple[str, torch.Tensor], None, None]:
+        for weights in offered:
+            yield from recorder.ordinary(weights.checkpoint, weights.names, prefix=weights.prefix)
+
+    # Loading
+
+    def load_weights(self, model: Any, model_config: Any) -> None:
+        """Fills the model's parameters."""
+        if model_config.quantization == "torchao":
+            logger.warning("torchao's checkpoints keep tensors in pieces that vLLM joins itself: loaded as by 'auto'")
+            self._stock.load_weights(model, model_config)
+            return
+        began = time.perf_counter()
+        self._init_ep_weight_filter(model_config)
+        offered = list(self.weights(model_config, model))
+        reason = self._reason_for_ordinary(model)
+        loaded, statistics = (
+            self._recorded(model, offered) if reason is None else self._streamed(model, offered, reason)
+        )
+        LATEST[:] = [statistics]
+        logger.info_once("Loading weights took %.2f seconds", time.perf_counter() - began)
+        logger.info("Penstock: %s", statistics)
+        for note in statistics.all_notes():
+            logger.info("Penstock: %s", note)
+        track = self.enable_weights_track
+        if track is None:
+            track = model_config.quantization is None and loaded is not None
+        if track:
+            self.track_weights_loading(model, loaded, **_tracking(model_config))
+
+    def _recorded(self, model: Any, offered: list[Weights]) -> tuple[set[str] | None, Statistics]:
+        recorder = self._recorder()
+        try:
+            with recorder:
+                return model.load_weights(self._lazy(recorder, offered)), recorder.statistics
+        except PenstockError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, ordinary tensors decide whether it is the model's
+            logger.warning("Penstock: %s; loading once more, with ordinary tensors", _in_short(error))
+            return self._streamed(model, offered, f"loading failed with lazy tensors: {_in_short(error)}")
+
+    def _streamed(self, model: Any, offered: list[Weights], why: str) -> tuple[set[str] | None, Statistics]:
+        recorder = self._recorder()
+        recorder.statistics.notes.append(f"ordinary tensors: {why}")
+        return model.load_weights(self._ordinary(recorder, offered)), recorder.statistics
+
+    @staticmethod
+    def _lazy(recorder: Recorder, offered: list[Weights]) -> Iterator[tuple[str, torch.Tensor]]:
+        for weights in offered:
+            yield from recorder.weights(weights.checkpoint, weights.names, prefix=weights.prefix)
+
+    def _recorder(self) -> Recorder:
+        progress = True if enable_tqdm(self.load_config.use_tqdm_on_load) else None
+        return Recorder(_device(self.load_config), progress=progress, config=self.options.config())
+
+    def _reason_for_ordinary(self, model: nn.Module) -> str | None:
+        """Why this model is not to be recorded, or None."""
+        if not self.options.record:
+            return "record is False"
+        for module in model.modules():
+            if getattr(getattr(module, "quant_method", None), "uses_meta_device", False):
+                return "vLLM quantises while it loads"
+            # Loaders that count what they copy, and process a layer when it is complete.
+            for parameter in module.parameters(recurse=False):
+                if getattr(getattr(parameter, "weight_loader", None), "__name__", "") == "online_process_loader":
+                    return "vLLM processes weights while it loads"
+        return None
+
+
+def register() -> None:
+    """Makes vLLM know the loader; once."""
+    from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER
+
+    if _LOAD_FORMAT_TO_MODEL_LOADER.get(FORMAT) is not PenstockModelLoader:
+        register_model_loader(FORMAT)(PenstockModelLoader)
+
+
+def _location(model_or_path: str, model_config: Any) -> str:
+    """Where weights are: of a model on an object store, vLLM's ``model`` is a directory with its configuration."""
+    elsewhere = getattr(model_config, "model_weights", None)
+    return elsewhere if elsewhere and model_or_path == model_config.model else model_or_path
+
+
+def _device(load_config: Any) -> str:
+    """The device that weights go to: lazy tensors say they are there, and ordinary ones come to be there."""
+    wanted = load_config.device or current_platform.device_type
+    if torch.device(wanted).type != "cuda":
+        return "cpu"
+    return f"cuda:{torch.cuda.current_device()}"
+
+
+def _tracking(model_config: Any) -> dict[str, bool]:
+    """What this version's ``track_weights_loading`` wants to know."""
+    import inspect
+
+    known = inspect.signature(DefaultModelLoader.track_weights_loading).parameters
+    return {"quantized": model_config.quantization is not None} if "quantized" in known else {}
+
+
+def _in_short(error: BaseException) -> str:
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

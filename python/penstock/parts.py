@@ -1,0 +1,114 @@
+"""One load of many parts of tensors, each to a place of its own: the executed form of a destination plan.
+
+A part names a tensor of a checkpoint, a box of it, and where the box's bytes go. Most go straight into existing memory.
+What cannot (another dtype, memory that is not contiguous) arrives as a fresh tensor that is handed to a function, and
+is dropped after it; of those, no more are in flight than a stream's window allows, so that a load of any size needs
+little memory besides its destinations. Both kinds are one plan: bytes that several parts want are read once, and the
+storage is kept busy whatever becomes of what has arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock._native import Config, LoadStats, Session
+from penstock.errors import DestinationError
+from penstock.frameworks.base import Framework, framework
+from penstock.loading import Load, Planned, read_ahead
+from penstock.progress import Progress
+
+if TYPE_CHECKING:
+    from penstock.checkpoint import Checkpoint
+
+
+class Part(NamedTuple):
+    """A box of a tensor, and where it goes: ``into`` existing memory, or by ``take`` as a tensor of its own."""
+
+    name: str
+    ranges: Sequence[tuple[int, int]]
+    """``(start, end)`` for each of the first dimensions; the others are taken whole."""
+    into: Any = None
+    """A contiguous tensor of the box's shape and dtype, or None."""
+    take: Callable[[Any], object] | None = None
+    """Called with the box as a fresh tensor, as soon as that is complete, where ``into`` is None."""
+
+
+class Places:
+    """The destinations of a session of parts. See ``penstock.loading.Existing``."""
+
+    def __init__(
+        self, session: Session, planned: Planned, parts: Sequence[Part], library: Framework, device: str
+    ) -> None:
+        self._session = session
+        self._planned = planned
+        self._parts = parts
+        self._library = library
+        self._device = device
+        self._fresh: dict[int, Any] = {}
+
+    def attach(self, begin: int, end: int) -> None:
+        planned = self._planned
+        fresh = [index for index in range(begin, end) if self._parts[index].into is None]
+        made, addresses = self._library.empties(
+            [planned.dtypes[index] for index in fresh], [planned.shapes[index] for index in fresh], self._device
+        )
+        self._fresh.update(zip(fresh, made, strict=True))
+        at = dict(zip(fresh, addresses, strict=True))
+        places = [at[index] if index in at else self._address(index) for index in range(begin, end)]
+        self._session.attach(places, self._library.consumer_stream(self._device))
+
+    def _address(self, index: int) -> int:
+        part = self._parts[index]
+        place = self._library.destination(part.name, part.into)
+        if place.nbytes != self._planned.nbytes[index] or place.device != self._device:
+            cause = (
+                f"{self._planned.nbytes[index]} bytes of it are for a destination of {place.nbytes} on {place.device}"
+            )
+            raise DestinationError(f"tensor {part.name!r}: {cause}", tensor=part.name, cause=cause)
+        return place.address
+
+    def let_go(self) -> None:
+        self._fresh.clear()
+
+    def landed(self, indices: list[int]) -> list[Any]:
+        for index in indices:
+            take = self._parts[index].take
+            tensor = self._fresh.pop(index, None)
+            if tensor is not None and take is not None:
+                take(tensor)
+        return [None] * len(indices)
+
+
+def load_parts(
+    checkpoint: Checkpoint, parts: Sequence[Part], device: str, progress: Progress, config: Config | None = None
+) -> LoadStats:
+    """Loads ``parts`` to one device, and returns when all are where they belong.
+
+    Destinations must not overlap: nothing is said of the order in which they are written.
+
+    Args:
+        checkpoint: where from.
+        parts: of its tensors; of one tensor as many as there are uses for it. Torch tensors.
+        device: ``"cpu"`` or ``"cuda:N"``, where all of ``into`` are and the tensors for ``take`` come to be.
+        progress: told of the bytes of parts.
+        config: settings of this load.
+
+    Raises:
+        DestinationError: for a destination of another size or device than its part; it has not been written to.
+        SelectionError, TensorNotFoundError, StorageError, ObjectChangedError, OutOfMemoryError: as ``load`` does.
+    """
+    config = checkpoint.config if config is None else config
+    wanted = [(part.name, list(part.ranges)) for part in parts]
+    target = "host" if device == "cpu" else device
+    session = checkpoint._native.session_of_parts(wanted, target, config)
+    planned = Planned(*session.tensors)
+    ordered = [parts[item] for item in session.items]
+    done: list[LoadStats] = []
+    places = Places(session, planned, ordered, framework("pt"), device)
+    # What goes into existing memory needs no room: only the rest counts towards the window.
+    room = [0 if part.into is not None else size for part, size in zip(ordered, planned.nbytes, strict=True)]
+    load = Load(session, planned, places, progress, done.append, room)
+    for _ in load.stream(read_ahead(config)):
+        pass
+    return done[0]

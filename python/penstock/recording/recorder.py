@@ -1,0 +1,344 @@
+"""The recorder: what of a checkpoint goes where, as a model's own loading code says, read as one plan.
+
+A model's ``load_weights`` takes ``(name, tensor)`` pairs and copies parts of tensors into its parameters. Given lazy
+tensors, it copies nothing: the recorder notes each copy, and ``flush`` reads exactly those bytes straight into their
+places, all at once, with full read-ahead. So a rank of a tensor-parallel model reads its share and nothing else.
+
+It is exactly as if the copies had been made when they were asked for, because the recorder watches (as a
+``TorchFunctionMode``) every use of torch while it is active: whoever reads or writes memory that something is still to
+be read into makes the recorder flush first. What is not recorded falls back to real tensors and is counted.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from penstock._native import Config
+from penstock.checkpoint import Checkpoint
+from penstock.frameworks.torch import DTYPES, Torch
+from penstock.parts import Part, load_parts
+from penstock.progress import ProgressOption, teller
+from penstock.recording.geometry import View, are_disjoint
+from penstock.recording.lazy import HARMLESS, LazyTensor, NotRecordableError, Stored, name_of
+from penstock.recording.statistics import Statistics
+
+logger = logging.getLogger(__name__)
+
+_SMALL_BYTES = 256 << 10
+"""A tensor of at most this size that is needed at once is read together with those of its kind that follow."""
+_TOGETHER_BYTES = 16 << 20
+_LARGE_AT_ONCE = 16
+"""After this many larger tensors were needed at once, more than were recorded, the others come as ordinary ones."""
+
+
+class _Write(NamedTuple):
+    """A copy that is still to be made."""
+
+    checkpoint: Checkpoint
+    part: Part
+    device: str
+    memory: torch.Tensor
+    """The destination, held until then."""
+
+
+class Recorder(TorchFunctionMode):
+    """Use as a context around the code that loads; what was recorded is read when the context ends without an error.
+
+    ::
+
+        with Recorder("cuda:0") as recorder:
+            model.load_weights(recorder.weights(penstock.open(path)))
+        print(recorder.statistics)
+
+    Args:
+        device: where lazy tensors say they are, and where those are made that are needed at once.
+        progress: ``True`` for a bar, or a function, for each of the loads.
+        config: settings of the loads.
+    """
+
+    def __init__(self, device: Any = "cpu", *, progress: ProgressOption = None, config: Config | None = None) -> None:
+        super().__init__()
+        self._device = torch.device(Torch().device(device))
+        self._progress = progress
+        self._config = config
+        self._pending: list[_Write] = []
+        self._places: dict[int, _Places] = {}
+        self._small: dict[tuple[int, str], torch.Tensor] = {}
+        self._order: tuple[Checkpoint, list[str], int] | None = None
+        self._at_once: list[tuple[str, torch.Tensor, int]] = []
+        self._large_at_once = 0
+        self._active = False
+        self.statistics = Statistics()
+
+    # Handing out
+
+    def weights(
+        self,
+        checkpoint: Checkpoint,
+        names: Iterable[str] | None = None,
+        *,
+        prefix: str = "",
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields ``(prefix + name, lazy tensor)``; ordinary tensors where it turned out that most have to be real.
+
+        Args:
+            checkpoint: where from.
+            names: which tensors, in this order; all in the order of their bytes by default.
+            prefix: put before the names.
+        """
+        order = list(checkpoint.offset_keys() if names is None else names)
+        for index, name in enumerate(order):
+            info = checkpoint[name]
+            recorded = self.statistics.places + self.statistics.converted
+            if self._large_at_once >= max(_LARGE_AT_ONCE, recorded):
+                yield from self._ordinary(checkpoint, order[index:], prefix)
+                return
+            self.statistics.tensors += 1
+            self.statistics.available_bytes += info.nbytes
+            dtype = DTYPES.get(info.dtype)
+            if dtype is None or info.dtype == "F4":
+                # torch has no such dtype, or packs its elements: not a matter of strides.
+                self.statistics.materialised.setdefault(name, f"its dtype {info.dtype}")
+                yield prefix + name, self._load(checkpoint, [name])[name]
+                continue
+            meta = torch.empty(info.shape, dtype=dtype, device="meta")
+            self._order = (checkpoint, order, index)
+            yield prefix + name, LazyTensor(self, Stored(checkpoint, name, info.shape), meta, (), self._device)
+            self._small.pop((id(checkpoint), name), None)
+            self._check_at_once()
+
+    def _ordinary(self, checkpoint: Checkpoint, names: list[str], prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+        self.statistics.notes.append(f"{len(names)} tensors as ordinary ones: most before them were needed at once")
+        yield from self.ordinary(checkpoint, names, prefix=prefix)
+
+    def ordinary(
+        self, checkpoint: Checkpoint, names: Iterable[str] | None = None, *, prefix: str = ""
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields ``(prefix + name, tensor)``: ordinary tensors on the device, in the order of their bytes."""
+        for name, tensor in checkpoint.stream(names, device=self._device, progress=self._progress, config=self._config):
+            self.statistics.tensors += 1
+            self.statistics.ordinary += 1
+            self.statistics.available_bytes += tensor.numel() * tensor.element_size()
+            yield prefix + name, tensor
+        if checkpoint.stats is not None:
+            self.statistics.loads.append(checkpoint.stats)
+
+    # Recording
+
+    def record(self, memory: torch.Tensor, lazy: LazyTensor) -> bool:
+        """Notes that ``memory`` gets the value of ``lazy``. False where it has to be done at once."""
+        with torch._C.DisableTorchFunctionSubclass():
+            memory = memory.detach()
+        shape = lazy._meta.shape
+        if not self._active or lazy._real is not None or memory.device.type not in {"cpu", "cuda"}:
+            return False
+        if memory.layout != torch.strided or memory.is_quantized or memory.is_conj() or memory.is_neg():
+            return False
+        if type(memory) is not torch.Tensor or (memory.shape != shape and not _broadcasts(shape, memory.shape)):
+            return False
+        if memory.numel() == 0:
+            return True
+        self._settle(memory)
+        source = lazy.source()
+        dtype = lazy._casts[-1] if lazy._casts else lazy._meta.dtype
+        stored = source.stored
+        if source.is_plain and memory.shape == shape and memory.dtype == dtype and memory.is_contiguous():
+            # Bytes are bytes: what was reinterpreted as another dtype goes there as it is.
+            part = Part(stored.name, source.ranges, into=memory)
+            self.statistics.places += 1
+        else:
+
+            def take(packed: torch.Tensor) -> None:
+                with torch.no_grad():
+                    memory.copy_(source.make(packed))
+
+            part = Part(stored.name, source.ranges, take=take)
+            self.statistics.converted += 1
+        self._pending.append(_Write(stored.checkpoint, part, Torch().device(memory.device), memory))
+        self._places.setdefault(_memory_of(memory), _Places()).add(memory)
+        return True
+
+    def materialise(self, lazy: LazyTensor, func: Callable[..., Any]) -> torch.Tensor:
+        """The real tensor in the place of a lazy one, which ``func`` needs."""
+        if lazy._real is None:
+            stored = lazy.stored()
+            self.statistics.materialised.setdefault(stored.name, name_of(func))
+            source = lazy.source()
+            # Tensors made under inference mode would not tell that they were written to.
+            with torch.inference_mode(mode=False):
+                real = source.make(self._box(stored, source.ranges)).to(_device_of(lazy))
+            self._at_once.append((stored.name, real, real._version))
+            lazy._real = real
+        return lazy._real
+
+    def _check_at_once(self) -> None:
+        """Raises NotRecordableError if one of the real tensors was written to: other views of it would not know."""
+        for name, real, version in self._at_once:
+            if real._version != version:
+                raise NotRecordableError(f"something writes to the weight {name!r} of the checkpoint")
+        self._at_once.clear()
+
+    def _box(self, stored: Stored, ranges: list[tuple[int, int]]) -> torch.Tensor:
+        """A part of a tensor, packed."""
+        checkpoint, name = stored.checkpoint, stored.name
+        if checkpoint[name].nbytes > _SMALL_BYTES:
+            self._large_at_once += 1
+            box = tuple(slice(*item) for item in ranges)
+            return self._load(checkpoint, [name], {name: box} if box else None)[name]
+        if (id(checkpoint), name) not in self._small:
+            together, room = [name], _TOGETHER_BYTES
+            for other in self._after(checkpoint, name):
+                nbytes = checkpoint[other].nbytes
+                room -= nbytes
+                if room < 0:
+                    break
+                if nbytes <= _SMALL_BYTES and other != name and checkpoint[other].dtype != "F4":
+                    together.append(other)
+            for loaded, tensor in self._load(checkpoint, together).items():
+                self._small[id(checkpoint), loaded] = tensor
+        whole = self._small[id(checkpoint), name]
+        return whole[tuple(slice(*item) for item in ranges)].clone(memory_format=torch.contiguous_format)
+
+    def _after(self, checkpoint: Checkpoint, name: str) -> Iterator[str]:
+        """The tensors that are handed out after this one, if it is the latest."""
+        if self._order is not None and self._order[0] is checkpoint and self._order[1][self._order[2]] == name:
+            yield from islice(self._order[1], self._order[2] + 1, None)
+
+    def _load(self, checkpoint: Checkpoint, names: list[str], slices: Any = None) -> dict[str, torch.Tensor]:
+        loaded = checkpoint.load(names, slices=slices, device=self._device, config=self._config)
+        if checkpoint.stats is not None:
+            self.statistics.loads.append(checkpoint.stats)
+        return loaded
+
+    # Watching
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = {} if kwargs is None else kwargs
+        # Those with lazy tensors settle themselves what they need: a copy is recorded, so only its own place matters.
+        if self._pending and func not in HARMLESS and LazyTensor not in types:
+            self.settle((args, named))
+        return func(*args, **named)
+
+    def settle(self, value: Any) -> None:
+        """Flushes if any tensor in ``value`` shares memory with what is still to be read."""
+        if not self._pending:
+            return
+        if isinstance(value, torch.Tensor):
+            if not isinstance(value, LazyTensor):
+                self._settle(value)
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                self.settle(item)
+        elif isinstance(value, Mapping):
+            for item in value.values():
+                self.settle(item)
+
+    def _settle(self, tensor: torch.Tensor) -> None:
+        if self._pending:
+            memory = _memory_of(tensor)
+            places = self._places.get(memory)
+            hidden = memory == 0 and tensor.numel() > 0 and not tensor.is_meta
+            if hidden or (places is not None and not places.are_clear_of(tensor)):
+                self.flush()
+
+    # Reading
+
+    def flush(self) -> None:
+        """Reads everything that was recorded, and returns when it is where it belongs."""
+        pending, self._pending = self._pending, []
+        self._places.clear()
+        loads: dict[tuple[int, str], list[_Write]] = {}
+        for write in pending:
+            loads.setdefault((id(write.checkpoint), write.device), []).append(write)
+        self.statistics.plans += bool(pending)
+        for (_, device), writes in loads.items():
+            checkpoint = writes[0].checkpoint
+            total = sum(write.memory.numel() * write.memory.element_size() for write in writes)
+            told = teller(self._progress, total)
+            stats = load_parts(checkpoint, [write.part for write in writes], device, told, self._config)
+            self.statistics.loads.append(stats)
+
+    def __enter__(self) -> Recorder:  # noqa: PYI034 - Self is newer than Python 3.10
+        self._active = True
+        super().__enter__()  # type: ignore[no-untyped-call, unused-ignore]
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call, unused-ignore]
+        self._active = False
+        try:
+            if kind is None:
+                self.flush()
+        finally:
+            self._pending.clear()
+            self._places.clear()
+            self._small.clear()
+
+
+class _Places:
+    """Places in one memory that something is still to be read into, by their first byte."""
+
+    def __init__(self) -> None:
+        self._views: list[tuple[int, int, View]] = []
+        self._longest = 0
+
+    def add(self, memory: torch.Tensor) -> None:
+        begin, size, view = _place_of(memory)
+        insort(self._views, (begin, size, view))
+        self._longest = max(self._longest, view.last() * size - begin + size)
+
+    def are_clear_of(self, tensor: torch.Tensor) -> bool:
+        try:
+            begin, size, view = _place_of(tensor)
+            end = (view.last() + 1) * size
+        except (RuntimeError, NotImplementedError):
+            return False
+        if view.numel() == 0:
+            return True
+        first = bisect_left(self._views, begin - self._longest, key=itemgetter(0))
+        for other, other_size, other_view in self._views[first:]:
+            if other >= end:
+                break
+            if (other_view.last() + 1) * other_size <= begin:
+                continue
+            if size != other_size or not are_disjoint(view, other_view):
+                return False
+        return True
+
+
+def _place_of(tensor: torch.Tensor) -> tuple[int, int, View]:
+    with torch._C.DisableTorchFunctionSubclass():
+        size = tensor.element_size()
+        view = View(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+    return view.offset * size, size, view
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    """The address of a tensor's storage; 0 where it has none."""
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def _device_of(lazy: LazyTensor) -> torch.device:
+    with torch._C.DisableTorchFunctionSubclass():
+        return lazy.device
+
+
+def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
+    try:
+        return bool(torch.broadcast_shapes(shape, to) == to)  # type: ignore[no-untyped-call, unused-ignore]
+    except RuntimeError:
+        return False

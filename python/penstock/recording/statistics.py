@@ -1,0 +1,86 @@
+"""What a recorded load did: figures, and the names of what had to be done another way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock._native import LoadStats
+
+_NAMED = 3
+"""Tensors named in one line."""
+
+
+@dataclass
+class Statistics:
+    """Figures of a recorded load."""
+
+    tensors: int = 0
+    """Tensors handed out, lazy ones and ordinary ones."""
+    available_bytes: int = 0
+    """Bytes of those tensors."""
+    places: int = 0
+    """Pieces of memory that were filled in place."""
+    converted: int = 0
+    """Pieces that went by a tensor of their own: to another dtype, or to memory that is not contiguous."""
+    materialised: dict[str, str] = field(default_factory=dict)
+    """Tensors that were read at once, by name: the first function that could not be recorded."""
+    ordinary: int = 0
+    """Tensors that were handed out as ordinary ones."""
+    plans: int = 0
+    """How many plans the recording was executed as: one, unless what was recorded was needed before the end."""
+    loads: list[LoadStats] = field(default_factory=list)
+    """Of every load, the engine's own figures."""
+    notes: list[str] = field(default_factory=list)
+    """What else was done differently than planned."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that were asked of the checkpoint."""
+        return sum(load.bytes for load in self.loads)
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that left the storage; with gaps that were cheaper to read than to skip."""
+        return sum(load.read_bytes for load in self.loads)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds during which loads ran."""
+        return sum(load.seconds for load in self.loads)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All figures, for JSON."""
+        return {
+            "tensors": self.tensors,
+            "available_bytes": self.available_bytes,
+            "bytes": self.bytes,
+            "read_bytes": self.read_bytes,
+            "seconds": self.seconds,
+            "places": self.places,
+            "converted": self.converted,
+            "materialised": dict(self.materialised),
+            "ordinary": self.ordinary,
+            "plans": self.plans,
+            "notes": self.all_notes(),
+            "loads": [load.as_dict() for load in self.loads],
+        }
+
+    def all_notes(self) -> list[str]:
+        """Notes of the recording and of its loads, each once."""
+        return list(dict.fromkeys([*self.notes, *(note for load in self.loads for note in load.notes)]))
+
+    def __str__(self) -> str:
+        share = f" ({self.bytes / self.available_bytes:.0%} of the checkpoint)" if self.available_bytes else ""
+        rate = f", {self.bytes / self.seconds / 1e9:.2f} GB/s" if self.seconds else ""
+        line = (
+            f"{self.bytes / 1e9:.3f} GB{share} in {self.seconds:.2f} s{rate}: {self.places} places filled directly, "
+            f"{self.converted} converted, {len(self.materialised)} tensors read at once, {self.ordinary} ordinary"
+        )
+        return line + (f" (at once: {_some(self.materialised)})" if self.materialised else "")
+
+
+def _some(materialised: dict[str, str]) -> str:
+    shown: Iterable[str] = (f"{name} for {function}" for name, function in list(materialised.items())[:_NAMED])
+    return ", ".join(shown) + (", …" if len(materialised) > _NAMED else "")

@@ -1,0 +1,269 @@
+"""Lazy tensors: whatever loading code does with them, memory ends up as with ordinary tensors, and less is read."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock
+from conftest import Raw, as_bytes, raw_bytes, write_raw
+
+torch = pytest.importorskip("torch")
+
+from penstock.recording import NotRecordableError, Recorder
+from penstock.recording.geometry import View, are_disjoint, packed_strides, reading
+
+Loads = Callable[[dict[str, Any], Iterator[tuple[str, Any]]], None]
+"""A model's loading code: fills the memory of its first argument from the pairs of its second."""
+
+SHAPES = {"a": (24, 36), "b": (8, 6, 10), "norm": (36,), "scalar": (), "experts": (4, 12, 8), "unused": (100, 100)}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> penstock.Checkpoint:
+    tensors = {n: Raw("F32", s, raw_bytes("F32", s, i)) for i, (n, s) in enumerate(SHAPES.items())}
+    tensors["half"] = Raw("BF16", (16, 16), raw_bytes("BF16", (16, 16), 9))
+    tensors["bytes"] = Raw("U8", (16, 16), raw_bytes("U8", (16, 16), 10))
+    return penstock.open(write_raw(tmp_path / "x.safetensors", tensors))
+
+
+def compare(checkpoint: penstock.Checkpoint, memory: dict[str, Any], loads: Loads) -> Any:
+    """Runs loading code with ordinary tensors and with lazy ones; the memory must be the same, bit by bit."""
+    ordinary = {name: tensor.clone() for name, tensor in memory.items()}
+    loads(ordinary, iter(sorted(checkpoint.load().items())))
+    with Recorder() as recorder, torch.no_grad():
+        loads(memory, recorder.weights(checkpoint, sorted(checkpoint)))
+    for name, tensor in memory.items():
+        assert as_bytes(tensor) == as_bytes(ordinary[name]), name
+    return recorder.statistics
+
+
+def test_a_shard_is_read_straight_into_its_parameters_and_nothing_else_is_read(checkpoint: penstock.Checkpoint) -> None:
+    def loads(memory: dict[str, Any], weights: Iterator[tuple[str, Any]]) -> None:
+        for name, weight in weights:
+            if name == "a":
+                memory["rows"].data.copy_(weight.narrow(0, 12, 12))
+                memory["columns"].copy_(weight.chunk(2, dim=1)[1])
+            elif name == "norm":
+                memory["fused"].narrow(0, 36, 36).copy_(weight)
+            elif name == "experts":
+                memory["experts"][1].copy_(weight[3, 4:8])
+
+    sizes = {"rows": (12, 36), "columns": (24, 18), "fused": (72,), "experts": (2, 4, 8)}
+    memory = {name: torch.zeros(shape) for name, shape in sizes.items()}
+    statistics = compare(checkpoint, memory, loads)
+    assert (statistics.places, statistics.converted, statistics.materialised, statistics.plans) == (4, 0, {}, 1)
+    assert statistics.bytes == 4 * (12 * 36 + 24 * 18 + 36 + 4 * 8)
+    assert statistics.available_bytes == checkpoint.nbytes
+
+
+def test_what_cannot_be_read_in_place_is_converted_from_its_part_alone(checkpoint: penstock.Checkpoint) -> None:
+    def loads(memory: dict[str, Any], weights: Iterator[tuple[str, Any]]) -> None:
+        for name, weight in weights:
+            if name == "a":
+                memory["transposed"].copy_(weight[:, :10].t())
+                memory["strided"][:, 3:9].copy_(weight[:, 30:])
+                memory["half"].copy_(weight[4:8])
+                memory["cast"].copy_(weight[:2].to(torch.float16).to(torch.bfloat16).view(36, 2))
+            elif name == "norm":
+                memory["broadcast"].copy_(weight)
+                memory["packed"].copy_(weight.view(6, 6).t().contiguous().view(4, 9)[1:3])
+            elif name == "scalar":
+                memory["scalars"][2] = weight
+            elif name == "bytes":
+                memory["fp8"].copy_(weight.view(torch.float8_e4m3fn)[:8])
+
+    memory = {
+        "transposed": torch.zeros(10, 24),
+        "strided": torch.zeros(24, 12),
+        "half": torch.zeros(4, 36, dtype=torch.bfloat16),
+        "cast": torch.zeros(36, 2),
+        "broadcast": torch.zeros(5, 36),
+        "packed": torch.zeros(2, 9),
+        "scalars": torch.zeros(4),
+        "fp8": torch.zeros(8, 16, dtype=torch.float8_e4m3fn),
+    }
+    statistics = compare(checkpoint, memory, loads)
+    assert (statistics.places, statistics.converted) == (2, 6), "the scalar and the bytes go as they are"
+    assert statistics.materialised == {}
+    assert statistics.bytes < 4 * (24 * 10 + 24 * 6 + 6 * 36 + 2 * 36 + 1) + 8 * 16 + 1
+
+
+def test_reading_what_is_still_to_be_read_flushes_first(checkpoint: penstock.Checkpoint) -> None:
+    def loads(memory: dict[str, Any], weights: Iterator[tuple[str, Any]]) -> None:
+        for name, weight in weights:
+            if name == "a":
+                memory["w"].copy_(weight)
+                memory["w"].copy_(torch.exp(-memory["w"].clamp(-3, 3)))
+            elif name == "norm":
+                memory["norm"][:36].copy_(weight)
+                memory["norm"][36:].fill_(7)
+                memory["array"].copy_(torch.from_numpy(memory["norm"].numpy() * 2))
+
+    memory = {"w": torch.zeros(24, 36), "norm": torch.zeros(40), "array": torch.zeros(40)}
+    assert compare(checkpoint, memory, loads).plans == 2
+
+
+def test_the_last_of_two_copies_to_one_place_wins(checkpoint: penstock.Checkpoint) -> None:
+    def loads(memory: dict[str, Any], weights: Iterator[tuple[str, Any]]) -> None:
+        for name, weight in weights:
+            if name == "a":
+                memory["w"].copy_(weight)
+                memory["w"][2:4].copy_(weight[10:12])
+                memory["w"].view(-1)[60:96].copy_(weight[20])
+
+    assert compare(checkpoint, {"w": torch.zeros(24, 36)}, loads).plans == 3
+
+
+def test_columns_of_one_matrix_do_not_hinder_each_other(checkpoint: penstock.Checkpoint) -> None:
+    def loads(memory: dict[str, Any], weights: Iterator[tuple[str, Any]]) -> None:
+        for name, weight in weights:
+            if name == "a":
+                for index, part in enumerate(weight.split(12, dim=1)):
+                    memory["fused"].narrow(1, 12 * (2 - index), 12).copy_(part)
+
+    statistics = compare(checkpoint, {"fused": torch.zeros(24, 36)}, loads)
+    assert (statistics.plans, statistics.converted) == (1, 3)
+
+
+def test_what_is_not_understood_is_done_with_real_tensors_and_named(checkpoint: penstock.Checkpoint) -> None:
+    def loads(memory: dict[str, Any], weights: Iterator[tuple[str, Any]]) -> None:
+        kept = {}
+        for name, weight in weights:
+            kept[name] = weight
+            if name == "norm":
+                memory["sum"].copy_(torch.cat([weight, kept["a"][0]]))
+                memory["sum"][0] = weight.max().item()
+                memory["sum"][1:3] = weight[torch.tensor([4, 5])]
+                if weight.abs().sum() > 0:
+                    memory["flag"].fill_(1)
+
+    statistics = compare(checkpoint, {"sum": torch.zeros(72), "flag": torch.zeros(1)}, loads)
+    assert statistics.materialised == {"norm": "cat", "a": "cat"}
+
+
+def test_code_that_writes_to_a_weight_is_refused(checkpoint: penstock.Checkpoint) -> None:
+    def aliases(weight: Any) -> None:
+        alias = torch.as_strided(weight, (3,), (1,))
+        alias.zero_()
+
+    for write in (lambda w: w.mul_(2), lambda w: w.__setitem__(0, 1.0), lambda w: torch.exp(w, out=w), aliases):
+        memory = torch.full((36,), 5.0)
+
+        def loads(memory: Any = memory, write: Any = write) -> None:
+            with Recorder() as recorder:
+                for name, weight in recorder.weights(checkpoint):
+                    if name == "norm":
+                        memory.copy_(weight)
+                        write(weight)
+
+        with pytest.raises(NotRecordableError, match="write"):
+            loads()
+        assert bool((memory == 5).all()), "what was recorded before is not read"
+
+
+def test_parameters_are_destinations_like_any_tensor(checkpoint: penstock.Checkpoint) -> None:
+    class Special(torch.nn.Parameter):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    parameters = [torch.nn.Parameter(torch.zeros(24, 36)), Special(torch.zeros(24, 36), requires_grad=False)]
+    with Recorder() as recorder:
+        for name, weight in recorder.weights(checkpoint):
+            if name == "a":
+                parameters[0].data.copy_(weight)
+                parameters[1].data.copy_(weight)
+    wanted = as_bytes(checkpoint.load(["a"])["a"])
+    assert all(as_bytes(parameter) == wanted for parameter in parameters)
+    assert recorder.statistics.places == 2
+
+
+def test_a_model_that_needs_every_tensor_at_once_gets_ordinary_ones(tmp_path: Path) -> None:
+    tensors = {f"w{i:02}": Raw("F32", (300, 300), raw_bytes("F32", (300, 300), i)) for i in range(30)}
+    checkpoint = penstock.open(write_raw(tmp_path / "x.safetensors", tensors))
+    memory = {name: torch.zeros(300, 300) for name in tensors}
+    with Recorder() as recorder:
+        for name, weight in recorder.weights(checkpoint):
+            memory[name].copy_(torch.cat([weight]))
+    assert {name: as_bytes(tensor) for name, tensor in memory.items()} == {n: r.data for n, r in tensors.items()}
+    assert (len(recorder.statistics.materialised), recorder.statistics.ordinary) == (16, 14)
+    assert "ordinary" in recorder.statistics.all_notes()[0]
+
+
+def test_small_tensors_that_are_needed_at_once_are_read_together(tmp_path: Path) -> None:
+    tensors = {f"s{i:03}": Raw("F32", (), raw_bytes("F32", (), i)) for i in range(300)}
+    checkpoint = penstock.open(write_raw(tmp_path / "x.safetensors", tensors))
+    with Recorder() as recorder:
+        values = {name: weight.item() for name, weight in recorder.weights(checkpoint)}
+    assert torch.tensor(list(values.values())).numpy().tobytes() == b"".join(tensors[n].data for n in values)
+    assert len(recorder.statistics.loads) == 1
+
+
+def test_a_lazy_tensor_outlives_its_recorder(checkpoint: penstock.Checkpoint) -> None:
+    with Recorder() as recorder:
+        kept = dict(recorder.weights(checkpoint))
+    memory = torch.zeros(24, 36)
+    memory.copy_(kept["a"])
+    assert as_bytes(memory) == as_bytes(checkpoint.load(["a"])["a"])
+
+
+# Views as numbers
+
+VIEWS: list[Callable[[Any, random.Random], Any]] = [
+    lambda t, r: t.narrow(d := r.randrange(t.dim()), s := r.randrange(t.shape[d]), r.randint(1, t.shape[d] - s)),
+    lambda t, r: t.transpose(r.randrange(t.dim()), r.randrange(t.dim())),
+    lambda t, r: t.select(r.randrange(t.dim()), 0) if t.dim() > 1 else t,
+    lambda t, r: t.unsqueeze(r.randint(0, t.dim())),
+    lambda t, r: t[(slice(r.randrange(2), None, r.randint(1, 3)),)],
+    lambda t, r: t.flatten() if t.is_contiguous() else t,
+    lambda t, r: t.unflatten(0, (2, -1)) if t.shape[0] % 2 == 0 else t,
+    lambda t, r: t.chunk(2, dim=r.randrange(t.dim()))[-1],
+    lambda t, r: t.expand(3, *t.shape),
+]
+
+
+@settings(max_examples=400, deadline=None)
+@given(shape=st.lists(st.integers(1, 7), min_size=1, max_size=4), seed=st.integers(0, 2**32), steps=st.integers(0, 6))
+def test_what_is_read_for_a_view_makes_the_view(shape: list[int], seed: int, steps: int) -> None:
+    chance = random.Random(seed)
+    stored = torch.arange(torch.Size(shape).numel()).reshape(shape)
+    view = stored
+    for _ in range(steps):
+        if view.numel():
+            view = chance.choice(VIEWS)(view, chance)
+    found = reading(shape, View(tuple(view.shape), view.stride(), int(view.storage_offset())))
+    box = stored[tuple(slice(*item) for item in found.ranges)].clone(memory_format=torch.contiguous_format)
+    made = torch.as_strided(box, found.view.sizes, found.view.strides, found.view.offset)
+    assert torch.equal(made, view)
+
+
+@settings(max_examples=400, deadline=None)
+@given(shape=st.lists(st.integers(1, 6), min_size=1, max_size=3), seed=st.integers(0, 2**32))
+def test_views_that_are_called_disjoint_share_nothing(shape: list[int], seed: int) -> None:
+    chance = random.Random(seed)
+    stored = torch.arange(torch.Size(shape).numel()).reshape(shape)
+    views = []
+    for _ in range(2):
+        view = stored
+        for _ in range(3):
+            view = chance.choice(VIEWS[:5])(view, chance) if view.numel() else view
+        views.append(view)
+    if all(view.numel() for view in views):
+        one, other = (View(tuple(v.shape), v.stride(), int(v.storage_offset())) for v in views)
+        if are_disjoint(one, other):
+            assert not set(views[0].flatten().tolist()) & set(views[1].flatten().tolist())
+
+
+def test_halves_of_a_matrix_are_known_to_be_disjoint() -> None:
+    strides = packed_strides((10, 8))
+    left, right = View((10, 4), strides, 0), View((10, 4), strides, 4)
+    assert are_disjoint(left, right)
+    assert not are_disjoint(left, View((10, 5), strides, 3))
+    assert not are_disjoint(left, View((4, 10), (1, 8), 3))
