@@ -13,6 +13,8 @@ mod location;
 #[cfg(feature = "remote")]
 mod remote;
 mod router;
+#[cfg(feature = "remote")]
+mod standin;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,7 +25,7 @@ use crate::memory::{FileMapping, Window};
 pub use local::{CachePolicy, LocalStore};
 pub(crate) use location::{is_http, is_url, shown};
 #[cfg(feature = "remote")]
-pub use remote::{Environment, Patience, RemoteStore};
+pub use remote::{Environment, Found, Listing, Patience, RemoteStore};
 pub use router::{Router, is_remote};
 
 /// What tells one version of an object from another: compared between opening a checkpoint and loading from it.

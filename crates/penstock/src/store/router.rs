@@ -24,7 +24,7 @@ impl Router {
         Self {
             local: LocalStore::new(cache),
             #[cfg(feature = "remote")]
-            remote: super::RemoteStore::default(),
+            remote: super::RemoteStore::default().with_local_files(cache),
         }
     }
 

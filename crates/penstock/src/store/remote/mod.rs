@@ -9,7 +9,8 @@
 //! * `transport`: the HTTP client; `witness`: what it saw; `runtime`: the process's threads and connections.
 //! * `fetch`: one range, resumed where it stopped; `retry`: when to ask again; `failure`: what errors say.
 //! * `object`: an open object.
-//! * `web`: finding a checkpoint on a server that cannot list.
+//! * `listing`: what is under a prefix. `web`: finding a checkpoint on a server that cannot list.
+//! * `hub`: repositories of the Hugging Face hub.
 //!
 //! Secrets come in with the environment and with locations. They go to the servers they are for, and nowhere else:
 //! types that hold them have no `Debug` form, and errors are scrubbed of them.
@@ -22,6 +23,8 @@ mod environment;
 mod failure;
 mod fetch;
 mod gcs;
+mod hub;
+mod listing;
 mod object;
 mod retry;
 mod runtime;
@@ -30,39 +33,93 @@ mod transport;
 mod web;
 mod witness;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use object_store::path::Path;
 use object_store::{GetOptions, ObjectMeta};
 
-use super::{Entry, Identity, Object, Store};
+use super::{CachePolicy, Entry, Identity, LocalStore, Object, Store};
 use crate::error::{Error, ErrorKind, Result};
 
 use address::{Address, Provider};
 use backend::Backend;
 use fetch::{Fault, Stop, named, once, persist};
+use hub::{Hub, is_hub};
 use object::RemoteObject;
 use retry::Budget;
 use runtime::Net;
 
 pub use environment::Environment;
+pub use listing::{Found, Listing};
 pub use retry::Patience;
 
 /// Bytes of the request that opens an object: the header of nearly every shard is shorter, and on a fast network the
 /// bytes cost less than another round trip.
 const OPENING_BYTES: u64 = 512 << 10;
 
-/// The store of `s3://`, `gs://`, `az://`, `abfss://`, `http://` and `https://` locations.
+/// The store of `s3://`, `gs://`, `az://`, `abfss://`, `hf://`, `http://` and `https://` locations.
+///
+/// For as long as a store and its clones live, a branch of a repository on the hub is the commit that it was at first.
 #[derive(Clone, Default)]
 pub struct RemoteStore {
     environment: Option<Arc<Environment>>,
     patience: Patience,
+    pins: hub::Pins,
+    local: LocalStore,
 }
 
 impl RemoteStore {
     /// A store that is set up from `environment`, and waits as `patience` says.
     pub fn new(environment: Environment, patience: Patience) -> Self {
-        Self { environment: Some(Arc::new(environment)), patience }
+        Self { environment: Some(Arc::new(environment)), patience, ..Self::default() }
+    }
+
+    /// The same store, reading what a cache of this machine holds under `cache`.
+    #[must_use]
+    pub fn with_local_files(self, cache: CachePolicy) -> Self {
+        Self { local: LocalStore::new(cache), ..self }
+    }
+
+    /// What is under a prefix; with `recursive` at any depth, else as a directory shows it.
+    ///
+    /// # Errors
+    /// `NotFound` where nothing is under the prefix, and for a plain HTTP server, which cannot list; `Access`, `Storage`.
+    pub fn find(&self, prefix: &str, recursive: bool) -> Result<Listing> {
+        let mut listing = if is_hub(prefix) {
+            self.hub(&self.environment()).list(prefix, recursive)?
+        } else {
+            let (address, backend, path) = self.reach(prefix)?;
+            if address.provider == Provider::Web {
+                return Err(web::cannot_list().object(address.shown()));
+            }
+            let (_, listed) = in_its_region(&address, backend, |backend| {
+                listing::list(backend, &address, &path, recursive)
+            });
+            listed.map_err(|error| error.object(address.shown()))?
+        };
+        if listing.objects.is_empty() && listing.directories.is_empty() {
+            return Err(Error::new(ErrorKind::NotFound, "no object is under this prefix")
+                .object(super::shown(prefix))
+                .remedy("Check the prefix: it is compared letter by letter"));
+        }
+        listing.objects.sort_by(|a, b| a.path.cmp(&b.path));
+        listing.directories.sort();
+        Ok(listing)
+    }
+
+    /// Whether an object that was listed is most likely the version `opened`, which was open once.
+    pub fn is_likely(listed: &Identity, opened: &Identity) -> bool {
+        object::is_likely(listed, opened)
+    }
+
+    /// The file of this machine from which the object at `location` would be read, if there is one.
+    pub(super) fn file_of(&self, location: &str) -> Option<PathBuf> {
+        is_hub(location).then(|| self.hub(&self.environment()).file_of(location))?
+    }
+
+    fn hub<'a>(&'a self, environment: &'a Arc<Environment>) -> Hub<'a> {
+        Hub::new(environment, self.patience, &self.pins, self.local)
     }
 
     /// The variables that count: those given, else those of the process, as they are now.
@@ -87,6 +144,9 @@ impl std::fmt::Debug for RemoteStore {
 
 impl Store for RemoteStore {
     fn open(&self, location: &str) -> Result<Arc<dyn Object>> {
+        if is_hub(location) {
+            return self.hub(&self.environment()).open(location);
+        }
         let (address, backend, path) = self.reach(location)?;
         if address.provider != Provider::Web && address.key.is_empty() {
             return Err(Error::new(ErrorKind::NotFound, "the location names a bucket, not an object")
@@ -99,6 +159,9 @@ impl Store for RemoteStore {
 
     /// Without a request: each range will be asked of that version.
     fn reopen(&self, location: &str, identity: &Identity) -> Result<Arc<dyn Object>> {
+        if is_hub(location) {
+            return self.hub(&self.environment()).reopen(location, identity);
+        }
         let (address, backend, path) = self.reach(location)?;
         match object::version(&path, identity) {
             Some(meta) => Ok(Arc::new(RemoteObject::new(address.shown(), backend, path, meta, Vec::new()))),
@@ -107,24 +170,20 @@ impl Store for RemoteStore {
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
-        let (address, backend, path) = self.reach(prefix)?;
-        let mut entries = if address.provider == Provider::Web {
-            web::list(self, &address)?
-        } else {
-            let (_, listed) = in_its_region(&address, backend, |backend| list(backend, &path));
-            let below = |meta: &ObjectMeta| meta.location != path;
-            listed
-                .map_err(|error| error.object(address.shown()))?
-                .into_iter()
-                .filter(below)
-                .map(|meta| Entry { location: address.with_key(meta.location.as_ref()), bytes: meta.size })
-                .collect()
-        };
-        if entries.is_empty() {
+        if !is_hub(prefix) {
+            let address = Address::parse(prefix)?;
+            if address.provider == Provider::Web {
+                return web::list(self, &address);
+            }
+        }
+        let objects = self.find(prefix, false)?.objects;
+        if objects.is_empty() {
             return Err(Error::new(ErrorKind::NotFound, "no object is directly under this prefix")
-                .object(address.shown())
+                .object(super::shown(prefix))
                 .remedy("Check the prefix: it is compared letter by letter"));
         }
+        let mut entries: Vec<_> =
+            objects.into_iter().map(|Found { location, bytes, .. }| Entry { location, bytes }).collect();
         entries.sort_by(|a, b| a.location.cmp(&b.location));
         Ok(entries)
     }
@@ -141,18 +200,22 @@ fn path(address: &Address) -> Result<Path> {
     })
 }
 
+/// What to tell of a stop that nothing can be done about.
+fn told(stop: Stop) -> Error {
+    match stop {
+        Stop::Tell(error) => error,
+        Stop::Region(region) => Error::new(ErrorKind::Storage, format!("the bucket is in region {region}"))
+            .remedy(format!("Set AWS_REGION={region}")),
+        Stop::Empty => failure::changed(),
+    }
+}
+
 /// Does `work`; where the bucket turns out to be in another region, again there. Returns the backend that served.
 fn in_its_region<T>(
     address: &Address,
     backend: Arc<Backend>,
     work: impl Fn(&Backend) -> Result<T, Stop>,
 ) -> (Arc<Backend>, Result<T>) {
-    let told = |stop| match stop {
-        Stop::Tell(error) => error,
-        Stop::Region(region) => Error::new(ErrorKind::Storage, format!("the bucket is in region {region}"))
-            .remedy(format!("Set AWS_REGION={region}")),
-        Stop::Empty => failure::changed(),
-    };
     match work(&backend) {
         Ok(done) => (backend, Ok(done)),
         Err(Stop::Region(region)) => match backend.in_region(address, region) {
@@ -201,13 +264,4 @@ fn inspect(backend: &Backend, path: &Path) -> Result<ObjectMeta> {
         Stop::Tell(error) => error,
         Stop::Region(_) | Stop::Empty => failure::changed(),
     })
-}
-
-/// The objects directly under a prefix, all pages of them.
-fn list(backend: &Backend, prefix: &Path) -> Result<Vec<ObjectMeta>, Stop> {
-    let budget = Budget::default();
-    block_on(persist(backend, &budget, false, &mut 0, async || {
-        let listed = backend.store.list_with_delimiter(Some(prefix)).await;
-        listed.map(|listed| listed.objects).map_err(|error| (Fault::Store(error), false))
-    }))
 }
