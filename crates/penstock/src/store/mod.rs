@@ -8,6 +8,8 @@
 //! a read fills exactly the memory it was given or fails; it never writes outside of it; an object that changed
 //! since it was opened is an error, never a mixture of two versions; errors name the object and the range.
 
+#[cfg(feature = "remote")]
+pub(crate) mod block_map;
 mod local;
 mod location;
 #[cfg(feature = "remote")]
