@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 DEMO_PACKAGES := numpy safetensors tqdm typer rich
 SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find crates -name '*.rs' -o -name Cargo.toml)
 
-.PHONY: demo test test-rust test-python lint build bench docs clean
+.PHONY: demo test test-rust test-python lint sanitize build bench docs clean
 
 demo: $(VENV)/.built  ## load a real checkpoint, prove it bit-equal to safetensors, print GB/s
 	@$(BIN)/pip install -q $(DEMO_PACKAGES)
@@ -26,11 +26,16 @@ test-python: $(VENV)/.built
 lint: $(VENV)/.built  ## formatting, clippy, ruff, mypy, stubs: warnings are errors
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo fmt --check --manifest-path benchmarks/io_engines/Cargo.toml
+	cargo clippy --manifest-path benchmarks/io_engines/Cargo.toml --all-targets --locked -- -D warnings
 	@$(BIN)/python tools/extras.py lint test | xargs $(BIN)/pip install -q
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest penstock._native
+
+sanitize:  ## Miri, AddressSanitizer, ThreadSanitizer: needs a nightly toolchain, see docs/testing.md
+	tools/sanitize.sh
 
 build: $(VENV)/.built
 

@@ -6,15 +6,21 @@ Every measurement runs in a process of its own (``measure``), so that no loader 
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import json
+import math
+import mmap
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 GB = 1e9
 
@@ -39,66 +45,153 @@ def llama_shapes(layers: int, hidden: int, intermediate: int, vocabulary: int, k
 
 
 def write_checkpoint(path: Path, shapes: dict[str, tuple[int, ...]], seed: int = 0) -> None:
-    """Writes a BF16 safetensors file of pseudo-random bytes, without holding it in memory."""
+    """Writes a BF16 safetensors file of random-looking bytes, several GB/s of them, without holding it in memory."""
     header: dict[str, Any] = {}
     end = 0
     for name, shape in shapes.items():
-        start, end = end, end + 2 * int(np.prod(shape))
+        start, end = end, end + 2 * math.prod(shape)
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    generator = np.random.Generator(np.random.SFC64(seed))
+    text = len(text).to_bytes(8, "little") + text
+    random = Random64(seed)
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        left = end
-        while left:
-            step = min(left, 64 << 20)
-            # Any bit pattern is a BF16; those of NaNs compare unequal, so the comparison below is of bytes.
-            file.write(generator.integers(0, 256, step, dtype=np.uint8).tobytes())
-            left -= step
+        file.write(text)
+        file.flush()
+        file.truncate(len(text) + end)
+
+        def write(chunk: int) -> None:
+            # Any bit pattern is a BF16; those of NaNs compare unequal, so comparisons are of bytes.
+            at = chunk * random.chunk_bytes
+            data = random.chunk(chunk)[: min(random.chunk_bytes, end - at)]
+            while data:
+                written = os.pwrite(file.fileno(), data, len(text) + at)
+                at, data = at + written, data[written:]
+
+        in_threads(write, range(-(-end // random.chunk_bytes)))
         os.fsync(file.fileno())
     partial.rename(path)
 
 
-class _CachestatRange(ctypes.Structure):
-    _fields_ = (("off", ctypes.c_uint64), ("len", ctypes.c_uint64))
+class Random64:
+    """Chunks of random-looking bytes at memory speed: parts of one random pool, each chunk's under a key of its own.
+
+    No two chunks hold the same words at the same place, so bytes that a loader puts in the wrong place are found.
+    """
+
+    chunk_bytes = 8 << 20
+
+    def __init__(self, seed: int) -> None:
+        words = self.chunk_bytes // 8
+        generator = np.random.Generator(np.random.SFC64(seed))
+        self._seed = seed
+        self._pool = generator.integers(0, 2**64, 2 * words, dtype=np.uint64)
+
+    def chunk(self, number: int) -> memoryview:
+        start, key = np.random.SeedSequence((self._seed, number)).generate_state(2, np.uint64)
+        words = self.chunk_bytes // 8
+        start = int(start) % words
+        return memoryview(np.bitwise_xor(self._pool[start : start + words], key)).cast("B")
 
 
-class _Cachestat(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_uint64) for name in ("cache", "dirty", "writeback", "evicted", "recent"))
+def in_threads(work: Callable[[Any], object], items: Iterable[Any], threads: int | None = None) -> None:
+    """Calls ``work`` with every item; raises what the first failing call raised."""
+    with ThreadPoolExecutor(threads or min(16, len(os.sched_getaffinity(0)) + 2)) as pool:
+        for _ in pool.map(work, items):
+            pass
 
 
-def cached_bytes(path: Path) -> int:
-    """Bytes of the file that are in the page cache, as ``cachestat(2)`` says (Linux 6.5)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with path.open("rb") as file:
-        asked = _CachestatRange(0, path.stat().st_size)
-        answer = _Cachestat()
-        if libc.syscall(451, file.fileno(), ctypes.byref(asked), ctypes.byref(answer), 0):
-            raise OSError(ctypes.get_errno(), "cachestat")
-    return int(answer.cache) * 4096
+# ---- the page cache
+
+PAGE = mmap.PAGESIZE
+PIECE = 64 << 20
 
 
-def set_cache(paths: list[Path], state: str) -> None:
-    """Makes files ``"cold"`` (not in the page cache), ``"half"`` or ``"warm"``, and proves that they are."""
+class StateError(RuntimeError):
+    """The page cache could not be brought to the state that was to be measured."""
+
+
+def resident_pages(path: Path) -> npt.NDArray[np.bool_]:
+    """Whether each page of the file is in the page cache, as ``mincore(2)`` says.
+
+    Not ``cachestat(2)``: on an overlay file system that looks at the overlay's own, empty, mapping.
+    """
+    size = path.stat().st_size
+    pages = np.zeros(-(-size // PAGE), dtype=np.uint8)
+    if size:
+        libc = ctypes.CDLL(None, use_errno=True)
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            view = np.frombuffer(mapped, dtype=np.uint8)
+            address, vector = ctypes.c_void_p(view.ctypes.data), ctypes.c_void_p(pages.ctypes.data)
+            failed = libc.mincore(address, ctypes.c_size_t(size), vector)
+            del view
+            if failed:
+                raise OSError(ctypes.get_errno(), "mincore", str(path))
+    return (pages & 1).astype(bool)
+
+
+def cached_share(paths: list[Path]) -> float:
+    """The share of the files' pages that is in the page cache."""
+    pages = np.concatenate([resident_pages(path) for path in paths])
+    return float(pages.mean()) if len(pages) else 0.0
+
+
+def set_cache(paths: list[Path], state: str) -> float:
+    """Makes files ``"cold"`` (not in the page cache), ``"half"`` (every other 64 MiB) or ``"warm"``, and proves it.
+
+    Returns the share of pages that is cached. At most 1 % may differ from the state, else ``StateError`` is raised.
+    """
     for path in paths:
         size = path.stat().st_size
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            end = {"cold": 0, "half": size // 2, "warm": size}[state]
-            buffer = bytearray(8 << 20)
-            at = 0
+        # A small file is cut smaller, so that half of it can be cached too.
+        piece = min(PIECE, -(-size // 16 // PAGE) * PAGE or PAGE)
+        pieces = [
+            (at, min(at + piece, size), state == "warm" or (state == "half" and number % 2 == 0))
+            for number, at in enumerate(range(0, size, piece))
+        ]
+        for attempt in range(4):
+            have = resident_pages(path)
+            wrong = [
+                part for part in pieces if abs(have[part[0] // PAGE : -(-part[1] // PAGE)].mean() - part[2]) > 0.01
+            ]
+            if not wrong:
+                break
+            # A folio may reach over pieces and then cannot be dropped with one of them: start again from nothing.
+            _bring(path, wrong if attempt == 0 else [(0, size, False), *(part for part in pieces if part[2])])
+        else:
+            share = resident_pages(path).mean()
+            raise StateError(f"{path.name} should be {state}, but {share:.1%} of it are in the page cache")
+    return cached_share(paths)
+
+
+def _bring(path: Path, pieces: list[tuple[int, int, bool]]) -> None:
+    """Drops pieces of a file from the page cache, then reads others into it."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+        for start, end, cached in pieces:
+            if not cached:
+                os.posix_fadvise(fd, start, end - start, os.POSIX_FADV_DONTNEED)
+        # Otherwise reading ahead brings what is not wanted.
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+
+        def read(piece: tuple[int, int, bool]) -> None:
+            at, end, _ = piece
+            buffer = memoryview(bytearray(min(8 << 20, end - at)))
             while at < end:
-                at += os.preadv(fd, [memoryview(buffer)[: min(len(buffer), end - at)]], at)
-        finally:
-            os.close(fd)
-        cached = cached_bytes(path)
-        low, high = {"cold": (0, 0.01), "half": (0.49, 0.55), "warm": (0.99, 1.1)}[state]
-        if not low * size <= cached <= high * size + 4096:
-            raise RuntimeError(f"{path} should be {state}, but {cached} of {size} bytes are cached")
+                at += os.preadv(fd, [buffer[: end - at]], at)
+
+        in_threads(read, [piece for piece in pieces if piece[2]], threads=8)
+    finally:
+        os.close(fd)
+
+
+def touch(tensors: dict[str, Any]) -> int:
+    """Reads one byte of every page of tensors in host memory, as first use would."""
+    import torch
+
+    return sum(int(t.detach().flatten().view(torch.uint8)[::PAGE].sum()) for t in tensors.values())
 
 
 def settle_memory(nbytes: int) -> None:
@@ -111,18 +204,16 @@ def settle_memory(nbytes: int) -> None:
         "import mmap, sys\n"
         "m = mmap.mmap(-1, int(sys.argv[1]), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
         "m.madvise(mmap.MADV_HUGEPAGE)\n"
-        "for at in range(0, len(m), 4096): m[at] = 1\n"
+        "try: m.madvise(23)\n"  # MADV_POPULATE_WRITE, Linux 5.14
+        "except OSError:\n"
+        "    for at in range(0, len(m), 4096): m[at] = 1\n"
     )
     subprocess.run([sys.executable, "-S", "-c", touch, str(nbytes)], check=True)
 
 
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
-    versions = {}
-    for module in ("torch", "safetensors", "penstock", "numpy"):
-        command = [sys.executable, "-c", f"import {module}; print({module}.__version__)"]
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
-        versions[module] = found.stdout.strip() or None
+    versions = {name: version_of(name) for name in ("torch", "safetensors", "penstock", "numpy")}
     cpu = next((line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "")
     memory = next((line.split()[1] for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), "0")
     return {
@@ -133,6 +224,39 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": versions,
     }
+
+
+def version_of(distribution: str) -> str | None:
+    """The installed version, from its metadata: nothing is imported."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def gpu_name() -> str | None:
+    """The first GPU and its driver, as ``nvidia-smi`` says."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return None
+
+
+def filesystem(path: Path) -> str:
+    """The type of the file system that a path lies on."""
+    path = path.resolve()
+    found, kind = -1, ""
+    for line in _lines("/proc/self/mounts"):
+        _, mount, of_mount, *_ = line.split()
+        if path.is_relative_to(mount) and len(mount) >= found:
+            found, kind = len(mount), of_mount
+    return kind
+
+
+def available_memory() -> int:
+    """Bytes that processes may still take, as the kernel estimates it."""
+    return next(int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemAvailable"))
 
 
 def _lines(path: str) -> list[str]:

@@ -10,15 +10,12 @@ at the best of several numbers of threads. Peak memory is the process's own (RSS
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
-import mmap
 import os
 import resource
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import common
+import limits
 
 LIMITS = {
     "cold": [f"direct-{threads}x{mib}" for threads in (4, 8) for mib in (2, 8)],
@@ -40,45 +38,13 @@ LOADERS = ["load", "stream", "load_into", "mmap", "safetensors-clone", "safetens
 
 def read_threads(path: str, threads: int, block: int, *, direct: bool, ready: bool) -> tuple[float, float]:
     """Plain parallel reads of the whole file to one buffer: the limit that loaders are compared with."""
-    fd = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
-    size = os.fstat(fd).st_size
-    # Private: Python's default is shared memory, which the kernel does not back with huge pages.
-    buffer = mmap.mmap(-1, size + (4 << 20), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    buffer.madvise(mmap.MADV_HUGEPAGE)
+    size = os.path.getsize(path)
     common.settle_memory(size + size // 2)
-    if ready:
-        address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-        ctypes.memset(address, 1, len(buffer))
-    view = memoryview(buffer)
-    offsets = iter(range(0, size, block))
-    lock = threading.Lock()
-
-    def work() -> None:
-        while True:
-            with lock:
-                at = next(offsets, None)
-            if at is None:
-                return
-            end = min(at + block, size)
-            while at < end:
-                # A direct read of the last sector asks for all of it and gets what there is.
-                wanted = -(-(end - at) // 4096) * 4096 if direct else end - at
-                at += os.preadv(fd, [view[at : at + wanted]], at)
-
-    workers = [threading.Thread(target=work) for _ in range(threads)]
-    began, cpu = time.perf_counter(), time.process_time()
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    return time.perf_counter() - began, time.process_time() - cpu
-
-
-def touch(tensors: dict[str, Any]) -> int:
-    """Reads one byte of every page, as first use would."""
-    import torch
-
-    return sum(int(t.flatten().view(torch.uint8)[::4096].sum()) for t in tensors.values())
+    view = limits.buffer(size + (4 << 20), ready=ready)
+    seconds, cpu, _ = limits.read_files(
+        [Path(path)], threads, block, lambda _, at, length: view[at : at + length], direct=direct
+    )
+    return seconds, cpu
 
 
 def run_loader(path: str, what: str) -> tuple[float, float, int]:
@@ -107,12 +73,12 @@ def run_loader(path: str, what: str) -> tuple[float, float, int]:
         kept = penstock.open(path).load_into(destinations)
     elif what == "mmap":
         kept = penstock.open(path).load(mmap=True, prefault=True)
-        touch(kept)
+        common.touch(kept)
     elif what == "safetensors-clone":
         kept = {name: tensor.clone() for name, tensor in safetensors.torch.load_file(path).items()}
     else:
         kept = safetensors.torch.load_file(path)
-        touch(kept)
+        common.touch(kept)
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     del kept
     return seconds, cpu, peak_rss() - before
@@ -165,7 +131,7 @@ def main() -> None:
 def compare(path: Path, rounds: int, only: str | None) -> dict[str, Any]:
     size = path.stat().st_size
     script = Path(__file__)
-    plan: list[tuple[str, str, Callable[[], None]]] = []
+    plan: list[tuple[str, str, Callable[[], object]]] = []
     for state in ("cold", "warm"):
         kinds = ["cold"] if state == "cold" else ["warm", "fresh"]
         names = [name for kind in kinds for name in LIMITS[kind]] + LOADERS

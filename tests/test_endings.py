@@ -139,6 +139,25 @@ def test_an_exception_of_the_progress_function_leaves_nothing(large, nothing_rem
     gc.collect()
 
 
+def test_memory_of_a_failed_load_is_back_when_its_exception_is_caught(large) -> None:
+    path, _ = large
+
+    def fail_at_the_end(done: int, total: int) -> None:
+        if done == total:
+            raise ZeroDivisionError
+
+    ckpt = penstock.open(path)
+    with pytest.raises(ZeroDivisionError):
+        ckpt.load(progress=fail_at_the_end)  # what the first load of a process brings with it
+    before = resident()
+    try:
+        ckpt.load(progress=fail_at_the_end)
+    except ZeroDivisionError:
+        assert resident() - before < 16 << 20
+    else:
+        pytest.fail("the load went well")
+
+
 @pytest.mark.parametrize("consumer", ["load", "slow stream"])
 def test_ctrl_c_ends_a_load_within_200_ms_and_leaves_nothing(large, consumer: str) -> None:
     path, _ = large
@@ -277,3 +296,63 @@ def test_a_forked_child_loads_while_its_parent_does(large) -> None:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert_bits(first | dict(stream), tensors)
+
+
+def wait_for_child(child: int) -> int:
+    """The exit status of a child, which is killed if it hangs."""
+    timer = threading.Timer(30, os.kill, (child, signal.SIGKILL))
+    timer.start()
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_may_drop_or_try_its_copy_of_a_load_under_way(large) -> None:
+    path, tensors = large
+    stream = penstock.open(path, config=penstock.Config(read_ahead_bytes=1 << 20)).stream()
+    first = dict([next(stream)])
+    child = os.fork()
+    if child == 0:
+        try:
+            with pytest.raises(penstock.PenstockError, match="forked"):
+                dict(stream)
+            stream.close()
+            del stream
+            gc.collect()
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 - a child must not return to pytest
+            os._exit(2)
+    assert wait_for_child(child) == 0
+    assert_bits(first | dict(stream), tensors)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_children_forked_while_another_thread_loads_or_has_just_loaded_start_clean(large) -> None:
+    path, tensors = large
+    ckpt = penstock.open(path)
+    stop = threading.Event()
+
+    def keep_loading() -> None:
+        while not stop.is_set():
+            assert_bits(ckpt.load(), tensors)
+
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(keep_loading)
+        try:
+            for _ in range(8):
+                child = os.fork()
+                if child == 0:
+                    try:
+                        clean = penstock._native.staging_usage() == (0, 0, 0) and penstock.release_staging() == 0
+                        loaded = penstock.open(path).load()
+                        same = all(loaded[name].numpy().tobytes() == raw.data for name, raw in tensors.items())
+                        os._exit(0 if clean and same and Remains.now().threads == 0 else 1)
+                    except BaseException:  # noqa: BLE001
+                        os._exit(2)
+                assert wait_for_child(child) == 0
+        finally:
+            stop.set()
+        loading.result()

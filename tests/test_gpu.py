@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,16 @@ def test_every_dtype_reaches_the_gpu_bit_for_bit(tmp_path: Path, dtype: str) -> 
         )
         assert all(tensor.is_cuda for tensor in loaded.values())
         assert_bits(loaded, tensors)
+
+
+@pytest.mark.parametrize("elements", [1, 100, 8192])
+def test_a_block_of_thousands_of_tensors_reaches_each_of_them(tmp_path: Path, elements: int) -> None:
+    tensors = {
+        f"t{index}": Raw("BF16", (elements,), raw_bytes("BF16", (elements,), index))
+        for index in range(20_000 if elements < 8192 else 2_000)
+    }
+    path = write_raw(tmp_path / "many.safetensors", tensors)
+    assert_bits(penstock.open(path).load(device="cuda"), tensors)
 
 
 @pytest.mark.parametrize("cache", ["auto", "use", "bypass"])
@@ -116,6 +128,24 @@ def test_nothing_but_the_arena_remains_and_it_is_reused_and_given_back(mixed) ->
     assert_bits(ckpt.load(device="cuda"), tensors)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_does_not_touch_its_parent_s_staging_memory(mixed) -> None:
+    path, tensors = mixed
+    ckpt = penstock.open(path)
+    ckpt.load(device="cuda")
+    stream = ckpt.stream(device="cuda")
+    first = dict([next(stream)])
+    before = penstock._native.staging_usage()
+    child = os.fork()
+    if child == 0:
+        clean = penstock._native.staging_usage() == (0, 0, 0) and penstock.release_staging() == 0
+        os._exit(0 if clean else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert penstock._native.staging_usage()[0] >= before[0] > 0
+    assert_bits(first | dict(stream), tensors)
+    assert_bits(ckpt.load(device="cuda"), tensors)
+
+
 def test_a_paused_stream_does_not_starve_another_load(mixed) -> None:
     path, tensors = mixed
     config = penstock.Config(staging_bytes=1 << 20, block_bytes=65_536, read_ahead_bytes=100_000)
@@ -138,6 +168,50 @@ def test_a_file_that_ends_early_gives_the_gpu_memory_back(tmp_path: Path) -> Non
         ckpt.load(device="cuda")
     gc.collect()
     assert (torch.cuda.memory_allocated(), Remains.now()) == (used, before)
+
+
+def test_a_gpu_that_runs_out_of_memory_half_way_gives_back_all_that_the_load_had(tmp_path: Path) -> None:
+    mib = 1 << 20
+    tensors = {f"w{i}": Raw("U8", (16 * mib,), raw_bytes("U8", (16 * mib,), i)) for i in range(32)}
+    ckpt = penstock.open(write_raw(tmp_path / "x.safetensors", tensors))
+    ckpt.load(device="cuda")  # what the first load brings with it: the context, streams, staging memory
+    gc.collect()
+    torch.cuda.empty_cache()
+    used, before = torch.cuda.memory_allocated(), Remains.now()
+    # Room for half of it.
+    ballast = torch.empty(torch.cuda.mem_get_info()[0] // mib * mib - 256 * mib, dtype=torch.uint8, device="cuda")
+    held = torch.cuda.memory_allocated()
+    for load in (lambda: ckpt.load(device="cuda"), lambda: dict(ckpt.stream(device="cuda"))):
+        with pytest.raises(torch.OutOfMemoryError) as raised:
+            load()
+        del raised
+        gc.collect()
+        assert torch.cuda.memory_allocated() == held
+        assert Remains.now() == before
+    some = [f"w{i}" for i in range(4)]
+    assert_bits(ckpt.load(some, device="cuda"), {name: tensors[name] for name in some})
+    del ballast
+    torch.cuda.empty_cache()
+    assert_bits(ckpt.load(device="cuda"), tensors)
+    gc.collect()
+    assert (torch.cuda.memory_allocated(), Remains.now()) == (used, before)
+
+
+def test_pinning_under_a_limit_of_locked_memory_is_done_or_noted(mixed) -> None:
+    """Whether the driver heeds RLIMIT_MEMLOCK depends on it and on privileges; the bytes are right anyway."""
+    path, tensors = mixed
+    penstock.release_staging()
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, hard))
+    try:
+        ckpt = penstock.open(path)
+        assert_bits(ckpt.load(device="cuda"), tensors)
+    finally:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (soft, hard))
+    assert ckpt.stats is not None
+    assert ckpt.stats.pinned != any("not pinned" in note for note in ckpt.stats.notes)
+    assert_bits(ckpt.load(device="cuda"), tensors)
+    assert ckpt.stats.pinned, "the next load tries again"
 
 
 def test_a_gpu_that_is_not_there_is_named(mixed) -> None:

@@ -92,6 +92,16 @@ class Checkpoint(Mapping[str, TensorInfo]):
         """Bytes of all tensors."""
         return self._native.nbytes
 
+    @property
+    def storage(self) -> str:
+        """What most of the bytes lie on, in a few words: ``"ext4 on nvme"``, ``"nfs4 (nconnect missing)"``."""
+        return self._native.storage()[0]
+
+    @property
+    def storage_notes(self) -> list[str]:
+        """What could be done to read from the storage faster, one sentence each. Often nothing."""
+        return self._native.storage()[1]
+
     def load(
         self,
         names: Iterable[str] | None = None,

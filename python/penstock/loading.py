@@ -51,6 +51,9 @@ class FreshHost:
     def attach(self, begin: int, end: int) -> None:
         self._session.attach_slab(end - begin)
 
+    def let_go(self) -> None:
+        pass
+
     def landed(self, indices: list[int]) -> list[Any]:
         return [self._framework.adopt(array) for array in self._session.host(indices)]
 
@@ -71,6 +74,9 @@ class FreshDevice:
         self._held += made
         # After the allocations: the fence must cover work on memory that the allocator has just reused.
         self._session.attach(addresses, self._framework.consumer_stream(self._device))
+
+    def let_go(self) -> None:
+        self._held.clear()
 
     def landed(self, indices: list[int]) -> list[Any]:
         held = self._held
@@ -99,6 +105,9 @@ class Existing:
 
     def attach(self, begin: int, end: int) -> None:
         self._session.attach([self._addresses[name] for name in self._names[begin:end]], self._stream)
+
+    def let_go(self) -> None:
+        pass
 
     def landed(self, indices: list[int]) -> list[Any]:
         return [self._tensors[self._names[index]] for index in indices]
@@ -256,16 +265,23 @@ class Load:
             while indices := self._session.wait():
                 with _collection_paused():
                     landed = self._destinations.landed(indices)
-                for index, tensor in zip(indices, landed, strict=True):
-                    tensors[index] = tensor
+                for number, index in enumerate(indices):
+                    tensors[index] = landed[number]
+                landed.clear()
                 self._progress.advance(sum(nbytes[index] for index in indices))
             self._done(self._session.finish())
+        except BaseException:
+            # The exception holds this frame: without this, whoever catches it to try again would not have the memory.
+            tensors.clear()
+            raise
         finally:
             self._end()
         return dict(zip(names, tensors, strict=True))
 
     def _end(self) -> None:
         self._session.stop()
+        # Not before: until then, something may be on its way there.
+        self._destinations.let_go()
         self._progress.close()
 
 

@@ -1,12 +1,11 @@
 //! The catalogue of a checkpoint.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
 use std::sync::Arc;
 
 use penstock::plan::{Plan, Selection};
 use penstock::store::Router;
-use penstock::tune::{FileSystem, Settings};
+use penstock::tune::{Settings, Storage, Survey};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -77,6 +76,7 @@ impl TensorInfo {
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Checkpoint {
     inner: Arc<penstock::checkpoint::Checkpoint>,
+    survey: Survey,
 }
 
 impl Checkpoint {
@@ -95,15 +95,12 @@ impl Checkpoint {
         Ok(indices)
     }
 
-    /// The settings that suit where the checkpoint is: its first object speaks for all.
-    fn settings(&self, config: &Config, to_device: bool) -> Settings {
-        match self.inner.objects().first() {
-            Some(object) if penstock::store::is_remote(&object.location) => Settings::remote(&config.inner),
-            Some(object) => {
-                Settings::choose(&config.inner, FileSystem::of(Path::new(&object.location)), to_device)
-            }
-            None => Settings::choose(&config.inner, FileSystem::Disk, to_device),
-        }
+    /// What most of these bytes lie on; each number belongs to an object.
+    fn storage_of(&self, wanted: impl Iterator<Item = (u32, u64)>) -> Arc<Storage> {
+        let mut bytes = vec![0; self.inner.objects().len()];
+        wanted.for_each(|(object, wanted)| bytes[object as usize] += wanted);
+        let objects = self.inner.objects().iter().zip(bytes).filter(|(_, bytes)| *bytes > 0);
+        self.survey.heaviest(objects.map(|(object, bytes)| (object.location.as_str(), bytes)))
     }
 }
 
@@ -114,7 +111,7 @@ impl Checkpoint {
     fn new(py: Python<'_>, inputs: Vec<String>, config: &Config) -> Outcome<Self> {
         let store = Arc::new(Router::new(config.inner.cache.unwrap_or_default()));
         let inner = py.detach(|| penstock::checkpoint::Checkpoint::open(store, &inputs))?;
-        Ok(Self { inner: Arc::new(inner) })
+        Ok(Self { inner: Arc::new(inner), survey: Survey::default() })
     }
 
     /// Names of all tensors, sorted.
@@ -150,6 +147,15 @@ impl Checkpoint {
     #[getter]
     fn nbytes(&self) -> u64 {
         self.inner.bytes()
+    }
+
+    /// What most of the checkpoint's bytes lie on, in a few words, and what could be done to make it faster.
+    fn storage(&self, py: Python<'_>) -> (String, Vec<String>) {
+        let storage = py.detach(|| {
+            let tensors = self.inner.tensors().iter();
+            self.storage_of(tensors.map(|tensor| (tensor.object, tensor.bytes())))
+        });
+        (storage.name.clone(), storage.notes.clone())
     }
 
     /// What the header says of the tensor `name`.
@@ -190,12 +196,14 @@ impl Checkpoint {
             wanted.push((tensor, selection));
         }
         let to_device = !matches!(target, "slab" | "host");
-        let settings = self.settings(config, to_device);
         let target = target.to_owned();
         let checkpoint = Arc::clone(&self.inner);
         py.detach(|| {
+            let storage =
+                self.storage_of(wanted.iter().map(|(tensor, selection)| (tensor.object, selection.bytes())));
+            let settings = Settings::choose(&config.inner, &storage, to_device);
             let plan = Plan::new(wanted, settings.block_bytes, settings.bridge_bytes);
-            Session::start(checkpoint, Arc::new(plan), &target, &settings)
+            Session::start(checkpoint, Arc::new(plan), &target, &settings, &storage)
         })
     }
 
@@ -203,9 +211,13 @@ impl Checkpoint {
     #[pyo3(signature = (names, config))]
     fn map(&self, py: Python<'_>, names: Option<Vec<String>>, config: &Config) -> Outcome<Mapped> {
         let indices = self.select(names.as_deref())?;
-        let readers = self.settings(config, false).readers.fetches.start;
         let checkpoint = Arc::clone(&self.inner);
-        py.detach(|| Mapped::new(checkpoint, indices, readers))
+        py.detach(|| {
+            let wanted = indices.iter().map(|index| &self.inner.tensors()[*index]);
+            let storage = self.storage_of(wanted.map(|tensor| (tensor.object, tensor.bytes())));
+            let readers = Settings::choose(&config.inner, &storage, false).readers;
+            Mapped::new(checkpoint, indices, readers.fetches.start)
+        })
     }
 }
 

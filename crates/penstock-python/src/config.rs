@@ -28,7 +28,10 @@ impl Config {
         let cache = cache
             .map(|name| {
                 CachePolicy::from_name(name).ok_or_else(|| {
-                    Error::new(ErrorKind::Config, format!("cache={name:?} is not one of auto, use, bypass"))
+                    Error::new(
+                        ErrorKind::Config,
+                        format!("cache={name:?} is not one of auto, use, bypass, populate"),
+                    )
                 })
             })
             .transpose()?;

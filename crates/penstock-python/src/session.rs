@@ -11,7 +11,7 @@ use penstock::device::CudaDevice;
 use penstock::memory::Arena;
 use penstock::pipeline::{self, Next, Target};
 use penstock::plan::Plan;
-use penstock::tune::Settings;
+use penstock::tune::{Settings, Storage};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
@@ -39,6 +39,7 @@ impl Session {
         plan: Arc<Plan>,
         target: &str,
         settings: &Settings,
+        storage: &Storage,
     ) -> Outcome<Self> {
         let target = match target {
             "slab" => Target::Slab,
@@ -54,6 +55,7 @@ impl Session {
         };
         let tensors = plan.tensors().iter().map(describe).collect::<Result<_, Error>>()?;
         let inner = pipeline::Session::start(checkpoint, plan, target, settings.readers)?;
+        inner.on_storage(storage, settings.direct);
         Ok(Self { inner: Mutex::new(inner), tensors })
     }
 
@@ -252,6 +254,8 @@ getters! {
     direct_bytes: u64 = |s| s.direct_bytes;
     /// Bytes read through the page cache although not in it.
     buffered_bytes: u64 = |s| s.buffered_bytes;
+    /// Bytes that came from an object store or HTTP server.
+    network_bytes: u64 = |s| s.network_bytes;
     /// Calls made to the store.
     calls: u64 = |s| s.calls;
     /// Tensors loaded.
@@ -266,6 +270,8 @@ getters! {
     block_bytes: u64 = |s| s.block_bytes;
     /// Staging memory in bytes.
     staging_bytes: u64 = |s| s.staging_bytes;
+    /// What most of the bytes lie on: "ext4 on nvme", "nfs4 (nconnect missing)", "tmpfs", "s3".
+    storage: String = |s| s.storage.clone();
     /// Whether the staging memory was pinned.
     pinned: bool = |s| s.pinned;
     /// Wall-clock seconds.
@@ -282,7 +288,7 @@ getters! {
     device_wait_seconds: f64 = |s| s.device_wait.as_secs_f64();
     /// Reader seconds waiting for destinations.
     consumer_wait_seconds: f64 = |s| s.consumer_wait.as_secs_f64();
-    /// What limited the load: "disk", "page cache", "pcie", "memory" or "consumer".
+    /// What limited the load: "disk", "network", "page cache", "pcie", "memory" or "consumer".
     limited_by: &'static str = |s| s.limited_by();
     /// Fallbacks taken and limits met, in words.
     notes: Vec<String> = |s| s.notes.clone();

@@ -21,7 +21,7 @@ pub struct Config {
     /// How far a stream reads ahead of its consumer, in bytes of finished or started tensors
     /// (`PENSTOCK_READ_AHEAD_BYTES`); 512 MiB where nothing is said. At least one tensor is always in flight.
     pub read_ahead_bytes: Option<u64>,
-    /// How the page cache is used (`PENSTOCK_CACHE`: `auto`, `use` or `bypass`).
+    /// How the page cache is used (`PENSTOCK_CACHE`: `auto`, `use`, `bypass` or `populate`).
     pub cache: Option<CachePolicy>,
 }
 
@@ -61,7 +61,12 @@ impl Config {
             read_ahead_bytes: or(self.read_ahead_bytes, "PENSTOCK_READ_AHEAD_BYTES")?,
             cache: match self.cache {
                 Some(cache) => Some(cache),
-                None => read(&lookup, "PENSTOCK_CACHE", CachePolicy::from_name, "one of auto, use, bypass")?,
+                None => read(
+                    &lookup,
+                    "PENSTOCK_CACHE",
+                    CachePolicy::from_name,
+                    "one of auto, use, bypass, populate",
+                )?,
             },
         }
         .checked()

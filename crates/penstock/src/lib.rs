@@ -15,7 +15,7 @@
 //! * [`device`]: the CUDA driver, opened at run time.
 //! * [`pipeline`]: readers that move blocks, and the delivery of finished tensors.
 //! * `pull`: remote objects brought to a directory.
-//! * [`tune`]: start values for readers and block size.
+//! * [`tune`]: what storage is like, start values for it, and the search for the number of readers.
 //!
 //! Dependencies point one way: `pipeline → plan → {checkpoint, store, memory, device}`. The crate knows no Python.
 //! `unsafe` is allowed in `memory`, `device` and the file readers of `store`, and denied everywhere else.

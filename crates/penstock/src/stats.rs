@@ -19,6 +19,8 @@ pub struct LoadStats {
     pub direct_bytes: u64,
     /// Of those: read through the page cache although not in it.
     pub buffered_bytes: u64,
+    /// Of those: from an object store or HTTP server.
+    pub network_bytes: u64,
     /// Calls made to the store.
     pub calls: u64,
     /// Tensors and blocks in the plan.
@@ -33,6 +35,10 @@ pub struct LoadStats {
     pub block_bytes: u64,
     /// Most staging memory this load held at once, in bytes.
     pub staging_bytes: u64,
+    /// What most of the bytes lie on: `ext4 on nvme`, `nfs4 (nconnect missing)`, `tmpfs`, `s3`; empty where no one said.
+    pub storage: String,
+    /// Whether that is reached over a network.
+    pub network: bool,
     /// Whether the staging memory was pinned (registered with the device).
     pub pinned: bool,
     /// From the start of the session to its last delivered byte.
@@ -45,7 +51,7 @@ pub struct LoadStats {
     pub copying: Duration,
     /// Reader time waiting for copies to the device to end.
     pub device_wait: Duration,
-    /// Reader time waiting for destinations: the consumer's pace.
+    /// Reader time without destinations to read to: the consumer's pace.
     pub consumer_wait: Duration,
     /// Things worth knowing: a fallback taken, a limit met.
     pub notes: Vec<String>,
@@ -58,9 +64,14 @@ impl LoadStats {
         if seconds > 0.0 { self.bytes as f64 / seconds / 1e9 } else { 0.0 }
     }
 
-    /// What most of the readers' time went to: `"disk"`, `"page cache"`, `"pcie"`, `"memory"` or `"consumer"`.
+    /// What most of the readers' time went to: `"disk"`, `"network"`, `"page cache"`, `"pcie"`, `"memory"` or
+    /// `"consumer"`.
     pub fn limited_by(&self) -> &'static str {
-        let reading = if self.cached_reading > self.reading / 2 { "page cache" } else { "disk" };
+        let reading = match self.cached_reading > self.reading / 2 {
+            true => "page cache",
+            false if self.network => "network",
+            false => "disk",
+        };
         [
             (self.reading, reading),
             (self.device_wait, "pcie"),
@@ -78,16 +89,19 @@ impl LoadStats {
         self.cached_bytes += other.cached_bytes;
         self.direct_bytes += other.direct_bytes;
         self.buffered_bytes += other.buffered_bytes;
+        self.network_bytes += other.network_bytes;
         self.calls += other.calls;
         self.reading += other.reading;
         self.cached_reading += other.cached_reading;
         self.copying += other.copying;
         self.device_wait += other.device_wait;
-        self.consumer_wait += other.consumer_wait;
-        for note in &other.notes {
-            if !self.notes.contains(note) {
-                self.notes.push(note.clone());
-            }
+        other.notes.iter().for_each(|note| self.note(note.clone()));
+    }
+
+    /// Adds a note, once.
+    pub(crate) fn note(&mut self, note: String) {
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
         }
     }
 }
@@ -103,6 +117,8 @@ mod tests {
         assert_eq!(stats.limited_by(), "page cache");
         stats.cached_reading = seconds(1);
         assert_eq!(stats.limited_by(), "disk");
+        stats.network = true;
+        assert_eq!(stats.limited_by(), "network");
         stats.consumer_wait = seconds(5);
         assert_eq!(stats.limited_by(), "consumer");
     }

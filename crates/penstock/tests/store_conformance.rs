@@ -101,6 +101,7 @@ fn stores() -> Vec<Place> {
         local("local, auto", CachePolicy::Auto, &disk),
         local("local, through the cache", CachePolicy::Use, &disk),
         local("local, direct", CachePolicy::Bypass, &disk),
+        local("local, filling the cache", CachePolicy::Populate, &disk),
     ];
     if memory.is_dir() {
         stores.push(local("tmpfs, auto", CachePolicy::Auto, memory));

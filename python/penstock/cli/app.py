@@ -39,6 +39,7 @@ class Cache(str, Enum):
     auto = "auto"
     use = "use"
     bypass = "bypass"
+    populate = "populate"
 
 
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "KiB": 1 << 10, "M": 1 << 20, "MiB": 1 << 20, "G": 1 << 30, "GiB": 1 << 30}
@@ -115,7 +116,7 @@ def load_command(
         typer.Option(metavar="NAME", help="Only this tensor. Repeat for more.", rich_help_panel=_SELECTION),
     ] = None,
     filter: Filter = None,  # noqa: A002
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N.")] = "cpu",
     framework: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="pt, np, jax or dlpack (pt where torch is installed, else np)."),

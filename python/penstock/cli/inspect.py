@@ -69,6 +69,7 @@ def catalogue(paths: Sequence[str], ckpt: Checkpoint, tensors: Sequence[TensorIn
     return {
         "paths": list(paths),
         "objects": [{"location": path, "bytes": nbytes} for path, nbytes in ckpt.objects],
+        "storage": {"name": ckpt.storage, "notes": ckpt.storage_notes},
         "metadata": ckpt.metadata(),
         "tensors": [
             {
@@ -148,6 +149,8 @@ def summary(ckpt: Checkpoint, tensors: Sequence[TensorInfo]) -> list[str]:
         shown = f"{len(tensors):,} of {plural(len(ckpt), 'tensor')}"
     parameters = f"{count(sum(prod(tensor.shape) for tensor in tensors))} parameters"
     lines = [f"{shown}, {parameters}, {size(nbytes)} in {plural(len(ckpt.objects), 'file')}"]
+    lines.append(f"storage:  {printable(ckpt.storage)}")
+    lines += [f"          {printable(note)}" for note in ckpt.storage_notes]
     dtypes = by_dtype(tensors).most_common()
     if dtypes:
         lines.append("dtypes:   " + ", ".join(f"{dtype} {size(part)}" for dtype, part in dtypes))

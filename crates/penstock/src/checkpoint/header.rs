@@ -13,13 +13,16 @@ use std::sync::Arc;
 
 use super::{Dtype, json, layout, sniff};
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::Window;
+use crate::memory::{Region, Window};
 use crate::store::{Lane, Object};
 
 /// The longest header that is read, as in safetensors.
 pub const MAX_HEADER_BYTES: u64 = 100_000_000;
 /// Bytes of the first read: more than the header of nearly every shard, and one request on any store.
 const FIRST_READ: u64 = 256 << 10;
+/// Bytes of memory that a byte of a header or an index takes at most while it is read, itself included: 5 were seen, for
+/// the shortest entries there can be.
+const CATALOGUE_PER_BYTE: usize = 8;
 /// Bytes of the number in front of the header.
 const LENGTH_BYTES: u64 = 8;
 
@@ -64,7 +67,7 @@ fn read_unnamed(object: &dyn Object, lane: &mut Lane) -> Result<Header> {
     let end = to_usize(json_range(&buffer, bytes)?.end)?;
     let held = buffer.len();
     if end > held {
-        buffer.resize(end, 0);
+        lengthen(&mut buffer, end)?;
         object.read_into(held as u64, Window::from_slice(&mut buffer[held..]), lane)?;
     }
     parse_object_prefix(&buffer, bytes)
@@ -147,6 +150,20 @@ fn beyond_the_end(length: u64, object_bytes: u64) -> Error {
     Error::new(ErrorKind::Format, cause)
         .range(0..object_bytes)
         .remedy("Download it again, and check the free disk space")
+}
+
+/// Makes `buffer` `len` bytes long at least, for a header or an index, or fails where there is no memory for it and for
+/// what is made of it. A file says how much that is, and most of it are small allocations, which abort the process where
+/// they fail; so room for all of them is asked for beforehand, in one piece that is given back untouched.
+pub(super) fn lengthen(buffer: &mut Vec<u8>, len: usize) -> Result<()> {
+    drop(Region::reserve(len.saturating_mul(CATALOGUE_PER_BYTE))?);
+    let more = len.saturating_sub(buffer.len());
+    buffer.try_reserve_exact(more).map_err(|error| {
+        Error::new(ErrorKind::Memory, format!("reading {len} bytes failed: {error}"))
+            .remedy("Check the memory limit of the process (ulimit -v, cgroup)")
+    })?;
+    buffer.resize(buffer.len() + more, 0);
+    Ok(())
 }
 
 fn to_usize(bytes: u64) -> Result<usize> {

@@ -6,6 +6,7 @@
 
 use std::path::Path;
 
+use super::header;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Window;
 use crate::store::{Lane, Store};
@@ -134,7 +135,8 @@ pub(super) fn read_whole(store: &dyn Store, location: &str) -> Result<Vec<u8>> {
     };
     let length = Some(object.bytes()).filter(|bytes| *bytes <= MAX_WHOLE_BYTES);
     let length = length.and_then(|bytes| usize::try_from(bytes).ok()).ok_or_else(too_large)?;
-    let mut buffer = vec![0; length];
+    let mut buffer = Vec::new();
+    header::lengthen(&mut buffer, length).map_err(|error| error.object(shown(location)))?;
     if length > 0 {
         let read = object.read_into(0, Window::from_slice(&mut buffer), &mut Lane::default());
         read.map_err(|error| error.object(shown(location)))?;

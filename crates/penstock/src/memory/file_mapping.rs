@@ -65,11 +65,32 @@ impl FileMapping {
         self.len == 0
     }
 
+    /// How many pages of the span are in the page cache; nothing where the kernel does not say. To a process that neither
+    /// owns the file nor may write to it, the kernel says that all of them are.
+    pub fn resident_pages(&self, start: usize, len: usize) -> Option<usize> {
+        let first = start / PAGE * PAGE;
+        let end = start.checked_add(len)?.min(self.len);
+        let mut resident = 0;
+        let mut told = [0_u8; 1024];
+        let mut at = first;
+        while at < end {
+            let step = (end - at).min(told.len() * PAGE);
+            // SAFETY: the span lies in this mapping, and `told` has a byte for each of its pages.
+            if unsafe { libc::mincore(self.base.as_ptr().add(at).cast(), step, told.as_mut_ptr()) } != 0 {
+                return None;
+            }
+            resident += told[..step.div_ceil(PAGE)].iter().filter(|page| **page & 1 == 1).count();
+            at += step;
+        }
+        Some(resident)
+    }
+
     /// Makes the pages of the span present without touching them, so that a failing read is an error and not a
     /// SIGBUS. Returns `false` where this kernel (before 5.14) cannot.
     ///
     /// # Errors
-    /// `Storage` where the file cannot be read, `Changed` where it has become shorter than the mapping.
+    /// `Storage` where a page cannot be read, or lies beyond the end of a file that has become shorter than the mapping:
+    /// the kernel does not tell the two apart.
     pub fn populate(&self, start: usize, len: usize) -> Result<bool> {
         let first = start / PAGE * PAGE;
         let end = start.saturating_add(len).min(self.len);
@@ -81,15 +102,11 @@ impl FileMapping {
         {
             Ok(()) => Ok(true),
             Err(rustix::io::Errno::INVAL) => Ok(false),
-            Err(rustix::io::Errno::FAULT) => Err(Error::new(
-                ErrorKind::Changed,
-                "the file became shorter, or a page of it could not be read, while it was being mapped",
-            )
-            .range(first as u64..end as u64)
-            .remedy("Wait until whatever writes the file is done, then load again")),
-            Err(errno) => {
-                Err(Error::from_io("populating a mapping", &errno.into()).range(first as u64..end as u64))
+            Err(rustix::io::Errno::FAULT) => {
+                Err(Error::new(ErrorKind::Storage, "reading a page of the mapped file failed")
+                    .remedy("The storage failed: check the mount, the disk and the kernel log (dmesg)"))
             }
+            Err(errno) => Err(Error::from_io("populating a mapping", &errno.into())),
         }
     }
 }
@@ -98,5 +115,29 @@ impl Drop for FileMapping {
     fn drop(&mut self) {
         // SAFETY: exactly the mapping made in `map`; every view holds this value, so none is left.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len.max(1)) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+
+    use rustix::fs::{Advice, fadvise};
+
+    use super::*;
+
+    #[test]
+    fn resident_pages_are_those_in_the_page_cache() {
+        let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let path = dir.path().join("file");
+        fs::write(&path, vec![7; 3000 * PAGE + 1]).unwrap();
+        let file = File::open(&path).unwrap();
+        let mapping = FileMapping::map(&file, (3000 * PAGE + 1) as u64).unwrap();
+        assert_eq!(mapping.resident_pages(0, 3000 * PAGE + 1), Some(3001));
+        assert_eq!(mapping.resident_pages(PAGE + 1, PAGE), Some(2));
+        file.sync_all().unwrap();
+        fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+        assert_eq!(mapping.resident_pages(0, 3000 * PAGE + 1), Some(0));
+        assert_eq!(mapping.resident_pages(5000 * PAGE, 10), Some(0), "beyond the end there is nothing");
     }
 }

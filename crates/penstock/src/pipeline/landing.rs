@@ -165,3 +165,6 @@ fn pointer(address: u64) -> *mut u8 {
 fn to_usize(n: u64) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,13 +2,14 @@
 //!
 //! Touching a page that is not in memory stops the thread that touches it, and one thread faulting alone is the
 //! slowest way to read a file. [`Mapped::prefault`] therefore brings pages in with many threads before anyone touches
-//! them: it asks for reading ahead (so that the disk sees large requests), then makes the pages present.
+//! them: it asks for reading ahead (so that the disk sees large requests), then makes the pages present. A page that
+//! cannot be read is an error there; for whoever touches it unprepared it is a SIGBUS, which ends the process.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, TensorInfo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::FileMapping;
 use crate::store::Object;
@@ -55,7 +56,7 @@ impl Mapped {
     /// Makes the pages of `tensors` present, with `threads` threads.
     ///
     /// # Errors
-    /// `Storage` or `Changed` where a page cannot be read.
+    /// `Storage` where a page cannot be read, `Changed` where a file is no longer the one that was mapped.
     pub fn prefault(&self, tensors: &[usize], threads: usize) -> Result<()> {
         let steps = self.steps(tensors);
         // First everything is asked for, and only then is anything waited for: alternating the two leaves the disk idle
@@ -72,8 +73,39 @@ impl Mapped {
             }
             let (start, len) = (to_usize(range.start), to_usize(range.end - range.start));
             // Where an old kernel cannot do it, the pages are at least being read ahead.
-            mapping.populate(start, len).map(drop).map_err(|error| error.object(object.location()))
-        })
+            mapping.populate(start, len).map(drop).map_err(|error| {
+                // The kernel does not tell a page that is gone from one that cannot be read.
+                let error = object.verify_unchanged().err().unwrap_or(error);
+                self.name_tensor(error.object(object.location()), tensors, object, mapping, range)
+            })
+        })?;
+        // What was cached was not touched, and may be gone by now.
+        self.files.iter().flatten().try_for_each(|(object, _)| object.verify_unchanged())
+    }
+
+    /// Adds the first tensor of `range` whose pages cannot be made present.
+    fn name_tensor(
+        &self,
+        error: Error,
+        tensors: &[usize],
+        object: &dyn Object,
+        mapping: &FileMapping,
+        range: &Range<u64>,
+    ) -> Error {
+        let infos = tensors.iter().map(|tensor| &self.checkpoint.tensors()[*tensor]);
+        let of_range = infos.filter(|info| {
+            let same = self.checkpoint.objects()[info.object as usize].location == object.location();
+            same && info.range.start < range.end && range.start < info.range.end
+        });
+        let part = |info: &TensorInfo| info.range.start.max(range.start)..info.range.end.min(range.end);
+        let mut failing = of_range.filter(|info| {
+            let part = part(info);
+            mapping.populate(to_usize(part.start), to_usize(part.end - part.start)).is_err()
+        });
+        match failing.next() {
+            Some(info) => error.tensor(&*info.name).range(part(info)),
+            None => error.range(range.clone()),
+        }
     }
 
     /// The tensors' bytes, merged and cut into steps.

@@ -10,9 +10,8 @@ use crate::tune::{Bounds, Epoch, Trial, Tuner};
 
 /// An epoch takes at least this long: shorter ones are noise.
 const EPOCH: Duration = Duration::from_millis(20);
-/// And this many blocks for each reader: blocks are counted when they are complete, so those that are half done at
-/// either end of an epoch must be few beside those inside.
-const BLOCKS_OF_AN_EPOCH: u64 = 4;
+/// And this many blocks for each reader, so that every one of them had a part in it.
+const BLOCKS_OF_AN_EPOCH: u64 = 2;
 
 pub(super) struct Meter {
     bytes: AtomicU64,

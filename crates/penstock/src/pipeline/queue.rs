@@ -4,17 +4,18 @@
 //! about as many copies at once as cores. Any other is **fetched**: that keeps the storage busy and the reader waits,
 //! so the tuner finds how many at once. Fetches come first, and blocks are looked at a little ahead of those that are
 //! taken, so that storage does not idle while there is something cached to copy: a checkpoint of which half is cached
-//! takes as long as the other half does.
+//! can take as long as the other half does.
 //!
 //! Within a kind, blocks are taken in the plan's order, and only those whose tensors all have destinations. Where
 //! nobody can tell what is cached, everything is fetched.
 //!
-//! The queue knows neither threads nor files: it is told which objects are open and what is cached.
+//! The queue knows neither threads nor files. To learn what is cached, it has a reader look: that takes microseconds for
+//! a block, too long to be done under the queue's lock.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
-/// How many blocks are looked at, ahead of those taken, each time a reader asks: enough to come upon a fetch soon, few
-/// enough to keep others waiting for microseconds only.
+/// How many blocks a reader looks at in one go: enough to come upon a fetch soon, few enough to be at work soon.
 const LOOK_AHEAD: usize = 16;
 
 /// What kind of work a block is.
@@ -35,8 +36,8 @@ pub(super) struct Room {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Found {
     Block(usize, Kind),
-    /// Nothing to do before this block's object is open.
-    Closed(usize),
+    /// First look at these blocks, and say what kind of work they are with [`Queue::sort`].
+    Look(Range<usize>),
     /// The next blocks lack destinations.
     NotYet,
     /// Enough readers are at work.
@@ -51,8 +52,10 @@ pub(super) struct Queue {
     taken: usize,
     /// Blocks before this have destinations.
     ready: usize,
-    /// Blocks before this are in one of the two lines, or were taken from there.
-    sorted: usize,
+    /// Blocks before this were given to readers to look at.
+    looked_at: usize,
+    /// Readers that are looking.
+    looking: usize,
     to_copy: VecDeque<usize>,
     to_fetch: VecDeque<usize>,
     copying: usize,
@@ -66,7 +69,8 @@ impl Queue {
             blocks,
             taken: 0,
             ready: 0,
-            sorted: 0,
+            looked_at: 0,
+            looking: 0,
             to_copy: VecDeque::new(),
             to_fetch: VecDeque::new(),
             copying: 0,
@@ -90,38 +94,43 @@ impl Queue {
         self.most_at_work
     }
 
-    /// The next block to work on. `is_cached` says whether a block is in the page cache, or nothing where its object
-    /// is not open yet.
-    pub(super) fn take(&mut self, room: Room, is_cached: impl Fn(usize) -> Option<bool>) -> Found {
+    /// What a reader should do next.
+    pub(super) fn take(&mut self, room: Room) -> Found {
+        let fetches = self.fetching < room.fetches;
+        let copies = self.copying < room.copies;
         if self.is_over() {
             return Found::Over;
         }
-        loop {
-            let fetches = self.fetching < room.fetches;
-            if fetches && self.to_fetch.is_empty() {
-                self.sort(&is_cached);
-            }
-            if fetches && let Some(block) = self.to_fetch.pop_front() {
-                self.fetching += 1;
-                return self.found(block, Kind::Fetch);
-            }
-            let copies = self.copying < room.copies;
-            if copies && let Some(block) = self.to_copy.pop_front() {
-                self.copying += 1;
-                return self.found(block, Kind::Copy);
-            }
-            if self.sorted == self.ready {
-                let lines_are_empty = self.to_copy.is_empty() && self.to_fetch.is_empty();
-                return if lines_are_empty { Found::NotYet } else { Found::Enough };
-            }
-            if !fetches && !copies {
-                return Found::Enough;
-            }
-            let before = self.sorted;
-            self.sort(&is_cached);
-            if self.sorted == before {
-                return Found::Closed(before);
-            }
+        if fetches && let Some(block) = self.to_fetch.pop_front() {
+            self.fetching += 1;
+            return self.found(block, Kind::Fetch);
+        }
+        // There is room for a fetch: perhaps one comes soon. One reader at a time looks further than it must.
+        let nothing_to_copy = copies && self.to_copy.is_empty();
+        if self.looked_at < self.ready && (nothing_to_copy || (fetches && self.looking == 0)) {
+            let end = self.ready.min(self.looked_at + LOOK_AHEAD);
+            let range = self.looked_at..end;
+            self.looked_at = end;
+            self.looking += 1;
+            return Found::Look(range);
+        }
+        if copies && let Some(block) = self.to_copy.pop_front() {
+            self.copying += 1;
+            return self.found(block, Kind::Copy);
+        }
+        let all_taken = self.taken == self.ready;
+        if all_taken { Found::NotYet } else { Found::Enough }
+    }
+
+    /// Puts blocks that a reader has looked at in their lines.
+    pub(super) fn sort(&mut self, kinds: impl IntoIterator<Item = (usize, Kind)>) {
+        self.looking -= 1;
+        for (block, kind) in kinds {
+            let line = match kind {
+                Kind::Copy => &mut self.to_copy,
+                Kind::Fetch => &mut self.to_fetch,
+            };
+            line.push_back(block);
         }
     }
 
@@ -135,31 +144,18 @@ impl Queue {
 
     /// Whether one more reader would find something to do.
     pub(super) fn wants_more(&self, room: Room) -> bool {
-        let unsorted = self.sorted < self.ready;
-        (self.fetching < room.fetches && (unsorted || !self.to_fetch.is_empty()))
-            || (self.copying < room.copies && (unsorted || !self.to_copy.is_empty()))
+        let fetches = self.fetching < room.fetches;
+        let copies = self.copying < room.copies;
+        let nothing_to_copy = copies && self.to_copy.is_empty();
+        (fetches && !self.to_fetch.is_empty())
+            || (copies && !self.to_copy.is_empty())
+            || (self.looked_at < self.ready && (nothing_to_copy || (fetches && self.looking == 0)))
     }
 
     fn found(&mut self, block: usize, kind: Kind) -> Found {
         self.taken += 1;
         self.most_at_work = self.most_at_work.max(self.copying + self.fetching);
         Found::Block(block, kind)
-    }
-
-    /// Puts the next few blocks in their lines, up to the first to fetch.
-    fn sort(&mut self, is_cached: &impl Fn(usize) -> Option<bool>) {
-        for _ in 0..LOOK_AHEAD {
-            if self.sorted == self.ready {
-                return;
-            }
-            let Some(cached) = is_cached(self.sorted) else { return };
-            let line = if cached { &mut self.to_copy } else { &mut self.to_fetch };
-            line.push_back(self.sorted);
-            self.sorted += 1;
-            if !cached {
-                return;
-            }
-        }
     }
 }
 
@@ -177,44 +173,61 @@ mod tests {
         queue
     }
 
-    #[test]
-    fn what_must_be_fetched_goes_first_though_it_comes_later() {
-        let mut queue = queue(12);
-        let cached = |block: usize| Some(block < 10);
-        assert_eq!(queue.take(ROOM, cached), Found::Block(10, Kind::Fetch));
-        assert_eq!(queue.take(ROOM, cached), Found::Block(11, Kind::Fetch));
-        assert_eq!(queue.take(ROOM, cached), Found::Block(0, Kind::Copy));
-        assert_eq!(queue.take(ROOM, cached), Found::Block(1, Kind::Copy));
-        assert_eq!(queue.take(ROOM, cached), Found::Enough);
-        queue.done(Kind::Fetch);
-        assert_eq!(queue.take(ROOM, cached), Found::Enough);
-        queue.done(Kind::Copy);
-        assert_eq!(queue.take(ROOM, cached), Found::Block(2, Kind::Copy));
+    /// What a reader finds, having looked where it was told to.
+    fn take(queue: &mut Queue, room: Room, cached: impl Fn(usize) -> bool) -> Found {
+        loop {
+            match queue.take(room) {
+                Found::Look(range) => {
+                    let kind = |block| if cached(block) { Kind::Copy } else { Kind::Fetch };
+                    queue.sort(range.map(|block| (block, kind(block))));
+                }
+                found => return found,
+            }
+        }
     }
 
     #[test]
-    fn a_closed_object_is_opened_before_anything_is_said_of_it() {
-        let mut queue = queue(2);
-        assert_eq!(queue.take(ROOM, |_| None), Found::Closed(0));
-        assert_eq!(queue.take(ROOM, |block| (block == 0).then_some(true)), Found::Block(0, Kind::Copy));
+    fn what_must_be_fetched_goes_first_though_it_comes_later() {
+        let mut queue = queue(12);
+        let cached = |block: usize| block < 10;
+        assert_eq!(take(&mut queue, ROOM, cached), Found::Block(10, Kind::Fetch));
+        assert_eq!(take(&mut queue, ROOM, cached), Found::Block(11, Kind::Fetch));
+        assert_eq!(take(&mut queue, ROOM, cached), Found::Block(0, Kind::Copy));
+        assert_eq!(take(&mut queue, ROOM, cached), Found::Block(1, Kind::Copy));
+        assert_eq!(take(&mut queue, ROOM, cached), Found::Enough);
+        queue.done(Kind::Fetch);
+        assert_eq!(take(&mut queue, ROOM, cached), Found::Enough);
+        queue.done(Kind::Copy);
+        assert_eq!(take(&mut queue, ROOM, cached), Found::Block(2, Kind::Copy));
+    }
+
+    #[test]
+    fn while_one_reader_looks_others_copy_what_is_known_and_look_on_when_there_is_nothing() {
+        let mut queue = queue(100);
+        assert_eq!(queue.take(ROOM), Found::Look(0..16));
+        assert_eq!(queue.take(ROOM), Found::Look(16..32));
+        queue.sort((0..16).map(|block| (block, Kind::Copy)));
+        assert_eq!(queue.take(ROOM), Found::Block(0, Kind::Copy));
+        queue.sort((16..32).map(|block| (block, Kind::Copy)));
+        assert_eq!(queue.take(ROOM), Found::Look(32..48));
     }
 
     #[test]
     fn blocks_wait_for_their_destinations() {
         let mut queue = Queue::new(2);
-        assert_eq!(queue.take(ROOM, |_| Some(true)), Found::NotYet);
+        assert_eq!(queue.take(ROOM), Found::NotYet);
         queue.set_ready(1);
         assert!(queue.wants_more(ROOM));
-        assert_eq!(queue.take(ROOM, |_| Some(true)), Found::Block(0, Kind::Copy));
-        assert_eq!(queue.take(ROOM, |_| Some(true)), Found::NotYet);
+        assert_eq!(take(&mut queue, ROOM, |_| true), Found::Block(0, Kind::Copy));
+        assert_eq!(queue.take(ROOM), Found::NotYet);
         queue.set_ready(2);
-        assert_eq!(queue.take(ROOM, |_| Some(false)), Found::Block(1, Kind::Fetch));
-        assert_eq!(queue.take(ROOM, |_| Some(false)), Found::Over);
+        assert_eq!(take(&mut queue, ROOM, |_| false), Found::Block(1, Kind::Fetch));
+        assert_eq!(queue.take(ROOM), Found::Over);
     }
 
     proptest! {
         /// Whoever comes when, with whatever room: every block is taken once, no kind of work has more readers than it
-        /// has room for, and somebody always has something to do.
+        /// has room for, and nobody waits while there is something to do.
         #[test]
         fn every_block_is_taken_once_and_nobody_waits_for_nothing(
             cached in prop::collection::vec(any::<bool>(), 1..200),
@@ -224,29 +237,42 @@ mod tests {
             let room = Room { copies, fetches };
             let mut queue = Queue::new(cached.len());
             let mut taken = vec![false; cached.len()];
-            let mut at_work = Vec::new();
+            let (mut at_work, mut looking) = (Vec::new(), Vec::new());
             let mut ready = 0;
+            let kind = |block: usize| (block, if cached[block] { Kind::Copy } else { Kind::Fetch });
             for choice in choices {
                 if choice % 4 == 0 {
                     ready = (ready + usize::from(choice / 4)).min(cached.len());
                     queue.set_ready(ready);
                 }
                 let wanted = queue.wants_more(room);
-                match queue.take(room, |block| Some(cached[block])) {
-                    Found::Block(block, kind) => {
+                match queue.take(room) {
+                    Found::Block(block, found) => {
                         prop_assert!(wanted && block < ready && !std::mem::replace(&mut taken[block], true));
-                        prop_assert_eq!(kind == Kind::Copy, cached[block]);
-                        at_work.push(kind);
+                        prop_assert_eq!(found, kind(block).1);
+                        at_work.push(found);
+                    }
+                    Found::Look(range) => {
+                        prop_assert!(wanted && range.end <= ready);
+                        looking.push(range);
                     }
                     Found::Over => prop_assert!(taken.iter().all(|taken| *taken)),
-                    Found::NotYet => prop_assert!(taken[..ready].iter().all(|taken| *taken)),
-                    Found::Enough => prop_assert!(!at_work.is_empty()),
-                    Found::Closed(_) => prop_assert!(false),
+                    Found::NotYet => prop_assert!(!wanted && taken[..ready].iter().all(|taken| *taken)),
+                    Found::Enough => {
+                        prop_assert!(!wanted);
+                        prop_assert!(!at_work.is_empty() || !looking.is_empty());
+                    }
                 }
-                prop_assert!(at_work.iter().filter(|kind| **kind == Kind::Copy).count() <= copies);
-                prop_assert!(at_work.iter().filter(|kind| **kind == Kind::Fetch).count() <= fetches);
+                for kind in [Kind::Copy, Kind::Fetch] {
+                    let room = if kind == Kind::Copy { copies } else { fetches };
+                    prop_assert!(at_work.iter().filter(|at| **at == kind).count() <= room);
+                }
                 if choice % 3 == 0 && !at_work.is_empty() {
                     queue.done(at_work.swap_remove(usize::from(choice) % at_work.len()));
+                }
+                if choice % 5 < 3 && !looking.is_empty() {
+                    let range = looking.swap_remove(usize::from(choice) % looking.len());
+                    queue.sort(range.map(kind));
                 }
             }
         }

@@ -9,13 +9,14 @@ use super::queue::Kind;
 use super::shared::{Shared, Take};
 use crate::device::{CopyStream, Device, Mark, Piece};
 use crate::error::{Error, Result};
-use crate::memory::{Arena, Region, Slot};
+use crate::memory::{Lease, Region, Slot};
 use crate::plan::Block;
 use crate::stats::LoadStats;
 use crate::store::{Lane, Object};
 
-/// Slots of one reader in flight: one being filled while others are on their way.
-const DEPTH: usize = 4;
+/// Slots of one reader: one is being filled while the other is on its way. More of them, or larger ones, would be out of
+/// the processor's cache by the time the device reads them.
+pub(super) const DEPTH: usize = 2;
 /// How often a reader that waits for a slot looks whether the load was cancelled.
 const SLOT_WAIT: Duration = Duration::from_millis(20);
 
@@ -40,7 +41,8 @@ impl Account {
         self.stats.cached_bytes = self.lane.cached_bytes;
         self.stats.direct_bytes = self.lane.direct_bytes;
         self.stats.buffered_bytes = self.lane.buffered_bytes;
-        self.stats.read_bytes = self.lane.cached_bytes + self.lane.direct_bytes + self.lane.buffered_bytes;
+        self.stats.network_bytes = self.lane.network_bytes;
+        self.stats.read_bytes = self.lane.bytes();
         self.stats.calls = self.lane.calls;
         shared.with_stats(|stats| stats.add(&self.stats));
     }
@@ -63,8 +65,7 @@ impl HostReader {
                     self.block(shared, index, kind)?;
                     done = Some(kind);
                 }
-                Take::NotYet => self.account.stats.consumer_wait += shared.wait_for_work(),
-                Take::Enough => drop(shared.wait_for_work()),
+                Take::Nothing => shared.wait_for_work(),
                 Take::Over => break,
             }
         }
@@ -116,7 +117,7 @@ pub(super) struct DeviceReader {
     in_flight: VecDeque<InFlight>,
     spare: Vec<Slot>,
     device: Arc<dyn Device>,
-    arena: Arc<Arena>,
+    staging: Arc<Lease>,
     /// The last of the consumer's fences that the stream waits for.
     fence: u64,
     pieces: Vec<Piece>,
@@ -124,13 +125,13 @@ pub(super) struct DeviceReader {
 }
 
 impl DeviceReader {
-    pub(super) fn new(device: Arc<dyn Device>, arena: Arc<Arena>) -> Self {
+    pub(super) fn new(device: Arc<dyn Device>, staging: Arc<Lease>) -> Self {
         Self {
             stream: None,
             in_flight: VecDeque::new(),
             spare: Vec::new(),
             device,
-            arena,
+            staging,
             fence: 0,
             pieces: Vec::new(),
             account: Account::default(),
@@ -147,11 +148,7 @@ impl DeviceReader {
                     self.block(shared, index, kind)?;
                     done = Some(kind);
                 }
-                Take::NotYet => {
-                    self.let_go(shared)?;
-                    self.account.stats.consumer_wait += shared.wait_for_work();
-                }
-                Take::Enough => {
+                Take::Nothing => {
                     self.let_go(shared)?;
                     shared.wait_for_work();
                 }
@@ -219,7 +216,7 @@ impl DeviceReader {
                 return Ok(Some(slot));
             }
             if self.in_flight.len() < DEPTH
-                && let Some(slot) = self.arena.try_acquire()?
+                && let Some(slot) = self.staging.try_acquire()?
             {
                 return Ok(Some(slot));
             }
@@ -227,7 +224,7 @@ impl DeviceReader {
                 if shared.is_cancelled() {
                     return Ok(None);
                 }
-                self.arena.wait(SLOT_WAIT);
+                self.staging.wait(SLOT_WAIT);
             } else {
                 self.wait_first(shared)?;
             }

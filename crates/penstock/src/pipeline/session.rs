@@ -1,23 +1,30 @@
 //! One load, from the first destination attached to the last tensor taken.
+//!
+//! A child after `fork` has a copy of the session but none of its threads. Its copy can be dropped and refuses to be
+//! used; it must not wait for those threads, nor for a lock that one of them held.
 
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, never, unbounded};
 
 use super::landing::host_tensor;
-use super::reader::{DeviceReader, HostReader};
+use super::reader::{DEPTH, DeviceReader, HostReader};
 use super::shared::{Message, Shared};
 use crate::checkpoint::Checkpoint;
 use crate::device::{Device, Fence};
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::{Arena, HostSlab, HostTensor};
+use crate::memory::{HostSlab, HostTensor, Lease, Owner};
 use crate::plan::{Layout, Plan};
 use crate::stats::LoadStats;
 use crate::store::SLOT_SLACK;
-use crate::tune::Readers;
+use crate::tune::{Readers, Storage};
+
+/// What a reader's stack may grow to: the 8 MiB that C's threads have, as drivers may count on.
+const STACK_BYTES: usize = 8 << 20;
 
 /// Where a load's tensors go.
 pub enum Target {
@@ -48,6 +55,7 @@ pub enum Next {
 /// One load. Dropping it cancels what is left of it; after that, no thread, file or slot of it remains.
 pub struct Session {
     shared: Arc<Shared>,
+    owner: Owner,
     readers: Vec<JoinHandle<()>>,
     /// Reads in the caller's own thread, where a load is too small for threads to pay.
     inline: Option<HostReader>,
@@ -89,6 +97,7 @@ impl Session {
         let shared = Arc::new(Shared::new(checkpoint, plan, slab.is_some(), readers, messages));
         let mut session = Self {
             shared,
+            owner: Owner::current(),
             readers: Vec::new(),
             inline: None,
             landed,
@@ -102,7 +111,7 @@ impl Session {
         };
         match target {
             Target::Device { device, staging_bytes } => {
-                session.start_device_readers(readers.most(), &device, staging_bytes)?;
+                session.start_device_readers(readers, &device, staging_bytes)?;
             }
             _ if session.shared.plan.blocks().len() <= 1 => session.inline = Some(HostReader::default()),
             _ => {
@@ -115,26 +124,25 @@ impl Session {
 
     fn start_device_readers(
         &mut self,
-        readers: usize,
+        readers: Readers,
         device: &Arc<dyn Device>,
         staging: usize,
     ) -> Result<()> {
         let slot_bytes = usize::try_from(self.shared.plan.block_bytes()).unwrap_or(usize::MAX) + SLOT_SLACK;
-        let arena = Arena::shared(slot_bytes, staging, Some(device.pinning()));
         // A failing device fails here, not in a thread.
         drop(device.stream()?);
+        let slots = readers.slots(DEPTH).min(self.shared.plan.blocks().len());
+        let lease = Arc::new(Lease::begin(slot_bytes, staging, slots, device.pinning()));
         self.device = Some(Arc::clone(device));
-        self.start_readers(readers, || {
-            let (device, arena) = (Arc::clone(device), Arc::clone(&arena));
+        self.start_readers(readers.most(), || {
+            let (device, lease) = (Arc::clone(device), Arc::clone(&lease));
             move |shared: &Shared| {
-                let done = DeviceReader::new(device, Arc::clone(&arena)).run(shared);
-                let usage = arena.usage();
+                let done = DeviceReader::new(device, Arc::clone(&lease)).run(shared);
+                let usage = lease.usage();
                 shared.with_stats(|stats| {
                     stats.staging_bytes = stats.staging_bytes.max(usage.bytes as u64);
                     stats.pinned = usage.unpinned_because.is_none();
-                    if let Some(because) = usage.unpinned_because {
-                        stats.notes = vec![format!("staging memory is not pinned: {because}")];
-                    }
+                    lease.notes().into_iter().for_each(|note| stats.note(note));
                 });
                 done
             }
@@ -148,7 +156,8 @@ impl Session {
         for index in 0..count {
             let shared = Arc::clone(&self.shared);
             let run = reader();
-            let thread = std::thread::Builder::new().name(format!("penstock-{index}")).spawn(move || {
+            let thread = std::thread::Builder::new().name(format!("penstock-{index}"));
+            let thread = thread.stack_size(STACK_BYTES).spawn(move || {
                 // A panic is a bug, but it must not leave the consumer waiting for ever.
                 let done = catch_unwind(AssertUnwindSafe(|| run(&shared))).unwrap_or_else(|_| {
                     Err(Error::new(ErrorKind::Storage, "a reader panicked; this is a bug of Penstock"))
@@ -160,7 +169,15 @@ impl Session {
             match thread {
                 Ok(thread) => self.readers.push(thread),
                 // Fewer readers than wished for are a slower load, not a failed one.
-                Err(_) if !self.readers.is_empty() => break,
+                Err(error) if !self.readers.is_empty() => {
+                    let note = format!(
+                        "{} of {count} reader threads could be started: {error}; raise the limit of processes (ulimit \
+                         -u, cgroup pids.max)",
+                        self.readers.len()
+                    );
+                    self.shared.with_stats(|stats| stats.note(note));
+                    break;
+                }
                 Err(error) => {
                     return Err(Error::new(
                         ErrorKind::Memory,
@@ -171,6 +188,19 @@ impl Session {
             }
         }
         Ok(())
+    }
+
+    /// Says where the objects lie, for the statistics, and whether reading them directly can gain anything. To be called
+    /// before destinations are attached.
+    pub fn on_storage(&self, storage: &Storage, direct: bool) {
+        if !direct {
+            self.shared.objects.avoid_direct();
+        }
+        self.shared.with_stats(|stats| {
+            stats.storage.clone_from(&storage.name);
+            stats.network = storage.is_network();
+            storage.notes.iter().for_each(|note| stats.note(note.clone()));
+        });
     }
 
     /// What is loaded.
@@ -195,6 +225,7 @@ impl Session {
     /// `Device` where the driver refuses.
     #[allow(unsafe_code)]
     pub unsafe fn attach(&mut self, addresses: &[u64], consumer_stream: u64) -> Result<()> {
+        self.check_owner()?;
         if self.slab.is_some() {
             return Err(Error::new(ErrorKind::Destination, "this load brings its own memory"));
         }
@@ -219,6 +250,7 @@ impl Session {
     }
 
     fn attach_all(&mut self, addresses: &[u64], fence: Option<Arc<dyn Fence>>) -> Result<()> {
+        self.check_owner()?;
         let end = self.attached + addresses.len();
         if end > self.given.len() {
             return Err(Error::new(
@@ -239,6 +271,7 @@ impl Session {
     /// # Errors
     /// The first failure of the load; after it, the session only ends.
     pub fn next(&mut self, timeout: Duration) -> Result<Next> {
+        self.check_owner()?;
         let failure = self.shared.failure();
         if let Some(error) = failure {
             self.stop_failed();
@@ -289,8 +322,11 @@ impl Session {
     /// # Errors
     /// `Changed` where an object was written to or replaced during the load: its tensors may be a mixture.
     pub fn finish(&mut self) -> Result<LoadStats> {
+        self.check_owner()?;
         self.stop_reading();
         let unchanged = self.shared.objects.verify_unchanged();
+        let remarks = self.shared.objects.remarks();
+        self.shared.with_stats(|stats| remarks.into_iter().for_each(|remark| stats.note(remark)));
         self.stop();
         unchanged.map(|()| self.stats())
     }
@@ -323,7 +359,23 @@ impl Session {
         self.close_objects();
     }
 
+    /// # Errors
+    /// `Cancelled` in a child of the process that began the load.
+    fn check_owner(&self) -> Result<()> {
+        if self.owner.is_current() {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Cancelled, "the load belongs to the process that this one was forked from")
+            .remedy("Begin a load of its own in the child"))
+    }
+
     fn stop_reading(&mut self) {
+        if !self.owner.is_current() {
+            // Neither joined nor let go: to the child's C library these threads do not exist.
+            let _ = ManuallyDrop::new(std::mem::take(&mut self.readers));
+            let _ = ManuallyDrop::new(std::mem::replace(&mut self.landed, never()));
+            return;
+        }
         self.shared.cancel();
         for reader in self.readers.drain(..) {
             // A reader's panic was already turned into the load's failure.

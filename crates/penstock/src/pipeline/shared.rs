@@ -47,18 +47,26 @@ struct Work {
     queue: Queue,
     /// Readers that sleep.
     asleep: usize,
+    /// Since when there has been nothing to read for want of destinations, and for how long there was before.
+    starved_since: Option<Instant>,
+    starved: Duration,
     /// How many fences there were, and the last one, which covers those before it.
     fence: Option<(u64, Arc<dyn Fence>)>,
+}
+
+impl Work {
+    /// How long readers had nothing to read for want of destinations.
+    fn starved(&self) -> Duration {
+        self.starved + self.starved_since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
 }
 
 /// What a reader is to do.
 pub(super) enum Take {
     /// Bring in this block.
     Block(usize, Kind),
-    /// Wait: the next blocks lack destinations, so this is the consumer's time.
-    NotYet,
-    /// Wait: enough readers are at work.
-    Enough,
+    /// Wait for work.
+    Nothing,
     /// End.
     Over,
 }
@@ -76,7 +84,13 @@ impl Shared {
             objects: Objects::of(checkpoint),
             destinations: Destinations::new(tensors.len(), slab),
             remaining: tensors.iter().map(|tensor| AtomicU64::new(tensor.bytes())).collect(),
-            work: Mutex::new(Work { queue: Queue::new(plan.blocks().len()), asleep: 0, fence: None }),
+            work: Mutex::new(Work {
+                queue: Queue::new(plan.blocks().len()),
+                asleep: 0,
+                starved_since: None,
+                starved: Duration::ZERO,
+                fence: None,
+            }),
             wake: Condvar::new(),
             meter: Meter::new(readers.fetches, plan.block_bytes()),
             copies: readers.copies,
@@ -102,6 +116,8 @@ impl Shared {
         }
         let mut work = lock(&self.work);
         work.queue.set_ready(self.plan.blocks_ready(tensors.end));
+        work.starved = work.starved();
+        work.starved_since = None;
         if let Some(fence) = fence {
             let number = work.fence.as_ref().map_or(0, |(number, _)| *number) + 1;
             work.fence = Some((number, fence));
@@ -134,7 +150,7 @@ impl Shared {
             if self.is_cancelled() {
                 return Take::Over;
             }
-            match work.queue.take(self.room(), |block| self.is_cached(block)) {
+            match work.queue.take(self.room()) {
                 Found::Block(block, kind) => {
                     if work.queue.is_over() {
                         self.wake.notify_all();
@@ -143,22 +159,26 @@ impl Shared {
                     }
                     return Take::Block(block, kind);
                 }
-                Found::Closed(block) => {
-                    // Opening may take long, on a file server say. A failure is met again by who reads the block.
+                Found::Look(blocks) => {
+                    // Another may look on meanwhile, or copy.
+                    self.wake_one(&work);
                     drop(work);
-                    let _ = self.objects.get(self.plan.blocks()[block].object);
+                    let kinds: Vec<_> = blocks.map(|block| (block, self.kind_of(block))).collect();
                     work = lock(&self.work);
+                    work.queue.sort(kinds);
                 }
-                Found::NotYet => return Take::NotYet,
-                Found::Enough => return Take::Enough,
+                Found::NotYet => {
+                    work.starved_since.get_or_insert_with(Instant::now);
+                    return Take::Nothing;
+                }
+                Found::Enough => return Take::Nothing,
                 Found::Over => return Take::Over,
             }
         }
     }
 
-    /// Waits until there is something to do or the load is over; returns the time that took.
-    pub(super) fn wait_for_work(&self) -> Duration {
-        let began = Instant::now();
+    /// Waits until there is something to do or the load is over.
+    pub(super) fn wait_for_work(&self) {
         let mut work = lock(&self.work);
         work.asleep += 1;
         let nothing_to_do = |work: &mut Work| {
@@ -166,7 +186,6 @@ impl Shared {
         };
         let mut work = self.wake.wait_while(work, nothing_to_do).unwrap_or_else(PoisonError::into_inner);
         work.asleep -= 1;
-        began.elapsed()
     }
 
     /// Wakes a reader if there is something to do for one more. It will do the same, so that as many wake as find work.
@@ -180,11 +199,13 @@ impl Shared {
         Room { copies: self.copies, fetches: self.meter.active() }
     }
 
-    fn is_cached(&self, block: usize) -> Option<bool> {
+    fn kind_of(&self, block: usize) -> Kind {
         let block = &self.plan.blocks()[block];
-        let object = self.objects.if_open(block.object)?;
-        // What the store cannot tell, and what will fail, is fetched.
-        Some(object.ok().and_then(|object| object.is_cached(&block.range)).unwrap_or(false))
+        // What the store cannot tell is fetched, and so is what cannot be opened: its reader meets the failure again.
+        match self.objects.get(block.object).map(|object| object.is_cached(&block.range)) {
+            Ok(Some(true)) => Kind::Copy,
+            _ => Kind::Fetch,
+        }
     }
 
     /// Counts what a reader fetched, and wakes another if more of them are wanted now.
@@ -197,7 +218,11 @@ impl Shared {
     /// The load's figures so far.
     pub(super) fn stats(&self) -> LoadStats {
         let mut stats = lock(&self.stats).clone();
-        stats.readers = lock(&self.work).queue.most_at_work() as u64;
+        let work = lock(&self.work);
+        stats.readers = work.queue.most_at_work() as u64;
+        // In readers' time, as the other stages are.
+        stats.consumer_wait = work.starved() * u32::try_from(stats.readers).unwrap_or(u32::MAX);
+        drop(work);
         stats.tried = self.meter.tried();
         stats
     }

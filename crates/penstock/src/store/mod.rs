@@ -126,6 +126,14 @@ pub trait Object: Send + Sync {
     /// no longer than a disk does may go on.
     fn interrupt(&self) {}
 
+    /// Tells the store that direct reads of this object would gain nothing. A hint, for objects that have such a choice.
+    fn avoid_direct(&self) {}
+
+    /// What reading came upon that the load's owner may want to know: a faster way that was refused.
+    fn remarks(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Fails with `Changed` if what was read may not be of the version that was opened.
     ///
     /// # Errors
@@ -141,11 +149,20 @@ pub const SLOT_SLACK: usize = 2 * 4096;
 pub struct Lane {
     /// Bytes that came from the page cache, by copying.
     pub cached_bytes: u64,
-    /// Bytes that came straight from the storage device, by-passing the page cache, or over the network.
+    /// Bytes that came straight from the storage device, by-passing the page cache.
     pub direct_bytes: u64,
     /// Bytes read with the page cache in between although they were not in it.
     pub buffered_bytes: u64,
+    /// Bytes that came from an object store or HTTP server.
+    pub network_bytes: u64,
     /// Calls made to the store: system calls or requests.
     pub calls: u64,
     pub(crate) scratch: Option<crate::memory::Region>,
+}
+
+impl Lane {
+    /// All bytes that came in, by whatever route.
+    pub fn bytes(&self) -> u64 {
+        self.cached_bytes + self.direct_bytes + self.buffered_bytes + self.network_bytes
+    }
 }

@@ -62,6 +62,14 @@ impl Object for StandIn {
         self.file.interrupt();
     }
 
+    fn avoid_direct(&self) {
+        self.file.avoid_direct();
+    }
+
+    fn remarks(&self) -> Vec<String> {
+        self.file.remarks()
+    }
+
     fn verify_unchanged(&self) -> Result<()> {
         self.file.verify_unchanged()
     }

@@ -1,15 +1,20 @@
-//! Where a load begins: how many readers, how large a block, for the storage and the destination at hand.
+//! Where a load begins, and how it finds the rest: readers and blocks for the storage and the destination at hand.
 //!
-//! Start values only, and bounds. They come from what the kernel says of the file system, not from what a person set;
-//! a setting in [`Config`](crate::config::Config) replaces them.
+//! * [`Storage`]: what a path lies on, as the kernel tells it. [`Survey`]: the same for the objects of a checkpoint.
+//! * [`Profile`]: start values and bounds for that storage. It holds no behaviour: the store and the pipeline read it.
+//! * [`Tuner`]: finds the number of readers while a load runs, within the profile's bounds.
+//! * [`Settings`]: a profile with what a person set in [`Config`] in place of what was found.
+//!
+//! Nothing here can fail a load. Where the kernel does not answer, or answers nonsense, storage is an unknown disk.
 
 mod profile;
-mod remote;
+mod storage;
 mod tuner;
 
 use crate::config::Config;
 
-pub use profile::{FileSystem, Profile};
+pub use profile::Profile;
+pub use storage::{Disk, Kind, Storage, Survey, System};
 pub use tuner::{Bounds, Epoch, Readers, Trial, Tuner};
 
 /// Host staging memory of a load where nothing is said.
@@ -24,29 +29,68 @@ pub struct Settings {
     pub block_bytes: u64,
     /// The largest gap between wanted bytes that is read rather than skipped.
     pub bridge_bytes: u64,
+    /// Whether reads that by-pass the page cache can gain anything.
+    pub direct: bool,
     /// Budget of the staging arena in bytes.
     pub staging_bytes: u64,
 }
 
 impl Settings {
-    /// The settings for a load from `file_system` to host memory or a device.
-    pub fn choose(config: &Config, file_system: FileSystem, to_device: bool) -> Self {
+    /// The settings for a load from `storage` to host memory or a device.
+    pub fn choose(config: &Config, storage: &Storage, to_device: bool) -> Self {
         let cores = std::thread::available_parallelism().map_or(4, std::num::NonZeroUsize::get);
-        let found = Profile::of(file_system, cores);
-        // Blocks are a few huge pages, so that readers do not fault the same one, and small enough to stay in the
-        // processor's cache between the reading and the copying. Every copy to a device takes 3 us besides its bytes:
-        // on PCIe 5, blocks of 2 MiB reach 0.92 of its rate, 4 MiB 0.95, and 8 MiB no more unless readers are few.
-        let block_bytes = if to_device { 4 << 20 } else { 2 << 20 };
-        // Copying is work for a core, and a dozen cores keep PCIe 5 or the memory busy.
-        let copies = cores.clamp(2, 12);
+        let found = Profile::of(storage, cores);
+        // Every copy to a device takes 3 us besides its bytes: on PCIe 5, blocks of 2 MiB reach 0.92 of its rate, 4 MiB
+        // 0.95, 8 MiB 0.97, and 16 MiB fall out of the processor's cache before they are copied: 0.8. What is read in
+        // order is far slower than that, and looks ahead by requests of its own size.
+        let device_block = if to_device && !found.sequential { 8 << 20 } else { 0 };
+        let block_bytes = found.block_bytes.max(device_block);
         Self {
             readers: config.readers.map_or(
-                Readers { copies, fetches: found.fetches, threads: copies + found.fetches.most },
+                Readers {
+                    copies: found.copies,
+                    fetches: found.fetches,
+                    threads: found.copies + found.fetches.most,
+                },
                 Readers::fixed,
             ),
             block_bytes: config.block_bytes.unwrap_or(block_bytes).next_multiple_of(4096),
             bridge_bytes: found.bridge_bytes,
+            direct: found.direct,
             staging_bytes: config.staging_bytes.unwrap_or(STAGING_BYTES),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(kind: Kind, to_device: bool) -> Settings {
+        Settings::choose(&Config::default(), &Storage { kind, ..Storage::unknown() }, to_device)
+    }
+
+    #[test]
+    fn readers_that_a_person_set_are_neither_raised_nor_lowered() {
+        let config = Config { readers: Some(3), block_bytes: Some(10_000), ..Config::default() };
+        let settings = Settings::choose(&config, &Storage::unknown(), false);
+        assert_eq!(settings.readers, Readers::fixed(3));
+        assert_eq!(settings.block_bytes, 12_288, "whole pages");
+    }
+
+    #[test]
+    fn blocks_to_a_device_are_larger_unless_requests_are_to_stay_small() {
+        assert_eq!(settings(Kind::Disk, false).block_bytes, 2 << 20);
+        assert_eq!(settings(Kind::Disk, true).block_bytes, 8 << 20);
+        assert_eq!(settings(Kind::Fuse, true).block_bytes, 2 << 20);
+        let stripes = Storage { kind: Kind::Parallel, preferred_bytes: 8 << 20, ..Storage::unknown() };
+        assert_eq!(Settings::choose(&Config::default(), &stripes, true).block_bytes, 8 << 20);
+    }
+
+    #[test]
+    fn cached_blocks_are_copied_by_several_readers_even_where_one_fetches() {
+        let readers = settings(Kind::Fuse, false).readers;
+        assert_eq!(readers.fetches.start, 1);
+        assert!(readers.copies > 1 && readers.most() > readers.fetches.most);
     }
 }

@@ -1,84 +1,210 @@
-//! What kind of storage a path leads to, and what a load from there begins with.
+//! What a load from some storage begins with, and how far a tuner may go from there.
+//!
+//! The numbers are of three origins: measured (memory, local disks: docs/performance.md), reported by operators (NFS over
+//! several connections, one sequential reader for FUSE, object stores), and guessed with wide bounds (everything else). The tuner
+//! finds the rest.
 
-use std::path::Path;
+use super::storage::{Kind, Storage};
+use super::tuner::Bounds;
 
-use super::Bounds;
+/// More readers than this have not been seen to help anywhere but with an object store.
+const MOST: usize = 64;
 
-/// Classes of file systems that want to be read differently.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum FileSystem {
-    /// Memory: tmpfs, ramfs.
-    Memory,
-    /// A disk of this machine.
-    Disk,
-    /// A file server: NFS, SMB, Ceph, Lustre and their like.
-    Network,
-    /// A user-space file system.
-    Fuse,
-}
-
-impl FileSystem {
-    /// The class of the file system that holds `path`; [`FileSystem::Disk`] where the kernel does not say.
-    pub fn of(path: &Path) -> Self {
-        // Magic numbers of statfs(2) and of the file systems' own sources.
-        match rustix::fs::statfs(path).map(|answer| answer.f_type.cast_unsigned() & 0xffff_ffff) {
-            Ok(0x0102_1994 | 0x8584_58f6 | 0x9584_58f6) => Self::Memory,
-            Ok(
-                0x6969 | 0x517b | 0xff53_4d42 | 0xfe53_4d42 | 0x00c3_6400 | 0x0bd0_0bd0 | 0x4750_4653
-                | 0x7461_636c,
-            ) => Self::Network,
-            Ok(0x6573_5546) => Self::Fuse,
-            _ => Self::Disk,
-        }
-    }
-
-    /// A word for statistics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Memory => "memory",
-            Self::Disk => "disk",
-            Self::Network => "network",
-            Self::Fuse => "fuse",
-        }
-    }
-}
-
-/// How a kind of storage is read.
+/// What a load begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Profile {
-    /// Readers that wait for it at once.
+    /// Readers that copy from the page cache at once.
+    pub copies: usize,
+    /// Readers that wait for the storage at once.
     pub fetches: Bounds,
+    /// Bytes of a block, which is also one request to the storage: a power of two, 2 to 8 MiB.
+    pub block_bytes: u64,
     /// The largest gap between wanted bytes that is read rather than skipped.
     pub bridge_bytes: u64,
+    /// Whether reads that by-pass the page cache can gain anything. Not from memory, nor from what is stored compressed.
+    pub direct: bool,
+    /// Whether the storage is at its best when each file is read from front to back by one reader: it looks ahead, or
+    /// moves a head. More readers than `fetches.start` are worth a try only where throughput rises with them.
+    pub sequential: bool,
 }
 
+/// What a block may grow to for storage that asks for large requests.
+const LARGEST_BLOCK: u64 = 8 << 20;
+
+/// A huge page, so that readers do not fault the same one; small enough to stay in the processor's cache between the
+/// reading and the copying; and the request that FUSE daemons look ahead by.
+const BLOCK: u64 = 2 << 20;
+/// Cheaper to read than a second request, on storage whose requests take well under a millisecond.
+const BRIDGE: u64 = 64 << 10;
+/// The same where a request crosses a network or moves a head.
+const FAR_BRIDGE: u64 = 512 << 10;
+/// The same where it waits tens of milliseconds for its first byte.
+const REMOTE_BRIDGE: u64 = 1 << 20;
+
 impl Profile {
-    /// The profile for reading from `file_system` with `cores` processors.
-    pub fn of(file_system: FileSystem, cores: usize) -> Self {
-        let fetches = match file_system {
-            // What is not in memory after all is in swap.
-            FileSystem::Memory => Bounds { start: cores.clamp(2, 8), least: 1, most: cores.clamp(2, 16) },
-            // A disk wants several requests in flight, however few the cores.
-            FileSystem::Disk => Bounds { start: 8, least: 2, most: 32 },
-            FileSystem::Network => Bounds { start: 16, least: 4, most: 64 },
-            FileSystem::Fuse => Bounds { start: 4, least: 1, most: 16 },
-        };
-        Self { fetches, bridge_bytes: 64 << 10 }
+    /// The profile for reading from `storage` with `cores` processors.
+    pub fn of(storage: &Storage, cores: usize) -> Self {
+        let found = Self::alone(storage, cores);
+        // What is not worth it here may be where the other bytes are.
+        Self { direct: found.direct || storage.mixed, ..found }
     }
+
+    fn alone(storage: &Storage, cores: usize) -> Self {
+        let solid = Self {
+            // Copying is work for a core, and a dozen keep PCIe 5 busy on any machine met so far.
+            copies: cores.clamp(2, 12),
+            fetches: disk(1, None),
+            block_bytes: BLOCK,
+            bridge_bytes: BRIDGE,
+            direct: true,
+            sequential: false,
+        };
+        let far = Self { bridge_bytes: FAR_BRIDGE, ..solid };
+        match storage.kind {
+            // What is not in memory after all is in swap.
+            Kind::Memory => {
+                // Files in tmpfs lie in small pages, which take longer to copy.
+                let copies = cores.clamp(2, 16);
+                Self { copies, fetches: bounds(cores.clamp(2, 8), 1, copies), direct: false, ..solid }
+            }
+            Kind::Disk => match &storage.disk {
+                None => solid,
+                Some(disk) if disk.rotational => Self {
+                    // One stream for each arm; a second one makes them seek.
+                    fetches: bounds(disk.members, 1, disk.members.saturating_mul(4)),
+                    bridge_bytes: FAR_BRIDGE,
+                    sequential: true,
+                    ..solid
+                },
+                Some(found) => Self {
+                    fetches: self::disk(found.members, found.queue_depth),
+                    block_bytes: request(found.optimal_io_bytes),
+                    direct: found.logical_block_bytes <= 4096,
+                    ..solid
+                },
+            },
+            // Threads share the mount's connections: with one, a few fill it.
+            Kind::Nfs => {
+                Self { fetches: bounds(16, 2, if storage.connections > 1 { MOST } else { 32 }), ..far }
+            }
+            Kind::Smb => Self { fetches: bounds(8, 2, 32), ..far },
+            // Files are striped over servers, and the preferred request is a stripe.
+            Kind::Parallel => {
+                Self { fetches: bounds(16, 4, MOST), block_bytes: request(storage.preferred_bytes), ..far }
+            }
+            // The daemon looks ahead of a reader that goes from front to back, and loses that with every jump.
+            Kind::Fuse => Self { fetches: bounds(1, 1, 16), sequential: true, ..far },
+            // The host's page cache behind one or a few queues.
+            Kind::Virtiofs => Self { fetches: bounds(8, 1, 32), ..solid },
+            Kind::NineP => Self { fetches: bounds(4, 1, 16), ..solid },
+            // Every request waits tens of milliseconds for its first byte, and a connection brings tens of megabytes a
+            // second however fast the network is. So many are in flight, each large enough that the wait is a small part
+            // of it and small enough that a slow one does not hold up the end of the load.
+            Kind::Remote => Self {
+                // Nothing is copied from a page cache.
+                copies: 1,
+                fetches: bounds(32, 4, MOST),
+                block_bytes: LARGEST_BLOCK,
+                bridge_bytes: REMOTE_BRIDGE,
+                direct: false,
+                ..solid
+            },
+            // The readers decompress.
+            Kind::Image => Self { fetches: bounds(cores, 1, 2 * cores), direct: false, ..solid },
+        }
+    }
+}
+
+/// Readers for a solid-state disk, or `members` of them. It wants several requests in flight, however few the cores, but
+/// not as many as it would take: measured with blocks of 4 MiB, 8 to 16 readers fill a disk, and 24 make it slower by 8 %.
+/// `queue` is how many requests one member takes at a time.
+fn disk(members: usize, queue: Option<usize>) -> Bounds {
+    let most = queue.unwrap_or(16).clamp(4, 16).saturating_mul(members);
+    bounds(members.saturating_mul(4).clamp(8, 32), 2, most)
+}
+
+/// A range that holds its start and goes no higher than [`MOST`], whatever is given.
+fn bounds(start: usize, least: usize, most: usize) -> Bounds {
+    let least = least.clamp(1, MOST);
+    let most = most.clamp(least, MOST);
+    Bounds { start: start.clamp(least, most), least, most }
+}
+
+/// The request that storage prefers, as a block.
+fn request(preferred: u64) -> u64 {
+    preferred.clamp(BLOCK, LARGEST_BLOCK).next_power_of_two()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tune::Disk;
 
-    #[test]
-    fn shared_memory_is_memory_and_what_is_not_there_is_taken_for_a_disk() {
-        assert_eq!(FileSystem::of(Path::new("/dev/shm")), FileSystem::Memory);
-        assert_eq!(FileSystem::of(Path::new("/no/such/path")), FileSystem::Disk);
+    fn on(kind: Kind) -> Storage {
+        Storage { kind, ..Storage::unknown() }
+    }
+
+    fn with(disk: Disk) -> Storage {
+        Storage { disk: Some(disk), ..Storage::unknown() }
     }
 
     #[test]
-    fn a_disk_gets_several_readers_on_one_core() {
-        assert_eq!(Profile::of(FileSystem::Disk, 1).fetches.start, 8);
+    fn every_start_lies_within_its_bounds_on_one_core_and_on_many() {
+        let disks = [1, 4, 200].into_iter().flat_map(|members| {
+            [true, false]
+                .map(|rotational| with(Disk { members, rotational, queue_depth: Some(2), ..Disk::default() }))
+        });
+        for storage in Kind::ALL.into_iter().map(on).chain(disks) {
+            for cores in [1, 2, 8, 256] {
+                let Profile { fetches, block_bytes, .. } = Profile::of(&storage, cores);
+                assert!(1 <= fetches.least && fetches.least <= fetches.start, "{storage:?} {fetches:?}");
+                assert!(fetches.start <= fetches.most, "{storage:?} {fetches:?}");
+                assert!(fetches.most <= MOST, "{storage:?} {fetches:?}");
+                assert!(block_bytes.is_power_of_two() && (BLOCK..=LARGEST_BLOCK).contains(&block_bytes));
+            }
+        }
+    }
+
+    #[test]
+    fn a_disk_gets_several_readers_on_one_core_and_a_raid_more() {
+        let readers = |members| Profile::of(&with(Disk { members, ..Disk::default() }), 1).fetches.start;
+        assert_eq!((readers(1), readers(4), readers(100)), (8, 16, 32));
+    }
+
+    #[test]
+    fn a_short_queue_bounds_the_readers() {
+        let disk = Disk { queue_depth: Some(4), ..Disk::default() };
+        assert_eq!(Profile::of(&with(disk), 16).fetches.most, 4);
+    }
+
+    #[test]
+    fn spinning_disks_are_read_in_order_by_one_reader_each() {
+        let disk = Disk { rotational: true, members: 3, ..Disk::default() };
+        let profile = Profile::of(&with(disk), 16);
+        assert_eq!((profile.fetches.start, profile.sequential), (3, true));
+    }
+
+    #[test]
+    fn fuse_begins_with_one_direct_reader_in_order_and_blocks_of_2_mib() {
+        let profile = Profile::of(&on(Kind::Fuse), 16);
+        assert_eq!(profile.fetches, Bounds { start: 1, least: 1, most: 16 });
+        assert!(profile.direct && profile.sequential);
+        assert_eq!(profile.block_bytes, 2 << 20);
+    }
+
+    #[test]
+    fn stripes_make_larger_blocks_within_limits() {
+        for (preferred, block) in
+            [(4096, 2 << 20), (4 << 20, 4 << 20), (5 << 20, 8 << 20), (64 << 20, 8 << 20)]
+        {
+            let storage = Storage { preferred_bytes: preferred, ..on(Kind::Parallel) };
+            assert_eq!(Profile::of(&storage, 16).block_bytes, block);
+        }
+    }
+
+    #[test]
+    fn memory_and_compressed_images_are_not_read_directly() {
+        assert!(!Profile::of(&on(Kind::Memory), 4).direct);
+        assert!(!Profile::of(&on(Kind::Image), 4).direct);
     }
 }

@@ -1,7 +1,7 @@
 //! Finding the number of readers while a load runs.
 //!
-//! A hill climb over epochs: a stretch of loading with one number of readers, whose rate is compared with the best so
-//! far. More readers are tried while that pays, then fewer; what did not pay is taken back. An epoch in which readers
+//! A hill climb over epochs: a stretch of loading with one number of readers. After a change one epoch is let pass, and
+//! the rate of the next two is compared with the best so far. More readers are tried while that pays, then fewer; what did not pay is taken back. An epoch in which readers
 //! mostly waited for the device or the consumer says nothing about the storage, so nothing is tried then. Once settled,
 //! the search begins anew only when the rate changes for good, as when a load comes from cached to uncached files.
 //!
@@ -27,6 +27,12 @@ impl Readers {
     /// So many threads as there may ever be work for.
     pub fn most(&self) -> usize {
         self.threads.min(self.copies + self.fetches.most)
+    }
+
+    /// The staging slots they need: one that copies from the cache fills `depth` before the first is free again, one that
+    /// waits for storage is slower than the copy of the slot before.
+    pub fn slots(&self, depth: usize) -> usize {
+        (self.copies * depth + self.fetches.most * 2).min(self.threads * depth)
     }
 
     /// These, but at most `most`: a small load has work for no more.
@@ -62,7 +68,7 @@ impl Bounds {
 }
 
 /// What happened in one epoch.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Epoch {
     /// Bytes brought in.
     pub bytes: u64,
@@ -70,6 +76,17 @@ pub struct Epoch {
     pub seconds: f64,
     /// The share of the readers' time that went to reading, 0 to 1.
     pub reading: f64,
+}
+
+impl Epoch {
+    fn rate(self) -> f64 {
+        self.bytes as f64 / self.seconds.max(f64::MIN_POSITIVE)
+    }
+
+    /// Whether readers mostly read, rather than wait for the device or the consumer.
+    fn is_limited_by_reading(self) -> bool {
+        self.reading >= 0.5
+    }
 }
 
 /// A number of readers and the rate they reached, in bytes per second.
@@ -82,7 +99,7 @@ pub struct Trial {
 }
 
 /// How much faster a number of readers must be to be worth changing to.
-const WORTH: f64 = 1.05;
+const WORTH: f64 = 1.08;
 /// How much a settled rate must change, in either direction, to be another situation.
 const CHANGED: f64 = 1.4;
 /// For how many epochs in a row it must have changed.
@@ -94,8 +111,10 @@ const REMEMBERED: usize = 64;
 enum Search {
     /// The next epoch is not counted: it began under another number of readers, or with files to open.
     Skip(Direction),
-    /// The next epoch is a trial.
+    /// The next epoch is the first half of a trial.
     Try(Direction),
+    /// The next epoch is its second half.
+    Confirm(Direction, Epoch),
     /// Found, with that rate, and for so many epochs now not reaching or passing it.
     Settled { rate: f64, changed: u32 },
 }
@@ -151,23 +170,28 @@ impl Tuner {
 
     /// Learns from an epoch; says how many readers to use from now on.
     pub fn observe(&mut self, epoch: Epoch) -> usize {
-        let trial =
-            Trial { readers: self.readers, rate: epoch.bytes as f64 / epoch.seconds.max(f64::MIN_POSITIVE) };
-        let reading_limits = epoch.reading >= 0.5;
         match self.search {
             Search::Skip(direction) => self.search = Search::Try(direction),
-            Search::Try(direction) => {
+            Search::Try(direction) => self.search = Search::Confirm(direction, epoch),
+            Search::Confirm(direction, first) => {
+                let both = Epoch {
+                    bytes: first.bytes + epoch.bytes,
+                    seconds: first.seconds + epoch.seconds,
+                    reading: first.reading.min(epoch.reading),
+                };
+                let trial = Trial { readers: self.readers, rate: both.rate() };
                 self.remember(trial);
-                self.judge(direction, trial, reading_limits);
+                self.judge(direction, trial, both.is_limited_by_reading());
             }
             Search::Settled { rate, changed } => {
-                let other = trial.rate > rate * CHANGED || trial.rate * CHANGED < rate;
+                let now = epoch.rate();
+                let other = epoch.is_limited_by_reading() && (now > rate * CHANGED || now * CHANGED < rate);
                 self.search = match changed + 1 {
-                    enough if other && reading_limits && enough >= CHANGED_FOR => {
+                    enough if other && enough >= CHANGED_FOR => {
                         self.best = Trial { readers: self.readers, rate: 0.0 };
                         Search::Try(Direction::Stay)
                     }
-                    more if other && reading_limits => Search::Settled { rate, changed: more },
+                    more if other => Search::Settled { rate, changed: more },
                     _ => Search::Settled { rate, changed: 0 },
                 };
             }

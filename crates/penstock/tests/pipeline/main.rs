@@ -2,8 +2,10 @@
 //! right, what fails is reported once and leaves nothing behind, and nothing waits for ever.
 #![allow(unsafe_code, unreachable_pub, clippy::unwrap_used, clippy::panic, clippy::single_range_in_vec_init)]
 
+mod children;
 mod faulty_store;
 mod simulated_device;
+mod staging;
 
 use std::collections::HashMap;
 use std::fs;
@@ -416,69 +418,6 @@ fn a_checkpoint_without_bytes_is_done_at_once() {
         let nothing = Arc::new(Plan::new(Vec::new(), 4 * KIB, 0));
         assert_eq!(Load::begin(&model, &nothing, &way, 8).next().unwrap(), Next::Done);
     }
-}
-
-// Staging memory
-
-#[test]
-fn many_readers_get_by_with_one_slot() {
-    let _alone = alone();
-    let model = Model::new();
-    let way = Way::Device(SimulatedDevice::new(), 1);
-    load(&model, &model.plan(16 * KIB), &way, 8);
-    assert_eq!(Arena::usage_all().slots, 1);
-    let mut load = Load::begin(&model, &model.plan(16 * KIB), &way, 8);
-    while load.session.attached() < load.memory.len() {
-        load.attach(3);
-        while load.session.next(Duration::from_millis(5)).unwrap() != Next::Waiting {}
-    }
-    assert_eq!(Arena::usage_all().slots, 1, "the budget holds for a load in small steps too");
-}
-
-#[test]
-fn staging_memory_is_registered_once_kept_for_the_next_load_and_given_back_on_request() {
-    let _alone = alone();
-    let model = Model::new();
-    let device = SimulatedDevice::new();
-    let way = Way::Device(Arc::clone(&device), 64 << 20);
-    load(&model, &model.plan(1024 * KIB), &way, 1);
-    let registered = device.pinning.made.load(SeqCst);
-    assert!(registered > 0);
-    load(&model, &model.plan(1024 * KIB), &way, 1);
-    assert_eq!(device.pinning.made.load(SeqCst), registered, "the second load needs no new memory");
-    assert!(Arena::release_all() > 0);
-    assert!(device.pinning.registered.lock().unwrap().is_empty());
-    load(&model, &model.plan(1024 * KIB), &way, 1);
-}
-
-#[test]
-fn memory_that_cannot_be_registered_is_used_and_noted() {
-    let _alone = alone();
-    let model = Model::new();
-    let device = SimulatedDevice::new();
-    device.pinning.refuse.store(true, SeqCst);
-    let mut load = Load::begin(&model, &model.plan(64 * KIB), &Way::Device(device, 1 << 20), 4);
-    load.attach_all();
-    load.run().unwrap();
-    load.check(&model, &[]);
-    let stats = load.session.finish().unwrap();
-    assert!(!stats.pinned && stats.notes.iter().any(|note| note.contains("RLIMIT_MEMLOCK")), "{stats:?}");
-}
-
-#[test]
-fn two_loads_at_once_share_the_staging_memory_and_its_budget() {
-    let _alone = alone();
-    let model = Model::new();
-    let slots = 6;
-    let slot_bytes = usize::try_from(16 * KIB).unwrap() + SLOT_SLACK;
-    let way = Way::Device(SimulatedDevice::new(), slots * slot_bytes);
-    std::thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| load(&model, &model.plan(16 * KIB), &way, 8));
-        }
-    });
-    assert!(Arena::usage_all().slots <= slots, "{:?}", Arena::usage_all());
-    nothing_remains(&model, &way);
 }
 
 #[test]

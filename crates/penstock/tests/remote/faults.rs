@@ -89,7 +89,7 @@ fn a_connection_reset_in_mid_body_is_resumed_where_it_stopped() {
         let (bytes, lane) = read(object.as_ref(), 700_000, 2_000_000).unwrap();
         assert!(bytes == content(SIZE)[700_000..2_700_000], "{}", faulty.name);
         // What had come was not fetched again.
-        assert_eq!((lane.calls, lane.direct_bytes), (2, 2_000_000));
+        assert_eq!((lane.calls, lane.network_bytes), (2, 2_000_000));
         let log = faulty.server.log();
         let resumed: u64 = log[1].split("bytes=").nth(1).unwrap().split('-').next().unwrap().parse().unwrap();
         assert!(resumed > 700_000 && resumed <= 1_700_000, "{log:?}");

@@ -10,11 +10,12 @@
 mod driver;
 mod stream;
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{CopyStream, Device, Fence};
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::Pinning;
+use crate::memory::{Pinning, node_of_pci_device};
 
 use driver::{Context, Driver, EventHandle, StreamHandle};
 use stream::CudaStream;
@@ -24,6 +25,8 @@ pub struct CudaDevice {
     name: String,
     driver: &'static Driver,
     context: Context,
+    /// The memory node it is attached to, where the machine says so.
+    node: Option<u32>,
 }
 
 static DEVICES: Mutex<Vec<(u32, i32, Arc<CudaDevice>)>> = Mutex::new(Vec::new());
@@ -51,7 +54,9 @@ impl CudaDevice {
             .remedy("Check the device's number and CUDA_VISIBLE_DEVICES"));
         }
         let context = driver.primary_context(ordinal).map_err(|error| error.object(&name))?;
-        let device = Arc::new(Self { name, driver, context });
+        let id = driver.pci_bus_id(ordinal).ok();
+        let node = id.and_then(|id| node_of_pci_device(Path::new("/"), &id));
+        let device = Arc::new(Self { name, driver, context, node });
         devices.push((pid, ordinal, Arc::clone(&device)));
         Ok(device)
     }
@@ -63,7 +68,7 @@ impl Device for CudaDevice {
     }
 
     fn pinning(&self) -> Arc<dyn Pinning> {
-        Arc::new(CudaPinning { driver: self.driver, context: self.context })
+        Arc::new(CudaPinning { driver: self.driver, context: self.context, node: self.node })
     }
 
     fn stream(&self) -> Result<Box<dyn CopyStream>> {
@@ -106,11 +111,16 @@ impl Drop for CudaFence {
 struct CudaPinning {
     driver: &'static Driver,
     context: Context,
+    node: Option<u32>,
 }
 
 impl Pinning for CudaPinning {
     fn family(&self) -> &'static str {
         "cuda"
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        self.node
     }
 
     unsafe fn register(&self, ptr: *mut u8, len: usize) -> Result<()> {

@@ -5,11 +5,13 @@
 //! every state and fast in the cached one.
 #![allow(unsafe_code)]
 
+use std::fs::File;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, Ordering};
 
-use crate::memory::PAGE;
+use crate::memory::{FileMapping, PAGE};
 
 /// Where the pages of a range are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,14 +59,79 @@ struct Cachestat {
 /// The same number on every architecture.
 const SYS_CACHESTAT: libc::c_long = 451;
 
-static MISSING: AtomicBool = AtomicBool::new(false);
+/// The error number with which the kernel, or a filter before it, refused to say anything of any file; else 0.
+static REFUSED: AtomicI32 = AtomicI32::new(0);
 
-/// Asks the kernel about `range` of the file behind `fd`.
-pub(super) fn residency(fd: BorrowedFd<'_>, range: &Range<u64>) -> Residency {
-    if MISSING.load(Ordering::Relaxed) || range.is_empty() {
+/// How to learn what of one file is cached.
+#[derive(Debug)]
+pub(super) enum Probe {
+    /// The file is in memory: tmpfs, ramfs.
+    Memory,
+    /// `cachestat(2)`.
+    Cachestat,
+    /// `mincore(2)` of a mapping: on overlayfs (the root of a container), `cachestat` asks the overlay's own inode, which
+    /// never has a page, while a mapping is of the file below. Made at the first use; none where mapping is refused.
+    Mincore(OnceLock<Option<FileMapping>>),
+}
+
+impl Probe {
+    /// The way that suits the file's file system.
+    pub(super) fn of(file: &File) -> Self {
+        // Magic numbers of linux/magic.h.
+        match rustix::fs::fstatfs(file).map(|answer| answer.f_type.cast_unsigned() & 0xffff_ffff) {
+            Ok(0x0102_1994 | 0x8584_58f6) => Self::Memory,
+            Ok(0x794c_7630) => Self::Mincore(OnceLock::new()),
+            _ => Self::Cachestat,
+        }
+    }
+
+    /// Why nothing could be learnt of any file, in a sentence for the load's owner.
+    pub(super) fn unanswered(&self) -> Option<String> {
+        let number = REFUSED.load(Ordering::Relaxed);
+        (matches!(self, Self::Cachestat) && number != 0).then(|| {
+            let error = std::io::Error::from_raw_os_error(number);
+            format!(
+                "read through the page cache, as the kernel does not say what is in it (cachestat, Linux 6.5: {error})"
+            )
+        })
+    }
+
+    /// What is known of `range` of `file`, which is `bytes` long.
+    pub(super) fn residency(&self, file: &File, bytes: u64, range: &Range<u64>) -> Residency {
+        if range.is_empty() {
+            return Residency::Unknown;
+        }
+        match self {
+            Self::Memory => Residency::Cached,
+            Self::Cachestat => cachestat(file.as_fd(), range),
+            Self::Mincore(mapping) => {
+                let mapping = mapping.get_or_init(|| FileMapping::map(file, bytes).ok());
+                let pages = mapping.as_ref().and_then(|mapping| {
+                    let start = usize::try_from(range.start).ok()?;
+                    mapping.resident_pages(start, usize::try_from(range.end).ok()? - start)
+                });
+                pages.map_or(Residency::Unknown, |pages| Residency::of(pages as u64, range))
+            }
+        }
+    }
+}
+
+impl Residency {
+    /// That of a range of which so many pages are cached.
+    fn of(cached: u64, range: &Range<u64>) -> Self {
+        let pages = range.end.div_ceil(PAGE as u64) - range.start / PAGE as u64;
+        match cached {
+            0 => Self::Absent,
+            cached if cached >= pages => Self::Cached,
+            cached => Self::Partly(u8::try_from(cached * 256 / pages).unwrap_or(u8::MAX)),
+        }
+    }
+}
+
+fn cachestat(fd: BorrowedFd<'_>, range: &Range<u64>) -> Residency {
+    if REFUSED.load(Ordering::Relaxed) != 0 {
         return Residency::Unknown;
     }
-    let page = PAGE as u64;
     let asked = CachestatRange { off: range.start, len: range.end - range.start };
     let mut answer = Cachestat::default();
     // SAFETY: both structs have the layout of linux/mman.h, outlive the call, and the flags must be zero.
@@ -73,15 +140,11 @@ pub(super) fn residency(fd: BorrowedFd<'_>, range: &Range<u64>) -> Residency {
     };
     if rc != 0 {
         // EOPNOTSUPP speaks of this file (hugetlbfs), everything else of the kernel.
-        if std::io::Error::last_os_error().raw_os_error() != Some(libc::EOPNOTSUPP) {
-            MISSING.store(true, Ordering::Relaxed);
+        match std::io::Error::last_os_error().raw_os_error() {
+            None | Some(libc::EOPNOTSUPP) => {}
+            Some(number) => REFUSED.store(number, Ordering::Relaxed),
         }
         return Residency::Unknown;
     }
-    let pages = range.end.div_ceil(page) - range.start / page;
-    match answer.cache {
-        0 => Residency::Absent,
-        cached if cached >= pages => Residency::Cached,
-        cached => Residency::Partly(u8::try_from(cached * 256 / pages).unwrap_or(u8::MAX)),
-    }
+    Residency::of(answer.cache, range)
 }

@@ -7,12 +7,13 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{Advice, AtFlags, StatxFlags, fadvise, statx};
 
 use super::CachePolicy;
-use super::cache::{Residency, residency};
+use super::cache::{Probe, Residency};
+use super::failure::failed;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileMapping, PAGE, Window};
 use crate::store::{Identity, Lane, Object};
@@ -26,9 +27,12 @@ pub(super) struct LocalFile {
     bytes: u64,
     version: Version,
     pub(super) cache: CachePolicy,
+    probe: Probe,
     direct: OnceLock<Option<DirectFile>>,
-    /// Set when a direct read was refused although the file could be opened for it.
+    /// Set when a direct read was refused although the file could be opened for it, or is known to gain nothing.
     pub(super) direct_refused: AtomicBool,
+    /// Why it is read through the page cache although it would not have to be.
+    remark: OnceLock<String>,
 }
 
 /// The same file, opened a second time with `O_DIRECT`.
@@ -66,17 +70,18 @@ impl LocalFile {
     /// `NotFound`; `Access` where it is unreadable, or a directory, FIFO, socket or device; `Storage`.
     pub(super) fn open(path: &Path, cache: CachePolicy) -> Result<Self> {
         let location = path.display().to_string();
-        let failed = |error: io::Error| opening_failed(&error, path).object(location.clone());
+        let refused = |error: io::Error| opening_failed(&error, path).object(location.clone());
         // Looked at before it is opened: opening a FIFO waits for a writer, opening a device may do anything.
-        refuse_special(&std::fs::metadata(path).map_err(failed)?, &location)?;
+        refuse_special(&std::fs::metadata(path).map_err(refused)?, &location)?;
         let file = File::options()
             .read(true)
             .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY)
             .open(path)
-            .map_err(failed)?;
-        let metadata = file.metadata().map_err(failed)?;
+            .map_err(refused)?;
+        let metadata = file.metadata().map_err(refused)?;
         refuse_special(&metadata, &location)?;
         Ok(Self {
+            probe: Probe::of(&file),
             path: path.to_owned(),
             location,
             file,
@@ -85,6 +90,7 @@ impl LocalFile {
             cache,
             direct: OnceLock::new(),
             direct_refused: AtomicBool::new(false),
+            remark: OnceLock::new(),
         })
     }
 
@@ -96,6 +102,7 @@ impl LocalFile {
                     .read(true)
                     .custom_flags(libc::O_DIRECT | libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY)
                     .open(&self.path)
+                    .inspect_err(|error| self.remark_no_direct(error))
                     .ok()?;
                 // The path may lead elsewhere by now; `verify_unchanged` will say so, this must not read from there.
                 if Version::of(&file.metadata().ok()?) != self.version {
@@ -105,6 +112,31 @@ impl LocalFile {
                 Some(DirectFile { file, memory_align })
             })
             .as_ref()
+    }
+
+    /// Goes on without direct reads, which the kernel refuses.
+    pub(super) fn refuse_direct(&self, error: &Error) {
+        self.direct_refused.store(true, Ordering::Relaxed);
+        self.remark_no_direct(&error.cause());
+    }
+
+    fn remark_no_direct(&self, because: &dyn std::fmt::Display) {
+        self.remark.get_or_init(|| {
+            // Without the file's name: one sentence for all files of a mount.
+            format!("read through the page cache, as direct reads (O_DIRECT) are refused: {because}")
+        });
+    }
+
+    /// Where the pages of `range` are.
+    pub(super) fn residency(&self, range: &Range<u64>) -> Residency {
+        self.probe.residency(&self.file, self.bytes, range)
+    }
+
+    /// Has the kernel bring `range` into the page cache, without waiting for it.
+    pub(super) fn ask_for(&self, range: &Range<u64>) {
+        let len = std::num::NonZeroU64::new(range.end.saturating_sub(range.start));
+        // A hint: where it is refused, reading brings the pages in.
+        let _ = fadvise(&self.file, range.start, len, Advice::WillNeed);
     }
 
     pub(super) fn changed(&self, cause: &'static str, range: Option<Range<u64>>) -> Error {
@@ -149,16 +181,30 @@ impl Object for LocalFile {
     }
 
     fn read_ahead(&self, range: Range<u64>) -> bool {
-        if residency(self.file.as_fd(), &range) == Residency::Cached {
+        if self.residency(&range) == Residency::Cached {
             return false;
         }
-        let len = std::num::NonZeroU64::new(range.end.saturating_sub(range.start));
-        let _ = fadvise(&self.file, range.start, len, Advice::WillNeed);
+        self.ask_for(&range);
         true
     }
 
+    fn avoid_direct(&self) {
+        // Someone who rules the page cache out means it.
+        if self.cache != CachePolicy::Bypass {
+            self.direct_refused.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn remarks(&self) -> Vec<String> {
+        let unknown = match self.cache {
+            CachePolicy::Auto => self.probe.unanswered(),
+            CachePolicy::Use | CachePolicy::Bypass | CachePolicy::Populate => None,
+        };
+        self.remark.get().cloned().into_iter().chain(unknown).collect()
+    }
+
     fn verify_unchanged(&self) -> Result<()> {
-        let now = self.file.metadata().map_err(|e| Error::from_io("checking", &e).object(&self.location))?;
+        let now = self.file.metadata().map_err(|e| failed("checking", &e).object(&self.location))?;
         if now.len() < self.bytes {
             return Err(self.changed("the file was truncated while it was being loaded", None));
         }
@@ -194,22 +240,11 @@ fn refuse_special(metadata: &std::fs::Metadata, location: &str) -> Result<()> {
 }
 
 fn opening_failed(error: &io::Error, path: &Path) -> Error {
-    let made = Error::from_io("opening", error);
-    match error.kind() {
-        io::ErrorKind::NotFound if path.is_symlink() => {
-            made.remedy("The link leads nowhere: the download it points to is missing or was cleaned up")
-        }
-        io::ErrorKind::NotFound => {
-            made.remedy("Check the path; relative paths start at the working directory")
-        }
-        io::ErrorKind::PermissionDenied => {
-            made.remedy("Check the permissions of the file and its directories for the user of this process")
-        }
-        _ if error.raw_os_error() == Some(libc::EMFILE) => {
-            made.remedy("Raise the limit of open files (ulimit -n)")
-        }
-        _ => made,
+    if error.kind() == io::ErrorKind::NotFound && path.is_symlink() {
+        return Error::from_io("opening", error)
+            .remedy("The link leads nowhere: the download it points to is missing or was cleaned up");
     }
+    failed("opening", error)
 }
 
 /// What memory addresses a direct read needs; `None` where the file cannot be read directly in whole pages.

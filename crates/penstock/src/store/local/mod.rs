@@ -3,8 +3,10 @@
 //! * `file`: opening (regular files only), identity, and the checks that a file did not change.
 //! * `reading`: the two ways to read, and the choice between them for every block.
 //! * `cache`: asking the kernel how much of a range is in the page cache.
+//! * `failure`: what to try when the system refuses.
 
 mod cache;
+mod failure;
 mod file;
 mod reading;
 
@@ -22,19 +24,23 @@ pub enum CachePolicy {
     /// Decided block by block: cached blocks are copied from the cache, the others read directly.
     #[default]
     Auto,
-    /// Always through the page cache, which is left filled for the next process.
+    /// Always through the page cache, as any program reads files.
     Use,
     /// Always directly, where the file system can.
     Bypass,
+    /// Through the page cache, each block asked for in one piece before it is copied, so that the disk is not left to the
+    /// kernel's short read-ahead: the cache is left filled for the next process at the least cost.
+    Populate,
 }
 
 impl CachePolicy {
-    /// The policy of that name: `auto`, `use` or `bypass`.
+    /// The policy of that name: `auto`, `use`, `bypass` or `populate`.
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
             "auto" => Some(Self::Auto),
             "use" => Some(Self::Use),
             "bypass" => Some(Self::Bypass),
+            "populate" => Some(Self::Populate),
             _ => None,
         }
     }
@@ -45,6 +51,7 @@ impl CachePolicy {
             Self::Auto => "auto",
             Self::Use => "use",
             Self::Bypass => "bypass",
+            Self::Populate => "populate",
         }
     }
 }
@@ -72,11 +79,7 @@ impl Store for LocalStore {
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
-        let failed = |error: &std::io::Error| {
-            Error::from_io("listing the directory", error)
-                .object(prefix)
-                .remedy("Check the path and the permissions of its directories")
-        };
+        let failed = |error: &std::io::Error| failure::failed("listing the directory", error).object(prefix);
         let mut entries = Vec::new();
         for entry in std::fs::read_dir(prefix).map_err(|e| failed(&e))? {
             let path = entry.map_err(|e| failed(&e))?.path();

@@ -12,10 +12,11 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 
-use super::cache::{Residency, residency};
+use super::cache::Residency;
+use super::failure::failed;
 use super::{CachePolicy, LocalFile};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{PAGE, Region, Window};
@@ -38,7 +39,7 @@ impl LocalFile {
     fn route(&self, range: &Range<u64>) -> Route<'_> {
         match (self.cache, self.would_copy(range)) {
             (_, Some(true)) => Route::Cached,
-            (CachePolicy::Use, _) | (CachePolicy::Auto, None) => Route::Buffered,
+            (CachePolicy::Use | CachePolicy::Populate, _) | (CachePolicy::Auto, None) => Route::Buffered,
             _ if self.direct_refused.load(Ordering::Relaxed) => Route::Buffered,
             _ => self.direct().map_or(Route::Buffered, Route::Direct),
         }
@@ -46,7 +47,7 @@ impl LocalFile {
 
     /// Whether a read of `range` would be a copy from the page cache; nothing where this kernel does not say.
     pub(super) fn would_copy(&self, range: &Range<u64>) -> Option<bool> {
-        match (self.cache, residency(self.file.as_fd(), range)) {
+        match (self.cache, self.residency(range)) {
             (CachePolicy::Bypass, _) => Some(false),
             (_, Residency::Unknown) => None,
             (_, residency) => Some(residency.is_mostly_cached()),
@@ -58,7 +59,7 @@ impl LocalFile {
         let cached = match self.route(&range) {
             Route::Direct(direct) => {
                 match self.read_directly(direct, offset, into.part(0, into.len()), lane) {
-                    Err(error) if is_refusal(&error) => self.direct_refused.store(true, Ordering::Relaxed),
+                    Err(error) if is_refusal(&error) => self.refuse_direct(&error),
                     done => return done,
                 }
                 false
@@ -83,9 +84,7 @@ impl LocalFile {
                 let aligned_len = (lead + len).next_multiple_of(PAGE);
                 if aligned_len <= slot.len() {
                     match self.read_sectors(direct, start, slot.part(0, aligned_len), lead + len, lane) {
-                        Err(error) if is_refusal(&error) => {
-                            self.direct_refused.store(true, Ordering::Relaxed);
-                        }
+                        Err(error) if is_refusal(&error) => self.refuse_direct(&error),
                         done => return done.map(|()| lead),
                     }
                 }
@@ -112,6 +111,9 @@ impl LocalFile {
 
     fn read_buffered(&self, offset: u64, into: Window<'_>, lane: &mut Lane, cached: bool) -> Result<()> {
         let wanted = into.len();
+        if self.cache == CachePolicy::Populate && !cached {
+            self.ask_for(&(offset..offset + wanted as u64));
+        }
         let got = self.fill(&self.file, offset, into, lane)?;
         *(if cached { &mut lane.cached_bytes } else { &mut lane.buffered_bytes }) += got as u64;
         self.complete(offset, got, wanted)
@@ -218,13 +220,9 @@ impl LocalFile {
                 Err(_) => {
                     let error = io::Error::last_os_error();
                     if error.kind() != io::ErrorKind::Interrupted {
-                        let range = offset..offset + into.len() as u64;
-                        return Err(Error::from_io("reading", &error)
-                            .object(self.location())
-                            .range(range)
-                            .remedy(
-                                "The storage failed: check the mount, the disk and the kernel log (dmesg)",
-                            ));
+                        // What came before is there: the range says where it went wrong, and so which tensor is hit.
+                        let range = at..at + count as u64;
+                        return Err(failed("reading", &error).object(self.location()).range(range));
                     }
                 }
             }
@@ -236,14 +234,22 @@ impl LocalFile {
         if got >= wanted {
             return Ok(());
         }
-        let range = offset..offset + wanted as u64;
+        let range = offset + got as u64..offset + wanted as u64;
+        if self.file.metadata().is_ok_and(|now| now.len() >= self.bytes()) {
+            let cause = "the storage gave no bytes here, although the file is as long as it was";
+            return Err(Error::new(ErrorKind::Storage, cause)
+                .object(self.location())
+                .range(range)
+                .remedy("Load it again; if it stays so, the file system or its server is at fault"));
+        }
         Err(self.changed("the file ended early: it was truncated after it was opened", Some(range)))
     }
 }
 
-/// Whether the kernel refused the direct way itself (and nothing was wrong with the bytes).
+/// Whether the kernel refused the direct way itself (and nothing was wrong with the bytes). Where something was, the
+/// other way will say so.
 fn is_refusal(error: &Error) -> bool {
-    matches!(error.os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS))
+    matches!(error.os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS | libc::EPERM))
 }
 
 /// Lengths here are lengths of memory that exists, so they fit.

@@ -79,7 +79,7 @@ impl RemoteObject {
             }
         });
         lane.calls += requests;
-        lane.direct_bytes += at - begin;
+        lane.network_bytes += at - begin;
         match done {
             Some(Ok(())) => Ok(()),
             Some(Err(Stop::Tell(error))) => Err(error),

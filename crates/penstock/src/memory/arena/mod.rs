@@ -1,0 +1,90 @@
+//! The staging arena: slots on the way to a device, taken by readers, given back, kept for the next load.
+//!
+//! * `lease`: what one load has of an arena: its budget, the slots it can use at most, what it has to report.
+//! * `pool`: the slots themselves: which are free, who holds them, when they go. `growth`: when more are made.
+//! * `chunk`: a few slots that were reserved, touched and registered (pinned) in one piece.
+//! * `process`: the arenas of the process, by slot size, kind of device and memory node.
+//!
+//! **Growth.** Memory grows a chunk at a time as readers ask. The reader that asked makes the chunk, outside of any
+//! lock, so several grow the arena in parallel and no copy ever spans two registrations; but a reader that comes
+//! while a chunk with a slot to spare is being made waits for that instead of making one more. Slots go to whoever
+//! asks and come back on drop; a later load finds them all.
+//!
+//! **Bounds.** An arena grows as long as it has fewer slots than the loads that run can use together, than the budget
+//! of the load that asks, and than a quarter of what could be spared if the arena held nothing (the machine's
+//! available memory, or a control group's limit where that is tighter). A quarter, because the same memory is wanted
+//! for the tensors, for the page cache that reads go through, and by the other processes of the node: eight ranks that
+//! start one after the other take a quarter of what is left each time, and never the whole. With the usual budget
+//! this is felt below 2 GiB. Against it stands what a load needs to move at all: two slots, one being filled while
+//! the other is copied, or one where the budget says so.
+//!
+//! **Giving back.** Slots stay when a load ends, since registering them is the costly part. Chunks that no reader
+//! holds a slot of go when the last load ends while memory is tight (the arena holds more than its quarter by then, or
+//! threads wait for memory a tenth of the time), when they could not be pinned (so that the next load tries again),
+//! when another kind of load needs the budget, and on request.
+//!
+//! **After `fork`** a child starts with no arena. It inherits neither the memory (the kernel leaves it out) nor any
+//! lock; what it may still hold of its parent's arenas does nothing when dropped.
+//!
+//! The arena does not know what a device is: [`Pinning`] is its caller's. What its pages belong to is a parameter,
+//! [`Backing`](super::Backing): memory of the process today, memory shared by the processes of a node when there is
+//! use for it.
+
+mod chunk;
+mod growth;
+mod lease;
+mod pool;
+mod process;
+#[cfg(test)]
+mod tests;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::error::Result;
+
+pub use lease::{Lease, Slot};
+pub use pool::Arena;
+
+/// How memory is made known to a device, so that copies from it are asynchronous and fast.
+pub trait Pinning: Send + Sync {
+    /// Which kind of device; arenas are shared by loads to devices of one kind.
+    fn family(&self) -> &'static str;
+
+    /// The memory node that the device is attached to, where the machine says so.
+    fn numa_node(&self) -> Option<u32> {
+        None
+    }
+
+    /// Registers `len` bytes at `ptr`.
+    ///
+    /// # Safety
+    /// The memory must stay mapped until it is unregistered.
+    ///
+    /// # Errors
+    /// `Memory` or `Device` where the driver or a limit refuses; the arena then uses the memory as it is.
+    unsafe fn register(&self, ptr: *mut u8, len: usize) -> Result<()>;
+
+    /// Undoes [`Pinning::register`]. Failures are ignored: there is nothing left to do about them.
+    ///
+    /// # Safety
+    /// `ptr` must be registered, with no copy in flight.
+    unsafe fn unregister(&self, ptr: *mut u8);
+}
+
+/// What an arena holds at one moment.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ArenaUse {
+    /// Bytes of slots that exist.
+    pub bytes: usize,
+    /// Slots that readers hold.
+    pub slots_taken: usize,
+    /// Slots that exist.
+    pub slots: usize,
+    /// Why some of the memory is not pinned although a device asked for it.
+    pub unpinned_because: Option<String>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic while the lock was held leaves counts that are still true: every update is a single step.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,241 @@
+//! The slots of one size and kind: which are free, who holds them, when they go. See the module's essay.
+
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::chunk::{Chunk, Site, SlotAddress};
+use super::growth::{Growth, LOOK_EVERY};
+use super::lease::Terms;
+use super::{ArenaUse, lock};
+use crate::error::Result;
+use crate::memory::fork::Owner;
+use crate::memory::headroom::Headroom;
+
+/// Bytes of a chunk, rounded up to whole slots: registering has a price per call, and a reader waits this long.
+const CHUNK_BYTES: usize = 8 << 20;
+/// Looks how much memory there is to spare.
+pub(super) type Watch = Box<dyn Fn() -> Option<Headroom> + Send + Sync>;
+
+/// Staging slots of one size, shared by all loads of the process that use that size and kind of device.
+pub struct Arena {
+    pub(super) slot_bytes: usize,
+    pub(super) chunk_slots: usize,
+    pub(super) site: Site,
+    pub(super) watch: Watch,
+    owner: Owner,
+    pub(super) state: Mutex<State>,
+    /// A slot was given back, or the making of a chunk has ended.
+    pub(super) changed: Condvar,
+}
+
+pub(super) struct State {
+    pub(super) chunks: Vec<Chunk>,
+    /// Most recently used last: its lines are likeliest still in the processor's cache.
+    pub(super) free: Vec<SlotAddress>,
+    /// Slots that readers hold.
+    pub(super) taken: usize,
+    /// Slots whose memory exists, is being made or is being given back.
+    pub(super) slots: usize,
+    /// Of those, the ones being made; by how many readers; and how many more readers wait for one of them.
+    pub(super) making: usize,
+    pub(super) makers: usize,
+    pub(super) claims: usize,
+    /// How often the making of a chunk has ended, well or not.
+    pub(super) ended: u64,
+    /// Loads that run, and the slots that they can use together.
+    pub(super) leases: usize,
+    pub(super) wanted: usize,
+    /// Slots that there is memory for, as of the last look; and what bounds them.
+    pub(super) ceiling: usize,
+    pub(super) bound: String,
+    /// Bytes made since the last look.
+    pub(super) unlooked: usize,
+}
+
+impl Arena {
+    pub(super) fn new(slot_bytes: usize, site: Site, watch: Watch) -> Self {
+        Self {
+            slot_bytes,
+            chunk_slots: CHUNK_BYTES.div_ceil(slot_bytes),
+            site,
+            watch,
+            owner: Owner::current(),
+            state: Mutex::new(State {
+                chunks: Vec::new(),
+                free: Vec::new(),
+                taken: 0,
+                slots: 0,
+                making: 0,
+                makers: 0,
+                claims: 0,
+                ended: 0,
+                leases: 0,
+                wanted: 0,
+                ceiling: usize::MAX,
+                bound: String::new(),
+                unlooked: 0,
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn with_chunks_of(mut self, slots: usize) -> Self {
+        self.chunk_slots = slots;
+        self
+    }
+
+    /// How many readers are making chunks, and how many wait for one of their slots.
+    #[cfg(test)]
+    pub(super) fn growing(&self) -> (usize, usize) {
+        let state = lock(&self.state);
+        (state.makers, state.claims)
+    }
+
+    /// Holds the arena's lock, as a thread does that a forked child will not have.
+    #[cfg(test)]
+    pub(super) fn hold(&self) -> impl Drop {
+        lock(&self.state)
+    }
+
+    pub(super) fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
+    /// Whether this is the process that the arena belongs to. In a child, its lock may be held by a thread that the
+    /// child does not have.
+    pub(super) fn is_ours(&self) -> bool {
+        self.owner.is_current()
+    }
+
+    /// What this arena holds.
+    pub fn usage(&self) -> ArenaUse {
+        let state = lock(&self.state);
+        ArenaUse {
+            bytes: state.slots * self.slot_bytes,
+            slots_taken: state.taken,
+            slots: state.slots,
+            unpinned_because: state
+                .chunks
+                .iter()
+                .find_map(|chunk| chunk.unpinned_because().map(str::to_owned)),
+        }
+    }
+
+    /// Whether no load uses it.
+    pub(super) fn is_idle(&self) -> bool {
+        lock(&self.state).leases == 0
+    }
+
+    /// A load begins that can use `terms.wanted` slots.
+    pub(super) fn join(&self, terms: &Terms) {
+        let mut state = lock(&self.state);
+        let alone = state.leases == 0;
+        state.leases += 1;
+        state.wanted += terms.wanted;
+        // Before it grows, it looks; if it will not grow as far as can be seen, then not yet.
+        let will_grow = state.slots < terms.budget.min(state.wanted);
+        state.unlooked = LOOK_EVERY;
+        drop(state);
+        if alone {
+            // What an earlier load with a larger budget left.
+            self.give_back(terms.budget, |_| true);
+        }
+        if will_grow {
+            self.look();
+        }
+    }
+
+    /// A load has ended, with all of its slots given back.
+    pub(super) fn leave(&self, terms: &Terms) {
+        let mut state = lock(&self.state);
+        state.leases -= 1;
+        state.wanted -= terms.wanted;
+        let (last, held) = (state.leases == 0, state.slots);
+        drop(state);
+        // Memory that could not be pinned has little worth; without it, the next load tries again.
+        self.give_back(0, |chunk| chunk.unpinned_because().is_some());
+        if last && held > 0 && self.is_tight() {
+            let bytes = self.give_back(0, |_| true);
+            tracing::debug!(bytes, "memory is tight: staging memory was given back");
+        }
+    }
+
+    /// A slot, if one is free or may be made. Waits for one that is being made and has no taker yet.
+    ///
+    /// # Errors
+    /// `Memory` where the operating system refuses the arena's first memory; later it gets by with what there is.
+    pub(super) fn acquire(&self, terms: &Terms) -> Result<Option<SlotAddress>> {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(address) = state.free.pop() {
+                state.taken += 1;
+                return Ok(Some(address));
+            }
+            if state.making > state.makers + state.claims {
+                let ended = state.ended;
+                state.claims += 1;
+                let waiting = |state: &mut State| state.free.is_empty() && state.ended == ended;
+                state = self.changed.wait_while(state, waiting).unwrap_or_else(PoisonError::into_inner);
+                state.claims -= 1;
+                continue;
+            }
+            let slots = self.room(&state, terms);
+            if slots == 0 {
+                return Ok(None);
+            }
+            state.unlooked += slots * self.slot_bytes;
+            let look = state.unlooked > LOOK_EVERY;
+            let growth = Growth::begin(self, &mut state, slots);
+            drop(state);
+            if look && !self.look() {
+                drop(growth);
+                state = lock(&self.state);
+                continue;
+            }
+            return self.grow(growth, terms);
+        }
+    }
+
+    /// Waits at most `timeout` for a slot to be given back. Whether one was is for [`Arena::acquire`] to say.
+    pub(super) fn wait(&self, timeout: Duration) {
+        let state = lock(&self.state);
+        if state.free.is_empty() {
+            drop(self.changed.wait_timeout(state, timeout));
+        }
+    }
+
+    /// Takes a slot back.
+    pub(super) fn put(&self, address: SlotAddress) {
+        let mut state = lock(&self.state);
+        state.taken -= 1;
+        state.free.push(address);
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// Frees chunks that `may_go` and that no reader holds a slot of, the newest first, until `keep` slots are left;
+    /// returns the bytes given back.
+    pub(super) fn give_back(&self, keep: usize, may_go: impl Fn(&Chunk) -> bool) -> usize {
+        let mut state = lock(&self.state);
+        let State { chunks, free, .. } = &mut *state;
+        let mut slots: usize = chunks.iter().map(Chunk::slots).sum();
+        let mut going = Vec::new();
+        for index in (0..chunks.len()).rev() {
+            let chunk = &chunks[index];
+            let own_free = || free.iter().filter(|slot| chunk.holds(**slot)).count();
+            if slots > keep && may_go(chunk) && own_free() == chunk.slots() {
+                slots -= chunk.slots();
+                free.retain(|slot| !chunk.holds(*slot));
+                going.push(chunks.swap_remove(index));
+            }
+        }
+        drop(state);
+        let (slots, bytes) =
+            (going.iter().map(Chunk::slots).sum::<usize>(), going.iter().map(Chunk::bytes).sum());
+        // Unregistering takes milliseconds, so without the lock; only then is there room for others.
+        drop(going);
+        lock(&self.state).slots -= slots;
+        bytes
+    }
+}

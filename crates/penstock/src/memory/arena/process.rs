@@ -1,0 +1,137 @@
+//! The arenas of the process, told apart by slot size, kind of device and memory node.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::chunk::Site;
+use super::{Arena, ArenaUse, Pinning, lock};
+use crate::memory::fork::Owner;
+use crate::memory::headroom::Observer;
+use crate::memory::{Backing, PAGE, numa};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    slot_bytes: usize,
+    family: &'static str,
+    node: Option<u32>,
+}
+
+/// What belongs to one process; a child has another.
+struct Process {
+    owner: Owner,
+    arenas: Mutex<HashMap<Key, Arc<Arena>>>,
+}
+
+static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
+
+fn process() -> &'static Process {
+    let current = PROCESS.load(Ordering::Acquire);
+    // SAFETY: either null or a `Process` leaked below, which is never freed.
+    if let Some(process) = unsafe { current.as_ref() }.filter(|process| process.owner.is_current()) {
+        return process;
+    }
+    // First use in this process, or in a child: whatever the parent had is left alone, locks included.
+    let fresh = Box::into_raw(Box::new(Process { owner: Owner::current(), arenas: Mutex::default() }));
+    match PROCESS.compare_exchange(current, fresh, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: leaked above and now published; never freed.
+        Ok(_) => unsafe { &*fresh },
+        Err(winner) => {
+            // SAFETY: `fresh` was not published, so this is its only owner; `winner` was published by another thread
+            // of this process and is never freed.
+            unsafe {
+                drop(Box::from_raw(fresh));
+                &*winner
+            }
+        }
+    }
+}
+
+/// The process's arena for slots of `slot_bytes` and the device that `pinning` speaks for.
+pub(super) fn arena(slot_bytes: usize, pinning: Arc<dyn Pinning>) -> Arc<Arena> {
+    let root = Path::new("/");
+    let node = numa::choose(root, pinning.numa_node());
+    let key = Key { slot_bytes: slot_bytes.max(1).next_multiple_of(PAGE), family: pinning.family(), node };
+    find_or_make(&mut lock(&process().arenas), key, pinning)
+}
+
+fn find_or_make(arenas: &mut HashMap<Key, Arc<Arena>>, key: Key, pinning: Arc<dyn Pinning>) -> Arc<Arena> {
+    let make = || {
+        let site = Site { pinning: Some(pinning), node: key.node, backing: Backing::Anonymous };
+        let observer = Observer::new(Path::new("/"));
+        Arc::new(Arena::new(key.slot_bytes, site, Box::new(move || observer.look())))
+    };
+    Arc::clone(arenas.entry(key).or_insert_with(make))
+}
+
+/// Frees what arenas that no load uses hold beyond `allowed` bytes together, `but` one arena's.
+pub(super) fn make_room(but: &Arc<Arena>, allowed: usize) {
+    let others: Vec<_> = arenas().into_iter().filter(|arena| !Arc::ptr_eq(arena, but)).collect();
+    let mut held: usize = others.iter().map(|arena| arena.usage().bytes).sum();
+    for arena in others {
+        if held > allowed && arena.is_idle() {
+            held = held.saturating_sub(arena.give_back(0, |_| true));
+        }
+    }
+}
+
+fn arenas() -> Vec<Arc<Arena>> {
+    lock(&process().arenas).values().cloned().collect()
+}
+
+impl Arena {
+    /// Frees the chunks of every arena of the process that no reader holds a slot of; returns the bytes given back.
+    pub fn release_all() -> usize {
+        arenas().iter().map(|arena| arena.give_back(0, |_| true)).sum()
+    }
+
+    /// What all arenas of the process hold together.
+    pub fn usage_all() -> ArenaUse {
+        arenas().iter().map(|arena| arena.usage()).fold(ArenaUse::default(), |sum, one| ArenaUse {
+            bytes: sum.bytes + one.bytes,
+            slots_taken: sum.slots_taken + one.slots_taken,
+            slots: sum.slots + one.slots,
+            unpinned_because: sum.unpinned_because.or(one.unpinned_because),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Result;
+
+    struct Plugged(&'static str);
+
+    impl Pinning for Plugged {
+        fn family(&self) -> &'static str {
+            self.0
+        }
+        unsafe fn register(&self, _ptr: *mut u8, _len: usize) -> Result<()> {
+            Ok(())
+        }
+        unsafe fn unregister(&self, _ptr: *mut u8) {}
+    }
+
+    #[test]
+    fn an_arena_is_shared_by_slots_of_one_size_one_kind_of_device_and_one_node() {
+        let mut arenas = HashMap::new();
+        let mut find = |slot_bytes, family, node| {
+            find_or_make(&mut arenas, Key { slot_bytes, family, node }, Arc::new(Plugged(family)))
+        };
+        let first = find(PAGE, "a", Some(0));
+        assert!(Arc::ptr_eq(&first, &find(PAGE, "a", Some(0))));
+        for other in [(2 * PAGE, "a", Some(0)), (PAGE, "b", Some(0)), (PAGE, "a", Some(1)), (PAGE, "a", None)]
+        {
+            assert!(!Arc::ptr_eq(&first, &find(other.0, other.1, other.2)), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn slots_are_whole_pages_and_the_process_has_one_arena_for_them() {
+        let one = arena(123 * PAGE, Arc::new(Plugged("whole pages")));
+        assert!(Arc::ptr_eq(&one, &arena(123 * PAGE - 1, Arc::new(Plugged("whole pages")))));
+        assert_eq!(one.slot_bytes(), 123 * PAGE);
+    }
+}

@@ -1,0 +1,272 @@
+"""The comparison with rivals can be believed: states are proved, bytes are checked, failures are rows and not gaps.
+
+The harness runs as a user runs it, on the CPU, with tiny checkpoints and loaders that are installed for tests anyway.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+import checkpoints
+import checksum
+import common
+import processes
+import report
+import rivals
+
+import penstock
+
+SHAPES = {"large": (700, 1300), "odd": (3, 3), "one": (1,), "none": (0, 4)} | {
+    f"small.{n}": (64, 128) for n in range(9)
+}
+
+
+@pytest.fixture
+def _on_a_disk(tmp_path: Path) -> None:
+    if common.filesystem(tmp_path) in {"tmpfs", "ramfs"}:
+        pytest.skip("a file in memory has no other state")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    path = tmp_path / "model.safetensors"
+    common.write_checkpoint(path, SHAPES)
+    return path
+
+
+# ---- data and checksums
+
+
+def test_generated_data_is_a_checkpoint_of_bytes_that_do_not_repeat(checkpoint: Path) -> None:
+    tensors = penstock.open(checkpoint).load()
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == SHAPES
+    words = tensors["large"].view(torch.int64).unique()
+    assert len(words) == tensors["large"].nbytes // 8
+
+
+@pytest.mark.parametrize("read_bytes", [checksum.READ_BYTES, 64 << 10])
+def test_checksums_of_files_and_of_tensors_agree(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int
+) -> None:
+    monkeypatch.setattr(checksum, "READ_BYTES", read_bytes)
+    found = checksum.of_tensors(penstock.open(checkpoint).load())
+    assert checksum.wrong(found, checksum.of_files([checkpoint])) == []
+
+
+@pytest.mark.parametrize("size", [16, 4096, (5 << 20) + 24])
+def test_checksums_find_words_that_changed_places(size: int) -> None:
+    data = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+    swapped = data.copy()
+    swapped[:8], swapped[-8:] = data[-8:], data[:8]
+    good, bad = torch.from_numpy(data), torch.from_numpy(swapped)
+    assert checksum.of_tensors({"t": good})["t"] == checksum.of_bytes(data.tobytes())
+    assert checksum.of_tensors({"t": bad})["t"] == checksum.of_bytes(swapped.tobytes())
+    assert checksum.wrong(checksum.of_tensors({"t": bad}), checksum.of_tensors({"t": good})) == ["t"]
+
+
+def test_checksums_find_what_is_missing_too_much_or_of_another_length() -> None:
+    zeros = {"a": torch.zeros(8), "b": torch.zeros(8)}
+    expected = checksum.of_tensors(zeros)
+    assert checksum.wrong(checksum.of_tensors({"a": torch.zeros(9), "c": torch.zeros(8)}), expected) == ["a", "b", "c"]
+    assert checksum.wrong(checksum.of_tensors(zeros), expected) == []
+
+
+def test_wrong_bytes_are_reported_by_the_measured_process(checkpoint: Path, tmp_path: Path) -> None:
+    reference = tmp_path / "reference.json"
+    reference.write_text(json.dumps(checksum.of_files([checkpoint])))
+    header, data = checksum.read_header(checkpoint)
+    at = data + header["small.4"]["data_offsets"][0]
+    with checkpoint.open("r+b") as file:
+        file.seek(at)
+        first, second = file.read(8), file.read(8)
+        file.seek(at)
+        file.write(second + first)
+    task = {
+        "do": "load",
+        "loader": "penstock",
+        "files": [str(checkpoint)],
+        "device": "cpu",
+        "reference": str(reference),
+    }
+    answer = processes.run(task, tmp_path, seconds=60)
+    assert (answer["bytes_ok"], answer["wrong"]) == (False, ["small.4"])
+
+
+# ---- the page cache, and memory
+
+
+def test_a_copy_of_a_checkpoint_has_its_bytes(tmp_path: Path) -> None:
+    case = checkpoints.make("llama", tmp_path, gb=0.005, small=0, one_gb=0)
+    extra = tmp_path / "extra"
+    extra.write_bytes(b"\1" * 100_001)
+    copied = checkpoints.copy(case, tmp_path / "copy", also=[extra])
+    assert [file.read_bytes() for file in copied.files] == [file.read_bytes() for file in case.files]
+    assert (tmp_path / "copy" / "extra").read_bytes() == extra.read_bytes()
+
+
+@pytest.mark.parametrize("size", [3 * common.PAGE + 5, 40 << 20])
+@pytest.mark.usefixtures("_on_a_disk")
+def test_states_of_the_page_cache_are_made_and_proved(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(size))
+    for state, low, high in (
+        ("cold", 0, 0),
+        ("half", 0.45, 0.55),
+        ("warm", 1, 1),
+        ("half", 0.45, 0.55),
+        ("cold", 0, 0),
+    ):
+        share = common.set_cache([path], state)
+        assert low <= share <= high
+        assert share == common.cached_share([path])
+
+
+def test_a_state_that_cannot_be_reached_is_refused() -> None:
+    memory = Path("/dev/shm/penstock-test-state")
+    if common.filesystem(memory.parent) != "tmpfs":
+        pytest.skip("needs a tmpfs")
+    memory.write_bytes(bytes(1 << 20))
+    try:
+        with pytest.raises(common.StateError, match=r"penstock-test-state should be cold, but 100\.0% of it"):
+            common.set_cache([memory], "cold")
+    finally:
+        memory.unlink()
+
+
+# ---- the harness
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARKS / "rivals.py"), "--device", "cpu", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True)
+
+
+@pytest.mark.usefixtures("_on_a_disk")
+def test_a_run_measures_installed_loaders_and_tells_of_those_that_fail(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    (broken / "safetensors").mkdir(parents=True)
+    (broken / "safetensors" / "__init__.py").write_text("raise ImportError(f'built for another machine: {__file__}')")
+    output = tmp_path / "out.json"
+    done = run(
+        *(tmp_path / "data", "--output", output, "--states", "cold", "--rounds", "1"),
+        *("--cases", "small-tensors", "--tensors", "20", "--loaders", "penstock,instanttensor"),
+        *("--site", f"safetensors@broken={broken}"),
+    )
+    result = json.loads(output.read_text())
+
+    (of_run,) = result["runs"]
+    assert of_run["command"].startswith("python benchmarks/rivals.py --device cpu DIRECTORY --output out.json --states")
+    assert of_run["machine"]["kernel"]
+    assert of_run["machine"]["versions"]["torch"]
+    assert set(of_run["skipped"]) == {"instanttensor"}
+    assert str(tmp_path) not in output.read_text()
+
+    assert result["cases"] == {"small-tensors": {"bytes": 20 * 16384, "tensors": 20, "files": 1}}
+    assert {item["limit"] for item in result["limits"]} == {"memcpy", "disk"}
+    assert all(item["gb_per_s"] > 0 for item in result["limits"])
+    ok, failed = (
+        [item for item in result["measurements"] if item["loader"] == name]
+        for name in ("penstock", "safetensors@broken")
+    )
+    assert len(ok) == len(failed) == 1
+    assert ok[0]["seconds"] > 0
+    assert ok[0]["cpu_seconds"] >= 0
+    assert ok[0]["peak_rss"] >= 0
+    assert ok[0]["bytes"] == ok[0]["stats"]["bytes"] == 20 * 16384
+    assert ok[0]["bytes_ok"] is True
+    assert ok[0]["cached"] == 0
+    assert "built for another machine" in failed[0]["error"]
+
+    rows = {row["loader"]: row for row in result["rows"]}
+    assert rows["penstock"]["limit"] == "disk"
+    assert rows["penstock"]["of_limit"] > 0
+    assert "seconds" not in rows["safetensors@broken"]
+    assert "### small-tensors, cold" in done.stdout
+    assert "| failed: exit code 1: ImportError: built for another machine" in done.stdout
+
+    # Nothing is left to be done, so nothing is done again.
+    again = run(
+        *(tmp_path / "data", "--output", output, "--states", "cold", "--rounds", "1", "--resume"),
+        *("--cases", "small-tensors", "--tensors", "20", "--loaders", "penstock"),
+    )
+    assert "round" not in again.stderr
+    assert len(json.loads(output.read_text())["measurements"]) == len(result["measurements"])
+
+
+def test_a_budget_that_is_too_small_leaves_measurements_out_and_counts_them(tmp_path: Path) -> None:
+    output = tmp_path / "out.json"
+    done = run(tmp_path / "data", "--output", output, "--budget", "1", "--loaders", "penstock", "--rounds", "2")
+    assert json.loads(output.read_text())["runs"][0]["unmeasured"] == 3 * 4 * 2
+    assert "24 measurements were left out" in done.stdout
+
+
+def test_a_loader_that_hangs_is_ended(tmp_path: Path, checkpoint: Path) -> None:
+    task = {"do": "limit", "limit": "disk", "files": [str(checkpoint)], "number": 0, "device": "cpu"}
+    with pytest.raises(processes.HungError, match="no end after 0 s"):
+        processes.run(task, tmp_path, seconds=0.01)
+
+
+# ---- results
+
+
+def result_of(seconds: list[float], **machine: str) -> report.Result:
+    known = {"cpu": "C", "cores": 2, "gpu": "G, 1.0", "filesystem": "ext4"} | machine
+    result = report.empty()
+    result["runs"] = [{"device": "cuda:0", "machine": known, "skipped": {}, "unmeasured": 0, "budget": None}]
+    result["cases"] = {"llama": {"bytes": 10**9, "tensors": 1, "files": 1}}
+    of_state = {"run": 0, "case": "llama", "state": "warm"}
+    result["limits"] = [
+        of_state | {"limit": "page-cache", "gb_per_s": 40.0},
+        of_state | {"limit": "pcie", "state": None, "gb_per_s": 50.0},
+    ]
+    one = {"loader": "a", "version": "1", "cpu_seconds": 1.0, "peak_rss": 5, "bytes": 10**9, "bytes_ok": True}
+    result["measurements"] = [of_state | one | {"seconds": value} for value in seconds]
+    return result
+
+
+def test_merged_results_are_one_table_of_all_rounds() -> None:
+    merged = report.merge([result_of([0.05]), result_of([0.1, 0.2], gpu="G, 2.0")])
+    (row,) = merged["rows"]
+    assert row["all_seconds"] == [0.05, 0.1, 0.2]
+    assert (row["seconds"], row["gb_per_s"], row["limit"], row["of_limit"]) == (0.1, 10.0, "page cache", 0.25)
+    assert [item["run"] for item in merged["measurements"]] == [0, 1, 1]
+    assert "| a 1 | 0.100 | 10.00 | 0.25 | 1.00 | 0 MB | ok |" in report.table(merged)
+
+
+def test_results_of_different_machines_are_not_merged() -> None:
+    with pytest.raises(ValueError, match="different machines"):
+        report.merge([result_of([0.1]), result_of([0.1], cpu="D")])
+
+
+def test_one_wrong_check_marks_the_row() -> None:
+    result = result_of([0.1, 0.2])
+    result["measurements"][1]["bytes_ok"] = False
+    assert "| WRONG |" in report.table(result | {"rows": report.rows(result)})
+
+
+def test_commands_name_no_directory() -> None:
+    arguments = [
+        "/data/x",
+        "--site",
+        "a@b=/sites/y",
+        "--site=c=/z",
+        "--output=/out/r.json",
+        "--tmpfs",
+        "/dev/shm",
+        "--resume",
+    ]
+    shown = rivals.command(arguments)
+    assert (
+        shown
+        == "python benchmarks/rivals.py DIRECTORY --site a@b=DIR --site=c=DIR --output=r.json --tmpfs shm --resume"
+    )
