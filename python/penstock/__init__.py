@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from penstock._native import release_staging
     from penstock.checkpoint import Checkpoint, open
     from penstock.model import load_model
+    from penstock.pulling import Pulled, PulledFile, pull
     from penstock.safetensors import SafetensorError, load_file, safe_open, save_file
     from penstock.state import IncompatibleKeys
 
@@ -58,6 +59,8 @@ __all__ = [
     "ObjectNotFoundError",
     "OutOfMemoryError",
     "PenstockError",
+    "Pulled",
+    "PulledFile",
     "SafetensorError",
     "SelectionError",
     "StorageError",
@@ -67,6 +70,7 @@ __all__ = [
     "load_file",
     "load_model",
     "open",
+    "pull",
     "release_staging",
     "safe_open",
     "save_file",
@@ -77,6 +81,9 @@ _HOME = {
     "open": "penstock.checkpoint",
     "IncompatibleKeys": "penstock.state",
     "load_model": "penstock.model",
+    "Pulled": "penstock.pulling",
+    "PulledFile": "penstock.pulling",
+    "pull": "penstock.pulling",
     "SafetensorError": "penstock.safetensors",
     "load_file": "penstock.safetensors",
     "safe_open": "penstock.safetensors",

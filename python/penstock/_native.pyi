@@ -1,3 +1,4 @@
+import os
 from typing import Any, Literal, final
 
 __all__ = [
@@ -6,10 +7,14 @@ __all__ = [
     "HostArray",
     "LoadStats",
     "Mapped",
+    "Pull",
     "Session",
+    "Source",
     "TensorInfo",
     "__version__",
+    "list_remote",
     "release_staging",
+    "shown",
     "staging_usage",
 ]
 
@@ -169,5 +174,20 @@ class LoadStats:
     def notes(self) -> list[str]: ...
     def as_dict(self) -> dict[str, Any]: ...
 
+@final
+class Source:
+    def __new__(cls, location: str) -> Source: ...
+    @property
+    def entries(self) -> list[tuple[str, int]]: ...
+    def pull(self, destination: str | os.PathLike[str], indices: list[int], readers: int | None) -> Pull: ...
+
+@final
+class Pull:
+    def wait(self) -> tuple[list[tuple[str, int, Literal["pulled", "resumed", "kept"]]], int, float] | None: ...
+    def progress(self) -> tuple[int, int]: ...
+    def stop(self) -> None: ...
+
+def list_remote(location: str) -> tuple[list[tuple[str, int]], list[str]]: ...
+def shown(location: str) -> str: ...
 def release_staging() -> int: ...
 def staging_usage() -> tuple[int, int, int]: ...

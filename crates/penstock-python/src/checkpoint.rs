@@ -99,8 +99,9 @@ impl Checkpoint {
     fn storage_of(&self, wanted: impl Iterator<Item = (u32, u64)>) -> Arc<Storage> {
         let mut bytes = vec![0; self.inner.objects().len()];
         wanted.for_each(|(object, wanted)| bytes[object as usize] += wanted);
-        let objects = self.inner.objects().iter().zip(bytes).filter(|(_, bytes)| *bytes > 0);
-        self.survey.heaviest(objects.map(|(object, bytes)| (object.location.as_str(), bytes)))
+        let wanted = bytes.into_iter().enumerate().filter(|(_, bytes)| *bytes > 0);
+        let places: Vec<_> = wanted.map(|(object, bytes)| (self.inner.lies_at(object), bytes)).collect();
+        self.survey.heaviest(places.iter().map(|(place, bytes)| (&**place, *bytes)))
     }
 }
 

@@ -6,6 +6,7 @@
 //! * `checkpoint`: `Checkpoint`, `TensorInfo`: the catalogue.
 //! * `session`: `Session`, `Mapped`, `LoadStats`: loads under way.
 //! * `host_array`: `HostArray`: the memory of one host tensor, for numpy and DLPack.
+//! * `pull`: `Source`, `Pull`: remote objects brought to a directory.
 //! * `config`: `Config`. `errors`: exceptions.
 
 // PyO3's macros expand to unsafe code of their own; ours is in `host_array` only.
@@ -15,6 +16,7 @@ mod checkpoint;
 mod config;
 mod errors;
 mod host_array;
+mod pull;
 mod session;
 
 use pyo3::prelude::*;
@@ -28,6 +30,8 @@ mod _native {
     use super::config::Config;
     #[pymodule_export]
     use super::host_array::HostArray;
+    #[pymodule_export]
+    use super::pull::{Pull, Source, list_remote, shown};
     #[pymodule_export]
     use super::session::{LoadStats, Mapped, Session, release_staging, staging_usage};
 

@@ -5,6 +5,7 @@
 //! checkpoint, exactly that does. The catalogue does not keep the objects open: it remembers their
 //! [identity](Identity), by which a load can tell that an object has been replaced since.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
@@ -200,6 +201,15 @@ impl Checkpoint {
     /// `Changed` if it is not; otherwise what the store fails with.
     pub fn open_object(&self, index: usize) -> Result<Arc<dyn Object>> {
         self.store.reopen(&self.locations[index], &self.objects[index].identity)
+    }
+
+    /// Where an object's bytes lie now: a file of this machine, even if its location is a URL, else its location.
+    pub fn lies_at(&self, index: usize) -> Cow<'_, str> {
+        let object = &self.objects[index];
+        match self.store.file_of(&self.locations[index], &object.identity) {
+            Some(file) => Cow::Owned(file.to_string_lossy().into_owned()),
+            None => Cow::Borrowed(&object.location),
+        }
     }
 
     /// The strings of all objects' headers; where objects disagree, the first object's.

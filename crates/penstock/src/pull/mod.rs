@@ -9,7 +9,7 @@
 //! Keys come from whoever may write to the bucket, and a directory may hold links. So a key that would lead out of the
 //! directory is refused, and no link below the directory is followed.
 //!
-//! * `source`: what a URL names. * `pattern`: which of that is wanted.
+//! * `source`: what a URL names; whoever pulls chooses from that.
 //! * `tree`: the directory, from which nothing escapes. * `ledger`: what was pulled before.
 //! * `part`: a file on its way. * `work`: who does what next. * `session`: threads, progress, endings.
 //!
@@ -17,12 +17,10 @@
 
 mod ledger;
 mod part;
-mod pattern;
 mod session;
 mod source;
 mod tree;
 mod work;
 
-pub use pattern::matches;
 pub use session::{How, Progress, Pull, Pulled, PulledFile};
 pub use source::{Item, find};

@@ -66,10 +66,9 @@ impl Part {
         }
         file.set_len(bytes).map_err(failed)?;
         if bytes > 0 {
-            match fallocate(&file, FallocateFlags::empty(), 0, bytes) {
-                Err(Errno::NOSPC | Errno::DQUOT) => return Err(no_room(bytes).object(tree.shown(&item.path))),
-                // Not every file system can.
-                _ => {}
+            // Not every file system can.
+            if let Err(Errno::NOSPC | Errno::DQUOT) = fallocate(&file, FallocateFlags::empty(), 0, bytes) {
+                return Err(no_room(bytes).object(tree.shown(&item.path)));
             }
         }
         Ok(Self {

@@ -1,6 +1,6 @@
 //! One pull: its threads, how far it is, how it ends.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -91,18 +91,25 @@ impl Pull {
     /// # Errors
     /// `Access` where an item's path would lead out of the destination, `Memory` where no thread can be started.
     pub fn start(
-        store: RemoteStore,
+        store: &RemoteStore,
         items: Vec<Item>,
         destination: &Path,
         readers: Option<usize>,
     ) -> Result<Self> {
-        items.iter().try_for_each(|item| {
-            tree::check(&item.path).map_err(|error| error.object(shown(&item.location)))
-        })?;
+        let mut paths = HashSet::new();
+        for item in &items {
+            let refuse = |error: Error| error.object(shown(&item.location));
+            tree::check(&item.path).map_err(refuse)?;
+            if !paths.insert(&*item.path) {
+                let cause = format!("another object would be the same file, {:?}", item.path);
+                return Err(refuse(Error::new(ErrorKind::Access, cause)));
+            }
+        }
         let shared = Arc::new(Shared {
             files: Mutex::new(vec![None; items.len()]),
             bytes: AtomicU64::new(items.iter().map(|item| item.bytes).sum()),
-            store,
+            // Stopping this pull is not stopping whatever else the store is used for.
+            store: store.apart(),
             items,
             cancelled: AtomicBool::new(false),
             work: Mutex::default(),
@@ -170,6 +177,7 @@ impl Shared {
 
     fn cancel(&self) {
         self.cancelled.store(true, Ordering::Release);
+        self.store.interrupt();
         if let Some(work) = &*lock(&self.work) {
             work.end();
         }

@@ -69,18 +69,23 @@ fn named(store: &RemoteStore, location: &str, nothing: Error) -> Result<Vec<Item
                 return Ok(vec![Item { location: location.to_owned(), path, bytes, identity }]);
             }
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-            Err(error) if !is_http(location) => {
-                // The hub says which of the repository, the revision and the path is wrong.
-                return Err(if location.starts_with("hf://") { error } else { nothing });
-            }
+            Err(_) if !is_http(location) => return Err(nothing),
             Err(_) => {}
         }
     }
     let resolved = resolve(store, &[location.to_owned()])?;
+    // An index names its shards relative to where it is.
+    let base = resolved.indexes.first().map_or(location, |index| &index.location);
+    let base = base.split(['?', '#']).next().unwrap_or(base);
+    let base = base.rsplit_once('/').map_or(base, |(base, _)| base).to_owned();
     let locations = resolved.indexes.into_iter().map(|index| index.location).chain(resolved.objects);
     let item = |location: String| {
         let plain = location.split(['?', '#']).next().unwrap_or(&location);
-        let path = name(plain)?;
+        let below = plain.strip_prefix(&base).and_then(|below| below.strip_prefix('/'));
+        let path = match below {
+            Some(below) => decoded(below, &location)?,
+            None => name(plain)?,
+        };
         // How large it is will be seen when it is opened.
         Ok(Item { path, bytes: 0, identity: Identity(String::new()), location })
     };
@@ -90,10 +95,11 @@ fn named(store: &RemoteStore, location: &str, nothing: Error) -> Result<Vec<Item
 /// The last part of a location, as a file's name.
 fn name(location: &str) -> Result<String> {
     let name = location.rsplit('/').next().unwrap_or(location);
-    if !is_http(location) {
-        return Ok(name.to_owned());
-    }
-    let decoded = percent_encoding::percent_decode_str(name).decode_utf8();
+    if is_http(location) { decoded(name, location) } else { Ok(name.to_owned()) }
+}
+
+fn decoded(text: &str, location: &str) -> Result<String> {
+    let decoded = percent_encoding::percent_decode_str(text).decode_utf8();
     decoded.map(std::borrow::Cow::into_owned).map_err(|_| {
         Error::new(ErrorKind::NotFound, "the name is not UTF-8 once its escapes are decoded")
             .object(shown(location))

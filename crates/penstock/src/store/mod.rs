@@ -19,13 +19,15 @@ mod router;
 mod standin;
 
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileMapping, Window};
 
 pub use local::{CachePolicy, LocalStore};
-pub(crate) use location::{is_http, is_url, shown};
+pub use location::shown;
+pub(crate) use location::{is_http, is_url};
 #[cfg(feature = "remote")]
 pub use remote::{Environment, Found, Listing, Patience, RemoteStore};
 pub use router::{Router, is_remote};
@@ -72,6 +74,12 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// `NotFound` where there is no such prefix, `Access` or `Storage` as for [`Store::open`].
     fn list(&self, prefix: &str) -> Result<Vec<Entry>>;
+
+    /// The file of this machine from which that version of the object at `location` would be read now, where there is
+    /// one. How to read is decided by what it lies on.
+    fn file_of(&self, _location: &str, _identity: &Identity) -> Option<PathBuf> {
+        None
+    }
 }
 
 /// An open object: a fixed sequence of bytes that many threads may read at once.

@@ -1,5 +1,6 @@
 //! Which store a location leads to: its scheme says.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::{CachePolicy, Entry, Identity, LocalStore, Object, Store, is_url};
@@ -50,5 +51,9 @@ impl Store for Router {
 
     fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
         self.store(prefix).list(prefix)
+    }
+
+    fn file_of(&self, location: &str, identity: &Identity) -> Option<PathBuf> {
+        self.store(location).file_of(location, identity)
     }
 }

@@ -9,6 +9,7 @@ mod answers;
 mod faults;
 mod hub;
 mod opening;
+mod pull;
 
 use std::time::{Duration, Instant};
 

@@ -6,8 +6,8 @@ use object_store::path::Path;
 
 use super::address::Address;
 use super::backend::Backend;
-use super::block_on;
 use super::fetch::{Fault, Stop, named, persist};
+use super::interrupt::Interrupt;
 use super::object;
 use super::retry::Budget;
 use crate::store::Identity;
@@ -40,9 +40,10 @@ pub(super) fn list(
     address: &Address,
     prefix: &Path,
     recursive: bool,
+    interrupt: &Interrupt,
 ) -> Result<Listing, Stop> {
     let budget = Budget::default();
-    let (objects, prefixes) = block_on(persist(backend, &budget, false, &mut 0, async || {
+    let (objects, prefixes) = interrupt.block_on(persist(backend, &budget, false, &mut 0, async || {
         let failed = |error| (Fault::Store(error), false);
         if recursive {
             let objects: Vec<ObjectMeta> =

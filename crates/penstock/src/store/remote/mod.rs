@@ -7,7 +7,7 @@
 //! * `address`: locations taken apart.
 //! * `backend`: the store behind a bucket, set up by `s3` (with `aws`), `gcs` and `azure` from an [`Environment`].
 //! * `transport`: the HTTP client; `witness`: what it saw; `runtime`: the process's threads and connections.
-//! * `fetch`: one range, resumed where it stopped; `retry`: when to ask again; `failure`: what errors say.
+//! * `interrupt`: ending requests. `fetch`: one range, resumed where it stopped; `retry`: when to ask again; `failure`: what errors say.
 //! * `object`: an open object.
 //! * `listing`: what is under a prefix. `web`: finding a checkpoint on a server that cannot list.
 //! * `hub`: repositories of the Hugging Face hub.
@@ -24,6 +24,7 @@ mod failure;
 mod fetch;
 mod gcs;
 mod hub;
+mod interrupt;
 mod listing;
 mod object;
 mod retry;
@@ -46,9 +47,9 @@ use address::{Address, Provider};
 use backend::Backend;
 use fetch::{Fault, Stop, named, once, persist};
 use hub::{Hub, is_hub};
+use interrupt::Interrupt;
 use object::RemoteObject;
 use retry::Budget;
-use runtime::Net;
 
 pub use environment::Environment;
 pub use listing::{Found, Listing};
@@ -67,6 +68,7 @@ pub struct RemoteStore {
     patience: Patience,
     pins: hub::Pins,
     local: LocalStore,
+    interrupt: Arc<Interrupt>,
 }
 
 impl RemoteStore {
@@ -79,6 +81,18 @@ impl RemoteStore {
     #[must_use]
     pub fn with_local_files(self, cache: CachePolicy) -> Self {
         Self { local: LocalStore::new(cache), ..self }
+    }
+
+    /// The same store, whose requests are stopped on their own.
+    #[must_use]
+    pub fn apart(&self) -> Self {
+        Self { interrupt: Arc::default(), ..self.clone() }
+    }
+
+    /// Ends what this store and its clones are waiting for, with `Cancelled`, and lets nothing begin any more. Objects
+    /// that are open have [`Object::interrupt`].
+    pub fn interrupt(&self) {
+        self.interrupt.now();
     }
 
     /// What is under a prefix; with `recursive` at any depth, else as a directory shows it.
@@ -94,7 +108,7 @@ impl RemoteStore {
                 return Err(web::cannot_list().object(address.shown()));
             }
             let (_, listed) = in_its_region(&address, backend, |backend| {
-                listing::list(backend, &address, &path, recursive)
+                listing::list(backend, &address, &path, recursive, &self.interrupt)
             });
             listed.map_err(|error| error.object(address.shown()))?
         };
@@ -113,13 +127,8 @@ impl RemoteStore {
         object::is_likely(listed, opened)
     }
 
-    /// The file of this machine from which the object at `location` would be read, if there is one.
-    pub(super) fn file_of(&self, location: &str) -> Option<PathBuf> {
-        is_hub(location).then(|| self.hub(&self.environment()).file_of(location))?
-    }
-
     fn hub<'a>(&'a self, environment: &'a Arc<Environment>) -> Hub<'a> {
-        Hub::new(environment, self.patience, &self.pins, self.local)
+        Hub::new(environment, self.patience, &self.pins, self.local, &self.interrupt)
     }
 
     /// The variables that count: those given, else those of the process, as they are now.
@@ -152,7 +161,8 @@ impl Store for RemoteStore {
             return Err(Error::new(ErrorKind::NotFound, "the location names a bucket, not an object")
                 .object(address.shown()));
         }
-        let (backend, opened) = in_its_region(&address, backend, |backend| open(backend, &path));
+        let (backend, opened) =
+            in_its_region(&address, backend, |backend| open(backend, &path, &self.interrupt));
         let (meta, head) = opened.map_err(|error| error.object(address.shown()))?;
         Ok(Arc::new(RemoteObject::new(address.shown(), backend, path, meta, head)))
     }
@@ -186,6 +196,10 @@ impl Store for RemoteStore {
             objects.into_iter().map(|Found { location, bytes, .. }| Entry { location, bytes }).collect();
         entries.sort_by(|a, b| a.location.cmp(&b.location));
         Ok(entries)
+    }
+
+    fn file_of(&self, location: &str, identity: &Identity) -> Option<PathBuf> {
+        is_hub(location).then(|| self.hub(&self.environment()).file_of(location, identity))?
     }
 }
 
@@ -229,14 +243,10 @@ fn in_its_region<T>(
     }
 }
 
-fn block_on<T>(work: impl Future<Output = Result<T, Stop>>) -> Result<T, Stop> {
-    Net::of_process().map_err(Stop::Tell)?.block_on(work)
-}
-
 /// What the object is, and its first bytes.
-fn open(backend: &Backend, path: &Path) -> Result<(ObjectMeta, Vec<u8>), Stop> {
+fn open(backend: &Backend, path: &Path, interrupt: &Interrupt) -> Result<(ObjectMeta, Vec<u8>), Stop> {
     let budget = Budget::default();
-    let opened = block_on(persist(backend, &budget, false, &mut 0, async || {
+    let opened = interrupt.block_on(persist(backend, &budget, false, &mut 0, async || {
         // Anew for every attempt: until it is complete, no version is pinned.
         let (mut head, mut at) = (Vec::new(), 0);
         let put = |_, bytes: &[u8]| head.extend_from_slice(bytes);
@@ -245,15 +255,17 @@ fn open(backend: &Backend, path: &Path) -> Result<(ObjectMeta, Vec<u8>), Stop> {
     }));
     match opened {
         // No range of an empty object can be had.
-        Err(Stop::Empty) => inspect(backend, path).map(|meta| (meta, Vec::new())).map_err(Stop::Tell),
+        Err(Stop::Empty) => {
+            inspect(backend, path, interrupt).map(|meta| (meta, Vec::new())).map_err(Stop::Tell)
+        }
         opened => opened,
     }
 }
 
 /// What the object is, without any of its bytes.
-fn inspect(backend: &Backend, path: &Path) -> Result<ObjectMeta> {
+fn inspect(backend: &Backend, path: &Path, interrupt: &Interrupt) -> Result<ObjectMeta> {
     let budget = Budget::default();
-    let answer = block_on(persist(backend, &budget, false, &mut 0, async || {
+    let answer = interrupt.block_on(persist(backend, &budget, false, &mut 0, async || {
         let options = GetOptions { head: true, ..GetOptions::default() };
         match backend.store.get_opts(path, options).await {
             Ok(answer) => Ok(named(answer.meta)),

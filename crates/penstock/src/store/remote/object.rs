@@ -2,16 +2,14 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use object_store::ObjectMeta;
 use object_store::path::Path;
-use tokio::sync::Notify;
 
 use super::backend::Backend;
-use super::fetch::{Stop, once, persist};
+use super::fetch::{once, persist};
+use super::interrupt::Interrupt;
 use super::retry::Budget;
-use super::runtime::Net;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Window;
 use crate::store::{Identity, Lane, Object};
@@ -25,8 +23,7 @@ pub(super) struct RemoteObject {
     /// Its first bytes, if opening it brought them.
     head: Vec<u8>,
     budget: Budget,
-    interrupted: AtomicBool,
-    interrupt: Notify,
+    interrupt: Interrupt,
 }
 
 impl RemoteObject {
@@ -44,19 +41,7 @@ impl RemoteObject {
             meta,
             head,
             budget: Budget::default(),
-            interrupted: AtomicBool::new(false),
-            interrupt: Notify::new(),
-        }
-    }
-
-    /// Waits until the object's readers are to stop.
-    async fn until_interrupted(&self) {
-        let notified = self.interrupt.notified();
-        let mut notified = std::pin::pin!(notified);
-        // Registered before looking, so that an interrupt between the two is not missed.
-        notified.as_mut().enable();
-        if !self.interrupted.load(Ordering::Acquire) {
-            notified.await;
+            interrupt: Interrupt::default(),
         }
     }
 
@@ -71,22 +56,10 @@ impl RemoteObject {
                 once(&self.backend, &self.path, before..range.end, Some(&self.meta), &mut at, put).await;
             done.map(drop).map_err(|fault| (fault, at > before))
         });
-        let done = Net::of_process()?.block_on(async {
-            tokio::select! {
-                biased;
-                () = self.until_interrupted() => None,
-                done = work => Some(done),
-            }
-        });
+        let done = self.interrupt.block_on(work);
         lane.calls += requests;
         lane.network_bytes += at - begin;
-        match done {
-            Some(Ok(())) => Ok(()),
-            Some(Err(Stop::Tell(error))) => Err(error),
-            Some(Err(Stop::Region(_) | Stop::Empty)) => Err(super::failure::changed()),
-            None => Err(Error::new(ErrorKind::Cancelled, "the load was stopped")),
-        }
-        .map_err(|error| error.object(&self.location).range(range.clone()))
+        done.map_err(super::told).map_err(|error| error.object(&self.location).range(range.clone()))
     }
 }
 
@@ -134,8 +107,7 @@ impl Object for RemoteObject {
     }
 
     fn interrupt(&self) {
-        self.interrupted.store(true, Ordering::Release);
-        self.interrupt.notify_waiters();
+        self.interrupt.now();
     }
 
     /// Where every answer named the version that it was of, there is nothing left to ask: what was read is of the pinned
@@ -146,7 +118,8 @@ impl Object for RemoteObject {
         if self.meta.e_tag.is_some() || self.meta.version.is_some() || dated {
             return Ok(());
         }
-        let now = super::inspect(&self.backend, &self.path).map_err(|error| error.object(&self.location))?;
+        let now = super::inspect(&self.backend, &self.path, &self.interrupt)
+            .map_err(|error| error.object(&self.location))?;
         if super::fetch::is_same(&self.meta, &now) {
             return Ok(());
         }

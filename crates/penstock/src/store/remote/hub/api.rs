@@ -11,9 +11,10 @@ use super::sender::Sender;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::remote::backend::Backend;
 use crate::store::remote::fetch::{Fault, persist};
+use crate::store::remote::interrupt::Interrupt;
 use crate::store::remote::listing::{Found, Listing};
 use crate::store::remote::retry::{Budget, Trouble};
-use crate::store::remote::{block_on, object, told};
+use crate::store::remote::{object, told};
 
 /// Pages of one listing, at most: a server whose pages lead back to themselves must not keep us for ever.
 const MOST_PAGES: usize = 10_000;
@@ -23,6 +24,7 @@ pub(super) struct Api<'a> {
     pub(super) backend: &'a Backend,
     pub(super) sender: &'a Sender,
     pub(super) endpoint: &'a str,
+    pub(super) interrupt: &'a Interrupt,
 }
 
 #[derive(Deserialize)]
@@ -94,7 +96,7 @@ impl Api<'_> {
             Error::new(ErrorKind::Config, "HF_ENDPOINT is no URL").remedy("Write HF_ENDPOINT=https://host")
         })?;
         let budget = Budget::default();
-        let answered = block_on(persist(self.backend, &budget, false, &mut 0, async || {
+        let answered = self.interrupt.block_on(persist(self.backend, &budget, false, &mut 0, async || {
             let failed = |error: Box<dyn std::error::Error + Send + Sync>| {
                 (Fault::Store(StoreError::Generic { store: "hub", source: error }), false)
             };

@@ -28,6 +28,7 @@ use url::Url;
 use super::address::Provider;
 use super::backend::{Backend, Made, never_again};
 use super::environment::Environment;
+use super::interrupt::Interrupt;
 use super::listing::Listing;
 use super::object::{self, RemoteObject};
 use super::retry::Patience;
@@ -75,6 +76,7 @@ pub(super) struct Hub<'a> {
     patience: Patience,
     pins: &'a Pins,
     local: LocalStore,
+    interrupt: &'a Interrupt,
     settings: Settings,
 }
 
@@ -84,8 +86,9 @@ impl<'a> Hub<'a> {
         patience: Patience,
         pins: &'a Pins,
         local: LocalStore,
+        interrupt: &'a Interrupt,
     ) -> Self {
-        Self { environment, patience, pins, local, settings: Settings::of(environment) }
+        Self { environment, patience, pins, local, interrupt, settings: Settings::of(environment) }
     }
 
     /// Opens a file at the commit that its revision is.
@@ -106,7 +109,7 @@ impl<'a> Hub<'a> {
             return Err(self.not_cached(&format!("the file at commit {commit}")));
         }
         let backend = self.file(address, &commit)?;
-        let (meta, head) = open(&backend, &Path::default()).map_err(told)?;
+        let (meta, head) = open(&backend, &Path::default(), self.interrupt).map_err(told)?;
         let location = address.pinned(&commit, &address.path);
         Ok(Arc::new(RemoteObject::new(location, backend, Path::default(), meta, head)))
     }
@@ -138,11 +141,13 @@ impl<'a> Hub<'a> {
         opened().map_err(|error: Error| error.object(location))
     }
 
-    /// The file of this machine that would be read, if there is one.
-    pub(super) fn file_of(&self, location: &str) -> Option<PathBuf> {
+    /// The file of the cache that is the version with that identity, if there is one.
+    pub(super) fn file_of(&self, location: &str, identity: &Identity) -> Option<PathBuf> {
         let address = HubAddress::parse(location).ok()?;
         let commit = self.commit(&address).ok()?;
-        CachedRepository::of(&self.settings, &address)?.file(&commit, &address.path)
+        let file = CachedRepository::of(&self.settings, &address)?.file(&commit, &address.path)?;
+        let opened = self.local.open(file.to_str()?).ok()?;
+        (local::identity(&file, &*opened) == *identity).then_some(file)
     }
 
     /// What is in a repository or a directory of it.
@@ -197,7 +202,12 @@ impl<'a> Hub<'a> {
     fn ask<T>(&self, address: &HubAddress, ask: impl FnOnce(&Api<'_>) -> Result<T>) -> Result<T> {
         let sender = self.sender()?;
         let backend = self.backend(address, &self.settings.endpoint, &sender)?;
-        ask(&Api { backend: &backend, sender: &sender, endpoint: &self.settings.endpoint })
+        ask(&Api {
+            backend: &backend,
+            sender: &sender,
+            endpoint: &self.settings.endpoint,
+            interrupt: self.interrupt,
+        })
     }
 
     /// The backend of one file.

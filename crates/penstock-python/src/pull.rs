@@ -1,0 +1,159 @@
+//! Finding what a URL names, and bringing it to a directory.
+
+use std::path::PathBuf;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use penstock::pull::{self, How, Item};
+use penstock::store::{self, RemoteStore};
+use penstock::{Error, ErrorKind};
+use pyo3::prelude::*;
+
+use crate::errors::{Failure, Outcome};
+
+/// How long a wait goes on before it looks for signals (Ctrl-C).
+const SIGNAL_CHECK: Duration = Duration::from_millis(50);
+
+/// Paths, bytes and how each came; bytes that came over the network; seconds.
+type Ended = (Vec<(String, u64, &'static str)>, u64, f64);
+
+/// Does `work` in a thread and looks for signals meanwhile: Ctrl-C ends the requests it waits for.
+fn interruptible<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce(&RemoteStore) -> Result<T, Error> + Send + 'static,
+) -> PyResult<T> {
+    let store = RemoteStore::default();
+    let working = store.clone();
+    let (sender, receiver) = channel();
+    let thread = std::thread::Builder::new()
+        .name("penstock-find".into())
+        .spawn(move || drop(sender.send(work(&working))))
+        .map_err(|error| {
+            Failure(Error::new(ErrorKind::Memory, format!("a thread could not be started: {error}")))
+        })?;
+    let receiver = Mutex::new(receiver);
+    let done = loop {
+        let received =
+            py.detach(|| receiver.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(SIGNAL_CHECK));
+        match received {
+            Ok(done) => break done.map_err(|error| Failure(error).into()),
+            Err(RecvTimeoutError::Timeout) => {
+                if let Err(signal) = py.check_signals() {
+                    store.interrupt();
+                    break Err(signal);
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                let cause = "a thread that looked for objects panicked; this is a bug of Penstock";
+                break Err(Failure(Error::new(ErrorKind::Storage, cause)).into());
+            }
+        }
+    };
+    // Its panic, if any, was told of.
+    let _ = py.detach(|| thread.join());
+    done
+}
+
+/// What a URL names: the objects under a prefix, the files of a repository, or one object.
+#[pyclass(frozen, module = "penstock._native")]
+pub struct Source {
+    location: String,
+    items: Vec<Item>,
+}
+
+#[pymethods]
+impl Source {
+    /// Finds what is there; Ctrl-C raises KeyboardInterrupt from here.
+    #[new]
+    fn new(py: Python<'_>, location: String) -> PyResult<Self> {
+        let asked = location.clone();
+        let items = interruptible(py, move |store| pull::find(store, &asked))?;
+        Ok(Self { location, items })
+    }
+
+    /// (path below the URL, bytes) of every object. Bytes are 0 where they are not known before it is opened.
+    #[getter]
+    fn entries(&self) -> Vec<(&str, u64)> {
+        self.items.iter().map(|item| (&*item.path, item.bytes)).collect()
+    }
+
+    /// Begins to pull the entries with these indices.
+    fn pull(
+        &self,
+        py: Python<'_>,
+        destination: PathBuf,
+        indices: Vec<usize>,
+        readers: Option<usize>,
+    ) -> Outcome<Pull> {
+        let items: Vec<_> = indices.into_iter().filter_map(|index| self.items.get(index).cloned()).collect();
+        if items.is_empty() {
+            let cause = format!("none of the {} objects there is wanted", self.items.len());
+            return Err(Failure(
+                Error::new(ErrorKind::NotFound, cause)
+                    .object(store::shown(&self.location))
+                    .remedy("Check allow= and ignore=: they are compared with the whole path below the URL"),
+            ));
+        }
+        let store = RemoteStore::default();
+        let inner = py.detach(|| pull::Pull::start(&store, items, &destination, readers))?;
+        Ok(Pull { inner: Mutex::new(inner) })
+    }
+}
+
+/// A pull under way.
+#[pyclass(frozen, module = "penstock._native")]
+pub struct Pull {
+    inner: Mutex<pull::Pull>,
+}
+
+impl Pull {
+    fn locked<T: Send>(&self, py: Python<'_>, body: impl FnOnce(&mut pull::Pull) -> T + Send) -> T {
+        py.detach(|| body(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+}
+
+#[pymethods]
+impl Pull {
+    /// Waits a moment; returns what was done once that is all, else None.
+    ///
+    /// Looks for signals, so Ctrl-C raises KeyboardInterrupt from here.
+    fn wait(&self, py: Python<'_>) -> PyResult<Option<Ended>> {
+        let ended = self.locked(py, |pull| pull.wait(SIGNAL_CHECK)).map_err(Failure)?;
+        py.check_signals()?;
+        Ok(ended.map(|pulled| {
+            let how = |how| match how {
+                How::Pulled => "pulled",
+                How::Resumed => "resumed",
+                How::Kept => "kept",
+            };
+            let files = pulled.files.into_iter().map(|file| (file.path, file.bytes, how(file.how))).collect();
+            (files, pulled.fetched_bytes, pulled.wall.as_secs_f64())
+        }))
+    }
+
+    /// (bytes done, bytes in all as far as known).
+    fn progress(&self, py: Python<'_>) -> (u64, u64) {
+        let progress = self.locked(py, |pull| pull.progress());
+        (progress.done_bytes, progress.bytes)
+    }
+
+    /// Stops it, and returns when nothing of it runs. What came so far is kept for the next pull.
+    fn stop(&self, py: Python<'_>) {
+        self.locked(py, pull::Pull::stop);
+    }
+}
+
+/// What is directly under a prefix: (name, bytes) of objects, and names of what has objects below it.
+#[pyfunction]
+pub fn list_remote(py: Python<'_>, location: String) -> PyResult<(Vec<(String, u64)>, Vec<String>)> {
+    let listing = interruptible(py, move |store| store.find(&location, false))?;
+    let objects = listing.objects.into_iter().map(|found| (found.path, found.bytes)).collect();
+    Ok((objects, listing.directories))
+}
+
+/// A location without what may be secret: a URL's user and query.
+#[pyfunction]
+pub fn shown(location: &str) -> String {
+    store::shown(location).into_owned()
+}
