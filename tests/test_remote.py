@@ -6,8 +6,10 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -138,6 +140,26 @@ def test_a_forked_child_loads_with_connections_of_its_own(model: tuple[str, dict
     assert child.exitcode == 0
     assert total == sum(np.frombuffer(tensor.data, np.uint8).sum() for tensor in tensors.values())
     assert_bits(penstock.open(where).load(framework="np"), tensors)
+
+
+def test_ctrl_c_ends_the_wait_for_a_server_that_does_not_answer() -> None:
+    script = (
+        "import socket, sys, threading, time, penstock\n"
+        "server = socket.create_server(('127.0.0.1', 0))\n"
+        "threading.Thread(target=lambda: (server.accept(), print('asked', flush=True)), daemon=True).start()\n"
+        "try:\n"
+        "    penstock.open(f'http://127.0.0.1:{server.getsockname()[1]}/m.safetensors')\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted', [thread.name for thread in threading.enumerate() if 'penstock' in thread.name])\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "asked\n"
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.read() == "interrupted []\n"
+        # Far from the half minute after which silence counts as a failure.
+        assert time.monotonic() - began < 10
 
 
 def test_secrets_are_in_no_error_and_no_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,16 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use penstock::plan::{Plan, Selection};
-use penstock::store::Router;
+use penstock::store::{Router, Store, is_remote};
 use penstock::tune::{Settings, Storage, Survey};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::config::Config;
-use crate::errors::Outcome;
+use crate::errors::{Failure, Outcome};
 use crate::session::{Mapped, Session};
+use crate::signals::interruptibly;
 
 /// What the header says of one tensor.
 #[pyclass(frozen, module = "penstock._native")]
@@ -108,10 +109,16 @@ impl Checkpoint {
 #[pymethods]
 impl Checkpoint {
     /// Opens the checkpoint that `inputs` name: reads headers only, all of them in parallel.
+    ///
+    /// Looks for signals while it waits for a server, so Ctrl-C raises KeyboardInterrupt from here.
     #[new]
-    fn new(py: Python<'_>, inputs: Vec<String>, config: &Config) -> Outcome<Self> {
+    fn new(py: Python<'_>, inputs: Vec<String>, config: &Config) -> PyResult<Self> {
         let store = Arc::new(Router::new(config.inner.cache.unwrap_or_default()));
-        let inner = py.detach(|| penstock::checkpoint::Checkpoint::open(store, &inputs))?;
+        let open = || penstock::checkpoint::Checkpoint::open(Arc::clone(&store) as _, &inputs);
+        let inner = match inputs.iter().any(|input| is_remote(input)) {
+            true => interruptibly(py, open, || store.interrupt())?,
+            false => py.detach(open).map_err(Failure)?,
+        };
         Ok(Self { inner: Arc::new(inner), survey: Survey::default() })
     }
 

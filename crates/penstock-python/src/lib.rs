@@ -7,7 +7,7 @@
 //! * `session`: `Session`, `Mapped`, `LoadStats`: loads under way.
 //! * `host_array`: `HostArray`: the memory of one host tensor, for numpy and DLPack.
 //! * `pull`: `Source`, `Pull`: remote objects brought to a directory.
-//! * `config`: `Config`. `errors`: exceptions.
+//! * `config`: `Config`. `errors`: exceptions. `signals`: Ctrl-C while waiting for a server.
 
 // PyO3's macros expand to unsafe code of their own; ours is in `host_array` only.
 #![allow(unsafe_code, unreachable_pub)]
@@ -18,6 +18,7 @@ mod errors;
 mod host_array;
 mod pull;
 mod session;
+mod signals;
 
 use pyo3::prelude::*;
 

@@ -1,59 +1,21 @@
 //! Finding what a URL names, and bringing it to a directory.
 
 use std::path::PathBuf;
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 use penstock::pull::{self, How, Item};
-use penstock::store::{self, RemoteStore};
+use penstock::store::{self, RemoteStore, Store};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
 
 use crate::errors::{Failure, Outcome};
+use crate::signals::{SIGNAL_CHECK, interruptibly};
 
-/// How long a wait goes on before it looks for signals (Ctrl-C).
-const SIGNAL_CHECK: Duration = Duration::from_millis(50);
+/// Names and bytes of objects; names of what has objects below it.
+type Listed = (Vec<(String, u64)>, Vec<String>);
 
 /// Paths, bytes and how each came; bytes that came over the network; seconds.
 type Ended = (Vec<(String, u64, &'static str)>, u64, f64);
-
-/// Does `work` in a thread and looks for signals meanwhile: Ctrl-C ends the requests it waits for.
-fn interruptible<T: Send + 'static>(
-    py: Python<'_>,
-    work: impl FnOnce(&RemoteStore) -> Result<T, Error> + Send + 'static,
-) -> PyResult<T> {
-    let store = RemoteStore::default();
-    let working = store.clone();
-    let (sender, receiver) = channel();
-    let thread = std::thread::Builder::new()
-        .name("penstock-find".into())
-        .spawn(move || drop(sender.send(work(&working))))
-        .map_err(|error| {
-            Failure(Error::new(ErrorKind::Memory, format!("a thread could not be started: {error}")))
-        })?;
-    let receiver = Mutex::new(receiver);
-    let done = loop {
-        let received =
-            py.detach(|| receiver.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(SIGNAL_CHECK));
-        match received {
-            Ok(done) => break done.map_err(|error| Failure(error).into()),
-            Err(RecvTimeoutError::Timeout) => {
-                if let Err(signal) = py.check_signals() {
-                    store.interrupt();
-                    break Err(signal);
-                }
-            }
-            Err(RecvTimeoutError::Disconnected) => {
-                let cause = "a thread that looked for objects panicked; this is a bug of Penstock";
-                break Err(Failure(Error::new(ErrorKind::Storage, cause)).into());
-            }
-        }
-    };
-    // Its panic, if any, was told of.
-    let _ = py.detach(|| thread.join());
-    done
-}
 
 /// What a URL names: the objects under a prefix, the files of a repository, or one object.
 #[pyclass(frozen, module = "penstock._native")]
@@ -67,8 +29,8 @@ impl Source {
     /// Finds what is there; Ctrl-C raises KeyboardInterrupt from here.
     #[new]
     fn new(py: Python<'_>, location: String) -> PyResult<Self> {
-        let asked = location.clone();
-        let items = interruptible(py, move |store| pull::find(store, &asked))?;
+        let store = RemoteStore::default();
+        let items = interruptibly(py, || pull::find(&store, &location), || store.interrupt())?;
         Ok(Self { location, items })
     }
 
@@ -146,8 +108,9 @@ impl Pull {
 
 /// What is directly under a prefix: (name, bytes) of objects, and names of what has objects below it.
 #[pyfunction]
-pub fn list_remote(py: Python<'_>, location: String) -> PyResult<(Vec<(String, u64)>, Vec<String>)> {
-    let listing = interruptible(py, move |store| store.find(&location, false))?;
+pub fn list_remote(py: Python<'_>, location: &str) -> PyResult<Listed> {
+    let store = RemoteStore::default();
+    let listing = interruptibly(py, || store.find(location, false), || store.interrupt())?;
     let objects = listing.objects.into_iter().map(|found| (found.path, found.bytes)).collect();
     Ok((objects, listing.directories))
 }

@@ -19,9 +19,7 @@ use pyo3::types::{PyString, PyTuple};
 use crate::checkpoint::cuda_ordinal;
 use crate::errors::{Failure, Outcome};
 use crate::host_array::{HostArray, Owner};
-
-/// How long a wait goes on before it looks for signals (Ctrl-C).
-const SIGNAL_CHECK: Duration = Duration::from_millis(50);
+use crate::signals::SIGNAL_CHECK;
 
 /// Names, dtypes, shapes and bytes of tensors.
 type Columns<'a, 'py> = (Vec<&'a str>, Vec<Bound<'py, PyString>>, Vec<Bound<'py, PyTuple>>, Vec<u64>);
@@ -258,6 +256,8 @@ getters! {
     network_bytes: u64 = |s| s.network_bytes;
     /// Calls made to the store.
     calls: u64 = |s| s.calls;
+    /// Calls that an object store answered with "too fast".
+    push_backs: u64 = |s| s.push_backs;
     /// Tensors loaded.
     tensors: u64 = |s| s.tensors;
     /// Blocks read.

@@ -23,6 +23,8 @@ pub struct LoadStats {
     pub network_bytes: u64,
     /// Calls made to the store.
     pub calls: u64,
+    /// Of those: answered by an object store with "too fast".
+    pub push_backs: u64,
     /// Tensors and blocks in the plan.
     pub tensors: u64,
     /// See `tensors`.
@@ -91,6 +93,7 @@ impl LoadStats {
         self.buffered_bytes += other.buffered_bytes;
         self.network_bytes += other.network_bytes;
         self.calls += other.calls;
+        self.push_backs += other.push_backs;
         self.reading += other.reading;
         self.cached_reading += other.cached_reading;
         self.copying += other.copying;

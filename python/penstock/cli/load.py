@@ -36,6 +36,7 @@ MEANINGS = {
     "buffered_bytes": "of those, from the device, through the page cache",
     "network_bytes": "of those, from an object store or HTTP server",
     "calls": "reads asked of the storage",
+    "push_backs": "of those, answered with 'too fast' by an object store",
     "tensors": "loaded",
     "blocks": "pieces the work was cut into",
     "readers": "threads that read, at most at once",

@@ -200,7 +200,17 @@ impl Checkpoint {
     /// # Errors
     /// `Changed` if it is not; otherwise what the store fails with.
     pub fn open_object(&self, index: usize) -> Result<Arc<dyn Object>> {
-        self.store.reopen(&self.locations[index], &self.objects[index].identity)
+        self.open_object_in(&*self.store, index)
+    }
+
+    /// As [`Checkpoint::open_object`], in [`Checkpoint::store_for_load`].
+    pub(crate) fn open_object_in(&self, store: &dyn Store, index: usize) -> Result<Arc<dyn Object>> {
+        store.reopen(&self.locations[index], &self.objects[index].identity)
+    }
+
+    /// The store that the objects are in, for one load.
+    pub(crate) fn store_for_load(&self) -> Arc<dyn Store> {
+        self.store.for_load().unwrap_or_else(|| Arc::clone(&self.store))
     }
 
     /// Where an object's bytes lie now: a file of this machine, even if its location is a URL, else its location.

@@ -4,7 +4,7 @@
 //! first process outside. So forks are counted too, by a handler that the C library runs in the child. (A bare
 //! `clone` system call runs no handler; then the id has to do.)
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 static FORKS: AtomicU32 = AtomicU32::new(0);
 static COUNTING: AtomicBool = AtomicBool::new(false);
@@ -35,4 +35,63 @@ impl Owner {
 
 unsafe extern "C" fn count() {
     FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A value of which every process makes its own at the first use, to keep until its end. A child leaves alone what its
+/// parent had, locks and threads included. It hangs on one atomic pointer, so that no fork can come at a wrong moment.
+pub(crate) struct PerProcess<T: 'static>(AtomicPtr<(Owner, T)>);
+
+impl<T: Send + Sync> PerProcess<T> {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicPtr::new(std::ptr::null_mut()))
+    }
+
+    /// This process's value; `make` is called if there is none yet, and what several threads make at once is one's only.
+    pub(crate) fn get_or_try_init<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&'static T, E> {
+        let there = self.0.load(Ordering::Acquire);
+        // SAFETY: either null or leaked below, and never freed.
+        if let Some((owner, value)) = unsafe { there.as_ref() }
+            && owner.is_current()
+        {
+            return Ok(value);
+        }
+        let made = Box::into_raw(Box::new((Owner::current(), make()?)));
+        match self.0.compare_exchange(there, made, Ordering::AcqRel, Ordering::Acquire) {
+            // SAFETY: leaked above and now published; never freed.
+            Ok(_) => Ok(unsafe { &(*made).1 }),
+            Err(winner) => {
+                // SAFETY: `made` was not published, so this is its only owner; `winner` was, by another thread of this
+                // process, and is never freed.
+                unsafe {
+                    drop(Box::from_raw(made));
+                    Ok(&(*winner).1)
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_that_come_at_once_get_the_same_value() {
+        static VALUE: PerProcess<usize> = PerProcess::new();
+        assert_eq!(VALUE.get_or_try_init(|| Err("no")), Err("no"));
+        let barrier = std::sync::Barrier::new(4);
+        let got: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4)
+                .map(|number| {
+                    let barrier = &barrier;
+                    scope.spawn(move || {
+                        barrier.wait();
+                        VALUE.get_or_try_init(|| Ok::<_, ()>(number)).unwrap()
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(got.iter().all(|value| std::ptr::eq(*value, got[0])));
+    }
 }

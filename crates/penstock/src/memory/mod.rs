@@ -23,6 +23,7 @@ mod window;
 pub use arena::{Arena, ArenaUse, Lease, Pinning, Slot};
 pub use file_mapping::FileMapping;
 pub use fork::Owner;
+pub(crate) use fork::PerProcess;
 pub use numa::node_of_pci_device;
 pub use region::{Backing, HUGE_PAGE, PAGE, Region};
 pub use slab::{HostSlab, HostTensor};

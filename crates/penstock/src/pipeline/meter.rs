@@ -25,6 +25,8 @@ pub(super) struct Meter {
 
 struct OpenEpoch {
     tuner: Tuner,
+    /// Whether the store pushed back in it. What it says in the same epoch again was asked before that.
+    pushed_back: bool,
     began: Instant,
     bytes: u64,
     reading: u64,
@@ -39,7 +41,13 @@ impl Meter {
             active: AtomicUsize::new(tuner.readers()),
             block_bytes,
             tunes: !tuner.is_fixed(),
-            epoch: Mutex::new(OpenEpoch { tuner, began: Instant::now(), bytes: 0, reading: 0 }),
+            epoch: Mutex::new(OpenEpoch {
+                tuner,
+                pushed_back: false,
+                began: Instant::now(),
+                bytes: 0,
+                reading: 0,
+            }),
         }
     }
 
@@ -67,9 +75,20 @@ impl Meter {
         let busy = Duration::from_nanos(reading.saturating_sub(open.reading)).as_secs_f64();
         let now =
             open.tuner.observe(Epoch { bytes: came, seconds, reading: busy / (seconds * active as f64) });
-        (open.began, open.bytes, open.reading) = (Instant::now(), bytes, reading);
+        (open.began, open.bytes, open.reading, open.pushed_back) = (Instant::now(), bytes, reading, false);
         self.active.store(now, Ordering::Release);
         now > active
+    }
+
+    /// The store says that it is asked too often. That ends the epoch.
+    pub(super) fn push_back(&self) {
+        let Ok(mut open) = self.epoch.lock() else { return };
+        if self.tunes && !open.pushed_back {
+            self.active.store(open.tuner.push_back(), Ordering::Release);
+            (open.began, open.pushed_back) = (Instant::now(), true);
+            open.bytes = self.bytes.load(Ordering::Relaxed);
+            open.reading = self.reading.load(Ordering::Relaxed);
+        }
     }
 
     /// What the tuner tried.

@@ -5,11 +5,12 @@ use std::sync::{Arc, OnceLock};
 
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
-use crate::store::Object;
+use crate::store::{Object, Store};
 
 /// A checkpoint's objects, each opened by the first reader that needs it.
 pub(super) struct Objects {
     checkpoint: Arc<Checkpoint>,
+    store: Arc<dyn Store>,
     open: Vec<OnceLock<Result<Arc<dyn Object>>>>,
     avoid_direct: AtomicBool,
 }
@@ -17,7 +18,8 @@ pub(super) struct Objects {
 impl Objects {
     pub(super) fn of(checkpoint: Arc<Checkpoint>) -> Self {
         let open = checkpoint.objects().iter().map(|_| OnceLock::new()).collect();
-        Self { checkpoint, open, avoid_direct: AtomicBool::new(false) }
+        let store = checkpoint.store_for_load();
+        Self { checkpoint, store, open, avoid_direct: AtomicBool::new(false) }
     }
 
     /// Says that direct reads gain nothing, of objects that are opened from now on.
@@ -29,7 +31,7 @@ impl Objects {
     pub(super) fn get(&self, index: u32) -> Result<&Arc<dyn Object>> {
         let index = index as usize;
         let opened = self.open[index].get_or_init(|| {
-            let object = self.checkpoint.open_object(index)?;
+            let object = self.checkpoint.open_object_in(&*self.store, index)?;
             if self.avoid_direct.load(Ordering::Relaxed) {
                 object.avoid_direct();
             }
@@ -46,9 +48,9 @@ impl Objects {
             .try_for_each(|object| object.verify_unchanged())
     }
 
-    /// Has reads that wait for the storage end now.
+    /// Has what waits for the storage end now.
     pub(super) fn interrupt(&self) {
-        self.open.iter().filter_map(|open| open.get()?.as_ref().ok()).for_each(|object| object.interrupt());
+        self.store.interrupt();
     }
 
     /// What reading them came upon; several objects may have the same to say.

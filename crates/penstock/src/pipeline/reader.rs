@@ -29,6 +29,10 @@ struct Account {
 
 impl Account {
     fn spent(&mut self, shared: &Shared, block: &Block, kind: Kind, spent: &Spent) {
+        if self.lane.push_backs > self.stats.push_backs {
+            self.stats.push_backs = self.lane.push_backs;
+            shared.pushed_back();
+        }
         self.stats.reading += spent.reading;
         self.stats.copying += spent.copying;
         match kind {

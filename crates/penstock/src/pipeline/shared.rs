@@ -215,6 +215,11 @@ impl Shared {
         }
     }
 
+    /// Has fewer readers fetch: the store says that it is asked too often.
+    pub(super) fn pushed_back(&self) {
+        self.meter.push_back();
+    }
+
     /// The load's figures so far.
     pub(super) fn stats(&self) -> LoadStats {
         let mut stats = lock(&self.stats).clone();

@@ -16,7 +16,7 @@ use super::tree::{self, Tree};
 use super::work::{Task, Work};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Region;
-use crate::store::{Lane, Object, RemoteStore, Store, shown};
+use crate::store::{Lane, RemoteStore, Store, shown};
 
 /// Requests in flight, where nothing is said: as many as a load from an object store begins with.
 const READERS: usize = 32;
@@ -75,8 +75,6 @@ struct Shared {
     items: Vec<Item>,
     cancelled: AtomicBool,
     work: Mutex<Option<Arc<Work>>>,
-    /// Objects that are open, so that their reads can be stopped.
-    open: Mutex<Vec<Arc<dyn Object>>>,
     failure: Mutex<Option<Error>>,
     files: Mutex<Vec<Option<PulledFile>>>,
     done_bytes: AtomicU64,
@@ -109,11 +107,10 @@ impl Pull {
             files: Mutex::new(vec![None; items.len()]),
             bytes: AtomicU64::new(items.iter().map(|item| item.bytes).sum()),
             // Stopping this pull is not stopping whatever else the store is used for.
-            store: store.apart(),
+            store: store.another_course(),
             items,
             cancelled: AtomicBool::new(false),
             work: Mutex::default(),
-            open: Mutex::default(),
             failure: Mutex::default(),
             done_bytes: AtomicU64::new(0),
             fetched_bytes: AtomicU64::new(0),
@@ -181,7 +178,6 @@ impl Shared {
         if let Some(work) = &*lock(&self.work) {
             work.end();
         }
-        lock(&self.open).iter().for_each(|object| object.interrupt());
     }
 
     fn fail(&self, error: Error) {
@@ -237,7 +233,6 @@ impl Shared {
             }
         }
         threads.into_iter().for_each(|thread| drop(thread.join()));
-        lock(&self.open).clear();
         *lock(&self.work) = None;
         let failure = lock(&self.failure).take();
         if let Some(error) = failure {
@@ -308,7 +303,6 @@ impl Shared {
             self.done(number, opened.bytes, How::Kept);
             return Ok(None);
         }
-        lock(&self.open).push(Arc::clone(&object));
         if self.is_cancelled() {
             return Err(cancelled());
         }
@@ -324,7 +318,6 @@ impl Shared {
         let stat = part.finish(tree)?;
         let item = &self.items[part.item];
         lock(ledger).add(&item.path, &part.identity(), &stat);
-        lock(&self.open).retain(|object| !Arc::ptr_eq(object, &part.object));
         let how = if part.resumed.load(Ordering::Relaxed) { How::Resumed } else { How::Pulled };
         // Its bytes were counted as they came.
         let file = PulledFile { path: item.path.clone(), bytes: part.object.bytes(), how };

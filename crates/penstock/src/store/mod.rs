@@ -80,6 +80,16 @@ pub trait Store: Send + Sync {
     fn file_of(&self, _location: &str, _identity: &Identity) -> Option<PathBuf> {
         None
     }
+
+    /// This store as one load uses it, where loads have something of their own in it, such as a budget of failures or
+    /// an end.
+    fn for_load(&self) -> Option<Arc<dyn Store>> {
+        None
+    }
+
+    /// Has what waits for this store end now, with `Cancelled`, and later reads and openings not begin. A hint: what takes
+    /// no longer than a disk does may go on.
+    fn interrupt(&self) {}
 }
 
 /// An open object: a fixed sequence of bytes that many threads may read at once.
@@ -97,7 +107,7 @@ pub trait Object: Send + Sync {
     ///
     /// # Errors
     /// `Storage` where reading fails, `Changed` where the object ends before `into` is full or is another version by
-    /// now, `Cancelled` after [`Object::interrupt`].
+    /// now, `Cancelled` after [`Store::interrupt`].
     fn read_into(&self, offset: u64, into: Window<'_>, lane: &mut Lane) -> Result<()>;
 
     /// Reads `range` to wherever in `slot` suits this store's alignment, and says where in the slot it begins.
@@ -130,10 +140,6 @@ pub trait Object: Send + Sync {
         true
     }
 
-    /// Has reads that wait for the storage end now, with `Cancelled`, and later ones not begin. A hint: reads that take
-    /// no longer than a disk does may go on.
-    fn interrupt(&self) {}
-
     /// Tells the store that direct reads of this object would gain nothing. A hint, for objects that have such a choice.
     fn avoid_direct(&self) {}
 
@@ -165,6 +171,8 @@ pub struct Lane {
     pub network_bytes: u64,
     /// Calls made to the store: system calls or requests.
     pub calls: u64,
+    /// Answers of a store that it is asked too often.
+    pub push_backs: u64,
     pub(crate) scratch: Option<crate::memory::Region>,
 }
 

@@ -56,4 +56,14 @@ impl Store for Router {
     fn file_of(&self, location: &str, identity: &Identity) -> Option<PathBuf> {
         self.store(location).file_of(location, identity)
     }
+
+    #[cfg(feature = "remote")]
+    fn for_load(&self) -> Option<Arc<dyn Store>> {
+        Some(Arc::new(Self { local: self.local, remote: self.remote.another_course() }))
+    }
+
+    #[cfg(feature = "remote")]
+    fn interrupt(&self) {
+        self.remote.interrupt();
+    }
 }

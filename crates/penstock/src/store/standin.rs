@@ -58,10 +58,6 @@ impl Object for StandIn {
         self.file.read_ahead(range)
     }
 
-    fn interrupt(&self) {
-        self.file.interrupt();
-    }
-
     fn avoid_direct(&self) {
         self.file.avoid_direct();
     }

@@ -1,9 +1,13 @@
 //! Finding the number of readers while a load runs.
 //!
 //! A hill climb over epochs: a stretch of loading with one number of readers. After a change one epoch is let pass, and
-//! the rate of the next two is compared with the best so far. More readers are tried while that pays, then fewer; what did not pay is taken back. An epoch in which readers
-//! mostly waited for the device or the consumer says nothing about the storage, so nothing is tried then. Once settled,
-//! the search begins anew only when the rate changes for good, as when a load comes from cached to uncached files.
+//! the rate of the next two is compared with the best so far. More readers are tried while that pays, then fewer; what
+//! did not pay is taken back. An epoch in which readers mostly waited for the device or the consumer says nothing about
+//! the storage, so nothing is tried then. Once settled, the search begins anew only when the rate changes for good, as
+//! when a load comes from cached to uncached files.
+//!
+//! A store that says it is asked too often has the last word: the number is halved, and the one at which it said so is
+//! out of bounds until it has been quiet for a while.
 //!
 //! A pure state machine: it knows neither clocks nor threads. Who feeds it decides how long an epoch is.
 
@@ -104,6 +108,8 @@ const WORTH: f64 = 1.08;
 const CHANGED: f64 = 1.4;
 /// For how many epochs in a row it must have changed.
 const CHANGED_FOR: u32 = 4;
+/// For how many epochs a store that had pushed back must be quiet until more is asked of it again.
+const CALM_FOR: u32 = 16;
 /// How many trials are remembered for the statistics.
 const REMEMBERED: usize = 64;
 
@@ -138,6 +144,10 @@ pub struct Tuner {
     best: Trial,
     search: Search,
     tried: Vec<Trial>,
+    /// The most that the store has not refused.
+    ceiling: usize,
+    /// Epochs since it last did.
+    calm: u32,
 }
 
 impl Tuner {
@@ -150,6 +160,8 @@ impl Tuner {
             best: Trial { readers, rate: 0.0 },
             search: Search::Skip(Direction::Stay),
             tried: Vec::new(),
+            ceiling: bounds.most,
+            calm: 0,
         }
     }
 
@@ -168,8 +180,29 @@ impl Tuner {
         &self.tried
     }
 
+    /// Learns that the store is asked too often; says how many readers to use from now on.
+    pub fn push_back(&mut self) -> usize {
+        self.ceiling = (self.readers - 1).max(self.bounds.least);
+        self.calm = 0;
+        self.begin_anew((self.readers / 2).max(self.bounds.least));
+        self.search = Search::Skip(Direction::Stay);
+        self.readers
+    }
+
+    fn begin_anew(&mut self, readers: usize) {
+        self.readers = readers;
+        self.best = Trial { readers, rate: 0.0 };
+        self.search = Search::Try(Direction::Stay);
+    }
+
     /// Learns from an epoch; says how many readers to use from now on.
     pub fn observe(&mut self, epoch: Epoch) -> usize {
+        self.calm += 1;
+        if self.ceiling < self.bounds.most && self.calm >= CALM_FOR {
+            self.ceiling = (self.ceiling + self.ceiling.div_ceil(2)).min(self.bounds.most);
+            self.calm = 0;
+            self.begin_anew(self.readers);
+        }
         match self.search {
             Search::Skip(direction) => self.search = Search::Try(direction),
             Search::Try(direction) => self.search = Search::Confirm(direction, epoch),
@@ -188,7 +221,7 @@ impl Tuner {
                 let other = epoch.is_limited_by_reading() && (now > rate * CHANGED || now * CHANGED < rate);
                 self.search = match changed + 1 {
                     enough if other && enough >= CHANGED_FOR => {
-                        self.best = Trial { readers: self.readers, rate: 0.0 };
+                        self.begin_anew(self.readers);
                         Search::Try(Direction::Stay)
                     }
                     more if other => Search::Settled { rate, changed: more },
@@ -221,7 +254,7 @@ impl Tuner {
 
     fn up(&self, climbed: bool) -> Option<(usize, Direction)> {
         let from = self.best.readers;
-        let to = (from + from.div_ceil(2)).min(self.bounds.most);
+        let to = (from + from.div_ceil(2)).min(self.ceiling);
         (to > from).then_some((to, Direction::Up { climbed }))
     }
 
@@ -294,6 +327,22 @@ mod tests {
     }
 
     #[test]
+    fn a_store_that_pushes_back_gets_half_and_later_a_little_more() {
+        let rate = |readers: usize| readers as f64 * 1e8;
+        let mut tuner = Tuner::new(BOUNDS);
+        settle(&mut tuner, rate, 30);
+        assert_eq!(tuner.readers(), 64);
+        assert_eq!(tuner.push_back(), 32);
+        // However well it goes, not where it said no.
+        assert!(settle(&mut tuner, rate, CALM_FOR as usize - 1) < 64);
+        assert_eq!(settle(&mut tuner, rate, 60), 64);
+        for _ in 0..10 {
+            tuner.push_back();
+        }
+        assert_eq!(tuner.readers(), BOUNDS.least);
+    }
+
+    #[test]
     fn a_fixed_number_stays() {
         let mut tuner = Tuner::new(Bounds::fixed(5));
         assert!(tuner.is_fixed());
@@ -329,11 +378,14 @@ mod tests {
 
         #[test]
         fn any_sequence_of_epochs_stays_within_bounds(
-            epochs in prop::collection::vec((0u64..1 << 40, 0.0f64..1.0, 0.0f64..1.0), 0..200),
+            epochs in prop::collection::vec((0u64..1 << 40, 0.0f64..1.0, 0.0f64..1.0, 0u8..20), 0..200),
         ) {
             let mut tuner = Tuner::new(BOUNDS);
-            for (bytes, seconds, reading) in epochs {
-                let readers = tuner.observe(Epoch { bytes, seconds, reading });
+            for (bytes, seconds, reading, what) in epochs {
+                let readers = match what {
+                    0 => tuner.push_back(),
+                    _ => tuner.observe(Epoch { bytes, seconds, reading }),
+                };
                 prop_assert!((BOUNDS.least..=BOUNDS.most).contains(&readers));
             }
         }

@@ -177,7 +177,7 @@ fn what_does_not_pass_is_told_with_all_that_happened() {
 fn a_server_that_always_breaks_off_late_is_not_asked_for_ever() {
     for faulty in faulty() {
         let mut patience = patience();
-        patience.in_all = 6;
+        patience.interruptions = 5;
         let environment =
             if faulty.name == "S3" { s3_environment(&faulty.server.url("")) } else { Environment::default() };
         let store = RemoteStore::new(environment, patience);
@@ -185,7 +185,7 @@ fn a_server_that_always_breaks_off_late_is_not_asked_for_ever() {
         let object = store.open(&faulty.location).unwrap();
         faulty.server.script(|_, _| Act::ResetAfter(1000));
         let error = soon(move || read(object.as_ref(), 0, SIZE)).unwrap_err();
-        says(&error, &["too many requests for this object failed"]);
+        says(&error, &["too many requests of this load failed, 6 of them: 6 times the connection was lost"]);
         assert_eq!(faulty.server.requests(), 6, "{}", faulty.name);
     }
 }
@@ -231,19 +231,104 @@ fn a_read_that_waits_ends_when_the_load_is_stopped() {
     for faulty in faulty() {
         let object = faulty.open();
         faulty.server.script(|_, _| Act::StallAfter(100));
+        let load = faulty.store.for_load().unwrap();
+        let object = load.reopen(&faulty.location, &object.identity()).unwrap();
         let reading = Arc::clone(&object);
         let reader = std::thread::spawn(move || read(reading.as_ref(), 0, SIZE));
         while faulty.server.requests() == 0 {
             std::thread::yield_now();
         }
         let began = std::time::Instant::now();
-        object.interrupt();
+        load.interrupt();
         let error = reader.join().unwrap().unwrap_err();
         // Well before the idle limit of two seconds.
         assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
         assert_eq!(error.kind(), ErrorKind::Cancelled);
-        // And none begins after it.
+        // And none begins after it, in that load.
         assert_eq!(read(object.as_ref(), 600_000, 10).unwrap_err().kind(), ErrorKind::Cancelled);
+        faulty.server.script(|_, _| Act::Serve);
+        read(faulty.open().as_ref(), 600_000, 10).unwrap();
+    }
+}
+
+#[test]
+fn opening_ends_when_it_is_stopped() {
+    for faulty in faulty() {
+        faulty.server.script(|_, _| Act::StallAfter(0));
+        let (store, location) = (faulty.store.clone(), faulty.location.clone());
+        let opening = std::thread::spawn(move || store.open(&location).map(drop));
+        while faulty.server.requests() == 0 {
+            std::thread::yield_now();
+        }
+        faulty.store.interrupt();
+        assert_eq!(opening.join().unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
+    }
+}
+
+#[test]
+fn a_user_and_a_password_in_a_url_are_sent_to_its_host_and_to_no_other() {
+    let (server, elsewhere) = (Server::start(Source::default()), Server::start(Source::default()));
+    let target = elsewhere.put("/m.safetensors", &content(SIZE));
+    server.put("/m.safetensors", &content(SIZE));
+    let store = RemoteStore::new(Environment::default(), patience());
+    let location = format!("http://me:pass%20word@{}/m.safetensors", server.address());
+    // "me:pass word", as RFC 7617 has it.
+    server.script(|request, _| match request.headers.get("authorization").map(String::as_str) {
+        Some("Basic bWU6cGFzcyB3b3Jk") => Act::Serve,
+        _ => refuse(401, &[], ""),
+    });
+    assert_eq!(store.open(&location).unwrap().bytes(), SIZE as u64);
+    server.script(move |_, _| refuse(302, &[("location", &target)], ""));
+    elsewhere.script(|request, _| match request.headers.contains_key("authorization") {
+        false => Act::Serve,
+        true => refuse(500, &[], ""),
+    });
+    store.open(&location).unwrap();
+}
+
+#[test]
+fn a_refusal_that_drips_is_not_waited_for() {
+    for faulty in faulty() {
+        let object = faulty.open();
+        faulty.server.script(|_, _| Act::DripRefusal(403));
+        let error = soon(move || read(object.as_ref(), 0, SIZE)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Access, "{}: {error}", faulty.name);
+    }
+}
+
+#[test]
+fn a_range_that_takes_far_longer_than_others_is_asked_for_again() {
+    for faulty in faulty() {
+        let environment =
+            if faulty.name == "S3" { s3_environment(&faulty.server.url("")) } else { Environment::default() };
+        let mut patience = patience();
+        patience.idle = Duration::from_secs(3600);
+        patience.hedge_after = Duration::from_millis(50);
+        let store = RemoteStore::new(environment, patience);
+        faulty.server.script(|_, _| Act::Serve);
+        let object = store.open(&faulty.location).unwrap();
+        for _ in 0..10 {
+            read(object.as_ref(), 1_000_000, 1_500_000).unwrap();
+        }
+        // The first request hangs for good; the second goes for what it had not brought.
+        faulty.server.script(|_, n| if n == 0 { Act::StallAfter(700_000) } else { Act::Serve });
+        let reading = Arc::clone(&object);
+        let (bytes, lane) = soon(move || read(reading.as_ref(), 1_000_000, 1_500_000)).unwrap();
+        assert!(bytes == content(SIZE)[1_000_000..2_500_000], "{}", faulty.name);
+        assert_eq!((lane.calls, lane.network_bytes), (2, 1_500_000), "{}", faulty.name);
+        // A second request that fails leaves the first to go on.
+        faulty.server.script(|_, n| match n {
+            0 => Act::Drip(100_000, Duration::from_millis(50)),
+            _ => refuse(403, &[], ""),
+        });
+        let reading = Arc::clone(&object);
+        let (bytes, lane) = soon(move || read(reading.as_ref(), 1_000_000, 1_500_000)).unwrap();
+        assert!(bytes == content(SIZE)[1_000_000..2_500_000], "{}", faulty.name);
+        assert_eq!(lane.calls, 2, "{}", faulty.name);
+        // There is no third: of a dozen ranges, two were asked for twice.
+        faulty.server.script(|_, _| Act::Drip(100_000, Duration::from_millis(50)));
+        let (_, lane) = soon(move || read(object.as_ref(), 1_000_000, 1_500_000)).unwrap();
+        assert_eq!(lane.calls, 1, "{}", faulty.name);
     }
 }
 

@@ -292,8 +292,9 @@ fn what_was_left_is_compared_before_it_is_taken() {
     let (_server, url, free) = stuck(2);
     let (store, to) = (web_store(), tempfile::tempdir().unwrap());
     cut_off(&store, &url, to.path(), 16 << 20);
-    let part = fs::read_dir(to.path().join(".penstock/parts")).unwrap().flatten().map(|entry| entry.path());
-    let part = part.filter(|path| path.extension().is_none_or(|end| end != "map")).next().unwrap();
+    let mut part =
+        fs::read_dir(to.path().join(".penstock/parts")).unwrap().flatten().map(|entry| entry.path());
+    let part = part.find(|path| path.extension().is_none_or(|end| end != "map")).unwrap();
     // As after a power failure: the map says that a block is there, and the disk has something else.
     let file = fs::File::options().write(true).open(&part).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &[0; 4096], 1 << 20).unwrap();

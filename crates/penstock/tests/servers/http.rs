@@ -65,6 +65,8 @@ pub enum Act {
     Serve,
     /// This status with these headers and this body.
     Refuse(u16, Vec<(&'static str, String)>, String),
+    /// This status, with a body that comes a byte a second for a day.
+    DripRefusal(u16),
     /// The connection is reset before any answer.
     ResetAtOnce,
     /// The connection is reset after so many bytes of the body.
@@ -204,6 +206,14 @@ impl Shared {
                 headers.iter().for_each(|(name, value)| answer.set(name, value));
                 answer.body = body.clone().into_bytes();
                 answer
+            }
+            Act::DripRefusal(status) => {
+                let head = format!("HTTP/1.1 {status} X\r\ncontent-length: 86400\r\n\r\n");
+                stream.write_all(head.as_bytes())?;
+                while stream.write_all(b" ").is_ok() {
+                    std::thread::sleep(Duration::from_secs(1));
+                }
+                return Ok(false);
             }
             Act::ResetAtOnce => return reset(stream).map(|()| false),
             Act::Nonsense => return stream.write_all(b"I am no HTTP server\r\n\r\n").map(|()| false),

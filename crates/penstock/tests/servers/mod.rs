@@ -28,6 +28,8 @@ pub fn patience() -> Patience {
         first_pause: Duration::from_millis(5),
         longest_pause: Duration::from_millis(50),
         longest_wait: Duration::from_secs(5),
+        in_a_row: 10,
+        outage: Duration::ZERO,
         ..Patience::default()
     }
 }

@@ -1,15 +1,14 @@
 //! The arenas of the process, told apart by slot size, kind of device and memory node.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::path::Path;
-use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::chunk::Site;
 use super::{Arena, ArenaUse, Pinning, lock};
-use crate::memory::fork::Owner;
 use crate::memory::headroom::Observer;
-use crate::memory::{Backing, PAGE, numa};
+use crate::memory::{Backing, PAGE, PerProcess, numa};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
@@ -18,34 +17,13 @@ struct Key {
     node: Option<u32>,
 }
 
-/// What belongs to one process; a child has another.
-struct Process {
-    owner: Owner,
-    arenas: Mutex<HashMap<Key, Arc<Arena>>>,
-}
+type Arenas = Mutex<HashMap<Key, Arc<Arena>>>;
 
-static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
+static ARENAS: PerProcess<Arenas> = PerProcess::new();
 
-fn process() -> &'static Process {
-    let current = PROCESS.load(Ordering::Acquire);
-    // SAFETY: either null or a `Process` leaked below, which is never freed.
-    if let Some(process) = unsafe { current.as_ref() }.filter(|process| process.owner.is_current()) {
-        return process;
-    }
-    // First use in this process, or in a child: whatever the parent had is left alone, locks included.
-    let fresh = Box::into_raw(Box::new(Process { owner: Owner::current(), arenas: Mutex::default() }));
-    match PROCESS.compare_exchange(current, fresh, Ordering::AcqRel, Ordering::Acquire) {
-        // SAFETY: leaked above and now published; never freed.
-        Ok(_) => unsafe { &*fresh },
-        Err(winner) => {
-            // SAFETY: `fresh` was not published, so this is its only owner; `winner` was published by another thread
-            // of this process and is never freed.
-            unsafe {
-                drop(Box::from_raw(fresh));
-                &*winner
-            }
-        }
-    }
+fn process() -> &'static Arenas {
+    let Ok::<_, Infallible>(arenas) = ARENAS.get_or_try_init(|| Ok(Mutex::default()));
+    arenas
 }
 
 /// The process's arena for slots of `slot_bytes` and the device that `pinning` speaks for.
@@ -53,7 +31,7 @@ pub(super) fn arena(slot_bytes: usize, pinning: Arc<dyn Pinning>) -> Arc<Arena> 
     let root = Path::new("/");
     let node = numa::choose(root, pinning.numa_node());
     let key = Key { slot_bytes: slot_bytes.max(1).next_multiple_of(PAGE), family: pinning.family(), node };
-    find_or_make(&mut lock(&process().arenas), key, pinning)
+    find_or_make(&mut lock(process()), key, pinning)
 }
 
 fn find_or_make(arenas: &mut HashMap<Key, Arc<Arena>>, key: Key, pinning: Arc<dyn Pinning>) -> Arc<Arena> {
@@ -77,7 +55,7 @@ pub(super) fn make_room(but: &Arc<Arena>, allowed: usize) {
 }
 
 fn arenas() -> Vec<Arc<Arena>> {
-    lock(&process().arenas).values().cloned().collect()
+    lock(process()).values().cloned().collect()
 }
 
 impl Arena {

@@ -53,7 +53,7 @@ pub(super) struct Address {
     pub(super) bucket: String,
     /// Azure: the storage account and the host that serves it, where the location says.
     pub(super) account: Option<(String, String)>,
-    /// The object's key, or the prefix of keys, without a slash at either end. For a plain HTTP server: empty.
+    /// The object's key, or the prefix of keys, without a slash at its end. For a plain HTTP server: empty.
     pub(super) key: String,
     /// What comes before the key in the location, user name and password included.
     root: String,
@@ -75,7 +75,7 @@ impl Address {
         };
         let bucket_and_key = |rest: &str| {
             let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
-            (bucket.to_owned(), key.trim_matches('/').to_owned())
+            (bucket.to_owned(), key.trim_end_matches('/').to_owned())
         };
         let made = |provider, account, (bucket, key): (String, String)| {
             let end = location.len() - rest.len();
@@ -91,6 +91,14 @@ impl Address {
             "az" | "azure" | "abfs" | "abfss" | "adl" | "wasb" | "wasbs" => {
                 let (authority, key) = bucket_and_key(rest);
                 match authority.split_once('@') {
+                    Some((_, host)) if !is_azure(host) => {
+                        // Or a location could have tokens of this machine's identity sent to whomever it names.
+                        return Err(refuse(
+                            &format!("{host} is no host of Azure's storage"),
+                            "Write az://container/key, and set AZURE_STORAGE_CONNECTION_STRING with the host as its \
+                             BlobEndpoint",
+                        ));
+                    }
                     Some((container, host)) => {
                         let account = (account_of(host), host.replacen(".dfs.", ".blob.", 1));
                         made(Provider::Azure, Some(account), (container.to_owned(), key))
@@ -130,13 +138,12 @@ impl Address {
             root: plain.to_owned(),
             query: query.to_owned(),
         };
-        let is_blob_storage = host.contains(".blob.core.") || host.contains(".dfs.core.");
         let path = plain.splitn(4, '/').nth(3).unwrap_or("");
         let (container, key) = path.split_once('/').unwrap_or((path, ""));
-        if !is_blob_storage || container.is_empty() {
+        if !is_azure(host) || container.is_empty() {
             return Ok(web);
         }
-        let key = percent_decode_str(key.trim_matches('/')).decode_utf8().map_err(|_| {
+        let key = percent_decode_str(key.trim_end_matches('/')).decode_utf8().map_err(|_| {
             Error::new(ErrorKind::NotFound, "the URL is not UTF-8 once its escapes are decoded")
                 .object(shown(location))
         })?;
@@ -171,6 +178,18 @@ impl Address {
     }
 }
 
+/// Whether a host is an account of Azure's storage, in one of its clouds, so that credentials may be sent there.
+fn is_azure(host: &str) -> bool {
+    const CLOUDS: [&str; 4] =
+        [".core.windows.net", ".core.chinacloudapi.cn", ".core.usgovcloudapi.net", ".storage.azure.net"];
+    let host = host.to_ascii_lowercase();
+    let host = host.strip_suffix(":443").unwrap_or(&host);
+    CLOUDS.iter().filter_map(|cloud| host.strip_suffix(cloud)).any(|account| {
+        let valid = account.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-".contains(&byte));
+        valid && (account.contains(".blob") || account.contains(".dfs"))
+    })
+}
+
 fn account_of(host: &str) -> String {
     host.split('.').next().unwrap_or(host).to_owned()
 }
@@ -203,6 +222,21 @@ mod tests {
             expect(Provider::Azure, "c", "a b")
         );
         assert_eq!(parts("https://host:1/x?y"), expect(Provider::Web, "", ""));
+    }
+
+    #[test]
+    fn credentials_of_azure_go_to_azure_only() {
+        for host in
+            ["acc.blob.core.evil.example", "acc.blob.core.windows.net.evil.example", "localhost:1", ""]
+        {
+            let error = Address::parse(&format!("abfss://c@{host}/a")).err().unwrap();
+            assert_eq!(error.kind(), ErrorKind::NotFound, "{host}");
+        }
+        assert_eq!(parts("https://acc.blob.core.evil.example/c/a").0, Provider::Web);
+        assert_eq!(parts("https://evil.example/acc.blob.core.windows.net/a").0, Provider::Web);
+        assert_eq!(parts("https://u:p@acc.blob.core.windows.net/c/a").0, Provider::Web);
+        assert_eq!(parts("https://acc.z21.blob.storage.azure.net/c/a").0, Provider::Azure);
+        assert_eq!(parts("https://acc.blob.core.usgovcloudapi.net/c/a").0, Provider::Azure);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! shortly before it expires: a load of an hour outlives its first credentials.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use async_trait::async_trait;
 use aws_config::environment::EnvironmentVariableRegionProvider;
@@ -61,6 +61,7 @@ struct Held {
     credential: Arc<AwsCredential>,
     expires: Option<SystemTime>,
     source: &'static str,
+    since: Instant,
 }
 
 impl Keys {
@@ -73,9 +74,10 @@ impl Keys {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|held| held.source)
     }
 
-    /// Has them fetched anew.
-    pub(super) fn forget(&self) {
-        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    /// Has them fetched anew, if they are older than `asked`.
+    pub(super) fn forget(&self, asked: Instant) {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        *held = held.take().filter(|held| held.since > asked);
     }
 
     fn valid_for(&self, margin: Duration) -> Option<Arc<AwsCredential>> {
@@ -115,6 +117,7 @@ impl CredentialProvider for Keys {
                     credential: Arc::clone(&credential),
                     expires: credentials.expiry(),
                     source: source(&credentials),
+                    since: Instant::now(),
                 });
                 Ok(credential)
             }

@@ -4,11 +4,13 @@
 //! credentials come from; what they share is the transport, and that `object_store` itself never tries again.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use object_store::{ObjectStore, RetryConfig};
 
 use super::address::{Address, Provider};
 use super::aws::Keys;
+use super::course::Course;
 use super::environment::Environment;
 use super::retry::Patience;
 use super::runtime::Net;
@@ -57,17 +59,18 @@ impl Backend {
         address: &Address,
         environment: &Arc<Environment>,
         patience: Patience,
+        course: &Course,
     ) -> Result<Arc<Self>> {
+        let make = || Self::make(address, environment, patience, None, course);
         if address.provider == Provider::Web {
-            return Self::make(address, environment, patience, None).map(Arc::new);
+            return make().map(Arc::new);
         }
-        let key = key(address, environment, patience);
-        Net::of_process()?.backend(key, || Self::make(address, environment, patience, None))
+        Net::of_process()?.backend(key(address, environment, patience), make)
     }
 
     /// As [`Backend::of`], but with requests signed for `region`, from now on.
-    pub(super) fn in_region(&self, address: &Address, region: String) -> Result<Arc<Self>> {
-        let made = Arc::new(Self::make(address, &self.environment, self.patience, Some(region))?);
+    pub(super) fn in_region(&self, address: &Address, region: String, course: &Course) -> Result<Arc<Self>> {
+        let made = Arc::new(Self::make(address, &self.environment, self.patience, Some(region), course)?);
         let key = key(address, &self.environment, self.patience);
         Net::of_process()?.replace_backend(key, Arc::clone(&made));
         Ok(made)
@@ -78,6 +81,7 @@ impl Backend {
         environment: &Arc<Environment>,
         patience: Patience,
         region: Option<String>,
+        course: &Course,
     ) -> Result<Self> {
         let client = ClientKey {
             patience,
@@ -90,7 +94,7 @@ impl Backend {
         client.client()?;
         let connector = Connector(client.clone());
         let made = match address.provider {
-            Provider::S3 => s3::make(address, environment, &client, connector, region)?,
+            Provider::S3 => s3::make(address, environment, &client, connector, region, course)?,
             Provider::Gcs => gcs::make(address, environment, connector)?,
             Provider::Azure => azure::make(address, environment, connector)?,
             Provider::Web | Provider::Hub => web(address, connector)?,
@@ -119,10 +123,11 @@ impl Backend {
         self.keys.is_some()
     }
 
-    /// Has credentials fetched anew before the next request.
-    pub(super) fn renew(&self) {
+    /// Has credentials fetched anew before the next request, unless those in use are later than `asked`: of many readers
+    /// whose requests are refused together, one fetches for all.
+    pub(super) fn renew(&self, asked: Instant) {
         if let Some(keys) = &self.keys {
-            keys.forget();
+            keys.forget(asked);
         }
     }
 

@@ -39,6 +39,17 @@ const BUSY: [&str; 8] = [
     "RequestLimitExceeded",
 ];
 
+/// Those, and statuses, of a server that is asked too often.
+const TOO_FAST: [&str; 6] = [
+    "SlowDown",
+    "ServiceUnavailable",
+    "ServerBusy",
+    "OperationTimedOut",
+    "Throttling",
+    "RequestLimitExceeded",
+];
+const TOO_FAST_STATUS: [u16; 3] = [429, 503, 509];
+
 /// Codes that say that credentials are of the past, though they did not say so themselves.
 const EXPIRED: [&str; 3] = ["ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"];
 
@@ -128,7 +139,9 @@ fn again(backend: &Backend, refusal: &Refusal) -> Verdict {
         (None, None) => format!("HTTP {}", refusal.status),
     };
     let what = backend.environment.scrub(&what);
-    Verdict::Again(Trouble { what, retry_after: refusal.retry_after })
+    let pushes_back = TOO_FAST_STATUS.contains(&refusal.status)
+        || refusal.code.as_ref().is_some_and(|code| TOO_FAST.contains(&&**code));
+    Verdict::Again(Trouble { what, retry_after: refusal.retry_after, pushes_back })
 }
 
 /// An object that is not what it was.

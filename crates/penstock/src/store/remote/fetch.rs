@@ -4,7 +4,9 @@
 //! checked against what was asked: the range, the object's size, its version. A version is pinned when the object is
 //! opened and asked for with every range (`If-Match`, a GCS generation), so what comes is of one version or an error.
 
+use std::cell::Cell;
 use std::ops::Range;
+use std::time::Instant;
 
 use futures_util::StreamExt;
 use object_store::path::Path;
@@ -12,8 +14,9 @@ use object_store::{Error as StoreError, GetOptions, GetRange, ObjectMeta};
 
 use super::address::Provider;
 use super::backend::Backend;
+use super::course::Course;
 use super::failure::{Verdict, changed, gave_up, judge};
-use super::retry::{Attempts, Budget, Trouble};
+use super::retry::{Attempts, Trouble};
 use super::witness::Witness;
 use crate::error::Error;
 
@@ -42,21 +45,41 @@ impl From<StoreError> for Fault {
     }
 }
 
-/// Does `attempt` until it succeeds or is given up. It says with a failure whether it had brought any bytes.
+/// What was done for one range, by one request or by two.
+#[derive(Default)]
+pub(super) struct Tally {
+    pub(super) requests: Cell<u64>,
+    /// Answers that said "too fast".
+    pub(super) push_backs: Cell<u64>,
+    pub(super) bytes: Cell<u64>,
+}
+
+/// Adds to a count.
+pub(super) fn add(count: &Cell<u64>, more: u64) {
+    count.set(count.get() + more);
+}
+
+/// Does `attempt` until it succeeds or is given up. It says with a failure whether it had brought any bytes. `known` says
+/// that something had come from the object before.
 pub(super) async fn persist<T>(
     backend: &Backend,
-    budget: &Budget,
+    course: &Course,
     known: bool,
-    requests: &mut u64,
+    tally: &Tally,
     mut attempt: impl AsyncFnMut() -> Result<T, (Fault, bool)>,
 ) -> Result<T, Stop> {
-    let mut attempts = Attempts::new(&backend.patience, budget, !known);
+    let mut attempts = Attempts::new(&backend.patience, &course.budget, !known);
+    let began = Instant::now();
     let mut renewed = false;
     loop {
+        let asked = Instant::now();
+        add(&tally.requests, 1);
         let (done, seen) = Witness::watch(attempt()).await;
-        *requests += seen.requests;
         let (fault, progress) = match done {
-            Ok(done) => return Ok(done),
+            Ok(done) => {
+                course.budget.came();
+                return Ok(done);
+            }
             Err(failed) => failed,
         };
         let trouble = match fault {
@@ -67,7 +90,7 @@ pub(super) async fn persist<T>(
                 Verdict::Expired(error) if renewed => return Err(Stop::Tell(error)),
                 Verdict::Expired(_) => {
                     renewed = true;
-                    backend.renew();
+                    backend.renew(asked);
                     continue;
                 }
                 Verdict::Region(region) => return Err(Stop::Region(region)),
@@ -76,8 +99,9 @@ pub(super) async fn persist<T>(
             },
         };
         tracing::debug!(store = backend.provider.name(), failure = trouble.what, "a request failed");
-        let pause = attempts.failed(trouble, progress).map_err(|given_up| Stop::Tell(gave_up(&given_up)))?;
-        tokio::time::sleep(pause).await;
+        add(&tally.push_backs, u64::from(trouble.pushes_back));
+        let pause = attempts.failed(&trouble, progress, began.elapsed());
+        tokio::time::sleep(pause.map_err(|given_up| Stop::Tell(gave_up(&given_up)))?).await;
     }
 }
 

@@ -6,10 +6,9 @@ use object_store::path::Path;
 
 use super::address::Address;
 use super::backend::Backend;
-use super::fetch::{Fault, Stop, named, persist};
-use super::interrupt::Interrupt;
+use super::course::Course;
+use super::fetch::{Fault, Stop, Tally, named, persist};
 use super::object;
-use super::retry::Budget;
 use crate::store::Identity;
 
 /// One object under a prefix.
@@ -40,10 +39,9 @@ pub(super) fn list(
     address: &Address,
     prefix: &Path,
     recursive: bool,
-    interrupt: &Interrupt,
+    course: &Course,
 ) -> Result<Listing, Stop> {
-    let budget = Budget::default();
-    let (objects, prefixes) = interrupt.block_on(persist(backend, &budget, false, &mut 0, async || {
+    let (objects, prefixes) = course.run(persist(backend, course, false, &Tally::default(), async || {
         let failed = |error| (Fault::Store(error), false);
         if recursive {
             let objects: Vec<ObjectMeta> =

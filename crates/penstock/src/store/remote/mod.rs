@@ -6,9 +6,10 @@
 //!
 //! * `address`: locations taken apart.
 //! * `backend`: the store behind a bucket, set up by `s3` (with `aws`), `gcs` and `azure` from an [`Environment`].
-//! * `transport`: the HTTP client; `witness`: what it saw; `runtime`: the process's threads and connections.
-//! * `interrupt`: ending requests. `fetch`: one range, resumed where it stopped; `retry`: when to ask again; `failure`: what errors say.
-//! * `object`: an open object.
+//! * `transport`: the HTTP client; `names`: its addresses; `witness`: what it saw; `runtime`: the process's threads and connections.
+//! * `fetch`: one range, resumed where it stopped; `retry`: when to ask again; `failure`: what errors say.
+//! * `object`: an open object; `pace`: when one of its ranges is slow.
+//! * `course`: what the requests of one load share.
 //! * `listing`: what is under a prefix. `web`: finding a checkpoint on a server that cannot list.
 //! * `hub`: repositories of the Hugging Face hub.
 //!
@@ -19,14 +20,16 @@ mod address;
 mod aws;
 mod azure;
 mod backend;
+mod course;
 mod environment;
 mod failure;
 mod fetch;
 mod gcs;
 mod hub;
-mod interrupt;
 mod listing;
+mod names;
 mod object;
+mod pace;
 mod retry;
 mod runtime;
 mod s3;
@@ -45,11 +48,10 @@ use crate::error::{Error, ErrorKind, Result};
 
 use address::{Address, Provider};
 use backend::Backend;
-use fetch::{Fault, Stop, named, once, persist};
+use course::Course;
+use fetch::{Fault, Stop, Tally, named, once, persist};
 use hub::{Hub, is_hub};
-use interrupt::Interrupt;
 use object::RemoteObject;
-use retry::Budget;
 
 pub use environment::Environment;
 pub use listing::{Found, Listing};
@@ -66,9 +68,9 @@ const OPENING_BYTES: u64 = 512 << 10;
 pub struct RemoteStore {
     environment: Option<Arc<Environment>>,
     patience: Patience,
+    course: Arc<Course>,
     pins: hub::Pins,
     local: LocalStore,
-    interrupt: Arc<Interrupt>,
 }
 
 impl RemoteStore {
@@ -83,18 +85,6 @@ impl RemoteStore {
         Self { local: LocalStore::new(cache), ..self }
     }
 
-    /// The same store, whose requests are stopped on their own.
-    #[must_use]
-    pub fn apart(&self) -> Self {
-        Self { interrupt: Arc::default(), ..self.clone() }
-    }
-
-    /// Ends what this store and its clones are waiting for, with `Cancelled`, and lets nothing begin any more. Objects
-    /// that are open have [`Object::interrupt`].
-    pub fn interrupt(&self) {
-        self.interrupt.now();
-    }
-
     /// What is under a prefix; with `recursive` at any depth, else as a directory shows it.
     ///
     /// # Errors
@@ -107,8 +97,9 @@ impl RemoteStore {
             if address.provider == Provider::Web {
                 return Err(web::cannot_list().object(address.shown()));
             }
-            let (_, listed) = in_its_region(&address, backend, |backend| {
-                listing::list(backend, &address, &path, recursive, &self.interrupt)
+            let course = &self.course;
+            let (_, listed) = in_its_region(&address, backend, course, |backend| {
+                listing::list(backend, &address, &path, recursive, course)
             });
             listed.map_err(|error| error.object(address.shown()))?
         };
@@ -128,7 +119,13 @@ impl RemoteStore {
     }
 
     fn hub<'a>(&'a self, environment: &'a Arc<Environment>) -> Hub<'a> {
-        Hub::new(environment, self.patience, &self.pins, self.local, &self.interrupt)
+        Hub::new(environment, self.patience, &self.pins, self.local, &self.course)
+    }
+
+    /// The same store for another load, whose requests share nothing with those of this one but connections.
+    #[must_use]
+    pub fn another_course(&self) -> Self {
+        Self { course: Arc::default(), ..self.clone() }
     }
 
     /// The variables that count: those given, else those of the process, as they are now.
@@ -139,7 +136,7 @@ impl RemoteStore {
     fn reach(&self, location: &str) -> Result<(Address, Arc<Backend>, Path)> {
         let address = Address::parse(location)?;
         let path = path(&address)?;
-        let backend = Backend::of(&address, &self.environment(), self.patience)
+        let backend = Backend::of(&address, &self.environment(), self.patience, &self.course)
             .map_err(|error| error.object(address.shown()))?;
         Ok((address, backend, path))
     }
@@ -161,10 +158,12 @@ impl Store for RemoteStore {
             return Err(Error::new(ErrorKind::NotFound, "the location names a bucket, not an object")
                 .object(address.shown()));
         }
+        let course = &self.course;
         let (backend, opened) =
-            in_its_region(&address, backend, |backend| open(backend, &path, &self.interrupt));
+            in_its_region(&address, backend, course, |backend| open(backend, &path, course));
         let (meta, head) = opened.map_err(|error| error.object(address.shown()))?;
-        Ok(Arc::new(RemoteObject::new(address.shown(), backend, path, meta, head)))
+        let course = Arc::clone(course);
+        Ok(Arc::new(RemoteObject { location: address.shown(), backend, path, meta, head, course }))
     }
 
     /// Without a request: each range will be asked of that version.
@@ -173,10 +172,10 @@ impl Store for RemoteStore {
             return self.hub(&self.environment()).reopen(location, identity);
         }
         let (address, backend, path) = self.reach(location)?;
-        match object::version(&path, identity) {
-            Some(meta) => Ok(Arc::new(RemoteObject::new(address.shown(), backend, path, meta, Vec::new()))),
-            None => Err(failure::changed().object(address.shown())),
-        }
+        let meta =
+            object::version(&path, identity).ok_or_else(|| failure::changed().object(address.shown()))?;
+        let (head, course) = (Vec::new(), Arc::clone(&self.course));
+        Ok(Arc::new(RemoteObject { location: address.shown(), backend, path, meta, head, course }))
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
@@ -201,17 +200,30 @@ impl Store for RemoteStore {
     fn file_of(&self, location: &str, identity: &Identity) -> Option<PathBuf> {
         is_hub(location).then(|| self.hub(&self.environment()).file_of(location, identity))?
     }
+
+    fn for_load(&self) -> Option<Arc<dyn Store>> {
+        Some(Arc::new(self.another_course()))
+    }
+
+    fn interrupt(&self) {
+        self.course.interrupt();
+    }
 }
 
 /// The object's key as `object_store` wants it.
 fn path(address: &Address) -> Result<Path> {
-    Path::parse(&address.key).map_err(|error| {
-        Error::new(ErrorKind::NotFound, format!("keys like this cannot be read: {error}"))
+    let refuse = |why: String| {
+        Error::new(ErrorKind::NotFound, format!("keys like this cannot be read: {why}"))
             .object(address.shown())
             .remedy(
-                "Keys with empty parts (a//b), `.` or `..` are not supported: copy the object to another key",
+                "Keys with empty parts (a//b, /a), `.` or `..` are not supported: copy the object to another key",
             )
-    })
+    };
+    if address.key.starts_with('/') {
+        // Another key than the one without it.
+        return Err(refuse("it begins with a slash".into()));
+    }
+    Path::parse(&address.key).map_err(|error| refuse(error.to_string()))
 }
 
 /// What to tell of a stop that nothing can be done about.
@@ -228,11 +240,12 @@ fn told(stop: Stop) -> Error {
 fn in_its_region<T>(
     address: &Address,
     backend: Arc<Backend>,
+    course: &Course,
     work: impl Fn(&Backend) -> Result<T, Stop>,
 ) -> (Arc<Backend>, Result<T>) {
     match work(&backend) {
         Ok(done) => (backend, Ok(done)),
-        Err(Stop::Region(region)) => match backend.in_region(address, region) {
+        Err(Stop::Region(region)) => match backend.in_region(address, region, course) {
             Ok(backend) => {
                 let done = work(&backend).map_err(told);
                 (backend, done)
@@ -244,9 +257,8 @@ fn in_its_region<T>(
 }
 
 /// What the object is, and its first bytes.
-fn open(backend: &Backend, path: &Path, interrupt: &Interrupt) -> Result<(ObjectMeta, Vec<u8>), Stop> {
-    let budget = Budget::default();
-    let opened = interrupt.block_on(persist(backend, &budget, false, &mut 0, async || {
+fn open(backend: &Backend, path: &Path, course: &Course) -> Result<(ObjectMeta, Vec<u8>), Stop> {
+    let opened = course.run(persist(backend, course, false, &Tally::default(), async || {
         // Anew for every attempt: until it is complete, no version is pinned.
         let (mut head, mut at) = (Vec::new(), 0);
         let put = |_, bytes: &[u8]| head.extend_from_slice(bytes);
@@ -255,17 +267,14 @@ fn open(backend: &Backend, path: &Path, interrupt: &Interrupt) -> Result<(Object
     }));
     match opened {
         // No range of an empty object can be had.
-        Err(Stop::Empty) => {
-            inspect(backend, path, interrupt).map(|meta| (meta, Vec::new())).map_err(Stop::Tell)
-        }
+        Err(Stop::Empty) => inspect(backend, path, course).map(|meta| (meta, Vec::new())).map_err(Stop::Tell),
         opened => opened,
     }
 }
 
 /// What the object is, without any of its bytes.
-fn inspect(backend: &Backend, path: &Path, interrupt: &Interrupt) -> Result<ObjectMeta> {
-    let budget = Budget::default();
-    let answer = interrupt.block_on(persist(backend, &budget, false, &mut 0, async || {
+fn inspect(backend: &Backend, path: &Path, course: &Course) -> Result<ObjectMeta> {
+    let answer = course.run(persist(backend, course, false, &Tally::default(), async || {
         let options = GetOptions { head: true, ..GetOptions::default() };
         match backend.store.get_opts(path, options).await {
             Ok(answer) => Ok(named(answer.meta)),

@@ -1,65 +1,109 @@
 //! An open object of a remote store.
 
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use object_store::ObjectMeta;
 use object_store::path::Path;
 
 use super::backend::Backend;
-use super::fetch::{once, persist};
-use super::interrupt::Interrupt;
-use super::retry::Budget;
+use super::course::Course;
+use super::fetch::{Stop, Tally, add, once, persist};
+use super::pace::Hedge;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Window;
 use crate::store::{Identity, Lane, Object};
 
 /// A pinned version of an object.
 pub(super) struct RemoteObject {
-    location: String,
-    backend: Arc<Backend>,
-    path: Path,
-    meta: ObjectMeta,
+    pub(super) location: String,
+    pub(super) backend: Arc<Backend>,
+    pub(super) path: Path,
+    pub(super) meta: ObjectMeta,
     /// Its first bytes, if opening it brought them.
-    head: Vec<u8>,
-    budget: Budget,
-    interrupt: Interrupt,
+    pub(super) head: Vec<u8>,
+    pub(super) course: Arc<Course>,
 }
 
 impl RemoteObject {
-    pub(super) fn new(
-        location: String,
-        backend: Arc<Backend>,
-        path: Path,
-        meta: ObjectMeta,
-        head: Vec<u8>,
-    ) -> Self {
-        Self {
-            location,
-            backend,
-            path,
-            meta,
-            head,
-            budget: Budget::default(),
-            interrupt: Interrupt::default(),
+    /// Brings `range` to the memory that begins at its first byte. Where that takes far longer than ranges usually do,
+    /// a second request goes for what is missing, and the one that is done first counts. Both are driven by this
+    /// thread, and both bring the same bytes to the same places, so neither can do the other any harm.
+    fn fetch(&self, range: Range<u64>, into: Window<'_>, lane: &mut Lane) -> Result<()> {
+        let (tally, reached) = (Tally::default(), Cell::new(range.start));
+        let into = RefCell::new(into);
+        let put = |offset, bytes: &[u8]| {
+            into.borrow_mut().write(to_usize(offset - range.start), bytes);
+            add(&tally.bytes, bytes.len() as u64);
+        };
+        let began = Instant::now();
+        let done = self.course.run(async {
+            let first = self.bring(range.clone(), &tally, |offset, bytes| {
+                put(offset, bytes);
+                reached.set(offset + bytes.len() as u64);
+            });
+            let second = async {
+                let _hedge = self.until_slow(began).await;
+                match self.bring(reached.get()..range.end, &tally, put).await {
+                    // The first goes on, and has its own to say.
+                    Err(_) => std::future::pending().await,
+                    done => done,
+                }
+            };
+            tokio::select! {
+                biased;
+                done = first => done,
+                done = second => done,
+            }
+        });
+        lane.calls += tally.requests.get();
+        lane.push_backs += tally.push_backs.get();
+        lane.network_bytes += tally.bytes.get();
+        match done {
+            Ok(()) => {
+                self.course.pace.came(range.end - range.start, began.elapsed());
+                Ok(())
+            }
+            Err(Stop::Tell(error)) => Err(error),
+            Err(Stop::Region(_) | Stop::Empty) => Err(super::failure::changed()),
         }
+        .map_err(|error| error.object(&self.location).range(range.clone()))
     }
 
-    fn fetch(&self, range: Range<u64>, mut into: Window<'_>, lane: &mut Lane) -> Result<()> {
-        let begin = range.start;
-        let mut at = begin;
-        let mut requests = 0;
-        let work = persist(&self.backend, &self.budget, true, &mut requests, async || {
+    /// Asks for `range`, and again from where it stopped, and hands its bytes to `put`.
+    async fn bring(
+        &self,
+        range: Range<u64>,
+        tally: &Tally,
+        mut put: impl FnMut(u64, &[u8]),
+    ) -> Result<(), Stop> {
+        let mut at = range.start;
+        persist(&self.backend, &self.course, true, tally, async || {
             let before = at;
-            let put = |offset: u64, bytes: &[u8]| into.write(to_usize(offset - begin), bytes);
             let done =
-                once(&self.backend, &self.path, before..range.end, Some(&self.meta), &mut at, put).await;
+                once(&self.backend, &self.path, before..range.end, Some(&self.meta), &mut at, &mut put).await;
             done.map(drop).map_err(|fault| (fault, at > before))
-        });
-        let done = self.interrupt.block_on(work);
-        lane.calls += requests;
-        lane.network_bytes += at - begin;
-        done.map_err(super::told).map_err(|error| error.object(&self.location).range(range.clone()))
+        })
+        .await
+    }
+
+    /// Waits until a range that was first asked for at `began` is slow for this load, and may be asked for again.
+    async fn until_slow(&self, began: Instant) -> Hedge<'_> {
+        let floor = self.backend.patience.hedge_after;
+        loop {
+            let due = self.course.pace.slow_after(floor);
+            match due.map(|due| due.saturating_sub(began.elapsed())) {
+                Some(Duration::ZERO) => match self.course.pace.hedge() {
+                    Some(hedge) => return hedge,
+                    None => tokio::time::sleep(floor).await,
+                },
+                // What is slow may be another time by then.
+                Some(rest) => tokio::time::sleep(rest).await,
+                None => tokio::time::sleep(floor).await,
+            }
+        }
     }
 }
 
@@ -106,19 +150,16 @@ impl Object for RemoteObject {
         Some(false)
     }
 
-    fn interrupt(&self) {
-        self.interrupt.now();
-    }
-
     /// Where every answer named the version that it was of, there is nothing left to ask: what was read is of the pinned
-    /// one, whatever the bucket holds by now. Only a server that gives versions no name is asked once more.
+    /// one, whatever the bucket holds by now. Only a server that gives versions no name is asked once more;
+    /// the load's own course has ended by then.
     fn verify_unchanged(&self) -> Result<()> {
         // The epoch stands for a date that the server did not give.
         let dated = self.meta.last_modified.timestamp() > 0;
         if self.meta.e_tag.is_some() || self.meta.version.is_some() || dated {
             return Ok(());
         }
-        let now = super::inspect(&self.backend, &self.path, &self.interrupt)
+        let now = super::inspect(&self.backend, &self.path, &Course::default())
             .map_err(|error| error.object(&self.location))?;
         if super::fetch::is_same(&self.meta, &now) {
             return Ok(());

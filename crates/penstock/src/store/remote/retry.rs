@@ -6,14 +6,17 @@
 //! jitter"), so that many readers that fail together do not come back together. What a server says of when to come
 //! back (`Retry-After`) is a lower bound.
 //!
-//! Two limits end this: failures in a row without a single byte in between, for one range, and failures in all, for one
-//! object. So a server that delivers slowly is waited for, and one that fails for every tenth request is not met with
-//! an endless stream of them.
+//! Two limits end this. A range is given up when it has failed several times in a row, without a single byte in between,
+//! for longer than outages last. A load is given up when failures keep interrupting ranges that had been doing well: it
+//! has some for free, and earns one more with every two ranges that come in. So a network that is gone for half a minute
+//! costs every reader one failure, however often it asked meanwhile; a server that fails for every tenth request is
+//! asked again for as long as the load lasts; and one that breaks off whatever it begins is not met with an endless
+//! stream of requests.
 //!
 //! Nothing here knows of requests or clocks.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How much waiting is worth it. The defaults suit object stores; tests shorten them.
@@ -29,12 +32,17 @@ pub struct Patience {
     pub longest_pause: Duration,
     /// The longest time that a server may ask for; beyond it, it is taken to have refused.
     pub longest_wait: Duration,
-    /// Failures in a row, without a byte between them, after which a range is given up.
+    /// Failures in a row, without a byte between them, after which a range may be given up.
     pub in_a_row: u32,
-    /// The same while nothing has ever come from the object: a wrong host name should not take a minute to be told of.
+    /// How long they must have gone on by then: shorter outages are waited for.
+    pub outage: Duration,
+    /// Failures in a row after which a range is given up while nothing has ever come from the object: a wrong host name
+    /// should not take a minute to be told of.
     pub in_a_row_at_first: u32,
-    /// Failures in all after which an object is given up.
-    pub in_all: u32,
+    /// Interrupted ranges that a load has for free. Every two ranges that come in earn one more.
+    pub interruptions: u32,
+    /// Ranges that take less than this are not asked for a second time, however long the others take.
+    pub hedge_after: Duration,
 }
 
 impl Default for Patience {
@@ -43,11 +51,13 @@ impl Default for Patience {
             connect: Duration::from_secs(10),
             idle: Duration::from_secs(30),
             first_pause: Duration::from_millis(100),
-            longest_pause: Duration::from_secs(20),
+            longest_pause: Duration::from_secs(8),
             longest_wait: Duration::from_secs(300),
-            in_a_row: 10,
+            in_a_row: 6,
+            outage: Duration::from_secs(60),
             in_a_row_at_first: 6,
-            in_all: 200,
+            interruptions: 256,
+            hedge_after: Duration::from_millis(500),
         }
     }
 }
@@ -70,25 +80,75 @@ pub(super) struct Trouble {
     pub(super) what: String,
     /// How long the server asked to wait.
     pub(super) retry_after: Option<Duration>,
+    /// Whether the server says that it is asked too often.
+    pub(super) pushes_back: bool,
 }
 
 impl Trouble {
     pub(super) fn new(what: impl Into<String>) -> Self {
-        Self { what: what.into(), retry_after: None }
+        Self { what: what.into(), retry_after: None, pushes_back: false }
     }
 }
 
-/// The failures of one object, counted over all its ranges and readers.
+/// Failures by kind, in the order in which they were first seen.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct History(Vec<(String, u32)>);
+
+/// Kinds of failures that are told apart; there are a handful, unless a server makes up a new one every time.
+const KINDS: usize = 12;
+
+impl History {
+    fn add(&mut self, what: &str) {
+        let known = self.0.iter().position(|(known, _)| known == what);
+        match known.or_else(|| (self.0.len() >= KINDS).then_some(KINDS - 1)) {
+            Some(place) => self.0[place].1 += 1,
+            None if self.0.len() == KINDS - 1 => self.0.push(("others".to_owned(), 1)),
+            None => self.0.push((what.to_owned(), 1)),
+        }
+    }
+}
+
+impl fmt::Display for History {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (what, count)) in self.0.iter().enumerate() {
+            let comma = if index > 0 { ", " } else { "" };
+            match count {
+                1 => write!(f, "{comma}{what}")?,
+                _ => write!(f, "{comma}{count} times {what}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The failures of one load, over all its objects, ranges and readers.
 #[derive(Debug, Default)]
-pub(super) struct Budget {
-    failures: AtomicU32,
+pub(super) struct Budget(Mutex<Account>);
+
+#[derive(Debug, Default)]
+struct Account {
+    came: u64,
+    interruptions: u64,
+    history: History,
 }
 
 impl Budget {
-    /// Failures so far.
-    #[cfg(test)]
-    pub(super) fn failures(&self) -> u32 {
-        self.failures.load(Ordering::Relaxed)
+    /// A range has come in.
+    pub(super) fn came(&self) {
+        self.lock().came += 1;
+    }
+
+    /// Counts a failure; says what the load has seen if that was one interruption too many.
+    fn failed(&self, what: &str, interrupts: bool, free: u32) -> Option<History> {
+        let mut account = self.lock();
+        account.history.add(what);
+        account.interruptions += u64::from(interrupts);
+        let too_many = account.interruptions > u64::from(free) + account.came / 2;
+        too_many.then(|| account.history.clone())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Account> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -96,23 +156,25 @@ impl Budget {
 pub(super) struct Attempts<'a> {
     patience: &'a Patience,
     budget: &'a Budget,
+    /// Whether nothing has ever come from the object.
+    at_first: bool,
     in_a_row: u32,
-    allowed: u32,
-    seen: Vec<(String, u32)>,
+    /// When the first of those was.
+    since: Duration,
+    history: History,
 }
 
 /// Why a range was given up.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct GivenUp {
-    /// The failures, by kind.
-    history: Vec<(String, u32)>,
+    history: History,
     limit: Limit,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum Limit {
     Range,
-    Object,
+    Load,
     /// The server asked to wait so long.
     Wait(Duration),
 }
@@ -120,29 +182,39 @@ enum Limit {
 impl<'a> Attempts<'a> {
     /// `at_first` says that nothing has ever come from the object.
     pub(super) fn new(patience: &'a Patience, budget: &'a Budget, at_first: bool) -> Self {
-        let allowed = if at_first { patience.in_a_row_at_first } else { patience.in_a_row };
-        Self { patience, budget, in_a_row: 0, allowed, seen: Vec::new() }
+        let history = History::default();
+        Self { patience, budget, at_first, in_a_row: 0, since: Duration::ZERO, history }
     }
 
-    /// Counts a failure, after bytes had come or not, and says how long to wait before the next request.
-    pub(super) fn failed(&mut self, trouble: Trouble, progress: bool) -> Result<Duration, GivenUp> {
-        self.in_a_row = if progress { 1 } else { self.in_a_row + 1 };
-        if progress {
-            self.allowed = self.patience.in_a_row;
+    /// Counts a failure, after bytes had come or not, at a time counted from wherever. Says how long to wait before the
+    /// next request.
+    pub(super) fn failed(
+        &mut self,
+        trouble: &Trouble,
+        progress: bool,
+        now: Duration,
+    ) -> Result<Duration, GivenUp> {
+        self.at_first &= !progress;
+        if progress || self.in_a_row == 0 {
+            (self.in_a_row, self.since) = (0, now);
         }
-        let in_all = self.budget.failures.fetch_add(1, Ordering::Relaxed) + 1;
-        match self.seen.iter_mut().find(|(what, _)| *what == trouble.what) {
-            Some((_, count)) => *count += 1,
-            None => self.seen.push((trouble.what, 1)),
-        }
-        let limit = match trouble.retry_after {
-            Some(asked) if asked > self.patience.longest_wait => Some(Limit::Wait(asked)),
-            _ if self.in_a_row >= self.allowed => Some(Limit::Range),
-            _ if in_all >= self.patience.in_all => Some(Limit::Object),
+        self.in_a_row += 1;
+        self.history.add(&trouble.what);
+        let all = self.budget.failed(&trouble.what, self.in_a_row == 1, self.patience.interruptions);
+        let Patience { in_a_row, in_a_row_at_first, outage, longest_wait, .. } = self.patience;
+        let given_up = match (trouble.retry_after, all) {
+            (Some(asked), _) if asked > *longest_wait => Some((self.history.clone(), Limit::Wait(asked))),
+            (_, Some(history)) => Some((history, Limit::Load)),
+            _ if self.at_first && self.in_a_row >= *in_a_row_at_first => {
+                Some((self.history.clone(), Limit::Range))
+            }
+            _ if self.in_a_row >= *in_a_row && now.saturating_sub(self.since) >= *outage => {
+                Some((self.history.clone(), Limit::Range))
+            }
             _ => None,
         };
-        match limit {
-            Some(limit) => Err(GivenUp { history: std::mem::take(&mut self.seen), limit }),
+        match given_up {
+            Some((history, limit)) => Err(GivenUp { history, limit }),
             None => Ok(self.patience.pause(self.in_a_row, trouble.retry_after, fastrand::f64())),
         }
     }
@@ -150,23 +222,15 @@ impl<'a> Attempts<'a> {
 
 impl fmt::Display for GivenUp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let requests: u32 = self.history.iter().map(|(_, count)| count).sum();
+        let requests: u32 = self.history.0.iter().map(|(_, count)| count).sum();
         match &self.limit {
             Limit::Range => write!(f, "given up after {requests} failed requests: ")?,
-            Limit::Object => {
-                write!(f, "given up, as too many requests for this object failed, here {requests}: ")?;
+            Limit::Load => {
+                write!(f, "given up, as too many requests of this load failed, {requests} of them: ")?;
             }
             Limit::Wait(asked) => write!(f, "the server asks to come back in {} s: ", asked.as_secs())?,
         }
-        for (index, (what, count)) in self.history.iter().enumerate() {
-            let comma = if index > 0 { ", " } else { "" };
-            if *count > 1 {
-                write!(f, "{comma}{count} times {what}")?;
-            } else {
-                write!(f, "{comma}{what}")?;
-            }
-        }
-        Ok(())
+        self.history.fmt(f)
     }
 }
 
@@ -183,51 +247,105 @@ mod tests {
         longest_pause: Duration::from_secs(2),
         longest_wait: Duration::from_secs(60),
         in_a_row: 4,
+        outage: Duration::from_secs(10),
         in_a_row_at_first: 2,
-        in_all: 7,
+        interruptions: 6,
+        hedge_after: Duration::from_secs(1),
     };
+    const LATER: Duration = Duration::from_secs(11);
+
+    fn fail(attempts: &mut Attempts<'_>, what: &str, progress: bool, now: Duration) -> Result<(), GivenUp> {
+        attempts.failed(&Trouble::new(what), progress, now).map(drop)
+    }
 
     #[test]
-    fn failures_in_a_row_end_it_and_are_told_by_kind() {
+    fn failures_in_a_row_end_a_range_once_the_outage_is_a_long_one_and_are_told_by_kind() {
         let budget = Budget::default();
         let mut attempts = Attempts::new(&PATIENCE, &budget, false);
-        for what in ["HTTP 503", "reset", "HTTP 503"] {
-            attempts.failed(Trouble::new(what), false).unwrap();
+        for what in ["HTTP 503", "reset", "HTTP 503", "HTTP 503"] {
+            fail(&mut attempts, what, false, Duration::from_secs(1)).unwrap();
         }
-        let given_up = attempts.failed(Trouble::new("HTTP 503"), false).unwrap_err();
-        assert_eq!(given_up.to_string(), "given up after 4 failed requests: 3 times HTTP 503, reset");
+        let given_up = fail(&mut attempts, "HTTP 503", false, LATER).unwrap_err();
+        assert_eq!(given_up.to_string(), "given up after 5 failed requests: 4 times HTTP 503, reset");
+    }
+
+    #[test]
+    fn a_few_failures_that_take_long_are_no_end() {
+        let budget = Budget::default();
+        let mut attempts = Attempts::new(&PATIENCE, &budget, false);
+        for second in [0, 30, 60] {
+            fail(&mut attempts, "x", false, Duration::from_secs(second)).unwrap();
+        }
+        fail(&mut attempts, "x", false, Duration::from_secs(90)).unwrap_err();
     }
 
     #[test]
     fn what_has_never_answered_is_given_up_sooner() {
         let budget = Budget::default();
         let mut attempts = Attempts::new(&PATIENCE, &budget, true);
-        attempts.failed(Trouble::new("x"), false).unwrap();
-        attempts.failed(Trouble::new("x"), false).unwrap_err();
+        fail(&mut attempts, "x", false, Duration::ZERO).unwrap();
+        fail(&mut attempts, "x", false, Duration::ZERO).unwrap_err();
     }
 
     #[test]
-    fn progress_forgives_failures_but_the_object_remembers_them() {
+    fn an_outage_costs_each_range_one_interruption_however_often_it_asks() {
+        let budget = Budget::default();
+        for _ in 0..6 {
+            let mut attempts = Attempts::new(&PATIENCE, &budget, false);
+            for _ in 0..50 {
+                fail(&mut attempts, "no connection", false, Duration::ZERO).unwrap();
+            }
+        }
+        let given_up =
+            fail(&mut Attempts::new(&PATIENCE, &budget, false), "reset", false, Duration::ZERO).unwrap_err();
+        assert_eq!(
+            given_up.to_string(),
+            "given up, as too many requests of this load failed, 301 of them: 300 times no connection, reset"
+        );
+    }
+
+    #[test]
+    fn progress_forgives_a_range_its_failures_but_the_load_remembers_them() {
         let budget = Budget::default();
         let mut attempts = Attempts::new(&PATIENCE, &budget, false);
         for _ in 0..6 {
-            attempts.failed(Trouble::new("reset"), true).unwrap();
+            fail(&mut attempts, "reset", true, LATER).unwrap();
         }
-        let given_up = attempts.failed(Trouble::new("reset"), true).unwrap_err();
-        assert!(given_up.to_string().contains("too many requests for this object"), "{given_up}");
-        assert_eq!(budget.failures(), 7);
+        fail(&mut attempts, "reset", true, LATER).unwrap_err();
+    }
+
+    #[test]
+    fn a_load_that_gets_on_may_fail_for_ever() {
+        let budget = Budget::default();
+        for _ in 0..1000 {
+            let mut attempts = Attempts::new(&PATIENCE, &budget, false);
+            fail(&mut attempts, "reset", true, Duration::ZERO).unwrap();
+            budget.came();
+            budget.came();
+        }
     }
 
     #[test]
     fn a_server_that_asks_for_too_long_is_not_waited_for() {
         let budget = Budget::default();
         let mut attempts = Attempts::new(&PATIENCE, &budget, false);
-        let busy =
-            |seconds| Trouble { what: "HTTP 429".into(), retry_after: Some(Duration::from_secs(seconds)) };
-        let pause = attempts.failed(busy(3), false).unwrap();
+        let busy = |seconds| Trouble {
+            retry_after: Some(Duration::from_secs(seconds)),
+            pushes_back: true,
+            ..Trouble::new("HTTP 429")
+        };
+        let pause = attempts.failed(&busy(3), false, Duration::ZERO).unwrap();
         assert!(pause >= Duration::from_secs(3) && pause <= Duration::from_secs(6), "{pause:?}");
-        let given_up = attempts.failed(busy(3600), false).unwrap_err();
+        let given_up = attempts.failed(&busy(3600), false, Duration::ZERO).unwrap_err();
         assert!(given_up.to_string().contains("come back in 3600 s"), "{given_up}");
+    }
+
+    #[test]
+    fn kinds_of_failures_are_bounded() {
+        let mut history = History::default();
+        (0..1000).for_each(|number| history.add(&format!("made up {number}")));
+        assert_eq!(history.0.len(), KINDS);
+        assert!(history.to_string().ends_with("989 times others"), "{history}");
     }
 
     proptest! {

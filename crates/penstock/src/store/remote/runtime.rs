@@ -1,8 +1,7 @@
 //! The process's share of the network: one runtime, its threads, its connections.
 //!
-//! Made at the first remote use, never at import. It is keyed by the process: a child after `fork` has none of its
-//! parent's threads and must not write to its parent's connections, so it leaves both alone and makes its own. No lock
-//! is held while a process could be forked away from it: what there is hangs on one atomic pointer.
+//! Made at the first remote use, never at import. A child after `fork` has none of its parent's threads and must not
+//! write to its parent's connections, so it leaves both alone and makes its own.
 //!
 //! Worker threads move bytes from sockets and decrypt them; the pipeline's readers wait in [`Net::block_on`], and copy
 //! what has come to where it belongs themselves. That costs no more than spawning tasks and waiting for their messages
@@ -12,7 +11,6 @@
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::runtime::{Builder, Runtime};
@@ -20,50 +18,29 @@ use tokio::runtime::{Builder, Runtime};
 use super::backend::{Backend, BackendKey};
 use super::transport::ClientKey;
 use crate::error::{Error, ErrorKind, Result};
+use crate::memory::PerProcess;
+
+/// The most buckets that are kept set up: signatures in URLs differ with every one that is signed.
+const MOST_BACKENDS: usize = 256;
 
 /// What one process has of the network. Lives as long as the process.
 pub(super) struct Net {
-    process: u32,
     runtime: Runtime,
     clients: Mutex<HashMap<ClientKey, reqwest::Client>>,
     backends: Mutex<HashMap<BackendKey, Arc<Backend>>>,
 }
 
-static NET: AtomicPtr<Net> = AtomicPtr::new(std::ptr::null_mut());
+static NET: PerProcess<Net> = PerProcess::new();
 
 impl Net {
     /// This process's.
     ///
     /// # Errors
     /// `Memory` where its threads cannot be started.
-    #[allow(unsafe_code)]
     pub(super) fn of_process() -> Result<&'static Self> {
-        let process = std::process::id();
-        let there = NET.load(Ordering::Acquire);
-        // SAFETY: what is stored here came from `Box::leak` below and is never freed.
-        if let Some(net) = unsafe { there.as_ref() }
-            && net.process == process
-        {
-            return Ok(net);
-        }
-        let made = Box::new(Self {
-            process,
-            runtime: start()?,
-            clients: Mutex::default(),
-            backends: Mutex::default(),
-        });
-        let made = Box::into_raw(made);
-        match NET.compare_exchange(there, made, Ordering::AcqRel, Ordering::Acquire) {
-            // SAFETY: just leaked, and never freed from here on.
-            Ok(_) => Ok(unsafe { &*made }),
-            Err(other) => {
-                // Another thread was first. It runs in this process, so what it made is this process's.
-                // SAFETY: `made` was not given to anyone; `other` came from `Box::into_raw` here and is never freed.
-                let (made, other) = unsafe { (Box::from_raw(made), &*other) };
-                made.runtime.shutdown_background();
-                Ok(other)
-            }
-        }
+        NET.get_or_try_init(|| {
+            Ok(Self { runtime: start()?, clients: Mutex::default(), backends: Mutex::default() })
+        })
     }
 
     /// Runs `work` in this thread, which waits; sockets are served by the runtime's own.
@@ -99,6 +76,9 @@ impl Net {
         // Making one may read files and wait for servers, so the lock is not held meanwhile.
         let made = Arc::new(make()?);
         let mut backends = self.backends.lock().unwrap_or_else(PoisonError::into_inner);
+        if backends.len() >= MOST_BACKENDS {
+            backends.clear();
+        }
         Ok(Arc::clone(backends.entry(key).or_insert(made)))
     }
 

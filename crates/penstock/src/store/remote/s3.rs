@@ -19,8 +19,8 @@ use object_store::aws::AmazonS3Builder;
 use super::address::Address;
 use super::aws::{DEFAULT_REGION, Keys, load};
 use super::backend::{Made, never_again, refused};
+use super::course::Course;
 use super::environment::Environment;
-use super::runtime::Net;
 use super::transport::{ClientKey, Connector};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -33,13 +33,14 @@ pub(super) fn make(
     client: &ClientKey,
     connector: Connector,
     region: Option<String>,
+    course: &Course,
 ) -> Result<Made> {
     let bucket = &address.bucket;
     let anonymous = environment.is_set(&ANONYMOUS);
     let own_keys = own_keys(environment);
     let files = match (environment.is_of_process(), anonymous && environment.get(&["AWS_PROFILE"]).is_none())
     {
-        (true, false) => Some(Net::of_process()?.block_on(load(client))),
+        (true, false) => Some(course.block_on(load(client))?),
         _ => None,
     };
     let region = region

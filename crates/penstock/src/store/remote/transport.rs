@@ -24,6 +24,7 @@ use reqwest::redirect::Policy;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
+use super::names::Names;
 use super::retry::Patience;
 use super::runtime::Net;
 use super::witness::{MAX_ERROR_BODY, Refusal, Witness};
@@ -33,6 +34,9 @@ use crate::error::{Error, ErrorKind, Result};
 const METADATA_CONNECT: Duration = Duration::from_secs(1);
 const METADATA_HOSTS: [&str; 5] =
     ["169.254.169.254", "169.254.170.2", "169.254.170.23", "metadata.google.internal", "metadata"];
+
+/// How long the body of a refusal is waited for.
+const ERROR_BODY: Duration = Duration::from_secs(5);
 
 /// The most that is said of a failure.
 const MAX_WORDS: usize = 200;
@@ -67,6 +71,7 @@ impl ClientKey {
             .connect_timeout(self.patience.connect)
             .read_timeout(self.patience.idle)
             .tcp_nodelay(true)
+            .dns_resolver(Arc::new(Names::default()))
             .redirect(if self.follow { Policy::limited(10) } else { Policy::none() })
             .referer(false)
             .build()
@@ -126,10 +131,12 @@ impl HttpService for Service {
             .to_string()
             .parse()
             .map_err(|error| HttpError::new(HttpErrorKind::Unknown, Bad(error)))?;
-        let mut request = reqwest::Request::new(parts.method, url);
-        *request.headers_mut() = parts.headers;
-        *request.body_mut() =
-            body.as_bytes().filter(|bytes| !bytes.is_empty()).map(|bytes| bytes.clone().into());
+        // A user and a password in the URL become a header here, as clients of HTTP do.
+        let mut request = client.request::<url::Url>(parts.method, url).headers(parts.headers);
+        if let Some(bytes) = body.as_bytes().filter(|bytes| !bytes.is_empty()) {
+            request = request.body(bytes.clone());
+        }
+        let request = request.build().map_err(http_error)?;
         let (status, headers, body) = send(&client, request, &host).await.map_err(http_error)?;
         let mut response = http::Response::new(body);
         *response.status_mut() = status;
@@ -155,7 +162,6 @@ pub(super) async fn send(
     request: reqwest::Request,
     host: &str,
 ) -> Result<(http::StatusCode, HeaderMap, HttpResponseBody), reqwest::Error> {
-    Witness::note(|seen| seen.requests += 1);
     let response = match client.execute(request).await {
         Ok(response) => http::Response::<reqwest::Body>::from(response),
         Err(error) => {
@@ -173,12 +179,16 @@ pub(super) async fn send(
     }
     let mut text = Vec::new();
     let mut body = std::pin::pin!(body);
-    while let Some(Ok(frame)) = body.as_mut().frame().await {
-        text.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
-        if text.len() > MAX_ERROR_BODY {
-            break;
+    let reading = async {
+        while let Some(Ok(frame)) = body.as_mut().frame().await {
+            text.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
+            if text.len() > MAX_ERROR_BODY {
+                break;
+            }
         }
-    }
+    };
+    // What came says enough, and the status was there before.
+    let _ = tokio::time::timeout(ERROR_BODY, reading).await;
     let refusal = Refusal::of(parts.status, host, &parts.headers, &text);
     Witness::note(|seen| seen.refusal = Some(refusal));
     Ok((parts.status, parts.headers, text.into()))

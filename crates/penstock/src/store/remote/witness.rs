@@ -38,8 +38,6 @@ pub(super) struct Refusal {
 /// What was seen.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// Requests sent.
-    pub(super) requests: u64,
     /// The last answer that was not a success.
     pub(super) refusal: Option<Refusal>,
     /// The last failure without an answer: in a few words, and whether asking again is in vain.
@@ -90,7 +88,10 @@ impl Refusal {
             retry_after: header(&["retry-after"])
                 .and_then(|text| retry_after(&text))
                 .or_else(|| header(&["ratelimit"]).and_then(|text| reset(&text))),
-            region: header(&["x-amz-bucket-region"]).or_else(|| element(body, "Region")),
+            region: header(&["x-amz-bucket-region"])
+                .or_else(|| element(body, "Region"))
+                // It becomes part of a host's name.
+                .filter(|region| region.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')),
         }
     }
 }
@@ -216,6 +217,12 @@ mod tests {
             (Some("RepoNotFound"), Some("No such repository"))
         );
         assert_eq!(hub.retry_after, Some(Duration::from_secs(42)));
+    }
+
+    #[test]
+    fn a_region_cannot_lead_to_another_host() {
+        let seen = refusal("<Region>evil.example/</Region>", &[]);
+        assert_eq!(seen.region, None);
     }
 
     #[test]

@@ -10,10 +10,10 @@ use super::address::{HubAddress, is_commit};
 use super::sender::Sender;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::remote::backend::Backend;
-use crate::store::remote::fetch::{Fault, persist};
-use crate::store::remote::interrupt::Interrupt;
+use crate::store::remote::course::Course;
+use crate::store::remote::fetch::{Fault, Tally, persist};
 use crate::store::remote::listing::{Found, Listing};
-use crate::store::remote::retry::{Budget, Trouble};
+use crate::store::remote::retry::Trouble;
 use crate::store::remote::{object, told};
 
 /// Pages of one listing, at most: a server whose pages lead back to themselves must not keep us for ever.
@@ -24,7 +24,7 @@ pub(super) struct Api<'a> {
     pub(super) backend: &'a Backend,
     pub(super) sender: &'a Sender,
     pub(super) endpoint: &'a str,
-    pub(super) interrupt: &'a Interrupt,
+    pub(super) course: &'a Course,
 }
 
 #[derive(Deserialize)]
@@ -95,25 +95,25 @@ impl Api<'_> {
         let url: Url = url.parse().map_err(|_| {
             Error::new(ErrorKind::Config, "HF_ENDPOINT is no URL").remedy("Write HF_ENDPOINT=https://host")
         })?;
-        let budget = Budget::default();
-        let answered = self.interrupt.block_on(persist(self.backend, &budget, false, &mut 0, async || {
-            let failed = |error: Box<dyn std::error::Error + Send + Sync>| {
-                (Fault::Store(StoreError::Generic { store: "hub", source: error }), false)
-            };
-            let answer = self
-                .sender
-                .send(&Method::GET, url.clone(), None)
-                .await
-                .map_err(|error| failed(Box::new(error)))?;
-            if !answer.status.is_success() {
-                return Err(failed(Box::from("refused")));
-            }
-            let body = answer.body.bytes().await.map_err(|error| failed(Box::new(error)))?;
-            // A login page of the network in between, or an answer that was cut off: it may be better next time.
-            let parsed = serde_json::from_slice(&body)
-                .map_err(|_| (Fault::Trouble(Trouble::new("an answer that is not the hub's")), false))?;
-            Ok((parsed, answer.headers))
-        }));
+        let answered =
+            self.course.run(persist(self.backend, self.course, false, &Tally::default(), async || {
+                let failed = |error: Box<dyn std::error::Error + Send + Sync>| {
+                    (Fault::Store(StoreError::Generic { store: "hub", source: error }), false)
+                };
+                let answer = self
+                    .sender
+                    .send(&Method::GET, url.clone(), None)
+                    .await
+                    .map_err(|error| failed(Box::new(error)))?;
+                if !answer.status.is_success() {
+                    return Err(failed(Box::from("refused")));
+                }
+                let body = answer.body.bytes().await.map_err(|error| failed(Box::new(error)))?;
+                // A login page of the network in between, or an answer that was cut off: it may be better next time.
+                let parsed = serde_json::from_slice(&body)
+                    .map_err(|_| (Fault::Trouble(Trouble::new("an answer that is not the hub's")), false))?;
+                Ok((parsed, answer.headers))
+            }));
         answered.map_err(told)
     }
 }

@@ -27,8 +27,8 @@ use url::Url;
 
 use super::address::Provider;
 use super::backend::{Backend, Made, never_again};
+use super::course::Course;
 use super::environment::Environment;
-use super::interrupt::Interrupt;
 use super::listing::Listing;
 use super::object::{self, RemoteObject};
 use super::retry::Patience;
@@ -76,7 +76,7 @@ pub(super) struct Hub<'a> {
     patience: Patience,
     pins: &'a Pins,
     local: LocalStore,
-    interrupt: &'a Interrupt,
+    course: &'a Arc<Course>,
     settings: Settings,
 }
 
@@ -86,9 +86,9 @@ impl<'a> Hub<'a> {
         patience: Patience,
         pins: &'a Pins,
         local: LocalStore,
-        interrupt: &'a Interrupt,
+        course: &'a Arc<Course>,
     ) -> Self {
-        Self { environment, patience, pins, local, interrupt, settings: Settings::of(environment) }
+        Self { environment, patience, pins, local, course, settings: Settings::of(environment) }
     }
 
     /// Opens a file at the commit that its revision is.
@@ -109,9 +109,10 @@ impl<'a> Hub<'a> {
             return Err(self.not_cached(&format!("the file at commit {commit}")));
         }
         let backend = self.file(address, &commit)?;
-        let (meta, head) = open(&backend, &Path::default(), self.interrupt).map_err(told)?;
+        let (meta, head) = open(&backend, &Path::default(), self.course).map_err(told)?;
         let location = address.pinned(&commit, &address.path);
-        Ok(Arc::new(RemoteObject::new(location, backend, Path::default(), meta, head)))
+        let (path, course) = (Path::default(), Arc::clone(self.course));
+        Ok(Arc::new(RemoteObject { location, backend, path, meta, head, course }))
     }
 
     /// Opens a file if it is still the version with that identity; without a request.
@@ -134,8 +135,9 @@ impl<'a> Hub<'a> {
             };
             let backend = self.file(&address, &commit)?;
             let location = address.pinned(&commit, &address.path);
+            let (head, course) = (Vec::new(), Arc::clone(self.course));
             let object: Arc<dyn Object> =
-                Arc::new(RemoteObject::new(location, backend, path, meta, Vec::new()));
+                Arc::new(RemoteObject { location, backend, path, meta, head, course });
             Ok(object)
         };
         opened().map_err(|error: Error| error.object(location))
@@ -206,7 +208,7 @@ impl<'a> Hub<'a> {
             backend: &backend,
             sender: &sender,
             endpoint: &self.settings.endpoint,
-            interrupt: self.interrupt,
+            course: self.course,
         })
     }
 

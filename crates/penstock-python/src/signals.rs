@@ -1,0 +1,49 @@
+//! Waiting for servers without keeping signals waiting.
+
+use std::time::Duration;
+
+use crossbeam_channel::{RecvTimeoutError, bounded};
+use penstock::{Error, ErrorKind};
+use pyo3::prelude::*;
+
+use crate::errors::Failure;
+
+/// How long a wait goes on before it looks for signals (Ctrl-C).
+pub const SIGNAL_CHECK: Duration = Duration::from_millis(50);
+
+/// Does `work` in a thread of its own and looks for signals meanwhile. Where one raises, `interrupt` ends the work, and
+/// what it raised is returned once the thread is gone.
+pub fn interruptibly<T: Send>(
+    py: Python<'_>,
+    work: impl FnOnce() -> penstock::Result<T> + Send,
+    interrupt: impl Fn(),
+) -> PyResult<T> {
+    std::thread::scope(|scope| {
+        let (sender, done) = bounded(1);
+        let thread = std::thread::Builder::new().name("penstock-open".into());
+        let working = thread.spawn_scoped(scope, move || drop(sender.send(work())));
+        let working = working.map_err(|error| {
+            Failure(
+                Error::new(ErrorKind::Memory, format!("a thread could not be started: {error}"))
+                    .remedy("Raise the limit of processes (ulimit -u, cgroup pids.max)"),
+            )
+        })?;
+        loop {
+            match py.detach(|| done.recv_timeout(SIGNAL_CHECK)) {
+                Ok(done) => return done.map_err(|error| Failure(error).into()),
+                Err(RecvTimeoutError::Timeout) => py.check_signals().inspect_err(|_| {
+                    interrupt();
+                    // It returns the failure that the interrupt makes of it, which nobody needs.
+                    let _ = py.detach(|| done.recv());
+                })?,
+                // The work panicked, which is a bug; pyo3 tells Python of it.
+                Err(RecvTimeoutError::Disconnected) => match working.join() {
+                    Err(panic) => std::panic::resume_unwind(panic),
+                    Ok(()) => {
+                        return Err(Failure(Error::new(ErrorKind::Cancelled, "opening was cancelled")).into());
+                    }
+                },
+            }
+        }
+    })
+}
