@@ -18,7 +18,7 @@ import pytest
 
 import penstock
 import servers
-from conftest import Raw, raw_bytes, write_raw
+from conftest import Raw, Remains, raw_bytes, write_raw
 
 BODY = raw_bytes("U8", (20 << 20,), 3)
 """Three blocks."""
@@ -118,17 +118,15 @@ def test_ctrl_c_ends_a_pull_at_once_and_keeps_what_came(slow: Slow, tmp_path: Pa
     assert penstock.pull(slow.url, tmp_path).fetched_bytes < len(BODY)
 
 
-def test_progress_reaches_the_end_and_nothing_remains(
-    slow: Slow, tmp_path: Path, nothing_remains: None
-) -> None:
-    before = set(os.listdir("/proc/self/fd"))
+def test_progress_reaches_the_end_and_nothing_remains(slow: Slow, tmp_path: Path) -> None:
+    before = Remains.now().threads
     told: list[tuple[int, int]] = []
     penstock.pull(slow.url, tmp_path, progress=lambda done, total: told.append((done, total)))
     assert told[-1] == (len(BODY), len(BODY))
     assert sorted(told) == told
-    sockets = set(os.listdir("/proc/self/fd")) - before
-    # Connections are the process's and are kept for the next pull; files are not.
-    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in sockets if os.path.exists(f"/proc/self/fd/{fd}")]
+    # Connections are the process's and are kept for the next pull; threads and files are not.
+    assert Remains.now().threads == before
+    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if Path(f"/proc/self/fd/{fd}").exists()]
     assert not [link for link in links if link.startswith(str(tmp_path))]
 
 

@@ -36,7 +36,7 @@ from penstock.errors import (
 )
 
 if TYPE_CHECKING:
-    from penstock._native import release_staging
+    from penstock._native import flush_disk_cache, release_staging
     from penstock.checkpoint import Checkpoint, open
     from penstock.model import load_model
     from penstock.pulling import Pulled, PulledFile, pull
@@ -67,6 +67,7 @@ __all__ = [
     "TensorInfo",
     "TensorNotFoundError",
     "__version__",
+    "flush_disk_cache",
     "load_file",
     "load_model",
     "open",
@@ -88,6 +89,7 @@ _HOME = {
     "load_file": "penstock.safetensors",
     "safe_open": "penstock.safetensors",
     "save_file": "penstock.safetensors",
+    "flush_disk_cache": "penstock._native",
     "release_staging": "penstock._native",
 }
 

@@ -32,7 +32,7 @@ mod _native {
     #[pymodule_export]
     use super::host_array::HostArray;
     #[pymodule_export]
-    use super::pull::{Pull, Source, list_remote, shown};
+    use super::pull::{Pull, Source, flush_disk_cache, list_remote, shown};
     #[pymodule_export]
     use super::session::{LoadStats, Mapped, Session, release_staging, staging_usage};
 

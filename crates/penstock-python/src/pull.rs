@@ -120,3 +120,21 @@ pub fn list_remote(py: Python<'_>, location: &str) -> PyResult<Listed> {
 pub fn shown(location: &str) -> String {
     store::shown(location).into_owned()
 }
+
+/// Waits until what loads have read is in their disk caches, at most so many seconds; whether it is.
+///
+/// Looks for signals, so Ctrl-C raises KeyboardInterrupt from here.
+#[pyfunction]
+#[pyo3(signature = (seconds=30.0))]
+pub fn flush_disk_cache(py: Python<'_>, seconds: f64) -> PyResult<bool> {
+    let end = std::time::Instant::now() + std::time::Duration::from_secs_f64(seconds.clamp(0.0, 1e6));
+    loop {
+        if py.detach(|| store::flush_disk_caches(SIGNAL_CHECK)) {
+            return Ok(true);
+        }
+        py.check_signals()?;
+        if std::time::Instant::now() >= end {
+            return Ok(false);
+        }
+    }
+}

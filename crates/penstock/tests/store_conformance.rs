@@ -14,6 +14,8 @@ use std::sync::Arc;
 use penstock::ErrorKind;
 use penstock::memory::{Region, Window};
 use penstock::store::{CachePolicy, Lane, LocalStore, Object, SLOT_SLACK, Store};
+#[cfg(feature = "remote")]
+use penstock::store::{CachingStore, DiskCache};
 use proptest::prelude::*;
 
 /// A store under test: how to put an object where it finds it, and its location there.
@@ -114,6 +116,20 @@ fn stores() -> Vec<Place> {
         let own = format!("conformance/{}", PLACES.fetch_add(1, Ordering::Relaxed));
         let (store, prefix) = (Arc::new(remote.store.clone()), format!("{}/{own}", remote.root));
         Place { name: remote.name, store, prefix, holder: Holder::Remote(remote, own) }
+    }));
+    // The same behind a disk cache: what is read the first time comes from the server, later from disk, or from both.
+    #[cfg(feature = "remote")]
+    stores.extend(servers::all().into_iter().filter(|remote| remote.name != "Azure").map(|remote| {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        static PLACES: AtomicUsize = AtomicUsize::new(0);
+        static CACHE: std::sync::LazyLock<tempfile::TempDir> =
+            std::sync::LazyLock::new(|| tempfile::tempdir().unwrap());
+        let own = format!("cached/{}", PLACES.fetch_add(1, Ordering::Relaxed));
+        let cache = DiskCache { directory: CACHE.path().to_owned(), bytes: Some(1 << 30) };
+        let store = Arc::new(CachingStore::new(remote.store.clone(), Some(cache), CachePolicy::Auto));
+        let prefix = format!("{}/{own}", remote.root);
+        let name = if remote.name == "HTTP" { "HTTP" } else { "cached" };
+        Place { name, store, prefix, holder: Holder::Remote(remote, own) }
     }));
     stores
 }

@@ -141,6 +141,21 @@ def load_command(
         Cache | None,
         typer.Option(help="Use of the page cache; auto decides block by block.", rich_help_panel=_SETTINGS),
     ] = None,
+    cache_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIRECTORY", help="Keep what comes over the network here.", rich_help_panel="Disk cache"
+        ),
+    ] = None,
+    cache_bytes: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_size,
+            metavar="SIZE",
+            help="At most so much of it (80 % of what the disk has free).",
+            rich_help_panel="Disk cache",
+        ),
+    ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print all figures of the load.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress bar.")] = False,
     json: Json = False,
@@ -150,7 +165,13 @@ def load_command(
     with handled(as_json=json, debug=debug):
         from penstock.cli.load import Wish, load
 
-        config = penstock.Config(readers=readers, block_bytes=block_bytes, cache=cache.value if cache else None)
+        config = penstock.Config(
+            readers=readers,
+            block_bytes=block_bytes,
+            cache=cache.value if cache else None,
+            cache_dir=cache_dir,
+            cache_bytes=cache_bytes,
+        )
         wish = Wish(paths, names or [], filter or [], device, framework, mmap, config)
         load(wish, stats=stats, quiet=quiet, json=json)
 

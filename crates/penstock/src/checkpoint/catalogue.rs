@@ -35,6 +35,7 @@ pub struct ObjectInfo {
 }
 
 /// The catalogue of a checkpoint.
+#[derive(Clone)]
 pub struct Checkpoint {
     store: Arc<dyn Store>,
     objects: Vec<ObjectInfo>,
@@ -211,6 +212,11 @@ impl Checkpoint {
     /// The store that the objects are in, for one load.
     pub(crate) fn store_for_load(&self) -> Arc<dyn Store> {
         self.store.for_load().unwrap_or_else(|| Arc::clone(&self.store))
+    }
+
+    /// The same checkpoint, whose objects are read through another store.
+    pub fn in_store(&self, store: Arc<dyn Store>) -> Self {
+        Self { store, ..self.clone() }
     }
 
     /// Where an object's bytes lie now: a file of this machine, even if its location is a URL, else its location.

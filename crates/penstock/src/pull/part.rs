@@ -112,7 +112,7 @@ impl Part {
         };
         let expected = self.map.get(block);
         if let Some(expected) = expected {
-            let there = &mut filled(buffer, len)[..];
+            let there = &mut buffer.as_mut_slice()[..len];
             if self.file.read_exact_at(there, range.start).is_ok() && checksum(there) == expected {
                 self.resumed.store(true, Ordering::Relaxed);
                 return Ok((Came::Resumed(len as u64), self.is_last()));
@@ -120,7 +120,7 @@ impl Part {
             self.map.set(block, 0).map_err(failed)?;
         }
         self.object.read_into(range.start, buffer.window().part(0, len), lane)?;
-        let fetched = filled(buffer, len);
+        let fetched = &buffer.as_mut_slice()[..len];
         let mut at = range.start;
         for piece in fetched.chunks(WRITE_BYTES) {
             if is_cancelled() {
@@ -149,16 +149,6 @@ impl Part {
         tree.forget_part(&format!("{}.map", self.name));
         rustix::fs::fstat(&self.file).map_err(failed)
     }
-}
-
-/// The buffer's first bytes as a slice.
-#[allow(unsafe_code)]
-fn filled(buffer: &mut Region, len: usize) -> &mut [u8] {
-    let window = buffer.window();
-    debug_assert!(len <= window.len());
-    // SAFETY: a region is mapped and readable from the start (the kernel fills it with zeros), and `&mut` makes the
-    // borrow exclusive for as long as the slice lives; callers ask for no more than the region's length.
-    unsafe { std::slice::from_raw_parts_mut(window.as_ptr(), len.min(window.len())) }
 }
 
 fn no_room(bytes: u64) -> Error {

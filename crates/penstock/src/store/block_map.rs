@@ -37,22 +37,23 @@ pub(crate) struct BlockMap {
 }
 
 impl BlockMap {
+    /// Whether `file` is the map of an object called `name` of so many bytes, in such blocks.
+    pub(crate) fn is_of(file: &File, name: &str, bytes: u64, block_bytes: u64) -> bool {
+        let header = header(name, bytes, block_bytes);
+        let mut there = vec![0; header.len()];
+        file.read_exact_at(&mut there, 0).is_ok() && there == header
+    }
+
     /// The map in `file` (open for reading and writing) if it is that of an object called `name` of so many bytes; else
     /// an empty one in its place. Says whether it was there.
     ///
     /// # Errors
     /// What the file system fails with.
     pub(crate) fn open(file: File, name: &str, bytes: u64, block_bytes: u64) -> io::Result<(Self, bool)> {
-        let mut header = Vec::from(MAGIC);
-        for number in [block_bytes, bytes, name.len() as u64] {
-            header.extend_from_slice(&number.to_le_bytes());
-        }
-        header.extend_from_slice(name.as_bytes());
-        let mut there = vec![0; header.len()];
-        let known = file.read_exact_at(&mut there, 0).is_ok() && there == header;
+        let known = Self::is_of(&file, name, bytes, block_bytes);
         if !known {
             file.set_len(0)?;
-            file.write_all_at(&header, 0)?;
+            file.write_all_at(&header(name, bytes, block_bytes), 0)?;
         }
         let first_word = (FIXED + name.len() as u64).next_multiple_of(WORD);
         let count = usize::try_from(bytes.div_ceil(block_bytes)).map_err(|_| io::ErrorKind::OutOfMemory)?;
@@ -106,6 +107,15 @@ impl BlockMap {
         self.words[block].store(checksum, Ordering::Release);
         Ok(())
     }
+}
+
+fn header(name: &str, bytes: u64, block_bytes: u64) -> Vec<u8> {
+    let mut header = Vec::from(MAGIC);
+    for number in [block_bytes, bytes, name.len() as u64] {
+        header.extend_from_slice(&number.to_le_bytes());
+    }
+    header.extend_from_slice(name.as_bytes());
+    header
 }
 
 #[cfg(test)]

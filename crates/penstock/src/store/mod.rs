@@ -10,6 +10,8 @@
 
 #[cfg(feature = "remote")]
 pub(crate) mod block_map;
+#[cfg(feature = "remote")]
+mod disk_cache;
 mod local;
 mod location;
 #[cfg(feature = "remote")]
@@ -25,6 +27,8 @@ use std::sync::Arc;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileMapping, Window};
 
+#[cfg(feature = "remote")]
+pub use disk_cache::{CachingStore, DiskCache, flush_disk_caches};
 pub use local::{CachePolicy, LocalStore};
 pub use location::shown;
 pub(crate) use location::{is_http, is_url};

@@ -6,6 +6,7 @@
 mod servers;
 
 mod answers;
+mod cache;
 mod faults;
 mod hub;
 mod opening;

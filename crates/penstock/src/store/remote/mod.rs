@@ -118,6 +118,14 @@ impl RemoteStore {
         object::is_likely(listed, opened)
     }
 
+    /// Bytes of the version that an identity stands for, and whether a tag names it; `None` where nothing does, not even
+    /// a date.
+    pub(super) fn described(identity: &Identity) -> Option<(u64, bool)> {
+        let named = object::is_likely(identity, identity);
+        let meta = object::version(&Path::default(), identity).filter(|_| named)?;
+        Some((meta.size, meta.e_tag.is_some() || meta.version.is_some()))
+    }
+
     fn hub<'a>(&'a self, environment: &'a Arc<Environment>) -> Hub<'a> {
         Hub::new(environment, self.patience, &self.pins, self.local, &self.course)
     }
