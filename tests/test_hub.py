@@ -69,7 +69,6 @@ def test_a_push_in_between_changes_nothing(running: Hub, tmp_path: Path) -> None
 def test_what_the_hubs_own_client_cached_is_read_from_there(
     running: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("huggingface_hub")
     files, tensors = sharded(tmp_path)
     running.push("org/model", files)
     # In a process of its own, since it reads its variables when it is imported.
