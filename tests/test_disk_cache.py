@@ -1,4 +1,4 @@
-"""The disk cache from Python: the second load is a local one, whoever shares the directory, and however the first ended."""
+"""The disk cache: the second load is a local one, whoever shares the directory, and however the first ended."""
 
 from __future__ import annotations
 

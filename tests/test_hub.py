@@ -1,4 +1,4 @@
-"""Repositories of the Hugging Face hub: one commit for a load, the cache where it holds the file, refusals that help."""
+"""Repositories of the Hugging Face hub: one commit, the cache where it holds the file, refusals that help."""
 
 from __future__ import annotations
 
@@ -99,8 +99,9 @@ def test_refusals_are_exceptions_that_say_what_to_do(
     running: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, _ = sharded(tmp_path)
-    running.push("org/gated", files, token="hf_good", gated=True)
-    running.push("org/private", files, token="hf_good")
+    good = {"token": "hf_good"}
+    running.push("org/gated", files, gated=True, **good)
+    running.push("org/private", files, **good)
     with pytest.raises(penstock.ObjectAccessError) as raised:
         penstock.open("hf://org/gated")
     assert f"accept its conditions at {running.endpoint}/org/gated" in (raised.value.remedy or "")

@@ -143,9 +143,7 @@ def load_command(
     ] = None,
     cache_dir: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIRECTORY", help="Keep what comes over the network here.", rich_help_panel="Disk cache"
-        ),
+        typer.Option(metavar="DIRECTORY", help="Keep what comes over the network here.", rich_help_panel="Disk cache"),
     ] = None,
     cache_bytes: Annotated[
         int | None,
@@ -187,7 +185,8 @@ def pull_command(
         ),
     ],
     directory: Annotated[
-        str, typer.Argument(metavar="DIRECTORY", help="Where the files go; made where it is missing.", show_default=False)
+        str,
+        typer.Argument(metavar="DIRECTORY", help="Where the files go; made where it is missing.", show_default=False),
     ],
     allow: Annotated[
         list[str] | None,

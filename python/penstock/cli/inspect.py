@@ -1,7 +1,8 @@
 """``penstock inspect``: the catalogue of a checkpoint, as a table or as JSON.
 
-Reads headers only, so it is as quick for 700 GB as for 7. A remote prefix without a checkpoint is listed instead. The table answers "what is in there?", the lines below it
+Reads headers only, so it is as quick for 700 GB as for 7. The table answers "what is in there?", the lines below it
 "how much, of what, in which files?". JSON is the catalogue itself, with every byte range.
+A remote prefix without a checkpoint is listed instead, as ``ls`` would.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ def show_directory(path: str, objects: list[tuple[str, int]], directories: list[
     out = Output()
     out.print(made)
     out.print()
-    total = f"{plural(len(objects), 'object')}, {size(sum(nbytes for _, nbytes in objects))}"
-    out.lines([f"{total}; no checkpoint is directly there"])
+    summed = f"{plural(len(objects), 'object')}, {size(sum(nbytes for _, nbytes in objects))}"
+    out.lines([f"{summed}; no checkpoint is directly there"])
 
 
 def ordered(ckpt: Checkpoint, keep: Callable[[str], bool], order: str) -> list[TensorInfo]:
