@@ -199,16 +199,16 @@ fn torn_and_foreign_entries_are_not_used() {
         ("a block is zeros", |entry| overwrite(&entry.join("data"), BLOCK as u64, &[0; 4096])),
         ("one bit", |entry| overwrite(&entry.join("data"), 2 * BLOCK as u64 + 77, &[0x11])),
         ("the data is cut", |entry| {
-            drop(File::options().write(true).open(entry.join("data")).unwrap().set_len(1000))
+            drop(File::options().write(true).open(entry.join("data")).unwrap().set_len(1000));
         }),
         ("the data is gone", |entry| fs::remove_file(entry.join("data")).unwrap()),
         ("the map is nonsense", |entry| fs::write(entry.join("map"), [7; 300]).unwrap()),
         ("the map is cut", |entry| {
-            drop(File::options().write(true).open(entry.join("map")).unwrap().set_len(50))
+            drop(File::options().write(true).open(entry.join("map")).unwrap().set_len(50));
         }),
         ("the map is gone", |entry| fs::remove_file(entry.join("map")).unwrap()),
         ("it claims to be complete", |entry| {
-            fs::write(entry.join("complete"), "3145728 0.000000000\n").unwrap()
+            fs::write(entry.join("complete"), "3145728 0.000000000\n").unwrap();
         }),
         ("the data is a link", |entry| {
             fs::rename(entry.join("data"), entry.join("elsewhere")).unwrap();
@@ -256,7 +256,8 @@ fn those_used_longest_ago_go_first_and_none_that_is_in_use() {
     let cached = Cached::new();
     let bytes = content(SIZE);
     let urls: Vec<_> = (0..4).map(|n| cached.server.put(&format!("/m{n}"), &bytes)).collect();
-    let bound = Some(2 * SIZE as u64 + 1000);
+    let most = 2 * SIZE as u64 + 1000;
+    let bound = Some(most);
     let tick = || std::thread::sleep(Duration::from_millis(20));
     for url in &urls[..2] {
         load(&cached.store_of(bound), url, &bytes);
@@ -280,7 +281,7 @@ fn those_used_longest_ago_go_first_and_none_that_is_in_use() {
     assert_eq!(load(&cached.store_of(bound), &urls[3], &bytes), Vec::<String>::new());
     assert!(complete(3));
     let all: u64 = cached.entries().iter().map(|entry| fs::metadata(entry.join("data")).unwrap().len()).sum();
-    assert!(all <= bound.unwrap());
+    assert!(all <= most);
 }
 
 #[test]
