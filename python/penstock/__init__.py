@@ -36,9 +36,10 @@ from penstock.errors import (
 )
 
 if TYPE_CHECKING:
-    from penstock._native import release_staging
+    from penstock._native import flush_disk_cache, release_staging
     from penstock.checkpoint import Checkpoint, open
     from penstock.model import load_model
+    from penstock.pulling import Pulled, PulledFile, pull
     from penstock.safetensors import SafetensorError, load_file, safe_open, save_file
     from penstock.state import IncompatibleKeys
 
@@ -58,15 +59,19 @@ __all__ = [
     "ObjectNotFoundError",
     "OutOfMemoryError",
     "PenstockError",
+    "Pulled",
+    "PulledFile",
     "SafetensorError",
     "SelectionError",
     "StorageError",
     "TensorInfo",
     "TensorNotFoundError",
     "__version__",
+    "flush_disk_cache",
     "load_file",
     "load_model",
     "open",
+    "pull",
     "release_staging",
     "safe_open",
     "save_file",
@@ -77,10 +82,14 @@ _HOME = {
     "open": "penstock.checkpoint",
     "IncompatibleKeys": "penstock.state",
     "load_model": "penstock.model",
+    "Pulled": "penstock.pulling",
+    "PulledFile": "penstock.pulling",
+    "pull": "penstock.pulling",
     "SafetensorError": "penstock.safetensors",
     "load_file": "penstock.safetensors",
     "safe_open": "penstock.safetensors",
     "save_file": "penstock.safetensors",
+    "flush_disk_cache": "penstock._native",
     "release_staging": "penstock._native",
 }
 

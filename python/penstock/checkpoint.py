@@ -6,6 +6,8 @@ once, ``stream`` in the order in which tensors become ready and with bounded mem
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -22,13 +24,24 @@ from penstock.state import IncompatibleKeys, report, state_of
 PathLike = str | os.PathLike[str]
 
 
-def open(path: PathLike | Iterable[PathLike], *, config: Config | None = None) -> Checkpoint:  # noqa: A001
+def open(  # noqa: A001
+    path: PathLike | Iterable[PathLike],
+    *,
+    cache_dir: PathLike | None = None,
+    cache_bytes: int | None = None,
+    config: Config | None = None,
+) -> Checkpoint:
     """Opens a checkpoint: reads the headers of its safetensors files, all of them in parallel, and nothing else.
 
     Args:
         path: a safetensors file, several of them, a directory, a glob, a shard index
             (``model.safetensors.index.json``), or a model of a Hugging Face cache (``models--org--name``). Or any
-            of these on an object store or HTTP server: ``s3://``, ``gs://``, ``az://``, ``abfss://``, ``https://``.
+            of these on an object store or HTTP server: ``s3://``, ``gs://``, ``az://``, ``abfss://``, ``https://``; or
+            a repository of the Hugging Face hub: ``hf://org/name[@revision][/path]``.
+        cache_dir: a local directory in which what comes over the network is kept for the next load; by default
+            ``PENSTOCK_CACHE_DIR``, else nothing is kept. ``""`` for nothing in any case.
+        cache_bytes: the most bytes kept there (``PENSTOCK_CACHE_BYTES``); those used longest ago go first. By default
+            80 % of the disk's free space and what is there already.
         config: settings; by default each is found by itself (or read from ``PENSTOCK_*``).
 
     Raises:
@@ -40,7 +53,17 @@ def open(path: PathLike | Iterable[PathLike], *, config: Config | None = None) -
     """
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     config = Config() if config is None else config
+    if cache_dir is not None or cache_bytes is not None:
+        config = config.with_disk_cache(cache_dir, cache_bytes)
+    if config.cache_dir is not None:
+        _flush_at_exit()
     return Checkpoint(_native.Checkpoint([os.fspath(item) for item in paths], config), config)
+
+
+@functools.cache
+def _flush_at_exit() -> None:
+    """A load does not wait for its disk cache, so the process does when it ends: else the last bytes are not kept."""
+    atexit.register(_native.flush_disk_cache)
 
 
 class Checkpoint(Mapping[str, TensorInfo]):
@@ -268,6 +291,8 @@ class Checkpoint(Mapping[str, TensorInfo]):
     ) -> tuple[Load, Framework, dict[str, tuple[int | slice, ...]]]:
         library = framework(framework_name)
         where = library.device(device)
+        if config.cache_dir is not None:
+            _flush_at_exit()
         wanted = None if names is None and keep is None else self._names(names, keep)
         boxes, indices = self._boxes(slices or {}, wanted)
         session = self._native.session(wanted, boxes, "slab" if where == "cpu" else where, config)

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use penstock::plan::{Plan, Selection};
-use penstock::store::{Router, Store, is_remote};
+use penstock::store::{DiskCache, Store, is_remote};
 use penstock::tune::{Settings, Storage, Survey};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
@@ -78,6 +78,7 @@ impl TensorInfo {
 pub struct Checkpoint {
     inner: Arc<penstock::checkpoint::Checkpoint>,
     survey: Survey,
+    disk_cache: Option<DiskCache>,
 }
 
 impl Checkpoint {
@@ -96,12 +97,26 @@ impl Checkpoint {
         Ok(indices)
     }
 
+    /// The checkpoint as a load with these settings reads it: through another disk cache than it was opened with, if
+    /// they say so.
+    fn for_load(&self, config: &Config) -> Arc<penstock::checkpoint::Checkpoint> {
+        if config.disk_cache() == self.disk_cache {
+            return Arc::clone(&self.inner);
+        }
+        Arc::new(self.inner.in_store(Arc::new(config.router())))
+    }
+
     /// What most of these bytes lie on; each number belongs to an object.
-    fn storage_of(&self, wanted: impl Iterator<Item = (u32, u64)>) -> Arc<Storage> {
-        let mut bytes = vec![0; self.inner.objects().len()];
+    fn storage_of(
+        &self,
+        checkpoint: &penstock::checkpoint::Checkpoint,
+        wanted: impl Iterator<Item = (u32, u64)>,
+    ) -> Arc<Storage> {
+        let mut bytes = vec![0; checkpoint.objects().len()];
         wanted.for_each(|(object, wanted)| bytes[object as usize] += wanted);
-        let objects = self.inner.objects().iter().zip(bytes).filter(|(_, bytes)| *bytes > 0);
-        self.survey.heaviest(objects.map(|(object, bytes)| (object.location.as_str(), bytes)))
+        let wanted = bytes.into_iter().enumerate().filter(|(_, bytes)| *bytes > 0);
+        let places: Vec<_> = wanted.map(|(object, bytes)| (checkpoint.lies_at(object), bytes)).collect();
+        self.survey.heaviest(places.iter().map(|(place, bytes)| (&**place, *bytes)))
     }
 }
 
@@ -112,13 +127,14 @@ impl Checkpoint {
     /// Looks for signals while it waits for a server, so Ctrl-C raises KeyboardInterrupt from here.
     #[new]
     fn new(py: Python<'_>, inputs: Vec<String>, config: &Config) -> PyResult<Self> {
-        let store = Arc::new(Router::new(config.inner.cache.unwrap_or_default()));
+        let store = Arc::new(config.router());
         let open = || penstock::checkpoint::Checkpoint::open(Arc::clone(&store) as _, &inputs);
         let inner = match inputs.iter().any(|input| is_remote(input)) {
             true => interruptibly(py, open, || store.interrupt())?,
             false => py.detach(open).map_err(Failure)?,
         };
-        Ok(Self { inner: Arc::new(inner), survey: Survey::default() })
+        let disk_cache = config.disk_cache();
+        Ok(Self { inner: Arc::new(inner), survey: Survey::default(), disk_cache })
     }
 
     /// A catalogue of byte ranges (first, end) of any objects, each a tensor of bytes called "object:range" by their
@@ -126,14 +142,15 @@ impl Checkpoint {
     #[staticmethod]
     #[pyo3(signature = (ranges, config))]
     fn of_ranges(py: Python<'_>, ranges: Vec<(String, Vec<(u64, u64)>)>, config: &Config) -> Outcome<Self> {
-        let store = Arc::new(Router::new(config.inner.cache.unwrap_or_default()));
+        let store = Arc::new(config.router());
         let span = |(start, end): (u64, u64)| start..end;
         let wanted: Vec<_> = ranges
             .into_iter()
             .map(|(location, ranges)| (location, ranges.into_iter().map(span).collect()))
             .collect();
         let inner = py.detach(|| penstock::checkpoint::Checkpoint::of_ranges(store, &wanted))?;
-        Ok(Self { inner: Arc::new(inner), survey: Survey::default() })
+        let disk_cache = config.disk_cache();
+        Ok(Self { inner: Arc::new(inner), survey: Survey::default(), disk_cache })
     }
 
     /// Names of all tensors, sorted.
@@ -175,7 +192,7 @@ impl Checkpoint {
     fn storage(&self, py: Python<'_>) -> (String, Vec<String>) {
         let storage = py.detach(|| {
             let tensors = self.inner.tensors().iter();
-            self.storage_of(tensors.map(|tensor| (tensor.object, tensor.bytes())))
+            self.storage_of(&self.inner, tensors.map(|tensor| (tensor.object, tensor.bytes())))
         });
         (storage.name.clone(), storage.notes.clone())
     }
@@ -235,10 +252,10 @@ impl Checkpoint {
     #[pyo3(signature = (names, config))]
     fn map(&self, py: Python<'_>, names: Option<Vec<String>>, config: &Config) -> Outcome<Mapped> {
         let indices = self.select(names.as_deref())?;
-        let checkpoint = Arc::clone(&self.inner);
+        let checkpoint = self.for_load(config);
         py.detach(|| {
             let wanted = indices.iter().map(|index| &self.inner.tensors()[*index]);
-            let storage = self.storage_of(wanted.map(|tensor| (tensor.object, tensor.bytes())));
+            let storage = self.storage_of(&checkpoint, wanted.map(|tensor| (tensor.object, tensor.bytes())));
             let readers = Settings::choose(&config.inner, &storage, false).readers;
             Mapped::new(checkpoint, indices, readers.fetches.start)
         })
@@ -255,10 +272,10 @@ impl Checkpoint {
     ) -> Outcome<Session> {
         let to_device = !matches!(target, "slab" | "host");
         let target = target.to_owned();
-        let checkpoint = Arc::clone(&self.inner);
+        let checkpoint = self.for_load(config);
         py.detach(|| {
-            let storage =
-                self.storage_of(wanted.iter().map(|(tensor, selection)| (tensor.object, selection.bytes())));
+            let bytes = wanted.iter().map(|(tensor, selection)| (tensor.object, selection.bytes()));
+            let storage = self.storage_of(&checkpoint, bytes);
             let settings = Settings::choose(&config.inner, &storage, to_device);
             let plan = Plan::new(wanted, settings.block_bytes, settings.bridge_bytes);
             Session::start(checkpoint, Arc::new(plan), &target, &settings, &storage)

@@ -7,6 +7,7 @@
 //! * `session`: `Session`, `Mapped`, `LoadStats`: loads under way.
 //! * `host_array`: `HostArray`: the memory of one host tensor, for numpy and DLPack.
 //! * `objects`: listings, and single objects to files.
+//! * `pull`: `Source`, `Pull`: remote objects brought to a directory.
 //! * `config`: `Config`. `errors`: exceptions. `signals`: Ctrl-C while waiting for a server.
 
 // PyO3's macros expand to unsafe code of their own; ours is in `host_array` only.
@@ -17,6 +18,7 @@ mod config;
 mod errors;
 mod host_array;
 mod objects;
+mod pull;
 mod session;
 mod signals;
 
@@ -33,6 +35,8 @@ mod _native {
     use super::host_array::HostArray;
     #[pymodule_export]
     use super::objects::{fetch_object, list_objects};
+    #[pymodule_export]
+    use super::pull::{Pull, Source, flush_disk_cache, list_remote, shown};
     #[pymodule_export]
     use super::session::{LoadStats, Mapped, Session, release_staging, staging_usage};
 

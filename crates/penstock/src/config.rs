@@ -3,6 +3,8 @@
 //! `None` means "found by itself" and is what everyone should use; a setting exists so that a benchmark can pin it and
 //! a person can rule it out. Sizes are bytes, written `4194304`, `4MiB`, `4M` or `4MB` (1e6) in the environment.
 
+use std::path::PathBuf;
+
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::CachePolicy;
 
@@ -23,6 +25,11 @@ pub struct Config {
     pub read_ahead_bytes: Option<u64>,
     /// How the page cache is used (`PENSTOCK_CACHE`: `auto`, `use`, `bypass` or `populate`).
     pub cache: Option<CachePolicy>,
+    /// Where what comes over the network is kept for the next load (`PENSTOCK_CACHE_DIR`); nowhere where nothing is said.
+    pub cache_dir: Option<PathBuf>,
+    /// The most bytes kept there (`PENSTOCK_CACHE_BYTES`); 80 % of the disk's free space and what is there already
+    /// where nothing is said.
+    pub cache_bytes: Option<u64>,
 }
 
 impl Config {
@@ -68,6 +75,16 @@ impl Config {
                     "one of auto, use, bypass, populate",
                 )?,
             },
+            cache_dir: match self.cache_dir {
+                Some(directory) => Some(directory),
+                None => read(&lookup, "PENSTOCK_CACHE_DIR", |t| Some(t.into()), "a directory")?,
+            }
+            .map(|directory: PathBuf| match (directory.strip_prefix("~"), lookup("HOME")) {
+                // Shells expand it, Kubernetes and systemd do not.
+                (Ok(below), Some(home)) => PathBuf::from(home).join(below),
+                _ => directory,
+            }),
+            cache_bytes: or(self.cache_bytes, "PENSTOCK_CACHE_BYTES")?,
         }
         .checked()
     }
@@ -126,6 +143,13 @@ mod tests {
     fn the_environment_fills_what_is_not_set() {
         let config = Config::default().or_environment(environment("PENSTOCK_BLOCK_BYTES", "4MiB")).unwrap();
         assert_eq!(config.block_bytes, Some(4 << 20));
+        let config = Config::default().or_environment(environment("PENSTOCK_CACHE_DIR", "/c")).unwrap();
+        assert_eq!(config.cache_dir, Some(PathBuf::from("/c")));
+        let config = Config { cache_dir: Some("~/c".into()), ..Config::default() };
+        let config = config.or_environment(environment("HOME", "/u")).unwrap();
+        assert_eq!(config.cache_dir, Some(PathBuf::from("/u/c")));
+        let config = Config::default().or_environment(environment("PENSTOCK_CACHE_BYTES", "2GB")).unwrap();
+        assert_eq!(config.cache_bytes, Some(2_000_000_000));
         let config = Config::default().or_environment(environment("PENSTOCK_CACHE", "bypass")).unwrap();
         assert_eq!(config.cache, Some(CachePolicy::Bypass));
     }

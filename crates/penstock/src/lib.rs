@@ -14,6 +14,7 @@
 //! * [`memory`]: regions, the staging arena, host tensors, file mappings.
 //! * [`device`]: the CUDA driver, opened at run time.
 //! * [`pipeline`]: readers that move blocks, and the delivery of finished tensors.
+//! * `pull`: remote objects brought to a directory.
 //! * [`tune`]: what storage is like, start values for it, and the search for the number of readers.
 //!
 //! Dependencies point one way: `pipeline → plan → {checkpoint, store, memory, device}`. The crate knows no Python.
@@ -26,6 +27,8 @@ pub mod error;
 pub mod memory;
 pub mod pipeline;
 pub mod plan;
+#[cfg(feature = "remote")]
+pub mod pull;
 pub mod stats;
 pub mod store;
 pub mod tune;

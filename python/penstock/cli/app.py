@@ -16,7 +16,7 @@ from penstock.cli.failures import CODES_HELP, handled
 
 app = typer.Typer(
     name="penstock",
-    help="Look into safetensors checkpoints, and load them.",
+    help="Look into safetensors checkpoints, load them, and bring them here.",
     epilog=CODES_HELP,
     add_completion=False,
     no_args_is_help=True,
@@ -101,7 +101,10 @@ def inspect_command(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show what a checkpoint holds: tensors, dtypes, shapes, files. Reads headers only."""
+    """Show what a checkpoint holds: tensors, dtypes, shapes, files. Reads headers only.
+
+    Of a prefix on an object store without a checkpoint directly in it: the objects and prefixes that are there.
+    """
     with handled(as_json=json, debug=debug):
         from penstock.cli.inspect import inspect
 
@@ -138,6 +141,19 @@ def load_command(
         Cache | None,
         typer.Option(help="Use of the page cache; auto decides block by block.", rich_help_panel=_SETTINGS),
     ] = None,
+    cache_dir: Annotated[
+        str | None,
+        typer.Option(metavar="DIRECTORY", help="Keep what comes over the network here.", rich_help_panel="Disk cache"),
+    ] = None,
+    cache_bytes: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_size,
+            metavar="SIZE",
+            help="At most so much of it (80 % of what the disk has free).",
+            rich_help_panel="Disk cache",
+        ),
+    ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print all figures of the load.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress bar.")] = False,
     json: Json = False,
@@ -147,6 +163,46 @@ def load_command(
     with handled(as_json=json, debug=debug):
         from penstock.cli.load import Wish, load
 
-        config = penstock.Config(readers=readers, block_bytes=block_bytes, cache=cache.value if cache else None)
+        config = penstock.Config(
+            readers=readers,
+            block_bytes=block_bytes,
+            cache=cache.value if cache else None,
+            cache_dir=cache_dir,
+            cache_bytes=cache_bytes,
+        )
         wish = Wish(paths, names or [], filter or [], device, framework, mmap, config)
         load(wish, stats=stats, quiet=quiet, json=json)
+
+
+@app.command("pull", epilog=CODES_HELP)
+def pull_command(
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL",
+            help="A prefix of an object store, a repository (hf://org/name[@revision]), or one object.",
+            show_default=False,
+        ),
+    ],
+    directory: Annotated[
+        str,
+        typer.Argument(metavar="DIRECTORY", help="Where the files go; made where it is missing.", show_default=False),
+    ],
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="Only objects whose paths match (* also matches slashes). Repeat for more."),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Leave out objects whose paths match. Repeat for more.")
+    ] = None,
+    readers: Annotated[int | None, typer.Option(metavar="N", help="Requests in flight (32).")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress bar.")] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Bring remote objects to a directory. What is there already stays; what was cut off goes on where it stopped."""
+    with handled(as_json=json, debug=debug):
+        from penstock.cli.pull import Wish, pull
+
+        wish = Wish(url, directory, allow or None, ignore or [], penstock.Config(readers=readers))
+        pull(wish, quiet=quiet, json=json)

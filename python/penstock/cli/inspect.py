@@ -2,6 +2,7 @@
 
 Reads headers only, so it is as quick for 700 GB as for 7. The table answers "what is in there?", the lines below it
 "how much, of what, in which files?". JSON is the catalogue itself, with every byte range.
+A remote prefix without a checkpoint is listed instead, as ``ls`` would.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from rich.text import Text
 
 import penstock
 from penstock import Checkpoint, TensorInfo
+from penstock._native import list_remote
+from penstock._native import shown as without_secrets
 from penstock.cli.output import (
     UNBOUNDED,
     Output,
@@ -42,8 +45,15 @@ _SHARD = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
 
 
 def inspect(paths: list[str], patterns: list[str], order: str, limit: int, *, json: bool) -> None:
-    """Prints what the checkpoint at ``paths`` holds."""
-    ckpt = penstock.open(paths)
+    """Prints what the checkpoint at ``paths`` holds, or what is under a remote prefix that holds none."""
+    try:
+        ckpt = penstock.open(paths)
+    except penstock.ObjectNotFoundError:
+        listed = remote_directory(paths)
+        if listed is None:
+            raise
+        show_directory(paths[0], *listed, json=json)
+        return
     tensors = ordered(ckpt, matching(patterns), order)
     if json:
         as_json(catalogue(paths, ckpt, tensors))
@@ -55,6 +65,37 @@ def inspect(paths: list[str], patterns: list[str], order: str, limit: int, *, js
         out.lines([f"{glyph('… ', '')}and {len(tensors) - limit:,} more; --limit 0 shows all"], style="dim")
     out.print()
     out.lines(summary(ckpt, tensors))
+
+
+def remote_directory(paths: Sequence[str]) -> tuple[list[tuple[str, int]], list[str]] | None:
+    """(name, bytes) of the objects under a remote prefix, and the names of the prefixes; None where that is none."""
+    if len(paths) != 1 or "://" not in paths[0] or paths[0].startswith("file://"):
+        return None
+    try:
+        return list_remote(paths[0])
+    except penstock.PenstockError:
+        return None  # what opening said is what people should read
+
+
+def show_directory(path: str, objects: list[tuple[str, int]], directories: list[str], *, json: bool) -> None:
+    """Prints what is under a prefix, as ``ls`` would."""
+    if json:
+        listed = [{"name": name, "bytes": nbytes} for name, nbytes in objects]
+        total = {"objects": len(objects), "nbytes": sum(nbytes for _, nbytes in objects)}
+        as_json({"paths": [without_secrets(path)], "directories": directories, "objects": listed, "total": total})
+        return
+    made = bare_table()
+    made.add_column("name", overflow="fold")
+    made.add_column("size", justify="right", no_wrap=True)
+    for name in sorted(directories, key=natural):
+        made.add_row(Text(printable(f"{name}/")), "")
+    for name, nbytes in sorted(objects, key=lambda entry: natural(entry[0])):
+        made.add_row(Text(printable(name)), size(nbytes))
+    out = Output()
+    out.print(made)
+    out.print()
+    summed = f"{plural(len(objects), 'object')}, {size(sum(nbytes for _, nbytes in objects))}"
+    out.lines([f"{summed}; no checkpoint is directly there"])
 
 
 def ordered(ckpt: Checkpoint, keep: Callable[[str], bool], order: str) -> list[TensorInfo]:

@@ -5,6 +5,7 @@
 //! checkpoint, exactly that does. The catalogue does not keep the objects open: it remembers their
 //! [identity](Identity), by which a load can tell that an object has been replaced since.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::ops::Range;
@@ -35,6 +36,7 @@ pub struct ObjectInfo {
 }
 
 /// The catalogue of a checkpoint.
+#[derive(Clone)]
 pub struct Checkpoint {
     store: Arc<dyn Store>,
     objects: Vec<ObjectInfo>,
@@ -260,6 +262,20 @@ impl Checkpoint {
     /// The store that the objects are in, for one load.
     pub(crate) fn store_for_load(&self) -> Arc<dyn Store> {
         self.store.for_load().unwrap_or_else(|| Arc::clone(&self.store))
+    }
+
+    /// The same checkpoint, whose objects are read through another store.
+    pub fn in_store(&self, store: Arc<dyn Store>) -> Self {
+        Self { store, ..self.clone() }
+    }
+
+    /// Where an object's bytes lie now: a file of this machine, even if its location is a URL, else its location.
+    pub fn lies_at(&self, index: usize) -> Cow<'_, str> {
+        let object = &self.objects[index];
+        match self.store.file_of(&self.locations[index], &object.identity) {
+            Some(file) => Cow::Owned(file.to_string_lossy().into_owned()),
+            None => Cow::Borrowed(&object.location),
+        }
     }
 
     /// The strings of all objects' headers; where objects disagree, the first object's.

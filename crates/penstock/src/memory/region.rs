@@ -196,6 +196,13 @@ impl Region {
         unsafe { Window::from_raw(self.base.as_ptr(), self.len) }
     }
 
+    /// Its bytes: zeros where nothing was written. Memory that other processes may write to has no such view: empty then.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        let len = if self.file.is_some() { 0 } else { self.len };
+        // SAFETY: private memory of ours, readable from the start, and `&mut self` makes the borrow exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), len) }
+    }
+
     /// Gives the pages that lie wholly in the `len` bytes from `start` back to the operating system. The addresses
     /// stay reserved and read as zero afterwards.
     ///

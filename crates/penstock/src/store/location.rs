@@ -22,7 +22,7 @@ pub(crate) fn is_http(location: &str) -> bool {
 }
 
 /// A location as errors may show it: a URL without what may be secret, its user and its query.
-pub(crate) fn shown(location: &str) -> Cow<'_, str> {
+pub fn shown(location: &str) -> Cow<'_, str> {
     if !is_url(location) {
         return Cow::Borrowed(location);
     }

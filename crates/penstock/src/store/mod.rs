@@ -8,22 +8,32 @@
 //! a read fills exactly the memory it was given or fails; it never writes outside of it; an object that changed
 //! since it was opened is an error, never a mixture of two versions; errors name the object and the range.
 
+#[cfg(feature = "remote")]
+pub(crate) mod block_map;
+#[cfg(feature = "remote")]
+mod disk_cache;
 mod local;
 mod location;
 #[cfg(feature = "remote")]
 mod remote;
 mod router;
+#[cfg(feature = "remote")]
+mod standin;
 
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileMapping, Window};
 
-pub use local::{CachePolicy, LocalStore};
-pub(crate) use location::{is_http, is_url, shown};
 #[cfg(feature = "remote")]
-pub use remote::{Environment, Patience, RemoteStore};
+pub use disk_cache::{CachingStore, DiskCache, flush_disk_caches};
+pub use local::{CachePolicy, LocalStore};
+pub use location::shown;
+pub(crate) use location::{is_http, is_url};
+#[cfg(feature = "remote")]
+pub use remote::{Environment, Found, Listing, Patience, RemoteStore};
 pub use router::{Router, is_remote};
 
 /// What tells one version of an object from another: compared between opening a checkpoint and loading from it.
@@ -68,6 +78,12 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// `NotFound` where there is no such prefix, `Access` or `Storage` as for [`Store::open`].
     fn list(&self, prefix: &str) -> Result<Vec<Entry>>;
+
+    /// The file of this machine from which that version of the object at `location` would be read now, where there is
+    /// one. How to read is decided by what it lies on.
+    fn file_of(&self, _location: &str, _identity: &Identity) -> Option<PathBuf> {
+        None
+    }
 
     /// This store as one load uses it, where loads have something of their own in it, such as a budget of failures or
     /// an end.

@@ -1,5 +1,6 @@
 //! Which store a location leads to: its scheme says.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::{CachePolicy, Entry, Identity, LocalStore, Object, Store, is_url};
@@ -15,7 +16,7 @@ pub fn is_remote(location: &str) -> bool {
 pub struct Router {
     local: LocalStore,
     #[cfg(feature = "remote")]
-    remote: super::RemoteStore,
+    remote: super::CachingStore,
 }
 
 impl Router {
@@ -24,8 +25,19 @@ impl Router {
         Self {
             local: LocalStore::new(cache),
             #[cfg(feature = "remote")]
-            remote: super::RemoteStore::default(),
+            remote: Self::remote(cache, None),
         }
+    }
+
+    /// The same, keeping remote objects in a disk cache.
+    #[cfg(feature = "remote")]
+    pub fn with_disk_cache(cache: CachePolicy, disk_cache: super::DiskCache) -> Self {
+        Self { local: LocalStore::new(cache), remote: Self::remote(cache, Some(disk_cache)) }
+    }
+
+    #[cfg(feature = "remote")]
+    fn remote(cache: CachePolicy, disk_cache: Option<super::DiskCache>) -> super::CachingStore {
+        super::CachingStore::new(super::RemoteStore::default().with_local_files(cache), disk_cache, cache)
     }
 
     fn store(&self, location: &str) -> &dyn Store {
@@ -50,6 +62,10 @@ impl Store for Router {
 
     fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
         self.store(prefix).list(prefix)
+    }
+
+    fn file_of(&self, location: &str, identity: &Identity) -> Option<PathBuf> {
+        self.store(location).file_of(location, identity)
     }
 
     #[cfg(feature = "remote")]

@@ -6,8 +6,11 @@
 mod servers;
 
 mod answers;
+mod cache;
 mod faults;
+mod hub;
 mod opening;
+mod pull;
 
 use std::time::{Duration, Instant};
 

@@ -3,6 +3,7 @@
 #![allow(dead_code, unreachable_pub, clippy::print_stderr, clippy::unwrap_used, clippy::panic)]
 
 pub mod http;
+pub mod hub;
 
 use std::collections::HashMap;
 use std::net::{TcpListener, TcpStream};

@@ -28,6 +28,8 @@ pub(super) enum Provider {
     Azure,
     /// A plain HTTP server.
     Web,
+    /// The Hugging Face hub, whose locations are taken apart by `hub`.
+    Hub,
 }
 
 impl Provider {
@@ -38,6 +40,7 @@ impl Provider {
             Self::Gcs => "Google Cloud Storage",
             Self::Azure => "Azure Blob Storage",
             Self::Web => "the HTTP server",
+            Self::Hub => "the Hugging Face hub",
         }
     }
 }
@@ -107,8 +110,8 @@ impl Address {
             _ => {
                 return Err(refuse(
                     &format!("{scheme}:// locations are not supported"),
-                    "Penstock reads paths of this machine and s3://, gs://, az://, abfss://, http:// and https:// \
-                     locations",
+                    "Penstock reads paths of this machine and s3://, gs://, az://, abfss://, hf://, http:// and \
+                     https:// locations",
                 ));
             }
         };

@@ -39,6 +39,8 @@ pub(super) struct Backend {
     keys: Option<Arc<Keys>>,
     /// S3: the region that requests are signed for.
     pub(super) region: Option<String>,
+    /// The hub: the repository's page.
+    pub(super) page: Option<String>,
     pub(super) environment: Arc<Environment>,
     pub(super) patience: Patience,
 }
@@ -95,17 +97,25 @@ impl Backend {
             Provider::S3 => s3::make(address, environment, &client, connector, region, course)?,
             Provider::Gcs => gcs::make(address, environment, connector)?,
             Provider::Azure => azure::make(address, environment, connector)?,
-            Provider::Web => web(address, connector)?,
+            Provider::Web | Provider::Hub => web(address, connector)?,
         };
-        Ok(Self {
-            provider: address.provider,
-            store: made.store,
-            credentials: made.credentials,
-            keys: made.keys,
-            region: made.region,
-            environment: Arc::clone(environment),
-            patience,
-        })
+        Ok(Self::assemble(address.provider, made, Arc::clone(environment), patience))
+    }
+
+    /// A backend of what a provider's module made.
+    pub(super) fn assemble(
+        provider: Provider,
+        made: Made,
+        environment: Arc<Environment>,
+        patience: Patience,
+    ) -> Self {
+        let Made { store, credentials, keys, region } = made;
+        Self { provider, store, credentials, keys, region, page: None, environment, patience }
+    }
+
+    /// The same, for a repository with a page.
+    pub(super) fn with_page(self, page: String) -> Self {
+        Self { page: Some(page), ..self }
     }
 
     /// Whether there may be other credentials than those in use.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Variables of the cloud providers' own tools, by how their names begin.
-const PREFIXES: [&str; 9] = [
+const PREFIXES: [&str; 13] = [
     "AWS_",
     "AZURE_",
     "AZURITE_",
@@ -17,6 +17,10 @@ const PREFIXES: [&str; 9] = [
     "IDENTITY_",
     "MSI_",
     "GCE_METADATA_",
+    "HF_",
+    "HUGGING",
+    "TRANSFORMERS_OFFLINE",
+    "XDG_CACHE_HOME",
     "HOME",
 ];
 /// What the names of secret variables hold.
@@ -50,6 +54,13 @@ impl Environment {
         Self { variables, process: false }
     }
 
+    /// The same with one variable set otherwise.
+    pub(super) fn with(&self, name: &str, value: &str) -> Self {
+        let mut variables = self.variables.clone();
+        variables.insert(name.to_owned(), value.to_owned());
+        Self { variables, process: self.process }
+    }
+
     pub(super) fn is_of_process(&self) -> bool {
         self.process
     }
@@ -81,8 +92,11 @@ impl Environment {
 
     /// `text` without anything secret that it may repeat: secret values of variables, and queries of URLs.
     pub(super) fn scrub(&self, text: &str) -> String {
-        let is_secret =
-            |name: &str| SECRET.iter().any(|part| name.contains(part)) && !name.ends_with("_FILE");
+        let is_secret = |name: &str| {
+            SECRET.iter().any(|part| name.contains(part))
+                && !name.ends_with("_FILE")
+                && !name.ends_with("_PATH")
+        };
         let mut text = text.to_owned();
         for (name, value) in &self.variables {
             let value = value.trim();

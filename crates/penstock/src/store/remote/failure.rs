@@ -10,7 +10,7 @@ use super::address::Provider;
 use super::backend::Backend;
 use super::retry::{GivenUp, Trouble};
 use super::witness::{Refusal, Seen};
-use super::{azure, gcs};
+use super::{azure, gcs, hub};
 use crate::error::{Error, ErrorKind};
 
 /// What to do about a failed request.
@@ -94,6 +94,12 @@ fn refused(backend: &Backend, refusal: &Refusal, pinned: bool) -> Verdict {
     let tell = |kind, remedy: String| {
         Verdict::Tell(Error::new(kind, backend.environment.scrub(&sentence(backend, refusal))).remedy(remedy))
     };
+    let replaced = pinned && matches!(refusal.status, 404 | 410 | 416);
+    if let Some(page) = backend.page.as_deref().filter(|_| !replaced)
+        && let Some((kind, remedy)) = hub::refused(refusal, page, backend.credentials())
+    {
+        return tell(kind, remedy);
+    }
     let elsewhere =
         refusal.region.as_ref().filter(|region| backend.region.as_ref().is_some_and(|ours| ours != *region));
     match refusal.status {
@@ -187,7 +193,7 @@ fn not_found(backend: &Backend, code: &str) -> String {
             "Check the bucket's name, and that AWS_ENDPOINT_URL leads to where it is".into()
         }
         (_, "ContainerNotFound" | "NoSuchBucket") => "Check the bucket's name, and the account".into(),
-        (Provider::Web, _) => "Check the URL".into(),
+        (Provider::Web | Provider::Hub, _) => "Check the URL".into(),
         _ => "Check the key: it is compared letter by letter, slashes included".into(),
     }
 }
@@ -226,6 +232,7 @@ fn no_credentials(backend: &Backend) -> &'static str {
         }
         Provider::Gcs => gcs::REMEDY,
         Provider::Azure => azure::REMEDY,
+        Provider::Hub => "Log in with `hf auth login`, or set HF_TOKEN",
         Provider::Web => "The server wants to know who asks: give a URL that carries a signature",
     }
 }

@@ -10,7 +10,8 @@
 //! * `fetch`: one range, resumed where it stopped; `retry`: when to ask again; `failure`: what errors say.
 //! * `object`: an open object; `pace`: when one of its ranges is slow.
 //! * `course`: what the requests of one load share.
-//! * `web`: finding a checkpoint on a server that cannot list.
+//! * `listing`: what is under a prefix. `web`: finding a checkpoint on a server that cannot list.
+//! * `hub`: repositories of the Hugging Face hub.
 //!
 //! Secrets come in with the environment and with locations. They go to the servers they are for, and nowhere else:
 //! types that hold them have no `Debug` form, and errors are scrubbed of them.
@@ -24,6 +25,8 @@ mod environment;
 mod failure;
 mod fetch;
 mod gcs;
+mod hub;
+mod listing;
 mod names;
 mod object;
 mod pace;
@@ -34,39 +37,97 @@ mod transport;
 mod web;
 mod witness;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use object_store::path::Path;
 use object_store::{GetOptions, ObjectMeta};
 
-use super::{Entry, Identity, Object, Store};
+use super::{CachePolicy, Entry, Identity, LocalStore, Object, Store};
 use crate::error::{Error, ErrorKind, Result};
 
 use address::{Address, Provider};
 use backend::Backend;
 use course::Course;
 use fetch::{Fault, Stop, Tally, named, once, persist};
+use hub::{Hub, is_hub};
 use object::RemoteObject;
 
 pub use environment::Environment;
+pub use listing::{Found, Listing};
 pub use retry::Patience;
 
 /// Bytes of the request that opens an object: the header of nearly every shard is shorter, and on a fast network the
 /// bytes cost less than another round trip.
 const OPENING_BYTES: u64 = 512 << 10;
 
-/// The store of `s3://`, `gs://`, `az://`, `abfss://`, `http://` and `https://` locations.
+/// The store of `s3://`, `gs://`, `az://`, `abfss://`, `hf://`, `http://` and `https://` locations.
+///
+/// For as long as a store and its clones live, a branch of a repository on the hub is the commit that it was at first.
 #[derive(Clone, Default)]
 pub struct RemoteStore {
     environment: Option<Arc<Environment>>,
     patience: Patience,
     course: Arc<Course>,
+    pins: hub::Pins,
+    local: LocalStore,
 }
 
 impl RemoteStore {
     /// A store that is set up from `environment`, and waits as `patience` says.
     pub fn new(environment: Environment, patience: Patience) -> Self {
-        Self { environment: Some(Arc::new(environment)), patience, course: Arc::default() }
+        Self { environment: Some(Arc::new(environment)), patience, ..Self::default() }
+    }
+
+    /// The same store, reading what a cache of this machine holds under `cache`.
+    #[must_use]
+    pub fn with_local_files(self, cache: CachePolicy) -> Self {
+        Self { local: LocalStore::new(cache), ..self }
+    }
+
+    /// What is under a prefix; with `recursive` at any depth, else as a directory shows it.
+    ///
+    /// # Errors
+    /// `NotFound` where nothing is under the prefix, and for a plain HTTP server, which cannot list; `Access`, `Storage`.
+    pub fn find(&self, prefix: &str, recursive: bool) -> Result<Listing> {
+        let mut listing = if is_hub(prefix) {
+            self.hub(&self.environment()).list(prefix, recursive)?
+        } else {
+            let (address, backend, path) = self.reach(prefix)?;
+            if address.provider == Provider::Web {
+                return Err(web::cannot_list().object(address.shown()));
+            }
+            let course = &self.course;
+            let (_, listed) = in_its_region(&address, backend, course, |backend| {
+                listing::list(backend, &address, &path, recursive, course)
+            });
+            listed.map_err(|error| error.object(address.shown()))?
+        };
+        if listing.objects.is_empty() && listing.directories.is_empty() {
+            return Err(Error::new(ErrorKind::NotFound, "no object is under this prefix")
+                .object(super::shown(prefix))
+                .remedy("Check the prefix: it is compared letter by letter"));
+        }
+        listing.objects.sort_by(|a, b| a.path.cmp(&b.path));
+        listing.directories.sort();
+        Ok(listing)
+    }
+
+    /// Whether an object that was listed is most likely the version `opened`, which was open once.
+    pub fn is_likely(listed: &Identity, opened: &Identity) -> bool {
+        object::is_likely(listed, opened)
+    }
+
+    /// Bytes of the version that an identity stands for, and whether a tag names it; `None` where nothing does, not even
+    /// a date.
+    pub(super) fn described(identity: &Identity) -> Option<(u64, bool)> {
+        let named = object::is_likely(identity, identity);
+        let meta = object::version(&Path::default(), identity).filter(|_| named)?;
+        Some((meta.size, meta.e_tag.is_some() || meta.version.is_some()))
+    }
+
+    fn hub<'a>(&'a self, environment: &'a Arc<Environment>) -> Hub<'a> {
+        Hub::new(environment, self.patience, &self.pins, self.local, &self.course)
     }
 
     /// The same store for another load, whose requests share nothing with those of this one but connections.
@@ -97,6 +158,9 @@ impl std::fmt::Debug for RemoteStore {
 
 impl Store for RemoteStore {
     fn open(&self, location: &str) -> Result<Arc<dyn Object>> {
+        if is_hub(location) {
+            return self.hub(&self.environment()).open(location);
+        }
         let (address, backend, path) = self.reach(location)?;
         if address.provider != Provider::Web && address.key.is_empty() {
             return Err(Error::new(ErrorKind::NotFound, "the location names a bucket, not an object")
@@ -112,6 +176,9 @@ impl Store for RemoteStore {
 
     /// Without a request: each range will be asked of that version.
     fn reopen(&self, location: &str, identity: &Identity) -> Result<Arc<dyn Object>> {
+        if is_hub(location) {
+            return self.hub(&self.environment()).reopen(location, identity);
+        }
         let (address, backend, path) = self.reach(location)?;
         let meta =
             object::version(&path, identity).ok_or_else(|| failure::changed().object(address.shown()))?;
@@ -120,28 +187,26 @@ impl Store for RemoteStore {
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
-        let (address, backend, path) = self.reach(prefix)?;
-        let mut entries = if address.provider == Provider::Web {
-            web::list(self, &address)?
-        } else {
-            let course = &self.course;
-            let (_, listed) =
-                in_its_region(&address, backend, course, |backend| list(backend, &path, course));
-            let below = |meta: &ObjectMeta| meta.location != path;
-            listed
-                .map_err(|error| error.object(address.shown()))?
-                .into_iter()
-                .filter(below)
-                .map(|meta| Entry { location: address.with_key(meta.location.as_ref()), bytes: meta.size })
-                .collect()
-        };
-        if entries.is_empty() {
+        if !is_hub(prefix) {
+            let address = Address::parse(prefix)?;
+            if address.provider == Provider::Web {
+                return web::list(self, &address);
+            }
+        }
+        let objects = self.find(prefix, false)?.objects;
+        if objects.is_empty() {
             return Err(Error::new(ErrorKind::NotFound, "no object is directly under this prefix")
-                .object(address.shown())
+                .object(super::shown(prefix))
                 .remedy("Check the prefix: it is compared letter by letter"));
         }
+        let mut entries: Vec<_> =
+            objects.into_iter().map(|Found { location, bytes, .. }| Entry { location, bytes }).collect();
         entries.sort_by(|a, b| a.location.cmp(&b.location));
         Ok(entries)
+    }
+
+    fn file_of(&self, location: &str, identity: &Identity) -> Option<PathBuf> {
+        is_hub(location).then(|| self.hub(&self.environment()).file_of(location, identity))?
     }
 
     fn for_load(&self) -> Option<Arc<dyn Store>> {
@@ -169,6 +234,16 @@ fn path(address: &Address) -> Result<Path> {
     Path::parse(&address.key).map_err(|error| refuse(error.to_string()))
 }
 
+/// What to tell of a stop that nothing can be done about.
+fn told(stop: Stop) -> Error {
+    match stop {
+        Stop::Tell(error) => error,
+        Stop::Region(region) => Error::new(ErrorKind::Storage, format!("the bucket is in region {region}"))
+            .remedy(format!("Set AWS_REGION={region}")),
+        Stop::Empty => failure::changed(),
+    }
+}
+
 /// Does `work`; where the bucket turns out to be in another region, again there. Returns the backend that served.
 fn in_its_region<T>(
     address: &Address,
@@ -176,12 +251,6 @@ fn in_its_region<T>(
     course: &Course,
     work: impl Fn(&Backend) -> Result<T, Stop>,
 ) -> (Arc<Backend>, Result<T>) {
-    let told = |stop| match stop {
-        Stop::Tell(error) => error,
-        Stop::Region(region) => Error::new(ErrorKind::Storage, format!("the bucket is in region {region}"))
-            .remedy(format!("Set AWS_REGION={region}")),
-        Stop::Empty => failure::changed(),
-    };
     match work(&backend) {
         Ok(done) => (backend, Ok(done)),
         Err(Stop::Region(region)) => match backend.in_region(address, region, course) {
@@ -224,12 +293,4 @@ fn inspect(backend: &Backend, path: &Path, course: &Course) -> Result<ObjectMeta
         Stop::Tell(error) => error,
         Stop::Region(_) | Stop::Empty => failure::changed(),
     })
-}
-
-/// The objects directly under a prefix, all pages of them.
-fn list(backend: &Backend, prefix: &Path, course: &Course) -> Result<Vec<ObjectMeta>, Stop> {
-    course.run(persist(backend, course, false, &Tally::default(), async || {
-        let listed = backend.store.list_with_delimiter(Some(prefix)).await;
-        listed.map(|listed| listed.objects).map_err(|error| (Fault::Store(error), false))
-    }))
 }

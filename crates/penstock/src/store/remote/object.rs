@@ -169,9 +169,30 @@ impl Object for RemoteObject {
 }
 
 /// What stands for a version, in a form from which [`version`] makes it again.
-fn identity(meta: &ObjectMeta) -> Identity {
+pub(super) fn identity(meta: &ObjectMeta) -> Identity {
     let text = |part: &Option<String>| part.clone().unwrap_or_default();
     Identity(format!("{}\n{}\n{}\n{}", meta.size, text(&meta.e_tag), text(&meta.version), meta.last_modified))
+}
+
+/// The identity of an object that is known by its size and a digest.
+pub(super) fn tagged(bytes: u64, tag: &str) -> Identity {
+    // As an object that has no date: the epoch stands for that.
+    Identity(format!("{bytes}\n\"{tag}\"\n\n1970-01-01 00:00:00 UTC"))
+}
+
+/// Whether an object that was listed is the version that was once opened, as far as both say: listings give finer times
+/// than answers, and not all name a tag. Where neither tag nor version nor time can be compared, it may not be.
+pub(super) fn is_likely(listed: &Identity, opened: &Identity) -> bool {
+    let path = Path::default();
+    let (Some(listed), Some(opened)) = (version(&path, listed), version(&path, opened)) else { return false };
+    let bare = |tag: &Option<String>| tag.as_ref().map(|tag| tag.trim_start_matches("W/").to_owned());
+    let time = |meta: &ObjectMeta| Some(meta.last_modified.timestamp()).filter(|time| *time > 0);
+    let equal = match (bare(&listed.e_tag), bare(&opened.e_tag), &listed.version, &opened.version) {
+        (Some(listed), Some(opened), ..) => listed == opened,
+        (_, _, Some(listed), Some(opened)) => listed == opened,
+        _ => time(&listed).is_some() && time(&listed) == time(&opened),
+    };
+    equal && listed.size == opened.size
 }
 
 /// The version that an identity stands for.
@@ -206,5 +227,24 @@ mod tests {
             assert_eq!(version(&meta.location, &identity(&meta)), Some(meta));
         }
         assert_eq!(version(&Path::from("a"), &Identity("12".into())), None);
+        let digest = version(&Path::from("a"), &tagged(12, "abc")).unwrap();
+        assert_eq!((digest.e_tag.as_deref(), digest.last_modified.timestamp()), (Some("\"abc\""), 0));
+        assert_eq!(identity(&digest), tagged(12, "abc"));
+    }
+
+    #[test]
+    fn what_was_listed_is_compared_by_what_both_sides_say() {
+        let of = |size, tag: &str, version: &str, time: &str| {
+            Identity(format!("{size}\n{tag}\n{version}\n2026-11-21 06:47:{time} UTC"))
+        };
+        let opened = of(1, "\"a\"", "7", "41");
+        assert!(is_likely(&of(1, "W/\"a\"", "", "59"), &opened));
+        assert!(!is_likely(&of(1, "\"b\"", "7", "41"), &opened));
+        assert!(is_likely(&of(1, "", "7", "59"), &opened));
+        // Without a tag or a version, the second of the last change has to do.
+        assert!(is_likely(&of(1, "", "", "41.300"), &opened));
+        assert!(!is_likely(&of(1, "", "", "42"), &opened));
+        assert!(!is_likely(&of(2, "\"a\"", "7", "41"), &opened));
+        assert!(!is_likely(&Identity(String::new()), &opened));
     }
 }

@@ -199,7 +199,7 @@ fn note_failure(error: &reqwest::Error) {
     Witness::note(|seen| seen.transport = Some((words, in_vain)));
 }
 
-fn http_error(error: reqwest::Error) -> HttpError {
+pub(super) fn http_error(error: reqwest::Error) -> HttpError {
     let kind = if error.is_timeout() {
         HttpErrorKind::Timeout
     } else if error.is_connect() {

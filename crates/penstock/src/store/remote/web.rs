@@ -17,6 +17,12 @@ const NAMES: [&str; 5] = [
     "adapter_model.safetensors",
 ];
 
+/// The refusal to list.
+pub(super) fn cannot_list() -> Error {
+    Error::new(ErrorKind::NotFound, "a plain HTTP server cannot list what it holds")
+        .remedy("Give the URL of a .safetensors file or of its shard index")
+}
+
 /// The well-known files under a URL.
 pub(super) fn list(store: &RemoteStore, directory: &Address) -> Result<Vec<Entry>> {
     let url = directory.url();

@@ -76,15 +76,18 @@ impl Refusal {
         Self {
             status: status.as_u16(),
             host: host.to_owned(),
-            code: code.or_else(|| header(&["x-ms-error-code", "x-error-code"])),
-            message: message.or_else(|| header(&["x-error-message"])),
+            // The hub's headers say more than its bodies.
+            code: header(&["x-error-code"]).or(code).or_else(|| header(&["x-ms-error-code"])),
+            message: header(&["x-error-message"]).or(message),
             request_id: header(&[
                 "x-amz-request-id",
                 "x-ms-request-id",
                 "x-guploader-uploadid",
                 "x-request-id",
             ]),
-            retry_after: header(&["retry-after"]).and_then(|text| retry_after(&text)),
+            retry_after: header(&["retry-after"])
+                .and_then(|text| retry_after(&text))
+                .or_else(|| header(&["ratelimit"]).and_then(|text| reset(&text))),
             region: header(&["x-amz-bucket-region"])
                 .or_else(|| element(body, "Region"))
                 // It becomes part of a host's name.
@@ -100,6 +103,12 @@ fn retry_after(text: &str) -> Option<Duration> {
     }
     let date = httpdate::parse_http_date(text).ok()?;
     Some(date.duration_since(SystemTime::now()).unwrap_or_default())
+}
+
+/// What a `RateLimit` header says of when there is room again, as the hub writes it: `"api";r=0;t=42`.
+fn reset(text: &str) -> Option<Duration> {
+    let seconds = text.split(';').find_map(|part| part.trim().strip_prefix("t="))?;
+    seconds.parse().ok().map(Duration::from_secs)
 }
 
 /// The server's own code and message: from XML as S3, GCS and Azure write it, or JSON as token servers and hubs do.
@@ -191,6 +200,23 @@ mod tests {
         );
         let gcs = refusal(r#"{"error":{"code":404,"message":"No such object"}}"#, &[]);
         assert_eq!((gcs.code.as_deref(), gcs.message.as_deref()), (Some("404"), Some("No such object")));
+    }
+
+    #[test]
+    fn the_hubs_headers_say_more_than_its_bodies() {
+        let hub = refusal(
+            r#"{"error":"Repository not found"}"#,
+            &[
+                ("x-error-code", "RepoNotFound"),
+                ("x-error-message", "No such repository"),
+                ("ratelimit", "\"api\";r=0;t=42"),
+            ],
+        );
+        assert_eq!(
+            (hub.code.as_deref(), hub.message.as_deref()),
+            (Some("RepoNotFound"), Some("No such repository"))
+        );
+        assert_eq!(hub.retry_after, Some(Duration::from_secs(42)));
     }
 
     #[test]

@@ -1,0 +1,140 @@
+//! Finding what a URL names, and bringing it to a directory.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use penstock::pull::{self, How, Item};
+use penstock::store::{self, RemoteStore, Store};
+use penstock::{Error, ErrorKind};
+use pyo3::prelude::*;
+
+use crate::errors::{Failure, Outcome};
+use crate::signals::{SIGNAL_CHECK, interruptibly};
+
+/// Names and bytes of objects; names of what has objects below it.
+type Listed = (Vec<(String, u64)>, Vec<String>);
+
+/// Paths, bytes and how each came; bytes that came over the network; seconds.
+type Ended = (Vec<(String, u64, &'static str)>, u64, f64);
+
+/// What a URL names: the objects under a prefix, the files of a repository, or one object.
+#[pyclass(frozen, module = "penstock._native")]
+pub struct Source {
+    location: String,
+    items: Vec<Item>,
+}
+
+#[pymethods]
+impl Source {
+    /// Finds what is there; Ctrl-C raises KeyboardInterrupt from here.
+    #[new]
+    fn new(py: Python<'_>, location: String) -> PyResult<Self> {
+        let store = RemoteStore::default();
+        let items = interruptibly(py, || pull::find(&store, &location), || store.interrupt())?;
+        Ok(Self { location, items })
+    }
+
+    /// (path below the URL, bytes) of every object. Bytes are 0 where they are not known before it is opened.
+    #[getter]
+    fn entries(&self) -> Vec<(&str, u64)> {
+        self.items.iter().map(|item| (&*item.path, item.bytes)).collect()
+    }
+
+    /// Begins to pull the entries with these indices.
+    fn pull(
+        &self,
+        py: Python<'_>,
+        destination: PathBuf,
+        indices: Vec<usize>,
+        readers: Option<usize>,
+    ) -> Outcome<Pull> {
+        let items: Vec<_> = indices.into_iter().filter_map(|index| self.items.get(index).cloned()).collect();
+        if items.is_empty() {
+            let cause = format!("none of the {} objects there is wanted", self.items.len());
+            return Err(Failure(
+                Error::new(ErrorKind::NotFound, cause)
+                    .object(store::shown(&self.location))
+                    .remedy("Check allow= and ignore=: they are compared with the whole path below the URL"),
+            ));
+        }
+        let store = RemoteStore::default();
+        let inner = py.detach(|| pull::Pull::start(&store, items, &destination, readers))?;
+        Ok(Pull { inner: Mutex::new(inner) })
+    }
+}
+
+/// A pull under way.
+#[pyclass(frozen, module = "penstock._native")]
+pub struct Pull {
+    inner: Mutex<pull::Pull>,
+}
+
+impl Pull {
+    fn locked<T: Send>(&self, py: Python<'_>, body: impl FnOnce(&mut pull::Pull) -> T + Send) -> T {
+        py.detach(|| body(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+}
+
+#[pymethods]
+impl Pull {
+    /// Waits a moment; returns what was done once that is all, else None.
+    ///
+    /// Looks for signals, so Ctrl-C raises KeyboardInterrupt from here.
+    fn wait(&self, py: Python<'_>) -> PyResult<Option<Ended>> {
+        let ended = self.locked(py, |pull| pull.wait(SIGNAL_CHECK)).map_err(Failure)?;
+        py.check_signals()?;
+        Ok(ended.map(|pulled| {
+            let how = |how| match how {
+                How::Pulled => "pulled",
+                How::Resumed => "resumed",
+                How::Kept => "kept",
+            };
+            let files = pulled.files.into_iter().map(|file| (file.path, file.bytes, how(file.how))).collect();
+            (files, pulled.fetched_bytes, pulled.wall.as_secs_f64())
+        }))
+    }
+
+    /// (bytes done, bytes in all as far as known).
+    fn progress(&self, py: Python<'_>) -> (u64, u64) {
+        let progress = self.locked(py, |pull| pull.progress());
+        (progress.done_bytes, progress.bytes)
+    }
+
+    /// Stops it, and returns when nothing of it runs. What came so far is kept for the next pull.
+    fn stop(&self, py: Python<'_>) {
+        self.locked(py, pull::Pull::stop);
+    }
+}
+
+/// What is directly under a prefix: (name, bytes) of objects, and names of what has objects below it.
+#[pyfunction]
+pub fn list_remote(py: Python<'_>, location: &str) -> PyResult<Listed> {
+    let store = RemoteStore::default();
+    let listing = interruptibly(py, || store.find(location, false), || store.interrupt())?;
+    let objects = listing.objects.into_iter().map(|found| (found.path, found.bytes)).collect();
+    Ok((objects, listing.directories))
+}
+
+/// A location without what may be secret: a URL's user and query.
+#[pyfunction]
+pub fn shown(location: &str) -> String {
+    store::shown(location).into_owned()
+}
+
+/// Waits until what loads have read is in their disk caches, at most so many seconds; whether it is.
+///
+/// Looks for signals, so Ctrl-C raises KeyboardInterrupt from here.
+#[pyfunction]
+#[pyo3(signature = (seconds=30.0))]
+pub fn flush_disk_cache(py: Python<'_>, seconds: f64) -> PyResult<bool> {
+    let end = std::time::Instant::now() + std::time::Duration::from_secs_f64(seconds.clamp(0.0, 1e6));
+    loop {
+        if py.detach(|| store::flush_disk_caches(SIGNAL_CHECK)) {
+            return Ok(true);
+        }
+        py.check_signals()?;
+        if std::time::Instant::now() >= end {
+            return Ok(false);
+        }
+    }
+}

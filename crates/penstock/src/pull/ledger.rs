@@ -1,0 +1,94 @@
+//! What was pulled before: for each file the version of the object that it is, and what the file was like then.
+//!
+//! A line of JSON for each file, added after the file got its name. A line that was cut off, or is of a file that was
+//! written to since, says nothing; then the file is pulled again.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+
+use rustix::fs::Stat;
+use serde::{Deserialize, Serialize};
+
+use super::source::Item;
+use super::tree::Tree;
+use crate::error::{Error, Result};
+use crate::store::{Identity, RemoteStore};
+
+const NAME: &str = "pulled.jsonl";
+
+#[derive(Serialize, Deserialize)]
+struct Line {
+    path: String,
+    version: String,
+    bytes: u64,
+    modified: (i64, i64),
+}
+
+/// The ledger of one destination.
+pub(super) struct Ledger {
+    file: File,
+    known: HashMap<String, Line>,
+}
+
+impl Ledger {
+    /// Reads the ledger, and rewrites it where most of it is of the past.
+    pub(super) fn open(tree: &Tree) -> Result<Self> {
+        let mut known = HashMap::new();
+        let mut lines = 0;
+        for line in BufReader::new(tree.state_file(NAME)?).lines().map_while(std::result::Result::ok) {
+            lines += 1;
+            if let Ok(line) = serde_json::from_str::<Line>(&line) {
+                known.insert(line.path.clone(), line);
+            }
+        }
+        let mut file = tree.state_file(NAME)?;
+        let failed = |error: std::io::Error| Error::from_io("writing the ledger", &error);
+        if lines > 2 * known.len() + 100 {
+            let name = format!("{NAME}.new");
+            file = tree.state_file(&name)?;
+            file.set_len(0).map_err(failed)?;
+            let all: String = known.values().map(written).collect();
+            file.write_all(all.as_bytes()).map_err(failed)?;
+            tree.replace_state_file(&name, NAME)?;
+        }
+        // After a line that was cut off, a new one begins.
+        std::io::Seek::seek(&mut file, std::io::SeekFrom::End(0)).map_err(failed)?;
+        if lines > 0 {
+            file.write_all(b"\n").map_err(failed)?;
+        }
+        Ok(Self { file, known })
+    }
+
+    /// Whether the file that is there is the version that was found.
+    pub(super) fn holds(&self, item: &Item, stat: &Stat) -> bool {
+        self.known.get(&item.path).is_some_and(|line| {
+            let same_file = line.modified == modified(stat) && u64::try_from(stat.st_size) == Ok(line.bytes);
+            same_file && RemoteStore::is_likely(&item.identity, &Identity(line.version.clone()))
+        })
+    }
+
+    /// Writes down a file that has got its name.
+    pub(super) fn add(&mut self, path: &str, version: &Identity, stat: &Stat) {
+        let line = Line {
+            path: path.to_owned(),
+            version: version.0.clone(),
+            bytes: u64::try_from(stat.st_size).unwrap_or(0),
+            modified: modified(stat),
+        };
+        // A ledger that cannot be written costs the next pull time, not this one its success.
+        if let Err(error) = self.file.write_all(written(&line).as_bytes()) {
+            tracing::warn!(%error, "the ledger of pulled files could not be written");
+        }
+    }
+}
+
+fn written(line: &Line) -> String {
+    let mut text = serde_json::to_string(line).unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+fn modified(stat: &Stat) -> (i64, i64) {
+    (stat.st_mtime, i64::try_from(stat.st_mtime_nsec).unwrap_or(0))
+}

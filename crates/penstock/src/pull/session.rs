@@ -1,0 +1,351 @@
+//! One pull: its threads, how far it is, how it ends.
+
+use std::collections::{BTreeSet, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::ledger::Ledger;
+use super::part::{BLOCK_BYTES, Came, Part};
+use super::source::Item;
+use super::tree::{self, Tree};
+use super::work::{Task, Work};
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::Region;
+use crate::store::{Lane, RemoteStore, Store, shown};
+
+/// Requests in flight, where nothing is said: as many as a load from an object store begins with.
+const READERS: usize = 32;
+
+/// What became of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// It came whole.
+    Pulled,
+    /// Part of it was there from a pull that was cut off.
+    Resumed,
+    /// It was there, of the same size and version.
+    Kept,
+}
+
+/// A file of the destination.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PulledFile {
+    /// Where it is, relative to the destination.
+    pub path: String,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// What became of it.
+    pub how: How,
+}
+
+/// What a pull did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pulled {
+    /// The files, in the order of the items.
+    pub files: Vec<PulledFile>,
+    /// Bytes that came over the network.
+    pub fetched_bytes: u64,
+    /// Wall-clock time.
+    pub wall: Duration,
+}
+
+/// How far a pull is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes that are there.
+    pub done_bytes: u64,
+    /// Bytes in all, as far as known.
+    pub bytes: u64,
+}
+
+/// A pull under way. Dropping it stops it; what came so far is kept for the next one.
+pub struct Pull {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    ended: Receiver<Result<Pulled>>,
+}
+
+struct Shared {
+    store: RemoteStore,
+    items: Vec<Item>,
+    cancelled: AtomicBool,
+    work: Mutex<Option<Arc<Work>>>,
+    failure: Mutex<Option<Error>>,
+    files: Mutex<Vec<Option<PulledFile>>>,
+    done_bytes: AtomicU64,
+    bytes: AtomicU64,
+    fetched_bytes: AtomicU64,
+}
+
+impl Pull {
+    /// Begins to pull `items`, with at most `readers` requests in flight, to the directory `destination`. Waits for
+    /// another pull to the same directory to end, then finds what that one has done.
+    ///
+    /// # Errors
+    /// `Access` where an item's path would lead out of the destination, `Memory` where no thread can be started.
+    pub fn start(
+        store: &RemoteStore,
+        items: Vec<Item>,
+        destination: &Path,
+        readers: Option<usize>,
+    ) -> Result<Self> {
+        let mut paths = HashSet::new();
+        for item in &items {
+            let refuse = |error: Error| error.object(shown(&item.location));
+            tree::check(&item.path).map_err(refuse)?;
+            if !paths.insert(&*item.path) {
+                let cause = format!("another object would be the same file, {:?}", item.path);
+                return Err(refuse(Error::new(ErrorKind::Access, cause)));
+            }
+        }
+        let shared = Arc::new(Shared {
+            files: Mutex::new(vec![None; items.len()]),
+            bytes: AtomicU64::new(items.iter().map(|item| item.bytes).sum()),
+            // Stopping this pull is not stopping whatever else the store is used for.
+            store: store.another_course(),
+            items,
+            cancelled: AtomicBool::new(false),
+            work: Mutex::default(),
+            failure: Mutex::default(),
+            done_bytes: AtomicU64::new(0),
+            fetched_bytes: AtomicU64::new(0),
+        });
+        let (sender, ended) = channel();
+        let (working, destination) = (Arc::clone(&shared), destination.to_owned());
+        let readers = readers.unwrap_or(READERS).clamp(1, crate::config::MAX_READERS);
+        let thread = start_thread("penstock-pull", move || {
+            let done = catch_unwind(AssertUnwindSafe(|| working.run(&destination, readers)));
+            drop(sender.send(done.unwrap_or_else(|_| Err(panicked()))));
+        })?;
+        Ok(Self { shared, thread: Some(thread), ended })
+    }
+
+    /// How far it is.
+    pub fn progress(&self) -> Progress {
+        let done_bytes = self.shared.done_bytes.load(Ordering::Relaxed);
+        Progress { done_bytes, bytes: self.shared.bytes.load(Ordering::Relaxed).max(done_bytes) }
+    }
+
+    /// Waits for the end, at most for `timeout`; `None` while it goes on.
+    ///
+    /// # Errors
+    /// The first failure: what the store or the file system reports, naming the object or the file. `Cancelled` once
+    /// stopped.
+    pub fn wait(&mut self, timeout: Duration) -> Result<Option<Pulled>> {
+        match self.ended.recv_timeout(timeout) {
+            Ok(done) => {
+                self.join();
+                done.map(Some)
+            }
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(cancelled()),
+        }
+    }
+
+    /// Stops it, and returns when nothing of it runs any more.
+    pub fn stop(&mut self) {
+        self.shared.cancel();
+        self.join();
+    }
+
+    fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // A panic was turned into the pull's failure.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Pull {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Shared {
+    fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Acquire)
+    }
+
+    fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Release);
+        self.store.interrupt();
+        if let Some(work) = &*lock(&self.work) {
+            work.end();
+        }
+    }
+
+    fn fail(&self, error: Error) {
+        lock(&self.failure).get_or_insert(error);
+        self.cancel();
+    }
+
+    fn run(self: &Arc<Self>, destination: &Path, readers: usize) -> Result<Pulled> {
+        let began = Instant::now();
+        let Some(tree) = Tree::open(destination, || self.is_cancelled())? else { return Err(cancelled()) };
+        let ledger = Ledger::open(&tree)?;
+        let mut wanted = Vec::new();
+        for (number, item) in self.items.iter().enumerate() {
+            let stat = tree.stat(&tree.directory_of(&item.path)?, &item.path)?;
+            match stat {
+                Some(stat) if ledger.holds(item, &stat) => self.done(number, item.bytes, How::Kept),
+                _ => wanted.push(number),
+            }
+        }
+        let needed: u64 = wanted.iter().map(|number| self.items[*number].bytes).sum();
+        // What is already there of partial files is in `needed` too, so a tight disk is left to fail where it must.
+        if let Some(room) = tree.room().filter(|room| needed / 2 > *room) {
+            return Err(Error::new(
+                ErrorKind::Storage,
+                format!("{needed} bytes are to come, and the disk has room for {room}"),
+            )
+            .object(tree.shown(""))
+            .remedy("Free some space, or pull to another disk"));
+        }
+        let ends = wanted.clone();
+        let blocks = wanted.iter().map(|number| 1 + self.items[*number].bytes / BLOCK_BYTES).sum::<u64>();
+        let work = Arc::new(Work::of(wanted));
+        *lock(&self.work) = Some(Arc::clone(&work));
+        if self.is_cancelled() {
+            return Err(cancelled());
+        }
+        let (tree, ledger) = (Arc::new(tree), Arc::new(Mutex::new(ledger)));
+        let count = readers.min(usize::try_from(blocks).unwrap_or(readers));
+        let mut threads = Vec::new();
+        for index in 0..count {
+            let (shared, work, tree, ledger) =
+                (Arc::clone(self), Arc::clone(&work), Arc::clone(&tree), Arc::clone(&ledger));
+            let run = move || {
+                let done = catch_unwind(AssertUnwindSafe(|| shared.work(&work, &tree, &ledger)));
+                if let Err(error) = done.unwrap_or_else(|_| Err(panicked())) {
+                    shared.fail(error);
+                }
+            };
+            match start_thread(&format!("penstock-{index}"), run) {
+                Ok(thread) => threads.push(thread),
+                Err(error) if threads.is_empty() => return Err(error),
+                Err(_) => break,
+            }
+        }
+        threads.into_iter().for_each(|thread| drop(thread.join()));
+        *lock(&self.work) = None;
+        let failure = lock(&self.failure).take();
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        if self.is_cancelled() {
+            return Err(cancelled());
+        }
+        let parents: BTreeSet<_> = ends
+            .iter()
+            .map(|number| &*self.items[*number].path)
+            .map(|path| &path[..path.rfind('/').map_or(0, |at| at + 1)])
+            .collect();
+        parents.into_iter().for_each(|parent| tree.settle(parent));
+        Ok(Pulled {
+            files: lock(&self.files).drain(..).flatten().collect(),
+            fetched_bytes: self.fetched_bytes.load(Ordering::Relaxed),
+            wall: began.elapsed(),
+        })
+    }
+
+    /// What a thread does until nothing is left.
+    fn work(&self, work: &Work, tree: &Tree, ledger: &Mutex<Ledger>) -> Result<()> {
+        let (mut buffer, mut lane) = (None, Lane::default());
+        loop {
+            match work.next() {
+                Task::Over => return Ok(()),
+                Task::Open(number) => {
+                    let opened = self.open(tree, ledger, number);
+                    work.opened(opened.as_ref().ok().and_then(Option::as_ref));
+                    opened?;
+                }
+                Task::Block(part, block) => {
+                    let buffer = match &mut buffer {
+                        Some(buffer) => buffer,
+                        none => {
+                            none.insert(Region::reserve(usize::try_from(BLOCK_BYTES).unwrap_or(usize::MAX))?)
+                        }
+                    };
+                    let (came, last) = part.block(tree, block, buffer, &mut lane, &|| self.is_cancelled())?;
+                    match came {
+                        Came::Resumed(bytes) => self.done_bytes.fetch_add(bytes, Ordering::Relaxed),
+                        Came::Fetched(bytes) => {
+                            self.fetched_bytes.fetch_add(bytes, Ordering::Relaxed);
+                            self.done_bytes.fetch_add(bytes, Ordering::Relaxed)
+                        }
+                    };
+                    if last {
+                        self.finish(tree, ledger, &part)?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Opens an item; none where that was all there was to do.
+    fn open(&self, tree: &Tree, ledger: &Mutex<Ledger>, number: usize) -> Result<Option<Arc<Part>>> {
+        let item = &self.items[number];
+        let object = self.store.open(&item.location)?;
+        // Its listing may not have said which version it is, or how large.
+        let opened = Item { bytes: object.bytes(), identity: object.identity(), ..item.clone() };
+        let stat = tree.stat(&tree.directory_of(&item.path)?, &item.path)?;
+        if opened.bytes != item.bytes {
+            self.bytes.fetch_add(opened.bytes, Ordering::Relaxed);
+            self.bytes.fetch_sub(item.bytes, Ordering::Relaxed);
+        }
+        if stat.is_some_and(|stat| lock(ledger).holds(&opened, &stat)) {
+            self.done(number, opened.bytes, How::Kept);
+            return Ok(None);
+        }
+        if self.is_cancelled() {
+            return Err(cancelled());
+        }
+        let part = Arc::new(Part::begin(tree, number, item, object)?);
+        if part.blocks() == 0 {
+            self.finish(tree, ledger, &part)?;
+            return Ok(None);
+        }
+        Ok(Some(part))
+    }
+
+    fn finish(&self, tree: &Tree, ledger: &Mutex<Ledger>, part: &Part) -> Result<()> {
+        let stat = part.finish(tree)?;
+        let item = &self.items[part.item];
+        lock(ledger).add(&item.path, &part.identity(), &stat);
+        let how = if part.resumed.load(Ordering::Relaxed) { How::Resumed } else { How::Pulled };
+        // Its bytes were counted as they came.
+        let file = PulledFile { path: item.path.clone(), bytes: part.object.bytes(), how };
+        lock(&self.files)[part.item] = Some(file);
+        Ok(())
+    }
+
+    fn done(&self, number: usize, bytes: u64, how: How) {
+        self.done_bytes.fetch_add(bytes, Ordering::Relaxed);
+        lock(&self.files)[number] = Some(PulledFile { path: self.items[number].path.clone(), bytes, how });
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn start_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(work).map_err(|error| {
+        Error::new(ErrorKind::Memory, format!("a thread could not be started: {error}"))
+            .remedy("Raise the limit of processes (ulimit -u, cgroup pids.max)")
+    })
+}
+
+fn cancelled() -> Error {
+    Error::new(ErrorKind::Cancelled, "the pull was stopped").remedy("Pull again: what came so far is kept")
+}
+
+fn panicked() -> Error {
+    Error::new(ErrorKind::Storage, "a thread of the pull panicked; this is a bug of Penstock")
+}

@@ -1,0 +1,202 @@
+//! The directory that is pulled to: files below it, and nothing else.
+//!
+//! Every directory on the way to a file is opened from the one above it, without following links, and made where it is
+//! missing. So neither a key with `..` nor a link that someone put there leads out. The destination itself may be a link:
+//! that is its owner's choice.
+//!
+//! `.penstock` in it belongs to pulls: partial files, the ledger, and a lock that ends with the process that holds it.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{
+    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstatvfs, fsync, mkdirat, openat,
+    renameat, statat, unlinkat,
+};
+use rustix::io::Errno;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// The directory of what pulls keep for themselves.
+pub(super) const STATE: &str = ".penstock";
+/// How often a pull that waits for another looks whether it has ended.
+const LOCK_CHECK: Duration = Duration::from_millis(50);
+
+const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC).union(OFlags::RDONLY);
+
+/// A destination, held by this pull alone.
+pub(super) struct Tree {
+    path: PathBuf,
+    root: OwnedFd,
+    state: OwnedFd,
+    parts: OwnedFd,
+    _lock: OwnedFd,
+}
+
+impl Tree {
+    /// Opens the directory at `path`, which is made where it is missing, and waits until no other pull uses it; `None`
+    /// where `is_cancelled` says so meanwhile.
+    ///
+    /// # Errors
+    /// `Access` or `Storage` where it cannot be made or written to.
+    pub(super) fn open(path: &Path, is_cancelled: impl Fn() -> bool) -> Result<Option<Self>> {
+        let failed = |action: &str, error: io::Error| {
+            Error::from_io(action, &error)
+                .object(path.display().to_string())
+                .remedy("Give a directory that this process may write to")
+        };
+        std::fs::create_dir_all(path).map_err(|error| failed("making the directory", error))?;
+        let made = || -> Result<_, Errno> {
+            let root = openat(CWD, path, DIRECTORY, Mode::empty())?;
+            let state = descend(root.as_fd(), STATE)?;
+            let parts = descend(state.as_fd(), "parts")?;
+            let lock = openat(
+                &state,
+                "lock",
+                OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW,
+                Mode::from(0o666),
+            )?;
+            Ok((root, state, parts, lock))
+        };
+        let (root, state, parts, lock) =
+            made().map_err(|errno| failed("making .penstock in the directory", errno.into()))?;
+        loop {
+            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => break,
+                Err(Errno::WOULDBLOCK | Errno::INTR) if is_cancelled() => return Ok(None),
+                Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(LOCK_CHECK),
+                // A file system without locks: two pulls at once would repeat work, but files appear whole all the same.
+                Err(_) => break,
+            }
+        }
+        Ok(Some(Self { path: path.to_owned(), root, state, parts, _lock: lock }))
+    }
+
+    /// Where a file of that path is, for errors.
+    pub(super) fn shown(&self, path: &str) -> String {
+        self.path.join(path).display().to_string()
+    }
+
+    /// Makes the directories on the way to a file, and returns the last.
+    pub(super) fn directory_of(&self, path: &str) -> Result<OwnedFd> {
+        let mut directory = self.root.try_clone().map_err(|error| Error::from_io("opening", &error))?;
+        let mut begin = 0;
+        for (end, _) in path.match_indices('/') {
+            directory = descend(directory.as_fd(), &path[begin..end])
+                .map_err(|errno| self.in_the_way(&path[..end], errno))?;
+            begin = end + 1;
+        }
+        Ok(directory)
+    }
+
+    /// What is at `path`, if it is a regular file; `None` if nothing is.
+    ///
+    /// # Errors
+    /// `Access` where a link or something else that is no regular file is in the way.
+    pub(super) fn stat(&self, directory: &OwnedFd, path: &str) -> Result<Option<Stat>> {
+        match statat(directory, file_name(path), AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => Ok(Some(stat)),
+            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink => {
+                Err(self.in_the_way(path, Errno::LOOP))
+            }
+            Ok(_) => Err(self.in_the_way(path, Errno::ISDIR)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(self.in_the_way(path, errno)),
+        }
+    }
+
+    fn in_the_way(&self, path: &str, errno: Errno) -> Error {
+        let error = match errno {
+            Errno::LOOP | Errno::NOTDIR => Error::new(
+                ErrorKind::Access,
+                "a link or a file is in the way; links below the destination are not followed",
+            ),
+            Errno::ISDIR => Error::new(ErrorKind::Access, "something that is no regular file is in the way"),
+            errno => Error::from_io("writing to the destination", &errno.into()),
+        };
+        error.object(self.shown(path)).remedy("Move it away, or pull to another directory")
+    }
+
+    /// A file of the pull's own, open for reading and writing.
+    pub(super) fn state_file(&self, name: &str) -> Result<File> {
+        self.open_own(&self.state, name)
+    }
+
+    /// A partial file, or its map.
+    pub(super) fn part(&self, name: &str) -> Result<File> {
+        self.open_own(&self.parts, name)
+    }
+
+    fn open_own(&self, directory: &OwnedFd, name: &str) -> Result<File> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let opened = openat(directory, name, flags, Mode::from(0o666));
+        opened.map(File::from).map_err(|errno| {
+            Error::from_io("opening a partial file", &errno.into())
+                .object(self.shown(STATE))
+                .remedy("Remove the directory .penstock there, and pull again")
+        })
+    }
+
+    pub(super) fn forget_part(&self, name: &str) {
+        let _ = unlinkat(&self.parts, name, AtFlags::empty());
+    }
+
+    /// Gives a complete partial file its name.
+    pub(super) fn finish(&self, part: &str, directory: &OwnedFd, path: &str) -> Result<()> {
+        renameat(&self.parts, part, directory, file_name(path)).map_err(|errno| {
+            let error = Error::from_io("giving the file its name", &errno.into()).object(self.shown(path));
+            match errno {
+                Errno::XDEV => error
+                    .remedy("A directory below the destination is on another disk: pull to it on its own"),
+                _ => error.remedy("Move away what is in the way"),
+            }
+        })
+    }
+
+    /// Replaces a file of the pull's own by another.
+    pub(super) fn replace_state_file(&self, from: &str, to: &str) -> Result<()> {
+        renameat(&self.state, from, &self.state, to)
+            .map_err(|errno| Error::from_io("writing the ledger", &errno.into()).object(self.shown(STATE)))
+    }
+
+    /// Has the names in the directory of `path` survive a power failure.
+    pub(super) fn settle(&self, path: &str) {
+        if let Ok(directory) = self.directory_of(path) {
+            let _ = fsync(directory);
+        }
+    }
+
+    /// Bytes that may be written, where the file system says.
+    pub(super) fn room(&self) -> Option<u64> {
+        let stat = fstatvfs(&self.root).ok()?;
+        Some(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+}
+
+fn descend(directory: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Errno> {
+    let open = || openat(directory, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty());
+    match open() {
+        Err(Errno::NOENT) => match mkdirat(directory, name, Mode::from(0o777)) {
+            Ok(()) | Err(Errno::EXIST) => open(),
+            Err(errno) => Err(errno),
+        },
+        opened => opened,
+    }
+}
+
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+/// Refuses a path that would lead out of the destination, or cannot be a file's.
+pub(super) fn check(path: &str) -> Result<()> {
+    let bad = |part: &str| matches!(part, "" | "." | "..") || part.contains('\0') || part.len() > 255;
+    if !path.split('/').any(bad) {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::Access, format!("the key {path:?} is no path below the destination"))
+        .remedy("Leave it out with ignore=; a key with such parts comes from a broken or a hostile tool"))
+}

@@ -1,0 +1,171 @@
+//! Which blocks of a partial copy of an object are there, and what their bytes should be.
+//!
+//! A copy that is still being made, or was cut off, is a sparse file with a map beside it: a header that says of which
+//! version of which object it is, then one word for each block: the CRC-64 of its bytes, or zero where it is missing.
+//! A word is written after its block. Whatever happens in between (a killed process, a lost power supply that kept the
+//! map and not the bytes, a file of someone else's in that place), bytes that do not have the checksum are not taken:
+//! who reads a block from a partial copy compares first.
+//!
+//! Several processes may share a map: a block's word is the same whoever writes it.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crc_fast::CrcAlgorithm;
+
+const MAGIC: &[u8; 8] = b"PSTKMAP1";
+const WORD: u64 = 8;
+/// Magic, bytes of a block, bytes of the object, bytes of the name.
+const FIXED: u64 = 4 * WORD;
+
+/// The checksum of a block's bytes. Never zero, which stands for a missing block.
+pub(crate) fn checksum(bytes: &[u8]) -> u64 {
+    crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes).max(1)
+}
+
+/// The map of one partial copy.
+#[derive(Debug)]
+pub(crate) struct BlockMap {
+    file: File,
+    words: Vec<AtomicU64>,
+    first_word: u64,
+    block_bytes: u64,
+    bytes: u64,
+}
+
+impl BlockMap {
+    /// Whether `file` is the map of an object called `name` of so many bytes, in such blocks.
+    pub(crate) fn is_of(file: &File, name: &str, bytes: u64, block_bytes: u64) -> bool {
+        let header = header(name, bytes, block_bytes);
+        let mut there = vec![0; header.len()];
+        file.read_exact_at(&mut there, 0).is_ok() && there == header
+    }
+
+    /// The map in `file` (open for reading and writing) if it is that of an object called `name` of so many bytes; else
+    /// an empty one in its place. Says whether it was there.
+    ///
+    /// # Errors
+    /// What the file system fails with.
+    pub(crate) fn open(file: File, name: &str, bytes: u64, block_bytes: u64) -> io::Result<(Self, bool)> {
+        let known = Self::is_of(&file, name, bytes, block_bytes);
+        if !known {
+            file.set_len(0)?;
+            file.write_all_at(&header(name, bytes, block_bytes), 0)?;
+        }
+        let first_word = (FIXED + name.len() as u64).next_multiple_of(WORD);
+        let count = usize::try_from(bytes.div_ceil(block_bytes)).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        let mut map = Self { file, words: Vec::with_capacity(count), first_word, block_bytes, bytes };
+        map.words.resize_with(count, AtomicU64::default);
+        if known {
+            map.refresh()?;
+        }
+        Ok((map, known))
+    }
+
+    /// Takes over what others have written to the file since.
+    pub(crate) fn refresh(&self) -> io::Result<()> {
+        let mut stored = vec![0; self.words.len() * 8];
+        let mut held = 0;
+        while held < stored.len() {
+            match self.file.read_at(&mut stored[held..], self.first_word + held as u64)? {
+                // The file ends with the last block that was written.
+                0 => break,
+                more => held += more,
+            }
+        }
+        for (word, stored) in self.words.iter().zip(stored.chunks_exact(8)) {
+            let stored = u64::from_le_bytes(stored.try_into().unwrap_or_default());
+            if stored != 0 {
+                word.store(stored, Ordering::Release);
+            }
+        }
+        Ok(())
+    }
+
+    /// How many blocks the object has.
+    pub(crate) fn blocks(&self) -> usize {
+        self.words.len()
+    }
+
+    /// The bytes of a block: all are equally long but the last.
+    pub(crate) fn range(&self, block: usize) -> Range<u64> {
+        let start = block as u64 * self.block_bytes;
+        start..self.bytes.min(start + self.block_bytes)
+    }
+
+    /// The checksum of a block that is there.
+    pub(crate) fn get(&self, block: usize) -> Option<u64> {
+        Some(self.words[block].load(Ordering::Acquire)).filter(|word| *word != 0)
+    }
+
+    /// Says that a block is there, or with zero that it is not.
+    pub(crate) fn set(&self, block: usize, checksum: u64) -> io::Result<()> {
+        self.file.write_all_at(&checksum.to_le_bytes(), self.first_word + block as u64 * WORD)?;
+        self.words[block].store(checksum, Ordering::Release);
+        Ok(())
+    }
+}
+
+fn header(name: &str, bytes: u64, block_bytes: u64) -> Vec<u8> {
+    let mut header = Vec::from(MAGIC);
+    for number in [block_bytes, bytes, name.len() as u64] {
+        header.extend_from_slice(&number.to_le_bytes());
+    }
+    header.extend_from_slice(name.as_bytes());
+    header
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opened(path: &std::path::Path, name: &str, bytes: u64) -> (BlockMap, bool) {
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap();
+        BlockMap::open(file, name, bytes, 1000).unwrap()
+    }
+
+    #[test]
+    fn a_map_is_found_again_and_only_for_the_same_object() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("map");
+        let (map, known) = opened(&path, "a\nv1", 2500);
+        assert!(!known && map.blocks() == 3);
+        assert_eq!((map.range(0), map.range(2)), (0..1000, 2000..2500));
+        map.set(1, 77).unwrap();
+        let (again, known) = opened(&path, "a\nv1", 2500);
+        assert!(known);
+        assert_eq!((again.get(0), again.get(1), again.get(2)), (None, Some(77), None));
+        // Written by another process meanwhile.
+        map.set(2, 88).unwrap();
+        again.refresh().unwrap();
+        assert_eq!(again.get(2), Some(88));
+        for (name, bytes) in [("a\nv2", 2500), ("a\nv1", 2501)] {
+            let (other, known) = opened(&path, name, bytes);
+            assert!(!known && (0..3).all(|block| other.get(block).is_none()), "{name} {bytes}");
+            other.set(0, 5).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_is_no_map_is_an_empty_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("map");
+        for content in [&b""[..], b"PSTK", &[0xff; 500]] {
+            std::fs::write(&path, content).unwrap();
+            let (map, known) = opened(&path, "a", 1);
+            assert!(!known && map.get(0).is_none());
+        }
+        let (none, _) = opened(&path, "empty", 0);
+        assert_eq!(none.blocks(), 0);
+    }
+
+    #[test]
+    fn a_checksum_is_never_that_of_a_missing_block() {
+        assert_ne!(checksum(b""), 0);
+        assert_ne!(checksum(&[0; 100]), 0);
+        assert_ne!(checksum(b"a"), checksum(b"b"));
+    }
+}

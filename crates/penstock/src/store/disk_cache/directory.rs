@@ -1,0 +1,268 @@
+//! Entries on disk: where they are, who uses them, which of them go.
+//!
+//! An entry is a directory, named by its key: `data`, a sparse file as large as the object; `map`, its block map; and
+//! once all is there `complete`, which says what `data` was like then. Whoever uses an entry holds a shared lock on its
+//! map; who removes one, an exclusive lock, and moves it out of the way first. Making and removing is done by one process
+//! at a time, under the lock of the whole. All locks are the kernel's and end with their process.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
+
+use rustix::fs::{
+    FallocateFlags, FlockOperation, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fallocate, flock, futimens,
+    statvfs,
+};
+use rustix::io::Errno;
+
+use super::DiskCache;
+use super::entry::Entry;
+use super::key::Key;
+use crate::store::block_map::BlockMap;
+
+/// Bytes of a block. No more than what the request that opens an object brings, so that the first block, in which
+/// the header is, comes whole.
+pub(super) const BLOCK_BYTES: u64 = 512 << 10;
+/// The version of what is on disk: another would be another directory.
+const FORMAT: &str = "penstock-1";
+/// What stays free of the disk where no bound is given: a fifth.
+const SHARE: (u64, u64) = (4, 5);
+
+/// A directory of entries.
+#[derive(Debug, Clone)]
+pub(super) struct Directory {
+    root: PathBuf,
+    bound: Option<u64>,
+}
+
+/// A complete entry, which stays as long as this is held.
+#[derive(Debug)]
+pub(in crate::store) struct Held {
+    data: PathBuf,
+    _map: File,
+}
+
+impl Held {
+    pub(super) fn path(&self) -> &Path {
+        &self.data
+    }
+}
+
+/// One entry, as eviction sees it.
+struct Candidate {
+    path: PathBuf,
+    bytes: u64,
+    allocated: u64,
+    used: SystemTime,
+}
+
+impl Directory {
+    pub(super) fn new(settings: DiskCache) -> Self {
+        Self { root: settings.directory.join(FORMAT), bound: settings.bytes }
+    }
+
+    /// The entry of that key, if it is complete.
+    pub(super) fn complete(&self, key: &Key) -> Option<Held> {
+        let path = self.root.join(&key.name);
+        let map = open(&path.join("map"), OpenOptions::new().read(true)).ok()?;
+        if !hold(&map, &path.join("map")) || !BlockMap::is_of(&map, &key.label, key.bytes, BLOCK_BYTES) {
+            return None;
+        }
+        let data = path.join("data");
+        let said = fs::read_to_string(path.join("complete")).ok()?;
+        let is = fs::symlink_metadata(&data).ok()?;
+        if !is.is_file() || is.len() != key.bytes || said != described(&is) {
+            return None;
+        }
+        touch(&map);
+        Some(Held { data, _map: map })
+    }
+
+    /// The entry of that key, made where there is none.
+    ///
+    /// # Errors
+    /// A remark for the load's owner.
+    pub(super) fn entry(&self, key: &Key) -> Result<Arc<Entry>, String> {
+        // A second time where it was removed meanwhile, or was not what it seemed.
+        for _ in 0..2 {
+            if let Some(entry) = self.existing(key) {
+                return Ok(Arc::new(entry));
+            }
+            self.make(key)?;
+        }
+        Err(format!("the disk cache was not used: {} is being changed by others", self.root.display()))
+    }
+
+    /// The entry of that key; none where it is not there, or is not what it should be.
+    fn existing(&self, key: &Key) -> Option<Entry> {
+        let path = self.root.join(&key.name);
+        let both = || OpenOptions::new().read(true).write(true).clone();
+        let map = open(&path.join("map"), &mut both()).ok().filter(|map| hold(map, &path.join("map")))?;
+        let data = open(&path.join("data"), &mut both()).ok()?;
+        let is = data.metadata().ok()?;
+        if !is.is_file()
+            || is.len() != key.bytes
+            || !BlockMap::is_of(&map, &key.label, key.bytes, BLOCK_BYTES)
+        {
+            return None;
+        }
+        touch(&map);
+        let (map, _) = BlockMap::open(map, &key.label, key.bytes, BLOCK_BYTES).ok()?;
+        Some(Entry::new(path, data, map))
+    }
+
+    /// Makes an empty entry, and room for it.
+    fn make(&self, key: &Key) -> Result<(), String> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let failed = |error: io::Error| match error.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => {
+                format!("the disk cache was not used: the disk of {} is full", self.root.display())
+            }
+            _ => {
+                format!("the disk cache was not used: {} cannot be written to: {error}", self.root.display())
+            }
+        };
+        fs::create_dir_all(&self.root).map_err(failed)?;
+        let lock = open(&self.root.join("lock"), OpenOptions::new().write(true).create(true).truncate(false))
+            .map_err(failed)?;
+        while let Err(errno) = flock(&lock, FlockOperation::LockExclusive) {
+            if errno != Errno::INTR {
+                return Err(failed(errno.into()));
+            }
+        }
+        let path = self.root.join(&key.name);
+        if self.existing(key).is_some() {
+            // Another process was quicker.
+            return Ok(());
+        }
+        if path.exists() && !self.remove(&path) {
+            return Err(format!(
+                "the disk cache was not used: {} is in use and not what it should be",
+                path.display()
+            ));
+        }
+        self.make_room(key.bytes).map_err(|remark| remark.unwrap_or_else(failed))?;
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let new = self.root.join(format!(".new-{}-{number}", std::process::id()));
+        let made = || -> io::Result<()> {
+            fs::create_dir(&new)?;
+            let data = open(&new.join("data"), OpenOptions::new().write(true).create_new(true))?;
+            data.set_len(key.bytes)?;
+            if key.bytes > 0 {
+                // Better now than in the middle. Not every file system can reserve.
+                let reserved = fallocate(&data, FallocateFlags::empty(), 0, key.bytes);
+                if let Err(errno @ (Errno::NOSPC | Errno::DQUOT)) = reserved {
+                    return Err(errno.into());
+                }
+            }
+            let map = open(&new.join("map"), OpenOptions::new().read(true).write(true).create_new(true))?;
+            BlockMap::open(map, &key.label, key.bytes, BLOCK_BYTES)?;
+            fs::rename(&new, &path)
+        };
+        made().map_err(|error| {
+            let _ = fs::remove_dir_all(&new);
+            failed(error)
+        })
+    }
+
+    /// Removes entries, those used longest ago first, until so many bytes more fit.
+    fn make_room(&self, bytes: u64) -> Result<(), Result<String, io::Error>> {
+        let mut entries = self.candidates().map_err(Err)?;
+        let mut all: u64 = entries.iter().map(|entry| entry.bytes).sum();
+        let bound = self.bound.unwrap_or_else(|| {
+            let free =
+                statvfs(&self.root).map_or(u64::MAX, |disk| disk.f_bavail.saturating_mul(disk.f_frsize));
+            let allocated: u64 = entries.iter().map(|entry| entry.allocated).sum();
+            free.saturating_add(allocated) / SHARE.1 * SHARE.0
+        });
+        if bytes > bound {
+            return Err(Ok(format!(
+                "the disk cache was not used: the object has {bytes} bytes, and the cache may have {bound}"
+            )));
+        }
+        entries.sort_by_key(|entry| entry.used);
+        for entry in entries {
+            if all.saturating_add(bytes) <= bound {
+                break;
+            }
+            if self.remove(&entry.path) {
+                all -= entry.bytes;
+            }
+        }
+        if all.saturating_add(bytes) > bound {
+            return Err(Ok(format!(
+                "the disk cache was not used: its {bound} bytes are full of what is in use"
+            )));
+        }
+        Ok(())
+    }
+
+    /// All entries; what was left of making and removing others goes.
+    fn candidates(&self) -> io::Result<Vec<Candidate>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.root)?.flatten() {
+            let (path, name) = (entry.path(), entry.file_name());
+            let name = name.to_string_lossy();
+            // Whoever makes or removes holds the lock, which is ours now.
+            if name.starts_with(".new-") || name.starts_with(".old-") {
+                let _ = fs::remove_dir_all(&path);
+            }
+            let ours = name.len() == 16 && name.bytes().all(|b| b.is_ascii_hexdigit());
+            if !ours || !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            let data = fs::symlink_metadata(path.join("data"));
+            let (bytes, allocated) = data.map_or((0, 0), |data| (data.len(), data.blocks() * 512));
+            let used = fs::symlink_metadata(path.join("map")).and_then(|map| map.modified());
+            found.push(Candidate { path, bytes, allocated, used: used.unwrap_or(SystemTime::UNIX_EPOCH) });
+        }
+        Ok(found)
+    }
+
+    /// Removes an entry, unless it is in use.
+    fn remove(&self, path: &Path) -> bool {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        if let Ok(map) = open(&path.join("map"), OpenOptions::new().read(true))
+            && flock(&map, FlockOperation::NonBlockingLockExclusive).is_err()
+        {
+            return false;
+        }
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let old = self.root.join(format!(".old-{}-{number}", std::process::id()));
+        let moved = fs::rename(path, &old).is_ok();
+        let _ = fs::remove_dir_all(&old);
+        moved
+    }
+}
+
+/// Opens a file of the cache, which is no link.
+fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    options.custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK).open(path)
+}
+
+/// Keeps the entry from being removed; false where it is being removed, or is no longer there.
+fn hold(map: &File, path: &Path) -> bool {
+    let locked = match flock(map, FlockOperation::NonBlockingLockShared) {
+        // A file system without locks has no one to keep out either.
+        Ok(()) | Err(Errno::NOTSUP | Errno::NOSYS | Errno::NOLCK) => true,
+        Err(_) => false,
+    };
+    let same = || Some(map.metadata().ok()?.ino() == fs::symlink_metadata(path).ok()?.ino());
+    locked && same() == Some(true)
+}
+
+/// Says that the entry was used now. On a disk that cannot be written to, nothing is evicted either.
+fn touch(map: &File) {
+    let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+    let same = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+    let _ = futimens(map, &Timestamps { last_access: same, last_modification: now });
+}
+
+/// What tells whether a file was written to.
+pub(super) fn described(is: &fs::Metadata) -> String {
+    format!("{} {}.{:09}\n", is.len(), is.mtime(), is.mtime_nsec())
+}

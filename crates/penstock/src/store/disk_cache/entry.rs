@@ -1,0 +1,214 @@
+//! An entry that is being filled, or was and is not complete.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use super::directory::{BLOCK_BYTES, described};
+use crate::memory::PAGE;
+use crate::store::block_map::{BlockMap, checksum};
+
+/// See the module. Its map keeps it from being removed.
+#[derive(Debug)]
+pub(super) struct Entry {
+    path: PathBuf,
+    data: File,
+    /// The same file for writing past the page cache, where the file system can.
+    direct: Option<File>,
+    map: BlockMap,
+    /// Blocks whose bytes this process has compared or written itself.
+    verified: Vec<AtomicBool>,
+    /// Blocks that someone in this process is about to write.
+    claimed: Vec<AtomicBool>,
+    /// Bytes that were left out because the disk could not keep up.
+    left_out: AtomicU64,
+    remark: Mutex<Option<String>>,
+    broken: AtomicBool,
+    /// Who is not done with it: whoever reads through it, and every write under way.
+    users: AtomicUsize,
+}
+
+impl Entry {
+    pub(super) fn new(path: PathBuf, data: File, map: BlockMap) -> Self {
+        let direct = OpenOptions::new()
+            .write(true)
+            .custom_flags(libc::O_DIRECT | libc::O_NOFOLLOW | libc::O_CLOEXEC)
+            .open(path.join("data"))
+            .ok();
+        let flags = || std::iter::repeat_with(AtomicBool::default).take(map.blocks()).collect();
+        Self {
+            verified: flags(),
+            claimed: flags(),
+            path,
+            data,
+            direct,
+            map,
+            left_out: AtomicU64::new(0),
+            remark: Mutex::default(),
+            broken: AtomicBool::new(false),
+            users: AtomicUsize::new(1),
+        }
+    }
+
+    /// One more user.
+    pub(super) fn enter(&self) {
+        self.users.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// One user less; whether that was the last.
+    pub(super) fn leave(&self) -> bool {
+        self.users.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    pub(super) fn data_path(&self) -> PathBuf {
+        self.path.join("data")
+    }
+
+    pub(super) fn blocks(&self) -> usize {
+        self.map.blocks()
+    }
+
+    pub(super) fn range(&self, block: usize) -> Range<u64> {
+        self.map.range(block)
+    }
+
+    /// Whether the block is there, as far as its map says.
+    pub(super) fn has(&self, block: usize) -> bool {
+        self.map.get(block).is_some()
+    }
+
+    /// Whether its bytes need not be compared any more.
+    pub(super) fn is_verified(&self, block: usize) -> bool {
+        self.verified[block].load(Ordering::Acquire)
+    }
+
+    /// Compares a block's bytes with its checksum; if they are others, the block is not there from now on.
+    pub(super) fn verify(&self, block: usize, bytes: &[u8]) -> bool {
+        if self.map.get(block) == Some(checksum(bytes)) {
+            self.verified[block].store(true, Ordering::Release);
+            return true;
+        }
+        tracing::warn!(entry = %self.path.display(), block, "a block of the disk cache is damaged: it is fetched anew");
+        let _ = self.map.set(block, 0);
+        self.claimed[block].store(false, Ordering::Release);
+        false
+    }
+
+    /// Whether the caller is the one to write the block.
+    pub(super) fn claim(&self, block: usize) -> bool {
+        let wanted = !self.broken.load(Ordering::Acquire) && !self.has(block);
+        wanted && !self.claimed[block].swap(true, Ordering::AcqRel)
+    }
+
+    /// Blocks that were claimed and cannot be written now.
+    pub(super) fn leave_out(&self, blocks: Range<usize>) {
+        for block in blocks {
+            let range = self.range(block);
+            self.left_out.fetch_add(range.end - range.start, Ordering::Relaxed);
+            self.claimed[block].store(false, Ordering::Release);
+        }
+    }
+
+    /// Writes consecutive blocks, of which `bytes` are all bytes, and notes that they are there.
+    pub(super) fn write(&self, first: usize, bytes: &[u8]) {
+        if self.broken.load(Ordering::Acquire) {
+            return;
+        }
+        let done = self.write_data(self.range(first).start, bytes).and_then(|()| {
+            for (number, block) in bytes.chunks(BLOCK_BYTES as usize).enumerate() {
+                self.map.set(first + number, checksum(block))?;
+                self.verified[first + number].store(true, Ordering::Release);
+            }
+            Ok(())
+        });
+        if let Err(error) = done {
+            self.give_up(&error);
+        }
+    }
+
+    fn write_data(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        let aligned = bytes.as_ptr().addr().is_multiple_of(PAGE);
+        let whole = if aligned && self.direct.is_some() { bytes.len() / PAGE * PAGE } else { 0 };
+        let (direct, rest) = bytes.split_at(whole);
+        if let Some(file) = self.direct.as_ref().filter(|_| !direct.is_empty())
+            && let Err(error) = file.write_all_at(direct, at)
+        {
+            match error.raw_os_error() {
+                // Opened for it, and refused all the same.
+                Some(libc::EINVAL | libc::EOPNOTSUPP) => self.data.write_all_at(direct, at)?,
+                _ => return Err(error),
+            }
+        }
+        self.data.write_all_at(rest, at + whole as u64)
+    }
+
+    fn give_up(&self, error: &io::Error) {
+        self.broken.store(true, Ordering::Release);
+        let why = match error.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => "the disk is full".to_owned(),
+            _ => error.to_string(),
+        };
+        let place = self.path.parent().unwrap_or(&self.path).display();
+        let remark = format!("the disk cache could not be written to ({place}): {why}");
+        self.remark.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(remark);
+    }
+
+    /// Makes a complete entry of it, if all blocks are there. Called when its last user has left.
+    pub(super) fn close(&self) {
+        let completed = self.try_complete();
+        if let Err(error) = completed {
+            self.give_up(&error);
+        }
+    }
+
+    fn try_complete(&self) -> io::Result<()> {
+        // Another process may have brought what is missing here.
+        self.map.refresh()?;
+        let unknown = (0..self.blocks()).filter(|block| !self.is_verified(*block));
+        let unknown: Vec<_> = unknown.collect();
+        if self.broken.load(Ordering::Acquire) || unknown.iter().any(|block| !self.has(*block)) {
+            return Ok(());
+        }
+        // Once complete, bytes are not compared any more, so all of them are now.
+        let mut bytes = vec![0; BLOCK_BYTES as usize];
+        for block in unknown {
+            let range = self.range(block);
+            let bytes = &mut bytes[..(range.end - range.start) as usize];
+            self.data.read_exact_at(bytes, range.start)?;
+            if !self.verify(block, bytes) {
+                return Ok(());
+            }
+        }
+        // All of it, times included: after a power failure the file is what `complete` says, or is not taken for it.
+        self.data.sync_all()?;
+        let said = described(&self.data.metadata()?);
+        if fs::read_to_string(self.path.join("complete")).is_ok_and(|known| known == said) {
+            return Ok(());
+        }
+        write_whole(&self.path, "complete", &said)
+    }
+
+    /// What the load's owner may want to know.
+    pub(super) fn remarks(&self) -> Vec<String> {
+        let mut remarks: Vec<_> =
+            self.remark.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
+        if self.left_out.load(Ordering::Relaxed) > 0 && remarks.is_empty() {
+            remarks
+                .push("the disk cache could not keep up: what it left out is kept by the next load".into());
+        }
+        remarks
+    }
+}
+
+/// Writes a small file in one step.
+fn write_whole(directory: &Path, name: &str, text: &str) -> io::Result<()> {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let new = directory.join(format!(".{name}-{}-{number}", std::process::id()));
+    fs::write(&new, text)?;
+    fs::rename(&new, directory.join(name)).inspect_err(|_| drop(fs::remove_file(&new)))
+}

@@ -1,0 +1,66 @@
+//! What is under a prefix: all of it, or as a directory shows it.
+
+use futures_util::TryStreamExt;
+use object_store::ObjectMeta;
+use object_store::path::Path;
+
+use super::address::Address;
+use super::backend::Backend;
+use super::course::Course;
+use super::fetch::{Fault, Stop, Tally, named, persist};
+use super::object;
+use crate::store::Identity;
+
+/// One object under a prefix.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Found {
+    /// Where it is, in the form that stores take; it may carry secrets.
+    pub location: String,
+    /// Its key from the prefix on, without a slash at the beginning.
+    pub path: String,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Which version it was.
+    pub identity: Identity,
+}
+
+/// What is under a prefix.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// The objects, in no order.
+    pub objects: Vec<Found>,
+    /// What has objects below it, where only what is directly under the prefix was asked for. Names without slashes.
+    pub directories: Vec<String>,
+}
+
+/// Everything under a prefix, all pages; with `recursive` at any depth.
+pub(super) fn list(
+    backend: &Backend,
+    address: &Address,
+    prefix: &Path,
+    recursive: bool,
+    course: &Course,
+) -> Result<Listing, Stop> {
+    let (objects, prefixes) = course.run(persist(backend, course, false, &Tally::default(), async || {
+        let failed = |error| (Fault::Store(error), false);
+        if recursive {
+            let objects: Vec<ObjectMeta> =
+                backend.store.list(Some(prefix)).try_collect().await.map_err(failed)?;
+            return Ok((objects, Vec::new()));
+        }
+        let listed = backend.store.list_with_delimiter(Some(prefix)).await.map_err(failed)?;
+        Ok((listed.objects, listed.common_prefixes))
+    }))?;
+    let below = |path: &Path| {
+        let rest = path.as_ref().strip_prefix(prefix.as_ref())?;
+        let rest = rest.strip_prefix('/').unwrap_or(rest);
+        (!rest.is_empty()).then(|| rest.to_owned())
+    };
+    let objects = objects.into_iter().filter_map(|meta| {
+        let (path, meta) = (below(&meta.location)?, named(meta));
+        let location = address.with_key(meta.location.as_ref());
+        Some(Found { location, path, bytes: meta.size, identity: object::identity(&meta) })
+    });
+    let directories = prefixes.iter().filter_map(below);
+    Ok(Listing { objects: objects.collect(), directories: directories.collect() })
+}

@@ -1,0 +1,80 @@
+//! A file of this machine that stands for a version of a remote object.
+//!
+//! Whoever has a copy (the Hugging Face cache, the disk cache) opens it with the local store and wraps it in this, so
+//! that it has the remote object's name and version and is read like any file: cached or direct, mapped if asked for.
+//! Errors of reading name the file, since that is what has to be looked at.
+
+use std::any::Any;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::{Identity, Lane, Object};
+use crate::error::Result;
+use crate::memory::{FileMapping, Window};
+
+/// A local file under a remote object's name.
+pub(super) struct StandIn {
+    file: Arc<dyn Object>,
+    location: String,
+    identity: Identity,
+    /// What keeps the file there.
+    _held: Option<Box<dyn Any + Send + Sync>>,
+}
+
+impl StandIn {
+    /// `file`, which holds the version `identity` of the object at `location`.
+    pub(super) fn new(file: Arc<dyn Object>, location: String, identity: Identity) -> Self {
+        Self { file, location, identity, _held: None }
+    }
+
+    /// The same, holding what keeps the file there.
+    pub(super) fn holding(self, held: impl Any + Send + Sync) -> Self {
+        Self { _held: Some(Box::new(held)), ..self }
+    }
+}
+
+impl Object for StandIn {
+    fn location(&self) -> &str {
+        &self.location
+    }
+
+    fn bytes(&self) -> u64 {
+        self.file.bytes()
+    }
+
+    fn identity(&self) -> Identity {
+        self.identity.clone()
+    }
+
+    fn read_into(&self, offset: u64, into: Window<'_>, lane: &mut Lane) -> Result<()> {
+        self.file.read_into(offset, into, lane)
+    }
+
+    fn read_to_slot(&self, range: Range<u64>, slot: Window<'_>, lane: &mut Lane) -> Result<usize> {
+        self.file.read_to_slot(range, slot, lane)
+    }
+
+    fn map(&self) -> Result<FileMapping> {
+        self.file.map()
+    }
+
+    fn is_cached(&self, range: &Range<u64>) -> Option<bool> {
+        self.file.is_cached(range)
+    }
+
+    fn read_ahead(&self, range: Range<u64>) -> bool {
+        self.file.read_ahead(range)
+    }
+
+    fn avoid_direct(&self) {
+        self.file.avoid_direct();
+    }
+
+    fn remarks(&self) -> Vec<String> {
+        self.file.remarks()
+    }
+
+    fn verify_unchanged(&self) -> Result<()> {
+        self.file.verify_unchanged()
+    }
+}

@@ -1,0 +1,64 @@
+"""``penstock pull``: remote objects brought to a directory, with a bar while they come and a line for what was done."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import NamedTuple
+
+import penstock
+from penstock._native import shown as without_secrets
+from penstock.cli.load import bar
+from penstock.cli.output import Output, as_json, plural, printable, size
+
+
+class Wish(NamedTuple):
+    """What to pull, and where to."""
+
+    url: str
+    directory: str
+    allow: list[str] | None
+    ignore: list[str]
+    config: penstock.Config
+
+
+def pull(wish: Wish, *, quiet: bool, json: bool) -> None:
+    """Pulls and reports."""
+    shown = not (quiet or json) and sys.stderr.isatty()
+    with bar("pulling", shown=shown) as report:
+        pulled = penstock.pull(
+            wish.url,
+            wish.directory,
+            allow=wish.allow,
+            ignore=wish.ignore,
+            progress=report,
+            config=wish.config,
+        )
+    if json:
+        as_json(
+            {
+                "url": without_secrets(wish.url),
+                "directory": str(pulled.directory),
+                "files": [file._asdict() for file in pulled.files],
+                "bytes": pulled.nbytes,
+                "fetched_bytes": pulled.fetched_bytes,
+                "seconds": round(pulled.seconds, 6),
+            }
+        )
+        return
+    Output().lines([printable(summary(pulled))])
+
+
+def summary(pulled: penstock.Pulled) -> str:
+    """The pull in one line."""
+    ways = Counter(file.how for file in pulled.files)
+    seconds = pulled.seconds
+    line = f"{plural(len(pulled.files), 'file')}, {size(pulled.nbytes)} in {pulled.directory}"
+    if pulled.fetched_bytes:
+        speed = pulled.fetched_bytes / max(seconds, 1e-9) / 1e9
+        line += f": {size(pulled.fetched_bytes)} fetched in {seconds:.3f} s, {speed:.2g} GB/s"
+    if ways["kept"]:
+        line += f", {ways['kept']:,} already there"
+    if ways["resumed"]:
+        line += f", {ways['resumed']:,} resumed"
+    return line

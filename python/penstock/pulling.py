@@ -1,0 +1,122 @@
+"""``penstock.pull``: remote objects brought to a directory of this machine.
+
+The engine does the work; here it is asked for, waited for and told of.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from penstock._native import Config, Source
+from penstock.progress import ProgressOption, teller
+
+
+class PulledFile(NamedTuple):
+    """One file of a pull.
+
+    Attributes:
+        path: where it is, relative to the directory, with slashes.
+        nbytes: its size in bytes.
+        how: ``"pulled"``: it came whole; ``"resumed"``: part of it was there from a pull that was cut off; ``"kept"``:
+            it was there, of the same size and version.
+    """
+
+    path: str
+    nbytes: int
+    how: Literal["pulled", "resumed", "kept"]
+
+
+class Pulled(NamedTuple):
+    """What a pull did.
+
+    Attributes:
+        directory: where the files are.
+        files: all of them, those that were there already too, sorted by path.
+        fetched_bytes: bytes that came over the network.
+        seconds: wall-clock time.
+    """
+
+    directory: Path
+    files: list[PulledFile]
+    fetched_bytes: int
+    seconds: float
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.nbytes for file in self.files)
+
+
+def pull(
+    url: str,
+    dst: str | os.PathLike[str],
+    *,
+    allow: str | Iterable[str] | None = None,
+    ignore: str | Iterable[str] | None = None,
+    progress: ProgressOption = None,
+    config: Config | None = None,
+) -> Pulled:
+    """Brings remote objects to a directory: many ranges at once, each file under its name only when it is complete.
+
+    What is there already, of the same size and version, is not fetched again. A pull that was cut off, even by a kill,
+    is taken up where it stopped by the next one to the same directory; what it needs for that is in ``dst/.penstock``.
+    Pulls to one directory take turns, so every process of a job may call this.
+
+    Args:
+        url: a prefix of an object store (``s3://``, ``gs://``, ``az://``, …), with everything below it; a repository of
+            the Hugging Face hub or a directory of one (``hf://org/name[@revision][/path]``); one object. Of a plain
+            HTTP server, which cannot list, also a directory that holds a checkpoint: its index and shards are pulled.
+        dst: the directory, which is made where it is missing.
+        allow: shell patterns, as ``fnmatch`` has them: only objects whose path below the URL matches one of them. ``*``
+            also matches slashes; a pattern that ends in a slash means everything below.
+        ignore: patterns of objects to leave out.
+        progress: ``True`` for a bar, or a function of (bytes done, bytes in all).
+        config: settings; of them, ``readers`` counts here: the requests in flight (32 where nothing is said).
+
+    Raises:
+        ObjectNotFoundError: nothing is there, or nothing that is wanted.
+        ObjectAccessError: the store denies access; a key or a link would lead out of the directory, which cannot be
+            written to.
+        ObjectChangedError: an object was replaced while it came.
+        StorageError: the network or the disk failed, or the disk is full.
+    """
+    config = Config() if config is None else config
+    allowed, ignored = _patterns(allow), _patterns(ignore) or []
+    source = Source(url)
+    wanted = [
+        index
+        for index, (path, _) in enumerate(source.entries)
+        if (allowed is None or _matches(path, allowed)) and not _matches(path, ignored)
+    ]
+    running = source.pull(dst, wanted, config.readers)
+    _, total = running.progress()
+    told = 0
+    shown = teller(progress, total, "Pulling")
+    try:
+        while (ended := running.wait()) is None:
+            done, _ = running.progress()
+            shown.advance(done - told)
+            told = done
+        done, _ = running.progress()
+        shown.advance(done - told)
+    finally:
+        running.stop()
+        shown.close()
+    files, fetched_bytes, seconds = ended
+    return Pulled(Path(dst), [PulledFile(*file) for file in files], fetched_bytes, seconds)
+
+
+def _patterns(given: str | Iterable[str] | None) -> list[str] | None:
+    """A single string is one pattern, not a pattern for each of its letters. Everything below what ends in a slash."""
+    if given is None:
+        return None
+    patterns = [given] if isinstance(given, str) else list(given)
+    return [f"{pattern}*" if pattern.endswith("/") else pattern for pattern in patterns]
+
+
+def _matches(path: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(path, pattern) for pattern in patterns)

@@ -1,0 +1,199 @@
+"""Pulls: files whole or not there, what came is kept, nothing is left behind; ``ls`` of a remote prefix."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+import penstock
+import servers
+from conftest import Raw, Remains, raw_bytes, write_raw
+
+BODY = raw_bytes("U8", (20 << 20,), 3)
+"""Three blocks."""
+
+
+class Slow:
+    """A server of one large object that comes in pieces, with a pause after each."""
+
+    def __init__(self) -> None:
+        self.pause = 0.0
+        self.sent = 0
+        slow = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                start, end = (int(part) for part in self.headers["Range"].removeprefix("bytes=").split("-"))
+                end = min(end, len(BODY) - 1)
+                self.send_response(206)
+                self.send_header("Content-Range", f"bytes {start}-{end}/{len(BODY)}")
+                self.send_header("Content-Length", str(end + 1 - start))
+                self.send_header("ETag", '"v1"')
+                self.end_headers()
+                try:
+                    for at in range(start, end + 1, 1 << 18):
+                        self.wfile.write(BODY[at : min(at + (1 << 18), end + 1)])
+                        slow.sent += 1 << 18
+                        # The first block comes at once, so that there is something to keep.
+                        time.sleep(slow.pause if start >= 8 << 20 else 0)
+                except OSError:
+                    self.close_connection = True
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/big.bin"
+
+
+@pytest.fixture
+def slow() -> Iterator[Slow]:
+    made = Slow()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def begin(url: str, to: Path, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "penstock.cli", "pull", *more, url, str(to)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def until_first_block(to: Path) -> None:
+    """Waits until the map of the partial file says that a block is there."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        maps = list(to.glob(".penstock/parts/*.map"))
+        if maps and any(maps[0].read_bytes()[-8:]):
+            length = len(maps[0].read_bytes())
+            if length > 40 + len("big.bin"):
+                time.sleep(0.2)
+                return
+        time.sleep(0.02)
+    raise AssertionError("nothing comes")
+
+
+def test_a_pull_that_was_killed_goes_on_where_it_stopped(slow: Slow, tmp_path: Path) -> None:
+    slow.pause = 0.5
+    process = begin(slow.url, tmp_path)
+    until_first_block(tmp_path)
+    process.kill()
+    process.communicate()
+    assert not (tmp_path / "big.bin").exists()
+    slow.pause = 0.0
+    pulled = penstock.pull(slow.url, tmp_path)
+    assert (tmp_path / "big.bin").read_bytes() == BODY
+    assert pulled.files == [penstock.PulledFile("big.bin", len(BODY), "resumed")]
+    assert pulled.fetched_bytes <= len(BODY) - (8 << 20)
+    assert penstock.pull(slow.url, tmp_path).files[0].how == "kept"
+
+
+def test_ctrl_c_ends_a_pull_at_once_and_keeps_what_came(slow: Slow, tmp_path: Path) -> None:
+    slow.pause = 5.0
+    process = begin(slow.url, tmp_path, "--json")
+    until_first_block(tmp_path)
+    asked = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    # The interpreter's own end takes longer than the pull's.
+    assert time.monotonic() - asked < 3
+    assert process.returncode == 130
+    assert "interrupted" in errors
+    slow.pause = 0.0
+    assert penstock.pull(slow.url, tmp_path).fetched_bytes < len(BODY)
+
+
+def test_progress_reaches_the_end_and_nothing_remains(slow: Slow, tmp_path: Path) -> None:
+    before = Remains.now().threads
+    told: list[tuple[int, int]] = []
+    penstock.pull(slow.url, tmp_path, progress=lambda done, total: told.append((done, total)))
+    assert told[-1] == (len(BODY), len(BODY))
+    assert sorted(told) == told
+    # Connections are the process's and are kept for the next pull; threads and files are not.
+    assert Remains.now().threads == before
+    open_files = [file.resolve() for file in Path("/proc/self/fd").iterdir()]
+    assert not [file for file in open_files if file.is_relative_to(tmp_path)]
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[servers.Remote]:
+    (tmp_path / "gateway").mkdir()
+    with servers.s3(tmp_path / "gateway") as remote:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        for name, value in remote.environment.items():
+            monkeypatch.setenv(name, value)
+        for key in ("config.json", "a.safetensors", "b[1].safetensors", "unet/a.safetensors", "unet/deep/x.bin"):
+            remote.put(f"model/{key}", key.encode())
+        yield remote
+
+
+def test_allow_and_ignore_are_fnmatchs_on_the_path_below_the_url(bucket: servers.Remote, tmp_path: Path) -> None:
+    names = ["a.safetensors", "b[1].safetensors", "config.json", "unet/a.safetensors", "unet/deep/x.bin"]
+    cases = [("*.safetensors", None), (["config.json", "unet/"], ["*.bin"]), (None, "unet/*"), ("b[[]1].*", [])]
+    for number, (allow, ignore) in enumerate([*cases, (None, "[!u]*")]):
+        pulled = penstock.pull(f"{bucket.root}/model", tmp_path / f"to-{number}", allow=allow, ignore=ignore)
+        full = [f"{p}*" if p.endswith("/") else p for p in ([allow] if isinstance(allow, str) else allow or ["*"])]
+        without = [ignore] if isinstance(ignore, str) else ignore or []
+        kept = [n for n in names if any(fnmatch.fnmatchcase(n, p) for p in full)]
+        kept = [n for n in kept if not any(fnmatch.fnmatchcase(n, p) for p in without)]
+        assert [file.path for file in pulled.files] == kept
+    with pytest.raises(penstock.ObjectNotFoundError, match="none of the 5 objects"):
+        penstock.pull(f"{bucket.root}/model", tmp_path / "none", allow="*.gguf")
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_command_pulls_and_says_so_in_json(bucket: servers.Remote, tmp_path: Path) -> None:
+    process = begin(f"{bucket.root}/model/", tmp_path / "to", "--json", "--ignore", "unet/")
+    out, _ = process.communicate(timeout=60)
+    told = json.loads(out)
+    assert [file["path"] for file in told["files"]] == ["a.safetensors", "b[1].safetensors", "config.json"]
+    assert (told["bytes"], told["fetched_bytes"]) == (40, 40)
+    process = begin(f"{bucket.root}/model/", tmp_path / "to")
+    out, _ = process.communicate(timeout=60)
+    assert "5 files" in out
+    assert "3 already there" in out
+    process = begin(f"{bucket.root}/none", tmp_path / "to")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert "error: s3://" in errors
+
+
+def test_inspect_lists_a_prefix_without_a_checkpoint(bucket: servers.Remote, tmp_path: Path) -> None:
+    bucket.put("model/unet/deep/\x1b[31m.txt", b"12345")
+    run = [sys.executable, "-m", "penstock.cli", "inspect"]
+    for url in (f"{bucket.root}/", bucket.root):
+        shown = json.loads(subprocess.run([*run, "--json", url], check=True, stdout=subprocess.PIPE, text=True).stdout)
+        assert (shown["directories"], shown["objects"]) == (["model"], [])
+    out = subprocess.run([*run, f"{bucket.root}/model/unet/deep"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert "x.bin" in out
+    assert "2 objects, 20 B" in out
+    assert "\x1b" not in out
+    tensors = {"w": Raw("U8", (4,), b"abcd")}
+    body = write_raw(tmp_path / "x.safetensors", tensors).read_bytes()
+    bucket.put("real/x.safetensors", body)
+    command = [*run, "--json", f"{bucket.root}/real/"]
+    shown = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    assert shown["total"]["tensors"] == 1
+
+
+def test_a_directory_that_cannot_be_made_is_told(bucket: servers.Remote, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(penstock.PenstockError, match="file"):
+        penstock.pull(f"{bucket.root}/model", tmp_path / "file" / "to")
