@@ -7,6 +7,7 @@ mod servers;
 
 mod answers;
 mod faults;
+mod loads;
 mod opening;
 
 use std::time::{Duration, Instant};
