@@ -328,3 +328,18 @@ def test_what_cannot_be_loaded_says_what_to_do(tmp_path: Path) -> None:
     (path / "model.safetensors").rename(path / "pytorch_model.bin")
     with pytest.raises(penstock.ObjectNotFoundError, match=r"pytorch_model\.bin is a pickle"):
         from_pretrained("auto", path)
+
+
+# ---- transformers' own loader, within patch_safetensors
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+@pytest.mark.parametrize("family", ["llama", "t5", "mixtral"])
+def test_its_own_loader_gives_the_same_through_penstock(tmp_path: Path, family: str, mmap: bool) -> None:
+    model = MODELS[family]()
+    path = saved(randomise(model), tmp_path / "m", max_shard_size="60KB")
+    theirs = type(model).from_pretrained(path, dtype=torch.bfloat16)
+    with penstock.patch_safetensors(mmap=mmap):
+        ours = type(model).from_pretrained(path, dtype=torch.bfloat16)
+    assert_same_model(ours, theirs)
+    assert torch.equal(outputs(ours), outputs(theirs))

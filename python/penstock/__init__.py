@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from penstock._native import release_staging
     from penstock.checkpoint import Checkpoint, open
     from penstock.model import load_model
+    from penstock.patching import patch_safetensors
     from penstock.safetensors import SafetensorError, load_file, safe_open, save_file
     from penstock.state import IncompatibleKeys
 
@@ -67,6 +68,7 @@ __all__ = [
     "load_file",
     "load_model",
     "open",
+    "patch_safetensors",
     "release_staging",
     "safe_open",
     "save_file",
@@ -77,6 +79,7 @@ _HOME = {
     "open": "penstock.checkpoint",
     "IncompatibleKeys": "penstock.state",
     "load_model": "penstock.model",
+    "patch_safetensors": "penstock.patching",
     "SafetensorError": "penstock.safetensors",
     "load_file": "penstock.safetensors",
     "safe_open": "penstock.safetensors",
