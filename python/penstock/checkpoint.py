@@ -27,12 +27,14 @@ def open(path: PathLike | Iterable[PathLike], *, config: Config | None = None) -
 
     Args:
         path: a safetensors file, several of them, a directory, a glob, a shard index
-            (``model.safetensors.index.json``), or a model of a Hugging Face cache (``models--org--name``).
+            (``model.safetensors.index.json``), or a model of a Hugging Face cache (``models--org--name``). Or any
+            of these on an object store or HTTP server: ``s3://``, ``gs://``, ``az://``, ``abfss://``, ``https://``.
         config: settings; by default each is found by itself (or read from ``PENSTOCK_*``).
 
     Raises:
         ObjectNotFoundError: nothing is there, or a directory holds no checkpoint.
-        ObjectAccessError: a file may not be read, or is no regular file.
+        ObjectAccessError: a file may not be read, or is no regular file; a store denies access, or there are no
+            credentials for it.
         FormatError: a header or an index is malformed.
         StorageError: reading failed.
     """

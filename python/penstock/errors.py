@@ -60,11 +60,11 @@ class ObjectNotFoundError(PenstockError, FileNotFoundError):
 
 
 class ObjectAccessError(PenstockError, PermissionError):
-    """An object that may not be read, or is no regular file."""
+    """An object that may not be read, or is no regular file; a store that wants other credentials."""
 
 
 class StorageError(PenstockError, OSError):
-    """A store failed while reading."""
+    """A store failed while reading: a disk, or a server that could not be reached or did not answer in the end."""
 
 
 class ObjectChangedError(PenstockError, OSError):

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use penstock::plan::{Plan, Selection};
-use penstock::store::LocalStore;
+use penstock::store::Router;
 use penstock::tune::{Settings, Storage, Survey};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
@@ -109,7 +109,7 @@ impl Checkpoint {
     /// Opens the checkpoint that `inputs` name: reads headers only, all of them in parallel.
     #[new]
     fn new(py: Python<'_>, inputs: Vec<String>, config: &Config) -> Outcome<Self> {
-        let store = Arc::new(LocalStore::new(config.inner.cache.unwrap_or_default()));
+        let store = Arc::new(Router::new(config.inner.cache.unwrap_or_default()));
         let inner = py.detach(|| penstock::checkpoint::Checkpoint::open(store, &inputs))?;
         Ok(Self { inner: Arc::new(inner), survey: Survey::default() })
     }

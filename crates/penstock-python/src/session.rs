@@ -254,6 +254,8 @@ getters! {
     direct_bytes: u64 = |s| s.direct_bytes;
     /// Bytes read through the page cache although not in it.
     buffered_bytes: u64 = |s| s.buffered_bytes;
+    /// Bytes that came from an object store or HTTP server.
+    network_bytes: u64 = |s| s.network_bytes;
     /// Calls made to the store.
     calls: u64 = |s| s.calls;
     /// Tensors loaded.
@@ -268,7 +270,7 @@ getters! {
     block_bytes: u64 = |s| s.block_bytes;
     /// Staging memory in bytes.
     staging_bytes: u64 = |s| s.staging_bytes;
-    /// What most of the bytes lie on: "ext4 on nvme", "nfs4 (nconnect missing)", "tmpfs".
+    /// What most of the bytes lie on: "ext4 on nvme", "nfs4 (nconnect missing)", "tmpfs", "s3".
     storage: String = |s| s.storage.clone();
     /// Whether the staging memory was pinned.
     pinned: bool = |s| s.pinned;
@@ -286,7 +288,7 @@ getters! {
     device_wait_seconds: f64 = |s| s.device_wait.as_secs_f64();
     /// Reader seconds waiting for destinations.
     consumer_wait_seconds: f64 = |s| s.consumer_wait.as_secs_f64();
-    /// What limited the load: "disk", "page cache", "pcie", "memory" or "consumer".
+    /// What limited the load: "disk", "network", "page cache", "pcie", "memory" or "consumer".
     limited_by: &'static str = |s| s.limited_by();
     /// Fallbacks taken and limits met, in words.
     notes: Vec<String> = |s| s.notes.clone();

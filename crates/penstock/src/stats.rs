@@ -19,6 +19,8 @@ pub struct LoadStats {
     pub direct_bytes: u64,
     /// Of those: read through the page cache although not in it.
     pub buffered_bytes: u64,
+    /// Of those: from an object store or HTTP server.
+    pub network_bytes: u64,
     /// Calls made to the store.
     pub calls: u64,
     /// Tensors and blocks in the plan.
@@ -33,8 +35,10 @@ pub struct LoadStats {
     pub block_bytes: u64,
     /// Most staging memory this load held at once, in bytes.
     pub staging_bytes: u64,
-    /// What most of the bytes lie on: `ext4 on nvme`, `nfs4 (nconnect missing)`, `tmpfs`; empty where no one said.
+    /// What most of the bytes lie on: `ext4 on nvme`, `nfs4 (nconnect missing)`, `tmpfs`, `s3`; empty where no one said.
     pub storage: String,
+    /// Whether that is reached over a network.
+    pub network: bool,
     /// Whether the staging memory was pinned (registered with the device).
     pub pinned: bool,
     /// From the start of the session to its last delivered byte.
@@ -60,9 +64,14 @@ impl LoadStats {
         if seconds > 0.0 { self.bytes as f64 / seconds / 1e9 } else { 0.0 }
     }
 
-    /// What most of the readers' time went to: `"disk"`, `"page cache"`, `"pcie"`, `"memory"` or `"consumer"`.
+    /// What most of the readers' time went to: `"disk"`, `"network"`, `"page cache"`, `"pcie"`, `"memory"` or
+    /// `"consumer"`.
     pub fn limited_by(&self) -> &'static str {
-        let reading = if self.cached_reading > self.reading / 2 { "page cache" } else { "disk" };
+        let reading = match self.cached_reading > self.reading / 2 {
+            true => "page cache",
+            false if self.network => "network",
+            false => "disk",
+        };
         [
             (self.reading, reading),
             (self.device_wait, "pcie"),
@@ -80,6 +89,7 @@ impl LoadStats {
         self.cached_bytes += other.cached_bytes;
         self.direct_bytes += other.direct_bytes;
         self.buffered_bytes += other.buffered_bytes;
+        self.network_bytes += other.network_bytes;
         self.calls += other.calls;
         self.reading += other.reading;
         self.cached_reading += other.cached_reading;
@@ -107,6 +117,8 @@ mod tests {
         assert_eq!(stats.limited_by(), "page cache");
         stats.cached_reading = seconds(1);
         assert_eq!(stats.limited_by(), "disk");
+        stats.network = true;
+        assert_eq!(stats.limited_by(), "network");
         stats.consumer_wait = seconds(5);
         assert_eq!(stats.limited_by(), "consumer");
     }

@@ -34,6 +34,7 @@ MEANINGS = {
     "cached_bytes": "of those, from the page cache",
     "direct_bytes": "of those, from the device, past the page cache",
     "buffered_bytes": "of those, from the device, through the page cache",
+    "network_bytes": "of those, from an object store or HTTP server",
     "calls": "reads asked of the storage",
     "tensors": "loaded",
     "blocks": "pieces the work was cut into",

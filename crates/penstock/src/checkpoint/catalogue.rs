@@ -21,7 +21,7 @@ use crate::store::{Identity, Object, Store};
 /// One object of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectInfo {
-    /// Where it is, in the form its store takes.
+    /// Where it is: a path, or a URL without secrets.
     pub location: String,
     /// Its size in bytes.
     pub bytes: u64,
@@ -37,6 +37,8 @@ pub struct ObjectInfo {
 pub struct Checkpoint {
     store: Arc<dyn Store>,
     objects: Vec<ObjectInfo>,
+    /// Where the objects are, in the form their store takes: URLs may carry secrets.
+    locations: Vec<String>,
     tensors: Vec<TensorInfo>,
     by_name: HashMap<Arc<str>, u32>,
     metadata: BTreeMap<String, String>,
@@ -55,6 +57,7 @@ impl Checkpoint {
         let mut made = Self {
             store,
             objects: Vec::with_capacity(opened.len()),
+            locations: Vec::with_capacity(opened.len()),
             tensors: Vec::new(),
             by_name: HashMap::with_capacity(opened.iter().map(|opened| opened.header.tensors.len()).sum()),
             metadata: BTreeMap::new(),
@@ -87,7 +90,7 @@ impl Checkpoint {
         for tensor in header.tensors.into_iter().filter(belongs) {
             let place = countable(self.tensors.len())?;
             if let Some(other) = self.by_name.insert(tensor.name.clone(), place) {
-                let other = shown(&self.objects[self.tensors[other as usize].object as usize].location);
+                let other = &self.objects[self.tensors[other as usize].object as usize].location;
                 return Err(Error::new(
                     ErrorKind::Format,
                     format!("{other} holds a tensor of this name too"),
@@ -103,8 +106,9 @@ impl Checkpoint {
         for (key, value) in &header.metadata {
             self.metadata.entry(key.clone()).or_insert_with(|| value.clone());
         }
+        self.locations.push(location.to_owned());
         self.objects.push(ObjectInfo {
-            location: location.to_owned(),
+            location: shown(location).into_owned(),
             bytes,
             identity,
             data_start: header.data_start,
@@ -195,17 +199,7 @@ impl Checkpoint {
     /// # Errors
     /// `Changed` if it is not; otherwise what the store fails with.
     pub fn open_object(&self, index: usize) -> Result<Arc<dyn Object>> {
-        let info = &self.objects[index];
-        let object = self.store.open(&info.location)?;
-        if object.identity() != info.identity {
-            return Err(Error::new(
-                ErrorKind::Changed,
-                "the file was replaced or written to since its header was read",
-            )
-            .object(object.location())
-            .remedy("Open the checkpoint again"));
-        }
-        Ok(object)
+        self.store.reopen(&self.locations[index], &self.objects[index].identity)
     }
 
     /// The strings of all objects' headers; where objects disagree, the first object's.

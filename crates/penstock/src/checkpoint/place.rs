@@ -4,13 +4,13 @@
 //! what sub-directories there are. For local paths that is asked of the file system here, in two functions and nowhere
 //! else in this module; for URLs the name itself decides.
 
-use std::borrow::Cow;
 use std::path::Path;
 
 use super::header;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Window;
 use crate::store::{Lane, Store};
+pub(super) use crate::store::{is_http, is_url, shown};
 
 /// The most that is read of an object that is read whole: an index, a reference.
 const MAX_WHOLE_BYTES: u64 = 100_000_000;
@@ -26,7 +26,7 @@ pub(super) enum Place {
 /// What `location` names. A path that cannot be looked at counts as an object: opening it says why.
 pub(super) fn place(location: &str) -> Place {
     if is_url(location) {
-        let path = location.split(['?', '#']).next().unwrap_or(location);
+        let (path, _) = split_query(location);
         let object = [".safetensors", ".json"].iter().any(|end| path.ends_with(end));
         return if object { Place::Object } else { Place::Directory };
     }
@@ -46,27 +46,6 @@ pub(super) fn sub_directories(directory: &str) -> Vec<String> {
         .collect();
     names.sort_unstable();
     names
-}
-
-/// Whether a location is a URL, which the file system knows nothing of.
-pub(super) fn is_url(location: &str) -> bool {
-    location.split_once("://").is_some_and(|(scheme, _)| {
-        !scheme.is_empty() && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b))
-    })
-}
-
-/// A location as errors may show it: a URL without what may be secret, its user and its query.
-pub(super) fn shown(location: &str) -> Cow<'_, str> {
-    if !is_url(location) {
-        return Cow::Borrowed(location);
-    }
-    let plain = location.split(['?', '#']).next().unwrap_or(location);
-    let Some((scheme, rest)) = plain.split_once("://") else { return Cow::Borrowed(plain) };
-    let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-    match host.rsplit_once('@') {
-        Some((_, host)) => Cow::Owned(format!("{scheme}://{host}{path}")),
-        None => Cow::Borrowed(plain),
-    }
 }
 
 /// The path that a `file://` URL names; any other location is itself.
@@ -98,15 +77,22 @@ pub(super) fn without_file_scheme(location: &str) -> Result<String> {
     String::from_utf8(decoded).map_err(|_| refuse("is not UTF-8 once its escapes are decoded"))
 }
 
+/// A location without its query, and the query: only HTTP URLs have one.
+pub(super) fn split_query(location: &str) -> (&str, &str) {
+    let end = if is_http(location) { location.find(['?', '#']) } else { None };
+    location.split_at(end.unwrap_or(location.len()))
+}
+
 /// The last component of a location.
 pub(super) fn name(location: &str) -> &str {
-    let location = location.trim_end_matches('/');
+    let location = split_query(location).0.trim_end_matches('/');
     location.rsplit('/').next().unwrap_or(location)
 }
 
 /// The directory of a location: empty where it has none.
 pub(super) fn parent(location: &str) -> &str {
-    match location.trim_end_matches('/').rfind('/') {
+    let location = split_query(location).0.trim_end_matches('/');
+    match location.rfind('/') {
         Some(0) => "/",
         Some(at) => &location[..at],
         None => "",
@@ -116,6 +102,23 @@ pub(super) fn parent(location: &str) -> &str {
 /// `name` in `directory`.
 pub(super) fn join(directory: &str, name: &str) -> String {
     if directory.is_empty() { name.to_owned() } else { format!("{}/{name}", directory.trim_end_matches('/')) }
+}
+
+/// The object called `name` beside the one at `location`. In an HTTP URL the name is escaped, and what signs the URL
+/// is taken to sign its neighbours too, as an Azure container's signature does.
+pub(super) fn beside(location: &str, name: &str) -> String {
+    if !is_http(location) {
+        return join(parent(location), name);
+    }
+    let mut escaped = String::with_capacity(name.len());
+    for byte in name.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~/!$&'()*+,;=:@".contains(&byte) {
+            escaped.push(char::from(byte));
+        } else {
+            escaped.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    format!("{}/{escaped}{}", parent(location), split_query(location).1)
 }
 
 /// A directory as the file system wants it named: the empty one is the working directory.
@@ -168,15 +171,15 @@ mod tests {
     }
 
     #[test]
-    fn errors_do_not_show_secrets() {
-        assert_eq!(shown("https://user:pass@host/a@b?sig=1#x"), "https://host/a@b");
-        assert_eq!(shown("s3://bucket/a"), "s3://bucket/a");
-        assert_eq!(shown("/a?b@c#d"), "/a?b@c#d");
-    }
-
-    #[test]
     fn locations_are_taken_apart_and_put_together() {
         assert_eq!((name("/a/b/"), parent("/a/b/"), parent("/a"), parent("a")), ("b", "/a", "/", ""));
+        assert_eq!((name("https://h/a/b?c=d/e"), parent("https://h/a/b?c=d/e")), ("b", "https://h/a"));
+        assert_eq!((name("s3://b/a/what?/x"), parent("s3://b/a/what?")), ("x", "s3://b/a"));
+        assert_eq!(
+            beside("https://h/a/i.json?sig=x", "m 1.safetensors"),
+            "https://h/a/m%201.safetensors?sig=x"
+        );
+        assert_eq!((beside("s3://b/i", "m 1"), beside("i", "m")), ("s3://b/m 1".into(), "m".into()));
         assert_eq!((join("/", "a"), join("", "a"), join("x/", "a")), ("/a".into(), "a".into(), "x/a".into()));
     }
 

@@ -7,6 +7,7 @@
 //! Names of models on the Hub are not resolved here, and `~` is the shell's to expand.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use super::ShardIndex;
 use super::hub_cache;
@@ -23,7 +24,7 @@ const PREFERRED_INDEXES: [&str; 2] =
     ["model.safetensors.index.json", "diffusion_pytorch_model.safetensors.index.json"];
 
 /// The objects of a checkpoint.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct Resolved {
     /// Where the objects are: each once, in the order given, the shards of an index in the order of their names.
     pub objects: Vec<String>,
@@ -32,7 +33,7 @@ pub struct Resolved {
 }
 
 /// A shard index and the objects it speaks of.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct ResolvedIndex {
     /// Where the index is.
     pub location: String,
@@ -40,6 +41,23 @@ pub struct ResolvedIndex {
     pub index: ShardIndex,
     /// For each of its shards, the shard's place in [`Resolved::objects`].
     pub objects: Vec<u32>,
+}
+
+impl fmt::Debug for Resolved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Locations may carry secrets.
+        let objects: Vec<_> = self.objects.iter().map(|location| place::shown(location)).collect();
+        f.debug_struct("Resolved").field("objects", &objects).field("indexes", &self.indexes).finish()
+    }
+}
+
+impl fmt::Debug for ResolvedIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { location, index, objects } = self;
+        let location = place::shown(location);
+        let mut shown = f.debug_struct("ResolvedIndex");
+        shown.field("location", &location).field("index", index).field("objects", objects).finish()
+    }
 }
 
 /// Finds the objects that `inputs` name.
@@ -54,6 +72,10 @@ pub fn resolve(store: &dyn Store, inputs: &[String]) -> Result<Resolved> {
     }
     for input in inputs {
         let location = place::without_file_scheme(input)?;
+        if place::is_url(&location) && !place::is_http(&location) && location.contains(['*', '[']) {
+            found.remote_glob(&location)?;
+            continue;
+        }
         match place(&location) {
             Place::Object => found.object(&location)?,
             Place::Directory => found.directory(&location)?,
@@ -73,7 +95,7 @@ struct Found<'s> {
 impl Found<'_> {
     /// An object: weights, or an index.
     fn object(&mut self, location: &str) -> Result<()> {
-        if location.ends_with(".index.json") {
+        if place::name(location).ends_with(".index.json") {
             self.index(location)
         } else {
             self.add(location.to_owned()).map(drop)
@@ -98,11 +120,10 @@ impl Found<'_> {
         }
         let text = place::read_whole(self.store, location)?;
         let index = ShardIndex::parse(&text).map_err(|error| error.object(place::shown(location)))?;
-        let directory = place::parent(location);
         let objects = index
             .shards
             .iter()
-            .map(|shard| self.add(place::join(directory, shard)))
+            .map(|shard| self.add(place::beside(location, shard)))
             .collect::<Result<_>>()?;
         self.resolved.indexes.push(ResolvedIndex { location: location.to_owned(), index, objects });
         Ok(())
@@ -111,7 +132,17 @@ impl Found<'_> {
     fn directory(&mut self, directory: &str) -> Result<()> {
         let snapshot = hub_cache::snapshot(self.store, directory)?;
         let directory = snapshot.as_deref().unwrap_or(directory);
-        let entries = self.store.list(directory)?;
+        let entries = match self.store.list(directory) {
+            // A URL does not say whether it names an object or a prefix.
+            Err(missing) if missing.kind() == ErrorKind::NotFound && may_be_object(directory) => {
+                return match self.store.open(directory) {
+                    Ok(_) => self.add(directory.to_owned()).map(drop),
+                    Err(error) if error.kind() == ErrorKind::NotFound => Err(missing),
+                    Err(error) => Err(error),
+                };
+            }
+            entries => entries?,
+        };
         let locations: Vec<_> = entries.into_iter().map(|entry| entry.location).collect();
         if let Some(index) = choose_index(directory, &locations)? {
             return self.index(&index);
@@ -121,6 +152,28 @@ impl Found<'_> {
             return Err(refusal::no_weights(directory, &locations));
         }
         weights.into_iter().try_for_each(|location| self.add(location).map(drop))
+    }
+
+    /// The objects whose names match a pattern, in a prefix without one.
+    fn remote_glob(&mut self, pattern: &str) -> Result<()> {
+        let refuse = |cause: &str| {
+            Error::new(ErrorKind::NotFound, cause.to_owned()).object(place::shown(pattern)).remedy(
+                "Check the pattern; in a URL only the last part may hold one, such as s3://bucket/model/*.safetensors",
+            )
+        };
+        let directory = place::parent(pattern);
+        let matcher = glob::Pattern::new(place::name(pattern)).map_err(|_| refuse("not a valid pattern"))?;
+        if directory.contains(['*', '[']) {
+            return Err(refuse("a part before the last holds a pattern"));
+        }
+        let entries = self.store.list(directory)?.into_iter().map(|entry| entry.location);
+        let matching: Vec<_> = entries.filter(|location| matcher.matches(place::name(location))).collect();
+        match (&choose_weights(&matching)[..], &matching[..]) {
+            ([], []) => Err(refuse("no object matches the pattern")),
+            ([], [object]) => self.object(object),
+            ([], _) => Err(refuse("nothing that matches the pattern is a safetensors file")),
+            (weights, _) => weights.iter().try_for_each(|location| self.add(location.clone()).map(drop)),
+        }
     }
 
     /// The files that match a pattern; a pattern that matches only one directory means that directory.
@@ -160,10 +213,14 @@ impl Found<'_> {
     }
 }
 
+/// Whether a URL that names no prefix may name an object: one that ends in a slash means a prefix.
+fn may_be_object(location: &str) -> bool {
+    place::is_url(location) && !place::split_query(location).0.ends_with('/')
+}
+
 /// The index that a directory of these objects means.
 fn choose_index(directory: &str, locations: &[String]) -> Result<Option<String>> {
-    let indexes: Vec<_> =
-        locations.iter().filter(|location| location.ends_with(INDEX_SUFFIX) && !hidden(location)).collect();
+    let indexes: Vec<_> = locations.iter().filter(|location| named(location, INDEX_SUFFIX)).collect();
     let preferred = PREFERRED_INDEXES
         .iter()
         .find_map(|wanted| indexes.iter().find(|location| place::name(location) == *wanted));
@@ -186,8 +243,7 @@ fn choose_index(directory: &str, locations: &[String]) -> Result<Option<String>>
 /// The weights among these objects, sorted. A `consolidated` file repeats, in the layout of the model's authors, what
 /// the others hold: it counts only where it is alone.
 fn choose_weights(locations: &[String]) -> Vec<String> {
-    let mut weights: Vec<_> =
-        locations.iter().filter(|location| location.ends_with(WEIGHTS_SUFFIX) && !hidden(location)).collect();
+    let mut weights: Vec<_> = locations.iter().filter(|location| named(location, WEIGHTS_SUFFIX)).collect();
     let consolidated = |location: &&String| place::name(location).starts_with("consolidated");
     if !weights.iter().all(consolidated) {
         weights.retain(|location| !consolidated(location));
@@ -196,7 +252,9 @@ fn choose_weights(locations: &[String]) -> Vec<String> {
     weights.into_iter().cloned().collect()
 }
 
-/// Whether a file is hidden: macOS puts `._name` files, which are no weights, beside those it copies.
-fn hidden(location: &str) -> bool {
-    place::name(location).starts_with('.')
+/// Whether an object's name ends so. Not a hidden one: macOS puts `._name` files, which are no weights, beside those it
+/// copies.
+fn named(location: &str, suffix: &str) -> bool {
+    let name = place::name(location);
+    name.ends_with(suffix) && !name.starts_with('.')
 }

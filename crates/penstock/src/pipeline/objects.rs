@@ -46,6 +46,11 @@ impl Objects {
             .try_for_each(|object| object.verify_unchanged())
     }
 
+    /// Has reads that wait for the storage end now.
+    pub(super) fn interrupt(&self) {
+        self.open.iter().filter_map(|open| open.get()?.as_ref().ok()).for_each(|object| object.interrupt());
+    }
+
     /// What reading them came upon; several objects may have the same to say.
     pub(super) fn remarks(&self) -> Vec<String> {
         self.open

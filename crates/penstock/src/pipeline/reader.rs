@@ -41,7 +41,8 @@ impl Account {
         self.stats.cached_bytes = self.lane.cached_bytes;
         self.stats.direct_bytes = self.lane.direct_bytes;
         self.stats.buffered_bytes = self.lane.buffered_bytes;
-        self.stats.read_bytes = self.lane.cached_bytes + self.lane.direct_bytes + self.lane.buffered_bytes;
+        self.stats.network_bytes = self.lane.network_bytes;
+        self.stats.read_bytes = self.lane.bytes();
         self.stats.calls = self.lane.calls;
         shared.with_stats(|stats| stats.add(&self.stats));
     }

@@ -198,6 +198,7 @@ impl Session {
         }
         self.shared.with_stats(|stats| {
             stats.storage.clone_from(&storage.name);
+            stats.network = storage.is_network();
             storage.notes.iter().for_each(|note| stats.note(note.clone()));
         });
     }

@@ -253,6 +253,7 @@ impl Shared {
         self.cancelled.store(true, Ordering::Release);
         drop(work);
         self.wake.notify_all();
+        self.objects.interrupt();
     }
 
     /// Ends the load with `error`, unless it has failed already.

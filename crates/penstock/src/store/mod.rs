@@ -9,6 +9,10 @@
 //! since it was opened is an error, never a mixture of two versions; errors name the object and the range.
 
 mod local;
+mod location;
+#[cfg(feature = "remote")]
+mod remote;
+mod router;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,6 +21,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileMapping, Window};
 
 pub use local::{CachePolicy, LocalStore};
+pub(crate) use location::{is_http, is_url, shown};
+#[cfg(feature = "remote")]
+pub use remote::{Environment, Patience, RemoteStore};
+pub use router::{Router, is_remote};
 
 /// What tells one version of an object from another: compared between opening a checkpoint and loading from it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -39,6 +47,22 @@ pub trait Store: Send + Sync {
     /// `NotFound`, `Access` (unreadable, or not a regular object), or `Storage`.
     fn open(&self, location: &str) -> Result<Arc<dyn Object>>;
 
+    /// Opens the object at `location` for reading if it is still the version with that identity.
+    ///
+    /// A store that can ask for a version by name does not ask what is there now: every read will.
+    ///
+    /// # Errors
+    /// `Changed` if it is not; as for [`Store::open`].
+    fn reopen(&self, location: &str, identity: &Identity) -> Result<Arc<dyn Object>> {
+        let object = self.open(location)?;
+        if object.identity() == *identity {
+            return Ok(object);
+        }
+        Err(Error::new(ErrorKind::Changed, "the file was replaced or written to since its header was read")
+            .object(object.location())
+            .remedy("Open the checkpoint again"))
+    }
+
     /// The objects directly under `prefix` (a directory), sorted by location; not recursive.
     ///
     /// # Errors
@@ -60,7 +84,8 @@ pub trait Object: Send + Sync {
     /// Fills `into` with the bytes that start at `offset`.
     ///
     /// # Errors
-    /// `Storage` where reading fails, `Changed` where the object ends before `into` is full.
+    /// `Storage` where reading fails, `Changed` where the object ends before `into` is full or is another version by
+    /// now, `Cancelled` after [`Object::interrupt`].
     fn read_into(&self, offset: u64, into: Window<'_>, lane: &mut Lane) -> Result<()>;
 
     /// Reads `range` to wherever in `slot` suits this store's alignment, and says where in the slot it begins.
@@ -93,6 +118,10 @@ pub trait Object: Send + Sync {
         true
     }
 
+    /// Has reads that wait for the storage end now, with `Cancelled`, and later ones not begin. A hint: reads that take
+    /// no longer than a disk does may go on.
+    fn interrupt(&self) {}
+
     /// Tells the store that direct reads of this object would gain nothing. A hint, for objects that have such a choice.
     fn avoid_direct(&self) {}
 
@@ -101,7 +130,7 @@ pub trait Object: Send + Sync {
         Vec::new()
     }
 
-    /// Fails with `Changed` if the object is no longer the version that was opened.
+    /// Fails with `Changed` if what was read may not be of the version that was opened.
     ///
     /// # Errors
     /// `Changed`, or `Storage` where the store cannot tell.
@@ -120,7 +149,16 @@ pub struct Lane {
     pub direct_bytes: u64,
     /// Bytes read with the page cache in between although they were not in it.
     pub buffered_bytes: u64,
+    /// Bytes that came from an object store or HTTP server.
+    pub network_bytes: u64,
     /// Calls made to the store: system calls or requests.
     pub calls: u64,
     pub(crate) scratch: Option<crate::memory::Region>,
+}
+
+impl Lane {
+    /// All bytes that came in, by whatever route.
+    pub fn bytes(&self) -> u64 {
+        self.cached_bytes + self.direct_bytes + self.buffered_bytes + self.network_bytes
+    }
 }

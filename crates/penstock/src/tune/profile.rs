@@ -1,7 +1,7 @@
 //! What a load from some storage begins with, and how far a tuner may go from there.
 //!
 //! The numbers are of three origins: measured (memory, local disks: docs/performance.md), reported by operators (NFS over
-//! several connections, one sequential reader for FUSE), and guessed with wide bounds (everything else). The tuner
+//! several connections, one sequential reader for FUSE, object stores), and guessed with wide bounds (everything else). The tuner
 //! finds the rest.
 
 use super::storage::{Kind, Storage};
@@ -38,6 +38,8 @@ const BLOCK: u64 = 2 << 20;
 const BRIDGE: u64 = 64 << 10;
 /// The same where a request crosses a network or moves a head.
 const FAR_BRIDGE: u64 = 512 << 10;
+/// The same where it waits tens of milliseconds for its first byte.
+const REMOTE_BRIDGE: u64 = 1 << 20;
 
 impl Profile {
     /// The profile for reading from `storage` with `cores` processors.
@@ -95,6 +97,18 @@ impl Profile {
             // The host's page cache behind one or a few queues.
             Kind::Virtiofs => Self { fetches: bounds(8, 1, 32), ..solid },
             Kind::NineP => Self { fetches: bounds(4, 1, 16), ..solid },
+            // Every request waits tens of milliseconds for its first byte, and a connection brings tens of megabytes a
+            // second however fast the network is. So many are in flight, each large enough that the wait is a small part
+            // of it and small enough that a slow one does not hold up the end of the load.
+            Kind::Remote => Self {
+                // Nothing is copied from a page cache.
+                copies: 1,
+                fetches: bounds(32, 4, MOST),
+                block_bytes: LARGEST_BLOCK,
+                bridge_bytes: REMOTE_BRIDGE,
+                direct: false,
+                ..solid
+            },
             // The readers decompress.
             Kind::Image => Self { fetches: bounds(cores, 1, 2 * cores), direct: false, ..solid },
         }

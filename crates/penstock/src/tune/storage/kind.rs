@@ -1,6 +1,6 @@
 //! File systems by name and by number, in classes that want to be read alike.
 //!
-//! Names are those of `/proc/self/mountinfo`, and preferred. Numbers are those of `statfs(2)`, for where there is no
+//! What is reached by URL is a class too, though no file system. Names are those of `/proc/self/mountinfo`, and preferred. Numbers are those of `statfs(2)`, for where there is no
 //! usable mount table; they are written in linux/magic.h and in the file systems' own sources.
 
 /// Classes of storage that want to be read differently.
@@ -24,11 +24,13 @@ pub enum Kind {
     NineP,
     /// A compressed, read-only image: squashfs, erofs.
     Image,
+    /// An object store or an HTTP server, asked by this process itself.
+    Remote,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Memory,
         Self::Disk,
         Self::Nfs,
@@ -38,7 +40,13 @@ impl Kind {
         Self::Virtiofs,
         Self::NineP,
         Self::Image,
+        Self::Remote,
     ];
+
+    /// Whether the bytes come over a network.
+    pub(super) fn is_network(self) -> bool {
+        matches!(self, Self::Nfs | Self::Smb | Self::Parallel | Self::Remote)
+    }
 
     /// The class of the file system called `fs_type`.
     pub(super) fn of_name(fs_type: &str) -> Self {

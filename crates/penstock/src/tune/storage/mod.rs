@@ -34,7 +34,7 @@ pub use survey::Survey;
 pub struct Storage {
     /// Its class.
     pub kind: Kind,
-    /// A few words for statistics: `ext4 on nvme`, `nfs4 (nconnect missing)`, `tmpfs`, `fuse.gcsfuse`.
+    /// A few words for statistics: `ext4 on nvme`, `nfs4 (nconnect missing)`, `tmpfs`, `fuse.gcsfuse`, `s3`.
     pub name: String,
     /// The block devices below, where they can be told.
     pub disk: Option<Disk>,
@@ -52,6 +52,17 @@ impl Storage {
     /// The storage of the file or directory at `path`; [`Storage::unknown`] where nothing can be told.
     pub fn of(path: &Path) -> Self {
         System::default().storage_of(path)
+    }
+
+    /// The object store or HTTP server that a URL leads to, which is told by its scheme. Nobody is asked.
+    pub fn of_url(url: &str) -> Self {
+        let scheme = url.split_once("://").map_or(url, |(scheme, _)| scheme);
+        Self { kind: Kind::Remote, name: scheme.to_ascii_lowercase(), ..Self::unknown() }
+    }
+
+    /// Whether the bytes come over a network.
+    pub fn is_network(&self) -> bool {
+        self.kind.is_network() || self.disk.as_ref().is_some_and(|disk| disk.network)
     }
 
     /// A disk of which nothing is known.

@@ -29,7 +29,7 @@ pub(super) fn describe(mount: &Mount, kind: Kind) -> Described {
         Kind::Smb => smb(mount, &mut described),
         Kind::Fuse => fuse(mount, &mut described),
         Kind::NineP => nine_p(mount, &mut described),
-        Kind::Memory | Kind::Disk | Kind::Parallel | Kind::Virtiofs | Kind::Image => {}
+        Kind::Memory | Kind::Disk | Kind::Parallel | Kind::Virtiofs | Kind::Image | Kind::Remote => {}
     }
     described
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Storage, System};
+use crate::store::is_remote;
 
 /// The storage of a checkpoint's directories, each looked at once, when a load first reads from it.
 #[derive(Debug, Default)]
@@ -73,8 +74,10 @@ impl Survey {
                 if let Some(storage) = known.get(directory) {
                     return Arc::clone(storage);
                 }
-                let mounts = mounts.get_or_insert_with(|| self.system.mounts());
-                let storage = Arc::new(self.system.look(file, mounts));
+                let storage = Arc::new(match file.to_str().filter(|location| is_remote(location)) {
+                    Some(url) => Storage::of_url(url),
+                    None => self.system.look(file, mounts.get_or_insert_with(|| self.system.mounts())),
+                });
                 known.insert(directory.to_owned(), Arc::clone(&storage));
                 storage
             })
@@ -85,6 +88,7 @@ impl Survey {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tune::Kind;
 
     /// Machine where /dev/shm is memory, and there is something else: the file system of the system's temporary files.
     fn two_storages() -> Option<(tempfile::TempDir, tempfile::TempDir)> {
@@ -118,6 +122,13 @@ mod tests {
         let (blob, link) = (file(&memory, "blob"), other.path().join("model.safetensors"));
         std::os::unix::fs::symlink(blob, &link).unwrap();
         assert_eq!(Survey::default().heaviest([(link.to_str().unwrap(), 1)]).name, "tmpfs");
+    }
+
+    #[test]
+    fn of_urls_nobody_asks_the_file_system() {
+        let found = Survey::default().heaviest([("S3://bucket/a/b", 1), ("s3://bucket/c", 2)]);
+        assert_eq!((found.kind, found.name.as_str(), found.mixed), (Kind::Remote, "s3", false));
+        assert!(found.is_network() && !Storage::unknown().is_network());
     }
 
     #[test]

@@ -1,0 +1,59 @@
+//! What can be said of a location without asking anyone.
+
+use std::borrow::Cow;
+
+/// Whether a location is a URL, which the file system knows nothing of.
+pub(crate) fn is_url(location: &str) -> bool {
+    scheme(location).is_some()
+}
+
+/// The scheme of a URL; none for a path.
+pub(crate) fn scheme(location: &str) -> Option<&str> {
+    let (scheme, _) = location.split_once("://")?;
+    let valid =
+        !scheme.is_empty() && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b));
+    valid.then_some(scheme)
+}
+
+/// Whether a location is an HTTP URL, in which a question mark begins a query. Keys of object stores may hold one.
+pub(crate) fn is_http(location: &str) -> bool {
+    scheme(location)
+        .is_some_and(|scheme| scheme.eq_ignore_ascii_case("http") || scheme.eq_ignore_ascii_case("https"))
+}
+
+/// A location as errors may show it: a URL without what may be secret, its user and its query.
+pub(crate) fn shown(location: &str) -> Cow<'_, str> {
+    if !is_url(location) {
+        return Cow::Borrowed(location);
+    }
+    let plain = location.split(['?', '#']).next().unwrap_or(location);
+    let Some((scheme, rest)) = plain.split_once("://") else { return Cow::Borrowed(plain) };
+    // Azure names a container before its host. It is no secret.
+    if ["abfs", "abfss", "wasb", "wasbs"].iter().any(|azure| scheme.eq_ignore_ascii_case(azure)) {
+        return Cow::Borrowed(plain);
+    }
+    let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    match host.rsplit_once('@') {
+        Some((_, host)) => Cow::Owned(format!("{scheme}://{host}{path}")),
+        None => Cow::Borrowed(plain),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_do_not_show_secrets() {
+        assert_eq!(shown("https://user:pass@host/a@b?sig=1#x"), "https://host/a@b");
+        assert_eq!(shown("s3://bucket/a"), "s3://bucket/a");
+        assert_eq!(shown("abfss://c@acc.dfs.core.windows.net/a"), "abfss://c@acc.dfs.core.windows.net/a");
+        assert_eq!(shown("/a?b@c#d"), "/a?b@c#d");
+    }
+
+    #[test]
+    fn a_scheme_makes_a_url() {
+        assert!(is_url("s3://b") && !is_url("a b://c") && !is_url("/a/b") && !is_url("://x"));
+        assert!(is_http("HTTPS://h") && !is_http("s3://b") && !is_http("http:/x"));
+    }
+}

@@ -1,0 +1,238 @@
+//! Locations taken apart: which store, which bucket, which key.
+//!
+//! What a person types is kept apart from what may be shown: user names, passwords and query strings (which carry
+//! signatures) are part of the address but never of [`Address::shown`].
+
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// What must be escaped in the path of an HTTP URL; slashes stay.
+const PATH: &AsciiSet = &CONTROLS
+    .add(b' ')
+    .add(b'"')
+    .add(b'#')
+    .add(b'%')
+    .add(b'<')
+    .add(b'>')
+    .add(b'?')
+    .add(b'[')
+    .add(b']')
+    .add(b'`');
+
+/// The kinds of store that locations lead to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Provider {
+    S3,
+    Gcs,
+    Azure,
+    /// A plain HTTP server.
+    Web,
+}
+
+impl Provider {
+    /// As errors call it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::S3 => "S3",
+            Self::Gcs => "Google Cloud Storage",
+            Self::Azure => "Azure Blob Storage",
+            Self::Web => "the HTTP server",
+        }
+    }
+}
+
+/// A location, taken apart. It has no `Debug` form: its parts may be secret.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Address {
+    pub(super) provider: Provider,
+    /// The bucket or container; empty for a plain HTTP server.
+    pub(super) bucket: String,
+    /// Azure: the storage account and the host that serves it, where the location says.
+    pub(super) account: Option<(String, String)>,
+    /// The object's key, or the prefix of keys, without a slash at either end. For a plain HTTP server: empty.
+    pub(super) key: String,
+    /// What comes before the key in the location, user name and password included.
+    root: String,
+    /// The query string, with its question mark, or nothing. HTTP only.
+    pub(super) query: String,
+}
+
+impl Address {
+    /// Takes `location` apart.
+    ///
+    /// # Errors
+    /// `NotFound` where the scheme is not one of ours or the location names no bucket.
+    pub(super) fn parse(location: &str) -> Result<Self> {
+        let refuse = |cause: &str, remedy: &'static str| {
+            Error::new(ErrorKind::NotFound, cause.to_owned()).object(shown(location)).remedy(remedy)
+        };
+        let Some((scheme, rest)) = location.split_once("://") else {
+            return Err(refuse("this is not a URL", "Write scheme://…"));
+        };
+        let bucket_and_key = |rest: &str| {
+            let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
+            (bucket.to_owned(), key.trim_matches('/').to_owned())
+        };
+        let made = |provider, account, (bucket, key): (String, String)| {
+            let end = location.len() - rest.len();
+            let root = match rest.find('/') {
+                Some(at) => location[..=end + at].to_owned(),
+                None => format!("{location}/"),
+            };
+            Self { provider, bucket, account, key, root, query: String::new() }
+        };
+        let address = match scheme.to_ascii_lowercase().as_str() {
+            "s3" | "s3a" => made(Provider::S3, None, bucket_and_key(rest)),
+            "gs" | "gcs" => made(Provider::Gcs, None, bucket_and_key(rest)),
+            "az" | "azure" | "abfs" | "abfss" | "adl" | "wasb" | "wasbs" => {
+                let (authority, key) = bucket_and_key(rest);
+                match authority.split_once('@') {
+                    Some((container, host)) => {
+                        let account = (account_of(host), host.replacen(".dfs.", ".blob.", 1));
+                        made(Provider::Azure, Some(account), (container.to_owned(), key))
+                    }
+                    None => made(Provider::Azure, None, (authority, key)),
+                }
+            }
+            "http" | "https" => return Self::parse_http(location, rest),
+            _ => {
+                return Err(refuse(
+                    &format!("{scheme}:// locations are not supported"),
+                    "Penstock reads paths of this machine and s3://, gs://, az://, abfss://, http:// and https:// \
+                     locations",
+                ));
+            }
+        };
+        if address.bucket.is_empty() {
+            return Err(refuse("the location names no bucket", "Write scheme://bucket/key"));
+        }
+        Ok(address)
+    }
+
+    fn parse_http(location: &str, rest: &str) -> Result<Self> {
+        let plain = location.split('#').next().unwrap_or(location);
+        let (plain, query) = plain.split_at(plain.find('?').unwrap_or(plain.len()));
+        let host = rest.split(['/', '?', '#']).next().unwrap_or(rest);
+        if host.is_empty() {
+            return Err(Error::new(ErrorKind::NotFound, "the URL names no host")
+                .object(shown(location))
+                .remedy("Write https://host/path"));
+        }
+        let web = Self {
+            provider: Provider::Web,
+            bucket: String::new(),
+            account: None,
+            key: String::new(),
+            root: plain.to_owned(),
+            query: query.to_owned(),
+        };
+        let is_blob_storage = host.contains(".blob.core.") || host.contains(".dfs.core.");
+        let path = plain.splitn(4, '/').nth(3).unwrap_or("");
+        let (container, key) = path.split_once('/').unwrap_or((path, ""));
+        if !is_blob_storage || container.is_empty() {
+            return Ok(web);
+        }
+        let key = percent_decode_str(key.trim_matches('/')).decode_utf8().map_err(|_| {
+            Error::new(ErrorKind::NotFound, "the URL is not UTF-8 once its escapes are decoded")
+                .object(shown(location))
+        })?;
+        let end = plain.len() - path.len() + container.len();
+        Ok(Self {
+            provider: Provider::Azure,
+            bucket: container.to_owned(),
+            account: Some((account_of(host), host.replacen(".dfs.", ".blob.", 1))),
+            key: key.into_owned(),
+            root: format!("{}/", &plain[..end]),
+            query: query.to_owned(),
+        })
+    }
+
+    /// The location of another key of the same bucket, in the form that this one was given in.
+    pub(super) fn with_key(&self, key: &str) -> String {
+        if self.root.starts_with("http") {
+            format!("{}{}{}", self.root, utf8_percent_encode(key, PATH), self.query)
+        } else {
+            format!("{}{key}", self.root)
+        }
+    }
+
+    /// For a plain HTTP server: the whole URL.
+    pub(super) fn url(&self) -> String {
+        format!("{}{}", self.root, self.query)
+    }
+
+    /// The location without what may be secret.
+    pub(super) fn shown(&self) -> String {
+        shown(&self.with_key(&self.key))
+    }
+}
+
+fn account_of(host: &str) -> String {
+    host.split('.').next().unwrap_or(host).to_owned()
+}
+
+/// A location without user name, password, query and fragment.
+pub(super) fn shown(location: &str) -> String {
+    crate::store::shown(location).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(location: &str) -> (Provider, String, String) {
+        let address = Address::parse(location).unwrap();
+        (address.provider, address.bucket, address.key)
+    }
+
+    #[test]
+    fn every_scheme_names_its_store_bucket_and_key() {
+        let expect = |provider, bucket: &str, key: &str| (provider, bucket.to_owned(), key.to_owned());
+        assert_eq!(parts("s3://b/a/m.safetensors"), expect(Provider::S3, "b", "a/m.safetensors"));
+        assert_eq!(parts("S3A://b"), expect(Provider::S3, "b", ""));
+        assert_eq!(parts("s3://b/what?#100%/"), expect(Provider::S3, "b", "what?#100%"));
+        assert_eq!(parts("gs://b/a/"), expect(Provider::Gcs, "b", "a"));
+        assert_eq!(parts("az://c/a"), expect(Provider::Azure, "c", "a"));
+        assert_eq!(parts("abfss://c@acc.dfs.core.windows.net/a/b"), expect(Provider::Azure, "c", "a/b"));
+        assert_eq!(
+            parts("https://acc.blob.core.windows.net/c/a%20b?sig=x"),
+            expect(Provider::Azure, "c", "a b")
+        );
+        assert_eq!(parts("https://host:1/x?y"), expect(Provider::Web, "", ""));
+    }
+
+    #[test]
+    fn an_account_is_taken_from_the_host() {
+        let account = |location| Address::parse(location).unwrap().account.unwrap();
+        let expect = ("acc".to_owned(), "acc.blob.core.windows.net".to_owned());
+        assert_eq!(account("abfss://c@acc.dfs.core.windows.net/a"), expect);
+        assert_eq!(account("https://acc.blob.core.windows.net/c/a"), expect);
+    }
+
+    #[test]
+    fn other_keys_are_named_as_the_first_one_was() {
+        let other = |location, key| Address::parse(location).unwrap().with_key(key);
+        assert_eq!(other("s3://b/a/x", "a/y z"), "s3://b/a/y z");
+        assert_eq!(other("gs://b", "y"), "gs://b/y");
+        assert_eq!(
+            other("https://acc.blob.core.windows.net/c/a?sig=s", "a/y z"),
+            "https://acc.blob.core.windows.net/c/a/y%20z?sig=s"
+        );
+    }
+
+    #[test]
+    fn what_is_secret_is_not_shown() {
+        for location in [
+            "https://me:SECRET@host/a.safetensors?token=SECRET#SECRET",
+            "https://acc.blob.core.windows.net/c/a?sig=SECRET",
+        ] {
+            assert!(!Address::parse(location).unwrap().shown().contains("SECRET"), "{location}");
+        }
+        for location in ["ftp://me:SECRET@host/x?SECRET", "https://", "s3:///x?SECRET"] {
+            let error = Address::parse(location).err().unwrap();
+            assert_eq!(error.kind(), ErrorKind::NotFound);
+            assert!(!error.to_string().contains("SECRET"), "{error}");
+        }
+    }
+}

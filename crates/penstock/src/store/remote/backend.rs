@@ -1,0 +1,164 @@
+//! How a store is reached: the `object_store` behind a bucket, set up from the environment.
+//!
+//! One for each bucket, kept for the process. Each provider's own module says which variables count and where
+//! credentials come from; what they share is the transport, and that `object_store` itself never tries again.
+
+use std::sync::Arc;
+
+use object_store::{ObjectStore, RetryConfig};
+
+use super::address::{Address, Provider};
+use super::aws::Keys;
+use super::environment::Environment;
+use super::retry::Patience;
+use super::runtime::Net;
+use super::transport::{ClientKey, Connector};
+use super::{azure, gcs, s3};
+use crate::error::{Error, ErrorKind, Result};
+
+/// What tells one backend from another.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(super) struct BackendKey {
+    provider: Provider,
+    bucket: String,
+    account: Option<(String, String)>,
+    /// A signature that comes with the location, or the URL of a plain HTTP object.
+    query: String,
+    environment: u64,
+    patience: Patience,
+}
+
+/// A bucket that can be reached.
+pub(super) struct Backend {
+    pub(super) provider: Provider,
+    pub(super) store: Arc<dyn ObjectStore>,
+    /// Where credentials come from, where that is known from the start.
+    credentials: String,
+    keys: Option<Arc<Keys>>,
+    /// S3: the region that requests are signed for.
+    pub(super) region: Option<String>,
+    pub(super) environment: Arc<Environment>,
+    pub(super) patience: Patience,
+}
+
+/// What a provider's module makes.
+pub(super) struct Made {
+    pub(super) store: Arc<dyn ObjectStore>,
+    pub(super) credentials: String,
+    pub(super) keys: Option<Arc<Keys>>,
+    pub(super) region: Option<String>,
+}
+
+impl Backend {
+    /// The backend for `address`; there is one for each plain HTTP object, since its store *is* its URL.
+    pub(super) fn of(
+        address: &Address,
+        environment: &Arc<Environment>,
+        patience: Patience,
+    ) -> Result<Arc<Self>> {
+        if address.provider == Provider::Web {
+            return Self::make(address, environment, patience, None).map(Arc::new);
+        }
+        let key = key(address, environment, patience);
+        Net::of_process()?.backend(key, || Self::make(address, environment, patience, None))
+    }
+
+    /// As [`Backend::of`], but with requests signed for `region`, from now on.
+    pub(super) fn in_region(&self, address: &Address, region: String) -> Result<Arc<Self>> {
+        let made = Arc::new(Self::make(address, &self.environment, self.patience, Some(region))?);
+        let key = key(address, &self.environment, self.patience);
+        Net::of_process()?.replace_backend(key, Arc::clone(&made));
+        Ok(made)
+    }
+
+    fn make(
+        address: &Address,
+        environment: &Arc<Environment>,
+        patience: Patience,
+        region: Option<String>,
+    ) -> Result<Self> {
+        let client = ClientKey {
+            patience,
+            ca_bundle: (address.provider == Provider::S3)
+                .then(|| environment.get(&["AWS_CA_BUNDLE"]).map(Into::into))
+                .flatten(),
+            follow: address.provider == Provider::Web,
+        };
+        // A setting that cannot be is met here rather than by every request.
+        client.client()?;
+        let connector = Connector(client.clone());
+        let made = match address.provider {
+            Provider::S3 => s3::make(address, environment, &client, connector, region)?,
+            Provider::Gcs => gcs::make(address, environment, connector)?,
+            Provider::Azure => azure::make(address, environment, connector)?,
+            Provider::Web => web(address, connector)?,
+        };
+        Ok(Self {
+            provider: address.provider,
+            store: made.store,
+            credentials: made.credentials,
+            keys: made.keys,
+            region: made.region,
+            environment: Arc::clone(environment),
+            patience,
+        })
+    }
+
+    /// Whether there may be other credentials than those in use.
+    pub(super) fn can_renew(&self) -> bool {
+        self.keys.is_some()
+    }
+
+    /// Has credentials fetched anew before the next request.
+    pub(super) fn renew(&self) {
+        if let Some(keys) = &self.keys {
+            keys.forget();
+        }
+    }
+
+    /// Where the credentials come from, for errors.
+    pub(super) fn credentials(&self) -> &str {
+        match self.keys.as_ref().and_then(|keys| keys.source()) {
+            Some(source) => source,
+            None => &self.credentials,
+        }
+    }
+}
+
+fn key(address: &Address, environment: &Environment, patience: Patience) -> BackendKey {
+    BackendKey {
+        provider: address.provider,
+        bucket: address.bucket.clone(),
+        account: address.account.clone(),
+        query: address.query.clone(),
+        environment: environment.fingerprint(),
+        patience,
+    }
+}
+
+/// Requests are tried again by `retry`, which sees more of them.
+pub(super) fn never_again() -> RetryConfig {
+    RetryConfig { max_retries: 0, ..RetryConfig::default() }
+}
+
+/// A setting that `object_store` refuses.
+pub(super) fn refused(address: &Address, environment: &Environment, error: &object_store::Error) -> Error {
+    let mut innermost: &dyn std::error::Error = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    let cause = environment.scrub(&innermost.to_string());
+    Error::new(ErrorKind::Config, format!("{} cannot be set up: {cause}", address.provider.name()))
+        .object(address.shown())
+}
+
+fn web(address: &Address, connector: Connector) -> Result<Made> {
+    let store = object_store::http::HttpBuilder::new()
+        .with_url(address.url())
+        .with_retry(never_again())
+        .with_http_connector(connector)
+        .build()
+        .map_err(|error| refused(address, &Environment::default(), &error))?;
+    let credentials = if address.query.is_empty() { "none" } else { "the URL's query" };
+    Ok(Made { store: Arc::new(store), credentials: credentials.into(), keys: None, region: None })
+}

@@ -1,0 +1,144 @@
+//! S3 and what speaks its language.
+//!
+//! Settings are those that boto3 and the AWS command line read: `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` and the
+//! profile's `endpoint_url`, region and credentials of variables and profiles, `AWS_CA_BUNDLE`. Requests are unsigned
+//! only where that is asked for, with `AWS_SKIP_SIGNATURE=true` or `AWS_NO_SIGN_REQUEST=true`: a missing credential is
+//! an error that says so, not an anonymous request that is denied.
+//!
+//! Buckets of AWS are addressed by host name, others by path, unless `AWS_VIRTUAL_HOSTED_STYLE_REQUEST` says otherwise.
+
+use std::sync::Arc;
+
+use aws_config::SdkConfig;
+use aws_credential_types::Credentials;
+use aws_credential_types::credential_feature::AwsCredentialFeature;
+use aws_credential_types::provider::SharedCredentialsProvider;
+use aws_types::service_config::ServiceConfigKey;
+use object_store::aws::AmazonS3Builder;
+
+use super::address::Address;
+use super::aws::{DEFAULT_REGION, Keys, load};
+use super::backend::{Made, never_again, refused};
+use super::environment::Environment;
+use super::runtime::Net;
+use super::transport::{ClientKey, Connector};
+use crate::error::{Error, ErrorKind, Result};
+
+const ANONYMOUS: [&str; 2] = ["AWS_SKIP_SIGNATURE", "AWS_NO_SIGN_REQUEST"];
+const IGNORE_ENDPOINTS: [&str; 1] = ["AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"];
+
+pub(super) fn make(
+    address: &Address,
+    environment: &Environment,
+    client: &ClientKey,
+    connector: Connector,
+    region: Option<String>,
+) -> Result<Made> {
+    let bucket = &address.bucket;
+    let anonymous = environment.is_set(&ANONYMOUS);
+    let own_keys = own_keys(environment);
+    let files = match (environment.is_of_process(), anonymous && environment.get(&["AWS_PROFILE"]).is_none())
+    {
+        (true, false) => Some(Net::of_process()?.block_on(load(client))),
+        _ => None,
+    };
+    let region = region
+        .or_else(|| environment.get(&["AWS_REGION", "AWS_DEFAULT_REGION"]).map(str::to_owned))
+        .or_else(|| files.as_ref()?.region().map(ToString::to_string))
+        .unwrap_or_else(|| DEFAULT_REGION.to_owned());
+    let mut builder = AmazonS3Builder::new()
+        .with_bucket_name(bucket)
+        .with_region(&region)
+        .with_retry(never_again())
+        .with_skip_signature(anonymous)
+        .with_request_payer(requester_pays(environment))
+        .with_http_connector(connector);
+    let endpoint = endpoint(environment, files.as_ref());
+    let express = bucket.ends_with("--x-s3");
+    builder = match endpoint {
+        Some(endpoint) => custom(builder, &endpoint, bucket, environment)?,
+        None if express => builder.with_s3_express(true),
+        // A dot in the name would not match the certificate for *.s3.….amazonaws.com.
+        None => builder.with_virtual_hosted_style_request(!bucket.contains('.')),
+    };
+    if let Some(key) = environment.get(&["AWS_SSE_CUSTOMER_KEY_BASE64"]) {
+        builder = builder.with_ssec_encryption(key);
+    }
+    let keys = match (anonymous, own_keys, files) {
+        (true, ..) => None,
+        (false, Some(keys), _) => Some(SharedCredentialsProvider::new(keys)),
+        (false, None, Some(files)) => files.credentials_provider(),
+        (false, None, None) => {
+            return Err(Error::new(ErrorKind::Access, "no AWS credentials were found")
+                .object(address.shown())
+                .remedy("Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"));
+        }
+    };
+    let keys = keys.map(|provider| Arc::new(Keys::new(provider)));
+    if let Some(keys) = &keys {
+        builder = builder.with_credentials(Arc::clone(keys) as _);
+    }
+    let credentials = if anonymous { "none (AWS_SKIP_SIGNATURE)" } else { "AWS's default chain" };
+    let store = builder.build().map_err(|error| refused(address, environment, &error))?;
+    Ok(Made { store: Arc::new(store), credentials: credentials.into(), keys, region: Some(region) })
+}
+
+/// Credentials in variables, which come first in AWS's chain too.
+fn own_keys(environment: &Environment) -> Option<Credentials> {
+    let key = environment.get(&["AWS_ACCESS_KEY_ID"])?;
+    let secret = environment.get(&["AWS_SECRET_ACCESS_KEY", "SECRET_ACCESS_KEY"])?;
+    let token = environment.get(&["AWS_SESSION_TOKEN"]).map(str::to_owned);
+    let mut keys = Credentials::new(key, secret, token, None, "environment");
+    keys.set_property(vec![AwsCredentialFeature::CredentialsEnvVars]);
+    Some(keys)
+}
+
+/// The endpoint that variables or the profile set, in AWS's order.
+fn endpoint(environment: &Environment, files: Option<&SdkConfig>) -> Option<String> {
+    if environment.is_set(&IGNORE_ENDPOINTS) {
+        return None;
+    }
+    let set = environment.get(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"]);
+    set.map(str::to_owned).or_else(|| {
+        let files = files?;
+        // The profile's own section for S3 comes before what it says of all services.
+        let key = ServiceConfigKey::builder()
+            .service_id("S3")
+            .env("AWS_ENDPOINT_URL")
+            .profile("endpoint_url")
+            .build();
+        let of_service = key.ok().and_then(|key| files.service_config()?.load_config(key));
+        of_service.or_else(|| files.endpoint_url().map(str::to_owned))
+    })
+}
+
+fn custom(
+    builder: AmazonS3Builder,
+    endpoint: &str,
+    bucket: &str,
+    environment: &Environment,
+) -> Result<AmazonS3Builder> {
+    let refuse = |cause: &str| {
+        Error::new(ErrorKind::Config, format!("the S3 endpoint {:?} {cause}", environment.scrub(endpoint)))
+            .remedy("Set AWS_ENDPOINT_URL_S3 to a URL such as https://storage.example.com:9000")
+    };
+    let url = url::Url::parse(endpoint).map_err(|_| refuse("is not a URL"))?;
+    let Some(host) = url.host_str().filter(|_| ["http", "https"].contains(&url.scheme())) else {
+        return Err(refuse("is not an HTTP URL"));
+    };
+    let builder = builder.with_allow_http(url.scheme() == "http");
+    if !environment.is_set(&["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"]) {
+        return Ok(builder
+            .with_virtual_hosted_style_request(false)
+            .with_endpoint(endpoint.trim_end_matches('/')));
+    }
+    let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
+    let path = url.path().trim_end_matches('/');
+    let endpoint = format!("{}://{bucket}.{host}{port}{path}", url.scheme());
+    Ok(builder.with_virtual_hosted_style_request(true).with_endpoint(endpoint))
+}
+
+fn requester_pays(environment: &Environment) -> bool {
+    let payer = environment.get(&["AWS_REQUEST_PAYER"]);
+    payer.is_some_and(|payer| payer.eq_ignore_ascii_case("requester") || payer.eq_ignore_ascii_case("true"))
+}

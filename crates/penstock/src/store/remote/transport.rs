@@ -1,0 +1,233 @@
+//! How requests travel: one HTTP client for object stores, token servers and AWS's credential services alike.
+//!
+//! TLS is rustls with ring: of its two libraries the one that builds in seconds, with nothing but a C compiler, on every
+//! platform that wheels are made for. Only HTTP/1.1 is spoken: with HTTP/2 all requests of a client would share one
+//! connection, and its throughput. Nothing is decompressed: what is asked for is bytes at offsets.
+//!
+//! There is no limit on how long a request takes, only on how long nothing comes. Nothing is tried again here: `retry`
+//! decides that, and sees every failure through the [`Witness`].
+
+use std::error::Error as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use http::HeaderMap;
+use http_body_util::BodyExt;
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody,
+    HttpService,
+};
+use reqwest::redirect::Policy;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+
+use super::retry::Patience;
+use super::runtime::Net;
+use super::witness::{MAX_ERROR_BODY, Refusal, Witness};
+use crate::error::{Error, ErrorKind, Result};
+
+/// Credential servers of this machine's network answer at once or are not there.
+const METADATA_CONNECT: Duration = Duration::from_secs(1);
+const METADATA_HOSTS: [&str; 5] =
+    ["169.254.169.254", "169.254.170.2", "169.254.170.23", "metadata.google.internal", "metadata"];
+
+/// The most that is said of a failure.
+const MAX_WORDS: usize = 200;
+
+/// What tells one client from another.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct ClientKey {
+    pub(super) patience: Patience,
+    /// Certificates to trust instead of the system's.
+    pub(super) ca_bundle: Option<PathBuf>,
+    /// Whether answers may send elsewhere. Signed requests mean one host.
+    pub(super) follow: bool,
+}
+
+impl ClientKey {
+    /// The client of this process.
+    pub(super) fn client(&self) -> Result<reqwest::Client> {
+        Net::of_process()?.client(self, || self.make())
+    }
+
+    fn make(&self) -> Result<reqwest::Client> {
+        let tls =
+            rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+                .with_safe_default_protocol_versions()
+                .map_err(|error| Error::new(ErrorKind::Config, format!("TLS could not be set up: {error}")))?
+                .with_root_certificates(self.roots()?)
+                .with_no_client_auth();
+        reqwest::Client::builder()
+            .tls_backend_preconfigured(tls)
+            .http1_only()
+            .user_agent(concat!("penstock/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(self.patience.connect)
+            .read_timeout(self.patience.idle)
+            .tcp_nodelay(true)
+            .redirect(if self.follow { Policy::limited(10) } else { Policy::none() })
+            .referer(false)
+            .build()
+            .map_err(|error| {
+                Error::new(
+                    ErrorKind::Config,
+                    format!("the HTTP client could not be set up: {}", words(&error)),
+                )
+                .remedy("Check HTTP_PROXY, HTTPS_PROXY and NO_PROXY")
+            })
+    }
+
+    fn roots(&self) -> Result<rustls::RootCertStore> {
+        let mut roots = rustls::RootCertStore::empty();
+        let Some(path) = &self.ca_bundle else {
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            return Ok(roots);
+        };
+        let refuse = |cause: String| {
+            Error::new(ErrorKind::Config, format!("AWS_CA_BUNDLE={}: {cause}", path.display()))
+                .remedy("Give the path of a PEM file of certificates, or unset AWS_CA_BUNDLE")
+        };
+        let certificates = CertificateDer::pem_file_iter(path)
+            .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+            .map_err(|error| refuse(error.to_string()))?;
+        let (added, _) = roots.add_parsable_certificates(certificates);
+        if added == 0 { Err(refuse("it holds no certificate".into())) } else { Ok(roots) }
+    }
+}
+
+/// Makes `object_store` send its requests through this module.
+#[derive(Debug, Clone)]
+pub(super) struct Connector(pub(super) ClientKey);
+
+impl HttpConnector for Connector {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(HttpClient::new(Service(self.0.clone())))
+    }
+}
+
+/// Sends a request with the client of the process that it is in, and writes down what comes of it.
+#[derive(Debug)]
+struct Service(ClientKey);
+
+#[async_trait]
+impl HttpService for Service {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let (parts, body) = request.into_parts();
+        let host = parts.uri.host().unwrap_or_default().to_owned();
+        let mut key = self.0.clone();
+        if METADATA_HOSTS.contains(&&*host) {
+            key.patience.connect = METADATA_CONNECT;
+        }
+        let client = key.client().map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
+        let url = parts
+            .uri
+            .to_string()
+            .parse()
+            .map_err(|error| HttpError::new(HttpErrorKind::Unknown, Bad(error)))?;
+        let mut request = reqwest::Request::new(parts.method, url);
+        *request.headers_mut() = parts.headers;
+        *request.body_mut() =
+            body.as_bytes().filter(|bytes| !bytes.is_empty()).map(|bytes| bytes.clone().into());
+        let (status, headers, body) = send(&client, request, &host).await.map_err(http_error)?;
+        let mut response = http::Response::new(body);
+        *response.status_mut() = status;
+        *response.headers_mut() = headers;
+        Ok(response)
+    }
+}
+
+#[derive(Debug)]
+struct Bad(url::ParseError);
+
+impl std::fmt::Display for Bad {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "not a URL: {}", self.0)
+    }
+}
+
+impl std::error::Error for Bad {}
+
+/// Sends a request; a refusal's body is read, so that the witness knows what it says.
+pub(super) async fn send(
+    client: &reqwest::Client,
+    request: reqwest::Request,
+    host: &str,
+) -> Result<(http::StatusCode, HeaderMap, HttpResponseBody), reqwest::Error> {
+    Witness::note(|seen| seen.requests += 1);
+    let response = match client.execute(request).await {
+        Ok(response) => http::Response::<reqwest::Body>::from(response),
+        Err(error) => {
+            note_failure(&error);
+            return Err(error.without_url());
+        }
+    };
+    let (parts, body) = response.into_parts();
+    if parts.status.is_success() {
+        let body = body.map_err(|error| {
+            note_failure(&error);
+            http_error(error.without_url())
+        });
+        return Ok((parts.status, parts.headers, HttpResponseBody::new(body)));
+    }
+    let mut text = Vec::new();
+    let mut body = std::pin::pin!(body);
+    while let Some(Ok(frame)) = body.as_mut().frame().await {
+        text.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
+        if text.len() > MAX_ERROR_BODY {
+            break;
+        }
+    }
+    let refusal = Refusal::of(parts.status, host, &parts.headers, &text);
+    Witness::note(|seen| seen.refusal = Some(refusal));
+    Ok((parts.status, parts.headers, text.into()))
+}
+
+fn note_failure(error: &reqwest::Error) {
+    let (words, in_vain) = (words(error), in_vain(error));
+    Witness::note(|seen| seen.transport = Some((words, in_vain)));
+}
+
+fn http_error(error: reqwest::Error) -> HttpError {
+    let kind = if error.is_timeout() {
+        HttpErrorKind::Timeout
+    } else if error.is_connect() {
+        HttpErrorKind::Connect
+    } else {
+        HttpErrorKind::Interrupted
+    };
+    HttpError::new(kind, error)
+}
+
+/// A failure without an answer, in the words of whoever noticed it first, which name no URL.
+fn words(error: &reqwest::Error) -> String {
+    let what = match (error.is_timeout(), error.is_connect()) {
+        (true, true) => return "no connection in time".into(),
+        (true, false) => return "nothing came in time".into(),
+        (false, true) => "no connection",
+        (false, false) => "the connection was lost",
+    };
+    match causes(error).last() {
+        // A certificate that is refused is shown in full, as bytes, after what is wrong with it.
+        Some(cause) => format!("{what}: {}", cause.to_string().chars().take(MAX_WORDS).collect::<String>()),
+        None => what.into(),
+    }
+}
+
+/// Whether the same would happen again: a certificate that is not trusted stays so.
+fn in_vain(error: &reqwest::Error) -> bool {
+    error.is_builder() || causes(error).any(|cause| cause.is::<rustls::Error>())
+}
+
+/// What an error was caused by, outermost first.
+fn causes(error: &reqwest::Error) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
+    std::iter::successors(error.source(), |error| {
+        let error: &(dyn std::error::Error + 'static) = *error;
+        match error.downcast_ref::<std::io::Error>() {
+            // An I/O error stands for the one inside of it, and says that its cause is that one's.
+            Some(io) => io.get_ref().map(|inner| inner as &(dyn std::error::Error + 'static)),
+            None => error.source(),
+        }
+    })
+}

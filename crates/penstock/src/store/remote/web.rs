@@ -1,0 +1,53 @@
+//! Checkpoints on a plain HTTP server, which cannot say what it holds.
+//!
+//! So a "directory" is looked through for the names that the libraries give to checkpoints. What is there is listed;
+//! shards are found through their index, like everywhere.
+
+use super::address::Address;
+use super::{RemoteStore, inspect};
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::Entry;
+
+/// What transformers, diffusers and peft call the files they save.
+const NAMES: [&str; 5] = [
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "diffusion_pytorch_model.safetensors.index.json",
+    "diffusion_pytorch_model.safetensors",
+    "adapter_model.safetensors",
+];
+
+/// The well-known files under a URL.
+pub(super) fn list(store: &RemoteStore, directory: &Address) -> Result<Vec<Entry>> {
+    let url = directory.url();
+    let (path, query) = url.split_at(url.find('?').unwrap_or(url.len()));
+    let look = |name: &&str| -> Result<Option<Entry>> {
+        let location = format!("{}/{name}{query}", path.trim_end_matches('/'));
+        let (_, backend, path) = store.reach(&location)?;
+        match inspect(&backend, &path) {
+            Ok(meta) => Ok(Some(Entry { location, bytes: meta.size })),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error.object(crate::store::shown(&location))),
+        }
+    };
+    let looked: Vec<_> = std::thread::scope(|scope| {
+        let looks: Vec<_> = NAMES.iter().map(|name| scope.spawn(move || look(name))).collect();
+        looks
+            .into_iter()
+            .map(|look| look.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    });
+    let found = looked.into_iter().filter_map(Result::transpose).collect::<Result<Vec<_>>>()?;
+    if found.is_empty() {
+        return Err(Error::new(
+            ErrorKind::NotFound,
+            format!(
+                "a plain HTTP server cannot list what it holds, and none of {} is there",
+                NAMES.join(", ")
+            ),
+        )
+        .object(directory.shown())
+        .remedy("Give the URL of a .safetensors file or of its shard index"));
+    }
+    Ok(found)
+}

@@ -1,0 +1,301 @@
+//! Faults in the middle of a load. Each is met on a plain HTTP server and, through a proxy that passes on what is
+//! signed, on S3.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+use penstock::ErrorKind;
+use penstock::store::{Environment, Object, RemoteStore, Store};
+use proptest::prelude::*;
+
+use super::servers::http::{Act, Request, Server, Source};
+use super::servers::{self, patience, s3_environment};
+use super::{SIZE, content, read, says, soon};
+
+/// An object behind a server that can be told to fail.
+struct Faulty {
+    name: &'static str,
+    server: Server,
+    store: RemoteStore,
+    location: String,
+}
+
+impl Faulty {
+    fn open(&self) -> Arc<dyn Object> {
+        self.server.script(|_, _| Act::Serve);
+        self.store.open(&self.location).unwrap()
+    }
+}
+
+fn faulty() -> Vec<Faulty> {
+    let server = Server::start(Source::default());
+    let location = server.put("/m.safetensors", &content(SIZE));
+    let store = RemoteStore::new(Environment::default(), patience());
+    let mut all = vec![Faulty { name: "HTTP", server, store, location }];
+    if let Some(s3) = servers::s3() {
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let location = s3.put(&format!("faults/{}.safetensors", NUMBER.fetch_add(1, SeqCst)), &content(SIZE));
+        let server = Server::start(Source::Behind(s3.server.clone()));
+        let store = RemoteStore::new(s3_environment(&server.url("")), patience());
+        all.push(Faulty { name: "S3", server, store, location });
+    }
+    all
+}
+
+fn is_range(request: &Request) -> bool {
+    request.range().is_some()
+}
+
+/// Reads the whole object through `acts`, one for each request, and what follows served as it should be.
+fn survives(acts: &[Act], requests: usize) {
+    for faulty in faulty() {
+        let object = faulty.open();
+        let script = acts.to_vec();
+        faulty.server.script(move |_, number| script.get(number).cloned().unwrap_or(Act::Serve));
+        let (bytes, lane) = soon(move || read(object.as_ref(), 0, SIZE)).unwrap();
+        assert!(bytes == content(SIZE), "{}: wrong bytes after {acts:?}", faulty.name);
+        assert_eq!((faulty.server.requests(), lane.calls), (requests, requests as u64), "{}", faulty.name);
+    }
+}
+
+/// Reads through `act` for every request, and returns each store's error.
+fn gives_up(act: &Act) -> Vec<(Faulty, penstock::Error)> {
+    let tried = faulty().into_iter().map(|faulty| {
+        let object = faulty.open();
+        let always = act.clone();
+        faulty.server.script(move |_, _| always.clone());
+        let error = soon(move || read(object.as_ref(), 0, SIZE)).unwrap_err();
+        // What opening had brought was not asked for again.
+        assert_eq!(error.byte_range().map(|range| range.end), Some(SIZE as u64), "{error}");
+        says(&error, &[&faulty.location]);
+        (faulty, error)
+    });
+    tried.collect()
+}
+
+fn refuse(status: u16, headers: &[(&'static str, &str)], body: &str) -> Act {
+    Act::Refuse(status, headers.iter().map(|(n, v)| (*n, v.to_string())).collect(), body.into())
+}
+
+const SLOW_DOWN: &str =
+    "<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>";
+
+#[test]
+fn a_connection_reset_in_mid_body_is_resumed_where_it_stopped() {
+    for faulty in faulty() {
+        let object = faulty.open();
+        faulty.server.script(|_, n| if n == 0 { Act::ResetAfter(1_000_000) } else { Act::Serve });
+        let (bytes, lane) = read(object.as_ref(), 700_000, 2_000_000).unwrap();
+        assert!(bytes == content(SIZE)[700_000..2_700_000], "{}", faulty.name);
+        // What had come was not fetched again.
+        assert_eq!((lane.calls, lane.network_bytes), (2, 2_000_000));
+        let log = faulty.server.log();
+        let resumed: u64 = log[1].split("bytes=").nth(1).unwrap().split('-').next().unwrap().parse().unwrap();
+        assert!(resumed > 700_000 && resumed <= 1_700_000, "{log:?}");
+    }
+}
+
+#[test]
+fn lost_connections_truncated_bodies_and_nonsense_are_asked_for_again() {
+    survives(&[Act::ResetAtOnce, Act::ResetAtOnce], 3);
+    survives(&[Act::CloseAfter(12_345), Act::CloseAfter(0), Act::CloseAfter(1)], 4);
+    survives(&[Act::Nonsense], 2);
+    survives(&[Act::WrongLength(1000)], 2);
+    survives(&[Act::WrongLength(4 << 20)], 2);
+    survives(&[Act::WrongRange(7)], 2);
+}
+
+#[test]
+fn a_busy_server_is_asked_again() {
+    for status in [500, 502, 503, 504, 429, 408] {
+        survives(&[refuse(status, &[], ""), refuse(status, &[("retry-after", "0")], "busy")], 3);
+    }
+    survives(&[refuse(503, &[], SLOW_DOWN)], 2);
+    // Some gateways say it with a status that means something else.
+    survives(&[refuse(400, &[], SLOW_DOWN)], 2);
+}
+
+#[test]
+fn a_stall_ends_in_another_request() {
+    survives(&[Act::StallAfter(500_000)], 2);
+}
+
+#[test]
+fn a_slow_drip_is_waited_for() {
+    // In all longer than the idle limit: only silence is an end.
+    for faulty in faulty() {
+        let object = faulty.open();
+        faulty.server.script(|_, _| Act::Drip(SIZE / 16, Duration::from_millis(200)));
+        let (bytes, lane) = soon(move || read(object.as_ref(), 0, SIZE)).unwrap();
+        assert!(bytes == content(SIZE) && lane.calls == 1, "{}", faulty.name);
+    }
+}
+
+#[test]
+fn a_server_says_when_to_come_back() {
+    for faulty in faulty() {
+        let object = faulty.open();
+        faulty
+            .server
+            .script(|_, n| if n == 0 { refuse(429, &[("retry-after", "1")], "") } else { Act::Serve });
+        let began = std::time::Instant::now();
+        read(object.as_ref(), 600_000, 1000).unwrap();
+        assert!(began.elapsed() >= Duration::from_secs(1), "{}", faulty.name);
+        // Longer than anyone would wait is a refusal.
+        faulty.server.script(|_, _| refuse(429, &[("retry-after", "7200")], ""));
+        let error = soon(move || read(object.as_ref(), 600_000, 1000)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Storage);
+        says(&error, &["come back in 7200 s", "HTTP 429"]);
+    }
+}
+
+#[test]
+fn what_does_not_pass_is_told_with_all_that_happened() {
+    for (_, error) in gives_up(&refuse(503, &[], SLOW_DOWN)) {
+        assert_eq!(error.kind(), ErrorKind::Storage);
+        says(
+            &error,
+            &[
+                "given up after 10 failed requests",
+                "10 times HTTP 503 SlowDown (Please reduce",
+                "PENSTOCK_READERS",
+            ],
+        );
+    }
+    for (_, error) in gives_up(&Act::ResetAtOnce) {
+        assert_eq!(error.kind(), ErrorKind::Storage);
+        says(&error, &["the connection was lost"]);
+    }
+    for (_, error) in gives_up(&Act::WrongRange(7)) {
+        assert_eq!(error.kind(), ErrorKind::Storage);
+        says(&error, &["an unusable answer"]);
+    }
+}
+
+#[test]
+fn a_server_that_always_breaks_off_late_is_not_asked_for_ever() {
+    for faulty in faulty() {
+        let mut patience = patience();
+        patience.in_all = 6;
+        let environment =
+            if faulty.name == "S3" { s3_environment(&faulty.server.url("")) } else { Environment::default() };
+        let store = RemoteStore::new(environment, patience);
+        faulty.server.script(|_, _| Act::Serve);
+        let object = store.open(&faulty.location).unwrap();
+        faulty.server.script(|_, _| Act::ResetAfter(1000));
+        let error = soon(move || read(object.as_ref(), 0, SIZE)).unwrap_err();
+        says(&error, &["too many requests for this object failed"]);
+        assert_eq!(faulty.server.requests(), 6, "{}", faulty.name);
+    }
+}
+
+#[test]
+fn another_version_is_never_mixed_in() {
+    for faulty in faulty() {
+        let object = faulty.open();
+        // A server that ignores the condition and answers with what it has.
+        faulty.server.script(|_, n| if n == 0 { Act::ResetAfter(100_000) } else { Act::OtherVersion });
+        let error = soon(move || read(object.as_ref(), 0, SIZE)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Changed, "{}: {error}", faulty.name);
+        // One that minds it.
+        let object = faulty.open();
+        faulty.server.script(|request, _| {
+            assert!(request.headers.contains_key("if-match"), "the version was not asked for");
+            refuse(412, &[], "")
+        });
+        let error = soon(move || read(object.as_ref(), 0, SIZE)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Changed, "{}: {error}", faulty.name);
+        assert_eq!(faulty.server.requests(), 1);
+    }
+}
+
+#[test]
+fn an_object_deleted_under_way_has_changed() {
+    for (_, error) in gives_up(&refuse(404, &[], "<Error><Code>NoSuchKey</Code></Error>")) {
+        assert_eq!(error.kind(), ErrorKind::Changed);
+        says(&error, &["replaced or deleted"]);
+    }
+}
+
+#[test]
+fn a_denial_under_way_is_not_asked_for_again() {
+    for (faulty, error) in gives_up(&refuse(403, &[], "<Error><Code>AccessDenied</Code></Error>")) {
+        assert_eq!(error.kind(), ErrorKind::Access);
+        assert_eq!(faulty.server.requests(), 1);
+    }
+}
+
+#[test]
+fn a_read_that_waits_ends_when_the_load_is_stopped() {
+    for faulty in faulty() {
+        let object = faulty.open();
+        faulty.server.script(|_, _| Act::StallAfter(100));
+        let reading = Arc::clone(&object);
+        let reader = std::thread::spawn(move || read(reading.as_ref(), 0, SIZE));
+        while faulty.server.requests() == 0 {
+            std::thread::yield_now();
+        }
+        let began = std::time::Instant::now();
+        object.interrupt();
+        let error = reader.join().unwrap().unwrap_err();
+        // Well before the idle limit of two seconds.
+        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+        assert_eq!(error.kind(), ErrorKind::Cancelled);
+        // And none begins after it.
+        assert_eq!(read(object.as_ref(), 600_000, 10).unwrap_err().kind(), ErrorKind::Cancelled);
+    }
+}
+
+#[test]
+fn answers_may_lead_elsewhere_on_the_web_only() {
+    let elsewhere = Server::start(Source::default());
+    let target = elsewhere.put("/there.safetensors", &content(SIZE));
+    for faulty in faulty() {
+        let target = target.clone();
+        faulty.server.script(move |_, _| refuse(302, &[("location", &target)], ""));
+        let opened = faulty.store.open(&faulty.location);
+        if faulty.name == "HTTP" {
+            let (bytes, _) = read(opened.unwrap().as_ref(), 0, SIZE).unwrap();
+            assert!(bytes == content(SIZE));
+        } else {
+            let error = opened.map(drop).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Storage);
+            says(&error, &["HTTP 302", "The server sends elsewhere"]);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Whatever goes wrong, in whatever order: the right bytes, or an error.
+    #[test]
+    fn any_run_of_faults_ends_in_the_right_bytes_or_an_error(
+        faults in prop::collection::vec((0u8..9, 0usize..2_000_000), 0..14),
+        offset in 0usize..SIZE, len in 0usize..SIZE,
+    ) {
+        let server = Server::start(Source::default());
+        let location = server.put("/m.safetensors", &content(SIZE));
+        let object = RemoteStore::new(Environment::default(), patience()).open(&location).unwrap();
+        let acts: Vec<_> = faults.into_iter().map(|(kind, bytes)| match kind {
+            0 => Act::ResetAtOnce,
+            1 => Act::ResetAfter(bytes),
+            2 => Act::CloseAfter(bytes),
+            3 => refuse(503, &[], SLOW_DOWN),
+            4 => refuse(429, &[("retry-after", "0")], ""),
+            5 => Act::WrongLength(bytes),
+            6 => Act::WrongRange(bytes as u64 + 1),
+            7 => Act::OtherVersion,
+            _ => Act::Serve,
+        }).collect();
+        server.script(move |request, number| {
+            if is_range(request) { acts.get(number).cloned().unwrap_or(Act::Serve) } else { Act::Serve }
+        });
+        let len = len.min(SIZE - offset);
+        match soon(move || read(object.as_ref(), offset, len)) {
+            Ok((bytes, _)) => prop_assert!(bytes == content(SIZE)[offset..offset + len]),
+            Err(error) => prop_assert!(matches!(error.kind(), ErrorKind::Storage | ErrorKind::Changed), "{error}"),
+        }
+    }
+}

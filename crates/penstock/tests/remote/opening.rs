@@ -1,0 +1,202 @@
+//! What opening and finding checkpoints on remote stores costs, and finds.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use penstock::ErrorKind;
+use penstock::checkpoint::{Checkpoint, resolve};
+use penstock::store::{Environment, RemoteStore, Store};
+
+use super::servers::http::{Act, Server, Source};
+use super::servers::{self, patience};
+use super::{SIZE, content, refused, says};
+
+/// A safetensors file of `U8` tensors of two bytes.
+fn weights(tensors: &[&str]) -> Vec<u8> {
+    let entries: Vec<_> = tensors
+        .iter()
+        .enumerate()
+        .map(|(i, name)| {
+            format!(r#"{name:?}:{{"dtype":"U8","shape":[2],"data_offsets":[{},{}]}}"#, 2 * i, 2 * i + 2)
+        })
+        .collect();
+    let header = format!("{{{}}}", entries.join(","));
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(header.as_bytes());
+    file.resize(file.len() + 2 * tensors.len(), 7);
+    file
+}
+
+fn index(map: &[(&str, &str)]) -> Vec<u8> {
+    let map: BTreeMap<_, _> = map.iter().copied().collect();
+    serde_json::to_vec(&BTreeMap::from([("weight_map", map)])).unwrap()
+}
+
+fn web() -> (Server, RemoteStore) {
+    (Server::start(Source::default()), RemoteStore::new(Environment::default(), patience()))
+}
+
+fn open(store: &RemoteStore, location: &str) -> penstock::Result<Checkpoint> {
+    Checkpoint::open(Arc::new(store.clone()), &[location.to_owned()])
+}
+
+#[test]
+fn a_shard_costs_one_request_to_open_and_none_to_open_again() {
+    let (server, store) = web();
+    let location = server.put("/m.safetensors", &weights(&["a", "b"]));
+    let checkpoint = open(&store, &location).unwrap();
+    assert_eq!((server.requests(), checkpoint.tensors().len()), (1, 2));
+    checkpoint.open_object(0).unwrap();
+    assert_eq!(server.requests(), 1);
+}
+
+#[test]
+fn a_header_longer_than_the_first_request_costs_one_more() {
+    let (server, store) = web();
+    let names: Vec<_> = (0..12_000).map(|i| format!("layers.{i}.weight")).collect();
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let location = server.put("/m.safetensors", &weights(&names));
+    assert_eq!(open(&store, &location).unwrap().tensors().len(), 12_000);
+    assert_eq!(server.requests(), 2);
+}
+
+#[test]
+fn prefixes_indexes_globs_and_objects_without_an_ending_are_found_on_every_store() {
+    for remote in servers::all() {
+        let at = |key: &str| format!("finding/{key}");
+        remote.put(&at("plain/b.safetensors"), &weights(&["b"]));
+        remote.put(&at("plain/a 1.safetensors"), &weights(&["a"]));
+        remote.put(&at("plain/deep/c.safetensors"), &weights(&["c"]));
+        remote.put(&at("plain/notes.txt"), b"x");
+        remote.put(&at("sharded/model-1.safetensors"), &weights(&["x", "unused"]));
+        remote.put(&at("sharded/sub/model-2.safetensors"), &weights(&["y"]));
+        let map = index(&[("x", "model-1.safetensors"), ("y", "sub/model-2.safetensors")]);
+        remote.put(&at("sharded/model.safetensors.index.json"), &map);
+        remote.put(&at("without-an-ending"), &weights(&["w"]));
+        let names = |location: &str| -> Vec<String> {
+            let checkpoint = open(&remote.store, &format!("{}/{}", remote.root, at(location)))
+                .unwrap_or_else(|error| panic!("{}: {error}", remote.name));
+            checkpoint.tensors().iter().map(|tensor| tensor.name.to_string()).collect()
+        };
+        assert_eq!(names("sharded/"), ["x", "y"], "{}", remote.name);
+        assert_eq!(names("sharded"), ["x", "y"], "{}", remote.name);
+        assert_eq!(names("sharded/model.safetensors.index.json"), ["x", "y"], "{}", remote.name);
+        assert_eq!(names("without-an-ending"), ["w"], "{}", remote.name);
+        if remote.name != "HTTP" {
+            assert_eq!(names("plain/"), ["a", "b"], "{}", remote.name);
+            assert_eq!(names("plain/a*.safetensors"), ["a"], "{}", remote.name);
+            let nothing =
+                open(&remote.store, &format!("{}/finding/plain/z*.safetensors", remote.root)).unwrap_err();
+            assert_eq!(nothing.kind(), ErrorKind::NotFound);
+        }
+        let missing = open(&remote.store, &format!("{}/finding/nothing/", remote.root)).unwrap_err();
+        assert_eq!(missing.kind(), ErrorKind::NotFound, "{}: {missing}", remote.name);
+    }
+}
+
+#[test]
+fn an_empty_object_is_an_object() {
+    for remote in servers::all() {
+        let location = remote.put("empty.safetensors", b"");
+        let object = remote.store.open(&location).unwrap_or_else(|error| panic!("{}: {error}", remote.name));
+        assert_eq!(object.bytes(), 0, "{}", remote.name);
+        says(&open(&remote.store, &location).unwrap_err(), &["the file is empty"]);
+    }
+}
+
+#[test]
+fn listings_of_many_pages_are_complete() {
+    // More than the thousand that a page of S3 holds.
+    let Some(s3) = servers::s3() else { return };
+    let names: Vec<_> = (0..1203).map(|i| format!("pages/model-{i:05}.safetensors")).collect();
+    std::thread::scope(|scope| {
+        for chunk in names.chunks(151) {
+            scope.spawn(move || chunk.iter().for_each(|name| drop(s3.put(name, b"x"))));
+        }
+    });
+    let listed = s3.store.list(&format!("{}/pages/", s3.root)).unwrap();
+    let expected: Vec<_> = names.iter().map(|name| format!("{}/{name}", s3.root)).collect();
+    assert_eq!(
+        listed.iter().map(|entry| &entry.location).collect::<Vec<_>>(),
+        expected.iter().collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn a_signed_index_signs_its_shards_and_nobody_is_shown_the_signature() {
+    let (server, store) = web();
+    server.put("/m/a 1.safetensors", &weights(&["a"]));
+    server.objects().lock().unwrap().extend({
+        let bytes = weights(&["a"]);
+        [("/m/a%201.safetensors".to_owned(), super::servers::http::Object::new(&bytes))]
+    });
+    server.put("/m/model.safetensors.index.json", &index(&[("a", "a 1.safetensors")]));
+    server.script(|request, _| match request.path.contains("sig=SENTINEL") {
+        true => Act::Serve,
+        false => Act::Refuse(403, Vec::new(), String::new()),
+    });
+    let signed = server.url("/m/model.safetensors.index.json?sig=SENTINEL");
+    let checkpoint = open(&store, &signed).unwrap();
+    assert_eq!(checkpoint.objects()[0].location, server.url("/m/a%201.safetensors"));
+    let resolved = resolve(&store, &[signed]).unwrap();
+    let shown = format!("{checkpoint:?} {:?} {resolved:?} {store:?}", checkpoint.objects());
+    assert!(!shown.contains("SENTINEL"), "{shown}");
+    checkpoint.open_object(0).unwrap();
+}
+
+#[test]
+fn headers_of_many_shards_are_fetched_at_once() {
+    let (server, store) = web();
+    let shards: Vec<_> = (0..12).map(|i| format!("model-{i:02}.safetensors")).collect();
+    let tensors: Vec<_> = (0..12).map(|i| format!("t{i}")).collect();
+    for (shard, tensor) in shards.iter().zip(&tensors) {
+        server.put(&format!("/m/{shard}"), &weights(&[tensor]));
+    }
+    let map: Vec<_> = tensors.iter().zip(&shards).map(|(t, s)| (t.as_str(), s.as_str())).collect();
+    let location = server.put("/m/model.safetensors.index.json", &index(&map));
+    // Nobody is answered before all twelve have asked.
+    let barrier = std::sync::Barrier::new(12);
+    server.script(move |request, _| {
+        if request.path.ends_with(".safetensors") {
+            barrier.wait();
+        }
+        Act::Serve
+    });
+    assert_eq!(super::soon(move || open(&store, &location)).unwrap().tensors().len(), 12);
+}
+
+#[test]
+fn an_object_replaced_between_opening_and_loading_is_noticed() {
+    for remote in servers::all() {
+        let location = remote.put("replaced.safetensors", &weights(&["a", "b", "c"]));
+        let checkpoint = open(&remote.store, &location).unwrap();
+        remote.put("replaced.safetensors", &weights(&["a", "b", "d"]));
+        let object = checkpoint.open_object(0).unwrap();
+        let error = super::read(object.as_ref(), 8, 10).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Changed, "{}: {error}", remote.name);
+        remote.delete("replaced.safetensors");
+        let error = super::read(object.as_ref(), 8, 10).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Changed, "{}: {error}", remote.name);
+    }
+}
+
+#[test]
+fn a_server_without_ranges_is_told_apart() {
+    let (server, store) = web();
+    let location = server.put("/m.safetensors", &content(SIZE));
+    server.script(|_, _| Act::Whole);
+    let error = refused(&store, &location);
+    assert_eq!(error.kind(), ErrorKind::Storage);
+    says(&error, &["does not answer requests for part", "such as nginx"]);
+}
+
+#[test]
+fn a_host_that_does_not_answer_is_given_up_soon() {
+    let (_, store) = web();
+    for location in ["http://127.0.0.1:1/m.safetensors", "http://no-such-host.invalid/m.safetensors"] {
+        let store = store.clone();
+        let error = super::soon(move || refused(&store, location));
+        assert_eq!(error.kind(), ErrorKind::Storage);
+        says(&error, &["no connection", "HTTPS_PROXY"]);
+    }
+}

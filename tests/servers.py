@@ -1,0 +1,196 @@
+"""Servers that tests of remote stores read from: S3, Google Cloud Storage, Azure and plain HTTP.
+
+The first three are fetched by ``tools/servers.sh``; a test whose server cannot be had here is skipped and says so.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import hashlib
+import hmac
+import http.client
+import socket
+import subprocess
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+BUCKET = "penstock-test"
+_SCRIPT = Path(__file__).parent.parent / "tools" / "servers.sh"
+_AZURE_ACCOUNT = "devstoreaccount1"
+# Azurite's key, which its documentation gives to everyone.
+_AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+
+class Remote(NamedTuple):
+    """A remote store: what locations begin with, the environment that leads there, and how objects get there."""
+
+    root: str
+    environment: dict[str, str]
+    put: object
+    requests: list[str] | None = None
+
+
+@functools.cache
+def _cached() -> dict[str, str]:
+    printed = subprocess.run(["bash", str(_SCRIPT)], check=True, stdout=subprocess.PIPE, text=True).stdout
+    return dict(line.split("=", 1) for line in printed.splitlines())
+
+
+@contextlib.contextmanager
+def _server(name: str, *arguments: str) -> Iterator[int]:
+    """Runs the server; ``{port}`` in its arguments becomes a free port."""
+    path = _cached().get(name)
+    if path is None:
+        pytest.skip(f"{name} is not to be had here; see tools/servers.sh")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [path, *(argument.replace("{port}", str(port)) for argument in arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                assert process.poll() is None, f"{name} ended at once"
+                assert time.monotonic() < deadline, f"{name} does not come up"
+                time.sleep(0.02)
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _request(port: int, method: str, path: str, body: bytes = b"", **headers: str) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request(method, path, body, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    answer = connection.getresponse()
+    assert answer.status < 300, (answer.status, answer.read())
+    connection.close()
+
+
+@contextlib.contextmanager
+def s3(directory: Path, *more: str) -> Iterator[Remote]:
+    bucket = directory / BUCKET
+    bucket.mkdir()
+    flags = ["--access", "sentinel-access", "--secret", "sentinel-secret-key", "--quiet", "--keep-alive"]
+    with _server("versitygw", *flags, *more, "--port", "127.0.0.1:{port}", "posix", str(directory)) as port:
+
+        def put(key: str, body: bytes) -> None:
+            path = bucket / key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(body)
+
+        environment = {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ACCESS_KEY_ID": "sentinel-access",
+            "AWS_SECRET_ACCESS_KEY": "sentinel-secret-key",
+        }
+        yield Remote(f"s3://{BUCKET}", environment, put)
+
+
+@contextlib.contextmanager
+def gcs(directory: Path) -> Iterator[Remote]:
+    flags = ["-backend", "memory", "-scheme", "http", "-host", "127.0.0.1", "-port", "{port}"]
+    with _server("fake-gcs-server", *flags, "-public-host", "127.0.0.1:{port}") as port:
+        _request(port, "POST", "/storage/v1/b?project=p", b'{"name":"%s"}' % BUCKET.encode())
+
+        def put(key: str, body: bytes) -> None:
+            name = urllib.parse.quote(key, safe="")
+            _request(port, "POST", f"/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name={name}", body)
+
+        yield Remote(f"gs://{BUCKET}", {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}, put)
+
+
+@contextlib.contextmanager
+def azure(directory: Path) -> Iterator[Remote]:
+    flags = ["--silent", "--skipApiVersionCheck", "--inMemoryPersistence", "--disableTelemetry"]
+    with _server("azurite", *flags, "--blobPort={port}") as port:
+        # An account signature for making containers and writing objects.
+        signed = [_AZURE_ACCOUNT, "cw", "b", "co", "", "2099-01-01T00:00:00Z", "", "", "2019-12-12", ""]
+        mac = hmac.new(base64.b64decode(_AZURE_KEY), "\n".join(signed).encode(), hashlib.sha256).digest()
+        query = urllib.parse.urlencode(
+            {
+                "sv": "2019-12-12",
+                "ss": "b",
+                "srt": "co",
+                "sp": "cw",
+                "se": "2099-01-01T00:00:00Z",
+                "sig": base64.b64encode(mac).decode(),
+            }
+        )
+        container = f"/{_AZURE_ACCOUNT}/{BUCKET}"
+        _request(port, "PUT", f"{container}?restype=container&{query}", x_ms_version="2021-08-06")
+
+        def put(key: str, body: bytes) -> None:
+            headers = {"x_ms_version": "2021-08-06", "x_ms_blob_type": "BlockBlob"}
+            _request(port, "PUT", f"{container}/{urllib.parse.quote(key)}?{query}", body, **headers)
+
+        endpoint = f"http://127.0.0.1:{port}/{_AZURE_ACCOUNT}"
+        connection = f"AccountName={_AZURE_ACCOUNT};AccountKey={_AZURE_KEY};BlobEndpoint={endpoint}"
+        yield Remote(f"az://{BUCKET}", {"AZURE_STORAGE_CONNECTION_STRING": connection}, put)
+
+
+@contextlib.contextmanager
+def web(directory: Path) -> Iterator[Remote]:
+    objects: dict[str, bytes] = {}
+    requests: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            requests.append(f"{self.command} {self.path}")
+            body = objects.get(urllib.parse.unquote(self.path.partition("?")[0]))
+            if body is None:
+                self.send_response(404)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            asked = self.headers.get("Range")
+            if asked is None:
+                self.send_response(200)
+            else:
+                start, end = (int(number) for number in asked.removeprefix("bytes=").split("-"))
+                end = min(end, len(body) - 1)
+                self.send_response(206)
+                self.send_header("Content-Range", f"bytes {start}-{end}/{len(body)}")
+                body = body[start : end + 1]
+            self.send_header("ETag", f'"{hash(self.path)}"')
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command == "GET":
+                with contextlib.suppress(OSError):
+                    self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        port = server.server_address[1]
+        yield Remote(f"http://127.0.0.1:{port}", {}, lambda key, body: objects.update({f"/{key}": body}), requests)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+ALL = {"s3": s3, "gcs": gcs, "azure": azure, "web": web}

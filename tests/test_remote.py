@@ -1,0 +1,260 @@
+"""Checkpoints on object stores and HTTP servers: opened, inspected, loaded and streamed as local ones are."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import penstock
+import servers
+from conftest import Raw, assert_bits, raw_bytes, write_raw
+
+
+def shard(tmp_path: Path, seed: int, count: int = 3) -> tuple[bytes, dict[str, Raw]]:
+    """A file of some MiB, more than opening one brings."""
+    shape = (640, 257 + seed)
+    tensors = {f"s{seed}.t{i}": Raw("F32", shape, raw_bytes("F32", shape, seed * 10 + i)) for i in range(count)}
+    path = write_raw(tmp_path / f"shard-{seed}.safetensors", tensors, {"format": "pt"})
+    return path.read_bytes(), tensors
+
+
+@pytest.fixture(scope="module", params=list(servers.ALL))
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Remote]:
+    with servers.ALL[request.param](tmp_path_factory.mktemp("server")) as remote:
+        yield remote
+
+
+@pytest.fixture
+def remote(server: servers.Remote, monkeypatch: pytest.MonkeyPatch) -> servers.Remote:
+    for name in os.environ:
+        if name.startswith(("AWS_", "GOOGLE_", "AZURE_", "STORAGE_EMULATOR")):
+            monkeypatch.delenv(name)
+    # Or credential chains ask addresses that nobody answers at.
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    return server
+
+
+@pytest.fixture
+def model(remote: servers.Remote, tmp_path: Path) -> tuple[str, dict[str, Raw]]:
+    """A sharded model: where it is, and its tensors."""
+    tensors: dict[str, Raw] = {}
+    weight_map = {}
+    for number in range(3):
+        body, held = shard(tmp_path, number)
+        remote.put(f"model/part-{number}.safetensors", body)
+        tensors |= held
+        weight_map |= dict.fromkeys(held, f"part-{number}.safetensors")
+    remote.put("model/model.safetensors.index.json", json.dumps({"weight_map": weight_map}).encode())
+    return f"{remote.root}/model/", tensors
+
+
+def test_a_sharded_model_is_opened_by_its_prefix_and_loaded_bit_by_bit(model: tuple[str, dict[str, Raw]]) -> None:
+    where, tensors = model
+    ckpt = penstock.open(where)
+    assert set(ckpt) == set(tensors)
+    assert [location for location, _ in ckpt.objects] == [f"{where}part-{number}.safetensors" for number in range(3)]
+    loaded = ckpt.load(framework="np")
+    assert_bits(loaded, tensors)
+    # Nothing is read that is not asked for, and nothing twice.
+    assert ckpt.stats is not None
+    assert ckpt.stats.read_bytes == ckpt.nbytes
+
+
+def test_a_stream_and_a_slice_bring_what_they_should(model: tuple[str, dict[str, Raw]]) -> None:
+    where, tensors = model
+    ckpt = penstock.open(where)
+    assert_bits(dict(ckpt.stream(framework="np")), tensors)
+    name = "s1.t2"
+    whole = np.frombuffer(tensors[name].data, np.float32).reshape(tensors[name].shape)
+    part = ckpt.load([name], slices={name: (slice(3, 99), slice(7, 8))}, framework="np")[name]
+    np.testing.assert_array_equal(part, whole[3:99, 7:8])
+
+
+def test_tensors_that_exist_are_filled(model: tuple[str, dict[str, Raw]]) -> None:
+    where, tensors = model
+    held = {name: np.zeros(tensor.shape, np.float32) for name, tensor in tensors.items()}
+    penstock.open(where).load_into(held)
+    assert_bits(held, tensors)
+
+
+def test_a_stream_left_early_leaves_nothing_behind(model: tuple[str, dict[str, Raw]]) -> None:
+    where, tensors = model
+    assert_bits(penstock.open(where).load(framework="np"), tensors)
+    before = set(os.listdir("/proc/self/task"))
+    stream = penstock.open(where).stream(framework="np")
+    next(stream)
+    stream.close()
+    after = [Path(f"/proc/self/task/{task}/comm") for task in set(os.listdir("/proc/self/task")) - before]
+    assert not [path.read_text() for path in after if path.exists() and path.read_text().startswith("penstock")]
+
+
+def test_what_is_not_there_is_told(remote: servers.Remote) -> None:
+    for location in ("nothing/model.safetensors", "nothing/"):
+        with pytest.raises(penstock.ObjectNotFoundError) as raised:
+            penstock.open(f"{remote.root}/{location}")
+        assert raised.value.object is not None
+        assert raised.value.object.startswith(f"{remote.root}/nothing")
+
+
+def test_a_remote_file_cannot_be_mapped(model: tuple[str, dict[str, Raw]]) -> None:
+    with pytest.raises(penstock.ConfigError, match="only local files can be mapped"):
+        penstock.open(model[0]).load(framework="np", mmap=True)
+
+
+def test_the_command_inspects_a_url(model: tuple[str, dict[str, Raw]]) -> None:
+    command = [sys.executable, "-m", "penstock.cli", "inspect", "--json", model[0]]
+    shown = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    assert "s2.t1" in json.dumps(shown)
+
+
+def _load_in_child(where: str, queue: multiprocessing.Queue[float]) -> None:
+    loaded = penstock.open(where).load(framework="np")
+    queue.put(float(sum(np.nan_to_num(tensor.view(np.uint8)).sum() for tensor in loaded.values())))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_loads_with_connections_of_its_own(model: tuple[str, dict[str, Raw]]) -> None:
+    where, tensors = model
+    # The parent has connections and threads by now; the child has neither.
+    assert_bits(penstock.open(where).load(framework="np"), tensors)
+    context = multiprocessing.get_context("fork")
+    queue: multiprocessing.Queue[float] = context.Queue()
+    child = context.Process(target=_load_in_child, args=(where, queue))
+    child.start()
+    total = queue.get(timeout=60)
+    child.join(60)
+    assert child.exitcode == 0
+    assert total == sum(np.frombuffer(tensor.data, np.uint8).sum() for tensor in tensors.values())
+    assert_bits(penstock.open(where).load(framework="np"), tensors)
+
+
+def test_secrets_are_in_no_error_and_no_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with servers.web(tmp_path) as remote:
+        body, _ = shard(tmp_path, 0)
+        remote.put("m.safetensors", body)
+        ckpt = penstock.open(f"{remote.root}/m.safetensors?X-Amz-Signature=SENTINEL")
+        shown = f"{ckpt!r} {ckpt.objects} {ckpt['s0.t0'].object}"
+        assert "SENTINEL" not in shown
+        ckpt.load(framework="np")
+        with pytest.raises(penstock.PenstockError) as raised:
+            penstock.open(f"{remote.root}/none.safetensors?X-Amz-Signature=SENTINEL")
+        assert "SENTINEL" not in f"{raised.value!r} {raised.value} {vars(raised.value)}"
+
+
+def test_importing_starts_no_thread_and_opening_local_files_neither(tmp_path: Path) -> None:
+    body, _ = shard(tmp_path, 0)
+    (tmp_path / "m.safetensors").write_bytes(body)
+    script = (
+        "import os, sys, penstock\n"
+        "penstock.open(sys.argv[1]).keys()\n"
+        "print([open(f'/proc/self/task/{t}/comm').read().strip() for t in os.listdir('/proc/self/task')])\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "m.safetensors")]
+    assert "net-penstock" not in subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+# Where AWS's credentials come from ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An object on S3, and an environment without credentials."""
+    directory = tmp_path / "gateway"
+    directory.mkdir()
+    with servers.s3(directory) as remote:
+        for name in os.environ:
+            if name.startswith("AWS_"):
+                monkeypatch.delenv(name)
+        body, _ = shard(tmp_path, 0)
+        remote.put("m.safetensors", body)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", remote.environment["AWS_ENDPOINT_URL"])
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+        yield f"{remote.root}/m.safetensors"
+
+
+def test_a_profile_is_used(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = os.environ["AWS_ENDPOINT_URL_S3"]
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+    (tmp_path / "credentials").write_text(
+        "[weights]\naws_access_key_id = sentinel-access\naws_secret_access_key = sentinel-secret-key\n"
+    )
+    # The endpoint of S3 alone, which comes before that of all services.
+    (tmp_path / "config").write_text(
+        "[profile weights]\nregion = us-east-1\nservices = mine\nendpoint_url = http://127.0.0.1:1\n"
+        f"[services mine]\ns3 =\n  endpoint_url = {endpoint}\n"
+    )
+    monkeypatch.setenv("AWS_PROFILE", "weights")
+    assert len(penstock.open(bucket)) == 3
+
+
+def test_a_credential_process_is_asked(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = {"Version": 1, "AccessKeyId": "sentinel-access", "SecretAccessKey": "sentinel-secret-key"}
+    (tmp_path / "answer.json").write_text(json.dumps(answer))
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = cat {tmp_path}/answer.json\n")
+    assert len(penstock.open(bucket)) == 3
+    # And its secret is nobody's business.
+    (tmp_path / "answer.json").write_text(json.dumps(answer | {"SecretAccessKey": "SENTINEL-wrong"}))
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    with pytest.raises(penstock.ObjectAccessError, match="credentials: a credential process") as raised:
+        penstock.open(bucket)
+    assert "SENTINEL" not in f"{raised.value} {vars(raised.value)}"
+
+
+def test_a_containers_credential_service_is_asked(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with servers.web(tmp_path) as service:
+        answer = {
+            "AccessKeyId": "sentinel-access",
+            "SecretAccessKey": "sentinel-secret-key",
+            "Token": "",
+            "Expiration": "2099-01-01T00:00:00Z",
+        }
+        service.put("credentials", json.dumps(answer).encode())
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{service.root}/credentials")
+        ckpt = penstock.open(bucket)
+        ckpt.load(framework="np")
+        # Kept until they expire.
+        assert service.requests == ["GET /credentials"]
+
+
+def test_no_credentials_are_told_at_once(bucket: str) -> None:
+    with pytest.raises(penstock.ObjectAccessError, match="no AWS credentials were found") as raised:
+        penstock.open(bucket)
+    assert "AWS_SKIP_SIGNATURE" in (raised.value.remedy or "")
+
+
+def test_tls_is_checked_against_the_bundle(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl, which makes the certificate, is not installed")
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-keyout", str(key), "-out", str(cert), "-days", "30", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"]
+    subprocess.run(command, check=True, capture_output=True)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "sentinel-access")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sentinel-secret-key")
+    directory = tmp_path / "tls"
+    directory.mkdir()
+    with servers.s3(directory, "--cert", str(cert), "--key", str(key)) as remote:
+        body, tensors = shard(tmp_path, 1)
+        remote.put("m.safetensors", body)
+        endpoint = remote.environment["AWS_ENDPOINT_URL"].replace("http://", "https://")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
+        with pytest.raises(penstock.StorageError, match=r"[Cc]ertificate") as raised:
+            penstock.open(bucket)
+        assert "AWS_CA_BUNDLE" in (raised.value.remedy or "")
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(cert))
+        assert_bits(penstock.open(bucket).load(framework="np"), tensors)
