@@ -5,6 +5,7 @@
 //!
 //! * `checkpoint`: `Checkpoint`, `TensorInfo`: the catalogue.
 //! * `session`: `Session`, `Mapped`, `LoadStats`: loads under way.
+//! * `objects`: small files beside weights.
 //! * `host_array`: `HostArray`: the memory of one host tensor, for numpy and DLPack.
 //! * `config`: `Config`. `errors`: exceptions.
 
@@ -15,6 +16,7 @@ mod checkpoint;
 mod config;
 mod errors;
 mod host_array;
+mod objects;
 mod session;
 
 use pyo3::prelude::*;
@@ -28,6 +30,8 @@ mod _native {
     use super::config::Config;
     #[pymodule_export]
     use super::host_array::HostArray;
+    #[pymodule_export]
+    use super::objects::{list_objects, read_object};
     #[pymodule_export]
     use super::session::{LoadStats, Mapped, Session, release_staging, staging_usage};
 

@@ -44,7 +44,9 @@ def is_url(path: PathLike) -> bool:
     return bool(re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", text)) and not text.startswith("file://")
 
 
-def locate(path: PathLike, *, subfolder: str = "", revision: str | None = None, **hub: Any) -> Place:
+def locate(
+    path: PathLike, *, subfolder: str = "", revision: str | None = None, download: bool = True, **hub: Any
+) -> Place:
     """Where the model called ``path`` is.
 
     Args:
@@ -52,6 +54,7 @@ def locate(path: PathLike, *, subfolder: str = "", revision: str | None = None, 
             model on the Hub (``org/name``), which huggingface_hub then finds in its cache or fetches.
         subfolder: the folder of the model in there.
         revision: of a model on the Hub.
+        download: whether names of models on the Hub are looked for there, or are an error.
         hub: other arguments of ``huggingface_hub.snapshot_download`` (``token``, ``cache_dir``, ``local_files_only``).
 
     Raises:
@@ -71,7 +74,7 @@ def locate(path: PathLike, *, subfolder: str = "", revision: str | None = None, 
         directory = directory.parent
     if directory.is_dir():
         found = str(_snapshot(directory))
-    elif _is_hub_name(text):
+    elif download and _is_hub_name(text):
         found = _from_hub(text, revision, hub)
     else:
         raise ObjectNotFoundError(

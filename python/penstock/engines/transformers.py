@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -76,24 +77,60 @@ def from_pretrained(
         PenstockError: see ``penstock.open`` and ``Checkpoint.stream``. What transformers raises comes through.
     """
     required("torch", "transformers", "accelerate")
-    began = time.perf_counter()
     where = _one_device(device, kwargs.pop("device_map", None))
     hub = {name: kwargs.pop(name) for name in _HUB if name in kwargs}
     place = locate(path, subfolder=subfolder, revision=revision, **hub)
+    return load(
+        model_class,
+        place,
+        lambda: open_weights(place, "model", variant, penstock_config),
+        *model_args,
+        name=str(path),
+        device=where,
+        dtype=kwargs.pop("torch_dtype", dtype),
+        config=config,
+        trust_remote_code=trust_remote_code,
+        progress=progress,
+        penstock_config=penstock_config,
+        **kwargs,
+    )
+
+
+def load(
+    model_class: Any,
+    place: Place,
+    weights: Callable[[], Checkpoint],
+    *model_args: Any,
+    name: str,
+    device: str,
+    dtype: Any,
+    config: PretrainedConfig | None = None,
+    trust_remote_code: bool | None = None,
+    progress: ProgressOption = None,
+    penstock_config: Config | None = None,
+    **kwargs: Any,
+) -> Any:
+    """What ``from_pretrained`` does once it is known where the model is; for other engines.
+
+    Args:
+        place: where the small files are.
+        weights: opens the weights.
+        name: what the model was asked for by.
+        device: ``"cpu"`` or ``"cuda:N"``.
+    """
+    began = time.perf_counter()
     if trust_remote_code is not None:
         kwargs["trust_remote_code"] = trust_remote_code
     if config is None:
         config, kwargs = _configuration(model_class, place, kwargs)
     cls, config = _resolve(model_class, config, place, trust_remote_code)
-    if "torch_dtype" in kwargs:
-        dtype = kwargs.pop("torch_dtype")
-    checkpoint = open_weights(place, "model", variant, penstock_config)
+    checkpoint = weights()
     groups = one_group(checkpoint) if _adopts(cls, config, checkpoint, dtype, kwargs) else small_groups(checkpoint)
-    supply = Supply(checkpoint, groups, where, progress=progress, config=penstock_config)
-    state = {name: LazyTensor(supply, checkpoint[name]) for group in groups for name in group}
+    supply = Supply(checkpoint, groups, device, progress=progress, config=penstock_config)
+    state = {tensor: LazyTensor(supply, checkpoint[tensor]) for group in groups for tensor in group}
     try:
         result = cls.from_pretrained(
-            None, *model_args, config=config, state_dict=state, dtype=dtype, device_map={"": where}, **kwargs
+            None, *model_args, config=config, state_dict=state, dtype=dtype, device_map={"": device}, **kwargs
         )
     except Exception as error:
         # transformers may have wrapped what went wrong with reading.
@@ -103,11 +140,11 @@ def from_pretrained(
     finally:
         supply.close()
     model = result[0] if isinstance(result, tuple) else result
-    model.name_or_path = model.config.name_or_path = str(path)
+    model.name_or_path = model.config.name_or_path = name
     if kwargs.get("generation_config") is None:
         _generation(model, place, trust_remote_code)
     seconds = time.perf_counter() - began
-    logger.info("%s: %.2f GB on %s in %.2f s", path, supply.bytes / 1e9, where, seconds)
+    logger.info("%s: %.2f GB on %s in %.2f s", name, supply.bytes / 1e9, device, seconds)
     return result
 
 
