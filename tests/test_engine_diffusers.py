@@ -60,6 +60,15 @@ def wan() -> Any:
     )  # fmt: skip
 
 
+def text_encoder() -> Any:
+    return transformers.CLIPTextModel(
+        transformers.CLIPTextConfig(
+            hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=8,
+            max_position_embeddings=12, bos_token_id=0, eos_token_id=1,
+        )
+    )  # fmt: skip
+
+
 MODELS = {"unet": unet, "vae": vae, "wan": wan}
 
 
@@ -75,15 +84,9 @@ def tokenizer(path: Path) -> Any:
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole pipeline on disk: two models of diffusers, one of transformers, a tokenizer and a scheduler."""
     root = tmp_path_factory.mktemp("pipeline")
-    encoder = transformers.CLIPTextModel(
-        transformers.CLIPTextConfig(
-            hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=8,
-            max_position_embeddings=12, bos_token_id=0, eos_token_id=1,
-        )
-    )  # fmt: skip
     made = diffusers.StableDiffusionPipeline(
         vae=randomise(vae()),
-        text_encoder=randomise(encoder),
+        text_encoder=randomise(text_encoder()),
         tokenizer=tokenizer(root / "tokenizer"),
         unet=randomise(unet()),
         scheduler=diffusers.DDIMScheduler(),

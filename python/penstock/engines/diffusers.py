@@ -248,8 +248,10 @@ def _components(
 
     index = json.loads(Path(found.local, "model_index.json").read_text())
     loading: dict[str, Built] = {}
-    for part, entry in index.items():
-        component = class_of(*entry) if isinstance(entry, list) and part not in given else None
+    parts = {part: entry for part, entry in index.items() if isinstance(entry, list) and part not in given}
+    found.bring(part for part, entry in parts.items() if entry[0] is not None)
+    for part, entry in parts.items():
+        component = class_of(*entry)
         if component is None:
             continue
         wanted = dtype.get(part, dtype.get("default", torch.float32)) if isinstance(dtype, dict) else dtype

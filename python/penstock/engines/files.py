@@ -1,24 +1,25 @@
 """Where a model is: its small files (configurations, tokenizers) on the local disk, its weights wherever they are.
 
 Libraries read small files by path, so those have to be local; weights are opened where they lie. What may be given is
-what the libraries take (a directory, the name of a model on the Hub) and what ``penstock.open`` takes.
+what the libraries take (a directory, the name of a model on the Hub) and what ``penstock.open`` takes. Small files from
+a URL are fetched (``small_files``), folder by folder, as they are needed.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock._native import Config
-from penstock.errors import ConfigError, ObjectNotFoundError
+from penstock.engines.small_files import SMALL, fetch, fresh_directory, joined
+from penstock.errors import ObjectNotFoundError
 
 if TYPE_CHECKING:
     from penstock.checkpoint import Checkpoint, PathLike
-
-SMALL = ["*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken"]
-"""Files that libraries read beside weights."""
 
 
 class Place(NamedTuple):
@@ -30,8 +31,19 @@ class Place(NamedTuple):
     """Where the weights are: the same directory, or a URL."""
 
     def inside(self, folder: str) -> Place:
-        """The place of a component of a pipeline."""
-        return Place(str(Path(self.local, folder)), _joined(self.weights, folder)) if folder else self
+        """The place of a folder in there, which need not exist."""
+        if not folder:
+            return self
+        found = Place(str(Path(self.local, folder)), joined(self.weights, folder))
+        if is_url(found.weights) and not Path(found.local).exists():
+            fetch(found.weights, found.local)
+        return found
+
+    def bring(self, folders: Iterable[str]) -> None:
+        """Has the small files of folders in there on the local disk, all at once."""
+        if is_url(self.weights):
+            with ThreadPoolExecutor(16) as pool:
+                list(pool.map(self.inside, folders))
 
     def holds(self, name: str) -> bool:
         """Whether there is a small file of that name."""
@@ -50,8 +62,8 @@ def locate(
     """Where the model called ``path`` is.
 
     Args:
-        path: a directory, one of its files, a model of a Hugging Face cache (``models--org--name``), or the name of a
-            model on the Hub (``org/name``), which huggingface_hub then finds in its cache or fetches.
+        path: a directory, one of its files, a model of a Hugging Face cache (``models--org--name``), a URL, or the
+            name of a model on the Hub (``org/name``), which huggingface_hub then finds in its cache or fetches.
         subfolder: the folder of the model in there.
         revision: of a model on the Hub.
         download: whether names of models on the Hub are looked for there, or are an error.
@@ -59,16 +71,15 @@ def locate(
 
     Raises:
         ObjectNotFoundError: nothing is there.
-        ConfigError: for a URL of a kind that cannot be listed.
+        PenstockError: what a store reports.
     """
     text = os.fspath(path)
     if is_url(text):
-        raise ConfigError(
-            f"{text}: small files beside the weights cannot be fetched from a URL yet. Copy the model's *.json files "
-            "to a directory and load the weights with penstock.load_model, or copy the model",
-            object=text,
-            remedy="Copy the model to a local directory",
-        )
+        url = joined(text, subfolder) if subfolder else text
+        place = Place(fresh_directory(), url)
+        if not fetch(url, place.local):
+            raise ObjectNotFoundError(f"{url}: there are no configurations or other small files", object=url)
+        return place
     directory = Path(text.removeprefix("file://")).expanduser()
     if directory.is_file():
         directory = directory.parent
@@ -81,6 +92,18 @@ def locate(
             f"{text}: there is no such directory, and it is no name of a model on the Hub (org/name)", object=text
         )
     return Place(found, found).inside(subfolder)
+
+
+def local_files(path: PathLike, *, subfolder: str = "", revision: str | None = None, **hub: Any) -> str:
+    """A local directory that has a model's small files: for tokenizers, processors and configurations.
+
+    ::
+
+        tokenizer = AutoTokenizer.from_pretrained(local_files("s3://bucket/model/"))
+
+    Args and exceptions are those of ``locate``. What was fetched from a URL is removed when the process ends.
+    """
+    return locate(path, subfolder=subfolder, revision=revision, **hub).local
 
 
 def open_weights(place: Place, stem: str, variant: str | None = None, config: Config | None = None) -> Checkpoint:
@@ -104,7 +127,7 @@ def open_weights(place: Place, stem: str, variant: str | None = None, config: Co
     if variant:
         names = [f"{stem}.safetensors.index.{variant}.json", f"{stem}.{variant}.safetensors"]
     for name in names:
-        path = _joined(place.weights, name)
+        path = joined(place.weights, name)
         if is_url(path) or Path(path).exists():
             try:
                 return open(path, config=config)
@@ -116,10 +139,6 @@ def open_weights(place: Place, stem: str, variant: str | None = None, config: Co
     raise ObjectNotFoundError(
         f"{place.weights}: there is neither {' nor '.join(names)}{hint}", object=place.weights, cause="no weights"
     )
-
-
-def _joined(where: str, name: str) -> str:
-    return f"{where.rstrip('/')}/{name}"
 
 
 def _snapshot(directory: Path) -> Path:

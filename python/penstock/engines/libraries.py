@@ -29,7 +29,7 @@ KNOWN = {
     "transformers": Versions((4, 56), (5, 23)),
     "diffusers": Versions((0, 35), (0, 42)),
     "peft": Versions((0, 17), (0, 21)),
-    "accelerate": Versions((1, 0), (1, 15)),
+    "accelerate": Versions((1, 10), (1, 15)),
     "safetensors": Versions((0, 4), (0, 8)),
     "torch": Versions((2, 3), (2, 15)),
 }

@@ -6,6 +6,7 @@ is given. Penstock reads those straight to the device of the model.
 
 from __future__ import annotations
 
+import inspect
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,11 @@ def load_adapter(
     if adapter_name not in model.peft_config:
         settings = _settings(place, is_trainable)
         model._check_new_adapter_config(settings, is_trainable=is_trainable)
-        model.add_adapter(adapter_name, settings, low_cpu_mem_usage=True, autocast_adapter_dtype=autocast_adapter_dtype)
+        cast = {"autocast_adapter_dtype": autocast_adapter_dtype}
+        known = inspect.signature(model.add_adapter).parameters
+        # Older versions leave it to the end, where `_fill` does it too.
+        kept = cast if "autocast_adapter_dtype" in known else {}
+        model.add_adapter(adapter_name, settings, low_cpu_mem_usage=True, **kept)
         if is_trainable and hasattr(model, "set_requires_grad"):
             model.set_requires_grad(adapter_name)
     return _fill(model, place, adapter_name, is_trainable, autocast_adapter_dtype, penstock_config)
