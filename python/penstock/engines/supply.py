@@ -4,9 +4,9 @@ Libraries that take a ``state_dict`` of lazy values ask for one tensor at a time
 load for each would be slow: nothing is read ahead, and storage waits while the library thinks. A ``Supply`` reads in
 large groups instead and hands out what it has.
 
-Whoever asks drives: the first thread to need a tensor takes what lands off the group's stream, keeps what others will
-ask for, and returns with its own. So there is no thread to end, an error is raised where it can be caught, and no order
-of asking can lead to a deadlock; an unexpected one only makes more tensors wait here.
+Whoever asks drives: a thread that needs a tensor takes what lands off the group's stream, keeps what others will ask
+for, and returns with its own. So an error is raised where it can be caught, and no order of asking can lead to a
+deadlock; an unexpected one only makes more tensors wait here. With ``begin``, a thread drives before anyone asks.
 
 What waits here is bounded by the size of a group. Tensors that become parameters as they are may wait in any number,
 since they are the model: they go in one group, in the order of the files. Tensors that will be converted, or of which
@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock._native import Config, LoadStats
@@ -98,8 +99,17 @@ class Supply:
         self._unread: dict[int, int] = {}
         """Of the groups that were begun, how many tensors have not landed."""
         self._progress = teller(progress, checkpoint.nbytes)
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._driven = False
+        """Whether a thread is waiting for what lands next. One does, for all."""
+        self._ahead: threading.Thread | None = None
         self._closed = False
+
+    def begin(self) -> None:
+        """Reads the first group before anyone asks, for what is wanted as a whole and may all wait here."""
+        if self._groups and self._groups[0]:
+            self._ahead = threading.Thread(target=self._read_ahead, name="penstock-supply", daemon=True)
+            self._ahead.start()
 
     def take(self, name: str) -> Any:
         """The whole tensor, which is the caller's from then on. Asked for again, it is read again.
@@ -108,10 +118,20 @@ class Supply:
             PenstockError: see ``Checkpoint.stream``.
             CancelledError: after ``close``.
         """
-        with self._lock:
-            tensor = self._landed(name)
-            if tensor is None:
-                tensor = self._guarded(lambda: self._load(name, ...))
+        number = self._group_of[name]
+        with self._changed:
+            while name not in self._ready:
+                self._check_open()
+                if self._driven:
+                    self._changed.wait()
+                elif self._unread.get(number, 1):
+                    self._drive(number)
+                else:
+                    break
+            tensor = self._ready.pop(name, None)
+        if tensor is None:
+            # It was taken before.
+            return self.part(name, ...)
         return self._handed_out(tensor)
 
     def part(self, name: str, selection: Selection) -> Any:
@@ -119,39 +139,57 @@ class Supply:
         return self._handed_out(self._guarded(lambda: self._load(name, selection)))
 
     def close(self) -> None:
-        """Ends what is being read and lets go of what nobody asked for. Waits for a thread that is taking a tensor."""
-        self._closed = True
-        with self._lock:
+        """Ends what is being read and lets go of what nobody asked for. Waits for what is landing."""
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: not self._driven)
             for stream in self._streams.values():
                 stream.close()  # type: ignore[attr-defined]
             self._streams.clear()
             self._ready.clear()
-            self._progress.close()
+            self._changed.notify_all()
+        if self._ahead is not None:
+            self._ahead.join()
+        self._progress.close()
 
-    def _landed(self, name: str) -> Any:
-        """The tensor off its group's stream, or None where the group has been read and the tensor taken."""
-        number = self._group_of[name]
+    def _drive(self, number: int) -> None:
+        """Takes what lands next off the stream of a group, which is begun if it is not. Waits without the lock."""
+        self._driven = True
+        self._changed.release()
+        landed = None
+        try:
+            landed = self._guarded(lambda: self._next(number))
+        finally:
+            self._changed.acquire()
+            self._driven = False
+            if landed is not None:
+                self._ready[landed[0]] = landed[1]
+                self._unread[number] -= 1
+            self._changed.notify_all()
+
+    def _next(self, number: int) -> tuple[str, Any]:
         if number not in self._unread:
             names = list(self._groups[number])
+            self._streams[number] = self._checkpoint.stream(names, device=self._device, config=self._config)
             self._unread[number] = len(names)
-            self._streams[number] = self._guarded(
-                lambda: self._checkpoint.stream(names, device=self._device, config=self._config)
-            )
-        while name not in self._ready:
-            self._check_open()
-            stream = self._streams.get(number)
-            if stream is None:
-                return None
-            landed, tensor = self._guarded(lambda stream=stream: next(stream))  # type: ignore[misc]
-            self._ready[landed] = tensor
-            self._unread[number] -= 1
-            if not self._unread[number]:
-                # Its end is when it is checked that no file has changed, and when its figures are there.
-                self._guarded(lambda stream=stream: next(stream, None))  # type: ignore[misc]
-                del self._streams[number]
-                if self._checkpoint.stats is not None:
-                    self.stats.append(self._checkpoint.stats)
-        return self._ready.pop(name)
+        stream = self._streams[number]
+        landed = next(stream)
+        if self._unread[number] == 1:
+            # Its end is when it is checked that no file has changed, and when its figures are there.
+            next(stream, None)
+            del self._streams[number]
+            if self._checkpoint.stats is not None:
+                self.stats.append(self._checkpoint.stats)
+        return landed
+
+    def _read_ahead(self) -> None:
+        # What goes wrong is raised again for whoever asks.
+        with self._changed, suppress(Exception):
+            while not self._closed and self.failure is None and self._unread.get(0, 1):
+                if self._driven:
+                    self._changed.wait()
+                else:
+                    self._drive(0)
 
     def _load(self, name: str, selection: Selection) -> Any:
         self._check_open()
@@ -169,9 +207,12 @@ class Supply:
     def _check_open(self) -> None:
         if self._closed:
             raise CancelledError("the load has ended")
+        if self.failure is not None:
+            raise self.failure
 
     def _handed_out(self, tensor: Any) -> Any:
         nbytes = tensor.numel() * tensor.element_size()
-        self.bytes += nbytes
-        self._progress.advance(nbytes)
+        with self._changed:
+            self.bytes += nbytes
+            self._progress.advance(nbytes)
         return tensor

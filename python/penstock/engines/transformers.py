@@ -5,9 +5,9 @@ It gets a ``state_dict`` (a supported argument) whose values are lazy, and asks 
 gets already lies on the device, in memory that becomes the parameter. So no second copy of a weight exists, in host
 memory or on the device.
 
-With a CUDA device, transformers first reserves as much memory as the model needs, so that its allocations are served
-from that. Loading begins with the first tensor that is asked for, which is after that; had it begun before, the
-reservation would come on top of it.
+Where the tensors of the files will be the parameters, all of them are read while the model is being built. With a CUDA
+device, transformers would reserve as much memory as the model needs on top of that, and is kept from it
+(``reservation``). Where tensors are to be converted, loading begins with the first that is asked for.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import logging
 import re
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock._native import Config
+from penstock.engines import reservation
 from penstock.engines.files import Place, locate, open_weights
 from penstock.engines.lazy import LazyTensor
 from penstock.engines.libraries import required
@@ -125,13 +126,17 @@ def load(
         config, kwargs = _configuration(model_class, place, kwargs)
     cls, config = _resolve(model_class, config, place, trust_remote_code)
     checkpoint = weights()
-    groups = one_group(checkpoint) if _adopts(cls, config, checkpoint, dtype, kwargs) else small_groups(checkpoint)
+    adopts = _adopts(cls, config, checkpoint, dtype, kwargs)
+    groups = one_group(checkpoint) if adopts else small_groups(checkpoint)
     supply = Supply(checkpoint, groups, device, progress=progress, config=penstock_config)
     state = {tensor: LazyTensor(supply, checkpoint[tensor]) for group in groups for tensor in group}
     try:
-        result = cls.from_pretrained(
-            None, *model_args, config=config, state_dict=state, dtype=dtype, device_map={"": device}, **kwargs
-        )
+        with reservation.none() if adopts else nullcontext(False) as unreserved:
+            if unreserved:
+                supply.begin()
+            result = cls.from_pretrained(
+                None, *model_args, config=config, state_dict=state, dtype=dtype, device_map={"": device}, **kwargs
+            )
     except Exception as error:
         # transformers may have wrapped what went wrong with reading.
         if supply.failure is not None and supply.failure is not error:
