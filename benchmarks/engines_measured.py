@@ -23,6 +23,8 @@ import checksum
 
 def loader_of(name: str) -> Callable[[str, str, Any], Any]:
     """The loader: a function of the model's directory, the device and the dtype. Imports what it needs."""
+    if name not in {"stock", "patched", "penstock"}:
+        raise ValueError(f"no loader {name!r}")
     import transformers
     import transformers.models.llama.modeling_llama
 
@@ -37,11 +39,9 @@ def loader_of(name: str) -> Callable[[str, str, Any], Any]:
 
     if name == "stock":
         return stock
-    if name == "patched":
-        import penstock
+    import penstock
 
-        return penstock.patch_safetensors()(stock)
-    raise ValueError(name)
+    return penstock.patch_safetensors()(stock)
 
 
 class Watch:
