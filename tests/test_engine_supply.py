@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -125,6 +127,51 @@ def test_a_failure_reaches_everyone_who_waits(tmp_path: Path, ahead: bool, nothi
     assert len(seen) == 6
     assert all(isinstance(error, penstock.ObjectChangedError) for error in seen)
     assert isinstance(made.failure, penstock.ObjectChangedError)
+
+
+def test_closing_does_not_wait_for_storage_that_stalls(tmp_path: Path) -> None:
+    shape = (3 << 20,)
+    tensors = {f"t{i}": Raw("U8", shape, raw_bytes("U8", shape, i)) for i in range(3)}
+    data = write_raw(tmp_path / "x.safetensors", tensors).read_bytes()
+    asked, answer = threading.Event(), threading.Event()
+
+    class Stalling(BaseHTTPRequestHandler):
+        """Gives the head of the file, and the rest when it is told to."""
+
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            first, last = self.headers["Range"].removeprefix("bytes=").split("-")
+            start, end = int(first), min(int(last), len(data) - 1)
+            if start >= 512 << 10:
+                asked.set()
+                answer.wait(60)
+            self.send_response(206)
+            self.send_header("ETag", '"1"')
+            self.send_header("Content-Range", f"bytes {start}-{end}/{len(data)}")
+            self.send_header("Content-Length", str(end - start + 1))
+            self.end_headers()
+            with suppress(OSError):
+                self.wfile.write(data[start : end + 1])
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Stalling)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    try:
+        checkpoint = penstock.open(f"http://127.0.0.1:{server.server_port}/x.safetensors")
+        made = Supply(checkpoint, one_group(checkpoint), "cpu")
+        made.begin()
+        assert asked.wait(60)
+        made.close()
+        assert not answer.is_set()
+    finally:
+        answer.set()
+        server.shutdown()
+        server.server_close()
+        serving.join()
 
 
 def test_a_lazy_tensor_tells_what_it_will_be_without_reading(supply: Supply, checkpoint: penstock.Checkpoint) -> None:

@@ -25,14 +25,11 @@ pub fn read_object<'py>(py: Python<'py>, location: String, limit: u64) -> Outcom
 fn read(location: &str, limit: u64) -> penstock::Result<Vec<u8>> {
     let object = Router::default().open(location)?;
     let size = object.bytes();
-    if size > limit {
-        return Err(Error::new(
-            ErrorKind::Config,
-            format!("it has {size} bytes, and at most {limit} are read whole"),
-        )
-        .object(object.location()));
-    }
-    let mut bytes = vec![0; usize::try_from(size).expect("it is below the limit")];
+    let Some(len) = usize::try_from(size).ok().filter(|_| size <= limit) else {
+        let cause = format!("it has {size} bytes, and at most {limit} are read whole");
+        return Err(Error::new(ErrorKind::Config, cause).object(object.location()));
+    };
+    let mut bytes = vec![0; len];
     object.read_into(0, Window::from_slice(&mut bytes), &mut Lane::default())?;
     Ok(bytes)
 }

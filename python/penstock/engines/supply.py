@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._native import Config, LoadStats
 from penstock.errors import CancelledError
+from penstock.loading import Load, read_ahead
 from penstock.progress import ProgressOption, teller
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class Supply:
         self._groups = groups
         self._group_of = {name: number for number, group in enumerate(groups) for name in group}
         self._streams: dict[int, Iterator[tuple[str, Any]]] = {}
+        self._loads: dict[int, Load] = {}
         self._ready: dict[str, Any] = {}
         self._unread: dict[int, int] = {}
         """Of the groups that were begun, how many tensors have not landed."""
@@ -139,13 +141,20 @@ class Supply:
         return self._handed_out(self._guarded(lambda: self._load(name, selection)))
 
     def close(self) -> None:
-        """Ends what is being read and lets go of what nobody asked for. Waits for what is landing."""
+        """Ends what is being read and lets go of what nobody asked for."""
         with self._changed:
             self._closed = True
+            if self._driven:
+                # Else the thread that waits would go on until something lands.
+                for load in list(self._loads.values()):
+                    load.cancel()
             self._changed.wait_for(lambda: not self._driven)
+            for load in self._loads.values():
+                load.cancel()
             for stream in self._streams.values():
                 stream.close()  # type: ignore[attr-defined]
             self._streams.clear()
+            self._loads.clear()
             self._ready.clear()
             self._changed.notify_all()
         if self._ahead is not None:
@@ -170,14 +179,17 @@ class Supply:
     def _next(self, number: int) -> tuple[str, Any]:
         if number not in self._unread:
             names = list(self._groups[number])
-            self._streams[number] = self._checkpoint.stream(names, device=self._device, config=self._config)
+            config = Config() if self._config is None else self._config
+            load, *_ = self._checkpoint._start(names, None, None, self._device, "pt", None, config)
+            self._loads[number], self._streams[number] = load, load.stream(read_ahead(config))
             self._unread[number] = len(names)
+            self._check_open()
         stream = self._streams[number]
         landed = next(stream)
         if self._unread[number] == 1:
             # Its end is when it is checked that no file has changed, and when its figures are there.
             next(stream, None)
-            del self._streams[number]
+            del self._streams[number], self._loads[number]
             if self._checkpoint.stats is not None:
                 self.stats.append(self._checkpoint.stats)
         return landed
