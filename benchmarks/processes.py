@@ -27,8 +27,15 @@ class HungError(FailedError):
     """The process was killed because its time was over."""
 
 
-def run(task: dict[str, Any], work: Path, *, seconds: float, env: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Runs a task of ``measured.py`` in a fresh process and returns its answer.
+def run(
+    task: dict[str, Any],
+    work: Path,
+    *,
+    seconds: float,
+    env: Mapping[str, str] | None = None,
+    program: Path = MEASURED,
+) -> dict[str, Any]:
+    """Runs a task of ``measured.py`` (or another program of that kind) in a fresh process and returns its answer.
 
     If the process dies after its answer was written, the answer counts, and ``exit`` in it says how it died.
     """
@@ -37,7 +44,7 @@ def run(task: dict[str, Any], work: Path, *, seconds: float, env: Mapping[str, s
     answer.unlink(missing_ok=True)
     with errors.open("wb") as stderr:
         process = subprocess.Popen(
-            [sys.executable, str(MEASURED), str(question), str(answer)],
+            [sys.executable, str(program), str(question), str(answer)],
             stdin=subprocess.DEVNULL,
             stdout=stderr,
             stderr=stderr,

@@ -103,8 +103,10 @@ def test_a_closed_and_a_dropped_iterator_leave_nothing(large, nothing_remains) -
         began = time.perf_counter()
         end(stream)
         del stream
+        # Before collecting, which takes its time in a process that has imported much else.
+        took = time.perf_counter() - began
         gc.collect()
-        assert time.perf_counter() - began < 0.2
+        assert took < 0.2
     assert_bits(penstock.open(path).load(), tensors)
 
 

@@ -219,3 +219,70 @@ def test_all_tensors_have_the_bits_of_the_file(saved) -> None:
     made = penstock.load_model(Tied, path)
     for name, tensor in made.state_dict().items():
         assert as_bytes(tensor) == as_bytes(model.state_dict()[name]), name
+
+
+# ---- models built elsewhere
+
+
+class Rotary(nn.Module):
+    """A buffer that no checkpoint holds, as rotary embeddings have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", 1.0 / 10 ** torch.arange(0, 1, 0.25), persistent=False)
+        self.linear = nn.Linear(4, 4)
+
+
+def test_buffers_without_memory_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+    penstock.save_file(Rotary().state_dict(), tmp_path / "m.safetensors")
+
+    def on_meta() -> nn.Module:
+        with torch.device("meta"):
+            return Rotary()
+
+    with pytest.raises(penstock.DestinationError, match=r"inv_freq.*without torch\.device") as raised:
+        penstock.load_model(on_meta, tmp_path / "m.safetensors")
+    assert raised.value.tensor == "inv_freq"
+    made = penstock.load_model(Rotary, tmp_path / "m.safetensors")
+    assert torch.equal(made.inv_freq, Rotary().inv_freq)
+
+
+def test_a_model_that_accelerate_built_empty_gets_its_tensors(saved) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    path, model = saved
+    with accelerate.init_empty_weights():
+        empty = Tied()
+    # accelerate unties what it empties: who uses it ties again (transformers: model.tie_weights()).
+    with pytest.raises(penstock.TensorNotFoundError, match=r"head\.weight"):
+        penstock.load_model(lambda: empty, path)
+    empty.head.weight = empty.embed.weight
+    made = penstock.load_model(lambda: empty, path).eval()
+    assert made is empty
+    assert made.head.weight is made.embed.weight
+    ids = torch.arange(12)
+    assert torch.equal(made(ids), model(ids))
+    assert torch.equal(made.frequencies, model.frequencies)
+
+
+def test_threads_that_build_at_once_do_not_disturb_each_other(saved) -> None:
+    import threading
+
+    path, _ = saved
+    register = nn.Module.register_parameter
+    wrong: list[str] = []
+
+    def load() -> None:
+        for _ in range(10):
+            wrong.extend("loaded" for p in penstock.load_model(Tied, path).parameters() if p.is_meta)
+
+    def build() -> None:
+        for _ in range(30):
+            wrong.extend("built" for p in nn.Linear(3, 3).parameters() if p.is_meta)
+
+    threads = [threading.Thread(target=act) for act in (load, build, load, build, load)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert nn.Module.register_parameter is register

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from penstock._native import flush_disk_cache, release_staging
     from penstock.checkpoint import Checkpoint, open
     from penstock.model import load_model
+    from penstock.patching import patch_safetensors
     from penstock.pulling import Pulled, PulledFile, pull
     from penstock.safetensors import SafetensorError, load_file, safe_open, save_file
     from penstock.state import IncompatibleKeys
@@ -71,6 +72,7 @@ __all__ = [
     "load_file",
     "load_model",
     "open",
+    "patch_safetensors",
     "pull",
     "release_staging",
     "safe_open",
@@ -82,6 +84,7 @@ _HOME = {
     "open": "penstock.checkpoint",
     "IncompatibleKeys": "penstock.state",
     "load_model": "penstock.model",
+    "patch_safetensors": "penstock.patching",
     "Pulled": "penstock.pulling",
     "PulledFile": "penstock.pulling",
     "pull": "penstock.pulling",

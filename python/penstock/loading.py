@@ -303,6 +303,10 @@ class Load:
         finally:
             self._end()
 
+    def cancel(self) -> None:
+        """Ends the load from another thread: whoever waits for it gets ``CancelledError``."""
+        self._session.stop()
+
     def collect(self) -> dict[str, Any]:
         """All tensors by name, when all have landed."""
         names, nbytes = self._planned.names, self._planned.nbytes

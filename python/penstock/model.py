@@ -9,6 +9,7 @@ parameters stay tied.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -21,25 +22,49 @@ from penstock.state import IncompatibleKeys, report, state_of
 if TYPE_CHECKING:
     import torch
 
-    from penstock.checkpoint import PathLike
+    from penstock.checkpoint import Checkpoint, PathLike
 
 logger = logging.getLogger(__name__)
+
+_lock = threading.Lock()
+_users = 0
+_original: Any = None
+_here = threading.local()
 
 
 @contextmanager
 def no_init() -> Iterator[None]:
-    """While this is active, modules that are constructed have parameters without memory and real buffers.
+    """While this is active, modules that this thread constructs have parameters without memory and real buffers.
 
-    A parameter that is registered twice (tied) stays one. Initialisers do nothing: they write to no memory.
+    A parameter that is registered twice (tied) stays one. Initialisers do nothing: they write to no memory. Other
+    threads construct as they always do.
     """
     import torch
 
-    register = torch.nn.Module.register_parameter
+    global _users, _original  # noqa: PLW0603 - torch's class is the whole process's, so is the count of its users
+    with _lock:
+        if not _users:
+            _original = torch.nn.Module.register_parameter
+            torch.nn.Module.register_parameter = _registering(_original)  # type: ignore[method-assign]
+        _users += 1
+    _here.depth = getattr(_here, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _here.depth -= 1
+        with _lock:
+            _users -= 1
+            if not _users:
+                torch.nn.Module.register_parameter = _original  # type: ignore[method-assign]
+
+
+def _registering(register: Any) -> Any:
+    import torch
 
     def register_on_meta(module: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
         register(module, name, param)
         registered = module._parameters.get(name)
-        if registered is not None and registered.device.type != "meta":
+        if getattr(_here, "depth", 0) and registered is not None and registered.device.type != "meta":
             meta = torch.nn.Parameter(registered.detach().to("meta"), requires_grad=registered.requires_grad)
             # Some libraries subclass Parameter or hang attributes on it.
             if type(registered) is not torch.nn.Parameter:
@@ -47,11 +72,7 @@ def no_init() -> Iterator[None]:
             meta.__dict__.update(registered.__dict__)
             module._parameters[name] = meta
 
-    torch.nn.Module.register_parameter = register_on_meta  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
+    return register_on_meta
 
 
 def load_model(
@@ -82,43 +103,87 @@ def load_model(
 
     Raises:
         TensorNotFoundError: with ``strict``, for missing or unexpected keys, which it lists as torch does.
-        DestinationError: where a shape differs; nothing has been read then.
+        DestinationError: where a shape differs, or a buffer was built on the meta device and is in no checkpoint;
+            nothing has been read then.
     """
-    import torch
-
     from penstock.checkpoint import Checkpoint, open
     from penstock.frameworks.torch import Torch
 
     checkpoint = path if isinstance(path, Checkpoint) else open(path, config=config)
-    where = torch.device(Torch().device(device))
+    where = Torch().device(device)
     with no_init():
         model = build()
+    place(model, checkpoint, where, dtype=lambda _: dtype, strict=strict, progress=progress, config=config)
+    return model
 
+
+def place(
+    model: torch.nn.Module,
+    checkpoint: Checkpoint,
+    device: str,
+    *,
+    dtype: Callable[[str], Any],
+    renamed: Mapping[str, str] | None = None,
+    strict: bool = True,
+    progress: ProgressOption = None,
+    config: Config | None = None,
+) -> IncompatibleKeys:
+    """Gives a model that was built with ``no_init`` its tensors. What ``load_model`` does, for who builds by own rules.
+
+    Args:
+        dtype: from a tensor's name in the model to what it becomes if it holds floating-point numbers; None leaves it.
+        renamed: from names of the checkpoint's tensors to the model's, where they differ.
+        device, strict, progress, config: as for ``load_model``.
+
+    Returns:
+        The names that only the model has, and those that only the checkpoint has.
+    """
+    import torch
+
+    from penstock.frameworks.torch import Torch
+
+    where = torch.device(device)
+    called = renamed or {}
     owner, tensors, aliases = state_of(model)
-    wanted = [name for name in checkpoint.offset_keys() if name in tensors]
-    present = set(wanted)
-    missing = [name for name in tensors if present.isdisjoint(aliases[name])]
-    keys = IncompatibleKeys(missing, [name for name in checkpoint.offset_keys() if name not in tensors])
+    names = {called.get(name, name): name for name in checkpoint.offset_keys()}
+    wanted = {name: stored for name, stored in names.items() if name in tensors}
+    missing = [name for name in tensors if wanted.keys().isdisjoint(aliases[name])]
+    keys = IncompatibleKeys(missing, [stored for name, stored in names.items() if name not in tensors])
     if strict:
         report(owner, keys)
     _check_shapes(checkpoint, wanted, tensors)
     # One name for every tensor: the others follow it.
-    wanted = list({id(tensors[name]): name for name in reversed(wanted)}.values())
+    single = {id(tensors[name]): name for name in reversed(wanted)}
+    _check_buffers(model, single.keys())
+    by_stored = {wanted[name]: name for name in single.values()}
 
+    library = Torch()
     loaded: dict[int, torch.Tensor] = {}
-    stream = checkpoint.stream(wanted, device=where, dtype=dtype, progress=progress, config=config)
-    for name, tensor in stream:
-        loaded[id(tensors[name])] = tensor
+    for stored, tensor in checkpoint.stream(list(by_stored), device=where, progress=progress, config=config):
+        name = by_stored[stored]
+        becomes = dtype(name)
+        loaded[id(tensors[name])] = tensor if becomes is None else library.cast(tensor, becomes)
+        # Not kept until the next one lands: its memory may serve that one.
+        del tensor
     _assign(model, loaded, where)
     _fill_rest(model, where, dtype)
-    return model
+    return keys
 
 
-def _check_shapes(checkpoint: Any, names: list[str], tensors: Mapping[str, torch.Tensor]) -> None:
+def _check_buffers(model: torch.nn.Module, loaded: Any) -> None:
+    """Refuses buffers that would stay without memory: nobody knows what was to be in them."""
+    for name, buffer in model.named_buffers():
+        if buffer.device.type == "meta" and id(buffer) not in loaded:
+            cause = "this buffer was built on the meta device, and the checkpoint does not hold it"
+            remedy = "Build the model without torch.device('meta'): load_model keeps parameters off memory by itself"
+            raise DestinationError(f"buffer {name!r}: {cause}. {remedy}", tensor=name, cause=cause, remedy=remedy)
+
+
+def _check_shapes(checkpoint: Checkpoint, names: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> None:
     from penstock.frameworks.torch import torch_shape
 
-    for name in names:
-        info = checkpoint[name]
+    for name, stored in names.items():
+        info = checkpoint[stored]
         has, wants = tuple(tensors[name].shape), torch_shape(info.dtype, info.shape)
         if has != wants:
             cause = f"the checkpoint's shape is {list(wants)}, the model's {list(has)}"
@@ -153,7 +218,7 @@ def _assign(model: torch.nn.Module, loaded: Mapping[int, torch.Tensor], device: 
                 module._buffers[name] = buffer.to(device) if replacement is None else replacement
 
 
-def _fill_rest(model: torch.nn.Module, device: torch.device, dtype: Any) -> None:
+def _fill_rest(model: torch.nn.Module, device: torch.device, dtype: Callable[[str], Any]) -> None:
     """Gives memory to parameters that the checkpoint did not have (only without ``strict``)."""
     import torch
 
@@ -166,7 +231,8 @@ def _fill_rest(model: torch.nn.Module, device: torch.device, dtype: Any) -> None
         for name, parameter in lacking.items():
             if parameter not in made:
                 zeros = torch.zeros_like(parameter, device=device)
-                zeros = zeros if dtype is None else Torch().cast(zeros, dtype)
+                becomes = dtype(f"{path}.{name}" if path else name)
+                zeros = zeros if becomes is None else Torch().cast(zeros, becomes)
                 made[parameter] = torch.nn.Parameter(zeros, requires_grad=parameter.requires_grad)
             module._parameters[name] = made[parameter]
         if not lacking:

@@ -34,7 +34,7 @@ mod _native {
     #[pymodule_export]
     use super::host_array::HostArray;
     #[pymodule_export]
-    use super::objects::{fetch_object, list_objects};
+    use super::objects::{fetch_object, list_objects, read_object};
     #[pymodule_export]
     use super::pull::{Pull, Source, flush_disk_cache, list_remote, shown};
     #[pymodule_export]

@@ -1,4 +1,5 @@
-//! Objects as they are: what is under a prefix, and one object's bytes in a file. For the small files beside weights.
+//! Objects as they are: what is under a prefix, and one object's bytes, in memory or in a file. For the small files beside
+//! weights.
 
 use std::fs::File;
 use std::io::Write;
@@ -8,6 +9,7 @@ use penstock::memory::Window;
 use penstock::store::{CachePolicy, Lane, Router, Store};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use crate::errors::Outcome;
 
@@ -42,4 +44,23 @@ pub fn fetch_object(py: Python<'_>, location: &str, path: &str) -> Outcome<u64> 
         object.verify_unchanged()?;
         Ok(at)
     })
+}
+
+/// The bytes of an object that is not larger than `limit`.
+#[pyfunction]
+pub fn read_object<'py>(py: Python<'py>, location: String, limit: u64) -> Outcome<Bound<'py, PyBytes>> {
+    let bytes = py.detach(|| read(&location, limit))?;
+    Ok(PyBytes::new(py, &bytes))
+}
+
+fn read(location: &str, limit: u64) -> penstock::Result<Vec<u8>> {
+    let object = Router::new(CachePolicy::default()).open(location)?;
+    let size = object.bytes();
+    let Some(len) = usize::try_from(size).ok().filter(|_| size <= limit) else {
+        let cause = format!("it has {size} bytes, and at most {limit} are read whole");
+        return Err(Error::new(ErrorKind::Config, cause).object(object.location()));
+    };
+    let mut bytes = vec![0; len];
+    object.read_into(0, Window::from_slice(&mut bytes), &mut Lane::default())?;
+    Ok(bytes)
 }

@@ -1,0 +1,304 @@
+"""diffusers: pipelines whose components load side by side, single models, single files, and LoRA.
+
+A pipeline is put together by diffusers from components that are already loaded (``components``), which it supports.
+What is not weights (schedulers, tokenizers, processors) it loads itself.
+
+Building is done by one thread, because libraries change things of the whole process meanwhile (torch's default dtype).
+Reading is what takes time, and that is done for all components at once. What is left to diffusers' own loaders is
+loaded within ``patch_safetensors``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock._native import Config
+from penstock.engines.components import Built, begin, class_of
+from penstock.engines.files import Place, is_url, locate
+from penstock.engines.libraries import required
+from penstock.engines.together import Together
+from penstock.errors import ConfigError, ObjectNotFoundError
+from penstock.patching import patch_safetensors
+from penstock.progress import ProgressOption
+
+if TYPE_CHECKING:
+    from penstock.checkpoint import PathLike
+
+logger = logging.getLogger(__name__)
+
+_HUB = ("token", "cache_dir", "local_files_only", "force_download")
+_LORA_METADATA = "lora_adapter_metadata"
+"""Where diffusers keeps a LoRA's settings in the metadata of its file."""
+
+
+def from_pretrained(
+    pipeline_class: Any,
+    path: PathLike,
+    *,
+    device: Any = "cpu",
+    dtype: Any = None,
+    variant: str | None = None,
+    subfolder: str = "",
+    revision: str | None = None,
+    progress: ProgressOption = None,
+    penstock_config: Config | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Loads a pipeline or a model of diffusers, as its own ``from_pretrained`` does, straight to a device.
+
+    Args:
+        pipeline_class: a pipeline (``StableDiffusionXLPipeline``, ``DiffusionPipeline``), or the class of a model
+            (``AutoencoderKL``).
+        path: a directory, a model of a Hugging Face cache, the name of one on the Hub.
+        device: where all of it ends up: ``"cpu"``, ``"cuda"``, ``"cuda:N"``.
+        dtype: a torch dtype, or for pipelines a dict of them by component (with ``"default"``). As with diffusers,
+            None is float32.
+        variant, revision: as for diffusers; ``subfolder`` for models.
+        progress: ``True`` for a bar, or a function of (bytes done, bytes in all).
+        penstock_config: settings of the loads.
+        kwargs: what else ``from_pretrained`` takes, such as components that exist already (``vae=…``).
+
+    Raises:
+        MissingDependencyError: where diffusers is absent or too old.
+        ObjectNotFoundError: nothing is there.
+        PenstockError: see ``penstock.open`` and ``Checkpoint.stream``. What diffusers raises comes through.
+    """
+    required("torch", "diffusers", "accelerate")
+    import diffusers
+
+    from penstock.frameworks.torch import Torch
+
+    where = Torch().device(device)
+    if "torch_dtype" in kwargs:
+        dtype = kwargs.pop("torch_dtype")
+    began = time.perf_counter()
+    hub = {name: kwargs.pop(name) for name in _HUB if name in kwargs}
+    is_model = isinstance(pipeline_class, type) and issubclass(pipeline_class, diffusers.ModelMixin)
+    if is_model:
+        found = locate(path, subfolder=subfolder, revision=revision, **hub)
+        loaded = _model(pipeline_class, found, where, dtype, variant, progress, penstock_config, kwargs)
+    else:
+        found = _pipeline_place(path, variant, revision, hub)
+        with Together(progress) as together:
+            parts = _components(found, together, where, dtype, variant, penstock_config, kwargs)
+        loaded = _assembled(pipeline_class, found, parts, dtype, variant, penstock_config, kwargs)
+        loaded.register_to_config(_name_or_path=os.fspath(path))
+        loaded = loaded.to(where)
+    logger.info("%s: on %s in %.2f s", path, where, time.perf_counter() - began)
+    return loaded
+
+
+def from_single_file(
+    model_class: Any,
+    path: PathLike,
+    *,
+    device: Any = "cpu",
+    dtype: Any = None,
+    penstock_config: Config | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Loads a model, or a pipeline, from one file in its original layout, as diffusers' ``from_single_file`` does.
+
+    Args:
+        model_class: the class of a model, or of a pipeline (then only a local file will do).
+        path: the safetensors file: for models, anything that ``penstock.open`` takes.
+        device: where the model ends up.
+        dtype: a torch dtype; None is float32.
+        penstock_config: settings of the load.
+        kwargs: what else ``from_single_file`` takes, above all ``config=`` (a directory or the name of a model whose
+            configuration this is) and ``subfolder=``.
+
+    Raises:
+        MissingDependencyError: where diffusers is absent or too old.
+        ConfigError: for a pipeline at a URL.
+        PenstockError: see ``penstock.open`` and ``Checkpoint.load``. What diffusers raises comes through.
+    """
+    required("torch", "diffusers", "accelerate")
+    import diffusers
+
+    from penstock.checkpoint import open
+    from penstock.frameworks.torch import Torch
+
+    where = Torch().device(device)
+    if dtype is not None:
+        kwargs[_dtype_keyword()] = dtype
+    if not issubclass(model_class, diffusers.ModelMixin):
+        if is_url(path):
+            raise ConfigError(
+                f"{path}: pipelines are taken from single local files only. Load their models with "
+                "from_single_file(ModelClass, …) and hand those to the pipeline",
+                object=str(path),
+            )
+        with patch_safetensors(config=penstock_config):
+            return model_class.from_single_file(os.fspath(path), **kwargs).to(where)
+    # Converted on arrival, so that no second copy waits on the device; but not where some of it is to stay in fp32.
+    early = dtype if dtype is not None and not model_class._keep_in_fp32_modules else None
+    state = open(path, config=penstock_config).load(device=where, dtype=early)
+    return model_class.from_single_file(state, device=where, **kwargs)
+
+
+def load_lora_weights(
+    pipeline: Any,
+    path: PathLike,
+    *,
+    weight_name: str | None = None,
+    adapter_name: str | None = None,
+    penstock_config: Config | None = None,
+    **kwargs: Any,
+) -> None:
+    """Adds a LoRA to a pipeline, as its own ``load_lora_weights`` does, from anywhere.
+
+    Args:
+        pipeline: a pipeline of diffusers that takes LoRA.
+        path: the safetensors file (anything that ``penstock.open`` takes), or a local directory or the name of a model
+            on the Hub that holds it.
+        weight_name: the file's name in a directory.
+        adapter_name: what to call it.
+        penstock_config: settings of the load.
+        kwargs: what else ``load_lora_weights`` takes.
+
+    Raises:
+        MissingDependencyError: where diffusers or peft is absent or too old.
+        PenstockError: see ``penstock.open`` and ``Checkpoint.load``. What diffusers raises comes through.
+    """
+    required("torch", "diffusers", "peft")
+    if adapter_name is not None:
+        kwargs["adapter_name"] = adapter_name
+    if not is_url(path):
+        if weight_name is not None:
+            kwargs["weight_name"] = weight_name
+        with patch_safetensors(config=penstock_config):
+            pipeline.load_lora_weights(os.fspath(path), **kwargs)
+        return
+    from penstock.checkpoint import open
+
+    text = os.fspath(path)
+    checkpoint = open(f"{text.rstrip('/')}/{weight_name}" if weight_name else text, config=penstock_config)
+    settings = json.loads((checkpoint.metadata() or {}).get(_LORA_METADATA, "null"))
+    with _with_settings(pipeline, settings):
+        pipeline.load_lora_weights(checkpoint.load(), **kwargs)
+
+
+@contextmanager
+def _with_settings(pipeline: Any, settings: Any) -> Iterator[None]:
+    """While this is active, a LoRA that is given as a dict has the settings that its file's metadata holds.
+
+    Without it, those that are not in the weights (such as ``lora_alpha``) would be taken for the default.
+    """
+    if settings is None:
+        yield
+        return
+    original = pipeline.lora_state_dict
+
+    def lora_state_dict(*arguments: Any, **keywords: Any) -> Any:
+        found = original(*arguments, **keywords)
+        return (*found[:-1], settings) if keywords.get("return_lora_metadata") else found
+
+    pipeline.lora_state_dict = lora_state_dict
+    try:
+        yield
+    finally:
+        del pipeline.lora_state_dict
+
+
+def _model(
+    cls: Any,
+    where: Place,
+    device: str,
+    dtype: Any,
+    variant: str | None,
+    progress: ProgressOption,
+    config: Config | None,
+    kwargs: dict[str, Any],
+) -> Any:
+    with Together(progress) as together:
+        built = begin(cls, where, together, device, dtype, variant, config, **kwargs)
+        if built is not None:
+            together.run()
+            return built()
+    keywords = {_dtype_keyword(): dtype} if dtype is not None else {}
+    with patch_safetensors(config=config):
+        return cls.from_pretrained(where.local, variant=variant, device_map={"": device}, **keywords, **kwargs)
+
+
+def _components(
+    found: Place,
+    together: Together,
+    device: str,
+    dtype: Any,
+    variant: str | None,
+    config: Config | None,
+    given: dict[str, Any],
+) -> dict[str, Any]:
+    """The components that have weights and were not given."""
+    if not found.holds("model_index.json"):
+        raise ObjectNotFoundError(
+            f"{found.local}: there is no model_index.json, so this is no pipeline", object=found.local
+        )
+    if given.get("quantization_config") is not None:
+        return {}
+    import torch
+
+    index = json.loads(Path(found.local, "model_index.json").read_text())
+    loading: dict[str, Built] = {}
+    parts = {part: entry for part, entry in index.items() if isinstance(entry, list) and part not in given}
+    found.bring(part for part, entry in parts.items() if entry[0] is not None)
+    for part, entry in parts.items():
+        component = class_of(*entry)
+        if component is None:
+            continue
+        wanted = dtype.get(part, dtype.get("default", torch.float32)) if isinstance(dtype, dict) else dtype
+        built = begin(component, found.inside(part), together, device, wanted, variant, config)
+        if built is not None:
+            loading[part] = built
+    together.run()
+    return {part: built() for part, built in loading.items()}
+
+
+def _assembled(
+    pipeline_class: Any,
+    found: Place,
+    parts: dict[str, Any],
+    dtype: Any,
+    variant: str | None,
+    config: Config | None,
+    kwargs: dict[str, Any],
+) -> Any:
+    """The pipeline, of components that are loaded and those that diffusers loads."""
+    keywords = {_dtype_keyword(): dtype} if dtype is not None else {}
+    if variant is not None:
+        keywords["variant"] = variant
+    with patch_safetensors(config=config):
+        return pipeline_class.from_pretrained(found.local, **parts, **keywords, **kwargs)
+
+
+def _pipeline_place(path: PathLike, variant: str | None, revision: str | None, hub: dict[str, Any]) -> Place:
+    text = os.fspath(path)
+    try:
+        return locate(path, download=False)
+    except ObjectNotFoundError:
+        if text.count("/") != 1 or is_url(text):
+            raise
+    from diffusers import DiffusionPipeline
+
+    # Which of a repository's files a pipeline needs, diffusers knows.
+    try:
+        found = DiffusionPipeline.download(text, variant=variant, revision=revision, use_safetensors=True, **hub)
+    except (OSError, ValueError) as error:
+        message = f"{text}: there is no such directory, and the Hub gave no pipeline of that name: {error}"
+        raise ObjectNotFoundError(message, object=text, cause=str(error)) from error
+    return Place(str(found), str(found))
+
+
+def _dtype_keyword() -> str:
+    """What diffusers calls a dtype: versions that know ``dtype`` warn of ``torch_dtype``."""
+    from diffusers.utils import deprecation_utils
+
+    return "dtype" if hasattr(deprecation_utils, "_resolve_dtype") else "torch_dtype"

@@ -1,0 +1,177 @@
+"""Where a model is: its small files (configurations, tokenizers) on the local disk, its weights wherever they are.
+
+Libraries read small files by path, so those have to be local; weights are opened where they lie. What may be given is
+what the libraries take (a directory, the name of a model on the Hub) and what ``penstock.open`` takes. Small files from
+a URL are fetched (``small_files``), folder by folder, as they are needed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock._native import Config
+from penstock.engines.small_files import SMALL, fetch, fresh_directory, joined
+from penstock.errors import ObjectNotFoundError
+
+if TYPE_CHECKING:
+    from penstock.checkpoint import Checkpoint, PathLike
+
+
+class Place(NamedTuple):
+    """A model's directory."""
+
+    local: str
+    """A directory on the local disk that has the small files."""
+    weights: str
+    """Where the weights are: the same directory, or a URL."""
+
+    def inside(self, folder: str) -> Place:
+        """The place of a folder in there, which need not exist."""
+        if not folder:
+            return self
+        found = Place(str(Path(self.local, folder)), joined(self.weights, folder))
+        if is_url(found.weights) and not Path(found.local).exists():
+            fetch(found.weights, found.local)
+        return found
+
+    def bring(self, folders: Iterable[str]) -> None:
+        """Has the small files of folders in there on the local disk, all at once."""
+        if is_url(self.weights):
+            with ThreadPoolExecutor(16) as pool:
+                list(pool.map(self.inside, folders))
+
+    def holds(self, name: str) -> bool:
+        """Whether there is a small file of that name."""
+        return Path(self.local, name).is_file()
+
+
+def is_url(path: PathLike) -> bool:
+    """Whether a path names something that is not on the local file system."""
+    text = os.fspath(path)
+    return bool(re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", text)) and not text.startswith("file://")
+
+
+def locate(
+    path: PathLike, *, subfolder: str = "", revision: str | None = None, download: bool = True, **hub: Any
+) -> Place:
+    """Where the model called ``path`` is.
+
+    Args:
+        path: a directory, one of its files, a model of a Hugging Face cache (``models--org--name``), a URL, or the
+            name of a model on the Hub (``org/name``), which huggingface_hub then finds in its cache or fetches.
+        subfolder: the folder of the model in there.
+        revision: of a model on the Hub.
+        download: whether names of models on the Hub are looked for there, or are an error.
+        hub: other arguments of ``huggingface_hub.snapshot_download`` (``token``, ``cache_dir``, ``local_files_only``).
+
+    Raises:
+        ObjectNotFoundError: nothing is there.
+        PenstockError: what a store reports.
+    """
+    text = os.fspath(path)
+    if is_url(text):
+        url = joined(text, subfolder) if subfolder else text
+        place = Place(fresh_directory(), url)
+        if not fetch(url, place.local):
+            raise ObjectNotFoundError(f"{url}: there are no configurations or other small files", object=url)
+        return place
+    directory = Path(text.removeprefix("file://")).expanduser()
+    if directory.is_file():
+        directory = directory.parent
+    if directory.is_dir():
+        found = str(_snapshot(directory))
+    elif download and _is_hub_name(text):
+        found = _from_hub(text, revision, hub)
+    else:
+        raise ObjectNotFoundError(
+            f"{text}: there is no such directory, and it is no name of a model on the Hub (org/name)", object=text
+        )
+    return Place(found, found).inside(subfolder)
+
+
+def local_files(path: PathLike, *, subfolder: str = "", revision: str | None = None, **hub: Any) -> str:
+    """A local directory that has a model's small files: for tokenizers, processors and configurations.
+
+    ::
+
+        tokenizer = AutoTokenizer.from_pretrained(local_files("s3://bucket/model/"))
+
+    Args and exceptions are those of ``locate``. What was fetched from a URL is removed when the process ends.
+    """
+    return locate(path, subfolder=subfolder, revision=revision, **hub).local
+
+
+def open_weights(place: Place, stem: str, variant: str | None = None, config: Config | None = None) -> Checkpoint:
+    """Opens the weights of a model as its library names them: sharded or one file, of a variant or not.
+
+    A directory may hold other checkpoints beside (variants, adapters, consolidated copies), so its names decide.
+
+    Args:
+        place: the model's.
+        stem: the library's name for weights: ``"model"``, ``"diffusion_pytorch_model"``.
+        variant: such as ``"fp16"``.
+
+    Raises:
+        ObjectNotFoundError: naming what was looked for.
+        PenstockError: see ``penstock.open``.
+    """
+    from penstock.checkpoint import open
+
+    index = f"{stem}.safetensors.index.json"
+    names = [index, f"{stem}.safetensors"]
+    if variant:
+        names = [f"{stem}.safetensors.index.{variant}.json", f"{stem}.{variant}.safetensors"]
+    for name in names:
+        path = joined(place.weights, name)
+        if is_url(path) or Path(path).exists():
+            try:
+                return open(path, config=config)
+            except ObjectNotFoundError:
+                if not is_url(path):
+                    raise  # a shard that is missing
+    pickled = [name for name in ("pytorch_model.bin", f"{stem}.bin") if place.holds(name)]
+    hint = f"; {pickled[0]} is a pickle, which Penstock does not read: save the model as safetensors" if pickled else ""
+    raise ObjectNotFoundError(
+        f"{place.weights}: there is neither {' nor '.join(names)}{hint}", object=place.weights, cause="no weights"
+    )
+
+
+def _snapshot(directory: Path) -> Path:
+    """The snapshot of a model of a Hugging Face cache; any other directory as it is."""
+    snapshots = directory / "snapshots"
+    if not directory.name.startswith("models--") or not snapshots.is_dir():
+        return directory
+    head = directory / "refs" / "main"
+    if head.is_file():
+        return snapshots / head.read_text().strip()
+    found = sorted(snapshots.iterdir())
+    if len(found) != 1:
+        raise ObjectNotFoundError(
+            f"{directory}: refs/main is missing and there are {len(found)} snapshots. Name one of them",
+            object=str(directory),
+        )
+    return found[0]
+
+
+def _is_hub_name(text: str) -> bool:
+    return bool(re.fullmatch(r"[\w.-]+(/[\w.-]+)?", text)) and not text.startswith(".")
+
+
+def _from_hub(name: str, revision: str | None, hub: dict[str, Any]) -> str:
+    import huggingface_hub
+
+    patterns = ["*.safetensors", *SMALL]
+    try:
+        found: str = huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns, **hub)
+    except (OSError, ValueError) as error:
+        raise ObjectNotFoundError(
+            f"{name}: there is no such directory, and the Hub gave no model of that name: {error}",
+            object=name,
+            cause=str(error),
+        ) from error
+    return found

@@ -1,0 +1,100 @@
+"""Fetching the small files beside weights (configurations, tokenizers, templates) from object stores and servers.
+
+Whatever lies in the folder and is a small file of a kind that libraries read is fetched, several at once, to a
+directory of this process that goes when the process does. A server that cannot list is asked for the names that
+libraries write.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
+from pathlib import Path
+
+from penstock import _native
+from penstock.errors import ObjectNotFoundError
+
+SMALL = ["*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "*.spm", "*.vocab", "*.bpe"]
+"""Files that libraries read beside weights."""
+LIMIT_BYTES = 256 << 20
+"""No tokenizer is larger."""
+
+USUAL = [
+    *("config.json", "generation_config.json", "model_index.json", "adapter_config.json", "scheduler_config.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
+    *("merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja"),
+    *("preprocessor_config.json", "processor_config.json", "chat_template.json"),
+]
+"""What transformers, diffusers and peft write, for servers that cannot list."""
+
+_root: Path | None = None
+_owner = 0
+
+
+def fresh_directory() -> str:
+    """A new directory that is removed when this process ends."""
+    global _root, _owner
+    if _root is None or _owner != os.getpid():
+        # A child makes its own: it must not remove its parent's.
+        _root, _owner = Path(tempfile.mkdtemp(prefix="penstock-files-")), os.getpid()
+        atexit.register(_remove, _root, _owner)
+    return tempfile.mkdtemp(dir=_root)
+
+
+def _remove(root: Path, owner: int) -> None:
+    if owner == os.getpid():
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def joined(where: str, name: str) -> str:
+    """A name under a directory or URL; the query of a URL (a signature) stays at its end."""
+    base, mark, query = where.partition("?") if "://" in where else (where, "", "")
+    return f"{base.rstrip('/')}/{name}{mark}{query}"
+
+
+def fetch(url: str, directory: str) -> list[str]:
+    """Brings the small files directly under ``url`` to ``directory``, which is made; returns their names.
+
+    Nothing where there is no such prefix.
+
+    Raises:
+        PenstockError: what the store reports of a file that is there.
+    """
+    names = _listed(url)
+    certain = names is not None
+    Path(directory).mkdir(parents=True, exist_ok=True)
+
+    def bring(name: str) -> str | None:
+        try:
+            data = _native.read_object(joined(url, name), LIMIT_BYTES)
+        except ObjectNotFoundError:
+            if certain:
+                raise
+            return None
+        Path(directory, name).write_bytes(data)
+        return name
+
+    with ThreadPoolExecutor(16) as pool:
+        return [name for name in pool.map(bring, USUAL if names is None else names) if name is not None]
+
+
+def _listed(url: str) -> Iterable[str] | None:
+    """Names of the small files under a URL, or None where its server cannot list."""
+    if url.startswith(("http://", "https://")):
+        return None
+    try:
+        entries = _native.list_objects(f"{url.rstrip('/')}/")
+    except ObjectNotFoundError:
+        return []
+    found = []
+    for location, nbytes in entries:
+        name = location.partition("?")[0].rpartition("/")[2]
+        wanted = any(fnmatch(name, pattern) for pattern in SMALL) and not name.endswith(".safetensors.index.json")
+        if wanted and nbytes <= LIMIT_BYTES:
+            found.append(name)
+    return found

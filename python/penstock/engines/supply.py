@@ -1,0 +1,230 @@
+"""Tensors of a checkpoint, each when it is asked for, at the speed of loading all of them.
+
+Libraries that take a ``state_dict`` of lazy values ask for one tensor at a time, from a few threads of their own. A
+load for each would be slow: nothing is read ahead, and storage waits while the library thinks. A ``Supply`` reads in
+large groups instead and hands out what it has.
+
+Whoever asks drives: a thread that needs a tensor takes what lands off the group's stream, keeps what others will ask
+for, and returns with its own. So an error is raised where it can be caught, and no order of asking can lead to a
+deadlock; an unexpected one only makes more tensors wait here. With ``begin``, a thread drives before anyone asks.
+
+What waits here is bounded by the size of a group. Tensors that become parameters as they are may wait in any number,
+since they are the model: they go in one group, in the order of the files. Tensors that will be converted, or of which
+nobody knows whether they are wanted, are grouped in the order in which they will be asked for, so that the originals
+are gone soon and what nobody asks for is hardly read.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from penstock._native import Config, LoadStats
+from penstock.errors import CancelledError
+from penstock.loading import Load, read_ahead
+from penstock.progress import ProgressOption, teller
+
+if TYPE_CHECKING:
+    from penstock.checkpoint import Checkpoint
+    from penstock.selection import Selection
+
+GROUP_BYTES = 256 << 20
+"""How much is read of tensors that are to be converted, or that nobody may want, before any of it is asked for."""
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """A key to sort names by, numbers by their value: the order of layers, in which libraries ask for tensors."""
+    parts = re.split(r"(\d+)", name)
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]
+
+
+def one_group(checkpoint: Checkpoint) -> list[list[str]]:
+    """All tensors at once, for those that are adopted as they are."""
+    return [checkpoint.offset_keys()]
+
+
+def small_groups(checkpoint: Checkpoint, limit: int = GROUP_BYTES) -> list[list[str]]:
+    """Groups of about ``limit`` bytes in the order in which they will be asked for.
+
+    A tensor larger than that is a group of its own.
+    """
+    groups: list[list[str]] = []
+    room = 0
+    for name in sorted(checkpoint.offset_keys(), key=natural):
+        nbytes = checkpoint[name].nbytes
+        if not groups or nbytes > room:
+            groups.append([])
+            room = limit
+        groups[-1].append(name)
+        room -= nbytes
+    return groups
+
+
+class Supply:
+    """Hands out tensors of a checkpoint on one device. May be asked by several threads at once.
+
+    Args:
+        checkpoint: whose tensors.
+        groups: names of tensors that are read together; a group is begun when one of its tensors is asked for.
+        device: ``"cpu"`` or ``"cuda:N"``.
+        progress, config: as for ``Checkpoint.load``.
+
+    Attributes:
+        failure: the first exception that a load raised. Libraries may wrap it or lose it.
+        bytes: bytes of the tensors handed out.
+        stats: figures of the groups that were read.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        groups: Sequence[Sequence[str]],
+        device: Any,
+        *,
+        progress: ProgressOption = None,
+        config: Config | None = None,
+    ) -> None:
+        self.failure: BaseException | None = None
+        self.bytes = 0
+        self.stats: list[LoadStats] = []
+        self._checkpoint = checkpoint
+        self._device = device
+        self._config = config
+        self._groups = groups
+        self._group_of = {name: number for number, group in enumerate(groups) for name in group}
+        self._streams: dict[int, Iterator[tuple[str, Any]]] = {}
+        self._loads: dict[int, Load] = {}
+        self._ready: dict[str, Any] = {}
+        self._unread: dict[int, int] = {}
+        """Of the groups that were begun, how many tensors have not landed."""
+        self._progress = teller(progress, checkpoint.nbytes)
+        self._changed = threading.Condition()
+        self._driven = False
+        """Whether a thread is waiting for what lands next. One does, for all."""
+        self._ahead: threading.Thread | None = None
+        self._closed = False
+
+    def begin(self) -> None:
+        """Reads the first group before anyone asks, for what is wanted as a whole and may all wait here."""
+        if self._groups and self._groups[0]:
+            self._ahead = threading.Thread(target=self._read_ahead, name="penstock-supply", daemon=True)
+            self._ahead.start()
+
+    def take(self, name: str) -> Any:
+        """The whole tensor, which is the caller's from then on. Asked for again, it is read again.
+
+        Raises:
+            PenstockError: see ``Checkpoint.stream``.
+            CancelledError: after ``close``.
+        """
+        number = self._group_of[name]
+        with self._changed:
+            while name not in self._ready:
+                self._check_open()
+                if self._driven:
+                    self._changed.wait()
+                elif self._unread.get(number, 1):
+                    self._drive(number)
+                else:
+                    break
+            tensor = self._ready.pop(name, None)
+        if tensor is None:
+            # It was taken before.
+            return self.part(name, ...)
+        return self._handed_out(tensor)
+
+    def part(self, name: str, selection: Selection) -> Any:
+        """A part of a tensor, read by itself: who wants parts (of tensor parallelism) does not want the whole."""
+        return self._handed_out(self._guarded(lambda: self._load(name, selection)))
+
+    def close(self) -> None:
+        """Ends what is being read and lets go of what nobody asked for."""
+        with self._changed:
+            self._closed = True
+            if self._driven:
+                # Else the thread that waits would go on until something lands.
+                for load in list(self._loads.values()):
+                    load.cancel()
+            self._changed.wait_for(lambda: not self._driven)
+            for load in self._loads.values():
+                load.cancel()
+            for stream in self._streams.values():
+                stream.close()  # type: ignore[attr-defined]
+            self._streams.clear()
+            self._loads.clear()
+            self._ready.clear()
+            self._changed.notify_all()
+        if self._ahead is not None:
+            self._ahead.join()
+        self._progress.close()
+
+    def _drive(self, number: int) -> None:
+        """Takes what lands next off the stream of a group, which is begun if it is not. Waits without the lock."""
+        self._driven = True
+        self._changed.release()
+        landed = None
+        try:
+            landed = self._guarded(lambda: self._next(number))
+        finally:
+            self._changed.acquire()
+            self._driven = False
+            if landed is not None:
+                self._ready[landed[0]] = landed[1]
+                self._unread[number] -= 1
+            self._changed.notify_all()
+
+    def _next(self, number: int) -> tuple[str, Any]:
+        if number not in self._unread:
+            names = list(self._groups[number])
+            config = Config() if self._config is None else self._config
+            load, *_ = self._checkpoint._start(names, None, None, self._device, "pt", None, config)
+            self._loads[number], self._streams[number] = load, load.stream(read_ahead(config))
+            self._unread[number] = len(names)
+            self._check_open()
+        stream = self._streams[number]
+        landed = next(stream)
+        if self._unread[number] == 1:
+            # Its end is when it is checked that no file has changed, and when its figures are there.
+            next(stream, None)
+            del self._streams[number], self._loads[number]
+            if self._checkpoint.stats is not None:
+                self.stats.append(self._checkpoint.stats)
+        return landed
+
+    def _read_ahead(self) -> None:
+        # What goes wrong is raised again for whoever asks.
+        with self._changed, suppress(Exception):
+            while not self._closed and self.failure is None and self._unread.get(0, 1):
+                if self._driven:
+                    self._changed.wait()
+                else:
+                    self._drive(0)
+
+    def _load(self, name: str, selection: Selection) -> Any:
+        self._check_open()
+        slices = {} if selection is ... else {name: selection}
+        return self._checkpoint.load([name], slices=slices, device=self._device, config=self._config)[name]
+
+    def _guarded(self, act: Callable[[], Any]) -> Any:
+        try:
+            return act()
+        except BaseException as error:
+            if self.failure is None and not isinstance(error, CancelledError):
+                self.failure = error
+            raise
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CancelledError("the load has ended")
+        if self.failure is not None:
+            raise self.failure
+
+    def _handed_out(self, tensor: Any) -> Any:
+        nbytes = tensor.numel() * tensor.element_size()
+        with self._changed:
+            self.bytes += nbytes
+            self._progress.advance(nbytes)
+        return tensor

@@ -1,0 +1,281 @@
+"""``with penstock.patch_safetensors():`` for libraries that call safetensors themselves.
+
+While such a block is open, ``safetensors.safe_open`` and ``safetensors.torch.load_file`` are Penstock's, in every
+module of the process that has them by name, however it imported them. When the last block closes, everything is as it
+was, also in modules that were imported meanwhile.
+
+* **Scope**: the process, not the thread, because libraries load in threads of their own. Blocks nest and overlap, in
+  one thread or several; the one that was entered last, of those still open, decides on the settings.
+* **What stays Penstock's**: files that were opened within a block, until they are closed.
+* **What is not reached**: a function that someone keeps elsewhere than in a module's namespace (a default argument, a
+  class attribute, a closure), and ``safetensors.torch.load``, which is given bytes.
+* **What Penstock does not load** goes to safetensors as before: frameworks and devices that it does not know.
+
+Tensors on the CPU are views of the mapped file, as safetensors' are: the same memory, the same cost where the file is
+cached. Where it is not, many threads bring it in ahead of whoever takes tensors one by one. ``mmap=False`` gives
+tensors that own their memory.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import ModuleType, TracebackType
+from typing import Any, NamedTuple
+
+from penstock._native import Config
+from penstock.errors import FormatError, MissingDependencyError, PenstockError, SelectionError, TensorNotFoundError
+from penstock.read_ahead import ReadAhead
+from penstock.safetensors import Slice
+from penstock.safetensors import safe_open as our_safe_open
+from penstock.selection import Selection, resolve
+
+_TORCH = {"pt", "torch", "pytorch"}
+_NUMPY = {"np", "numpy"}
+
+
+class _Settings(NamedTuple):
+    mmap: bool
+    config: Config | None
+
+
+_lock = threading.Lock()
+_open: list[_Settings] = []
+"""Of the blocks that are open, in the order in which they were entered."""
+_replaced: list[tuple[Any, Any]] = []
+"""(safetensors' own, Penstock's) while a block is open."""
+
+
+@contextmanager
+def patch_safetensors(*, mmap: bool = True, config: Config | None = None) -> Iterator[None]:
+    """Makes libraries that call safetensors load through Penstock, for as long as the block is open.
+
+    Also a decorator. See the module's description for what exactly is replaced.
+
+    Args:
+        mmap: whether tensors on the CPU are views of the mapped file (as safetensors' are), or own their memory.
+        config: settings of the loads.
+
+    Raises:
+        MissingDependencyError: where safetensors is not installed.
+    """
+    settings = _Settings(mmap, config)
+    with _lock:
+        if not _open:
+            _install()
+        _open.append(settings)
+    try:
+        yield
+    finally:
+        with _lock:
+            # This very one: another block may have equal settings.
+            at = next(number for number, item in enumerate(_open) if item is settings)
+            del _open[at]
+            if not _open:
+                _remove()
+
+
+def _install() -> None:
+    try:
+        import safetensors
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            "patch_safetensors needs the package 'safetensors', which is not installed (pip install safetensors)",
+            cause=str(error),
+            remedy="pip install safetensors",
+        ) from error
+    pairs: list[tuple[Any, Any]] = [(safetensors.safe_open, _opening(safetensors.safe_open))]
+    try:
+        import safetensors.torch
+    except ModuleNotFoundError:
+        pass  # without torch, there is no such function
+    else:
+        pairs.append((safetensors.torch.load_file, _loading(safetensors.torch.load_file)))
+    _replaced.extend(pairs)
+    for theirs, ours in pairs:
+        _everywhere(theirs, ours)
+
+
+def _remove() -> None:
+    for theirs, ours in _replaced:
+        _everywhere(ours, theirs)
+    _replaced.clear()
+
+
+def _everywhere(old: Any, new: Any) -> None:
+    """Puts ``new`` in the place of ``old`` in the namespace of every module but Penstock's."""
+    for name, module in list(sys.modules.items()):
+        if not isinstance(module, ModuleType) or name.partition(".")[0] == "penstock":
+            continue
+        namespace = vars(module)
+        for key, value in list(namespace.items()):
+            if value is old:
+                namespace[key] = new
+
+
+def _settings() -> _Settings:
+    # A name that was kept somewhere may be called after the last block has closed.
+    return _open[-1] if _open else _Settings(mmap=True, config=None)
+
+
+def _ours(framework_name: Any, device: Any) -> bool:
+    """Whether Penstock loads to there."""
+    if framework_name in _NUMPY:
+        return str(device) == "cpu"
+    if framework_name not in _TORCH:
+        return False
+    import torch
+
+    try:
+        kind = "cuda" if isinstance(device, int) else torch.device(device).type
+    except (RuntimeError, TypeError):
+        return False  # safetensors says what is wrong with it
+    return kind == "cpu" or (kind == "cuda" and torch.version.hip is None)
+
+
+def _opening(theirs: Any) -> type:
+    """The class that stands for ``safetensors.safe_open``."""
+
+    class safe_open(_Opened):  # noqa: N801 - the name people know
+        def __new__(cls, filename: Any, framework: Any, device: Any = "cpu", **options: Any) -> Any:
+            if not _ours(framework, device):
+                return theirs(filename, framework, device, **options)
+            return super().__new__(cls)
+
+    return safe_open
+
+
+def _loading(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that stands for ``safetensors.torch.load_file``."""
+
+    def load_file(filename: Any, device: Any = "cpu", **options: Any) -> dict[str, Any]:
+        if not _ours("pt", device):
+            loaded: dict[str, Any] = theirs(filename, device, **options)
+            return loaded
+        with _Opened(filename, "pt", device) as file:
+            return file.get_tensors()
+
+    return load_file
+
+
+class _Opened:
+    """What ``safe_open`` gives within a block. As ``penstock.safe_open``, and with views of the file on the CPU."""
+
+    def __init__(self, filename: Any, framework: str, device: Any = "cpu", *, backend: Any = None) -> None:
+        del backend
+        settings = _settings()
+        self._framework = framework
+        with _as_theirs():
+            self._file = our_safe_open(filename, framework, device, config=settings.config)
+            checkpoint = self._file._checkpoint
+            self._views: dict[str, Any] | None = None
+            self._ahead: ReadAhead | None = None
+            on_host = str(device) == "cpu" and not any("://" in name for name, _ in checkpoint.objects)
+            if settings.mmap and on_host:
+                self._views = checkpoint.load(framework=framework, mmap=True)
+                self._ahead = ReadAhead(checkpoint, settings.config or Config())
+
+    def __enter__(self) -> _Opened:  # noqa: PYI034 - Self needs Python 3.11
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+        # Tensors that were handed out keep the mapping alive.
+        self._views = None
+        self._file.__exit__(kind, value, traceback)
+
+    def keys(self) -> list[str]:
+        return self._file.keys()
+
+    def offset_keys(self) -> list[str]:
+        return self._file.offset_keys()
+
+    def metadata(self) -> dict[str, str] | None:
+        return self._file.metadata()
+
+    def get_tensor(self, name: str) -> Any:
+        with _as_theirs():
+            if self._views is None or self._ahead is None or name not in self._views:
+                return self._file.get_tensor(name)
+            self._ahead.want(name)
+            return _alias(self._views[name])
+
+    def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Any]:
+        with _as_theirs():
+            if self._views is None or self._ahead is None:
+                return self._file.get_tensors(names)
+            if names is not None:
+                return {name: self.get_tensor(name) for name in names}
+            self._ahead.everything()
+            return {name: _alias(tensor) for name, tensor in self._views.items()}
+
+    def get_slice(self, name: str) -> Any:
+        with _as_theirs():
+            part = self._file.get_slice(name)
+            return part if self._views is None else _ViewSlice(self, name, part)
+
+
+class _ViewSlice:
+    """What ``get_slice`` gives of a mapped file."""
+
+    def __init__(self, file: _Opened, name: str, part: Slice) -> None:
+        self._file = file
+        self._name = name
+        self._part = part
+
+    def get_shape(self) -> list[int]:
+        return self._part.get_shape()
+
+    def get_dtype(self) -> str:
+        return self._part.get_dtype()
+
+    def __getitem__(self, selection: Selection) -> Any:
+        with _as_theirs():
+            resolve(self._name, self._part.get_shape(), selection)
+            whole = self._file.get_tensor(self._name)
+            part = whole[selection]
+            return part.contiguous() if hasattr(part, "contiguous") else part
+
+
+def _alias(tensor: Any) -> Any:
+    """The same memory as a tensor of its own: attributes that are set on one do not show on the other."""
+    return tensor.detach() if hasattr(tensor, "detach") else tensor[...]
+
+
+@contextmanager
+def _as_theirs() -> Iterator[None]:
+    """Makes errors that safetensors has a name for catchable under that name too."""
+    try:
+        yield
+    except (FormatError, SelectionError, TensorNotFoundError) as error:
+        kind = _both(type(error))
+        if isinstance(error, kind):
+            raise
+        made = kind(error.message)
+        made.__dict__.update(error.__dict__)
+        raise made from error.__cause__
+
+
+_BOTH: dict[type[PenstockError], type[PenstockError]] = {}
+
+
+def _both(kind: type[PenstockError]) -> type[PenstockError]:
+    """An exception that is one of Penstock's and safetensors' own."""
+    from safetensors import SafetensorError
+
+    if issubclass(kind, SafetensorError):
+        return kind
+    if kind in _BOTH:
+        return _BOTH[kind]
+
+    def reduce(self: PenstockError) -> Any:
+        # Another process may have no safetensors.
+        return kind, (self.message,), self.__dict__
+
+    _BOTH[kind] = type(kind.__name__, (kind, SafetensorError), {"__reduce__": reduce, "__module__": kind.__module__})
+    return _BOTH[kind]

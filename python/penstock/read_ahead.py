@@ -1,0 +1,104 @@
+"""Bringing a mapped file into the page cache a little before it is touched.
+
+Libraries take views of a mapped file one by one and touch them later, from one thread, which is the slowest way to read
+a file: each missing page stops the thread. ``ReadAhead`` is told which tensor is wanted next and makes sure that its
+bytes are in memory, read by many threads, and that reading goes on behind it: the stretch of the file that holds the
+tensor at once, the next stretch on the side. A tensor that is asked for alone costs no more than its own bytes.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock._native import Config
+    from penstock.checkpoint import Checkpoint
+
+STRETCH_BYTES = 128 << 20
+"""What is read at once: long enough for all threads, short enough to be used before memory runs short."""
+
+
+class ReadAhead:
+    """The stretches of one checkpoint's files. May be asked by several threads at once.
+
+    Args:
+        checkpoint: local files.
+        config: settings of reading.
+        stretch_bytes: about how much is brought in at once.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, config: Config, stretch_bytes: int = STRETCH_BYTES) -> None:
+        self._checkpoint = checkpoint
+        self._config = config
+        self._stretches: list[list[str]] = []
+        room = 0
+        for name in checkpoint.offset_keys():
+            if not self._stretches or room <= 0:
+                self._stretches.append([])
+                room = stretch_bytes
+            self._stretches[-1].append(name)
+            room -= checkpoint[name].nbytes
+        self._of = {name: number for number, names in enumerate(self._stretches) for name in names}
+        self._brought: set[int] = set()
+        self._asked = 0
+        self._lock = threading.Lock()
+        self._next: threading.Thread | None = None
+        self._closed = False
+
+    def want(self, name: str) -> None:
+        """Returns when the tensor's bytes are in memory (as far as the kernel keeps them there).
+
+        Raises:
+            StorageError: naming a tensor that cannot be read.
+            ObjectChangedError: a file is no longer the one that was opened.
+        """
+        number = self._of[name]
+        with self._lock:
+            self._asked += 1
+            if self._asked == 1 and len(self._stretches) > 1:
+                self._bring([name])
+                return
+            if number not in self._brought:
+                self._wait()
+            if number not in self._brought:
+                self._bring(self._stretches[number])
+                self._brought.add(number)
+            self._begin(number + 1)
+
+    def everything(self) -> None:
+        """All tensors, as long as none of them is needed before."""
+        with self._lock:
+            self._wait()
+            self._bring(self._checkpoint.offset_keys())
+            self._brought.update(range(len(self._stretches)))
+
+    def close(self) -> None:
+        """Waits for the stretch that is being read."""
+        with self._lock:
+            self._closed = True
+            self._wait()
+
+    def _begin(self, number: int) -> None:
+        busy = self._next is not None and self._next.is_alive()
+        if number < len(self._stretches) and number not in self._brought and not busy and not self._closed:
+            self._next = threading.Thread(target=self._quietly, args=(number,), name="penstock-ahead", daemon=True)
+            self._next.start()
+
+    def _wait(self) -> None:
+        if self._next is not None:
+            self._next.join()
+            self._next = None
+
+    def _quietly(self, number: int) -> None:
+        # What cannot be read is told to whoever wants it.
+        from penstock.errors import PenstockError
+
+        try:
+            self._bring(self._stretches[number])
+        except PenstockError:
+            return
+        self._brought.add(number)
+
+    def _bring(self, names: list[str]) -> None:
+        self._checkpoint._native.map(names, self._config).prefault()

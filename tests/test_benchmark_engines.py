@@ -1,0 +1,64 @@
+"""The comparison of ``from_pretrained`` runs where there is no GPU, checks bytes, and tells of what fails."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+import common
+
+import engines
+import penstock
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    if common.filesystem(tmp_path) in {"tmpfs", "ramfs"}:
+        pytest.skip("a file in memory has no other state")
+    return tmp_path
+
+
+def test_the_model_is_of_the_asked_size_and_whole(directory: Path) -> None:
+    model = engines.build(directory / "m", 0.003, 3)
+    checkpoint = penstock.open(model)
+    assert 0.002e9 < checkpoint.nbytes < 0.004e9
+    assert len(checkpoint.objects) == 3
+    config = json.loads((model / "config.json").read_text())
+    assert f"model.layers.{config['num_hidden_layers'] - 1}.mlp.up_proj.weight" in checkpoint
+    assert engines.build(directory / "m", 0.003, 3) == model
+
+
+def test_loaders_are_measured_and_checked(directory: Path, capsys: Any) -> None:
+    output = directory / "out.json"
+    few = ["--device", "cpu", "--gb", "0.001", "--rounds", "1", "--states", "cold", "--loaders", "stock,penstock"]
+    engines.main([str(directory), "--output", str(output), *few])
+    result = json.loads(output.read_text())
+    rows = {(item["state"], item["loader"]): item for item in result["measurements"]}
+    assert rows.keys() == {("cold", "stock"), ("cold", "penstock")}
+    for row in rows.values():
+        assert row["bytes_ok"] is True, row
+        assert row["cached"] == 0
+        assert row["seconds"] > 0
+    assert result["versions"]["transformers"]
+    printed = capsys.readouterr().out
+    assert "| cold | penstock |" in printed
+    assert "WRONG" not in printed
+    assert not list(directory.glob("*/*.safetensors"))
+
+
+def test_what_fails_is_a_row(directory: Path) -> None:
+    failed = {"loader": "penstock", "state": "warm", "error": "exit code 1: RuntimeError: no"}
+    assert "| warm | penstock | failed: exit code 1: RuntimeError: no |" in engines.table([failed])
+    task = {"loader": "absent", "model": "m", "device": "cpu", "dtype": "bfloat16", "reference": None}
+    (directory / "x").write_bytes(b"x")
+    answer = engines.measured(task, [directory / "x"], "warm", directory, 60)
+    assert "ValueError: no loader 'absent'" in answer["error"]

@@ -1,0 +1,73 @@
+"""A library that is absent, too old or too new is one clear sentence."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.engines import libraries
+
+ENGINES = {
+    "transformers": ("transformers", "from_pretrained('auto', 'm')"),
+    "diffusers": ("diffusers", "from_pretrained(None, 'm')"),
+    "peft": ("peft", "from_pretrained(None, 'm')"),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_without_its_library_says_what_to_install(engine: str) -> None:
+    library, call = ENGINES[engine]
+    code = (
+        f"import sys; sys.modules[{library!r}] = None\n"
+        f"from penstock.engines import {engine}\nimport penstock\n"
+        f"try:\n    {engine}.{call}\n"
+        "except penstock.MissingDependencyError as error:\n    print(error, '|', error.remedy)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    remedy = rf"pip install '{library}>=[\d.]+'"
+    sentence = rf"This engine needs the package '{library}', which is not installed\. Install it: {remedy}"
+    assert re.fullmatch(rf"{sentence} \| {remedy}\n", done.stdout)
+    assert done.stderr == ""
+
+
+def test_importing_an_engine_imports_no_library() -> None:
+    names = [*ENGINES, "torch", "accelerate", "safetensors", "huggingface_hub"]
+    code = "import sys\n" + "".join(f"import penstock.engines.{engine}\n" for engine in ENGINES)
+    code += f"print([name for name in {names!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_one_that_is_too_old_is_named_with_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("safetensors")
+    monkeypatch.setattr(libraries.importlib.metadata, "version", lambda _: "0.3.9")
+    with pytest.raises(penstock.MissingDependencyError, match=r"needs safetensors>=0\.4; version 0\.3\.9 is installed"):
+        libraries.required("safetensors")
+
+
+def test_one_that_is_newer_than_any_that_was_tried_is_used_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("safetensors")
+    monkeypatch.setattr(libraries.importlib.metadata, "version", lambda _: "9.0.1rc1")
+    monkeypatch.setattr(libraries, "_warned", set())
+    for _ in range(2):
+        libraries.required("safetensors")
+    (record,) = caplog.records
+    assert "safetensors 9.0.1 is newer than what this Penstock was tried with (up to 0.8)" in record.getMessage()
+    # A later version of the same major number is nothing to speak of.
+    monkeypatch.setattr(libraries.importlib.metadata, "version", lambda _: "0.99")
+    libraries.required("safetensors")
+    assert len(caplog.records) == 1
+
+
+def test_the_manual_has_the_versions() -> None:
+    table = (Path(__file__).parent.parent / "docs" / "engines" / "index.md").read_text()
+    for name, known in libraries.KNOWN.items():
+        minimum, tried = (".".join(map(str, version)) for version in known)
+        assert re.search(rf"^\| {name} \| {re.escape(minimum)} \|.*\b{re.escape(tried)}\b", table, re.MULTILINE), name
