@@ -146,6 +146,9 @@ class Existing:
 class Destinations(Protocol):
     """Where a session's tensors go."""
 
+    def make_first(self) -> None:
+        """Called once before anything is attached, where all of it will be: a chance to make memory beforehand."""
+
     def attach(self, begin: int, end: int) -> None:
         """Gives these tensors, by their place in the plan, their memory."""
 

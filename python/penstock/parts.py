@@ -47,6 +47,9 @@ class Places:
         self._device = device
         self._fresh: dict[int, Any] = {}
 
+    def make_first(self) -> None:
+        pass
+
     def attach(self, begin: int, end: int) -> None:
         planned = self._planned
         fresh = [index for index in range(begin, end) if self._parts[index].into is None]
