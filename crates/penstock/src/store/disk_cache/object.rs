@@ -55,7 +55,9 @@ impl CachingObject {
     fn run(&self, at: u64, end: u64) -> (bool, u64) {
         let first = to_usize(at / BLOCK_BYTES);
         let local = self.is_here(first);
-        let after = (first..to_usize(end.div_ceil(BLOCK_BYTES))).find(|block| self.is_here(*block) != local);
+        // Not of the first block again: it may have come to the disk by now.
+        let after =
+            (first + 1..to_usize(end.div_ceil(BLOCK_BYTES))).find(|block| self.is_here(*block) != local);
         (local, after.map_or(end, |block| self.entry.range(block).start.min(end)))
     }
 
@@ -73,7 +75,8 @@ impl CachingObject {
             let block = to_usize(at / BLOCK_BYTES);
             let verified = |block: &usize| self.entry.is_verified(*block);
             if verified(&block) {
-                let after = (block..to_usize(range.end.div_ceil(BLOCK_BYTES))).find(|block| !verified(block));
+                let mut others = block + 1..to_usize(range.end.div_ceil(BLOCK_BYTES));
+                let after = others.find(|block| !verified(block));
                 let end = after.map_or(range.end, |block| self.entry.range(block).start.min(range.end));
                 let part = into.part(to_usize(at - range.start), to_usize(end - at));
                 local.read_into(at, part, lane)?;
