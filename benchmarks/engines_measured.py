@@ -23,15 +23,16 @@ import checksum
 
 def loader_of(name: str) -> Callable[[str, str, Any], Any]:
     """The loader: a function of the model's directory, the device and the dtype. Imports what it needs."""
-    if name not in {"stock", "patched", "penstock"}:
+    if name not in {"stock", "patched", "penstock", "mapped"}:
         raise ValueError(f"no loader {name!r}")
     import transformers
     import transformers.models.llama.modeling_llama
 
-    if name == "penstock":
+    if name in {"penstock", "mapped"}:
         from penstock.engines.transformers import from_pretrained
 
-        return lambda model, device, dtype: from_pretrained("auto", model, device=device, dtype=dtype)
+        options = {"mmap": True} if name == "mapped" else {}
+        return lambda model, device, dtype: from_pretrained("auto", model, device=device, dtype=dtype, **options)
 
     def stock(model: str, device: str, dtype: Any) -> Any:
         # The class itself, as the other loader finds it by the configuration too.

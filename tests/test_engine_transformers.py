@@ -179,6 +179,20 @@ def _nothing_remains_in_the_end() -> Any:
     assert Remains.now() == before
 
 
+@pytest.mark.parametrize("dtype", ["auto", torch.bfloat16])
+@pytest.mark.parametrize("family", ["tied llama", "t5"])
+def test_parameters_may_be_pages_of_the_files(tmp_path: Path, family: str, dtype: Any) -> None:
+    model = MODELS[family]()
+    path = saved(randomise(model), tmp_path / "m")
+    ours, theirs = from_pretrained("auto", path, dtype=dtype, mmap=True), type(model).from_pretrained(path, dtype=dtype)
+    assert_same_model(ours, theirs)
+    assert torch.equal(outputs(ours), outputs(theirs))
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    spans = [[int(bound, 16) for bound in line.split()[0].split("-")] for line in maps if str(path) in line]
+    mapped = {at for at in addresses(ours) if any(start <= at < end for start, end in spans)}
+    assert bool(mapped) == (dtype == "auto")
+
+
 @pytest.mark.usefixtures("_nothing_remains_in_the_end")
 def test_every_byte_is_read_once_and_nothing_remains(tmp_path: Path, monkeypatch: Any) -> None:
     path = saved(randomise(llama()), tmp_path / "m", max_shard_size="60KB")

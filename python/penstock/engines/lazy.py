@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from penstock._native import TensorInfo
     from penstock.engines.supply import Supply
+    from penstock.engines.views import Views
     from penstock.selection import Selection
 
 
@@ -22,7 +23,7 @@ class LazyTensor:
 
     __slots__ = ("_info", "_supply")
 
-    def __init__(self, supply: Supply, info: TensorInfo) -> None:
+    def __init__(self, supply: Supply | Views, info: TensorInfo) -> None:
         self._supply = supply
         self._info = info
 

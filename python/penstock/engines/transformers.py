@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._native import Config
 from penstock.engines import reservation
-from penstock.engines.files import Place, locate, open_weights
+from penstock.engines.files import Place, is_url, locate, open_weights
 from penstock.engines.lazy import LazyTensor
 from penstock.engines.libraries import required
 from penstock.engines.supply import Supply, one_group, small_groups
+from penstock.engines.views import Views
 from penstock.errors import ConfigError
 from penstock.progress import ProgressOption
 
@@ -50,6 +51,7 @@ def from_pretrained(
     subfolder: str = "",
     revision: str | None = None,
     trust_remote_code: bool | None = None,
+    mmap: bool = False,
     progress: ProgressOption = None,
     penstock_config: Config | None = None,
     **kwargs: Any,
@@ -66,6 +68,8 @@ def from_pretrained(
         config: the model's configuration, if not the one that lies there.
         variant, subfolder, revision: as for transformers.
         trust_remote_code: whether code that lies beside the weights may run.
+        mmap: parameters that are not converted are views of the mapped files (``device="cpu"``, local files), as with
+            transformers itself, instead of memory of their own.
         progress: ``True`` for a bar, or a function of (bytes done, bytes in all).
         penstock_config: settings of the load.
 
@@ -91,6 +95,7 @@ def from_pretrained(
         dtype=kwargs.pop("torch_dtype", dtype),
         config=config,
         trust_remote_code=trust_remote_code,
+        mmap=mmap,
         progress=progress,
         penstock_config=penstock_config,
         **kwargs,
@@ -107,6 +112,7 @@ def load(
     dtype: Any,
     config: PretrainedConfig | None = None,
     trust_remote_code: bool | None = None,
+    mmap: bool = False,
     progress: ProgressOption = None,
     penstock_config: Config | None = None,
     **kwargs: Any,
@@ -128,7 +134,13 @@ def load(
     checkpoint = weights()
     adopts = _adopts(cls, config, checkpoint, dtype, kwargs)
     groups = one_group(checkpoint) if adopts else small_groups(checkpoint)
-    supply = Supply(checkpoint, groups, device, progress=progress, config=penstock_config)
+    supply: Supply | Views
+    if mmap:
+        if device != "cpu" or is_url(place.weights):
+            raise ConfigError(f"{name}: mmap=True is for device='cpu' and local files")
+        supply = Views(checkpoint, progress=progress, config=penstock_config)
+    else:
+        supply = Supply(checkpoint, groups, device, progress=progress, config=penstock_config)
     state = {tensor: LazyTensor(supply, checkpoint[tensor]) for group in groups for tensor in group}
     try:
         with reservation.none() if adopts else nullcontext(False) as unreserved:
