@@ -87,8 +87,12 @@ def test_a_stream_and_a_slice_bring_what_they_should(model: tuple[str, dict[str,
 def test_tensors_that_exist_are_filled(model: tuple[str, dict[str, Raw]]) -> None:
     where, tensors = model
     held = {name: np.zeros(tensor.shape, np.float32) for name, tensor in tensors.items()}
-    penstock.open(where).load_into(held)
+    ckpt = penstock.open(where)
+    ckpt.load_into(held)
     assert_bits(held, tensors)
+    # One request for a block, wherever its tensors are.
+    assert ckpt.stats is not None
+    assert ckpt.stats.calls == ckpt.stats.blocks
 
 
 def test_a_stream_left_early_leaves_nothing_behind(model: tuple[str, dict[str, Raw]]) -> None:
