@@ -106,6 +106,21 @@ def test_a_stream_left_early_leaves_nothing_behind(model: tuple[str, dict[str, R
     assert not [path.read_text() for path in after if path.exists() and path.read_text().startswith("penstock")]
 
 
+def _network_files() -> list[str]:
+    files = (f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd"))
+    kinds = [os.readlink(file) for file in files if os.path.lexists(file)]
+    return [kind for kind in kinds if kind.startswith(("socket:", "anon_inode:[event"))]
+
+
+def test_no_connection_outlives_its_load(remote: servers.Remote, model: tuple[str, dict[str, Raw]]) -> None:
+    if remote.requests is not None:
+        pytest.skip("this server's own connections are this process's too")
+    before = len(_network_files())
+    ckpt = penstock.open(model[0])
+    ckpt.load(framework="np")
+    assert len(_network_files()) <= before
+
+
 def test_what_is_not_there_is_told(remote: servers.Remote) -> None:
     for location in ("nothing/model.safetensors", "nothing/"):
         with pytest.raises(penstock.ObjectNotFoundError) as raised:

@@ -19,6 +19,8 @@ pub struct Profile {
     pub fetches: Bounds,
     /// Bytes of a block, which is also one request to the storage: a power of two, 2 to 8 MiB.
     pub block_bytes: u64,
+    /// What a block may shrink to where a load has too few bytes for as many blocks as there are readers.
+    pub least_block_bytes: u64,
     /// The largest gap between wanted bytes that is read rather than skipped.
     pub bridge_bytes: u64,
     /// Whether reads that by-pass the page cache can gain anything. Not from memory, nor from what is stored compressed.
@@ -40,6 +42,8 @@ const BRIDGE: u64 = 64 << 10;
 const FAR_BRIDGE: u64 = 512 << 10;
 /// The same where it waits tens of milliseconds for its first byte.
 const REMOTE_BRIDGE: u64 = 1 << 20;
+/// Comes in the time that its first byte is waited for.
+const LEAST_REMOTE_BLOCK: u64 = 1 << 20;
 
 impl Profile {
     /// The profile for reading from `storage` with `cores` processors.
@@ -55,6 +59,7 @@ impl Profile {
             copies: cores.clamp(2, 12),
             fetches: disk(1, None),
             block_bytes: BLOCK,
+            least_block_bytes: BLOCK,
             bridge_bytes: BRIDGE,
             direct: true,
             sequential: false,
@@ -106,6 +111,7 @@ impl Profile {
                 // What is behind a few cores is no fast network, and they are better off with fewer.
                 fetches: bounds((2 * cores).clamp(24, 48), 4, MOST),
                 block_bytes: LARGEST_BLOCK,
+                least_block_bytes: LEAST_REMOTE_BLOCK,
                 bridge_bytes: REMOTE_BRIDGE,
                 direct: false,
                 ..solid
