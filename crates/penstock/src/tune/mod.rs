@@ -45,9 +45,18 @@ impl Settings {
         // 0.95, 8 MiB 0.97, and 16 MiB fall out of the processor's cache before they are copied: 0.8. What is read in
         // order is far slower than that, and looks ahead by requests of its own size.
         let device_block = if to_device && !found.sequential { 8 << 20 } else { 0 };
-        let block_bytes = found.block_bytes.max(device_block);
+        let staging_bytes = config.staging_bytes.unwrap_or(STAGING_BYTES);
+        let shrinks = found.least_block_bytes < found.block_bytes;
+        let block_bytes = match to_device && shrinks {
+            // As many requests as there may ever be have a slot each.
+            true => {
+                let slot = staging_bytes / found.fetches.most as u64;
+                slot.clamp(found.least_block_bytes, found.block_bytes)
+            }
+            false => found.block_bytes.max(device_block),
+        };
         let block_bytes = config.block_bytes.unwrap_or(block_bytes).next_multiple_of(4096);
-        let shrinks = config.block_bytes.is_none() && found.least_block_bytes < found.block_bytes;
+        let shrinks = shrinks && config.block_bytes.is_none();
         Self {
             readers: config.readers.map_or(
                 Readers {
@@ -61,7 +70,7 @@ impl Settings {
             least_block_bytes: if shrinks { found.least_block_bytes } else { block_bytes },
             bridge_bytes: found.bridge_bytes,
             direct: found.direct,
-            staging_bytes: config.staging_bytes.unwrap_or(STAGING_BYTES),
+            staging_bytes,
         }
     }
 
@@ -102,12 +111,15 @@ mod tests {
 
     #[test]
     fn a_small_load_from_an_object_store_is_cut_for_all_requests_and_no_other_is() {
-        let block = |kind, bytes| settings(kind, true).for_bytes(bytes).block_bytes;
+        let block = |kind, bytes| settings(kind, false).for_bytes(bytes).block_bytes;
         let requests = settings(Kind::Remote, false).readers.fetches.start as u64;
         assert_eq!(block(Kind::Remote, 1 << 40), 8 << 20);
         assert_eq!(block(Kind::Remote, requests * (3 << 20)), 3 << 20);
         assert_eq!(block(Kind::Remote, 10), 1 << 20);
-        assert_eq!(block(Kind::Disk, 10), 8 << 20);
+        assert_eq!(block(Kind::Disk, 10), 2 << 20);
+        // On the way to a device, every request that there may be has its place in the staging memory.
+        assert_eq!(settings(Kind::Remote, true).for_bytes(1 << 40).block_bytes, 4 << 20);
+        assert_eq!(settings(Kind::Remote, true).for_bytes(10).block_bytes, 1 << 20);
         let config = Config { block_bytes: Some(4 << 20), ..Config::default() };
         let asked = Settings::choose(&config, &Storage::of_url("s3://b/k"), false);
         assert_eq!(asked.for_bytes(10).block_bytes, 4 << 20);
