@@ -30,7 +30,7 @@ pip+=(--platform manylinux2014_x86_64)
 # tensorizer imports boto3 and redis even for local files, and libnacl even without encryption (libsodium itself is not
 # needed); runai imports humanize. instanttensor and fastsafetensors import torch alone.
 "${pip[@]}" --dest "$out/rivals" \
-  runai-model-streamer==0.17.0 humanize==4.17.0 \
+  runai-model-streamer==0.17.0 runai-model-streamer-s3==0.17.0 humanize==4.17.0 \
   fastsafetensors==0.5.0 \
   instanttensor==0.2.2 \
   tensorizer==2.12.1 boto3==1.44.5 botocore==1.44.5 s3transfer==0.19.3 jmespath==1.1.0 python-dateutil==2.9.0.post0 six==1.17.0 \

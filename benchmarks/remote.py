@@ -43,10 +43,10 @@ CAPPED = ["--latency-ms", "30", "--connection-mb", "90", "--link-mb", "1000"]
 NETWORKS = {"loopback": [], "capped": CAPPED, "outage": [*CAPPED, "--outage-after", "0.5", "--outage", "20"]}
 PLAIN = {"recv": "recv", "object_store": "stream"}
 ROWS = {
-    "loopback": "recv-ready@4,object_store@4,object_store@16,object_store-ready@4,object_store-ready@16,"
-    "object_store-ready@32,penstock,penstock-into,runai@8,runai@16,tensorizer@8",
-    "capped": "object_store@4,object_store@16,object_store@32,penstock,runai@4,runai@8,runai@16,runai@32,"
-    "tensorizer@8,tensorizer@16,tensorizer@32",
+    "loopback": "recv-ready@4,object_store-ready@4,object_store-ready@8,object_store-ready@16,object_store-ready@32,"
+    "penstock-into,object_store@4,object_store@16,penstock,runai@8,runai@16,tensorizer@8",
+    "capped": "object_store-ready@4,object_store-ready@16,object_store-ready@32,penstock-into,penstock,"
+    "runai@4,runai@8,runai@16,runai@32,tensorizer@8,tensorizer@16,tensorizer@32",
     "outage": "penstock",
 }
 Sample = dict[str, Any]
@@ -168,7 +168,7 @@ def summary(network: str, what: str, samples: list[Sample]) -> dict[str, Any]:
             "cpu_s_per_gb": round(statistics.median(sample["cpu_seconds"] for sample in good) / size * common.GB, 4),
             "all_seconds": [round(sample["seconds"], 4) for sample in samples if "seconds" in sample],
             "all_cpu_seconds": [round(sample["cpu_seconds"], 3) for sample in samples if "seconds" in sample],
-            "bytes_ok": all(sample["bytes_ok"] for sample in good) if good[0]["bytes_ok"] is not None else None,
+            "bytes_ok": all(sample["bytes_ok"] for sample in good) if good[0].get("bytes_ok") is not None else None,
         }
         if "stats" in good[-1]:
             row["stats"] = good[-1]["stats"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -87,8 +88,12 @@ def test_a_stream_and_a_slice_bring_what_they_should(model: tuple[str, dict[str,
 def test_tensors_that_exist_are_filled(model: tuple[str, dict[str, Raw]]) -> None:
     where, tensors = model
     held = {name: np.zeros(tensor.shape, np.float32) for name, tensor in tensors.items()}
-    penstock.open(where).load_into(held)
+    ckpt = penstock.open(where)
+    ckpt.load_into(held)
     assert_bits(held, tensors)
+    # One request for a block, wherever its tensors are.
+    assert ckpt.stats is not None
+    assert ckpt.stats.calls == ckpt.stats.blocks
 
 
 def test_a_stream_left_early_leaves_nothing_behind(model: tuple[str, dict[str, Raw]]) -> None:
@@ -100,6 +105,24 @@ def test_a_stream_left_early_leaves_nothing_behind(model: tuple[str, dict[str, R
     stream.close()
     after = [Path(f"/proc/self/task/{task}/comm") for task in set(os.listdir("/proc/self/task")) - before]
     assert not [path.read_text() for path in after if path.exists() and path.read_text().startswith("penstock")]
+
+
+def _network_files() -> list[str]:
+    kinds = []
+    for file in Path("/proc/self/fd").iterdir():
+        # The directory that is read here is one of its own entries.
+        with contextlib.suppress(FileNotFoundError):
+            kinds.append(str(file.readlink()))
+    return [kind for kind in kinds if kind.startswith(("socket:", "anon_inode:[event"))]
+
+
+def test_no_connection_outlives_its_load(remote: servers.Remote, model: tuple[str, dict[str, Raw]]) -> None:
+    if remote.requests is not None:
+        pytest.skip("this server's own connections are this process's too")
+    before = len(_network_files())
+    ckpt = penstock.open(model[0])
+    ckpt.load(framework="np")
+    assert len(_network_files()) <= before
 
 
 def test_what_is_not_there_is_told(remote: servers.Remote) -> None:

@@ -49,6 +49,11 @@ impl Request {
         let mut parsed = httparse::Request::new(&mut headers);
         parsed.parse(head).map_err(io::Error::other)?;
         let target = parsed.path.unwrap_or_default();
+        // AWS's runtime asks as if of a proxy, with the whole URL.
+        let target = match target.strip_prefix("http://") {
+            Some(rest) => rest.find('/').map_or("/", |path| &rest[path..]),
+            None => target,
+        };
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         let header = |name: &str| {
             let found = parsed.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name))?;
@@ -108,6 +113,8 @@ mod tests {
         let request = Request::parse(head).unwrap();
         assert_eq!((request.method.as_str(), request.path.as_str()), ("GET", "/b/a b"));
         assert_eq!((request.range, request.asked("prefix").as_deref()), (Some((5, Some(9))), Some("a/b")));
+        let whole = Request::parse(b"GET http://h:1/b/c HTTP/1.1\r\n\r\n").unwrap();
+        assert_eq!(whole.path, "/b/c");
         let open = Request::parse(b"GET /%zz HTTP/1.1\r\nrange: bytes=5-\r\n\r\n").unwrap();
         assert_eq!((open.range, open.path.as_str()), (Some((5, None)), "/%zz"));
         assert!(

@@ -276,7 +276,8 @@ impl Checkpoint {
         py.detach(|| {
             let bytes = wanted.iter().map(|(tensor, selection)| (tensor.object, selection.bytes()));
             let storage = self.storage_of(&checkpoint, bytes);
-            let settings = Settings::choose(&config.inner, &storage, to_device);
+            let bytes = wanted.iter().map(|(_, selection)| selection.bytes()).sum();
+            let settings = Settings::choose(&config.inner, &storage, to_device).for_bytes(bytes);
             let plan = Plan::new(wanted, settings.block_bytes, settings.bridge_bytes);
             Session::start(checkpoint, Arc::new(plan), &target, &settings, &storage)
         })

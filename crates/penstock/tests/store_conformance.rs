@@ -228,6 +228,25 @@ proptest! {
 }
 
 #[test]
+fn windows_far_from_each_other_get_their_bytes_and_nothing_else_is_touched() {
+    for place in stores() {
+        let bytes = content(2 << 20);
+        let object = place.store.open(&place.put("object", &bytes)).unwrap();
+        let spans = [(0, 1), (4095, 4098), (10_000, 0), (600_000, 700_001), (bytes.len() - 1, 1)];
+        let mut memory: Vec<_> = spans.iter().map(|(_, len)| vec![0xA5; len + 64]).collect();
+        let windows = spans.iter().zip(&mut memory);
+        let mut into: Vec<_> = windows
+            .map(|((offset, len), memory)| (*offset as u64, Window::from_slice(&mut memory[..*len])))
+            .collect();
+        object.read_scattered(&mut into, &mut Lane::default()).unwrap();
+        for ((offset, len), memory) in spans.iter().zip(&memory) {
+            assert!(memory[..*len] == bytes[*offset..offset + len], "{}: {offset}", place.name);
+            assert!(memory[*len..].iter().all(|byte| *byte == 0xA5), "{}: {offset}", place.name);
+        }
+    }
+}
+
+#[test]
 fn a_read_beyond_the_end_is_an_error_that_names_object_and_range() {
     for place in stores() {
         let location = place.put("short", &content(100));

@@ -116,12 +116,19 @@ pub(super) fn to_host(
     }
     let wanted: u64 = segments.iter().map(Segment::bytes).sum();
     let simple = segments.iter().all(|segment| segment.count == 1);
-    if simple && wanted >= segments.len() as u64 * SEGMENT_WORTH_A_READ {
-        for segment in segments {
+    if simple && (object.scatters() || wanted >= segments.len() as u64 * SEGMENT_WORTH_A_READ) {
+        let window = |segment: &Segment| {
             // SAFETY: this segment's own span of an attached destination.
             let window =
                 unsafe { Window::from_raw(pointer(destinations.of(segment)), to_usize(segment.len)) };
-            read(object, segment.src, window, request, lane)?;
+            (segment.src, window)
+        };
+        if object.scatters() {
+            object.read_scattered(&mut segments.iter().map(window).collect::<Vec<_>>(), lane)?;
+        } else {
+            for (offset, window) in segments.iter().map(window) {
+                read(object, offset, window, request, lane)?;
+            }
         }
         return Ok(Spent { reading: began.elapsed(), copying: Duration::ZERO });
     }

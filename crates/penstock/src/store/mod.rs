@@ -114,6 +114,22 @@ pub trait Object: Send + Sync {
     /// now, `Cancelled` after [`Store::interrupt`].
     fn read_into(&self, offset: u64, into: Window<'_>, lane: &mut Lane) -> Result<()>;
 
+    /// Fills each window with the bytes that start at its offset; offsets rise, and windows do not overlap.
+    ///
+    /// # Errors
+    /// As [`Object::read_into`].
+    fn read_scattered(&self, into: &mut [(u64, Window<'_>)], lane: &mut Lane) -> Result<()> {
+        into.iter_mut().try_for_each(|(offset, window)| {
+            let len = window.len();
+            self.read_into(*offset, window.part(0, len), lane)
+        })
+    }
+
+    /// Whether filling several windows costs one call, which brings the gaps between them too, rather than one for each.
+    fn scatters(&self) -> bool {
+        false
+    }
+
     /// Reads `range` to wherever in `slot` suits this store's alignment, and says where in the slot it begins.
     ///
     /// `slot` must hold the range and [`SLOT_SLACK`] bytes more. This is how a store that reads whole sectors avoids

@@ -27,6 +27,7 @@ pub struct Settings {
     pub readers: Readers,
     /// Bytes of a block.
     pub block_bytes: u64,
+    least_block_bytes: u64,
     /// The largest gap between wanted bytes that is read rather than skipped.
     pub bridge_bytes: u64,
     /// Whether reads that by-pass the page cache can gain anything.
@@ -46,7 +47,18 @@ impl Settings {
         // 0.95, 8 MiB 0.97, and 16 MiB fall out of the processor's cache before they are copied: 0.8. What is read in
         // order is far slower than that, and looks ahead by requests of its own size.
         let device_block = if to_device && !found.sequential { 8 << 20 } else { 0 };
-        let block_bytes = found.block_bytes.max(device_block);
+        let staging_bytes = config.staging_bytes.unwrap_or(STAGING_BYTES);
+        let shrinks = found.least_block_bytes < found.block_bytes;
+        let block_bytes = match to_device && shrinks {
+            // As many requests as there may ever be have a slot each.
+            true => {
+                let slot = staging_bytes / found.fetches.most as u64;
+                slot.clamp(found.least_block_bytes, found.block_bytes)
+            }
+            false => found.block_bytes.max(device_block),
+        };
+        let block_bytes = config.block_bytes.unwrap_or(block_bytes).next_multiple_of(4096);
+        let shrinks = shrinks && config.block_bytes.is_none();
         Self {
             readers: config.readers.map_or(
                 Readers {
@@ -56,12 +68,22 @@ impl Settings {
                 },
                 Readers::fixed,
             ),
-            block_bytes: config.block_bytes.unwrap_or(block_bytes).next_multiple_of(4096),
+            block_bytes,
+            least_block_bytes: if shrinks { found.least_block_bytes } else { block_bytes },
             bridge_bytes: found.bridge_bytes,
             direct: found.direct,
             request_bytes: found.request_bytes,
-            staging_bytes: config.staging_bytes.unwrap_or(STAGING_BYTES),
+            staging_bytes,
         }
+    }
+
+    /// These, for a load of so many bytes: what comes slowly over each of many connections is cut so that all of them
+    /// have a part in it.
+    #[must_use]
+    pub fn for_bytes(self, bytes: u64) -> Self {
+        let part = bytes.div_ceil(self.readers.fetches.start.max(1) as u64).next_multiple_of(4096);
+        let block_bytes = part.max(self.least_block_bytes).min(self.block_bytes);
+        Self { block_bytes, ..self }
     }
 }
 
@@ -88,6 +110,22 @@ mod tests {
         assert_eq!(settings(Kind::Fuse, true).block_bytes, 2 << 20);
         let stripes = Storage { kind: Kind::Parallel, preferred_bytes: 8 << 20, ..Storage::unknown() };
         assert_eq!(Settings::choose(&Config::default(), &stripes, true).block_bytes, 8 << 20);
+    }
+
+    #[test]
+    fn a_small_load_from_an_object_store_is_cut_for_all_requests_and_no_other_is() {
+        let block = |kind, bytes| settings(kind, false).for_bytes(bytes).block_bytes;
+        let requests = settings(Kind::Remote, false).readers.fetches.start as u64;
+        assert_eq!(block(Kind::Remote, 1 << 40), 8 << 20);
+        assert_eq!(block(Kind::Remote, requests * (3 << 20)), 3 << 20);
+        assert_eq!(block(Kind::Remote, 10), 1 << 20);
+        assert_eq!(block(Kind::Disk, 10), 2 << 20);
+        // On the way to a device, every request that there may be has its place in the staging memory.
+        assert_eq!(settings(Kind::Remote, true).for_bytes(1 << 40).block_bytes, 4 << 20);
+        assert_eq!(settings(Kind::Remote, true).for_bytes(10).block_bytes, 1 << 20);
+        let config = Config { block_bytes: Some(4 << 20), ..Config::default() };
+        let asked = Settings::choose(&config, &Storage::of_url("s3://b/k"), false);
+        assert_eq!(asked.for_bytes(10).block_bytes, 4 << 20);
     }
 
     #[test]

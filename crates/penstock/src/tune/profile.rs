@@ -9,6 +9,8 @@ use super::tuner::Bounds;
 
 /// More readers than this have not been seen to help anywhere but with an object store.
 const MOST: usize = 64;
+/// There, connections of some 90 MB/s each have to fill networks of many GB/s.
+const MOST_REQUESTS: usize = 128;
 
 /// What a load begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +24,8 @@ pub struct Profile {
     /// The most bytes that a reader asks of the storage at once: less than a block where many requests that are not large
     /// are faster, [`u64::MAX`] where a block is one request.
     pub request_bytes: u64,
+    /// What a block may shrink to where a load has too few bytes for as many blocks as there are readers.
+    pub least_block_bytes: u64,
     /// The largest gap between wanted bytes that is read rather than skipped.
     pub bridge_bytes: u64,
     /// Whether reads that by-pass the page cache can gain anything. Not from memory, nor from what is stored compressed.
@@ -45,6 +49,8 @@ const BRIDGE: u64 = 64 << 10;
 const FAR_BRIDGE: u64 = 512 << 10;
 /// The same where it waits tens of milliseconds for its first byte.
 const REMOTE_BRIDGE: u64 = 1 << 20;
+/// Comes in the time that its first byte is waited for.
+const LEAST_REMOTE_BLOCK: u64 = 1 << 20;
 
 impl Profile {
     /// The profile for reading from `storage` with `cores` processors.
@@ -61,6 +67,7 @@ impl Profile {
             fetches: disk(1, None),
             block_bytes: BLOCK,
             request_bytes: DISK_REQUEST,
+            least_block_bytes: BLOCK,
             bridge_bytes: BRIDGE,
             direct: true,
             sequential: false,
@@ -115,8 +122,9 @@ impl Profile {
                 // Nothing is copied from a page cache.
                 copies: 1,
                 // What is behind a few cores is no fast network, and they are better off with fewer.
-                fetches: bounds((2 * cores).clamp(16, 32), 4, MOST),
+                fetches: Bounds { start: (2 * cores).clamp(24, 64), least: 4, most: MOST_REQUESTS },
                 block_bytes: LARGEST_BLOCK,
+                least_block_bytes: LEAST_REMOTE_BLOCK,
                 bridge_bytes: REMOTE_BRIDGE,
                 direct: false,
                 ..far
@@ -171,7 +179,8 @@ mod tests {
                 let Profile { fetches, block_bytes, .. } = Profile::of(&storage, cores);
                 assert!(1 <= fetches.least && fetches.least <= fetches.start, "{storage:?} {fetches:?}");
                 assert!(fetches.start <= fetches.most, "{storage:?} {fetches:?}");
-                assert!(fetches.most <= MOST, "{storage:?} {fetches:?}");
+                let most = if storage.kind == Kind::Remote { MOST_REQUESTS } else { MOST };
+                assert!(fetches.most <= most, "{storage:?} {fetches:?}");
                 assert!(block_bytes.is_power_of_two() && (BLOCK..=LARGEST_BLOCK).contains(&block_bytes));
             }
         }

@@ -28,14 +28,28 @@ pub(super) struct RemoteObject {
 }
 
 impl RemoteObject {
-    /// Brings `range` to the memory that begins at its first byte. Where that takes far longer than ranges usually do,
-    /// a second request goes for what is missing, and the one that is done first counts. Both are driven by this
-    /// thread, and both bring the same bytes to the same places, so neither can do the other any harm.
-    fn fetch(&self, range: Range<u64>, into: Window<'_>, lane: &mut Lane) -> Result<()> {
+    /// Hands the bytes of `range` to `write` with their offsets, as they come.
+    fn read(&self, range: Range<u64>, lane: &mut Lane, mut write: impl FnMut(u64, &[u8])) -> Result<()> {
+        if range.end > self.meta.size {
+            let cause = format!("a read beyond the end of the object's {} bytes", self.meta.size);
+            return Err(Error::new(ErrorKind::Storage, cause).object(&self.location).range(range));
+        }
+        let held = self.head.len().clamp(to_usize(range.start), to_usize(range.end));
+        if let Some(held) = self.head.get(to_usize(range.start)..held).filter(|held| !held.is_empty()) {
+            write(range.start, held);
+        }
+        let rest = range.start.max(self.head.len() as u64)..range.end;
+        if rest.is_empty() { Ok(()) } else { self.fetch(rest, lane, write) }
+    }
+
+    /// As [`RemoteObject::read`], from the store. Where that takes far longer than ranges usually do, a second request
+    /// goes for what is missing, and the one that is done first counts. Both are driven by this thread, and both bring
+    /// the same bytes to the same places, so neither can do the other any harm.
+    fn fetch(&self, range: Range<u64>, lane: &mut Lane, write: impl FnMut(u64, &[u8])) -> Result<()> {
         let (tally, reached, hedged) = (Tally::default(), Cell::new(range.start), Cell::new(false));
-        let into = RefCell::new(into);
+        let write = RefCell::new(write);
         let put = |offset, bytes: &[u8]| {
-            into.borrow_mut().write(to_usize(offset - range.start), bytes);
+            (write.borrow_mut())(offset, bytes);
             add(&tally.bytes, bytes.len() as u64);
         };
         let began = Instant::now();
@@ -123,24 +137,18 @@ impl Object for RemoteObject {
     }
 
     fn read_into(&self, offset: u64, mut into: Window<'_>, lane: &mut Lane) -> Result<()> {
-        let len = into.len();
-        let end = offset.checked_add(len as u64).filter(|end| *end <= self.meta.size).ok_or_else(|| {
-            Error::new(
-                ErrorKind::Storage,
-                format!("a read beyond the end of the object's {} bytes", self.meta.size),
-            )
-            .object(&self.location)
-            .range(offset..offset.saturating_add(len as u64))
-        })?;
-        let held = self.head.get(to_usize(offset)..).map_or(0, |rest| rest.len().min(len));
-        if held > 0 {
-            let start = to_usize(offset);
-            into.write(0, &self.head[start..start + held]);
-        }
-        if held == len {
-            return Ok(());
-        }
-        self.fetch(offset + held as u64..end, into.part(held, len - held), lane)
+        let range = offset..offset.saturating_add(into.len() as u64);
+        self.read(range, lane, |at, bytes| into.write(to_usize(at - offset), bytes))
+    }
+
+    fn read_scattered(&self, into: &mut [(u64, Window<'_>)], lane: &mut Lane) -> Result<()> {
+        let end = |(offset, window): &(u64, Window<'_>)| offset.saturating_add(window.len() as u64);
+        let (Some((begin, _)), Some(last)) = (into.first(), into.last()) else { return Ok(()) };
+        self.read(*begin..end(last), lane, |at, bytes| scatter(into, at, bytes))
+    }
+
+    fn scatters(&self) -> bool {
+        true
     }
 
     fn read_to_slot(&self, range: Range<u64>, mut slot: Window<'_>, lane: &mut Lane) -> Result<usize> {
@@ -207,6 +215,16 @@ pub(super) fn version(path: &Path, identity: &Identity) -> Option<ObjectMeta> {
     Some(ObjectMeta { location: path.clone(), last_modified, size, e_tag, version })
 }
 
+/// Writes those of `bytes`, which begin at `at`, that windows want.
+fn scatter(into: &mut [(u64, Window<'_>)], at: u64, bytes: &[u8]) {
+    let end = at + bytes.len() as u64;
+    let first = into.partition_point(|(offset, window)| offset + window.len() as u64 <= at);
+    for (offset, window) in into[first..].iter_mut().take_while(|(offset, _)| *offset < end) {
+        let (from, to) = (at.max(*offset), end.min(*offset + window.len() as u64));
+        window.write(to_usize(from - *offset), &bytes[to_usize(from - at)..to_usize(to - at)]);
+    }
+}
+
 /// Lengths here are lengths of memory that exists, so they fit.
 fn to_usize(n: u64) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
@@ -214,7 +232,37 @@ fn to_usize(n: u64) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        /// However bytes come in, every window has its own in the end, and nothing else was touched.
+        #[test]
+        fn windows_get_their_bytes_from_chunks_of_any_size(
+            spans in prop::collection::vec((0usize..5, 0usize..9), 0..8), chunks in prop::collection::vec(1usize..11, 1..60),
+        ) {
+            let mut memory = [[0xEE; 9]; 8];
+            let (mut into, mut at) = (Vec::new(), 0);
+            for (row, (gap, len)) in memory.iter_mut().zip(&spans) {
+                into.push(((at + gap) as u64, Window::from_slice(&mut row[..*len])));
+                at += gap + len;
+            }
+            let (object, mut from) = ((0..at as u8).collect::<Vec<_>>(), 0);
+            for chunk in chunks.into_iter().cycle().take(at) {
+                let to = (from + chunk).min(at);
+                scatter(&mut into, from as u64, &object[from..to]);
+                from = to;
+            }
+            let mut at = 0;
+            for (row, (gap, len)) in memory.iter().zip(&spans) {
+                at += gap;
+                prop_assert_eq!(&row[..*len], &object[at..at + len]);
+                prop_assert!(row[*len..].iter().all(|byte| *byte == 0xEE));
+                at += len;
+            }
+        }
+    }
 
     #[test]
     fn an_identity_can_be_turned_back_into_the_version_it_stands_for() {

@@ -2,9 +2,9 @@
 //!
 //! A lane is a small runtime with connections of its own. Whoever waits for the network takes one, drives it in its own
 //! thread, and gives it back: so a byte is received, decrypted and copied to where it belongs by one thread, while it is
-//! in that core's cache, and the network has no threads. (Ranges of 8 MiB over loopback cost 0.37 CPU-seconds per GB
-//! this way, 0.41 where one runtime's threads serve all sockets and wake the readers, 0.44 where they copy, too.) What
-//! lanes share is what is dear: certificates, TLS sessions, answers to names.
+//! in that core's cache, and the network has no threads. (Over loopback, beside object_store's own stream with as many
+//! requests: 0.81 of its CPU time this way, 1.09 where one runtime's threads served all sockets and woke the readers.)
+//! What lanes share is what is dear: certificates, TLS sessions, answers to names.
 //!
 //! Nobody drives a lane that nobody waits in, so its connections are not kept for long: those that opening a checkpoint
 //! made serve its load, and a load's end closes what is left. A request that was not read to its end takes its lane with
