@@ -28,6 +28,8 @@ lint: $(VENV)/.built  ## formatting, clippy, ruff, mypy, stubs: warnings are err
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo fmt --check --manifest-path benchmarks/io_engines/Cargo.toml
 	cargo clippy --manifest-path benchmarks/io_engines/Cargo.toml --all-targets --locked -- -D warnings
+	cargo fmt --check --manifest-path benchmarks/http/Cargo.toml
+	cargo clippy --manifest-path benchmarks/http/Cargo.toml --all-targets --locked -- -D warnings
 	@$(BIN)/python tools/extras.py lint test | xargs $(BIN)/pip install -q
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -58,9 +58,7 @@ def report(rounds: list[dict[str, Any]]) -> None:
         cpu = statistics.median(done[way]["cpu_s_per_gb"] for done in rounds)
         print(f"{way:28} {statistics.median(rates):7.3f} GB/s ({min(rates):.3f}-{max(rates):.3f}) {cpu:6.3f} CPU-s/GB")
     gaps = [done["from the cache"]["network_bytes"] / 1e9 for done in rounds]
-    print(
     print(f"the first load left out {statistics.median(gaps):.3f} GB ({max(gaps):.3f} at most): no buffer was free")
-    )
     for what, above, below in (
         ("the first load's cost", "remote, filling the cache", "remote"),
         ("the second load beside the local file", "from the cache", "local file"),

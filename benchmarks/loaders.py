@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import importlib.machinery
 import importlib.metadata
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -46,6 +47,23 @@ def penstock_stream(device: str, notes: Notes) -> Load:
         tensors = dict(checkpoint.stream(device=device))
         notes["stats"] = checkpoint.stats.as_dict() if checkpoint.stats else None
         return tensors
+
+    return load
+
+
+def penstock_into(device: str, notes: Notes) -> Load:
+    import penstock
+
+    held: Tensors = {}
+
+    def load(files: list[str]) -> Tensors:
+        checkpoint = penstock.open(files)
+        if held:
+            checkpoint.load_into(held)
+        else:
+            held.update(checkpoint.load(device=device))
+        notes["stats"] = checkpoint.stats.as_dict() if checkpoint.stats else None
+        return dict(held)
 
     return load
 
@@ -120,7 +138,8 @@ def tensorizer(device: str, _: Notes) -> Load:
 
     def load(files: list[str]) -> Tensors:
         (file,) = files
-        with TensorDeserializer(file, device=device) as tensors:
+        readers = {"num_readers": int(number)} if (number := os.environ.get("TENSORIZER_READERS")) else {}
+        with TensorDeserializer(file, device=device, **readers) as tensors:
             return dict(tensors.items())
 
     return load
@@ -146,6 +165,8 @@ class Loader:
 LOADERS = {
     "penstock": Loader("penstock", penstock_load),
     "penstock-second": Loader("penstock", penstock_load, second=True),
+    # Tensors that exist are filled.
+    "penstock-into": Loader("penstock", penstock_into, second=True),
     "penstock-stream": Loader("penstock", penstock_stream),
     "safetensors": Loader("safetensors", safetensors_load_file),
     "safetensors-prefetch": Loader("safetensors", safetensors_prefetch, cpu=False, since=(0, 9)),
@@ -157,6 +178,9 @@ LOADERS = {
     "instanttensor-buffered": Loader("instanttensor", instanttensor, {"INSTANTTENSOR_BACKEND": "BUFFERED"}, cpu=False),
     "tensorizer": Loader("tensorizer", tensorizer, own_format=True),
 }
+
+# Those of a comparison that names none.
+USUAL = [name for name in LOADERS if name != "penstock-into"]
 
 
 def of(name: str) -> Loader:

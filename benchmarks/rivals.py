@@ -65,7 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, default=3)
     add("--states", type=words, default=comparison.STATES, help=f"by comma; all: {','.join(comparison.STATES)}")
     add("--cases", type=words, default=checkpoints.NAMES, help=f"by comma; all: {','.join(checkpoints.NAMES)}")
-    add("--loaders", type=words, default=list(loaders.LOADERS), help=f"by comma; all: {','.join(loaders.LOADERS)}")
+    add("--loaders", type=words, default=loaders.USUAL, help=f"by comma; all: {','.join(loaders.LOADERS)}")
     add("--site", type=site, action="append", default=[], metavar="NAME=DIR", help="packages that come first for one")
     add("--cores", type=cores, metavar="0-3", help="the cores that may be used, like taskset's")
     add("--gb", type=float, default=15.19, help="size of the case llama")

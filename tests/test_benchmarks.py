@@ -21,6 +21,7 @@ import checkpoints
 import checksum
 import common
 import processes
+import remote
 import report
 import rivals
 
@@ -270,3 +271,33 @@ def test_commands_name_no_directory() -> None:
         shown
         == "python benchmarks/rivals.py DIRECTORY --site a@b=DIR --site=c=DIR --output=r.json --tmpfs shm --resume"
     )
+
+
+# ---- from an object store
+
+
+def test_ratios_beside_a_plain_client_are_of_the_same_round() -> None:
+    def row(what: str, seconds: list[float], cpu: list[float]) -> dict[str, object]:
+        samples = [
+            {"bytes": 10**9, "seconds": took, "cpu_seconds": spent, "bytes_ok": None}
+            for took, spent in zip(seconds, cpu, strict=True)
+        ]
+        return remote.summary("loopback", what, samples)
+
+    rows = [
+        row("object_store@4", [2.0, 2.0, 2.0], [1.0, 1.0, 1.0]),
+        row("object_store@16", [1.0, 1.0, 4.0], [1.0, 1.0, 2.0]),
+        row("object_store-ready@4", [0.1, 0.1, 0.1], [0.1, 0.1, 0.1]),
+        row("penstock", [2.0, 1.0, 2.0], [1.0, 0.5, 1.0]),
+    ]
+    remote.against_object_store(rows)
+    assert [row.get("ratios") for row in rows[:3]] == [None] * 3
+    # The disturbed third round is disturbed for both.
+    assert rows[3]["ratios"] == {"beside": "object_store@16", "speed": [1.0, 0.5, 2.0], "cpu": [0.5, 0.5, 1.0]}
+    assert (rows[3]["gb_per_s"], rows[3]["cpu_s_per_gb"]) == (0.5, 1.0)
+
+
+def test_a_row_that_failed_says_so_and_is_compared_with_nothing() -> None:
+    rows = [remote.summary("loopback", "penstock", [{"error": "no"}, {"error": "no more"}])]
+    remote.against_object_store(rows)
+    assert rows == [{"network": "loopback", "what": "penstock", "error": "no more", "failed": 2}]

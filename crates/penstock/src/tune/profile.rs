@@ -103,7 +103,8 @@ impl Profile {
             Kind::Remote => Self {
                 // Nothing is copied from a page cache.
                 copies: 1,
-                fetches: bounds(32, 4, MOST),
+                // What is behind a few cores is no fast network, and they are better off with fewer.
+                fetches: bounds((2 * cores).clamp(16, 32), 4, MOST),
                 block_bytes: LARGEST_BLOCK,
                 bridge_bytes: REMOTE_BRIDGE,
                 direct: false,

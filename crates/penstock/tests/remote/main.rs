@@ -9,6 +9,7 @@ mod answers;
 mod cache;
 mod faults;
 mod hub;
+mod loads;
 mod opening;
 mod pull;
 

@@ -65,14 +65,14 @@ impl Backend {
         if address.provider == Provider::Web {
             return make().map(Arc::new);
         }
-        Net::of_process()?.backend(key(address, environment, patience), make)
+        Net::of_process().backend(key(address, environment, patience), make)
     }
 
     /// As [`Backend::of`], but with requests signed for `region`, from now on.
     pub(super) fn in_region(&self, address: &Address, region: String, course: &Course) -> Result<Arc<Self>> {
         let made = Arc::new(Self::make(address, &self.environment, self.patience, Some(region), course)?);
         let key = key(address, &self.environment, self.patience);
-        Net::of_process()?.replace_backend(key, Arc::clone(&made));
+        Net::of_process().replace_backend(key, Arc::clone(&made));
         Ok(made)
     }
 
@@ -91,7 +91,7 @@ impl Backend {
             follow: address.provider == Provider::Web,
         };
         // A setting that cannot be is met here rather than by every request.
-        client.client()?;
+        client.tls()?;
         let connector = Connector(client.clone());
         let made = match address.provider {
             Provider::S3 => s3::make(address, environment, &client, connector, region, course)?,

@@ -19,36 +19,54 @@ pub(super) struct Course {
     pub(super) pace: Pace,
     interrupted: AtomicBool,
     interrupt: Notify,
+    /// Whether it is a load, whose end is the end of what it had connections for.
+    pub(super) is_load: bool,
 }
 
 impl Course {
+    pub(super) fn of_load() -> Self {
+        let mut course = Self::default();
+        course.is_load = true;
+        course
+    }
+
     /// Ends what waits in [`Course::block_on`], now and from now on.
     pub(super) fn interrupt(&self) {
         self.interrupted.store(true, Ordering::Release);
         self.interrupt.notify_waiters();
     }
 
-    /// Runs `work` in this thread until it is done.
+    /// Does `work` in this thread. `whole` says of what it came to whether every answer was read to its end.
     ///
     /// # Errors
-    /// `Cancelled` after [`Course::interrupt`], `Memory` where the network's threads cannot be started.
-    pub(super) fn block_on<T>(&self, work: impl Future<Output = T>) -> Result<T> {
-        let net = Net::of_process()?;
-        let done = net.block_on(async {
+    /// `Cancelled` after [`Course::interrupt`], `Memory` where the process may open no more files.
+    pub(super) fn block_on<T>(
+        &self,
+        work: impl Future<Output = T>,
+        whole: impl FnOnce(&T) -> bool,
+    ) -> Result<T> {
+        let net = Net::of_process();
+        let mut lane = net.lane()?;
+        let done = lane.block_on(async {
             tokio::select! {
                 biased;
                 () = self.until_interrupted() => None,
                 done = work => Some(done),
             }
         });
+        match done.as_ref().is_some_and(whole) {
+            true => net.keep(lane),
+            false => lane.close(),
+        }
         done.ok_or_else(|| Error::new(ErrorKind::Cancelled, "the load was stopped"))
     }
 
-    /// As [`Course::block_on`], for work that may itself be stopped short.
+    /// As [`Course::block_on`], for work that may be stopped short.
     pub(super) fn run<T>(&self, work: impl Future<Output = Result<T, Stop>>) -> Result<T, Stop> {
-        self.block_on(work).map_err(Stop::Tell)?
+        self.block_on(work, Result::is_ok).map_err(Stop::Tell)?
     }
 
+    /// Waits for [`Course::interrupt`].
     async fn until_interrupted(&self) {
         let notified = self.interrupt.notified();
         let mut notified = std::pin::pin!(notified);
@@ -56,6 +74,14 @@ impl Course {
         notified.as_mut().enable();
         if !self.interrupted.load(Ordering::Acquire) {
             notified.await;
+        }
+    }
+}
+
+impl Drop for Course {
+    fn drop(&mut self) {
+        if self.is_load {
+            Net::of_process().close_idle();
         }
     }
 }

@@ -133,7 +133,7 @@ impl RemoteStore {
     /// The same store for another load, whose requests share nothing with those of this one but connections.
     #[must_use]
     pub fn another_course(&self) -> Self {
-        Self { course: Arc::default(), ..self.clone() }
+        Self { course: Arc::new(Course::of_load()), ..self.clone() }
     }
 
     /// The variables that count: those given, else those of the process, as they are now.

@@ -32,20 +32,21 @@ impl RemoteObject {
     /// a second request goes for what is missing, and the one that is done first counts. Both are driven by this
     /// thread, and both bring the same bytes to the same places, so neither can do the other any harm.
     fn fetch(&self, range: Range<u64>, into: Window<'_>, lane: &mut Lane) -> Result<()> {
-        let (tally, reached) = (Tally::default(), Cell::new(range.start));
+        let (tally, reached, hedged) = (Tally::default(), Cell::new(range.start), Cell::new(false));
         let into = RefCell::new(into);
         let put = |offset, bytes: &[u8]| {
             into.borrow_mut().write(to_usize(offset - range.start), bytes);
             add(&tally.bytes, bytes.len() as u64);
         };
         let began = Instant::now();
-        let done = self.course.run(async {
+        let work = async {
             let first = self.bring(range.clone(), &tally, |offset, bytes| {
                 put(offset, bytes);
                 reached.set(offset + bytes.len() as u64);
             });
             let second = async {
                 let _hedge = self.until_slow(began).await;
+                hedged.set(true);
                 match self.bring(reached.get()..range.end, &tally, put).await {
                     // The first goes on, and has its own to say.
                     Err(_) => std::future::pending().await,
@@ -57,17 +58,18 @@ impl RemoteObject {
                 done = first => done,
                 done = second => done,
             }
-        });
+        };
+        let done = self.course.block_on(work, |done| done.is_ok() && !hedged.get());
         lane.calls += tally.requests.get();
         lane.push_backs += tally.push_backs.get();
         lane.network_bytes += tally.bytes.get();
         match done {
-            Ok(()) => {
+            Ok(Ok(())) => {
                 self.course.pace.came(range.end - range.start, began.elapsed());
                 Ok(())
             }
-            Err(Stop::Tell(error)) => Err(error),
-            Err(Stop::Region(_) | Stop::Empty) => Err(super::failure::changed()),
+            Ok(Err(Stop::Tell(error))) | Err(error) => Err(error),
+            Ok(Err(Stop::Region(_) | Stop::Empty)) => Err(super::failure::changed()),
         }
         .map_err(|error| error.object(&self.location).range(range.clone()))
     }

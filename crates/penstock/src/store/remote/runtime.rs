@@ -1,66 +1,106 @@
-//! The process's share of the network: one runtime, its threads, its connections.
+//! The process's share of the network: lanes, connections, buckets that are set up.
 //!
-//! Made at the first remote use, never at import. A child after `fork` has none of its parent's threads and must not
-//! write to its parent's connections, so it leaves both alone and makes its own.
+//! A lane is a small runtime with connections of its own. Whoever waits for the network takes one, drives it in its own
+//! thread, and gives it back: so a byte is received, decrypted and copied to where it belongs by one thread, while it is
+//! in that core's cache, and the network has no threads. (Ranges of 8 MiB over loopback cost 0.37 CPU-seconds per GB
+//! this way, 0.41 where one runtime's threads serve all sockets and wake the readers, 0.44 where they copy, too.) What
+//! lanes share is what is dear: certificates, TLS sessions, answers to names.
 //!
-//! Worker threads move bytes from sockets and decrypt them; the pipeline's readers wait in [`Net::block_on`], and copy
-//! what has come to where it belongs themselves. That costs no more than spawning tasks and waiting for their messages
-//! (0.41 and 0.44 CPU-seconds per GB, ranges of 8 MiB over loopback), and memory is borrowed by the thread that waits,
-//! not by a task that might outlive it. A runtime for each reader costs a tenth less (0.37), but every load would make
-//! its connections anew.
+//! Nobody drives a lane that nobody waits in, so its connections are not kept for long: those that opening a checkpoint
+//! made serve its load, and a load's end closes what is left. A request that was not read to its end takes its lane with
+//! it.
+//!
+//! Made at the first remote use, never at import. A child after `fork` must not write to its parent's connections, so it
+//! leaves them alone and makes its own.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Runtime};
 
 use super::backend::{Backend, BackendKey};
+use super::names::Names;
 use super::transport::ClientKey;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::PerProcess;
 
 /// The most buckets that are kept set up: signatures in URLs differ with every one that is signed.
 const MOST_BACKENDS: usize = 256;
+/// How long an unused lane is worth anything: servers close idle connections after 5 to 60 seconds.
+const IDLE: Duration = Duration::from_secs(20);
 
 /// What one process has of the network. Lives as long as the process.
+#[derive(Default)]
 pub(super) struct Net {
-    runtime: Runtime,
-    clients: Mutex<HashMap<ClientKey, reqwest::Client>>,
+    lanes: Mutex<Vec<(Instant, Lane)>>,
     backends: Mutex<HashMap<BackendKey, Arc<Backend>>>,
+    /// By the file that certificates come from, if it is not the system's.
+    tls: Mutex<HashMap<Option<PathBuf>, rustls::ClientConfig>>,
+    pub(super) names: Arc<Names>,
 }
 
 static NET: PerProcess<Net> = PerProcess::new();
 
+type Clients = HashMap<ClientKey, reqwest::Client>;
+
+thread_local! {
+    /// The clients of the lane that this thread drives.
+    static CLIENTS: RefCell<Clients> = RefCell::default();
+}
+
 impl Net {
     /// This process's.
+    pub(super) fn of_process() -> &'static Self {
+        let Ok::<_, std::convert::Infallible>(net) = NET.get_or_try_init(|| Ok(Self::default()));
+        net
+    }
+
+    /// A lane that nobody else has.
     ///
     /// # Errors
-    /// `Memory` where its threads cannot be started.
-    pub(super) fn of_process() -> Result<&'static Self> {
-        NET.get_or_try_init(|| {
-            Ok(Self { runtime: start()?, clients: Mutex::default(), backends: Mutex::default() })
-        })
-    }
-
-    /// Runs `work` in this thread, which waits; sockets are served by the runtime's own.
-    pub(super) fn block_on<T>(&self, work: impl Future<Output = T>) -> T {
-        self.runtime.block_on(work)
-    }
-
-    /// The client for `key`, made by `make` at the first request.
-    pub(super) fn client(
-        &self,
-        key: &ClientKey,
-        make: impl FnOnce() -> Result<reqwest::Client>,
-    ) -> Result<reqwest::Client> {
-        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(client) = clients.get(key) {
-            return Ok(client.clone());
+    /// `Memory` where there is none, and none can be made.
+    pub(super) fn lane(&self) -> Result<Lane> {
+        let mut lanes = lock(&self.lanes);
+        lanes.retain(|(since, _)| since.elapsed() < IDLE);
+        match lanes.pop() {
+            Some((_, lane)) => Ok(lane),
+            None => {
+                drop(lanes);
+                Lane::new()
+            }
         }
-        let client = make()?;
-        clients.insert(key.clone(), client.clone());
-        Ok(client)
+    }
+
+    /// Takes back a lane in which nothing is under way.
+    pub(super) fn keep(&self, lane: Lane) {
+        lock(&self.lanes).push((Instant::now(), lane));
+    }
+
+    /// Closes the connections that nobody uses now.
+    pub(super) fn close_idle(&self) {
+        let idle = std::mem::take(&mut *lock(&self.lanes));
+        drop(idle);
+    }
+
+    /// The settings of TLS for connections that trust these certificates, made by `make` at the first.
+    pub(super) fn tls(
+        &self,
+        roots: Option<&PathBuf>,
+        make: impl FnOnce() -> Result<rustls::ClientConfig>,
+    ) -> Result<rustls::ClientConfig> {
+        // Held meanwhile: of many lanes that begin together, one reads the certificates.
+        let mut known = lock(&self.tls);
+        let roots = roots.cloned();
+        if let Some(config) = known.get(&roots) {
+            return Ok(config.clone());
+        }
+        let config = make()?;
+        known.insert(roots, config.clone());
+        Ok(config)
     }
 
     /// The backend for `key`, made by `make` if there is none.
@@ -69,13 +109,13 @@ impl Net {
         key: BackendKey,
         make: impl FnOnce() -> Result<Backend>,
     ) -> Result<Arc<Backend>> {
-        let there = self.backends.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+        let there = lock(&self.backends).get(&key).cloned();
         if let Some(backend) = there {
             return Ok(backend);
         }
         // Making one may read files and wait for servers, so the lock is not held meanwhile.
         let made = Arc::new(make()?);
-        let mut backends = self.backends.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut backends = lock(&self.backends);
         if backends.len() >= MOST_BACKENDS {
             backends.clear();
         }
@@ -84,21 +124,69 @@ impl Net {
 
     /// Puts another backend in its place.
     pub(super) fn replace_backend(&self, key: BackendKey, backend: Arc<Backend>) {
-        self.backends.lock().unwrap_or_else(PoisonError::into_inner).insert(key, backend);
+        lock(&self.backends).insert(key, backend);
     }
 }
 
-fn start() -> Result<Runtime> {
-    let cores = std::thread::available_parallelism().map_or(2, std::num::NonZeroUsize::get);
-    Builder::new_multi_thread()
-        // Half the cores: the other half copies. A core moves 2 to 3 GB/s from its sockets, half that with TLS.
-        .worker_threads((cores / 2).clamp(2, 16))
-        .max_blocking_threads(4)
-        .thread_name("net-penstock")
-        .enable_all()
-        .build()
-        .map_err(|error| {
-            Error::new(ErrorKind::Memory, format!("the network's threads could not be started: {error}"))
-                .remedy("Raise the limit of processes (ulimit -u, cgroup pids.max)")
-        })
+/// See the module. Its connections end with it.
+pub(super) struct Lane {
+    runtime: Runtime,
+    clients: Clients,
+}
+
+impl Lane {
+    fn new() -> Result<Self> {
+        let runtime = Builder::new_current_thread()
+            // Threads that ask for the addresses of names.
+            .max_blocking_threads(1)
+            .thread_keep_alive(Duration::from_millis(1))
+            .thread_name("penstock-names")
+            .enable_all()
+            .build()
+            .map_err(|error| {
+                Error::new(
+                    ErrorKind::Memory,
+                    format!("a queue for network events could not be made: {error}"),
+                )
+                .remedy("Raise the limit of open files (ulimit -n)")
+            })?;
+        Ok(Self { runtime, clients: Clients::new() })
+    }
+
+    /// Does `work` in this thread.
+    pub(super) fn block_on<T>(&mut self, work: impl Future<Output = T>) -> T {
+        CLIENTS.with_borrow_mut(|held| std::mem::swap(held, &mut self.clients));
+        let _back = Driven(&mut self.clients);
+        self.runtime.block_on(work)
+    }
+
+    /// Ends its connections. A thread that still asks for a name is not waited for.
+    pub(super) fn close(self) {
+        self.runtime.shutdown_background();
+    }
+}
+
+/// Clients that are in `CLIENTS` for as long as this lives.
+struct Driven<'a>(&'a mut Clients);
+
+impl Drop for Driven<'_> {
+    fn drop(&mut self) {
+        CLIENTS.with_borrow_mut(|held| std::mem::swap(held, self.0));
+    }
+}
+
+/// The client for `key` of the lane that this thread drives, made by `make` at its first request.
+pub(super) fn client(
+    key: &ClientKey,
+    make: impl FnOnce() -> Result<reqwest::Client>,
+) -> Result<reqwest::Client> {
+    CLIENTS.with_borrow_mut(|clients| match clients.get(key) {
+        Some(client) => Ok(client.clone()),
+        None => make().inspect(|client| drop(clients.insert(key.clone(), client.clone()))),
+    })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing is left half done under these locks.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -40,7 +40,7 @@ pub(super) fn make(
     let own_keys = own_keys(environment);
     let files = match (environment.is_of_process(), anonymous && environment.get(&["AWS_PROFILE"]).is_none())
     {
-        (true, false) => Some(course.block_on(load(client))?),
+        (true, false) => Some(course.block_on(load(client), |_| true)?),
         _ => None,
     };
     let region = region

@@ -24,9 +24,8 @@ use reqwest::redirect::Policy;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
-use super::names::Names;
 use super::retry::Patience;
-use super::runtime::Net;
+use super::runtime::{self, Net};
 use super::witness::{MAX_ERROR_BODY, Refusal, Witness};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -52,26 +51,32 @@ pub(super) struct ClientKey {
 }
 
 impl ClientKey {
-    /// The client of this process.
+    /// The client of the lane that this thread drives.
     pub(super) fn client(&self) -> Result<reqwest::Client> {
-        Net::of_process()?.client(self, || self.make())
+        runtime::client(self, || self.make())
     }
 
-    fn make(&self) -> Result<reqwest::Client> {
-        let tls =
-            rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+    /// The settings of TLS.
+    pub(super) fn tls(&self) -> Result<rustls::ClientConfig> {
+        Net::of_process().tls(self.ca_bundle.as_ref(), || {
+            let ring = Arc::new(rustls::crypto::ring::default_provider());
+            Ok(rustls::ClientConfig::builder_with_provider(ring)
                 .with_safe_default_protocol_versions()
                 .map_err(|error| Error::new(ErrorKind::Config, format!("TLS could not be set up: {error}")))?
                 .with_root_certificates(self.roots()?)
-                .with_no_client_auth();
+                .with_no_client_auth())
+        })
+    }
+
+    fn make(&self) -> Result<reqwest::Client> {
         reqwest::Client::builder()
-            .tls_backend_preconfigured(tls)
+            .tls_backend_preconfigured(self.tls()?)
             .http1_only()
             .user_agent(concat!("penstock/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(self.patience.connect)
             .read_timeout(self.patience.idle)
             .tcp_nodelay(true)
-            .dns_resolver(Arc::new(Names::default()))
+            .dns_resolver(Arc::clone(&Net::of_process().names))
             .redirect(if self.follow { Policy::limited(10) } else { Policy::none() })
             .referer(false)
             .build()
@@ -112,7 +117,7 @@ impl HttpConnector for Connector {
     }
 }
 
-/// Sends a request with the client of the process that it is in, and writes down what comes of it.
+/// Sends a request with the client of the lane that it is made in, and writes down what comes of it.
 #[derive(Debug)]
 struct Service(ClientKey);
 

@@ -224,7 +224,7 @@ impl<'a> Hub<'a> {
                 .remedy("Write HF_ENDPOINT=https://host, or unset it")
         })?;
         let client = ClientKey { patience: self.patience, ca_bundle: None, follow: false };
-        client.client()?;
+        client.tls()?;
         Ok(Sender::new(client, &endpoint, self.settings.token.as_deref()))
     }
 
