@@ -95,6 +95,21 @@ def test_what_the_hubs_own_client_cached_is_read_from_there(
         penstock.open("hf://org/other")
 
 
+def test_the_disk_cache_knows_a_file_again_in_the_next_commit(running: Hub, tmp_path: Path) -> None:
+    files, tensors = sharded(tmp_path)
+    running.push("org/model", files)
+    cache = tmp_path / "disk-cache"
+    assert_bits(penstock.open("hf://org/model", cache_dir=cache).load(framework="np"), tensors)
+    assert penstock.flush_disk_cache()
+    other, changed = sharded(tmp_path, 100)
+    running.push("org/model", {**files, "model-2.safetensors": other["model-2.safetensors"]})
+    ckpt = penstock.open("hf://org/model", cache_dir=cache)
+    expected = {name: changed[name] if name.startswith("w2") else tensor for name, tensor in tensors.items()}
+    assert_bits(ckpt.load(framework="np"), expected)
+    assert ckpt.stats is not None
+    assert 0 < ckpt.stats.network_bytes <= len(other["model-2.safetensors"])
+
+
 def test_refusals_are_exceptions_that_say_what_to_do(
     running: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

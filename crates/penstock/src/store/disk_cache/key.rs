@@ -1,7 +1,7 @@
 //! Which version of which object an entry is of.
 
 use crate::store::block_map::checksum;
-use crate::store::{Identity, RemoteStore, is_http, shown};
+use crate::store::{Identity, RemoteStore, is_http};
 
 /// See the module.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,7 +18,7 @@ impl Key {
     /// The key of a version; `None` where nothing names it, so that another could be taken for it.
     pub(super) fn of(location: &str, identity: &Identity) -> Option<Self> {
         let (bytes, tagged) = RemoteStore::described(identity)?;
-        let mut label = format!("{}\n{}", shown(location), identity.0);
+        let mut label = format!("{}\n{}", RemoteStore::lasting(location), identity.0);
         // A query may sign, and differ every day; or it may say which object is meant. A tag tells objects apart, a date
         // does not.
         let query = location.find('?').map_or("", |at| &location[at..]);
@@ -51,6 +51,12 @@ mod tests {
         // Without a tag, the query may say which object it is.
         assert_ne!(key("https://h/a?id=1", "", day), key("https://h/a?id=2", "", day));
         assert_eq!(key("https://h/a", "", none), None);
+        // An unchanged file of a repository is the same in the next commit.
+        let commit = "0123456789012345678901234567890123456789";
+        assert_eq!(
+            key("hf://o/n/a", "\"t\"", none),
+            key(&format!("hf://models/o/n@{commit}/a"), "\"t\"", none)
+        );
         assert_eq!(Key::of("s3://b/a", &Identity("nonsense".into())), None);
     }
 }

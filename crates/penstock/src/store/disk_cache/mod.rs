@@ -2,7 +2,7 @@
 //!
 //! A store in front of the remote one. What is read through it also goes to disk, behind the load's back: bytes are
 //! copied to a buffer and handed to threads that write; where these cannot keep up, bytes are left out rather than
-//! waited for, and the next load fills the gaps. An object that is there completely is a local file from then on, read
+//! waited for (but for a moment), and the next load fills the gaps. An object that is there completely is a local file from then on, read
 //! as fast as any, cached or direct.
 //!
 //! * `key`: which version of which object. `directory`: entries on disk, their locks, their bound.

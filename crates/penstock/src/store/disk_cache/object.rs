@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::directory::BLOCK_BYTES;
 use super::entry::Entry;
@@ -16,6 +17,10 @@ use crate::store::{Identity, Lane, LocalStore, Object, Store};
 
 /// Blocks of one object that are being put together, at most: 32 MiB.
 const MOST_PIECES: usize = 64;
+
+/// What part of the time that bytes took to come a reader waits for a buffer at most. Readers come in bursts, and a disk
+/// that is fast enough on the whole should not miss any of one.
+const PATIENCE: u32 = 25;
 
 /// See the module.
 pub(super) struct CachingObject {
@@ -47,7 +52,7 @@ impl CachingObject {
         }
         let mut head = vec![0; len];
         if self.remote.read_into(0, Window::from_slice(&mut head), &mut Lane::default()).is_ok() {
-            self.keep(0, &head);
+            self.keep(0, &head, Duration::ZERO);
         }
     }
 
@@ -100,15 +105,17 @@ impl CachingObject {
     #[allow(unsafe_code)]
     fn read_remote(&self, range: Range<u64>, mut into: Window<'_>, lane: &mut Lane) -> Result<()> {
         let len = into.len();
+        let began = Instant::now();
         self.remote.read_into(range.start, into.part(0, len), lane)?;
+        let patience = began.elapsed() / PATIENCE;
         // SAFETY: the read has just filled all of it, and `into` is still ours alone.
         let came = unsafe { into.assume_filled(0, len) };
-        self.keep(range.start, came);
+        self.keep(range.start, came, patience);
         Ok(())
     }
 
     /// Hands what came to the writers: whole blocks at once, others when they are whole.
-    fn keep(&self, offset: u64, bytes: &[u8]) {
+    fn keep(&self, offset: u64, bytes: &[u8], patience: Duration) {
         let end = offset + bytes.len() as u64;
         let part = |range: Range<u64>| &bytes[to_usize(range.start - offset)..to_usize(range.end - offset)];
         let mut at = offset;
@@ -117,7 +124,7 @@ impl CachingObject {
             let range = self.entry.range(block);
             if range.start < at || range.end > end {
                 let stop = range.end.min(end);
-                self.piece(block, to_usize(at - range.start), part(at..stop));
+                self.piece(block, to_usize(at - range.start), part(at..stop), patience);
                 at = stop;
                 continue;
             }
@@ -135,13 +142,13 @@ impl CachingObject {
                 continue;
             }
             let stop = self.entry.range(last - 1).end;
-            self.write(block..last, part(range.start..stop));
+            self.write(block..last, part(range.start..stop), patience);
             at = stop;
         }
     }
 
     /// A part of a block.
-    fn piece(&self, block: usize, start: usize, bytes: &[u8]) {
+    fn piece(&self, block: usize, start: usize, bytes: &[u8], patience: Duration) {
         if self.entry.has(block) {
             return;
         }
@@ -160,12 +167,12 @@ impl CachingObject {
         let Some(held) = pieces.remove(&block) else { return };
         drop(pieces);
         if self.entry.claim(block) {
-            self.write(block..block + 1, &held.bytes);
+            self.write(block..block + 1, &held.bytes, patience);
         }
     }
 
-    fn write(&self, blocks: Range<usize>, bytes: &[u8]) {
-        if !Writers::of_process().write(&self.entry, blocks.start, bytes) {
+    fn write(&self, blocks: Range<usize>, bytes: &[u8], patience: Duration) {
+        if !Writers::of_process().write(&self.entry, blocks.start, bytes, patience) {
             self.entry.leave_out(blocks);
         }
     }

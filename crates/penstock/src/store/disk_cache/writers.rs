@@ -1,7 +1,7 @@
 //! The threads of the process that write to disk caches.
 //!
-//! Whoever reads copies its bytes to a buffer and goes on. There are so many buffers and no more; where none is free, the
-//! bytes are not kept. Threads come with the work and go when there has been none for a moment. They belong to the
+//! Whoever reads copies its bytes to a buffer and goes on. There are so many buffers and no more; where none becomes free
+//! in the moment that a reader may wait, the bytes are not kept. Threads come with the work and go when there has been none for a moment. They belong to the
 //! process: a child after `fork` has none of them, and begins anew.
 
 use std::collections::VecDeque;
@@ -14,8 +14,8 @@ use crate::memory::{PerProcess, Region};
 
 /// Bytes of a buffer: what a load asks an object store for at once.
 pub(super) const BUFFER_BYTES: usize = 8 << 20;
-/// Buffers of the process: 128 MiB wait for the disk at most.
-const MOST_BUFFERS: usize = 16;
+/// Buffers of the process: 256 MiB wait for the disk at most, what all readers of a load may bring at the same moment.
+const MOST_BUFFERS: usize = 32;
 /// Threads that write at once: enough for any disk, with direct writes of this size.
 const MOST_THREADS: usize = 4;
 /// How long a thread waits for more to do.
@@ -45,6 +45,7 @@ struct State {
 pub(super) struct Writers {
     state: Mutex<State>,
     more: Condvar,
+    freed: Condvar,
     done: Condvar,
 }
 
@@ -63,9 +64,16 @@ impl Writers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has consecutive blocks written, of which `bytes` are all bytes; false where no buffer is free.
-    pub(super) fn write(&'static self, entry: &Arc<Entry>, first: usize, bytes: &[u8]) -> bool {
-        let Some(mut buffer) = self.buffer() else { return false };
+    /// Has consecutive blocks written, of which `bytes` are all bytes; false where no buffer becomes free within
+    /// `patience`.
+    pub(super) fn write(
+        &'static self,
+        entry: &Arc<Entry>,
+        first: usize,
+        bytes: &[u8],
+        patience: Duration,
+    ) -> bool {
+        let Some(mut buffer) = self.buffer(patience) else { return false };
         buffer.window().write(0, bytes);
         entry.enter();
         self.add(Job::Write(Arc::clone(entry), first, bytes.len(), buffer));
@@ -79,8 +87,10 @@ impl Writers {
         }
     }
 
-    fn buffer(&self) -> Option<Region> {
-        let mut state = self.lock();
+    fn buffer(&self, patience: Duration) -> Option<Region> {
+        let none = |state: &mut State| state.free.is_empty() && state.buffers == MOST_BUFFERS;
+        let waited = self.freed.wait_timeout_while(self.lock(), patience, none);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if let Some(buffer) = state.free.pop() {
             return Some(buffer);
         }
@@ -135,6 +145,7 @@ impl Writers {
                 state = self.lock();
                 state.busy -= 1;
                 state.free.extend(buffer);
+                self.freed.notify_one();
                 if state.busy == 0 && state.jobs.is_empty() {
                     self.done.notify_all();
                 }

@@ -126,6 +126,12 @@ impl RemoteStore {
         Some((meta.size, meta.e_tag.is_some() || meta.version.is_some()))
     }
 
+    /// A location without secrets, as far as it is needed to tell an object from others with the same tag: on the hub
+    /// not its revision, as an unchanged file is the same object in the next commit.
+    pub(super) fn lasting(location: &str) -> String {
+        Hub::of_any_revision(location).unwrap_or_else(|| super::shown(location).into_owned())
+    }
+
     fn hub<'a>(&'a self, environment: &'a Arc<Environment>) -> Hub<'a> {
         Hub::new(environment, self.patience, &self.pins, self.local, &self.course)
     }

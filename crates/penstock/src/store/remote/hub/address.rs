@@ -116,6 +116,11 @@ impl HubAddress {
         format!("hf://{}{}@{commit}{slash}{path}", self.kind.prefix(), self.repository)
     }
 
+    /// What names the file in whatever revision: with a digest of its content, that is enough to know it by.
+    pub(super) fn of_any_revision(&self) -> String {
+        format!("hf://{}{}/{}", self.kind.prefix(), self.repository, self.path)
+    }
+
     /// The commit, where the revision is one in full.
     pub(super) fn commit(&self) -> Option<&str> {
         is_commit(&self.revision).then_some(&*self.revision)
@@ -248,5 +253,6 @@ mod tests {
         let again = HubAddress::parse(&pinned).unwrap();
         assert_eq!((again.commit(), &*again.path), (Some("0123456789012345678901234567890123456789"), "x/y"));
         assert_eq!((address.commit(), &*address.folder()), (None, "datasets--org--name"));
+        assert_eq!(again.of_any_revision(), "hf://datasets/org/name/x/y");
     }
 }

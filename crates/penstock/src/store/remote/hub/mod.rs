@@ -91,6 +91,11 @@ impl<'a> Hub<'a> {
         Self { environment, patience, pins, local, course, settings: Settings::of(environment) }
     }
 
+    /// A location without its revision; `None` where it is none of the hub's.
+    pub(super) fn of_any_revision(location: &str) -> Option<String> {
+        Some(HubAddress::parse(location).ok()?.of_any_revision())
+    }
+
     /// Opens a file at the commit that its revision is.
     pub(super) fn open(&self, location: &str) -> Result<Arc<dyn Object>> {
         let address = HubAddress::parse(location)?;
@@ -224,7 +229,7 @@ impl<'a> Hub<'a> {
                 .remedy("Write HF_ENDPOINT=https://host, or unset it")
         })?;
         let client = ClientKey { patience: self.patience, ca_bundle: None, follow: false };
-        client.client()?;
+        client.tls()?;
         Ok(Sender::new(client, &endpoint, self.settings.token.as_deref()))
     }
 
