@@ -90,7 +90,8 @@ def from_pretrained(
             parts = _components(found, together, where, dtype, variant, penstock_config, kwargs)
         loaded = _assembled(pipeline_class, found, parts, dtype, variant, penstock_config, kwargs)
         loaded.register_to_config(_name_or_path=os.fspath(path))
-        loaded = loaded.to(where)
+        if not _is_on(loaded, where):
+            loaded = loaded.to(where)
     logger.info("%s: on %s in %.2f s", path, where, time.perf_counter() - began)
     return loaded
 
@@ -277,6 +278,14 @@ def _assembled(
         keywords["variant"] = variant
     with patch_safetensors(config=config):
         return pipeline_class.from_pretrained(found.local, **parts, **keywords, **kwargs)
+
+
+def _is_on(pipeline: Any, device: str) -> bool:
+    """Whether all weights of a pipeline are there. Moving is left out then: quantised components refuse to be moved."""
+    import torch
+
+    modules = [part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)]
+    return all(str(p.device) == device for module in modules for p in module.parameters())
 
 
 def _pipeline_place(path: PathLike, variant: str | None, revision: str | None, hub: dict[str, Any]) -> Place:

@@ -156,6 +156,8 @@ def load(
         raise
     finally:
         supply.close()
+    if supply.failure is not None:
+        raise supply.failure
     model = result[0] if isinstance(result, tuple) else result
     model.name_or_path = model.config.name_or_path = name
     if kwargs.get("generation_config") is None:
