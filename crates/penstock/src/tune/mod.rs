@@ -27,7 +27,8 @@ pub struct Settings {
     pub readers: Readers,
     /// Bytes of a block.
     pub block_bytes: u64,
-    least_block_bytes: u64,
+    /// What a block may shrink to in a load of few bytes.
+    pub least_block_bytes: u64,
     /// The largest gap between wanted bytes that is read rather than skipped.
     pub bridge_bytes: u64,
     /// Whether reads that by-pass the page cache can gain anything.
