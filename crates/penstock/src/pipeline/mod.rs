@@ -22,6 +22,7 @@ mod meter;
 mod objects;
 mod queue;
 mod reader;
+mod runs;
 mod session;
 mod shared;
 

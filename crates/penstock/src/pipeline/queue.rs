@@ -6,14 +6,17 @@
 //! taken, so that storage does not idle while there is something cached to copy: a checkpoint of which half is cached
 //! can take as long as the other half does.
 //!
-//! Within a kind, blocks are taken in the plan's order, and only those whose tensors all have destinations. Where
-//! nobody can tell what is cached, everything is fetched.
+//! Within a kind, blocks are taken in the plan's order (fetches, where each reader has a run of its own, as
+//! [`Runs`] says), and only those whose tensors all have destinations. Where nobody can tell what is cached, everything is
+//! fetched.
 //!
 //! The queue knows neither threads nor files. To learn what is cached, it has a reader look: that takes microseconds for
 //! a block, too long to be done under the queue's lock.
 
 use std::collections::VecDeque;
 use std::ops::Range;
+
+use super::runs::Runs;
 
 /// How many blocks a reader looks at in one go: enough to come upon a fetch soon, few enough to be at work soon.
 const LOOK_AHEAD: usize = 16;
@@ -57,14 +60,14 @@ pub(super) struct Queue {
     /// Readers that are looking.
     looking: usize,
     to_copy: VecDeque<usize>,
-    to_fetch: VecDeque<usize>,
+    to_fetch: Runs,
     copying: usize,
-    fetching: usize,
     most_at_work: usize,
 }
 
 impl Queue {
-    pub(super) fn new(blocks: usize) -> Self {
+    /// So many blocks, of which each reader fetches a run of its own or the next one.
+    pub(super) fn new(blocks: usize, own_runs: bool) -> Self {
         Self {
             blocks,
             taken: 0,
@@ -72,9 +75,8 @@ impl Queue {
             looked_at: 0,
             looking: 0,
             to_copy: VecDeque::new(),
-            to_fetch: VecDeque::new(),
+            to_fetch: Runs::new(own_runs),
             copying: 0,
-            fetching: 0,
             most_at_work: 0,
         }
     }
@@ -94,25 +96,22 @@ impl Queue {
         self.most_at_work
     }
 
-    /// What a reader should do next.
-    pub(super) fn take(&mut self, room: Room) -> Found {
-        let fetches = self.fetching < room.fetches;
-        let copies = self.copying < room.copies;
+    /// What a reader should do next that fetched the block `after` just now, if it did.
+    pub(super) fn take(&mut self, room: Room, after: Option<usize>) -> Found {
         if self.is_over() {
             return Found::Over;
         }
-        if fetches && let Some(block) = self.to_fetch.pop_front() {
-            self.fetching += 1;
+        let fetches = self.to_fetch.under_way() < room.fetches;
+        let copies = self.copying < room.copies;
+        // Runs are cut from all that there is.
+        if self.to_fetch.each_their_own() && self.should_look(room) {
+            return self.look();
+        }
+        if fetches && let Some(block) = self.to_fetch.take(after) {
             return self.found(block, Kind::Fetch);
         }
-        // There is room for a fetch: perhaps one comes soon. One reader at a time looks further than it must.
-        let nothing_to_copy = copies && self.to_copy.is_empty();
-        if self.looked_at < self.ready && (nothing_to_copy || (fetches && self.looking == 0)) {
-            let end = self.ready.min(self.looked_at + LOOK_AHEAD);
-            let range = self.looked_at..end;
-            self.looked_at = end;
-            self.looking += 1;
-            return Found::Look(range);
+        if self.should_look(room) {
+            return self.look();
         }
         if copies && let Some(block) = self.to_copy.pop_front() {
             self.copying += 1;
@@ -122,39 +121,52 @@ impl Queue {
         if all_taken { Found::NotYet } else { Found::Enough }
     }
 
+    /// Whether a reader should look further. Where there is room for a fetch, perhaps one comes soon: then one reader at a
+    /// time looks further than it must.
+    fn should_look(&self, room: Room) -> bool {
+        let fetches = self.to_fetch.under_way() < room.fetches;
+        let nothing_to_copy = self.copying < room.copies && self.to_copy.is_empty();
+        self.looked_at < self.ready && (nothing_to_copy || (fetches && self.looking == 0))
+    }
+
+    fn look(&mut self) -> Found {
+        let range = self.looked_at..self.ready.min(self.looked_at + LOOK_AHEAD);
+        self.looked_at = range.end;
+        self.looking += 1;
+        Found::Look(range)
+    }
+
     /// Puts blocks that a reader has looked at in their lines.
     pub(super) fn sort(&mut self, kinds: impl IntoIterator<Item = (usize, Kind)>) {
         self.looking -= 1;
         for (block, kind) in kinds {
-            let line = match kind {
-                Kind::Copy => &mut self.to_copy,
-                Kind::Fetch => &mut self.to_fetch,
-            };
-            line.push_back(block);
+            match kind {
+                Kind::Copy => self.to_copy.push_back(block),
+                Kind::Fetch => self.to_fetch.add(block),
+            }
         }
     }
 
     /// A reader has ended its work on a block.
-    pub(super) fn done(&mut self, kind: Kind) {
+    pub(super) fn done(&mut self, block: usize, kind: Kind) {
         match kind {
             Kind::Copy => self.copying -= 1,
-            Kind::Fetch => self.fetching -= 1,
+            Kind::Fetch => self.to_fetch.done(block),
         }
     }
 
     /// Whether one more reader would find something to do.
     pub(super) fn wants_more(&self, room: Room) -> bool {
-        let fetches = self.fetching < room.fetches;
+        let fetches = self.to_fetch.under_way() < room.fetches;
         let copies = self.copying < room.copies;
-        let nothing_to_copy = copies && self.to_copy.is_empty();
         (fetches && !self.to_fetch.is_empty())
             || (copies && !self.to_copy.is_empty())
-            || (self.looked_at < self.ready && (nothing_to_copy || (fetches && self.looking == 0)))
+            || self.should_look(room)
     }
 
     fn found(&mut self, block: usize, kind: Kind) -> Found {
         self.taken += 1;
-        self.most_at_work = self.most_at_work.max(self.copying + self.fetching);
+        self.most_at_work = self.most_at_work.max(self.copying + self.to_fetch.under_way());
         Found::Block(block, kind)
     }
 }
@@ -168,7 +180,7 @@ mod tests {
     const ROOM: Room = Room { copies: 2, fetches: 2 };
 
     fn queue(blocks: usize) -> Queue {
-        let mut queue = Queue::new(blocks);
+        let mut queue = Queue::new(blocks, false);
         queue.set_ready(blocks);
         queue
     }
@@ -176,7 +188,7 @@ mod tests {
     /// What a reader finds, having looked where it was told to.
     fn take(queue: &mut Queue, room: Room, cached: impl Fn(usize) -> bool) -> Found {
         loop {
-            match queue.take(room) {
+            match queue.take(room, None) {
                 Found::Look(range) => {
                     let kind = |block| if cached(block) { Kind::Copy } else { Kind::Fetch };
                     queue.sort(range.map(|block| (block, kind(block))));
@@ -195,34 +207,45 @@ mod tests {
         assert_eq!(take(&mut queue, ROOM, cached), Found::Block(0, Kind::Copy));
         assert_eq!(take(&mut queue, ROOM, cached), Found::Block(1, Kind::Copy));
         assert_eq!(take(&mut queue, ROOM, cached), Found::Enough);
-        queue.done(Kind::Fetch);
+        queue.done(10, Kind::Fetch);
         assert_eq!(take(&mut queue, ROOM, cached), Found::Enough);
-        queue.done(Kind::Copy);
+        queue.done(0, Kind::Copy);
         assert_eq!(take(&mut queue, ROOM, cached), Found::Block(2, Kind::Copy));
     }
 
     #[test]
     fn while_one_reader_looks_others_copy_what_is_known_and_look_on_when_there_is_nothing() {
         let mut queue = queue(100);
-        assert_eq!(queue.take(ROOM), Found::Look(0..16));
-        assert_eq!(queue.take(ROOM), Found::Look(16..32));
+        assert_eq!(queue.take(ROOM, None), Found::Look(0..16));
+        assert_eq!(queue.take(ROOM, None), Found::Look(16..32));
         queue.sort((0..16).map(|block| (block, Kind::Copy)));
-        assert_eq!(queue.take(ROOM), Found::Block(0, Kind::Copy));
+        assert_eq!(queue.take(ROOM, None), Found::Block(0, Kind::Copy));
         queue.sort((16..32).map(|block| (block, Kind::Copy)));
-        assert_eq!(queue.take(ROOM), Found::Look(32..48));
+        assert_eq!(queue.take(ROOM, None), Found::Look(32..48));
+    }
+
+    #[test]
+    fn readers_with_runs_of_their_own_look_at_everything_first() {
+        let mut queue = Queue::new(100, true);
+        queue.set_ready(100);
+        let nothing_cached = |_| false;
+        assert_eq!(take(&mut queue, ROOM, nothing_cached), Found::Block(0, Kind::Fetch));
+        assert_eq!(take(&mut queue, ROOM, nothing_cached), Found::Block(50, Kind::Fetch));
+        queue.done(50, Kind::Fetch);
+        assert_eq!(queue.take(ROOM, Some(50)), Found::Block(51, Kind::Fetch));
     }
 
     #[test]
     fn blocks_wait_for_their_destinations() {
-        let mut queue = Queue::new(2);
-        assert_eq!(queue.take(ROOM), Found::NotYet);
+        let mut queue = Queue::new(2, false);
+        assert_eq!(queue.take(ROOM, None), Found::NotYet);
         queue.set_ready(1);
         assert!(queue.wants_more(ROOM));
         assert_eq!(take(&mut queue, ROOM, |_| true), Found::Block(0, Kind::Copy));
-        assert_eq!(queue.take(ROOM), Found::NotYet);
+        assert_eq!(queue.take(ROOM, None), Found::NotYet);
         queue.set_ready(2);
         assert_eq!(take(&mut queue, ROOM, |_| false), Found::Block(1, Kind::Fetch));
-        assert_eq!(queue.take(ROOM), Found::Over);
+        assert_eq!(queue.take(ROOM, None), Found::Over);
     }
 
     proptest! {
@@ -231,11 +254,11 @@ mod tests {
         #[test]
         fn every_block_is_taken_once_and_nobody_waits_for_nothing(
             cached in prop::collection::vec(any::<bool>(), 1..200),
-            copies in 1usize..5, fetches in 1usize..5,
+            copies in 1usize..5, fetches in 1usize..5, own_runs: bool,
             choices in prop::collection::vec(any::<u8>(), 2000),
         ) {
             let room = Room { copies, fetches };
-            let mut queue = Queue::new(cached.len());
+            let mut queue = Queue::new(cached.len(), own_runs);
             let mut taken = vec![false; cached.len()];
             let (mut at_work, mut looking) = (Vec::new(), Vec::new());
             let mut ready = 0;
@@ -246,11 +269,11 @@ mod tests {
                     queue.set_ready(ready);
                 }
                 let wanted = queue.wants_more(room);
-                match queue.take(room) {
+                match queue.take(room, None) {
                     Found::Block(block, found) => {
                         prop_assert!(wanted && block < ready && !std::mem::replace(&mut taken[block], true));
                         prop_assert_eq!(found, kind(block).1);
-                        at_work.push(found);
+                        at_work.push((block, found));
                     }
                     Found::Look(range) => {
                         prop_assert!(wanted && range.end <= ready);
@@ -265,10 +288,11 @@ mod tests {
                 }
                 for kind in [Kind::Copy, Kind::Fetch] {
                     let room = if kind == Kind::Copy { copies } else { fetches };
-                    prop_assert!(at_work.iter().filter(|at| **at == kind).count() <= room);
+                    prop_assert!(at_work.iter().filter(|at| at.1 == kind).count() <= room);
                 }
                 if choice % 3 == 0 && !at_work.is_empty() {
-                    queue.done(at_work.swap_remove(usize::from(choice) % at_work.len()));
+                    let (block, kind) = at_work.swap_remove(usize::from(choice) % at_work.len());
+                    queue.done(block, kind);
                 }
                 if choice % 5 < 3 && !looking.is_empty() {
                     let range = looking.swap_remove(usize::from(choice) % looking.len());

@@ -22,13 +22,16 @@ pub(super) const DEPTH: usize = 2;
 const SLOT_WAIT: Duration = Duration::from_millis(20);
 
 /// What every reader keeps, whatever it reads to: scratch for its store and its own counts.
-#[derive(Default)]
 struct Account {
     lane: Lane,
     stats: LoadStats,
 }
 
 impl Account {
+    fn new(shared: &Shared) -> Self {
+        Self { lane: shared.lane(), stats: LoadStats::default() }
+    }
+
     fn spent(&mut self, shared: &Shared, block: &Block, kind: Kind, spent: &Spent) {
         if self.lane.push_backs > self.stats.push_backs {
             self.stats.push_backs = self.lane.push_backs;
@@ -54,13 +57,16 @@ impl Account {
 }
 
 /// Reads blocks to host memory.
-#[derive(Default)]
 pub(super) struct HostReader {
     account: Account,
     scratch: Option<Region>,
 }
 
 impl HostReader {
+    pub(super) fn new(shared: &Shared) -> Self {
+        Self { account: Account::new(shared), scratch: None }
+    }
+
     /// Reads until nothing is left.
     pub(super) fn run(mut self, shared: &Shared) -> Result<()> {
         let mut done = None;
@@ -68,7 +74,7 @@ impl HostReader {
             match shared.take(done.take()) {
                 Take::Block(index, kind) => {
                     self.block(shared, index, kind)?;
-                    done = Some(kind);
+                    done = Some((index, kind));
                 }
                 Take::Nothing => shared.wait_for_work(),
                 Take::Over => break,
@@ -83,7 +89,7 @@ impl HostReader {
         let mut done = None;
         while let Take::Block(index, kind) = shared.take(done) {
             self.block(shared, index, kind)?;
-            done = Some(kind);
+            done = Some((index, kind));
         }
         Ok(())
     }
@@ -130,7 +136,7 @@ pub(super) struct DeviceReader {
 }
 
 impl DeviceReader {
-    pub(super) fn new(device: Arc<dyn Device>, staging: Arc<Lease>) -> Self {
+    pub(super) fn new(shared: &Shared, device: Arc<dyn Device>, staging: Arc<Lease>) -> Self {
         Self {
             stream: None,
             in_flight: VecDeque::new(),
@@ -139,7 +145,7 @@ impl DeviceReader {
             staging,
             fence: 0,
             pieces: Vec::new(),
-            account: Account::default(),
+            account: Account::new(shared),
         }
     }
 
@@ -151,7 +157,7 @@ impl DeviceReader {
             match shared.take(done.take()) {
                 Take::Block(index, kind) => {
                     self.block(shared, index, kind)?;
-                    done = Some(kind);
+                    done = Some((index, kind));
                 }
                 Take::Nothing => {
                     self.let_go(shared)?;

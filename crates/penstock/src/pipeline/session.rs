@@ -110,10 +110,13 @@ impl Session {
             Target::Device { device, staging_bytes } => {
                 session.start_device_readers(readers, &device, staging_bytes)?;
             }
-            _ if session.shared.plan.blocks().len() <= 1 => session.inline = Some(HostReader::default()),
+            _ if session.shared.plan.blocks().len() <= 1 => {
+                session.inline = Some(HostReader::new(&session.shared));
+            }
             _ => {
-                session
-                    .start_readers(readers.most(), || |shared: &Shared| HostReader::default().run(shared))?;
+                session.start_readers(readers.most(), || {
+                    |shared: &Shared| HostReader::new(shared).run(shared)
+                })?;
             }
         }
         Ok(session)
@@ -134,7 +137,7 @@ impl Session {
         self.start_readers(readers.most(), || {
             let (device, lease) = (Arc::clone(device), Arc::clone(&lease));
             move |shared: &Shared| {
-                let done = DeviceReader::new(device, Arc::clone(&lease)).run(shared);
+                let done = DeviceReader::new(shared, device, Arc::clone(&lease)).run(shared);
                 let usage = lease.usage();
                 shared.with_stats(|stats| {
                     stats.staging_bytes = stats.staging_bytes.max(usage.bytes as u64);

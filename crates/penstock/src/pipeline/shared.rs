@@ -17,6 +17,7 @@ use crate::error::Error;
 use crate::memory::PAGE;
 use crate::plan::{Block, Plan};
 use crate::stats::LoadStats;
+use crate::store::Lane;
 use crate::tune::Readers;
 
 /// What readers tell the owner.
@@ -37,6 +38,7 @@ pub(super) struct Shared {
     wake: Condvar,
     meter: Meter,
     copies: usize,
+    own_handles: bool,
     request_bytes: AtomicU64,
     cancelled: AtomicBool,
     failure: Mutex<Option<Error>>,
@@ -87,7 +89,7 @@ impl Shared {
             destinations: Destinations::new(tensors.len(), slab),
             remaining: tensors.iter().map(|tensor| AtomicU64::new(tensor.bytes())).collect(),
             work: Mutex::new(Work {
-                queue: Queue::new(plan.blocks().len()),
+                queue: Queue::new(plan.blocks().len(), readers.own_runs),
                 asleep: 0,
                 starved_since: None,
                 starved: Duration::ZERO,
@@ -96,6 +98,7 @@ impl Shared {
             wake: Condvar::new(),
             meter: Meter::new(readers.fetches, plan.block_bytes()),
             copies: readers.copies,
+            own_handles: readers.own_runs,
             request_bytes: AtomicU64::new(u64::MAX),
             cancelled: AtomicBool::new(false),
             failure: Mutex::new(None),
@@ -153,17 +156,24 @@ impl Shared {
         body(&mut lock(&self.stats))
     }
 
-    /// What a reader is to do next, having ended its work of the kind `done`.
-    pub(super) fn take(&self, done: Option<Kind>) -> Take {
+    /// The lane of one reader.
+    pub(super) fn lane(&self) -> Lane {
+        Lane { own_handles: self.own_handles, ..Lane::default() }
+    }
+
+    /// What a reader is to do next, having ended its work on the block `done`.
+    pub(super) fn take(&self, done: Option<(usize, Kind)>) -> Take {
         let mut work = lock(&self.work);
-        if let Some(kind) = done {
-            work.queue.done(kind);
+        let mut after = None;
+        if let Some((block, kind)) = done {
+            work.queue.done(block, kind);
+            after = (kind == Kind::Fetch).then_some(block);
         }
         loop {
             if self.is_cancelled() {
                 return Take::Over;
             }
-            match work.queue.take(self.room()) {
+            match work.queue.take(self.room(), after) {
                 Found::Block(block, kind) => {
                     if work.queue.is_over() {
                         self.wake.notify_all();

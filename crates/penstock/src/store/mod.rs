@@ -178,7 +178,7 @@ pub trait Object: Send + Sync {
 /// How much longer than its block a slot must be, so that a store may read whole sectors around it.
 pub const SLOT_SLACK: usize = 2 * 4096;
 
-/// What one reader brings to every read it makes: scratch memory and counters. Not shared between threads.
+/// What one reader brings to every read it makes: scratch memory, an open file of its own, and counters. Not shared between threads.
 #[derive(Debug, Default)]
 pub struct Lane {
     /// Bytes that came from the page cache, by copying.
@@ -193,7 +193,11 @@ pub struct Lane {
     pub calls: u64,
     /// Answers of a store that it is asked too often.
     pub push_backs: u64,
+    /// Whether this lane wants open files of its own, so that the storage sees each reader go from front to back. A hint:
+    /// a store that has no open files has nothing to do.
+    pub own_handles: bool,
     pub(crate) scratch: Option<crate::memory::Region>,
+    pub(crate) handle: Option<local::OwnHandle>,
 }
 
 impl Lane {

@@ -33,6 +33,9 @@ pub struct Profile {
     /// Whether the storage is at its best when each file is read from front to back by one reader: it looks ahead, or
     /// moves a head. More readers than `fetches.start` are worth a try only where throughput rises with them.
     pub sequential: bool,
+    /// Whether several readers have a run of blocks each, through open files of their own: each open file is served from
+    /// front to back, and perhaps no faster than one connection brings.
+    pub own_runs: bool,
 }
 
 /// What a block may grow to for storage that asks for large requests.
@@ -71,6 +74,7 @@ impl Profile {
             bridge_bytes: BRIDGE,
             direct: true,
             sequential: false,
+            own_runs: false,
         };
         let far = Self { bridge_bytes: FAR_BRIDGE, request_bytes: u64::MAX, ..solid };
         match storage.kind {
@@ -111,7 +115,7 @@ impl Profile {
                 Self { fetches: bounds(16, 4, MOST), block_bytes: request(storage.preferred_bytes), ..far }
             }
             // The daemon looks ahead of a reader that goes from front to back, and loses that with every jump.
-            Kind::Fuse => Self { fetches: bounds(1, 1, 16), sequential: true, ..far },
+            Kind::Fuse => Self { fetches: bounds(1, 1, 16), sequential: true, own_runs: true, ..far },
             // The host's page cache behind one or a few queues.
             Kind::Virtiofs => Self { fetches: bounds(8, 1, 32), ..solid },
             Kind::NineP => Self { fetches: bounds(4, 1, 16), ..solid },
@@ -209,7 +213,7 @@ mod tests {
     fn fuse_begins_with_one_direct_reader_in_order_and_blocks_of_2_mib() {
         let profile = Profile::of(&on(Kind::Fuse), 16);
         assert_eq!(profile.fetches, Bounds { start: 1, least: 1, most: 16 });
-        assert!(profile.direct && profile.sequential);
+        assert!(profile.direct && profile.sequential && profile.own_runs);
         assert_eq!(profile.block_bytes, 2 << 20);
     }
 

@@ -20,12 +20,14 @@ pub struct Readers {
     pub fetches: Bounds,
     /// The most threads.
     pub threads: usize,
+    /// Whether each of those that wait for storage reads a run of blocks of its own, through open files of its own.
+    pub own_runs: bool,
 }
 
 impl Readers {
     /// Always `readers`, whatever they do.
     pub fn fixed(readers: usize) -> Self {
-        Self { copies: readers, fetches: Bounds::fixed(readers), threads: readers }
+        Self { copies: readers, fetches: Bounds::fixed(readers), threads: readers, own_runs: false }
     }
 
     /// So many threads as there may ever be work for.

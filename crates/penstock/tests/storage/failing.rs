@@ -133,7 +133,7 @@ fn a_load_that_is_dropped_while_the_daemon_hangs_ends_when_the_daemon_goes_on() 
     fuse.hang(true);
     std::thread::scope(|scope| {
         let loading = scope.spawn(|| {
-            let mut session = super::begin(&checkpoint).0;
+            let mut session = super::begin(&checkpoint, &super::Config::default()).0;
             while fuse.reads().len() == reads {
                 assert!(session.next(Duration::from_millis(1)).is_ok());
             }

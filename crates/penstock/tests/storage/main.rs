@@ -8,6 +8,7 @@ mod failing;
 mod mounted;
 mod recording_fuse;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use penstock::plan::{Plan, Selection};
 use penstock::stats::LoadStats;
 use penstock::store::LocalStore;
 use penstock::tune::{Kind, Readers, Settings, Storage, Survey};
-use recording_fuse::RecordingFuse;
+use recording_fuse::{Read, RecordingFuse};
 
 const MIB: usize = 1 << 20;
 const FILE: &str = "model.safetensors";
@@ -56,7 +57,14 @@ fn open(path: &Path) -> Arc<Checkpoint> {
 }
 
 fn try_load(checkpoint: &Arc<Checkpoint>, file: &[u8]) -> Result<LoadStats, Error> {
-    let (mut session, plan) = begin(checkpoint);
+    run_to_the_end(checkpoint, file, begin(checkpoint, &Config::default()))
+}
+
+fn run_to_the_end(
+    checkpoint: &Arc<Checkpoint>,
+    file: &[u8],
+    (mut session, plan): (Session, Arc<Plan>),
+) -> Result<LoadStats, Error> {
     loop {
         match session.next(Duration::from_secs(30))? {
             Next::Landed(tensor) => {
@@ -77,14 +85,15 @@ fn try_load(checkpoint: &Arc<Checkpoint>, file: &[u8]) -> Result<LoadStats, Erro
 }
 
 /// A load of all tensors, begun.
-fn begin(checkpoint: &Arc<Checkpoint>) -> (Session, Arc<Plan>) {
+fn begin(checkpoint: &Arc<Checkpoint>, config: &Config) -> (Session, Arc<Plan>) {
     let path = checkpoint.objects()[0].location.as_str();
     let storage = Survey::default().heaviest([(path, checkpoint.bytes())]);
-    let settings = Settings::choose(&Config::default(), &storage, false);
+    let settings = Settings::choose(config, &storage, false);
     let wanted = checkpoint.tensors().iter().map(|tensor| (tensor, Selection::all(tensor))).collect();
     let plan = Arc::new(Plan::new(wanted, settings.block_bytes, settings.bridge_bytes));
     // As the tuner begins; what it tries afterwards is its own affair.
-    let readers = Readers::fixed(settings.readers.fetches.start);
+    let Readers { own_runs, fetches, .. } = settings.readers;
+    let readers = Readers { own_runs, ..Readers::fixed(fetches.start) };
     let mut session =
         Session::start(Arc::clone(checkpoint), Arc::clone(&plan), Target::Slab, readers).unwrap();
     session.on_storage(&storage, &settings);
@@ -224,6 +233,33 @@ fn fuse_is_read_from_front_to_back_by_one_direct_reader_in_large_requests() {
     // The kernel cuts the 2 MiB asked for at what it lets a request hold: 1 MiB, or 128 KiB before Linux 4.20.
     let mean = bytes / load.len() as u64;
     assert!(mean >= 128 << 10, "{} requests of {mean} bytes", load.len());
+}
+
+#[test]
+fn each_of_several_fuse_readers_goes_from_front_to_back_through_a_file_of_its_own() {
+    let (blocks, readers) = (60, 3);
+    let file = file_of(&vec![2 * MIB; blocks]);
+    let mounted = RecordingFuse::mount(FILE, file.clone(), &[]);
+    let Some(fuse) = or_skip("fuse", mounted) else { return };
+    fuse.answer_after(Duration::from_millis(1));
+    let checkpoint = open(&fuse.file(FILE));
+    let before = fuse.reads().len();
+    let config = Config { readers: Some(readers), ..Config::default() };
+    let stats = run_to_the_end(&checkpoint, &file, begin(&checkpoint, &config)).unwrap();
+    assert_eq!(stats.readers, readers as u64);
+
+    let mut handles: BTreeMap<u64, Vec<Read>> = BTreeMap::new();
+    for read in &fuse.reads()[before..] {
+        handles.entry(read.handle).or_default().push(*read);
+    }
+    assert!((2..=readers).contains(&handles.len()), "{} open files", handles.len());
+    assert!(!handles.contains_key(&fuse.reads()[0].handle), "the one that all share is used too");
+    let jumps = |reads: &Vec<Read>| {
+        reads.windows(2).filter(|pair| pair[0].offset + pair[0].bytes != pair[1].offset).count()
+    };
+    // The remaining half, and half of that, and so on: a few for each reader. Taking turns, each would jump every time.
+    let jumps: usize = handles.values().map(jumps).sum();
+    assert!(jumps <= blocks / 3, "{jumps} jumps in {blocks} blocks");
 }
 
 #[test]

@@ -7,8 +7,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
 use fuser::{
-    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo,
-    LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, Request,
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
+    INodeNo, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request,
 };
 
 use crate::mounted::{Mounted, run, text};
@@ -19,6 +19,8 @@ pub struct Read {
     pub offset: u64,
     pub bytes: u64,
     pub direct: bool,
+    /// Which open file it came through.
+    pub handle: u64,
 }
 
 /// What the file system does, shared with its daemon.
@@ -30,6 +32,10 @@ struct Control {
     /// Whether reads of the file's contents wait.
     hangs: Mutex<bool>,
     goes_on: Condvar,
+    /// How long a read takes, in microseconds.
+    takes: AtomicU64,
+    /// How many times a file was opened.
+    opened: AtomicU64,
 }
 
 /// The mounted file system; unmounted when it is dropped.
@@ -48,6 +54,7 @@ impl RecordingFuse {
         let control = Arc::new(Control::default());
         let files = OneFile { name: name.to_owned(), bytes, control: Arc::clone(&control) };
         let mut config = Config::default();
+        config.n_threads = Some(4);
         config.mount_options.push(MountOption::RO);
         config.mount_options.extend_from_slice(options);
         let daemon = fuser::spawn_mount(files, folder.path(), &config).map_err(|error| error.to_string())?;
@@ -70,6 +77,11 @@ impl RecordingFuse {
     /// From now on, reads that would give this byte fail with `EIO`; `None`: all is well again.
     pub fn fail_at(&self, byte: Option<u64>) {
         self.control.bad.store(byte.map_or(0, |byte| byte + 1), SeqCst);
+    }
+
+    /// From now on, a read takes so long, however many there are at once.
+    pub fn answer_after(&self, time: Duration) {
+        self.control.takes.store(u64::try_from(time.as_micros()).unwrap(), SeqCst);
     }
 
     /// Whether reads wait from now on. Those that wait go on when they no longer shall.
@@ -131,11 +143,16 @@ impl Filesystem for OneFile {
         reply.attr(&TTL, &self.attributes(inode));
     }
 
+    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        let handle = FileHandle(self.control.opened.fetch_add(1, SeqCst) + 1);
+        reply.opened(handle, FopenFlags::empty());
+    }
+
     fn read(
         &self,
         _: &Request,
         _: INodeNo,
-        _: FileHandle,
+        handle: FileHandle,
         offset: u64,
         size: u32,
         flags: OpenFlags,
@@ -143,7 +160,13 @@ impl Filesystem for OneFile {
         reply: ReplyData,
     ) {
         let direct = flags.0 & libc::O_DIRECT != 0;
-        self.control.reads.lock().unwrap().push(Read { offset, bytes: size.into(), direct });
+        self.control.reads.lock().unwrap().push(Read {
+            offset,
+            bytes: size.into(),
+            direct,
+            handle: handle.0,
+        });
+        std::thread::sleep(Duration::from_micros(self.control.takes.load(SeqCst)));
         let hangs = self.control.hangs.lock().unwrap();
         drop(self.control.goes_on.wait_while(hangs, |hangs| *hangs).unwrap());
         let bad = self.control.bad.load(SeqCst);

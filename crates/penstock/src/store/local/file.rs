@@ -3,19 +3,19 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use rustix::fs::{Advice, AtFlags, StatxFlags, fadvise, statx};
+use rustix::fs::{Advice, fadvise};
 
 use super::CachePolicy;
 use super::cache::{Probe, Residency};
 use super::failure::failed;
+use super::handle::{DirectFile, OwnHandle};
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::{FileMapping, PAGE, Window};
+use crate::memory::{FileMapping, Window};
 use crate::store::{Identity, Lane, Object};
 
 /// A regular file, open for reading.
@@ -28,24 +28,16 @@ pub(super) struct LocalFile {
     version: Version,
     pub(super) cache: CachePolicy,
     probe: Probe,
-    direct: OnceLock<Option<DirectFile>>,
+    direct: OnceLock<Option<Arc<DirectFile>>>,
     /// Set when a direct read was refused although the file could be opened for it, or is known to gain nothing.
     pub(super) direct_refused: AtomicBool,
     /// Why it is read through the page cache although it would not have to be.
     remark: OnceLock<String>,
 }
 
-/// The same file, opened a second time with `O_DIRECT`.
-#[derive(Debug)]
-pub(super) struct DirectFile {
-    pub(super) file: File,
-    /// Addresses given to reads must be multiples of this.
-    pub(super) memory_align: usize,
-}
-
 /// What changes when a file is written to or replaced. Not the change time: a hard link or `chmod` alters that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Version {
+pub(super) struct Version {
     device: u64,
     inode: u64,
     bytes: u64,
@@ -94,24 +86,18 @@ impl LocalFile {
         })
     }
 
-    /// The file for direct reads, opened at the first use; `None` where the file system has no such thing.
-    pub(super) fn direct(&self) -> Option<&DirectFile> {
-        self.direct
-            .get_or_init(|| {
-                let file = File::options()
-                    .read(true)
-                    .custom_flags(libc::O_DIRECT | libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY)
-                    .open(&self.path)
-                    .inspect_err(|error| self.remark_no_direct(error))
-                    .ok()?;
-                // The path may lead elsewhere by now; `verify_unchanged` will say so, this must not read from there.
-                if Version::of(&file.metadata().ok()?) != self.version {
-                    return None;
-                }
-                let memory_align = direct_alignment(&file)?;
-                Some(DirectFile { file, memory_align })
-            })
-            .as_ref()
+    /// The file for direct reads, opened at the first use: the lane's own where it wants one. `None` where the file system
+    /// has no such thing.
+    pub(super) fn direct(&self, lane: &mut Lane) -> Option<Arc<DirectFile>> {
+        let shared = self.direct.get_or_init(|| self.open_direct().map(Arc::new)).as_ref()?;
+        Some(if lane.own_handles { OwnHandle::of(lane, self.version, shared) } else { Arc::clone(shared) })
+    }
+
+    fn open_direct(&self) -> Option<DirectFile> {
+        let file = DirectFile::open(&self.path).inspect_err(|error| self.remark_no_direct(error)).ok()?;
+        // The path may lead elsewhere by now; `verify_unchanged` will say so, this must not read from there.
+        (Version::of(&file.metadata().ok()?) == self.version).then_some(())?;
+        DirectFile::aligned(file)
     }
 
     /// Goes on without direct reads, which the kernel refuses.
@@ -245,19 +231,4 @@ fn opening_failed(error: &io::Error, path: &Path) -> Error {
             .remedy("The link leads nowhere: the download it points to is missing or was cleaned up");
     }
     failed("opening", error)
-}
-
-/// What memory addresses a direct read needs; `None` where the file cannot be read directly in whole pages.
-fn direct_alignment(file: &File) -> Option<usize> {
-    let asked = StatxFlags::DIOALIGN;
-    match statx(file.as_fd(), c"", AtFlags::EMPTY_PATH, asked) {
-        Ok(answer) if answer.stx_mask & asked.bits() != 0 => {
-            let (memory, offset) = (answer.stx_dio_mem_align as usize, answer.stx_dio_offset_align as usize);
-            // Zero says "not supported"; offsets are always cut at whole pages, which must be fine enough.
-            let fits = memory != 0 && offset != 0 && memory <= PAGE && PAGE.is_multiple_of(offset);
-            fits.then_some(memory)
-        }
-        // Kernels before 6.1 and some file systems do not say; a page suits everything met so far.
-        _ => Some(PAGE),
-    }
 }

@@ -1,6 +1,7 @@
 //! Files, wherever a path leads: disks, tmpfs, network and FUSE mounts.
 //!
 //! * `file`: opening (regular files only), identity, and the checks that a file did not change.
+//! * `handle`: a file opened for direct reads, once for all readers or once for each.
 //! * `reading`: the two ways to read, and the choice between them for every block.
 //! * `cache`: asking the kernel how much of a range is in the page cache.
 //! * `failure`: what to try when the system refuses.
@@ -8,6 +9,7 @@
 mod cache;
 mod failure;
 mod file;
+mod handle;
 mod reading;
 
 use std::path::{Path, PathBuf};
@@ -17,6 +19,8 @@ use super::{Entry, Identity, Object, Store};
 use crate::error::{Error, ErrorKind, Result};
 
 use file::LocalFile;
+
+pub(crate) use handle::OwnHandle;
 
 /// How reads use the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

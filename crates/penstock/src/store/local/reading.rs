@@ -13,14 +13,15 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::cache::Residency;
 use super::failure::failed;
+use super::handle::DirectFile;
 use super::{CachePolicy, LocalFile};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{PAGE, Region, Window};
-use crate::store::local::file::DirectFile;
 use crate::store::{Lane, Object};
 
 /// Bytes read at once to scratch memory, where a direct read cannot go to its destination.
@@ -29,19 +30,19 @@ const SCRATCH_BYTES: usize = 1 << 20;
 /// The most one `read` call transfers on Linux, rounded down to whole pages.
 const MOST_PER_CALL: usize = 0x7fff_f000;
 
-enum Route<'a> {
+enum Route {
     Cached,
     Buffered,
-    Direct(&'a DirectFile),
+    Direct(Arc<DirectFile>),
 }
 
 impl LocalFile {
-    fn route(&self, range: &Range<u64>) -> Route<'_> {
+    fn route(&self, range: &Range<u64>, lane: &mut Lane) -> Route {
         match (self.cache, self.would_copy(range)) {
             (_, Some(true)) => Route::Cached,
             (CachePolicy::Use | CachePolicy::Populate, _) | (CachePolicy::Auto, None) => Route::Buffered,
             _ if self.direct_refused.load(Ordering::Relaxed) => Route::Buffered,
-            _ => self.direct().map_or(Route::Buffered, Route::Direct),
+            _ => self.direct(lane).map_or(Route::Buffered, Route::Direct),
         }
     }
 
@@ -56,9 +57,9 @@ impl LocalFile {
 
     pub(super) fn read_exactly(&self, offset: u64, mut into: Window<'_>, lane: &mut Lane) -> Result<()> {
         let range = self.checked_range(offset, into.len())?;
-        let cached = match self.route(&range) {
+        let cached = match self.route(&range, lane) {
             Route::Direct(direct) => {
-                match self.read_directly(direct, offset, into.part(0, into.len()), lane) {
+                match self.read_directly(&direct, offset, into.part(0, into.len()), lane) {
                     Err(error) if is_refusal(&error) => self.refuse_direct(&error),
                     done => return done,
                 }
@@ -77,13 +78,13 @@ impl LocalFile {
     ) -> Result<usize> {
         let len = to_usize(range.end - range.start);
         self.checked_range(range.start, len)?;
-        let cached = match self.route(&range) {
+        let cached = match self.route(&range, lane) {
             Route::Direct(direct) if (slot.as_ptr() as usize).is_multiple_of(direct.memory_align) => {
                 let start = range.start / PAGE as u64 * PAGE as u64;
                 let lead = to_usize(range.start - start);
                 let aligned_len = (lead + len).next_multiple_of(PAGE);
                 if aligned_len <= slot.len() {
-                    match self.read_sectors(direct, start, slot.part(0, aligned_len), lead + len, lane) {
+                    match self.read_sectors(&direct, start, slot.part(0, aligned_len), lead + len, lane) {
                         Err(error) if is_refusal(&error) => self.refuse_direct(&error),
                         done => return done.map(|()| lead),
                     }
