@@ -45,7 +45,7 @@ def llama_shapes(layers: int, hidden: int, intermediate: int, vocabulary: int, k
 
 
 def write_checkpoint(path: Path, shapes: dict[str, tuple[int, ...]], seed: int = 0) -> None:
-    """Writes a BF16 safetensors file of random-looking bytes, several GB/s of them, without holding it in memory."""
+    """Writes a BF16 safetensors file of random-looking numbers, several GB/s of them, without holding it in memory."""
     header: dict[str, Any] = {}
     end = 0
     for name, shape in shapes.items():
@@ -62,7 +62,6 @@ def write_checkpoint(path: Path, shapes: dict[str, tuple[int, ...]], seed: int =
         file.truncate(len(text) + end)
 
         def write(chunk: int) -> None:
-            # Any bit pattern is a BF16; those of NaNs compare unequal, so comparisons are of bytes.
             at = chunk * random.chunk_bytes
             data = random.chunk(chunk)[: min(random.chunk_bytes, end - at)]
             while data:
@@ -75,12 +74,15 @@ def write_checkpoint(path: Path, shapes: dict[str, tuple[int, ...]], seed: int =
 
 
 class Random64:
-    """Chunks of random-looking bytes at memory speed: parts of one random pool, each chunk's under a key of its own.
+    """Chunks of random-looking numbers at memory speed: parts of one random pool, each chunk's under a key of its own.
 
-    No two chunks hold the same words at the same place, so bytes that a loader puts in the wrong place are found.
+    No two chunks hold the same words at the same place, so bytes that a loader puts in the wrong place are found. As
+    BF16 they are numbers of 2**-15 to 2**-7 and either sign, with which a model computes something.
     """
 
     chunk_bytes = 8 << 20
+    random_bits = np.uint64(0x83FF83FF83FF83FF)
+    fixed_bits = np.uint64(0x3800380038003800)
 
     def __init__(self, seed: int) -> None:
         words = self.chunk_bytes // 8
@@ -92,7 +94,8 @@ class Random64:
         start, key = np.random.SeedSequence((self._seed, number)).generate_state(2, np.uint64)
         words = self.chunk_bytes // 8
         start = int(start) % words
-        return memoryview(np.bitwise_xor(self._pool[start : start + words], key)).cast("B")
+        random = np.bitwise_xor(self._pool[start : start + words], key) & self.random_bits
+        return memoryview(random | self.fixed_bits).cast("B")
 
 
 def in_threads(work: Callable[[Any], object], items: Iterable[Any], threads: int | None = None) -> None:

@@ -36,7 +36,7 @@ LOADERS = ("stock", "patched", "penstock")
 """On the CPU there is also ``mapped``: Penstock's views of the files, which is what stock's parameters are there."""
 CONFIG = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "hidden_size": 4096}
 LARGE = CONFIG | {"intermediate_size": 14336, "vocab_size": 128256}
-SMALL = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "hidden_size": 64}
+SMALL = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "hidden_size": 64}
 TINY = SMALL | {"intermediate_size": 128, "vocab_size": 512}
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
@@ -135,7 +135,16 @@ def build(directory: Path, gb: float, files: int) -> Path:
     return directory
 
 
-def measured(task: dict[str, Any], files: list[Path], state: str, work: Path, limit: float) -> dict[str, Any]:
+def measured(
+    task: dict[str, Any],
+    files: list[Path],
+    state: str,
+    work: Path,
+    limit: float,
+    *,
+    program: Path = MEASURED,
+    env: dict[str, str] | None = None,
+) -> dict[str, Any]:
     """One load in a fresh process, from a page cache in that state; a failure is an answer too."""
     try:
         if task["device"] == "cpu":
@@ -143,7 +152,7 @@ def measured(task: dict[str, Any], files: list[Path], state: str, work: Path, li
             common.settle_memory(int(1.5 * sum(path.stat().st_size for path in files)))
         cached = common.set_cache(files, state)
         began = time.monotonic()
-        answer = processes.run(task, work, seconds=limit, env=OFFLINE, program=MEASURED)
+        answer = processes.run(task, work, seconds=limit, env=OFFLINE | (env or {}), program=program)
     except (processes.FailedError, common.StateError) as error:
         return {"error": str(error)}
     return answer | {"cached": cached, "process_seconds": round(time.monotonic() - began, 2)}

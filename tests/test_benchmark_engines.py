@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ pytest.importorskip("accelerate")
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 import common
+import engines_vllm
+import engines_vllm_measured
 
 import engines
 import penstock
@@ -62,3 +65,27 @@ def test_what_fails_is_a_row(directory: Path) -> None:
     (directory / "x").write_bytes(b"x")
     answer = engines.measured(task, [directory / "x"], "warm", directory, 60)
     assert "ValueError: no loader 'absent'" in answer["error"]
+
+
+def test_formats_of_vllm_are_told_apart_by_what_they_logged_and_generated() -> None:
+    figures = {"weights_seconds": 1.5, "model_seconds": 2.5, "ready_seconds": 30, "allocated_above": 3 << 20}
+    auto = {"state": "warm", "format": "auto", "tokens": [1, 2]} | figures
+    wrong = auto | {"format": "other", "tokens": [2, 1], "weights_seconds": None}
+    failed = {"state": "warm", "format": "absent", "error": "exit code 1: ValueError: no"}
+    printed = engines_vllm.table([auto, wrong, failed, auto | {"weights_seconds": 2.5}])
+    assert "| warm | auto | 2.00 | 2.50 | 30.00 | 3 MiB | equal |" in printed
+    assert "| warm | other | not logged | 2.50 | 30.00 | 3 MiB | OTHERS |" in printed
+    assert "| warm | absent | failed: exit code 1: ValueError: no |" in printed
+
+
+def test_what_vllm_logs_is_heard_whatever_its_handlers() -> None:
+    before = logging.getLogRecordFactory()
+    try:
+        heard = engines_vllm_measured.Heard(cuda=False)
+        logger = logging.getLogger("vllm.model_executor.test")
+        logger.info("Loading weights took %.2f seconds", 1.25)
+        logger.warning("Loading weights took %.2f seconds", 1.25)
+        logger.warning("Model loading took %s GiB memory and %.6f seconds", "14.1", 3.5)
+        assert (heard.weights, heard.model) == (1.25, 3.5)
+    finally:
+        logging.setLogRecordFactory(before)

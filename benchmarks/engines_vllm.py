@@ -1,0 +1,136 @@
+"""vLLM with each of its load formats: seconds for the weights, for the model and until it answers, memory, tokens.
+
+    python benchmarks/engines_vllm.py DIRECTORY --output X.json                            # 15.2 GB, one GPU
+    python benchmarks/engines_vllm.py DIRECTORY --output X.json --states warm --rounds 5
+    python benchmarks/engines_vllm.py DIRECTORY --output X.json --formats auto,penstock,runai_streamer@penstock \\
+        --site runai_streamer@penstock=SITE
+    python benchmarks/engines_vllm.py DIRECTORY --output X.json --device cpu --gb 0.01 --formats auto,penstock
+
+Builds a Llama of random BF16 weights in DIRECTORY (on a disk: a file in memory cannot be cold), then, round by round
+and in turn, starts vLLM on it with each format in a fresh process, from a page cache that is proved to be cold or warm,
+and lets it generate a few tokens. ``FORMAT@LABEL`` is a format once more, with the packages that ``--site`` puts first:
+so ``runai_streamer`` is measured with NVIDIA's package and with the one that brings Penstock. Needs no network.
+
+Seconds for weights and model are what vLLM logs itself. Memory is torch's at the moment when vLLM says that the model
+is loaded: the most that was allocated, above what is. Tokens are compared with those of ``auto``, whose weights
+safetensors reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+import common
+
+import engines
+
+MEASURED = Path(__file__).parent / "engines_vllm_measured.py"
+FORMATS = ("auto", "runai_streamer", "fastsafetensors", "penstock")
+VLLM = {
+    # In this process, where it can be looked at.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+}
+FIGURES = ("weights_seconds", "model_seconds", "ready_seconds")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = make_parser().parse_args(arguments)
+    model = engines.build(options.directory / f"llama-{options.gb:g}gb", options.gb, options.files)
+    files = sorted(model.glob("*.safetensors"))
+    result: dict[str, Any] = {
+        "machine": common.machine() | {"gpu": common.gpu_name(), "filesystem": common.filesystem(options.directory)},
+        "command": f"python benchmarks/engines_vllm.py DIRECTORY --gb {options.gb:g} --files {options.files} --states "
+        f"{options.states} --formats {options.formats} --rounds {options.rounds} --output FILE",
+        "versions": {
+            name: common.version_of(name) for name in ("torch", "vllm", "safetensors", "runai-model-streamer")
+        },
+        "bytes": sum(path.stat().st_size for path in files),
+        "measurements": [],
+    }
+    formats = options.formats.split(",")
+    with tempfile.TemporaryDirectory() as work:
+        for number in range(options.rounds):
+            for state in options.states.split(","):
+                shift = number % len(formats)
+                for label in formats[shift:] + formats[:shift]:
+                    task = {"model": str(model), "format": label.partition("@")[0], "device": options.device}
+                    item = {"format": label, "state": state, "round": number} | engines.measured(
+                        task, files, state, Path(work), options.limit, program=MEASURED, env=VLLM | site(options, label)
+                    )
+                    result["measurements"].append(item)
+                    options.output.write_text(json.dumps(result, indent=1) + "\n")
+                    print(json.dumps(item), file=sys.stderr, flush=True)
+    print(table(result["measurements"]))
+    if not options.keep:
+        shutil.rmtree(model)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path, help="where the model is built")
+    parser.add_argument("--output", type=Path, required=True, help="the figures, as JSON")
+    parser.add_argument("--gb", type=float, default=15.2, help="about how large the model is; below 0.5, a tiny one")
+    parser.add_argument("--files", type=int, default=4, help="into how many files")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--states", default="cold,warm", help="of the page cache")
+    parser.add_argument("--formats", default=",".join(FORMATS))
+    parser.add_argument("--site", action="append", default=[], metavar="FORMAT@LABEL=DIRECTORY")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--limit", type=float, default=300, help="seconds that one start may take")
+    parser.add_argument("--keep", action="store_true", help="leave the model for the next run")
+    return parser
+
+
+def site(options: argparse.Namespace, label: str) -> dict[str, str]:
+    """The environment that puts a label's packages first."""
+    for given in options.site:
+        name, _, directory = given.partition("=")
+        if name == label:
+            before = os.environ.get("PYTHONPATH")
+            return {"PYTHONPATH": f"{Path(directory).resolve()}{os.pathsep + before if before else ''}"}
+    return {}
+
+
+def table(measurements: list[dict[str, Any]]) -> str:
+    """Medians of each format in each state."""
+    lines = [
+        "| state | format | weights s | model s | ready s | allocated above the model | tokens |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for item in measurements:
+        groups.setdefault((item["state"], item["format"]), []).append(item)
+    expected = next((item["tokens"] for item in measurements if item["format"] == "auto" and "tokens" in item), None)
+    for (state, label), items in groups.items():
+        good = [item for item in items if "tokens" in item]
+        if not good:
+            lines.append(f"| {state} | {label} | failed: {items[0]['error']} |" + " |" * 4)
+            continue
+        cells = [median([item[figure] for item in good]) for figure in FIGURES]
+        above = max(item["allocated_above"] for item in good) / 2**20
+        same = "unknown" if expected is None else "equal" if all(i["tokens"] == expected for i in good) else "OTHERS"
+        failed = f", {len(items) - len(good)} failed" if len(good) < len(items) else ""
+        lines.append(f"| {state} | {label} | {' | '.join(cells)} | {above:.0f} MiB | {same}{failed} |")
+    return "\n".join(lines)
+
+
+def median(values: list[float | None]) -> str:
+    """Of what was logged; some formats do not say how long the weights took."""
+    known = [value for value in values if value is not None]
+    return f"{statistics.median(known):.2f}" if known else "not logged"
+
+
+if __name__ == "__main__":
+    main()

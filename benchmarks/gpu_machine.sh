@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# gpu_machine.sh WHEELS OUT PART...: tests and benchmarks on a machine that has a GPU, torch and no network.
+#
+#   WHEELS/*.whl              Penstock's wheel, and what its tests import that the machine lacks
+#   WHEELS/rivals/*.whl       what fetch_rivals.sh brings: needed by rivals, cold, warm, tmpfs, half, one, small, cores
+#   WHEELS/safetensors-*/     likewise
+#   WHEELS/compat/*.whl       compat/runai-model-streamer's wheel, for vllm
+#   WHEELS/vllm/part.*        a vLLM, packed as `tar | xz | split`, for vllm
+#
+# Each PART leaves a JSON or a log of its name in OUT. ROUNDS (3), BUDGET (seconds for one part, 400) and DATA (a
+# directory on a disk, /data) may be set. Parts:
+#
+#   tests                     everything that needs a GPU
+#   cold warm tmpfs half one small cores
+#                             rivals.py: a state of the page cache, one tensor of 12 GB, 100,000 tensors, 4 cores
+#   readers                   the number of readers that is found, beside fixed ones
+#   transformers              engines.py
+#   vllm                      engines_vllm.py
+set -euo pipefail
+if [ $# -lt 3 ]; then
+  sed -n '2,/^set/{s/^# \{0,1\}//;/^set/d;p}' "$0" >&2
+  exit 2
+fi
+wheels=$(realpath "$1") out=$(mkdir -p "$2" && realpath "$2")
+shift 2
+here=$(cd "$(dirname "$0")" && pwd)
+python=${PYTHON:-python3} data=${DATA:-/data} sites=${SITES:-/tmp/penstock-sites} rounds=${ROUNDS:-3} budget=${BUDGET:-400}
+mkdir -p "$data" "$sites"
+
+# site NAME WHEEL...: unpacks wheels to a directory of their own, once.
+site() {
+  local to=$sites/$1
+  shift
+  [ -e "$to" ] || "$python" -m pip install -q --no-index --no-deps --no-compile --target "$to" "$@"
+}
+
+rivals() {
+  site rivals "$wheels"/rivals/*.whl
+  for version in 0.8.0 0.9.0rc1; do
+    site "safetensors-$version" "$wheels/safetensors-$version"/*.whl
+  done
+  PYTHONPATH=$PYTHONPATH:$sites/rivals "$python" "$here/rivals.py" --rounds "$rounds" --budget "$budget" \
+    --site "safetensors=$sites/safetensors-0.8.0" --site "safetensors@0.9=$sites/safetensors-0.9.0rc1" \
+    --site "safetensors-prefetch=$sites/safetensors-0.9.0rc1" "$data" "$@"
+}
+
+part() {
+  case $1 in
+    tests) (cd "$here/.." && "$python" -m pytest -q -rs tests/test_gpu.py tests/test_engine_gpu.py) ;;
+    cold | warm | half) rivals --output "$out/$1.json" --cases llama --states "$1" ;;
+    tmpfs) rivals --output "$out/tmpfs.json" --cases llama --states tmpfs ;;
+    one) rivals --output "$out/one.json" --cases one-tensor --states warm ;;
+    small) rivals --output "$out/small.json" --cases small-tensors --states warm ;;
+    cores) rivals --output "$out/cores.json" --cases llama --states warm --cores 0-3 ;;
+    readers)
+      "$python" "$here/readers.py" "$data" --gb 15.2 --device cuda --rounds "$rounds" --output "$out/readers.json"
+      ;;
+    transformers) "$python" "$here/engines.py" "$data" --rounds "$rounds" --output "$out/transformers.json" ;;
+    vllm)
+      site compat "$wheels"/compat/*.whl
+      site rivals "$wheels"/rivals/*.whl
+      if [ ! -e "$sites/vllm" ]; then
+        cat "$wheels"/vllm/part.* | "$python" -c "import lzma, sys, tarfile
+tarfile.open(fileobj=lzma.open(sys.stdin.buffer), mode='r|').extractall('$sites/vllm', filter='fully_trusted')"
+      fi
+      PYTHONPATH=$PYTHONPATH:$sites/vllm:$sites/rivals "$python" "$here/engines_vllm.py" "$data" --rounds "$rounds" \
+        --formats auto,runai_streamer,runai_streamer@penstock,fastsafetensors,penstock \
+        --site "runai_streamer@penstock=$sites/compat" --keep --output "$out/vllm.json"
+      ;;
+    *)
+      echo "no part $1" >&2
+      return 2
+      ;;
+  esac
+}
+
+site penstock "$wheels"/*.whl
+export PYTHONPATH=$sites/penstock${PYTHONPATH:+:$PYTHONPATH}
+failed=()
+for name in "$@"; do
+  began=$SECONDS
+  # A part that fails does not take the others with it.
+  (part "$name") > "$out/$name.log" 2>&1 || failed+=("$name")
+  echo "== $name: $((SECONDS - began)) s" && tail -n 40 "$out/$name.log"
+done
+[ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}" >&2 && exit 1; }
