@@ -193,6 +193,33 @@ def test_both_shapes_of_file_chunks() -> None:
         FileChunks(1, "f", [1], [2, 3])
 
 
+@pytest.mark.parametrize(
+    ("header", "data", "words"),
+    [
+        ('{"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}', 4, "truncated"),
+        ('{"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}', 9, "extra trailing bytes"),
+        ('{"a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}}', 8, 'tensor "a" does not start'),
+        (
+            '{"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[8],"data_offsets":[4,12]}}',
+            12,
+            'tensor "a" overlaps with next tensor',
+        ),
+        ('{"a":{"dtype":"F32","shape":[10],"data_offsets":[0,4]}}', 4, "Shape claims 40 bytes.*but offsets reserve 4"),
+        ('{"a":{"dtype":"ALIEN","shape":[4],"data_offsets":[0,4]}}', 4, "Unsupported dtype 'ALIEN'"),
+        ('{"a":', 0, "not valid JSON"),
+        (" " * 100_000_001, 0, "exceeds limit"),
+    ],
+)
+def test_malformed_files_are_told_of_in_the_words_that_programs_look_for(
+    tmp_path: Path, header: str, data: int, words: str
+) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(data))
+    with SafetensorsStreamer() as streamer, pytest.raises(ValueError, match=words) as told:
+        streamer.stream_file(str(path))
+    assert str(path) in str(told.value)
+
+
 def test_a_file_streamer_refuses_what_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(bytes(10))
     request = FileChunks(0, str(tmp_path / "f"), [0], [10])
@@ -201,12 +228,17 @@ def test_a_file_streamer_refuses_what_cannot_be(tmp_path: Path) -> None:
     with FileStreamer() as streamer:
         with pytest.raises(RunaiStreamerInvalidInputException, match="multiple source types"):
             streamer.stream_files([request, FileChunks(1, "s3://b/k", [0], [1])])
+        # What is wrong with a file is told where its ranges are taken, as callers expect.
+        streamer.stream_files([FileChunks(0, str(tmp_path / "f"), [5], [6])])
         with pytest.raises(ValueError, match="ends at byte 10"):
-            streamer.stream_files([FileChunks(0, str(tmp_path / "f"), [5], [6])])
+            list(streamer.get_chunks())
+        streamer.stream_files([FileChunks(0, str(tmp_path / "absent"), [5], [6])])
+        with pytest.raises(ValueError, match="absent"):
+            list(streamer.get_chunks())
         with pytest.raises(RunaiStreamerMemoryLimitException, match="9 cannot be smaller than: 10"):
             streamer.stream_files([request], memory_limit=9)
         streamer.stream_files([request])
-        with pytest.raises(ValueError, match="unfinished"):
+        with pytest.raises(ValueError, match="outstanding"):
             streamer.stream_files([request])
         assert len(list(streamer.get_chunks())) == 1
 
@@ -232,6 +264,8 @@ def test_files_are_listed_with_patterns(tmp_path: Path) -> None:
         len(FileStreamer().list_files(str(tmp_path), allow_patterns=["*.safetensors"], ignore_patterns=["*sub*"])) == 1
     )
     assert list_safetensors(str(tmp_path)) == [str(tmp_path / "a.safetensors")], "not below"
+    with pytest.raises(ValueError, match="absent"):
+        FileStreamer().list_files(str(tmp_path / "absent"))
 
 
 # Settings
@@ -332,7 +366,7 @@ def test_others_wait_for_the_one_who_brings_the_model(bucket: StreamerPatcher, t
 
     def bring() -> None:
         with ObjectStorageModel("s3://any/model", str(tmp_path / "cache")) as model:
-            brought.append(not model._complete)
+            brought.append(not model._skip)
             model.pull_files()
 
     threads = [threading.Thread(target=bring) for _ in range(8)]

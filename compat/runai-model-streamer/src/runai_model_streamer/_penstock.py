@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import penstock
+from runai_model_streamer.s3_utils.s3_utils import S3Credentials
 
-if TYPE_CHECKING:
-    from runai_model_streamer.s3_utils.s3_utils import S3Credentials
-
+MEMORY_LIMIT = "RUNAI_STREAMER_MEMORY_LIMIT"
 UNLIMITED = 1 << 62
 """Bytes of read-ahead where the limit is lifted."""
+
+_WORDS = [
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"it is incomplete|too few for a safetensors header|the file is empty", "Corrupted File: it is truncated"),
+        (r"its header accounts for", "Corrupted File: extra trailing bytes"),
+        (
+            r"(tensor \"[^\"]*\"): \d+ bytes before this tensor",
+            r"Corrupted File: a gap, \1 does not start where it should",
+        ),
+        (r"overlap those of (tensor \"[^\"]*\")", r"Corrupted File: \1 overlaps with next tensor"),
+        (r"the header length \d+ exceeds \d+", "Corrupted File: Header size exceeds limit"),
+        (r"the header is malformed", "Corrupted File: Header is not valid JSON"),
+        (r"the header is not UTF-8", "Corrupted File: Header is not valid UTF-8"),
+        (
+            r"(tensor \"[^\"]*\"): (shape .*) needs (\d+) bytes, but data_offsets \[.*\] give it (\d+)",
+            r"Corrupted \1: Shape claims \3 bytes, but offsets reserve \4 bytes",
+        ),
+        (r"unknown dtype \"([^\"]*)\"", r"Unsupported dtype '\1'"),
+    )
+]
+"""What Penstock says of malformed files, and how the interface puts it."""
 
 _environment = threading.RLock()
 
@@ -38,7 +60,7 @@ def config(memory_limit: int | None = None) -> penstock.Config:
         ValueError: naming the variable, for what is no number or an impossible one.
     """
     block = _number("RUNAI_STREAMER_CHUNK_BYTESIZE", least=1) or _number("RUNAI_STREAMER_BLOCK_BYTESIZE", least=1)
-    limit = _number("RUNAI_STREAMER_MEMORY_LIMIT", least=-1) if memory_limit is None else memory_limit
+    limit = _number(MEMORY_LIMIT, least=-1) if memory_limit is None else memory_limit
     ahead = None if limit is None else UNLIMITED if limit < 0 else max(limit, 1)
     return penstock.Config(
         readers=_number("RUNAI_STREAMER_CONCURRENCY", least=1),
@@ -54,7 +76,7 @@ def check_memory_limit(largest: int, memory_limit: int | None = None) -> None:
     Raises:
         RunaiStreamerMemoryLimitException: which says both numbers.
     """
-    limit = _number("RUNAI_STREAMER_MEMORY_LIMIT", least=-1) if memory_limit is None else memory_limit
+    limit = _number(MEMORY_LIMIT, least=-1) if memory_limit is None else memory_limit
     if limit is not None and 0 < limit < largest:
         raise RunaiStreamerMemoryLimitException(f"Memory limit supplied: {limit} cannot be smaller than: {largest}")
 
@@ -116,9 +138,17 @@ def _switch(name: str) -> str | None:
 
 @contextmanager
 def as_value_errors() -> Iterator[None]:
-    """Penstock's errors as the ``ValueError`` that callers of this interface catch; what they say stays."""
+    """Penstock's errors as the ``ValueError`` that callers of this interface catch; what they say stays.
+
+    Of malformed files it says in the interface's own words first what is wrong: programs look for those.
+    """
     try:
         yield
+    except penstock.FormatError as error:
+        said = next((found.expand(words) for pattern, words in _WORDS if (found := pattern.search(str(error)))), None)
+        if said is None:
+            raise
+        raise ValueError(f"{said} - {error}") from error
     except penstock.PenstockError as error:
         if isinstance(error, (ValueError, MemoryError)):
             raise

@@ -11,7 +11,7 @@ from typing import Any
 from penstock._native import Checkpoint as Catalogue
 from penstock.checkpoint import Checkpoint
 from penstock.engines import objects
-from penstock.errors import ObjectNotFoundError
+from penstock.errors import ObjectNotFoundError, PenstockError
 from runai_model_streamer import _penstock
 from runai_model_streamer._penstock import RunaiStreamerInvalidInputException
 from runai_model_streamer.file_streamer.requests_iterator import FileChunks
@@ -77,14 +77,15 @@ class FileStreamer:
         Raises:
             RunaiStreamerInvalidInputException: for files of several kinds, or an unknown device.
             RunaiStreamerMemoryLimitException: for a limit smaller than the largest range.
-            ValueError: outside of the context, while another stream is unfinished, or where a file cannot be opened.
+            ValueError: outside of the context, or while another stream is unfinished.
         """
         del owned
         if not self._entered:
             raise ValueError("Streamer not initialized")
         if self._chunks is not None:
             raise ValueError(
-                "cannot start a new stream while the previous one is unfinished - consume or close get_chunks() first"
+                "cannot start a new stream while responses are outstanding from the previous one - consume or close "
+                "get_chunks() before calling stream_files again"
             )
         if not homogeneous_paths([request.path for request in file_stream_requests]):
             raise RunaiStreamerInvalidInputException("Cannot stream files from multiple source types in parallel")
@@ -99,9 +100,15 @@ class FileStreamer:
             for request in file_stream_requests
         ]
         config = _penstock.config(memory_limit)
-        with _penstock.as_value_errors(), _penstock.credentials(credentials):
-            catalogue = Checkpoint(Catalogue.of_ranges(wanted, config), config)
-        self._chunks = self._stream(catalogue, [request.id for request in file_stream_requests], self.device_str)
+        ids = [request.id for request in file_stream_requests]
+        try:
+            with _penstock.credentials(credentials):
+                catalogue = Checkpoint(Catalogue.of_ranges(wanted, config), config)
+        except PenstockError as error:
+            # Callers expect what is wrong with files where they take what was read of them.
+            self._chunks = _failing(error)
+        else:
+            self._chunks = self._stream(catalogue, ids, self.device_str)
 
     @staticmethod
     def _stream(catalogue: Checkpoint, ids: list[int], device: str) -> Iterator[tuple[int, int, Any]]:
@@ -114,7 +121,7 @@ class FileStreamer:
         """Yields ``(id of the file, index of the range, bytes)`` as ranges arrive; bytes are a tensor of shape (1, n).
 
         Raises:
-            ValueError: outside of the context, or where reading fails; it says why.
+            ValueError: outside of the context, or where a file cannot be opened or read; it says why.
         """
         if not self._entered:
             raise ValueError("Streamer not initialized")
@@ -133,6 +140,9 @@ class FileStreamer:
         """(path, bytes) of what is under a prefix, of which patterns are shell patterns for the whole path.
 
         Below a prefix on an object store, only what is directly under it is listed.
+
+        Raises:
+            ValueError: where there is no such directory, or the store cannot be asked.
         """
         found = _below(prefix, is_recursive)
         return [
@@ -143,6 +153,12 @@ class FileStreamer:
         ]
 
 
+def _failing(error: PenstockError) -> Iterator[tuple[int, int, Any]]:
+    with _penstock.as_value_errors():
+        raise error
+    yield  # so that it fails when it is asked for the first range
+
+
 def _below(prefix: str, recursive: bool) -> list[tuple[str, int]]:
     if is_object_storage(prefix):
         with _penstock.as_value_errors(), _penstock.credentials():
@@ -150,6 +166,8 @@ def _below(prefix: str, recursive: bool) -> list[tuple[str, int]]:
                 return objects.list_files(prefix)
             except ObjectNotFoundError:
                 return []
+    if not os.path.exists(prefix):
+        raise ValueError(f"Could not list {prefix!r}: there is no such directory")
     found = []
     for directory, folders, files in os.walk(prefix):
         found += [(path := os.path.join(directory, file), os.path.getsize(path)) for file in files]

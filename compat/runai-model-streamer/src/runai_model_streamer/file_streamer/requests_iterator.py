@@ -6,9 +6,16 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+from runai_model_streamer import _penstock
 from runai_model_streamer._penstock import RunaiStreamerMemoryLimitException
 
 __all__ = ["FileChunks", "RunaiStreamerMemoryLimitException"]
+
+RUNAI_STREAMER_MEMORY_LIMIT_ENV_VAR_NAME = _penstock.MEMORY_LIMIT
+RUNAI_STREAMER_RING_BUFFERS_ENV_VAR_NAME = "RUNAI_STREAMER_RING_BUFFERS"
+"""Not needed: buffers are not what tensors are made of."""
+RUNAI_STREAMER_MAX_PADS_PER_BUFFER_ENV_VAR_NAME = "RUNAI_STREAMER_MAX_PADS_PER_BUFFER"
+"""Not needed either."""
 
 
 class FileChunks:

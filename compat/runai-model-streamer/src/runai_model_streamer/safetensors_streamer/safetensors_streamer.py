@@ -79,8 +79,8 @@ class ObjectStorageModel:
         self._sentinel = os.path.join(self.dir, self.SENTINEL_NAME)
         self._lock: IO[str] | None = open(self.dir + ".lock", "a")  # noqa: SIM115 - held until the end of the context
         try:
-            self._complete = self._wait()
-            if not self._complete:
+            self._skip = self._wait()
+            if not self._skip:
                 shutil.rmtree(self.dir, ignore_errors=True)
                 os.makedirs(self.dir, exist_ok=True)
         except BaseException:
@@ -104,7 +104,7 @@ class ObjectStorageModel:
 
     def pull_files(self, allow_pattern: list[str] | None = None, ignore_pattern: list[str] | None = None) -> None:
         """Brings files whose names match; nothing where another process has."""
-        if not self._complete:
+        if not self._skip:
             pull_files(self._model_path, self.dir, allow_pattern, ignore_pattern, self._credentials)
 
     def _release(self) -> None:
@@ -119,7 +119,7 @@ class ObjectStorageModel:
         self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
     ) -> bool:
         try:
-            if exc_type is None and not self._complete:
+            if exc_type is None and not self._skip:
                 if not any(name != self.SENTINEL_NAME for name in os.listdir(self.dir)):
                     raise RuntimeError(
                         f"No files were downloaded to {self.dir!r} - verify that the model path is correct"
