@@ -39,6 +39,7 @@ def test_safe_open_answers_as_safetensors_does(path: Path, framework: str) -> No
             assert our_slice.get_dtype() == their_slice.get_dtype()
             assert as_bytes(our_slice[2:5]) == as_bytes(their_slice[2:5])
         assert as_bytes(ours.get_slice("b")[:, 1:3]) == as_bytes(theirs.get_slice("b")[:, 1:3])
+        assert tuple(ours.get_slice("b")[[]].shape) == tuple(theirs.get_slice("b")[[]].shape)
         assert set(ours.get_tensors(["a", "c"])) == {"a", "c"}
         assert set(ours.get_tensors()) == {"a", "b", "c"}
 

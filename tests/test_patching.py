@@ -187,6 +187,8 @@ def test_files_stay_usable_after_the_block_and_tensors_after_the_file(mixed: Any
     assert as_bytes(first) == tensors["large"].data
     with pytest.raises(penstock.PenstockError, match="closed"):
         file.keys()
+    with pytest.raises(safetensors.SafetensorError, match="closed"):
+        file.get_slice("large")
 
 
 def test_tensors_may_be_written_to_and_the_file_stays(mixed: Any) -> None:

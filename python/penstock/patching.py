@@ -26,7 +26,14 @@ from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 from penstock._native import Config
-from penstock.errors import FormatError, MissingDependencyError, PenstockError, SelectionError, TensorNotFoundError
+from penstock.errors import (
+    ConfigError,
+    FormatError,
+    MissingDependencyError,
+    PenstockError,
+    SelectionError,
+    TensorNotFoundError,
+)
 from penstock.read_ahead import ReadAhead
 from penstock.safetensors import Slice
 from penstock.safetensors import safe_open as our_safe_open
@@ -190,13 +197,16 @@ class _Opened:
         self._file.__exit__(kind, value, traceback)
 
     def keys(self) -> list[str]:
-        return self._file.keys()
+        with _as_theirs():
+            return self._file.keys()
 
     def offset_keys(self) -> list[str]:
-        return self._file.offset_keys()
+        with _as_theirs():
+            return self._file.offset_keys()
 
     def metadata(self) -> dict[str, str] | None:
-        return self._file.metadata()
+        with _as_theirs():
+            return self._file.metadata()
 
     def get_tensor(self, name: str) -> Any:
         with _as_theirs():
@@ -252,7 +262,7 @@ def _as_theirs() -> Iterator[None]:
     """Makes errors that safetensors has a name for catchable under that name too."""
     try:
         yield
-    except (FormatError, SelectionError, TensorNotFoundError) as error:
+    except (ConfigError, FormatError, SelectionError, TensorNotFoundError) as error:
         kind = _both(type(error))
         if isinstance(error, kind):
             raise

@@ -26,7 +26,7 @@ def resolve(
     Args:
         name: the tensor's name, for errors.
         shape: its shape.
-        selection: integers, slices with positive steps, and at most one ellipsis.
+        selection: integers, slices with positive steps, and at most one ellipsis; an empty list is an empty slice.
 
     Returns:
         ``(ranges, index)``: one ``(start, end)`` for every dimension, and the index (None where nothing is left to do).
@@ -41,7 +41,7 @@ def resolve(
             f"tensor {name!r}: {cause}. The tensor's shape is {list(shape)}", tensor=name, cause=cause
         )
 
-    items = list(selection) if isinstance(selection, tuple) else [selection]
+    items = _items(selection)
     ellipses = [i for i, item in enumerate(items) if item is Ellipsis]
     if len(ellipses) > 1:
         raise wrong("more than one ellipsis")
@@ -75,3 +75,10 @@ def resolve(
         index.append(0)
     plain = all(isinstance(item, slice) and item.step == 1 for item in index)
     return ranges, None if plain else tuple(index)
+
+
+def _items(selection: Selection) -> list[Index]:
+    if isinstance(selection, tuple):
+        return list(selection)
+    # An empty list selects nothing, as for torch and safetensors.
+    return [slice(0, 0)] if isinstance(selection, list) and not selection else [selection]
