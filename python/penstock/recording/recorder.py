@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -24,10 +24,12 @@ from torch.overrides import TorchFunctionMode
 from penstock._native import Config
 from penstock.checkpoint import Checkpoint
 from penstock.frameworks.torch import DTYPES, Torch
+from penstock.loading import Load
 from penstock.parts import Part, load_parts
-from penstock.progress import ProgressOption, teller
+from penstock.progress import Progress, ProgressOption, teller
 from penstock.recording.geometry import View, are_disjoint
 from penstock.recording.lazy import HARMLESS, LazyTensor, NotRecordableError, Stored, name_of
+from penstock.recording.sharing import Sharing
 from penstock.recording.statistics import Statistics
 
 logger = logging.getLogger(__name__)
@@ -48,6 +50,10 @@ class _Write(NamedTuple):
     memory: torch.Tensor
     """The destination, held until then."""
 
+    @property
+    def nbytes(self) -> int:
+        return self.memory.numel() * self.memory.element_size()
+
 
 class Recorder(TorchFunctionMode):
     """Use as a context around the code that loads; what was recorded is read when the context ends without an error.
@@ -62,13 +68,24 @@ class Recorder(TorchFunctionMode):
         device: where lazy tensors say they are, and where those are made that are needed at once.
         progress: ``True`` for a bar, or a function, for each of the loads.
         config: settings of the loads.
+        sharing: the other ranks of the model, to read with them what several want. They are told how it ends, whatever
+            happens in the context.
     """
 
-    def __init__(self, device: Any = "cpu", *, progress: ProgressOption = None, config: Config | None = None) -> None:
+    def __init__(
+        self,
+        device: Any = "cpu",
+        *,
+        progress: ProgressOption = None,
+        config: Config | None = None,
+        sharing: Sharing | None = None,
+    ) -> None:
         super().__init__()
         self._device = torch.device(Torch().device(device))
         self._progress = progress
         self._config = config
+        self._sharing = sharing
+        self._checkpoints: list[Checkpoint] = []
         self._pending: list[_Write] = []
         self._places: dict[int, _Places] = {}
         self._small: dict[tuple[int, str], torch.Tensor] = {}
@@ -95,6 +112,8 @@ class Recorder(TorchFunctionMode):
             prefix: put before the names.
         """
         order = list(checkpoint.offset_keys() if names is None else names)
+        if not any(checkpoint is known for known in self._checkpoints):
+            self._checkpoints.append(checkpoint)
         for index, name in enumerate(order):
             info = checkpoint[name]
             recorded = self.statistics.places + self.statistics.converted
@@ -255,18 +274,42 @@ class Recorder(TorchFunctionMode):
 
     def flush(self) -> None:
         """Reads everything that was recorded, and returns when it is where it belongs."""
+        self._read(self._taken())
+
+    def _taken(self) -> list[_Write]:
         pending, self._pending = self._pending, []
         self._places.clear()
-        loads: dict[tuple[int, str], list[_Write]] = {}
-        for write in pending:
-            loads.setdefault((id(write.checkpoint), write.device), []).append(write)
         self.statistics.plans += bool(pending)
-        for (_, device), writes in loads.items():
-            checkpoint = writes[0].checkpoint
-            total = sum(write.memory.numel() * write.memory.element_size() for write in writes)
-            told = teller(self._progress, total)
-            stats = load_parts(checkpoint, [write.part for write in writes], device, told, self._config)
+        return pending
+
+    def _read(
+        self,
+        writes: Sequence[_Write],
+        told: Progress | None = None,
+        begun: Callable[[Load], object] | None = None,
+    ) -> None:
+        loads: dict[tuple[int, str], list[_Write]] = {}
+        for write in writes:
+            loads.setdefault((id(write.checkpoint), write.device), []).append(write)
+        for (_, device), of in loads.items():
+            progress = teller(self._progress, sum(write.nbytes for write in of)) if told is None else told
+            parts = [write.part for write in of]
+            stats = load_parts(of[0].checkpoint, parts, device, progress, self._config, begun)
             self.statistics.loads.append(stats)
+
+    def _finish(self) -> None:
+        if self._sharing is None:
+            self.flush()
+            return
+        self._sharing.read(
+            self._checkpoints,
+            self._taken(),
+            self._device,
+            self.statistics,
+            self._read,
+            progress=self._progress,
+            config=self._config,
+        )
 
     def __enter__(self) -> Recorder:  # noqa: PYI034 - Self is newer than Python 3.10
         self._active = True
@@ -278,7 +321,9 @@ class Recorder(TorchFunctionMode):
         self._active = False
         try:
             if kind is None:
-                self.flush()
+                self._finish()
+            elif self._sharing is not None and isinstance(error, Exception):
+                self._sharing.withdraw(f"{type(error).__name__}: {error}")
         finally:
             self._pending.clear()
             self._places.clear()
