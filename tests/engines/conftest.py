@@ -26,7 +26,7 @@ _TINY = {
 }
 
 
-def save(kind: str, directory: Path, dtype: str, **other: Any) -> Path:
+def save(kind: str, directory: Path, dtype: str, shards: str = "400KB", **other: Any) -> Path:
     """A model of random weights, as transformers saves it, in several shards."""
     import torch
     import transformers
@@ -34,7 +34,7 @@ def save(kind: str, directory: Path, dtype: str, **other: Any) -> Path:
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**{**_TINY, **other})
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
-    model.to(getattr(torch, dtype)).save_pretrained(directory, max_shard_size="400KB")
+    model.to(getattr(torch, dtype)).save_pretrained(directory, max_shard_size=shards)
     return directory
 
 
@@ -109,6 +109,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "wide": save(
             "Llama", home / "wide", "float32",
             intermediate_size=65536, num_hidden_layers=1, max_position_embeddings=128,
+        ),
+        # Proportions of a dense model: the other rank's half of each row is far less than what is worth skipping.
+        "columns": save(
+            "Llama", home / "columns", "float32", "40MB", hidden_size=1024, intermediate_size=3584,
+            num_attention_heads=16, num_key_value_heads=8,
         ),
     }  # fmt: skip
 

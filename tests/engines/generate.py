@@ -80,7 +80,7 @@ class Looks:
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.zero_()
-            if "writes to its weights" in how:
+            if "writes to its weights" in how or f"rank {worker.rank} writes to its weights" in how:
                 loads = model.load_weights
                 model.load_weights = lambda weights: loads((name, weight.mul_(1)) for name, weight in weights)
             loader.load_weights(model, config.model_config)
