@@ -1,8 +1,8 @@
 """One of several ranks that load a model together, as a process: for ``test_sharing.py``.
 
-    python ranks.py RANK RANKS STORE MODEL SETTINGS
+    python ranks.py RANK RANKS STORE '[SETTINGS, …]'
 
-Prints one line of JSON: checksums of what was loaded, Penstock's figures, what went wrong.
+Prints a line of JSON for each of its settings: checksums of what was loaded, Penstock's figures, what went wrong.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -67,8 +69,9 @@ def sums_of(memory: dict[str, torch.Tensor]) -> dict[str, str]:
     }
 
 
-def spoil(wrong: str) -> None:
-    """Makes this rank unable to do something, once."""
+@contextmanager
+def spoiled(wrong: str) -> Iterator[None]:
+    """Makes this rank unable to do something for a while."""
 
     def fails(why: str) -> Any:
         def call(*_: Any, **__: Any) -> Any:
@@ -76,54 +79,60 @@ def spoil(wrong: str) -> None:
 
         return call
 
-    def later(original: Any, good: int, failure: Any) -> Any:
+    def at(number: int, original: Any, failure: Any) -> Any:
         calls = 0
 
         def call(*arguments: Any, **named: Any) -> Any:
             nonlocal calls
             calls += 1
-            return failure() if calls == good + 1 else original(*arguments, **named)
+            return failure() if calls == number else original(*arguments, **named)
 
         return call
 
-    if wrong == "cannot propose":
-        sharing._Table.proposal = fails("no reach")  # type: ignore[method-assign]
-    elif wrong == "cannot plan":
-        sharing.plan = fails("no plan")
-    elif wrong.startswith("cannot read"):
+    def broken() -> Future[None]:
+        future: Future[None] = Future()
+        future.set_exception(penstock.StorageError("the disk is broken"))
+        return future
 
-        def broken() -> Future[None]:
-            future: Future[None] = Future()
-            future.set_exception(penstock.StorageError("the disk is broken"))
-            return future
+    original = exchange.Exchange.__init__
 
-        original = exchange.Exchange.__init__
+    def init(self: Any, *arguments: Any) -> None:
+        original(self, *arguments)
+        self._read = at(3 if "later" in wrong else 1, self._read, broken)
 
-        def init(self: Any, *arguments: Any) -> None:
-            original(self, *arguments)
-            self._read = later(self._read, 2 * ("later" in wrong), broken)
-
-        exchange.Exchange.__init__ = init  # type: ignore[method-assign]
-    elif wrong == "cannot take":
-        exchange._Arriving.came = later(exchange._Arriving.came, 3, fails("no place"))  # type: ignore[method-assign]
-    elif wrong == "is interrupted":
-        exchange.Exchange.run = later(exchange.Exchange.run, 0, interrupts)  # type: ignore[method-assign]
+    changes: dict[str, tuple[Any, str, Any]] = {
+        "cannot propose": (sharing._Table, "proposal", fails("no reach")),
+        "cannot plan": (sharing, "plan", fails("no plan")),
+        "cannot read": (exchange.Exchange, "__init__", init),
+        "cannot read later": (exchange.Exchange, "__init__", init),
+        "cannot take": (exchange._Arriving, "came", at(4, exchange._Arriving.came, fails("no place"))),
+        "is interrupted": (exchange.Exchange, "run", at(1, exchange.Exchange.run, interrupts)),
+    }
+    if wrong not in changes:
+        yield
+        return
+    owner, name, replacement = changes[wrong]
+    before = getattr(owner, name)
+    setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 def interrupts() -> None:
     raise KeyboardInterrupt
 
 
-def run(rank: int, ranks: int, model: str, case: dict[str, Any]) -> dict[str, Any]:
-    shares.UNIT_BYTES = case.get("unit_bytes", shares.UNIT_BYTES)
-    shares.BATCH_BYTES = case.get("batch_bytes", shares.BATCH_BYTES)
+def run(rank: int, ranks: int, case: dict[str, Any]) -> dict[str, Any]:
+    shares.UNIT_BYTES = case.get("unit_bytes", 64 << 20)
+    shares.BATCH_BYTES = case.get("batch_bytes", 320 << 20)
     shares.LEAST_BYTES = 1 << 10
     wrong = case.get("wrong", "")
-    spoil(wrong)
     if wrong == "dies":
         os._exit(0)
     together = Sharing(Peers(distributed.group.WORLD), always=case.get("always", False))
-    checkpoint = penstock.open(case.get("model", model))
+    checkpoint = penstock.open(case["model"])
     recorder = Recorder(sharing=together if case.get("sharing", True) else None)
     memory, loads = memory_of(checkpoint, rank, ranks)
     found: dict[str, Any] = {}
@@ -131,7 +140,7 @@ def run(rank: int, ranks: int, model: str, case: dict[str, Any]) -> dict[str, An
         if wrong == "never records":
             together.withdraw("it does not record")
         else:
-            with recorder:
+            with spoiled(wrong), recorder:
                 loads(recorder.weights(checkpoint))
                 if wrong.startswith("raises"):
                     raise ValueError("a model's own")  # noqa: TRY301 - as loading code does
@@ -143,7 +152,7 @@ def run(rank: int, ranks: int, model: str, case: dict[str, Any]) -> dict[str, An
 
 
 def main() -> None:
-    rank, ranks, store, model, case = sys.argv[1:]
+    rank, ranks, store, cases = sys.argv[1:]
     distributed.init_process_group(
         "gloo",
         store=distributed.FileStore(store, int(ranks)),
@@ -153,11 +162,9 @@ def main() -> None:
     )
     # All are there before any may go.
     distributed.barrier()
-    if json.loads(case).get("wrong") == "dies":
-        print("{}", flush=True)
-    found = run(int(rank), int(ranks), model, json.loads(case))
-    print(json.dumps(found), flush=True)
-    # Another that is still talking is not to see this one go.
+    for case in json.loads(cases):
+        print(json.dumps(run(int(rank), int(ranks), case)), flush=True)
+    # Another that is still talking is not to see this one go in an orderly way.
     os._exit(0)
 
 

@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,6 @@ if not torch.distributed.is_available():
 from penstock.recording import shares
 from penstock.recording.shares import Box, Stored, common, plan, volume
 from ranks import memory_of, sums_of
-
-Ranks = Callable[..., list[dict[str, Any]]]
-
 
 # The plan
 
@@ -113,33 +109,36 @@ def test_a_rank_needs_little_memory_whatever_the_tensors() -> None:
 # Processes
 
 
-@pytest.fixture
-def ranks(tmp_path: Path) -> Ranks:
-    """Runs some ranks, each with settings of its own; what each found."""
-
-    def run(count: int, model: str, *own: dict[str, Any], **common: Any) -> list[dict[str, Any]]:
-        script = Path(__file__).parent / "ranks.py"
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | common.pop("environment", {})
-        cases = [{**common, **(own[rank] if rank < len(own) else {})} for rank in range(count)]
-        processes = [
-            subprocess.Popen(
-                [sys.executable, str(script), str(rank), str(count), str(tmp_path / "store"), model, json.dumps(case)],
-                env=environment,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank, case in enumerate(cases)
-        ]
-        try:
-            printed = [process.communicate(timeout=120)[0] for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-        (tmp_path / "store").unlink(missing_ok=True)
-        return [json.loads(text.splitlines()[-1]) for text in printed]
-
-    return run
+def run(store: Path, *cases: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Runs cases one after the other, each of which has settings for every rank; what each rank found of each case."""
+    script = Path(__file__).parent / "ranks.py"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    count = len(cases[0])
+    processes = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                str(script),
+                str(rank),
+                str(count),
+                str(store),
+                json.dumps([case[rank] for case in cases]),
+            ],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    try:
+        printed = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    found = [[json.loads(line) for line in text.splitlines()] for text in printed]
+    # One that died has fewer.
+    return [[lines[number] if number < len(lines) else {} for lines in found] for number in range(len(cases))]
 
 
 SHAPES = {
@@ -184,80 +183,88 @@ def read_bytes(found: list[dict[str, Any]]) -> int:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_ranks_get_what_they_would_have_read_and_each_byte_is_read_once(ranks: Ranks, model: Path, count: int) -> None:
-    alone = ranks(count, str(model), sharing=False)
-    together = ranks(count, str(model), always=True)
-    assert [rank["sums"] for rank in together] == [rank["sums"] for rank in alone] == expected(model, count)
-    assert all(rank["shared"] >= 5 and rank["notes"] == [] for rank in together)
+def test_ranks_get_what_they_would_have_read_and_each_byte_is_read_once(
+    model: Path, tmp_path: Path, count: int
+) -> None:
+    case: dict[str, Any] = {"model": str(model)}
+    several = {**case, "always": True, "unit_bytes": 300_000, "batch_bytes": 1_000_000}
+    alone, together, batches = run(
+        tmp_path / "store", [{**case, "sharing": False}] * count, [{**case, "always": True}] * count, [several] * count
+    )
+    for found in (alone, together, batches):
+        assert [rank["sums"] for rank in found] == expected(model, count)
     size = model.stat().st_size
     assert read_bytes(alone) > 1.6 * size
-    assert read_bytes(together) <= 1.1 * size
-    assert max(rank["read_bytes"] for rank in together) < (1 / count + 0.1) * size
-    batches = ranks(count, str(model), always=True, unit_bytes=300_000, batch_bytes=1_000_000)
-    assert [rank["sums"] for rank in batches] == expected(model, count)
-    assert read_bytes(batches) <= 1.1 * size
+    for found in (together, batches):
+        assert read_bytes(found) <= 1.1 * size
+        assert max(rank["read_bytes"] for rank in found) < (1 / count + 0.1) * size
+        assert all(rank["shared"] >= 5 and rank["notes"] == [] for rank in found)
 
 
-def test_an_object_is_fetched_once_by_all_ranks_together(ranks: Ranks, tmp_path: Path) -> None:
+def test_an_object_is_fetched_once_by_all_ranks_together(tmp_path: Path) -> None:
     # So large that what lies between a rank's pieces is not worth reading.
     model = write(tmp_path / "model.safetensors", times=8)
     with servers.web(tmp_path) as remote:
         remote.put("model.safetensors", model.read_bytes())  # type: ignore[operator]
-        url = f"{remote.root}/model.safetensors"
-        together = ranks(2, url)
-    assert [rank["sums"] for rank in together] == expected(model, 2)
-    assert read_bytes(together) <= 1.1 * model.stat().st_size
-    assert all(rank["shared"] >= 5 for rank in together)
+        [found] = run(tmp_path / "store", [{"model": f"{remote.root}/model.safetensors"}] * 2)
+    assert [rank["sums"] for rank in found] == expected(model, 2)
+    assert read_bytes(found) <= 1.1 * model.stat().st_size
+    assert all(rank["shared"] >= 5 for rank in found)
 
 
-def test_what_is_in_memory_is_read_by_each(ranks: Ranks, model: Path) -> None:
+def test_what_is_in_memory_is_read_by_each(model: Path, tmp_path: Path) -> None:
     shm = Path("/dev/shm")
     if not os.access(shm, os.W_OK):
         pytest.skip("there is no /dev/shm to write to")
     copy = shm / f"penstock-test-{os.getpid()}.safetensors"
     copy.write_bytes(model.read_bytes())
     try:
-        found = ranks(2, str(copy))
+        [found] = run(tmp_path / "store", [{"model": str(copy)}] * 2)
     finally:
         copy.unlink()
     assert [(rank["shared"], rank["notes"]) for rank in found] == [(0, []), (0, [])]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "note"),
-    [
-        ("raises before reading", "each rank read for itself: rank 1 does: ValueError: a model's own"),
-        ("never records", "each rank read for itself: rank 1 does: it does not record"),
-        ("cannot propose", "each rank read for itself: rank 1 does: RuntimeError: no reach"),
-        ("cannot plan", "what was left each rank read for itself: another rank could not go on"),
-        ("cannot read", "what was left each rank read for itself: another rank could not go on"),
-        ("cannot read later", "what was left each rank read for itself: another rank could not go on"),
-        ("cannot take", "what was left each rank read for itself: another rank could not go on"),
-        ("other version", "each rank read for itself: not all see the same version of the checkpoint"),
-        ("dies", "each rank read for itself: a rank is gone"),
-    ],
-)
-def test_where_a_rank_cannot_the_others_read_for_themselves(
-    ranks: Ranks, model: Path, tmp_path: Path, wrong: str, note: str
-) -> None:
+FOR_ITSELF = "each rank read for itself: "
+WHAT_WAS_LEFT = "what was left each rank read for itself: another rank could not go on"
+WRONG = {
+    "raises before reading": f"{FOR_ITSELF}rank 1 does: ValueError: a model's own",
+    "never records": f"{FOR_ITSELF}rank 1 does: it does not record",
+    "cannot propose": f"{FOR_ITSELF}rank 1 does: RuntimeError: no reach",
+    "cannot plan": WHAT_WAS_LEFT,
+    "cannot read": WHAT_WAS_LEFT,
+    "cannot read later": WHAT_WAS_LEFT,
+    "cannot take": WHAT_WAS_LEFT,
+    "other version": f"{FOR_ITSELF}not all see the same version of the checkpoint",
+    "dies": f"{FOR_ITSELF}a rank is gone",
+}
+"""What may be wrong with rank 1, and what the others say of it."""
+
+
+def test_where_a_rank_cannot_the_others_read_for_themselves(model: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.safetensors"
+    copy.write_bytes(model.read_bytes())
+    case = {"model": str(model), "always": True, "unit_bytes": 20_000, "batch_bytes": 80_000}
+    cases = [
+        [case, {**case, "wrong": wrong, "model": str(copy if wrong == "other version" else model)}, case]
+        for wrong in WRONG
+    ]
     stock = expected(model, 3)
-    own: dict[str, Any] = {"wrong": wrong}
-    if wrong == "other version":
-        copy = tmp_path / "copy.safetensors"
-        copy.write_bytes(model.read_bytes())
-        own = {"model": str(copy)}
-    found = ranks(3, str(model), {}, own, always=True, unit_bytes=20_000, batch_bytes=80_000)
-    for rank in (0, 2):
-        assert found[rank]["sums"] == stock[rank], rank
-        assert note in " ".join(found[rank]["notes"])
-    if wrong.startswith("cannot"):
-        # What failed once for sharing is done another way.
-        assert found[1]["sums"] == stock[1]
-    elif wrong.startswith("raises"):
-        assert found[1]["error"] == "ValueError: a model's own"
+    for (wrong, note), found in zip(WRONG.items(), run(tmp_path / "store", *cases), strict=True):
+        for rank in (0, 2):
+            assert found[rank]["sums"] == stock[rank], (wrong, rank)
+            assert note in " ".join(found[rank]["notes"]), wrong
+        if wrong.startswith("cannot"):
+            # What failed once for sharing is done another way.
+            assert found[1]["sums"] == stock[1], wrong
+            assert "error" not in found[1]
+        elif wrong.startswith("raises"):
+            assert found[1]["error"] == "ValueError: a model's own"
 
 
-def test_a_load_that_is_stopped_ends_what_runs_beside_it(ranks: Ranks, model: Path) -> None:
-    found = ranks(2, str(model), {"wrong": "is interrupted"}, always=True)
-    assert found[0]["error"].startswith("KeyboardInterrupt")
-    assert found[0]["threads"] == 0
+def test_a_load_that_is_stopped_ends_what_runs_beside_it(model: Path, tmp_path: Path) -> None:
+    case = {"model": str(model), "always": True}
+    [[stopped, left]] = run(tmp_path / "store", [{**case, "wrong": "is interrupted"}, case])
+    assert stopped["error"].startswith("KeyboardInterrupt")
+    assert stopped["threads"] == 0
+    assert left["sums"] == expected(model, 2)[1]

@@ -14,6 +14,18 @@ import pytest
 
 Run = Callable[..., list[dict[str, Any]]]
 
+SETTINGS = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "HF_HUB_OFFLINE": "1",
+}
+"""The environment of engines."""
+
 _TINY = {
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -123,21 +135,11 @@ def vllm() -> Run:
     """Runs engines, one after the other, in one process; gives what each printed as its result."""
 
     def run(*settings: dict[str, Any], environment: dict[str, str] | None = None, fails: bool = False) -> Any:
-        own = {
-            "VLLM_TARGET_DEVICE": "cpu",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "1",
-            "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "HF_HUB_OFFLINE": "1",
-        }
         script = Path(__file__).parent / "generate.py"
         command = [sys.executable, str(script), *map(json.dumps, settings)]
         done = subprocess.run(
             command,
-            env=os.environ | own | (environment or {}),
+            env=os.environ | SETTINGS | (environment or {}),
             capture_output=True,
             text=True,
             timeout=300,
