@@ -114,6 +114,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         "dense": save("Llama", home / "dense", "float32"),
         "converted": save("Llama", home / "converted", "bfloat16"),
+        # Another, smaller, with the same words.
+        "draft": save("Llama", home / "draft", "float32", intermediate_size=128, num_hidden_layers=1),
         "tied": save("Llama", home / "tied", "float32", tie_word_embeddings=True),
         "experts": save("Mixtral", home / "experts", "float32", num_local_experts=4, num_experts_per_tok=2),
         **{method: quantised(home / method, method) for method in ("awq", "gptq", "fp8")},

@@ -17,11 +17,12 @@ class Looks:
     """What is looked at inside the workers. Functions, since they travel there."""
 
     @staticmethod
-    def weights(worker: Any) -> dict[str, str]:
-        """A checksum of every parameter and buffer."""
+    def weights(worker: Any, of: str = "model") -> dict[str, str]:
+        """A checksum of every parameter and buffer, of the model or of the one that drafts."""
         import torch
 
-        model = worker.model_runner.get_model()
+        runner = worker.model_runner
+        model = runner.drafter.model if of == "draft" else runner.get_model()
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         # Parts of a parameter that nobody loads (padding) are whatever memory held; there is none in these models.
         return {

@@ -45,12 +45,12 @@ def free_port() -> int:
 
 
 def asked(port: int, path: str, body: Any = None) -> Any:
-    request = urllib.request.Request(  # noqa: S310 - a server of this test
+    request = urllib.request.Request(
         f"http://127.0.0.1:{port}{path}",
         None if body is None else json.dumps(body).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - of this test
         text = answer.read()
     return json.loads(text) if text else None
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+import penstock
+
 pytest.importorskip("vllm")
 
 from conftest import Run
@@ -241,6 +243,25 @@ def test_a_model_gets_ordinary_tensors(shared: Any, call: list[Any]) -> None:
             if call is PLAIN
             else "mul_ writes to a weight" in figures["notes"][0]
         )
+
+
+# A draft model, of a directory of its own
+
+
+def test_a_draft_model_is_loaded_by_the_ranks_that_have_it_without_a_word_to_others(
+    vllm: Run, alone: Any, models: dict[str, Path]
+) -> None:
+    drafting = {"method": "draft_model", "model": str(models["draft"]), "num_speculative_tokens": 2}
+    own = ["weights", "draft"]
+    case = {"model": str(models["dense"]), "tensor_parallel_size": 2, "speculative_config": drafting}
+    share = {"load_format": "penstock", "model_loader_extra_config": {"share": True}, "calls": ["figures", own]}
+    stock, ours = vllm({**case, "load_format": "auto", "calls": [own]}, {**case, **share})
+    assert ours[json.dumps(own)] == stock[json.dumps(own)]
+    assert ours["tokens"] == stock["tokens"] == alone["dense", "auto"]["tokens"]
+    for figures in ours["figures"]:
+        # The latest load is the draft's, which is no matter of all ranks.
+        assert figures["available_bytes"] == penstock.open(models["draft"]).nbytes
+        assert (figures["shared"], figures["notes"], figures["plans"]) == (0, [], 1)
 
 
 def test_unknown_settings_are_refused_with_the_known_ones(vllm: Run, models: dict[str, Path]) -> None:
