@@ -66,6 +66,7 @@ def test_what_people_look_for_in_the_log_is_there(alone: Any) -> None:
 
 
 PLAIN = ["loaded", "penstock", None, {"record": False}]
+SHARED = ["loaded", "penstock", None, {"share": True}]
 WRITES = ["loaded", "penstock", None, {}, "writes to its weights"]
 QUANTISED = ["awq", "gptq", "fp8"]
 
@@ -86,7 +87,10 @@ def both(result: dict[str, Any], calls: list[list[Any]]) -> tuple[list[Any], lis
 def shared(vllm: Run, models: dict[str, Path]) -> dict[str, dict[str, Any]]:
     """Results of two ranks."""
     more = [call for method in QUANTISED for call in pair(models[method])]
-    calls = {"dense": [*pair(), PLAIN, WRITES, *pair(models["wide"], dtype="float32"), *more], "experts": pair()}
+    calls = {
+        "dense": [*pair(), PLAIN, WRITES, *pair(models["wide"], dtype="float32"), *more],
+        "experts": [*pair(), SHARED],
+    }
     settings = (
         {"model": str(models[model]), "load_format": "penstock", "tensor_parallel_size": 2, "calls": wanted}
         for model, wanted in calls.items()
@@ -123,7 +127,6 @@ def test_each_rank_of_two_reads_its_share(shared: Any, models: dict[str, Path]) 
 
 # What several ranks want is read by one of them
 
-SHARED = ["loaded", "penstock", None, {"share": True}]
 UNABLE = ["loaded", "penstock", None, {"share": True}, "rank 1 writes to its weights"]
 APART = ["loaded", "penstock", None, {"share": False}]
 
@@ -161,6 +164,15 @@ def test_two_ranks_read_each_byte_once_and_have_the_shards_of_the_stock_loader(
     for rank in of_each_rank(columns, APART):
         assert (rank["figures"]["shared"], rank["figures"]["received_bytes"]) == (0, 0)
         assert rank["figures"]["read_bytes"] > 0.6 * size
+
+
+def test_two_ranks_share_columns_of_experts(shared: Any) -> None:
+    stock, ours = of_each_rank(shared["experts"], pair()[0]), of_each_rank(shared["experts"], SHARED)
+    assert [rank["sums"] for rank in ours] == [rank["sums"] for rank in stock]
+    for rank in ours:
+        figures = rank["figures"]
+        assert figures["shared"] >= 8, "w2 of four experts in two layers"
+        assert figures["bytes"] <= 0.55 * figures["available_bytes"]
 
 
 def test_where_one_rank_cannot_record_each_reads_for_itself(columns: Any) -> None:

@@ -202,15 +202,21 @@ impl Checkpoint {
         self.inner.fingerprint()
     }
 
-    /// Whether its bytes come from somewhere slower than memory, so that processes of one machine do well to read them
-    /// once and hand them on; and the largest gap between wanted bytes that a load reads rather than skips.
-    fn reach(&self, py: Python<'_>, config: &Config) -> (bool, u64) {
+    /// Where most of its bytes come from: "memory" (the page cache, too), "disk" or "network"; and the largest gap between
+    /// wanted bytes that a load reads rather than skips.
+    fn reach(&self, py: Python<'_>, config: &Config) -> (&'static str, u64) {
         let checkpoint = self.for_load(config);
         py.detach(|| {
             let tensors = checkpoint.tensors().iter();
             let storage = self.storage_of(&checkpoint, tensors.map(|tensor| (tensor.object, tensor.bytes())));
             let bridge_bytes = Settings::choose(&config.inner, &storage, false).bridge_bytes;
-            (storage.kind != Kind::Memory && !checkpoint.is_mostly_cached(), bridge_bytes)
+            let origin = match storage.kind {
+                Kind::Memory => "memory",
+                _ if checkpoint.is_mostly_cached() => "memory",
+                Kind::Remote | Kind::Nfs | Kind::Smb | Kind::Parallel | Kind::Fuse => "network",
+                Kind::Disk | Kind::Virtiofs | Kind::NineP | Kind::Image => "disk",
+            };
+            (origin, bridge_bytes)
         })
     }
 

@@ -1,15 +1,16 @@
 """What was recorded, read together with the other ranks of the model where that spares the storage.
 
 Each rank proposes what it wants (``shares`` makes one plan of all proposals), reads by itself what it alone wants, and
-takes part in the ``exchange`` of the rest at the same time. It is done where bytes come from somewhere slower than this
-machine's memory: an object store, a file server, a disk whose files the page cache does not hold. Where any rank cannot
-or will not, or sees another version of the checkpoint, each reads everything for itself, and the statistics say why.
+takes part in the ``exchange`` of the rest at the same time. It is done where that is quicker than reading more: over a
+network always, and between GPUs also from a disk, as far as the page cache does not hold the files; CPUs would take as
+long to hand bytes on as a disk to read them again. Where any rank cannot or will not, or sees another version of the
+checkpoint, each reads everything for itself, and the statistics say why.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -30,6 +31,10 @@ from penstock.recording.statistics import Statistics
 
 _PUT_TOGETHER_BYTES = 128 << 20
 """Parts that have to be converted are shared up to this size: they need as much memory besides their destination."""
+
+_DEAR = {"cpu": {"network"}, "cuda": {"network", "disk"}}
+"""Where bytes come from that are read once and handed on, by what they go to."""
+_EVERYWHERE = {"network", "disk", "memory"}
 
 T = TypeVar("T")
 
@@ -153,7 +158,8 @@ class Sharing:
         proposal: Proposal | str
         try:
             mine = table.wanted(writes, str(device))
-            proposal = table.proposal([wanted for wanted, _ in mine], dear=self._always)
+            dear = _EVERYWHERE if self._always else _DEAR[device.type]
+            proposal = table.proposal([wanted for wanted, _ in mine], dear)
         except Exception as error:  # noqa: BLE001 - the others are told, and reading alone shows what it is
             proposal = f"{type(error).__name__}: {error}"
         try:
@@ -235,13 +241,15 @@ class _Table:
             found.append((Wanted((place, self._numbers[place][part.name]), part, box, dtype), write))
         return found
 
-    def proposal(self, mine: Sequence[Wanted], *, dear: bool) -> Proposal:
+    def proposal(self, mine: Sequence[Wanted], dear: Collection[str]) -> Proposal:
+        """What this rank tells the others; to be shared is what comes from one of ``dear``."""
         wants: dict[Key, list[Box]] = {}
         for wanted in mine:
             wants.setdefault(wanted.key, []).append(wanted.box)
         reaches = [checkpoint._native.reach(config_of(checkpoint, self._config)) for checkpoint in self._checkpoints]
         fingerprints = [checkpoint._native.fingerprint() for checkpoint in self._checkpoints]
-        return Proposal(fingerprints, [bridge for _, bridge in reaches], dear or any(d for d, _ in reaches), wants)
+        is_dear = any(origin in dear for origin, _ in reaches)
+        return Proposal(fingerprints, [bridge for _, bridge in reaches], is_dear, wants)
 
     def stored(self, key: Key, bridge_bytes: int) -> Stored:
         place, number = key
