@@ -12,10 +12,8 @@ be read into makes the recorder flush first. What is not recorded falls back to 
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -27,8 +25,8 @@ from penstock.frameworks.torch import DTYPES, Torch
 from penstock.loading import Load
 from penstock.parts import Part, load_parts
 from penstock.progress import Progress, ProgressOption, teller
-from penstock.recording.geometry import View, are_disjoint
 from penstock.recording.lazy import HARMLESS, LazyTensor, NotRecordableError, Stored, name_of
+from penstock.recording.places import Places, memory_of
 from penstock.recording.sharing import Sharing
 from penstock.recording.statistics import Statistics
 
@@ -87,7 +85,7 @@ class Recorder(TorchFunctionMode):
         self._sharing = sharing
         self._checkpoints: list[Checkpoint] = []
         self._pending: list[_Write] = []
-        self._places: dict[int, _Places] = {}
+        self._places: dict[int, Places] = {}
         self._small: dict[tuple[int, str], torch.Tensor] = {}
         self._order: tuple[Checkpoint, list[str], int] | None = None
         self._at_once: list[tuple[str, torch.Tensor, int]] = []
@@ -182,7 +180,7 @@ class Recorder(TorchFunctionMode):
             part = Part(stored.name, source.ranges, take=take)
             self.statistics.converted += 1
         self._pending.append(_Write(stored.checkpoint, part, Torch().device(memory.device), memory))
-        self._places.setdefault(_memory_of(memory), _Places()).add(memory)
+        self._places.setdefault(memory_of(memory), Places()).add(memory)
         return True
 
     def materialise(self, lazy: LazyTensor, func: Callable[..., Any]) -> torch.Tensor:
@@ -264,7 +262,7 @@ class Recorder(TorchFunctionMode):
 
     def _settle(self, tensor: torch.Tensor) -> None:
         if self._pending:
-            memory = _memory_of(tensor)
+            memory = memory_of(tensor)
             places = self._places.get(memory)
             hidden = memory == 0 and tensor.numel() > 0 and not tensor.is_meta
             if hidden or (places is not None and not places.are_clear_of(tensor)):
@@ -328,53 +326,6 @@ class Recorder(TorchFunctionMode):
             self._pending.clear()
             self._places.clear()
             self._small.clear()
-
-
-class _Places:
-    """Places in one memory that something is still to be read into, by their first byte."""
-
-    def __init__(self) -> None:
-        self._views: list[tuple[int, int, View]] = []
-        self._longest = 0
-
-    def add(self, memory: torch.Tensor) -> None:
-        begin, size, view = _place_of(memory)
-        insort(self._views, (begin, size, view))
-        self._longest = max(self._longest, view.last() * size - begin + size)
-
-    def are_clear_of(self, tensor: torch.Tensor) -> bool:
-        try:
-            begin, size, view = _place_of(tensor)
-            end = (view.last() + 1) * size
-        except (RuntimeError, NotImplementedError):
-            return False
-        if view.numel() == 0:
-            return True
-        first = bisect_left(self._views, begin - self._longest, key=itemgetter(0))
-        for other, other_size, other_view in self._views[first:]:
-            if other >= end:
-                break
-            if (other_view.last() + 1) * other_size <= begin:
-                continue
-            if size != other_size or not are_disjoint(view, other_view):
-                return False
-        return True
-
-
-def _place_of(tensor: torch.Tensor) -> tuple[int, int, View]:
-    with torch._C.DisableTorchFunctionSubclass():
-        size = tensor.element_size()
-        view = View(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
-    return view.offset * size, size, view
-
-
-def _memory_of(tensor: torch.Tensor) -> int:
-    """The address of a tensor's storage; 0 where it has none."""
-    try:
-        with torch._C.DisableTorchFunctionSubclass():
-            return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0
 
 
 def _device_of(lazy: LazyTensor) -> torch.device:

@@ -181,7 +181,12 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         if group.world_size == 1:
             return None
         is_cpu = _device(self.load_config) == "cpu"
-        peers = Peers(group.cpu_group, group.cpu_group if is_cpu else group.device_group)
+        try:
+            peers = Peers(group.cpu_group, group.cpu_group if is_cpu else group.device_group)
+        except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+            # Groups that torch.distributed does not know, which some of vLLM's modes make; it is so on every rank.
+            logger.info("Penstock: each rank reads for itself: %s", _in_short(error))
+            return None
         return Sharing(peers, always=bool(self.options.share))
 
     def _recorded(
