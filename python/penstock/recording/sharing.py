@@ -10,6 +10,7 @@ checkpoint, each reads everything for itself, and the statistics say why.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
@@ -171,9 +172,15 @@ class Sharing:
                 statistics.notes.append(f"each rank read for itself: {why}")
             alone(writes)
             return
-        told = _Common(teller(progress, sum(write.nbytes for write in writes)))
-        with Beside(device, 2) as beside:
-            self._together(table, proposals, mine, writes, device, statistics, alone, beside, told)
+        began, before = time.perf_counter(), statistics.seconds
+        told = teller(progress, sum(write.nbytes for write in writes))
+        try:
+            with Beside(device, 2) as beside:
+                self._together(table, proposals, mine, writes, device, statistics, alone, beside, _Common(told))
+        finally:
+            told.close()
+        took = time.perf_counter() - began
+        statistics.overlap_seconds += max(0.0, statistics.seconds - before - took)
 
     def _together(
         self,

@@ -36,6 +36,8 @@ class Statistics:
     """Bytes that other ranks had read and handed on."""
     loads: list[LoadStats] = field(default_factory=list)
     """Of every load, the engine's own figures."""
+    overlap_seconds: float = 0.0
+    """Seconds that were counted more than once, because loads ran side by side."""
     notes: list[str] = field(default_factory=list)
     """What else was done differently than planned."""
 
@@ -52,7 +54,7 @@ class Statistics:
     @property
     def seconds(self) -> float:
         """Seconds during which loads ran."""
-        return sum(load.seconds for load in self.loads)
+        return sum(load.seconds for load in self.loads) - self.overlap_seconds
 
     def as_dict(self) -> dict[str, Any]:
         """All figures, for JSON."""
