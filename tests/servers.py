@@ -193,4 +193,44 @@ def web(directory: Path) -> Iterator[Remote]:
         thread.join()
 
 
+class Counted:
+    """A way to a server on this machine that counts what it serves, and to whom.
+
+    Attributes:
+        port: where it is.
+        served: bytes of every connection, by the port of the client.
+    """
+
+    def __init__(self, to: int) -> None:
+        self._to = to
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.served: dict[int, int] = {}
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, (_, port) = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self._to))
+            self.served[port] = 0
+            threading.Thread(target=self._pass_on, args=(client, server, None), daemon=True).start()
+            threading.Thread(target=self._pass_on, args=(server, client, port), daemon=True).start()
+
+    def _pass_on(self, of: socket.socket, to: socket.socket, counted: int | None) -> None:
+        with contextlib.suppress(OSError):
+            while data := of.recv(1 << 18):
+                if counted is not None:
+                    self.served[counted] += len(data)
+                to.sendall(data)
+        for end in (of, to):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
 ALL = {"s3": s3, "gcs": gcs, "azure": azure, "web": web}

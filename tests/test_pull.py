@@ -197,3 +197,28 @@ def test_a_directory_that_cannot_be_made_is_told(bucket: servers.Remote, tmp_pat
     (tmp_path / "file").write_text("")
     with pytest.raises(penstock.PenstockError, match="file"):
         penstock.pull(f"{bucket.root}/model", tmp_path / "file" / "to")
+
+
+def test_engines_list_and_pull_by_the_same_means(bucket: servers.Remote, tmp_path: Path) -> None:
+    from penstock.engines import objects
+
+    where, to = f"{bucket.root}/model/", tmp_path / "to"
+    names = ["a.safetensors", "b[1].safetensors", "config.json"]
+    assert objects.list_files(where) == [(f"{where}{name}", len(name)) for name in names]
+    assert objects.list_safetensors(where) == [f"{where}{name}" for name in names[:2]]
+
+    def there() -> list[str]:
+        files = (file.relative_to(to) for file in to.rglob("*") if file.is_file())
+        return sorted(str(file) for file in files if file.parts[0] != ".penstock")
+
+    objects.pull(where, str(to), allow_pattern=["*.model"])
+    assert there() == [], "nothing is wanted, which is no failure"
+    objects.pull(where, str(to), ignore_pattern=["*.safetensors"])
+    assert there() == ["config.json", "unet/deep/x.bin"]
+    objects.pull(where, str(to), allow_pattern=[f"{where}a.*"])
+    assert there() == ["a.safetensors", "config.json", "unet/deep/x.bin"]
+    with pytest.raises(penstock.ObjectNotFoundError):
+        objects.pull(f"{bucket.root}/nothing/", str(to))
+    (to / "b").mkdir()
+    (to / "b" / "c.safetensors").write_bytes(b"12345")
+    assert objects.list_files(str(to / "b")) == [(str(to / "b" / "c.safetensors"), 5)]

@@ -84,7 +84,12 @@ class Places:
 
 
 def load_parts(
-    checkpoint: Checkpoint, parts: Sequence[Part], device: str, progress: Progress, config: Config | None = None
+    checkpoint: Checkpoint,
+    parts: Sequence[Part],
+    device: str,
+    progress: Progress,
+    config: Config | None = None,
+    begun: Callable[[Load], object] | None = None,
 ) -> LoadStats:
     """Loads ``parts`` to one device, and returns when all are where they belong.
 
@@ -96,6 +101,7 @@ def load_parts(
         device: ``"cpu"`` or ``"cuda:N"``, where all of ``into`` are and the tensors for ``take`` come to be.
         progress: told of the bytes of parts.
         config: settings of this load.
+        begun: given the load before anything is read, so that another thread can cancel it.
 
     Raises:
         DestinationError: for a destination of another size or device than its part; it has not been written to.
@@ -112,6 +118,8 @@ def load_parts(
     # What goes into existing memory needs no room: only the rest counts towards the window.
     room = [0 if part.into is not None else size for part, size in zip(ordered, planned.nbytes, strict=True)]
     load = Load(session, planned, places, progress, done.append, room)
+    if begun is not None:
+        begun(load)
     for _ in load.stream(read_ahead(config)):
         pass
     return done[0]

@@ -84,7 +84,6 @@ def pull(
         ObjectChangedError: an object was replaced while it came.
         StorageError: the network or the disk failed, or the disk is full.
     """
-    config = Config() if config is None else config
     allowed, ignored = _patterns(allow), _patterns(ignore) or []
     source = Source(url)
     wanted = [
@@ -92,7 +91,19 @@ def pull(
         for index, (path, _) in enumerate(source.entries)
         if (allowed is None or _matches(path, allowed)) and not _matches(path, ignored)
     ]
-    running = source.pull(dst, wanted, config.readers)
+    return pull_entries(source, wanted, dst, progress=progress, config=config)
+
+
+def pull_entries(
+    source: Source,
+    wanted: list[int],
+    dst: str | os.PathLike[str],
+    *,
+    progress: ProgressOption = None,
+    config: Config | None = None,
+) -> Pulled:
+    """As ``pull``, of those of the source's entries that have these indices."""
+    running = source.pull(dst, wanted, None if config is None else config.readers)
     _, total = running.progress()
     told = 0
     shown = teller(progress, total, "Pulling")

@@ -14,6 +14,18 @@ import pytest
 
 Run = Callable[..., list[dict[str, Any]]]
 
+SETTINGS = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "HF_HUB_OFFLINE": "1",
+}
+"""The environment of engines."""
+
 _TINY = {
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -26,7 +38,7 @@ _TINY = {
 }
 
 
-def save(kind: str, directory: Path, dtype: str, **other: Any) -> Path:
+def save(kind: str, directory: Path, dtype: str, shards: str = "400KB", **other: Any) -> Path:
     """A model of random weights, as transformers saves it, in several shards."""
     import torch
     import transformers
@@ -34,7 +46,7 @@ def save(kind: str, directory: Path, dtype: str, **other: Any) -> Path:
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**{**_TINY, **other})
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
-    model.to(getattr(torch, dtype)).save_pretrained(directory, max_shard_size="400KB")
+    model.to(getattr(torch, dtype)).save_pretrained(directory, max_shard_size=shards)
     return directory
 
 
@@ -102,6 +114,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         "dense": save("Llama", home / "dense", "float32"),
         "converted": save("Llama", home / "converted", "bfloat16"),
+        # Another, smaller, with the same words.
+        "draft": save("Llama", home / "draft", "float32", intermediate_size=128, num_hidden_layers=1),
         "tied": save("Llama", home / "tied", "float32", tie_word_embeddings=True),
         "experts": save("Mixtral", home / "experts", "float32", num_local_experts=4, num_experts_per_tok=2),
         **{method: quantised(home / method, method) for method in ("awq", "gptq", "fp8")},
@@ -109,6 +123,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "wide": save(
             "Llama", home / "wide", "float32",
             intermediate_size=65536, num_hidden_layers=1, max_position_embeddings=128,
+        ),
+        # Proportions of a dense model: the other rank's half of each row is far less than what is worth skipping.
+        "columns": save(
+            "Llama", home / "columns", "float32", "40MB", hidden_size=1024, intermediate_size=3584,
+            num_attention_heads=16, num_key_value_heads=8,
         ),
     }  # fmt: skip
 
@@ -118,21 +137,11 @@ def vllm() -> Run:
     """Runs engines, one after the other, in one process; gives what each printed as its result."""
 
     def run(*settings: dict[str, Any], environment: dict[str, str] | None = None, fails: bool = False) -> Any:
-        own = {
-            "VLLM_TARGET_DEVICE": "cpu",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "1",
-            "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "HF_HUB_OFFLINE": "1",
-        }
         script = Path(__file__).parent / "generate.py"
         command = [sys.executable, str(script), *map(json.dumps, settings)]
         done = subprocess.run(
             command,
-            env=os.environ | own | (environment or {}),
+            env=os.environ | SETTINGS | (environment or {}),
             capture_output=True,
             text=True,
             timeout=300,

@@ -17,11 +17,12 @@ class Looks:
     """What is looked at inside the workers. Functions, since they travel there."""
 
     @staticmethod
-    def weights(worker: Any) -> dict[str, str]:
-        """A checksum of every parameter and buffer."""
+    def weights(worker: Any, of: str = "model") -> dict[str, str]:
+        """A checksum of every parameter and buffer, of the model or of the one that drafts."""
         import torch
 
-        model = worker.model_runner.get_model()
+        runner = worker.model_runner
+        model = runner.drafter.model if of == "draft" else runner.get_model()
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         # Parts of a parameter that nobody loads (padding) are whatever memory held; there is none in these models.
         return {
@@ -80,7 +81,7 @@ class Looks:
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.zero_()
-            if "writes to its weights" in how:
+            if "writes to its weights" in how or f"rank {worker.rank} writes to its weights" in how:
                 loads = model.load_weights
                 model.load_weights = lambda weights: loads((name, weight.mul_(1)) for name, weight in weights)
             loader.load_weights(model, config.model_config)

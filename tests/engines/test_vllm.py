@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+import penstock
+
 pytest.importorskip("vllm")
 
 from conftest import Run
@@ -64,6 +66,7 @@ def test_what_people_look_for_in_the_log_is_there(alone: Any) -> None:
 
 
 PLAIN = ["loaded", "penstock", None, {"record": False}]
+SHARED = ["loaded", "penstock", None, {"share": True}]
 WRITES = ["loaded", "penstock", None, {}, "writes to its weights"]
 QUANTISED = ["awq", "gptq", "fp8"]
 
@@ -84,7 +87,10 @@ def both(result: dict[str, Any], calls: list[list[Any]]) -> tuple[list[Any], lis
 def shared(vllm: Run, models: dict[str, Path]) -> dict[str, dict[str, Any]]:
     """Results of two ranks."""
     more = [call for method in QUANTISED for call in pair(models[method])]
-    calls = {"dense": [*pair(), PLAIN, WRITES, *pair(models["wide"], dtype="float32"), *more], "experts": pair()}
+    calls = {
+        "dense": [*pair(), PLAIN, WRITES, *pair(models["wide"], dtype="float32"), *more],
+        "experts": [*pair(), SHARED],
+    }
     settings = (
         {"model": str(models[model]), "load_format": "penstock", "tensor_parallel_size": 2, "calls": wanted}
         for model, wanted in calls.items()
@@ -117,6 +123,93 @@ def test_each_rank_of_two_reads_its_share(shared: Any, models: dict[str, Path]) 
         assert (figures["materialised"], figures["plans"]) == ({}, 1)
         assert figures["bytes"] <= 0.51 * figures["available_bytes"], "what is asked for"
         assert figures["read_bytes"] <= 0.55 * figures["available_bytes"], "what leaves the storage"
+
+
+# What several ranks want is read by one of them
+
+UNABLE = ["loaded", "penstock", None, {"share": True}, "rank 1 writes to its weights"]
+APART = ["loaded", "penstock", None, {"share": False}]
+
+
+def checkpoint_bytes(model: Path) -> int:
+    return sum(file.stat().st_size for file in model.glob("*.safetensors"))
+
+
+@pytest.fixture(scope="module")
+def columns(vllm: Run, models: dict[str, Path]) -> dict[str, Any]:
+    """Results of two ranks of a model whose rows lie close, loaded in several ways."""
+    calls = [*pair(), SHARED, UNABLE, APART]
+    case = {"model": str(models["columns"]), "load_format": "auto", "tensor_parallel_size": 2, "calls": calls}
+    [result] = vllm(case)
+    return result
+
+
+def of_each_rank(result: dict[str, Any], call: list[Any]) -> list[Any]:
+    return result[json.dumps(call)]
+
+
+def test_two_ranks_read_each_byte_once_and_have_the_shards_of_the_stock_loader(
+    columns: Any, models: dict[str, Path]
+) -> None:
+    stock, ours = of_each_rank(columns, pair()[0]), of_each_rank(columns, SHARED)
+    assert [rank["sums"] for rank in ours] == [rank["sums"] for rank in stock]
+    size = checkpoint_bytes(models["columns"])
+    for rank in ours:
+        figures = rank["figures"]
+        assert (figures["materialised"], figures["ordinary"], figures["plans"], figures["notes"]) == ({}, 0, 1, [])
+        assert figures["shared"] == 4, "o_proj and down_proj of two layers"
+        assert figures["read_bytes"] <= 0.55 * size
+    assert sum(rank["figures"]["read_bytes"] for rank in ours) <= 1.1 * size
+    # Without, each reads those whole.
+    for rank in of_each_rank(columns, APART):
+        assert (rank["figures"]["shared"], rank["figures"]["received_bytes"]) == (0, 0)
+        assert rank["figures"]["read_bytes"] > 0.6 * size
+
+
+def test_two_ranks_share_columns_of_experts(shared: Any) -> None:
+    stock, ours = of_each_rank(shared["experts"], pair()[0]), of_each_rank(shared["experts"], SHARED)
+    assert [rank["sums"] for rank in ours] == [rank["sums"] for rank in stock]
+    for rank in ours:
+        figures = rank["figures"]
+        assert figures["shared"] >= 8, "w2 of four experts in two layers"
+        assert figures["bytes"] <= 0.55 * figures["available_bytes"]
+
+
+def test_where_one_rank_cannot_record_each_reads_for_itself(columns: Any) -> None:
+    stock, [able, unable] = of_each_rank(columns, pair()[0]), of_each_rank(columns, UNABLE)
+    assert [able["sums"], unable["sums"]] == [rank["sums"] for rank in stock]
+    assert (able["figures"]["shared"], able["figures"]["plans"]) == (0, 1)
+    [note] = able["figures"]["notes"]
+    assert note.startswith("each rank read for itself: rank 1 does: NotRecordableError: mul_ writes to a weight")
+    assert unable["figures"]["ordinary"] == unable["figures"]["tensors"]
+
+
+def test_what_the_page_cache_holds_is_read_by_each(columns: Any) -> None:
+    for rank in of_each_rank(columns, pair()[1]):
+        assert (rank["figures"]["shared"], rank["figures"]["notes"]) == (0, [])
+
+
+def test_a_model_on_s3_is_served_once_to_two_ranks(
+    vllm: Run, columns: Any, models: dict[str, Path], tmp_path: Path
+) -> None:
+    model, again = models["columns"], ["loaded", "penstock", None, {}]
+    with servers.s3(tmp_path) as remote:
+        for file in model.iterdir():
+            remote.put(f"model/{file.name}", file.read_bytes())
+        counted = servers.Counted(int(remote.environment["AWS_ENDPOINT_URL"].rpartition(":")[2]))
+        environment = reaching(remote, tmp_path) | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{counted.port}"}
+        case = {"model": f"{remote.root}/model", "load_format": "penstock", "tensor_parallel_size": 2}
+        [result] = vllm({**case, "calls": ["figures", again]}, environment=environment)
+        counted.close()
+    size = checkpoint_bytes(model)
+    assert sum(counted.served.values()) <= 2 * 1.1 * size, "of two loads"
+    assert [rank["sums"] for rank in of_each_rank(result, again)] == [
+        rank["sums"] for rank in of_each_rank(columns, pair()[0])
+    ]
+    assert result["tokens"] == columns["tokens"]
+    for figures in [*result["figures"], *(rank["figures"] for rank in of_each_rank(result, again))]:
+        assert figures["shared"] == 4
+        assert sum(load["network_bytes"] for load in figures["loads"]) <= 0.55 * size
 
 
 @pytest.mark.parametrize("model", ["dense", "experts"])
@@ -164,11 +257,30 @@ def test_a_model_gets_ordinary_tensors(shared: Any, call: list[Any]) -> None:
         )
 
 
+# A draft model, of a directory of its own
+
+
+def test_a_draft_model_is_loaded_by_the_ranks_that_have_it_without_a_word_to_others(
+    vllm: Run, alone: Any, models: dict[str, Path]
+) -> None:
+    drafting = {"method": "draft_model", "model": str(models["draft"]), "num_speculative_tokens": 2}
+    own = ["weights", "draft"]
+    case = {"model": str(models["dense"]), "tensor_parallel_size": 2, "speculative_config": drafting}
+    share = {"load_format": "penstock", "model_loader_extra_config": {"share": True}, "calls": ["figures", own]}
+    stock, ours = vllm({**case, "load_format": "auto", "calls": [own]}, {**case, **share})
+    assert ours[json.dumps(own)] == stock[json.dumps(own)]
+    assert ours["tokens"] == stock["tokens"] == alone["dense", "auto"]["tokens"]
+    for figures in ours["figures"]:
+        # The latest load is the draft's, which is no matter of all ranks.
+        assert figures["available_bytes"] == penstock.open(models["draft"]).nbytes
+        assert (figures["shared"], figures["notes"], figures["plans"]) == (0, [], 1)
+
+
 def test_unknown_settings_are_refused_with_the_known_ones(vllm: Run, models: dict[str, Path]) -> None:
     case = {"model": str(models["dense"]), "load_format": "penstock", "model_loader_extra_config": {"readrs": 4}}
     log = vllm(case, fails=True)
     assert "does not know 'readrs'" in log
-    assert "block_bytes, cache, enable_weights_track, read_ahead_bytes, readers, record, staging_bytes" in log
+    assert "block_bytes, cache, enable_weights_track, read_ahead_bytes, readers, record, share, staging_bytes" in log
 
 
 # From an object store, and by way of runai_streamer

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use penstock::plan::{Plan, Selection};
 use penstock::store::{DiskCache, Store, is_remote};
-use penstock::tune::{Settings, Storage, Survey};
+use penstock::tune::{Kind, Settings, Storage, Survey};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -195,6 +195,29 @@ impl Checkpoint {
             self.storage_of(&self.inner, tensors.map(|tensor| (tensor.object, tensor.bytes())))
         });
         (storage.name.clone(), storage.notes.clone())
+    }
+
+    /// What tells it from every other checkpoint: the same in all processes that opened the same versions of its objects.
+    fn fingerprint(&self) -> u64 {
+        self.inner.fingerprint()
+    }
+
+    /// Where most of its bytes come from: "memory" (the page cache, too), "disk" or "network"; and the largest gap between
+    /// wanted bytes that a load reads rather than skips.
+    fn reach(&self, py: Python<'_>, config: &Config) -> (&'static str, u64) {
+        let checkpoint = self.for_load(config);
+        py.detach(|| {
+            let tensors = checkpoint.tensors().iter();
+            let storage = self.storage_of(&checkpoint, tensors.map(|tensor| (tensor.object, tensor.bytes())));
+            let bridge_bytes = Settings::choose(&config.inner, &storage, false).bridge_bytes;
+            let origin = match storage.kind {
+                Kind::Memory => "memory",
+                _ if checkpoint.is_mostly_cached() => "memory",
+                Kind::Remote | Kind::Nfs | Kind::Smb | Kind::Parallel | Kind::Fuse => "network",
+                Kind::Disk | Kind::Virtiofs | Kind::NineP | Kind::Image => "disk",
+            };
+            (origin, bridge_bytes)
+        })
     }
 
     /// What the header says of the tensor `name`.

@@ -6,7 +6,7 @@
 //! * `checkpoint`: `Checkpoint`, `TensorInfo`: the catalogue.
 //! * `session`: `Session`, `Mapped`, `LoadStats`: loads under way.
 //! * `host_array`: `HostArray`: the memory of one host tensor, for numpy and DLPack.
-//! * `objects`: listings, and single objects to files.
+//! * `objects`: listings, and the bytes of small objects.
 //! * `pull`: `Source`, `Pull`: remote objects brought to a directory.
 //! * `config`: `Config`. `errors`: exceptions. `signals`: Ctrl-C while waiting for a server.
 
@@ -34,9 +34,9 @@ mod _native {
     #[pymodule_export]
     use super::host_array::HostArray;
     #[pymodule_export]
-    use super::objects::{fetch_object, list_objects, read_object};
+    use super::objects::{list_objects, read_object};
     #[pymodule_export]
-    use super::pull::{Pull, Source, flush_disk_cache, list_remote, shown};
+    use super::pull::{Pull, Source, flush_disk_cache, shown};
     #[pymodule_export]
     use super::session::{LoadStats, Mapped, Session, release_staging, staging_usage};
 

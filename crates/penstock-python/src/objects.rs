@@ -1,49 +1,38 @@
-//! Objects as they are: what is under a prefix, and one object's bytes, in memory or in a file. For the small files beside
-//! weights.
+//! Objects as they are: what is directly under a prefix, and a small object's bytes. For the small files beside weights;
+//! what is larger is pulled.
 
-use std::fs::File;
-use std::io::Write;
 use std::path::Path;
 
 use penstock::memory::Window;
-use penstock::store::{CachePolicy, Lane, Router, Store};
+use penstock::store::{CachePolicy, Entry, Lane, RemoteStore, Router, Store, is_remote};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::errors::Outcome;
+use crate::errors::{Failure, Outcome};
+use crate::signals::interruptibly;
 
-/// Bytes that are fetched at once.
-const STEP: u64 = 8 << 20;
+/// Locations, names and bytes of objects; names of what has objects below it.
+type Listed = (Vec<(String, String, u64)>, Vec<String>);
 
-/// (location, bytes) of the objects directly under a prefix, or the files in a directory, sorted by location.
+/// What is directly under a prefix, or in a directory of this machine: (location, name, bytes) of objects, and, of a
+/// prefix, names of what has objects below it. Both are sorted.
+///
+/// Looks for signals while it waits for a server, so Ctrl-C raises KeyboardInterrupt from here.
 #[pyfunction]
-pub fn list_objects(py: Python<'_>, prefix: &str) -> Outcome<Vec<(String, u64)>> {
-    let entries = py.detach(|| Router::new(CachePolicy::default()).list(prefix))?;
-    Ok(entries.into_iter().map(|entry| (entry.location, entry.bytes)).collect())
-}
-
-/// Writes an object's bytes to a new file; of a file of that name nothing remains.
-#[pyfunction]
-pub fn fetch_object(py: Python<'_>, location: &str, path: &str) -> Outcome<u64> {
-    py.detach(|| {
-        let object = Router::new(CachePolicy::default()).open(location)?;
-        let failed = |error: std::io::Error| {
-            Error::new(ErrorKind::Storage, format!("the file cannot be written: {error}")).object(path)
+pub fn list_objects(py: Python<'_>, location: &str) -> PyResult<Listed> {
+    if !is_remote(location) {
+        let entries = py.detach(|| Router::new(CachePolicy::default()).list(location)).map_err(Failure)?;
+        let named = |Entry { location, bytes }| {
+            let name = Path::new(&location).file_name().map(|name| name.to_string_lossy().into_owned());
+            (location, name.unwrap_or_default(), bytes)
         };
-        let mut file = File::create(Path::new(path)).map_err(failed)?;
-        let mut lane = Lane::default();
-        let mut buffer = vec![0; usize::try_from(object.bytes().min(STEP)).unwrap_or(usize::MAX)];
-        let mut at = 0;
-        while at < object.bytes() {
-            let len = usize::try_from(STEP.min(object.bytes() - at)).unwrap_or(usize::MAX);
-            object.read_into(at, Window::from_slice(&mut buffer[..len]), &mut lane)?;
-            file.write_all(&buffer[..len]).map_err(failed)?;
-            at += len as u64;
-        }
-        object.verify_unchanged()?;
-        Ok(at)
-    })
+        return Ok((entries.into_iter().map(named).collect(), Vec::new()));
+    }
+    let store = RemoteStore::default();
+    let listing = interruptibly(py, || store.find(location, false), || store.interrupt())?;
+    let objects = listing.objects.into_iter().map(|found| (found.location, found.path, found.bytes));
+    Ok((objects.collect(), listing.directories))
 }
 
 /// The bytes of an object that is not larger than `limit`.

@@ -11,9 +11,6 @@ use pyo3::prelude::*;
 use crate::errors::{Failure, Outcome};
 use crate::signals::{SIGNAL_CHECK, interruptibly};
 
-/// Names and bytes of objects; names of what has objects below it.
-type Listed = (Vec<(String, u64)>, Vec<String>);
-
 /// Paths, bytes and how each came; bytes that came over the network; seconds.
 type Ended = (Vec<(String, u64, &'static str)>, u64, f64);
 
@@ -104,15 +101,6 @@ impl Pull {
     fn stop(&self, py: Python<'_>) {
         self.locked(py, pull::Pull::stop);
     }
-}
-
-/// What is directly under a prefix: (name, bytes) of objects, and names of what has objects below it.
-#[pyfunction]
-pub fn list_remote(py: Python<'_>, location: &str) -> PyResult<Listed> {
-    let store = RemoteStore::default();
-    let listing = interruptibly(py, || store.find(location, false), || store.interrupt())?;
-    let objects = listing.objects.into_iter().map(|found| (found.path, found.bytes)).collect();
-    Ok((objects, listing.directories))
 }
 
 /// A location without what may be secret: a URL's user and query.

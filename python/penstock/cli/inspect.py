@@ -20,7 +20,7 @@ from rich.text import Text
 
 import penstock
 from penstock import Checkpoint, TensorInfo
-from penstock._native import list_remote
+from penstock._native import list_objects
 from penstock._native import shown as without_secrets
 from penstock.cli.output import (
     UNBOUNDED,
@@ -72,9 +72,10 @@ def remote_directory(paths: Sequence[str]) -> tuple[list[tuple[str, int]], list[
     if len(paths) != 1 or "://" not in paths[0] or paths[0].startswith("file://"):
         return None
     try:
-        return list_remote(paths[0])
+        objects, directories = list_objects(paths[0])
     except penstock.PenstockError:
         return None  # what opening said is what people should read
+    return [(name, nbytes) for _, name, nbytes in objects], directories
 
 
 def show_directory(path: str, objects: list[tuple[str, int]], directories: list[str], *, json: bool) -> None:

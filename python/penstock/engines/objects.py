@@ -1,13 +1,16 @@
-"""The small files beside weights: listed, and brought to a directory, from object stores as from local disks."""
+"""What engines ask of object stores besides weights: listings, and files brought to a directory.
+
+In the words of ``runai_model_streamer``, which engines know; the work is that of ``penstock.pull`` and of the listing
+that everything here uses.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from fnmatch import fnmatch
-from pathlib import Path
 
-from penstock._native import fetch_object, list_objects
+from penstock._native import Source, list_objects
+from penstock.pulling import pull_entries
 
 
 def list_files(prefix: str) -> list[tuple[str, int]]:
@@ -17,7 +20,8 @@ def list_files(prefix: str) -> list[tuple[str, int]]:
         ObjectNotFoundError: nothing is there.
         ObjectAccessError, StorageError: as ``penstock.open`` does.
     """
-    return list_objects(prefix)
+    objects, _ = list_objects(prefix)
+    return [(location, nbytes) for location, _, nbytes in objects]
 
 
 def list_safetensors(path: str = "") -> list[str]:
@@ -28,39 +32,33 @@ def list_safetensors(path: str = "") -> list[str]:
 def pull(
     model_path: str,
     dst: str,
-    allow_pattern: Sequence[str] | None = None,
-    ignore_pattern: Sequence[str] | None = None,
+    allow_pattern: Iterable[str] | None = None,
+    ignore_pattern: Iterable[str] | None = None,
 ) -> None:
-    """Brings objects directly under a prefix to a directory; what is there of the same name and size is left alone.
-
-    A file appears under its name when it is complete.
+    """Brings the objects under a prefix, at any depth, to a directory, as ``penstock.pull`` does. It may bring nothing.
 
     Args:
         model_path: the prefix.
         dst: the directory; made if it is not there.
         allow_pattern: shell patterns, of which the location or the name has to match one; all by default.
         ignore_pattern: shell patterns, of which neither may match any.
+
+    Raises:
+        ObjectNotFoundError: nothing is under the prefix.
+        ObjectAccessError, ObjectChangedError, StorageError: as ``penstock.pull`` does.
     """
-    directory = Path(dst)
-    directory.mkdir(parents=True, exist_ok=True)
-    for location, nbytes in list_files(model_path):
-        name = location.rpartition("/")[2]
-        if allow_pattern is not None and not _matches(location, name, allow_pattern):
-            continue
-        if ignore_pattern is not None and _matches(location, name, ignore_pattern):
-            continue
-        if name in {"", ".", ".."} or os.sep in name:
-            continue
-        target = directory / name
-        if target.is_file() and target.stat().st_size == nbytes:
-            continue
-        part = directory / f".{name}.{os.getpid()}.part"
-        try:
-            fetch_object(location, str(part))
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
+    source = Source(model_path)
+    allowed = None if allow_pattern is None else list(allow_pattern)
+    ignored = list(ignore_pattern or ())
+
+    def is_wanted(path: str) -> bool:
+        forms = (f"{model_path.rstrip('/')}/{path}", path.rpartition("/")[2])
+        return (allowed is None or _matches(forms, allowed)) and not _matches(forms, ignored)
+
+    wanted = [index for index, (path, _) in enumerate(source.entries) if is_wanted(path)]
+    if wanted:
+        pull_entries(source, wanted, dst)
 
 
-def _matches(location: str, name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch(location, pattern) or fnmatch(name, pattern) for pattern in patterns)
+def _matches(forms: Iterable[str], patterns: Iterable[str]) -> bool:
+    return any(fnmatch(form, pattern) for form in forms for pattern in patterns)

@@ -88,12 +88,11 @@ def _listed(url: str) -> Iterable[str] | None:
     if url.startswith(("http://", "https://")):
         return None
     try:
-        entries = _native.list_objects(f"{url.rstrip('/')}/")
+        entries, _ = _native.list_objects(f"{url.rstrip('/')}/")
     except ObjectNotFoundError:
         return []
     found = []
-    for location, nbytes in entries:
-        name = location.partition("?")[0].rpartition("/")[2]
+    for _, name, nbytes in entries:
         wanted = any(fnmatch(name, pattern) for pattern in SMALL) and not name.endswith(".safetensors.index.json")
         if wanted and nbytes <= LIMIT_BYTES:
             found.append(name)

@@ -1,13 +1,16 @@
 """Lazy tensors that record what a model's loading code does with them, and the plan that is made of it.
 
 ``Recorder`` is what engines use: it hands out lazy tensors of a checkpoint and reads, as one load, what was copied of
-them and nothing else. It knows torch and no engine.
+them and nothing else. Given ``Sharing``, the ranks of a model read together what several of them want. It knows torch
+and no engine.
 """
 
 from __future__ import annotations
 
 from penstock.recording.lazy import LazyTensor, NotRecordableError
+from penstock.recording.peers import Peers
 from penstock.recording.recorder import Recorder
+from penstock.recording.sharing import Sharing
 from penstock.recording.statistics import Statistics
 
-__all__ = ["LazyTensor", "NotRecordableError", "Recorder", "Statistics"]
+__all__ = ["LazyTensor", "NotRecordableError", "Peers", "Recorder", "Sharing", "Statistics"]

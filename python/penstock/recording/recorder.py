@@ -12,10 +12,8 @@ be read into makes the recorder flush first. What is not recorded falls back to 
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -24,10 +22,12 @@ from torch.overrides import TorchFunctionMode
 from penstock._native import Config
 from penstock.checkpoint import Checkpoint
 from penstock.frameworks.torch import DTYPES, Torch
+from penstock.loading import Load
 from penstock.parts import Part, load_parts
-from penstock.progress import ProgressOption, teller
-from penstock.recording.geometry import View, are_disjoint
+from penstock.progress import Progress, ProgressOption, teller
 from penstock.recording.lazy import HARMLESS, LazyTensor, NotRecordableError, Stored, name_of
+from penstock.recording.places import Places, memory_of
+from penstock.recording.sharing import Sharing
 from penstock.recording.statistics import Statistics
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,10 @@ class _Write(NamedTuple):
     memory: torch.Tensor
     """The destination, held until then."""
 
+    @property
+    def nbytes(self) -> int:
+        return self.memory.numel() * self.memory.element_size()
+
 
 class Recorder(TorchFunctionMode):
     """Use as a context around the code that loads; what was recorded is read when the context ends without an error.
@@ -62,15 +66,26 @@ class Recorder(TorchFunctionMode):
         device: where lazy tensors say they are, and where those are made that are needed at once.
         progress: ``True`` for a bar, or a function, for each of the loads.
         config: settings of the loads.
+        sharing: the other ranks of the model, to read with them what several want. They are told how it ends, whatever
+            happens in the context.
     """
 
-    def __init__(self, device: Any = "cpu", *, progress: ProgressOption = None, config: Config | None = None) -> None:
+    def __init__(
+        self,
+        device: Any = "cpu",
+        *,
+        progress: ProgressOption = None,
+        config: Config | None = None,
+        sharing: Sharing | None = None,
+    ) -> None:
         super().__init__()
         self._device = torch.device(Torch().device(device))
         self._progress = progress
         self._config = config
+        self._sharing = sharing
+        self._checkpoints: list[Checkpoint] = []
         self._pending: list[_Write] = []
-        self._places: dict[int, _Places] = {}
+        self._places: dict[int, Places] = {}
         self._small: dict[tuple[int, str], torch.Tensor] = {}
         self._order: tuple[Checkpoint, list[str], int] | None = None
         self._at_once: list[tuple[str, torch.Tensor, int]] = []
@@ -95,6 +110,8 @@ class Recorder(TorchFunctionMode):
             prefix: put before the names.
         """
         order = list(checkpoint.offset_keys() if names is None else names)
+        if not any(checkpoint is known for known in self._checkpoints):
+            self._checkpoints.append(checkpoint)
         for index, name in enumerate(order):
             info = checkpoint[name]
             recorded = self.statistics.places + self.statistics.converted
@@ -163,7 +180,7 @@ class Recorder(TorchFunctionMode):
             part = Part(stored.name, source.ranges, take=take)
             self.statistics.converted += 1
         self._pending.append(_Write(stored.checkpoint, part, Torch().device(memory.device), memory))
-        self._places.setdefault(_memory_of(memory), _Places()).add(memory)
+        self._places.setdefault(memory_of(memory), Places()).add(memory)
         return True
 
     def materialise(self, lazy: LazyTensor, func: Callable[..., Any]) -> torch.Tensor:
@@ -245,7 +262,7 @@ class Recorder(TorchFunctionMode):
 
     def _settle(self, tensor: torch.Tensor) -> None:
         if self._pending:
-            memory = _memory_of(tensor)
+            memory = memory_of(tensor)
             places = self._places.get(memory)
             hidden = memory == 0 and tensor.numel() > 0 and not tensor.is_meta
             if hidden or (places is not None and not places.are_clear_of(tensor)):
@@ -255,18 +272,42 @@ class Recorder(TorchFunctionMode):
 
     def flush(self) -> None:
         """Reads everything that was recorded, and returns when it is where it belongs."""
+        self._read(self._taken())
+
+    def _taken(self) -> list[_Write]:
         pending, self._pending = self._pending, []
         self._places.clear()
-        loads: dict[tuple[int, str], list[_Write]] = {}
-        for write in pending:
-            loads.setdefault((id(write.checkpoint), write.device), []).append(write)
         self.statistics.plans += bool(pending)
-        for (_, device), writes in loads.items():
-            checkpoint = writes[0].checkpoint
-            total = sum(write.memory.numel() * write.memory.element_size() for write in writes)
-            told = teller(self._progress, total)
-            stats = load_parts(checkpoint, [write.part for write in writes], device, told, self._config)
+        return pending
+
+    def _read(
+        self,
+        writes: Sequence[_Write],
+        told: Progress | None = None,
+        begun: Callable[[Load], object] | None = None,
+    ) -> None:
+        loads: dict[tuple[int, str], list[_Write]] = {}
+        for write in writes:
+            loads.setdefault((id(write.checkpoint), write.device), []).append(write)
+        for (_, device), of in loads.items():
+            progress = teller(self._progress, sum(write.nbytes for write in of)) if told is None else told
+            parts = [write.part for write in of]
+            stats = load_parts(of[0].checkpoint, parts, device, progress, self._config, begun)
             self.statistics.loads.append(stats)
+
+    def _finish(self) -> None:
+        if self._sharing is None:
+            self.flush()
+            return
+        self._sharing.read(
+            self._checkpoints,
+            self._taken(),
+            self._device,
+            self.statistics,
+            self._read,
+            progress=self._progress,
+            config=self._config,
+        )
 
     def __enter__(self) -> Recorder:  # noqa: PYI034 - Self is newer than Python 3.10
         self._active = True
@@ -278,58 +319,13 @@ class Recorder(TorchFunctionMode):
         self._active = False
         try:
             if kind is None:
-                self.flush()
+                self._finish()
+            elif self._sharing is not None and isinstance(error, Exception):
+                self._sharing.withdraw(f"{type(error).__name__}: {error}")
         finally:
             self._pending.clear()
             self._places.clear()
             self._small.clear()
-
-
-class _Places:
-    """Places in one memory that something is still to be read into, by their first byte."""
-
-    def __init__(self) -> None:
-        self._views: list[tuple[int, int, View]] = []
-        self._longest = 0
-
-    def add(self, memory: torch.Tensor) -> None:
-        begin, size, view = _place_of(memory)
-        insort(self._views, (begin, size, view))
-        self._longest = max(self._longest, view.last() * size - begin + size)
-
-    def are_clear_of(self, tensor: torch.Tensor) -> bool:
-        try:
-            begin, size, view = _place_of(tensor)
-            end = (view.last() + 1) * size
-        except (RuntimeError, NotImplementedError):
-            return False
-        if view.numel() == 0:
-            return True
-        first = bisect_left(self._views, begin - self._longest, key=itemgetter(0))
-        for other, other_size, other_view in self._views[first:]:
-            if other >= end:
-                break
-            if (other_view.last() + 1) * other_size <= begin:
-                continue
-            if size != other_size or not are_disjoint(view, other_view):
-                return False
-        return True
-
-
-def _place_of(tensor: torch.Tensor) -> tuple[int, int, View]:
-    with torch._C.DisableTorchFunctionSubclass():
-        size = tensor.element_size()
-        view = View(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
-    return view.offset * size, size, view
-
-
-def _memory_of(tensor: torch.Tensor) -> int:
-    """The address of a tensor's storage; 0 where it has none."""
-    try:
-        with torch._C.DisableTorchFunctionSubclass():
-            return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0
 
 
 def _device_of(lazy: LazyTensor) -> torch.device:

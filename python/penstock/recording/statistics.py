@@ -30,8 +30,14 @@ class Statistics:
     """Tensors that were handed out as ordinary ones."""
     plans: int = 0
     """How many plans the recording was executed as: one, unless what was recorded was needed before the end."""
+    shared: int = 0
+    """Tensors that all ranks read together."""
+    received_bytes: int = 0
+    """Bytes that other ranks had read and handed on."""
     loads: list[LoadStats] = field(default_factory=list)
     """Of every load, the engine's own figures."""
+    overlap_seconds: float = 0.0
+    """Seconds that were counted more than once, because loads ran side by side."""
     notes: list[str] = field(default_factory=list)
     """What else was done differently than planned."""
 
@@ -48,7 +54,7 @@ class Statistics:
     @property
     def seconds(self) -> float:
         """Seconds during which loads ran."""
-        return sum(load.seconds for load in self.loads)
+        return sum(load.seconds for load in self.loads) - self.overlap_seconds
 
     def as_dict(self) -> dict[str, Any]:
         """All figures, for JSON."""
@@ -63,6 +69,8 @@ class Statistics:
             "materialised": dict(self.materialised),
             "ordinary": self.ordinary,
             "plans": self.plans,
+            "shared": self.shared,
+            "received_bytes": self.received_bytes,
             "notes": self.all_notes(),
             "loads": [load.as_dict() for load in self.loads],
         }
@@ -78,6 +86,10 @@ class Statistics:
             f"{self.bytes / 1e9:.3f} GB{share} in {self.seconds:.2f} s{rate}: {self.places} places filled directly, "
             f"{self.converted} converted, {len(self.materialised)} tensors read at once, {self.ordinary} ordinary"
         )
+        if self.shared:
+            line += (
+                f"; {self.shared} tensors read together with other ranks, {self.received_bytes / 1e9:.3f} GB from them"
+            )
         return line + (f" (at once: {_some(self.materialised)})" if self.materialised else "")
 
 

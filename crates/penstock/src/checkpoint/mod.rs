@@ -10,6 +10,7 @@
 
 mod catalogue;
 mod closest;
+mod common;
 mod dtype;
 pub mod header;
 mod hub_cache;

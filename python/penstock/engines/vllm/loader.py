@@ -2,8 +2,9 @@
 
 The model gets lazy tensors; what its own loading code copies into its parameters is read as one plan, straight into
 them (``penstock.recording``): each rank reads its share, experts and stages of others are never touched, and there is
-no second copy on the GPU. Models that process weights while they load (online quantisation, reloading layer by layer)
-get ordinary tensors, streamed to the device.
+no second copy on the GPU. What the ranks of a tensor-parallel group would each read whole they read together. Models
+that process weights while they load (online quantisation, reloading layer by layer) get ordinary tensors, streamed to
+the device.
 
 Built on vLLM's default loader for what is the same: which files a model's name means, which experts are local, whether
 every parameter got its weight.
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from vllm.distributed.parallel_state import get_tp_group, model_parallel_is_initialized
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
@@ -31,7 +33,7 @@ from penstock.engines.vllm import FORMAT
 from penstock.engines.vllm.options import Options
 from penstock.engines.vllm.stores import is_url
 from penstock.errors import FormatError, PenstockError
-from penstock.recording import Recorder, Statistics
+from penstock.recording import Peers, Recorder, Sharing, Statistics
 
 # Under vLLM's own name, so that vLLM's handlers show what is logged.
 logger = init_logger("vllm.penstock")
@@ -136,13 +138,25 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             logger.warning("torchao's checkpoints keep tensors in pieces that vLLM joins itself: loaded as by 'auto'")
             self._stock.load_weights(model, model_config)
             return
+        sharing = self._sharing(model_config)
+        try:
+            self._load(model, model_config, sharing)
+        except Exception as error:
+            if sharing is not None:
+                sharing.withdraw(_in_short(error))
+            raise
+
+    def _load(self, model: Any, model_config: Any, sharing: Sharing | None) -> None:
         began = time.perf_counter()
         self._init_ep_weight_filter(model_config)
         offered = list(self.weights(model_config, model))
         reason = self._reason_for_ordinary(model)
-        loaded, statistics = (
-            self._recorded(model, offered) if reason is None else self._streamed(model, offered, reason)
-        )
+        if reason is None:
+            loaded, statistics = self._recorded(model, offered, sharing)
+        else:
+            if sharing is not None:
+                sharing.withdraw(reason)
+            loaded, statistics = self._streamed(model, offered, reason)
         LATEST[:] = [statistics]
         logger.info_once("Loading weights took %.2f seconds", time.perf_counter() - began)
         logger.info("Penstock: %s", statistics)
@@ -154,8 +168,31 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         if track:
             self.track_weights_loading(model, loaded, **_tracking(model_config))
 
-    def _recorded(self, model: Any, offered: list[Weights]) -> tuple[set[str] | None, Statistics]:
-        recorder = self._recorder()
+    def _sharing(self, model_config: Any) -> Sharing | None:
+        """The other ranks of the tensor-parallel group, where they load this model too.
+
+        Not every rank loads a draft model: it is loaded without a word to the others. All else that is asked here is
+        the same on all ranks.
+        """
+        is_draft = getattr(model_config, "runner_type", None) == "draft"
+        if self.options.share is False or is_draft or not model_parallel_is_initialized():
+            return None
+        group = get_tp_group()
+        if group.world_size == 1:
+            return None
+        is_cpu = _device(self.load_config) == "cpu"
+        try:
+            peers = Peers(group.cpu_group, group.cpu_group if is_cpu else group.device_group)
+        except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+            # Groups that torch.distributed does not know, which some of vLLM's modes make; it is so on every rank.
+            logger.info("Penstock: each rank reads for itself: %s", _in_short(error))
+            return None
+        return Sharing(peers, always=bool(self.options.share))
+
+    def _recorded(
+        self, model: Any, offered: list[Weights], sharing: Sharing | None
+    ) -> tuple[set[str] | None, Statistics]:
+        recorder = self._recorder(sharing)
         try:
             with recorder:
                 return model.load_weights(self._lazy(recorder, offered)), recorder.statistics
@@ -175,9 +212,9 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         for weights in offered:
             yield from recorder.weights(weights.checkpoint, weights.names, prefix=weights.prefix)
 
-    def _recorder(self) -> Recorder:
+    def _recorder(self, sharing: Sharing | None = None) -> Recorder:
         progress = True if enable_tqdm(self.load_config.use_tqdm_on_load) else None
-        return Recorder(_device(self.load_config), progress=progress, config=self.options.config())
+        return Recorder(_device(self.load_config), progress=progress, config=self.options.config(), sharing=sharing)
 
     def _reason_for_ordinary(self, model: nn.Module) -> str | None:
         """Why this model is not to be recorded, or None."""

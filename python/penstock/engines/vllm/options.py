@@ -16,6 +16,9 @@ class Options:
 
     record: bool = True
     """Record what the model does with its weights and read only that; False gives it ordinary tensors."""
+    share: bool | None = None
+    """Whether tensor-parallel ranks read together what several of them want of a tensor; by default where it comes over
+    a network, and on GPUs also from a disk."""
     enable_weights_track: bool | None = None
     """Fail where a parameter got no weight; by default for models that are not quantised, as vLLM does."""
     readers: int | None = None

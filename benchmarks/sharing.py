@@ -1,0 +1,193 @@
+"""Ranks of a tensor-parallel model, reading each for itself and all together: seconds, bytes read, GPU memory.
+
+    python benchmarks/sharing.py [--directory DIR] [--ranks 2] [--device cuda] [--layers 8] [--output X.json]
+
+Writes layers of Llama-3-8B's shapes, loads them in a process for each rank as tensor parallelism does (rows of some
+matrices, columns of `o_proj` and `down_proj`), from the disk and from the page cache, and checks every byte of the
+columns against safetensors. Cold means that the page cache was dropped for the file (``POSIX_FADV_DONTNEED``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import distributed
+
+import penstock
+from penstock.recording import Peers, Recorder, Sharing
+
+HIDDEN, INNER, KEYS = 4096, 14336, 1024
+ROWS = {"q_proj": (HIDDEN, HIDDEN), "k_proj": (KEYS, HIDDEN), "v_proj": (KEYS, HIDDEN), "gate_proj": (INNER, HIDDEN)}
+ROWS["up_proj"] = (INNER, HIDDEN)
+COLUMNS = {"o_proj": (HIDDEN, HIDDEN), "down_proj": (HIDDEN, INNER)}
+
+
+def generate(directory: Path, layers: int) -> list[str]:
+    """Files of one layer each, with random bits."""
+    files = []
+    for layer in range(layers):
+        path = directory / f"model-{layer:05}.safetensors"
+        files.append(str(path))
+        if not path.exists():
+            chance = torch.Generator().manual_seed(layer)
+            tensors = {
+                f"layers.{layer}.{name}": torch.randint(
+                    -(2**15), 2**15, shape, dtype=torch.int16, generator=chance
+                ).view(torch.bfloat16)
+                for name, shape in {**ROWS, **COLUMNS}.items()
+            }
+            tensors[f"layers.{layer}.norm"] = torch.zeros(HIDDEN, dtype=torch.bfloat16)
+            save_file(tensors, path)
+    return files
+
+
+def part(size: int, rank: int, ranks: int) -> tuple[int, int]:
+    return size // ranks * rank, size // ranks
+
+
+def load(files: list[str], case: dict[str, Any], peers: Peers, device: torch.device) -> dict[str, Any]:
+    """One load of one rank."""
+    rank, ranks = peers.rank, peers.size
+    checkpoint = penstock.open(files)
+    memory = {}
+    for name in checkpoint:
+        shape = list(checkpoint[name].shape)
+        kind = name.rpartition(".")[2]
+        if kind != "norm":
+            shape[kind in COLUMNS] //= ranks
+        memory[name] = torch.empty(shape, dtype=torch.bfloat16, device=device)
+    sharing = Sharing(peers, always=True) if case["together"] else None
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before, free = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
+    distributed.barrier(group=peers._control)
+    began = time.perf_counter()
+    with Recorder(device, sharing=sharing) as recorder, torch.no_grad():
+        for name, weight in recorder.weights(checkpoint):
+            kind = name.rpartition(".")[2]
+            dimension = int(kind in COLUMNS)
+            shard = weight if kind == "norm" else weight.narrow(dimension, *part(weight.shape[dimension], rank, ranks))
+            memory[name].copy_(shard)
+    if cuda:
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - began
+    found = {"seconds": seconds, **recorder.statistics.as_dict()}
+    if cuda:
+        found["peak_bytes"] = torch.cuda.max_memory_allocated() - before
+        found["gone_bytes"] = free - torch.cuda.mem_get_info()[0]
+    if case["check"]:
+        for file in files:
+            with safe_open(file, "pt") as stored:
+                for name in stored.keys():  # noqa: SIM118 - it is no dict
+                    kind = name.rpartition(".")[2]
+                    if kind in COLUMNS:
+                        whole = stored.get_tensor(name)
+                        start, size = part(whole.shape[1], rank, ranks)
+                        expected = whole[:, start : start + size].contiguous().view(torch.int16)
+                        found["right"] = found.get("right", True) and bool(
+                            torch.equal(memory[name].cpu().view(torch.int16), expected)
+                        )
+    del found["loads"]
+    return found
+
+
+def be_a_rank(rank: int, ranks: int, port: int, files: list[str], cases: list[dict[str, Any]], device: str) -> None:
+    where = torch.device(device, rank) if device == "cuda" else torch.device(device)
+    if device == "cuda":
+        torch.cuda.set_device(where)
+    store = distributed.TCPStore("127.0.0.1", port, ranks, is_master=rank == 0)
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", store=store, rank=rank,
+                                   world_size=ranks)  # fmt: skip
+    control = distributed.new_group(backend="gloo")
+    data = distributed.new_group(backend="nccl") if device == "cuda" else None
+    for case in cases:
+        distributed.barrier(group=control)
+        if case["cold"] and rank == 0:
+            for file in files:
+                descriptor = os.open(file, os.O_RDONLY)
+                os.fdatasync(descriptor)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.close(descriptor)
+        distributed.barrier(group=control)
+        found = load(files, case, Peers(control, data), where)
+        print(json.dumps({"rank": rank, **case, **found}), flush=True)
+    distributed.barrier(group=control)
+    os._exit(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--directory", type=Path)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--rank", type=json.loads, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.rank is not None:
+        be_a_rank(**given.rank)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        files = generate(given.directory or Path(temporary), given.layers)
+        size = sum(Path(file).stat().st_size for file in files)
+        rows = [(cold, together) for cold in (True, False) for together in (False, True)]
+        cases = [
+            {"cold": cold, "together": together, "check": number == given.rounds - 1}
+            for number in range(given.rounds)
+            for cold, together in rows
+        ]
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        common = {"ranks": given.ranks, "port": port, "files": files, "cases": cases, "device": given.device}
+        processes = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--rank", json.dumps({"rank": rank, **common})],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(given.ranks)
+        ]
+        found = [[json.loads(line) for line in process.communicate()[0].splitlines()] for process in processes]
+    results = []
+    print(f"{given.ranks} ranks on {given.device}, {size / 1e9:.2f} GB\n")
+    print(
+        "| state | ranks read | seconds | of the checkpoint, from storage | GPU memory besides |\n|---|---|---|---|---|"
+    )
+    for cold, together in rows:
+        loads = [
+            [ranks[number] for ranks in found]
+            for number, case in enumerate(cases)
+            if (case["cold"], case["together"]) == (cold, together)
+        ]
+        seconds = sorted(max(rank["seconds"] for rank in load) for load in loads)
+        read = sum(rank["read_bytes"] for rank in loads[-1]) / size
+        peak = max(rank.get("peak_bytes", 0) for load in loads for rank in load)
+        if not all(rank["right"] for rank in loads[-1]):
+            raise SystemExit("what was loaded is not what is in the files")
+        results.append({"cold": cold, "together": together, "seconds": seconds, "read": read, "peak_bytes": peak})
+        name = ("cold" if cold else "warm", "together" if together else "each for itself")
+        print(f"| {' | '.join(name)} | {seconds[len(seconds) // 2]:.2f} | {read:.2f} | {peak / (1 << 20):.0f} MiB |")
+    if given.output:
+        about = {"ranks": given.ranks, "device": given.device, "bytes": size, "torch": torch.__version__}
+        if given.device == "cuda":
+            about["gpu"] = torch.cuda.get_device_name()
+        given.output.write_text(json.dumps({**about, "results": results, "loads": found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The processes that load one model together, and what they say to each other.
+
+They are the ranks of a group of ``torch.distributed`` that an engine made, and each does the same in the same order:
+
+1. ``agree``, once: every rank tells what it wants, or why it stays out, and hears what the others told.
+2. Where all want to: rounds of ``all_well``, each but the last followed by an ``exchange``.
+
+Nobody is left waiting by a rank that fails: whatever happens to a load, ``withdraw`` ends it by telling the others, if
+nothing was told yet; and after an agreement a rank that cannot go on says so in the next round, upon which all stop. A
+process that is gone ends the group's connections, which the others see as a failure. Loads of a rank alone, such as a
+draft model's, are given no peers and say nothing to anyone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import distributed
+
+logger = logging.getLogger(__name__)
+
+
+class Peers:
+    """The ranks of one group, for one load.
+
+    Args:
+        control: a process group that takes tensors of the CPU (gloo).
+        data: a process group of the same ranks that takes tensors of the device that weights go to; ``control`` where
+            nothing is said.
+    """
+
+    def __init__(self, control: Any, data: Any = None) -> None:
+        self._control = control
+        self._data = control if data is None else data
+        self.rank: int = distributed.get_rank(control)
+        self.size: int = distributed.get_world_size(control)
+        self._told = False
+
+    def agree(self, proposal: object) -> list[Any]:
+        """What every rank proposes, in their order; can be had once.
+
+        Raises:
+            RuntimeError: a rank is gone.
+        """
+        if self._told:
+            raise RuntimeError("the ranks have agreed already")
+        self._told = True
+        proposals: list[Any] = [None] * self.size
+        distributed.all_gather_object(proposals, proposal, group=self._control)
+        return proposals
+
+    def withdraw(self, why: str) -> None:
+        """Tells the others that this rank stays out, if it has not told them anything yet."""
+        if not self._told:
+            try:
+                self.agree(why)
+            except RuntimeError as error:
+                logger.debug("no rank could be told that this one stays out: %s", error)
+
+    def all_well(self, well: bool) -> bool:
+        """Whether all ranks are well, which this one is or is not.
+
+        Raises:
+            RuntimeError: a rank is gone.
+        """
+        told = torch.tensor([int(well)], device="cpu")
+        distributed.all_reduce(told, distributed.ReduceOp.MIN, group=self._control)
+        return bool(told.item())
+
+    def exchange(
+        self, into: torch.Tensor, into_bytes: Sequence[int], of: torch.Tensor, of_bytes: Sequence[int]
+    ) -> None:
+        """Gives every rank its part of ``of``, in their order, and fills ``into`` with what they give.
+
+        Raises:
+            RuntimeError: a rank is gone.
+        """
+        distributed.all_to_all_single(into, of, list(into_bytes), list(of_bytes), group=self._data)

@@ -1,0 +1,287 @@
+"""What was recorded, read together with the other ranks of the model where that spares the storage.
+
+Each rank proposes what it wants (``shares`` makes one plan of all proposals), reads by itself what it alone wants, and
+takes part in the ``exchange`` of the rest at the same time. It is done where that is quicker than reading more: over a
+network always, and between GPUs also from a disk, as far as the page cache does not hold the files; CPUs would take as
+long to hand bytes on as a disk to read them again. Where any rank cannot or will not, or sees another version of the
+checkpoint, each reads everything for itself, and the statistics say why.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+
+from penstock._native import Config
+from penstock.checkpoint import Checkpoint
+from penstock.errors import CancelledError
+from penstock.frameworks.torch import DTYPES
+from penstock.loading import Load
+from penstock.parts import Part, load_parts
+from penstock.progress import Progress, ProgressOption, teller
+from penstock.recording.exchange import Exchange, Piece, Wanted
+from penstock.recording.peers import Peers
+from penstock.recording.shares import Box, Key, Stored, plan, volume
+from penstock.recording.statistics import Statistics
+
+_PUT_TOGETHER_BYTES = 128 << 20
+"""Parts that have to be converted are shared up to this size: they need as much memory besides their destination."""
+
+_DEAR = {"cpu": {"network"}, "cuda": {"network", "disk"}}
+"""Where bytes come from that are read once and handed on, by what they go to."""
+_EVERYWHERE = {"network", "disk", "memory"}
+
+T = TypeVar("T")
+
+
+class Proposal(NamedTuple):
+    """What one rank tells the others."""
+
+    fingerprints: list[int]
+    """Of the checkpoints, in the order in which they were handed out."""
+    bridges: list[int]
+    """The largest gap that a load of each reads rather than skips."""
+    is_dear: bool
+    """Whether this rank wants tensors to be shared."""
+    wants: dict[Key, list[Box]]
+
+
+class Write(Protocol):
+    """A part that is to be read."""
+
+    @property
+    def checkpoint(self) -> Checkpoint: ...
+    @property
+    def part(self) -> Part: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Beside:
+    """Loads in threads of their own, on the stream of the thread that asked, all of which can be stopped."""
+
+    def __init__(self, device: torch.device, threads: int) -> None:
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._inference = torch.is_inference_mode_enabled()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="penstock-sharing")
+        self._lock = threading.Lock()
+        self._loads: list[Load] = []
+        self._stopped = False
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        def here() -> T:
+            on_stream = nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+            with torch.inference_mode(self._inference), on_stream:
+                return work()
+
+        return self._pool.submit(here)
+
+    def begun(self, load: Load) -> None:
+        """A load has been made, and has not begun."""
+        with self._lock:
+            if self._stopped:
+                raise CancelledError("the load was stopped")
+            self._loads.append(load)
+
+    def __enter__(self) -> Beside:  # noqa: PYI034 - Self is newer than Python 3.10
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is not None:
+            with self._lock:
+                self._stopped = True
+            for load in self._loads:
+                load.cancel()
+        self._pool.shutdown(wait=True)
+
+
+class _Common:
+    """One progress for loads of several threads; each may close it."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._lock = threading.Lock()
+
+    def advance(self, nbytes: int) -> None:
+        with self._lock:
+            self._progress.advance(nbytes)
+
+    def close(self) -> None:
+        pass
+
+
+class Sharing:
+    """A rank's part in one load of a model.
+
+    Args:
+        peers: the ranks.
+        always: whether tensors are shared even where reading them again costs little.
+    """
+
+    def __init__(self, peers: Peers, *, always: bool = False) -> None:
+        self._peers = peers
+        self._always = always
+
+    def withdraw(self, why: str) -> None:
+        """Tells the others that this rank reads for itself, if they were not told anything yet."""
+        self._peers.withdraw(why)
+
+    def read(
+        self,
+        checkpoints: Sequence[Checkpoint],
+        writes: Sequence[Write],
+        device: torch.device,
+        statistics: Statistics,
+        alone: Callable[..., None],
+        *,
+        progress: ProgressOption,
+        config: Config | None,
+    ) -> None:
+        """Reads ``writes``, which are all that is left to read.
+
+        Args:
+            checkpoints: the checkpoints, in the order in which they were handed out.
+            writes: what to read.
+            device: where shared tensors are exchanged; what is for elsewhere is not shared.
+            statistics: told what was done.
+            alone: reads some of the writes by itself; takes them, who is told of progress, and who is told of loads.
+            progress, config: of the loads.
+        """
+        table = _Table(checkpoints, config)
+        proposal: Proposal | str
+        try:
+            mine = table.wanted(writes, str(device))
+            dear = _EVERYWHERE if self._always else _DEAR[device.type]
+            proposal = table.proposal([wanted for wanted, _ in mine], dear)
+        except Exception as error:  # noqa: BLE001 - the others are told, and reading alone shows what it is
+            proposal = f"{type(error).__name__}: {error}"
+        try:
+            why = _objection(proposals := self._peers.agree(proposal))
+        except RuntimeError as error:
+            why = f"a rank is gone: {error}"
+        if why is not None:
+            if why:
+                statistics.notes.append(f"each rank read for itself: {why}")
+            alone(writes)
+            return
+        began, before = time.perf_counter(), statistics.seconds
+        told = teller(progress, sum(write.nbytes for write in writes))
+        try:
+            with Beside(device, 2) as beside:
+                self._together(table, proposals, mine, writes, device, statistics, alone, beside, _Common(told))
+        finally:
+            told.close()
+        took = time.perf_counter() - began
+        statistics.overlap_seconds += max(0.0, statistics.seconds - before - took)
+
+    def _together(
+        self,
+        table: _Table,
+        proposals: list[Proposal],
+        mine: list[tuple[Wanted, Write]],
+        writes: Sequence[Write],
+        device: torch.device,
+        statistics: Statistics,
+        alone: Callable[..., None],
+        beside: Beside,
+        told: Progress,
+    ) -> None:
+        def read(pieces: list[Piece]) -> Future[None]:
+            return beside.submit(lambda: table.read(pieces, str(device), statistics, beside))
+
+        try:
+            wants = [proposal.wants for proposal in proposals]
+            tensors = {key: table.stored(key, proposals[0].bridges[key[0]]) for want in wants for key in want}
+            shares = plan(tensors, wants)
+            shared = [(wanted, write) for wanted, write in mine if wanted.key in shares.keys]
+            exchange = Exchange(self._peers, shares, tensors, wants, [wanted for wanted, _ in shared], device, read)
+        except Exception as error:  # noqa: BLE001 - the others are told, and reading alone shows what it is
+            self._peers.all_well(well=False)
+            statistics.notes.append(f"each rank read for itself: {type(error).__name__}: {error}")
+            alone(writes, told, beside.begun)
+            return
+        of_others = {id(write) for _, write in shared}
+        own = [write for write in writes if id(write) not in of_others]
+        rest = beside.submit(lambda: alone(own, told, beside.begun))
+        if not exchange.run(well=True, told=told.advance):
+            why = "another rank could not go on" if exchange.failure is None else str(exchange.failure)
+            statistics.notes.append(f"what was left each rank read for itself: {why}")
+            left = set(map(id, exchange.left()))
+            alone([write for _, write in shared if id(write.part) in left], told, beside.begun)
+        statistics.shared += len(shares.keys)
+        statistics.received_bytes += exchange.received_bytes
+        rest.result()
+
+
+class _Table:
+    """The checkpoints' tensors by number."""
+
+    def __init__(self, checkpoints: Sequence[Checkpoint], config: Config | None) -> None:
+        self._checkpoints = list(checkpoints)
+        self._config = config
+        self._names = [checkpoint.offset_keys() for checkpoint in self._checkpoints]
+        self._numbers = [{name: number for number, name in enumerate(names)} for names in self._names]
+        self._places = {id(checkpoint): number for number, checkpoint in enumerate(self._checkpoints)}
+
+    def wanted(self, writes: Sequence[Write], device: str) -> list[tuple[Wanted, Write]]:
+        """Those of the writes that could be shared."""
+        found = []
+        for write in writes:
+            part, place = write.part, self._places[id(write.checkpoint)]
+            info = write.checkpoint[part.name]
+            dtype = DTYPES.get(info.dtype)
+            rest = [(0, size) for size in info.shape[len(part.ranges) :]]
+            box: Box = (*((start, end) for start, end in part.ranges), *rest)
+            if write.device != device or not box or dtype is None or info.dtype == "F4":
+                continue
+            nbytes = volume(box, dtype.itemsize)
+            if nbytes == 0 or (part.into is None and nbytes > _PUT_TOGETHER_BYTES):
+                continue
+            found.append((Wanted((place, self._numbers[place][part.name]), part, box, dtype), write))
+        return found
+
+    def proposal(self, mine: Sequence[Wanted], dear: Collection[str]) -> Proposal:
+        """What this rank tells the others; to be shared is what comes from one of ``dear``."""
+        wants: dict[Key, list[Box]] = {}
+        for wanted in mine:
+            wants.setdefault(wanted.key, []).append(wanted.box)
+        reaches = [checkpoint._native.reach(config_of(checkpoint, self._config)) for checkpoint in self._checkpoints]
+        fingerprints = [checkpoint._native.fingerprint() for checkpoint in self._checkpoints]
+        is_dear = any(origin in dear for origin, _ in reaches)
+        return Proposal(fingerprints, [bridge for _, bridge in reaches], is_dear, wants)
+
+    def stored(self, key: Key, bridge_bytes: int) -> Stored:
+        place, number = key
+        info = self._checkpoints[place][self._names[place][number]]
+        return Stored(tuple(info.shape), DTYPES[info.dtype].itemsize, bridge_bytes)
+
+    def read(self, pieces: list[Piece], device: str, statistics: Statistics, beside: Beside) -> None:
+        if pieces:
+            place = pieces[0].key[0]
+            parts = [Part(self._names[place][piece.key[1]], piece.box, into=piece.into) for piece in pieces]
+            silent = teller(None, 0)
+            stats = load_parts(self._checkpoints[place], parts, device, silent, self._config, beside.begun)
+            statistics.loads.append(stats)
+
+
+def config_of(checkpoint: Checkpoint, config: Config | None) -> Config:
+    """The settings of a load."""
+    return checkpoint.config if config is None else config
+
+
+def _objection(proposals: list[Any]) -> str | None:
+    """Why tensors are not shared; None where they are, nothing where that is nobody's concern."""
+    for rank, proposal in enumerate(proposals):
+        if not isinstance(proposal, Proposal):
+            return f"rank {rank} does: {proposal}"
+    if any(proposal.fingerprints != proposals[0].fingerprints for proposal in proposals):
+        return "not all see the same version of the checkpoint"
+    return None if any(proposal.is_dear for proposal in proposals) else ""
