@@ -3,14 +3,15 @@
     python sglang_ranks.py '{"rank": 0, "ranks": 1, "port": 29500}' '{"model": DIRECTORY, "load_format": "penstock", …}' …
 
 The first argument is the process's place; each other one a load: ``model``, ``load_format``, ``dtype``, ``extra`` (of
-``--model-loader-extra-config``), ``how`` (what the model's own loading code does besides), ``then`` (a second model that
-takes its place).
+``--model-loader-extra-config``), ``how`` (what the model's own loading code does besides), ``unprocessed`` (weights
+stay as they were loaded: this processor has no kernels that would want them in another form), ``environment``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,25 +20,32 @@ KEPT: list[Any] = []
 """Models, so that none has memory in which another's weights were."""
 
 
+def arguments(model: str, load_format: str, ranks: int = 1) -> Any:
+    """What ``sglang serve`` makes of its arguments, the small files of a model on an object store fetched."""
+    from sglang.srt.server_args import ServerArgs
+
+    args = ServerArgs(
+        model_path=model,
+        load_format=load_format,
+        tp_size=ranks,
+        device="cpu",
+        attention_backend="torch_native",
+        skip_tokenizer_init=True,
+        disable_cuda_graph=True,
+    )
+    args.resolve_once()
+    return args
+
+
 def start(rank: int, ranks: int, port: int) -> None:
     """SGLang's own start of a rank, up to where it has a model to load; it finds plugins by itself."""
     from sglang.srt.distributed import init_distributed_environment, initialize_model_parallel
     from sglang.srt.layers.dp_attention import initialize_dp_attention
     from sglang.srt.plugins import load_plugins
     from sglang.srt.runtime_context import SpawnRanks, publish
-    from sglang.srt.server_args import ServerArgs
 
     load_plugins()
-    args = ServerArgs(
-        model_path=json.loads(sys.argv[2])["model"],
-        device="cpu",
-        tp_size=ranks,
-        attention_backend="torch_native",
-        skip_tokenizer_init=True,
-        disable_cuda_graph=True,
-        load_format="penstock",
-    )
-    args.resolve_once()
+    args = arguments(json.loads(sys.argv[2])["model"], "penstock", ranks)
     publish(args, role="scheduler", ranks=SpawnRanks(world_rank=rank, gpu_id=0))
     init_distributed_environment(
         world_size=ranks, rank=rank, distributed_init_method=f"tcp://127.0.0.1:{port}", local_rank=rank, backend="gloo"
@@ -51,9 +59,7 @@ def weights_of(model: Any) -> dict[str, str]:
     import torch
 
     return {
-        name: hashlib.sha256(
-            tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        ).hexdigest()
+        name: hashlib.sha256(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
         + str(tuple(tensor.shape))
         for name, tensor in model.named_parameters()
         if tensor.numel()
@@ -83,24 +89,32 @@ HOW = {"in threads": in_threads, "in silent threads": in_silent_threads, "writin
 
 
 def load(case: dict[str, Any]) -> dict[str, Any]:
+    from sglang.srt.arg_groups.overrides import resolving_view
     from sglang.srt.configs.device_config import DeviceConfig
     from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.model_loader import get_model_loader
+    from sglang.srt.model_loader.loader import DefaultModelLoader
     from sglang.srt.models import llama
 
     from penstock.engines.sglang import last_load
 
+    load_format = case["load_format"]
+    if "://" in case["model"]:
+        load_format = resolving_view(arguments(case["model"], load_format)).load_format
     model_config = ModelConfig(case["model"], dtype=case.get("dtype", "float32"))
-    config = LoadConfig(load_format=case["load_format"], model_loader_extra_config=case.get("extra", {}))
+    config = LoadConfig(load_format=load_format, model_loader_extra_config=case.get("extra", {}))
     loader = get_model_loader(config, model_config)
-    own = llama.LlamaForCausalLM.load_weights
+    own, processes = llama.LlamaForCausalLM.load_weights, DefaultModelLoader.postprocess_weights
+    if case.get("unprocessed"):
+        DefaultModelLoader.postprocess_weights = staticmethod(lambda *_: None)
     if how := case.get("how"):
         llama.LlamaForCausalLM.load_weights = lambda model, weights: HOW[how](own, model, weights)
     try:
         model = loader.load_model(model_config=model_config, device_config=DeviceConfig("cpu", 0))
     finally:
         llama.LlamaForCausalLM.load_weights = own
+        DefaultModelLoader.postprocess_weights = staticmethod(processes)
     KEPT.append(model)
     statistics = last_load() if type(loader).__name__ == "PenstockModelLoader" else None
     return {
@@ -113,4 +127,10 @@ def load(case: dict[str, Any]) -> dict[str, Any]:
 if __name__ == "__main__":
     start(**json.loads(sys.argv[1]))
     for argument in sys.argv[2:]:
-        print("\nRESULT " + json.dumps(load(json.loads(argument))), flush=True)
+        case = json.loads(argument)
+        os.environ.update(case.get("environment", {}))
+        try:
+            result = load(case)
+        except Exception as error:  # noqa: BLE001 - a result too
+            result = {"error": f"{type(error).__name__}: {error}"}
+        print("\nRESULT " + json.dumps(result), flush=True)

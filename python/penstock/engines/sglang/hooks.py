@@ -7,7 +7,6 @@ threads of their own. With every other format each does what it did.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import pkgutil
 from collections.abc import Callable
@@ -63,12 +62,13 @@ def _choose(original: Callable[..., Any], load_config: Any, model_config: Any = 
     """``get_model_loader``."""
     if load_config.load_format != FORMAT:
         return original(load_config, model_config)
+    from sglang.srt.configs.load_config import LoadFormat
     from sglang.srt.model_loader.loader import DefaultModelLoader
 
-    from penstock.engines.sglang.loader import PenstockModelLoader
+    from penstock.engines.sglang.loader import PenstockModelLoader, otherwise
 
     ours = PenstockModelLoader(load_config)
-    stock = original(dataclasses.replace(load_config, load_format="auto", model_loader_extra_config={}), model_config)
+    stock = original(otherwise(load_config, LoadFormat.AUTO), model_config)
     if type(stock) is DefaultModelLoader:
         return ours
     # Loaders that quantise what they load; what is quantised already they load as the default loader does.

@@ -10,12 +10,13 @@ becomes of its weights when they are there, how they are updated while it serves
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import logging
 import time
 from typing import Any, ClassVar
 
 import torch
+from sglang.srt.configs.load_config import LoadFormat
 from sglang.srt.model_loader.loader import BaseModelLoader, DefaultModelLoader
 from sglang.srt.model_loader.weight_utils import maybe_add_mtp_safetensors
 
@@ -64,9 +65,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         self.options = Options.of(load_config.model_loader_extra_config or {})
         # The default loader's own constructor knows other extra settings.
         BaseModelLoader.__init__(self, load_config)
-        self._stock = DefaultModelLoader(
-            dataclasses.replace(load_config, load_format="safetensors", model_loader_extra_config={})
-        )
+        self._stock = DefaultModelLoader(otherwise(load_config, LoadFormat.SAFETENSORS))
         self._device = "cpu"
 
     # What is where
@@ -161,6 +160,14 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         """A recorder for the device of the latest load."""
         is_first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
         return Recorder(self._device, progress=True if is_first else None, config=self.options.config())
+
+
+def otherwise(load_config: Any, load_format: LoadFormat) -> Any:
+    """The same with another format."""
+    # Making a new one would log what it ignores, once more.
+    other = copy.copy(load_config)
+    other.load_format, other.model_loader_extra_config = load_format, {}
+    return other
 
 
 def _location(source: Any) -> str:
