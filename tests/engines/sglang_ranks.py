@@ -1,6 +1,6 @@
-"""Loads models with SGLang's loaders, in a process that is one rank of a model, and prints what came of each.
+"""Loads models with SGLang's loaders, in a process that is one rank of them, and prints what came of each.
 
-    python sglang_ranks.py '{"rank": 0, "ranks": 1, "port": 29500}' '{"model": DIRECTORY, "load_format": "penstock", …}' …
+    python sglang_ranks.py '{"rank": 0, "ranks": 1, "port": 29500}' '{"model": DIRECTORY, "load_format": "auto", …}' …
 
 The first argument is the process's place; each other one a load: ``model``, ``load_format``, ``dtype``, ``extra`` (of
 ``--model-loader-extra-config``), ``how`` (what the model's own loading code does besides), ``unprocessed`` (weights
