@@ -1,4 +1,4 @@
-"""SGLang's plugin where SGLang is not: what is absent, too old or set wrongly is one clear sentence. See engines/ too."""
+"""SGLang's plugin where SGLang is not: whatever is absent, too old or set wrongly is one sentence. See engines/ too."""
 
 from __future__ import annotations
 
