@@ -20,24 +20,24 @@ KEPT: list[Any] = []
 """Models, so that none has memory in which another's weights were."""
 
 
-def arguments(model: str, load_format: str, ranks: int = 1) -> Any:
+def arguments(model: str, load_format: str, **more: Any) -> Any:
     """What ``sglang serve`` makes of its arguments, the small files of a model on an object store fetched."""
     from sglang.srt.server_args import ServerArgs
 
     args = ServerArgs(
         model_path=model,
         load_format=load_format,
-        tp_size=ranks,
         device="cpu",
         attention_backend="torch_native",
         skip_tokenizer_init=True,
         disable_cuda_graph=True,
+        **more,
     )
     args.resolve_once()
     return args
 
 
-def start(rank: int, ranks: int, port: int) -> None:
+def start(rank: int, ranks: int, port: int, **parallel: int) -> None:
     """SGLang's own start of a rank, up to where it has a model to load; it finds plugins by itself."""
     from sglang.srt.distributed import init_distributed_environment, initialize_model_parallel
     from sglang.srt.layers.dp_attention import initialize_dp_attention
@@ -45,7 +45,7 @@ def start(rank: int, ranks: int, port: int) -> None:
     from sglang.srt.runtime_context import SpawnRanks, publish
 
     load_plugins()
-    args = arguments(json.loads(sys.argv[2])["model"], "penstock", ranks)
+    args = arguments(json.loads(sys.argv[2])["model"], "penstock", **parallel)
     publish(args, role="scheduler", ranks=SpawnRanks(world_rank=rank, gpu_id=0))
     init_distributed_environment(
         world_size=ranks, rank=rank, distributed_init_method=f"tcp://127.0.0.1:{port}", local_rank=rank, backend="gloo"

@@ -71,13 +71,15 @@ class Script:
         return [json.loads(line[7:]) | {"log": log} for line in log.splitlines() if line.startswith("RESULT ")]
 
 
-def ranks(count: int, cases: list[dict[str, Any]], **more: Any) -> list[list[dict[str, Any]]]:
+def ranks(
+    count: int, cases: list[dict[str, Any]], environment: dict[str, str] | None = None, **parallel: int
+) -> list[list[dict[str, Any]]]:
     """Results of loads by so many ranks, rank by rank."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    places = ({"rank": rank, "ranks": count, "port": port} for rank in range(count))
-    scripts = [Script("sglang_ranks.py", place, *cases, **more) for place in places]
+    places = ({"rank": rank, "ranks": count, "port": port, **parallel} for rank in range(count))
+    scripts = [Script("sglang_ranks.py", place, *cases, environment=environment) for place in places]
     return [script.results() for script in scripts]
 
 
@@ -192,7 +194,7 @@ def test_object_stores_are_left_to_sglang_if_that_is_wanted(alone: Any) -> None:
 def shared(models: dict[str, Path]) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Results of two ranks, by model and format."""
     loads = {(model, how): case(models[model], how) for model in (*MODELS, "wide") for how in ("auto", "penstock")}
-    results = ranks(2, list(loads.values()))
+    results = ranks(2, list(loads.values()), tp_size=2)
     return dict(zip(loads, map(list, zip(*results, strict=True)), strict=True))
 
 
@@ -210,6 +212,19 @@ def test_each_rank_of_two_reads_its_share(shared: Any) -> None:
         figures = rank["figures"]
         assert figures["bytes"] <= 0.51 * figures["available_bytes"], "what is asked for"
         assert figures["read_bytes"] <= 0.55 * figures["available_bytes"], "what leaves the storage"
+
+
+@pytest.mark.parametrize(
+    ("model", "parallel"), [("dense", {"pp_size": 2}), ("experts", {"tp_size": 2, "ep_size": 2})], ids=["pp", "ep"]
+)
+def test_layers_and_experts_of_other_ranks_are_not_read(
+    alone: Any, models: dict[str, Path], model: str, parallel: dict[str, int]
+) -> None:
+    whole = alone[model, "penstock"]["figures"]["bytes"]
+    for stock, ours in ranks(2, [case(models[model], "auto"), case(models[model], "penstock")], **parallel):
+        assert ours["sums"] == stock["sums"]
+        assert (ours["figures"]["materialised"], ours["figures"]["plans"]) == ({}, 1)
+        assert ours["figures"]["bytes"] < 0.7 * whole
 
 
 # The whole engine
