@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from typing import Any
 
 
@@ -43,7 +44,13 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
     found = [tokens()]
     updated = []
     for path in updates:
-        updated.append(str(engine.update_weights_from_disk(path)))
+        for _ in range(20):
+            went_well, message, *_ = engine.update_weights_from_disk(path)
+            if went_well:
+                break
+            # It may take a moment to see that a request has ended, and says so instead of flushing its cache.
+            time.sleep(0.5)
+        updated.append(message)
         found.append(tokens())
     engine.shutdown()
     return {"tokens": found, "updated": updated}

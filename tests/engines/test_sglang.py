@@ -270,5 +270,5 @@ def test_tokens_are_those_of_the_stock_loader(served: Any, model: str) -> None:
 
 def test_what_people_look_for_in_the_log_is_there(served: Any) -> None:
     log = served["dense", "penstock"]["log"]
-    assert log.count("Loading weights took ") == 2, "the load and the update"
-    assert log.count("Penstock: 0.002 GB (100% of the checkpoint)") == 2
+    assert log.count("Loading weights took ") >= 2, "the load and the update"
+    assert log.count("Penstock: 0.002 GB (100% of the checkpoint)") >= 2
