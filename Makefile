@@ -24,11 +24,15 @@ test-python: $(VENV)/.built
 	$(BIN)/python -m pytest
 
 # In the engines' own environments, with the wheel that users get.
-test-engines: $(VENV)/.built  ## a real vLLM on the CPU, in an environment kept outside of the clone
-	@python=$$(PYTHON=$(PYTHON) tools/engines.sh vllm) && { test -z "$$python" || { \
-	  rm -rf dist && VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin build -q --release --locked --out dist && \
-	  $$python -m pip install -q --no-deps --force-reinstall dist/*.whl && \
-	  $$python -m pytest -c tests/engines/pytest.ini --rootdir tests/engines tests/engines; }; }
+test-engines: $(VENV)/.built  ## a real vLLM and SGLang on the CPU, in environments kept outside of the clone
+	@rm -rf dist && VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin build -q --release --locked --out dist
+	@for engine in vllm sglang; do \
+	  python=$$(PYTHON=$(PYTHON) tools/engines.sh $$engine) || exit 1; \
+	  test -z "$$python" || { \
+	    $$python -m pip install -q --no-deps --force-reinstall dist/*.whl && \
+	    $$python -m pytest -c tests/engines/pytest.ini --rootdir tests/engines tests/engines/test_$${engine}*.py; \
+	  } || exit 1; \
+	done
 
 lint: $(VENV)/.built  ## formatting, clippy, ruff, mypy, stubs: warnings are errors
 	cargo fmt --all --check

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,17 @@ def test_code_that_writes_to_a_weight_is_refused(checkpoint: penstock.Checkpoint
         with pytest.raises(NotRecordableError, match="write"):
             loads()
         assert bool((memory == 5).all()), "what was recorded before is not read"
+
+
+@pytest.mark.parametrize("use", [lambda place, weight: place.copy_(weight), lambda _, weight: weight + 1])
+def test_weights_are_recorded_in_one_thread(checkpoint: penstock.Checkpoint, use: Callable[[Any, Any], Any]) -> None:
+    # A pool whose futures nobody asks for what became of them.
+    place = torch.zeros(SHAPES["a"])
+    with pytest.raises(NotRecordableError, match="in another thread"), Recorder() as recorder:  # noqa: PT012
+        [(_, weight)] = recorder.weights(checkpoint, ["a"])
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(use, place, weight)
+    assert not place.any()
 
 
 def test_parameters_are_destinations_like_any_tensor(checkpoint: penstock.Checkpoint) -> None:

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import penstock
-from penstock.engines import vllm
+from penstock.engines import plugin, vllm
 from penstock.engines.vllm.options import Options
 
 
@@ -19,7 +19,7 @@ def version(monkeypatch: pytest.MonkeyPatch) -> object:
 
     def pretend(number: tuple[int, int] | None, installed: bool = True) -> None:
         monkeypatch.setattr(importlib.util, "find_spec", lambda _: object() if installed else None)
-        monkeypatch.setattr(vllm, "_version", lambda: number)
+        monkeypatch.setattr(plugin.Plugin, "version", lambda _: number)
         # As if it could not be imported, whatever there is.
         monkeypatch.setitem(sys.modules, "vllm", None)
         for name in ("loader", "stores"):
@@ -32,7 +32,7 @@ def version(monkeypatch: pytest.MonkeyPatch) -> object:
 def test_an_absent_engine_is_one_sentence(version, caplog: pytest.LogCaptureFixture) -> None:
     version(None, installed=False)
     with pytest.raises(penstock.MissingDependencyError, match=r"needs vLLM, which is not installed\. Install it: pip"):
-        vllm.check()
+        vllm.PLUGIN.check()
     vllm.register()
     [record] = caplog.records
     assert record.exc_info is None
@@ -53,7 +53,7 @@ def test_an_engine_that_is_too_old_or_not_whole_is_one_sentence(version, caplog:
 
 def test_a_newer_engine_is_tried_with_a_warning(version, caplog: pytest.LogCaptureFixture) -> None:
     version((1, 0))
-    vllm.check()
+    vllm.PLUGIN.check()
     assert [(record.levelno, "newer" in record.message) for record in caplog.records] == [(logging.WARNING, True)]
 
 

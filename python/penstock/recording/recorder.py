@@ -12,6 +12,7 @@ be read into makes the recorder flush first. What is not recorded falls back to 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
@@ -91,6 +92,8 @@ class Recorder(TorchFunctionMode):
         self._at_once: list[tuple[str, torch.Tensor, int]] = []
         self._large_at_once = 0
         self._active = False
+        self._thread = 0
+        self._elsewhere: NotRecordableError | None = None
         self.statistics = Statistics()
 
     # Handing out
@@ -152,6 +155,7 @@ class Recorder(TorchFunctionMode):
 
     def record(self, memory: torch.Tensor, lazy: LazyTensor) -> bool:
         """Notes that ``memory`` gets the value of ``lazy``. False where it has to be done at once."""
+        self._check_thread("copy_")
         with torch._C.DisableTorchFunctionSubclass():
             memory = memory.detach()
         shape = lazy._meta.shape
@@ -185,6 +189,7 @@ class Recorder(TorchFunctionMode):
 
     def materialise(self, lazy: LazyTensor, func: Callable[..., Any]) -> torch.Tensor:
         """The real tensor in the place of a lazy one, which ``func`` needs."""
+        self._check_thread(name_of(func))
         if lazy._real is None:
             stored = lazy.stored()
             self.statistics.materialised.setdefault(stored.name, name_of(func))
@@ -195,6 +200,13 @@ class Recorder(TorchFunctionMode):
             self._at_once.append((stored.name, real, real._version))
             lazy._real = real
         return lazy._real
+
+    def _check_thread(self, what: str) -> None:
+        """Raises NotRecordableError in threads other than the one that records: what those do is not watched."""
+        if self._active and threading.get_ident() != self._thread:
+            # Kept, since whoever made the thread may not ask what became of it.
+            self._elsewhere = NotRecordableError(f"{what} of a weight of the checkpoint in another thread")
+            raise self._elsewhere
 
     def _check_at_once(self) -> None:
         """Raises NotRecordableError if one of the real tensors was written to: other views of it would not know."""
@@ -311,6 +323,7 @@ class Recorder(TorchFunctionMode):
 
     def __enter__(self) -> Recorder:  # noqa: PYI034 - Self is newer than Python 3.10
         self._active = True
+        self._thread = threading.get_ident()
         super().__enter__()  # type: ignore[no-untyped-call, unused-ignore]
         return self
 
@@ -318,10 +331,13 @@ class Recorder(TorchFunctionMode):
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call, unused-ignore]
         self._active = False
         try:
-            if kind is None:
+            failure = self._elsewhere if kind is None else error
+            if failure is None:
                 self._finish()
-            elif self._sharing is not None and isinstance(error, Exception):
-                self._sharing.withdraw(f"{type(error).__name__}: {error}")
+            elif self._sharing is not None and isinstance(failure, Exception):
+                self._sharing.withdraw(f"{type(failure).__name__}: {failure}")
+            if kind is None and self._elsewhere is not None:
+                raise self._elsewhere
         finally:
             self._pending.clear()
             self._places.clear()

@@ -1,64 +1,18 @@
-"""What ``--model-loader-extra-config`` may hold for ``--load-format penstock``."""
+"""What ``--model-loader-extra-config`` may hold for ``--load-format penstock`` in vLLM."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal, cast
+from dataclasses import dataclass
 
-from penstock._native import Config
-from penstock.errors import ConfigError
+from penstock.engines import options
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(options.Options):
     """Settings of a load. None has to be set: each is found, or has a default that suits."""
 
-    record: bool = True
-    """Record what the model does with its weights and read only that; False gives it ordinary tensors."""
     share: bool | None = None
     """Whether tensor-parallel ranks read together what several of them want of a tensor; by default where it comes over
     a network, and on GPUs also from a disk."""
     enable_weights_track: bool | None = None
     """Fail where a parameter got no weight; by default for models that are not quantised, as vLLM does."""
-    readers: int | None = None
-    block_bytes: int | None = None
-    staging_bytes: int | None = None
-    read_ahead_bytes: int | None = None
-    cache: str | None = None
-
-    @classmethod
-    def of(cls, extra: Any) -> Options:
-        """The options of a dict.
-
-        Raises:
-            ConfigError: for what is no dict, has unknown keys (it lists the known ones), or a value of another type.
-        """
-        if not isinstance(extra, Mapping):
-            raise ConfigError(f"model_loader_extra_config must be a dict, not {type(extra).__name__}")
-        known = {field.name: str(field.type) for field in fields(cls)}
-        if unknown := sorted(set(map(str, extra)) - set(known)):
-            raise ConfigError(
-                f"model_loader_extra_config: --load-format penstock does not know {', '.join(map(repr, unknown))}. "
-                f"It knows {', '.join(sorted(known))}",
-                remedy="Leave it out: nothing has to be set",
-            )
-        for key, value in extra.items():
-            wanted = {"bool": bool, "int": int, "str": str}[known[key].partition(" ")[0]]
-            if value is not None and (type(value) is not wanted):
-                raise ConfigError(
-                    f"model_loader_extra_config: {key!r} must be of type {wanted.__name__}, not {value!r}"
-                )
-        options = cls(**extra)
-        options.config()
-        return options
-
-    def config(self) -> Config:
-        """The engine's settings among them."""
-        return Config(
-            readers=self.readers,
-            block_bytes=self.block_bytes,
-            staging_bytes=self.staging_bytes,
-            read_ahead_bytes=self.read_ahead_bytes,
-            cache=cast("Literal['auto', 'use', 'bypass', 'populate'] | None", self.cache),
-        )

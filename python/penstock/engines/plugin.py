@@ -1,0 +1,95 @@
+"""What plugins of engines have in common before the engine is imported: is it there, and is it one that we know?
+
+An engine calls a plugin in each of its processes, whether its format is asked for or not. So whatever is missing is one
+sentence in the log, never a stack trace, and the engine goes on without the format.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.errors import MissingDependencyError
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A plugin's engine, and what of it is known."""
+
+    engine: str
+    """What people call it."""
+    distributions: tuple[str, ...]
+    """What it is installed as: the first is also the name that it is imported by."""
+    oldest: tuple[int, ...]
+    """Older ones lack what the plugin uses."""
+    newest_tried: tuple[int, ...]
+    """The newest that the tests ran with."""
+    instead: str
+    """What to do with one that is too old, besides updating it."""
+    logger: logging.Logger
+
+    def register(self, setting_up: Callable[[], None]) -> None:
+        """Does what makes the engine know the format, or logs in one sentence why it cannot be done."""
+        try:
+            self.check()
+            setting_up()
+        except MissingDependencyError as error:
+            self.logger.error("%s", error)  # noqa: TRY400 - one sentence, no stack trace
+        except (ImportError, AttributeError) as error:
+            self.logger.error("%s: --load-format penstock is not available: %s", self.described(), error)  # noqa: TRY400
+
+    def check(self) -> None:
+        """Checks that an engine is installed that the format can work with.
+
+        Raises:
+            MissingDependencyError: in one sentence, what is missing and what to do.
+        """
+        name = self.distributions[0]
+        if importlib.util.find_spec(name) is None:
+            raise MissingDependencyError(
+                f"--load-format penstock needs {self.engine}, which is not installed. Install it: pip install {name}",
+                remedy=f"pip install {name}",
+            )
+        version = self.version()
+        if version is None:
+            self.logger.warning(
+                "the version of %s is not known; penstock was tried with %s %s",
+                *(self.engine, self.engine, _dotted(self.newest_tried)),
+            )
+        elif version < self.oldest:
+            raise MissingDependencyError(
+                f"{self.described()} is too old for --load-format penstock, which needs {_dotted(self.oldest)} or "
+                f"newer. Update {self.engine}, or {self.instead}",
+                remedy=f"Update {self.engine}",
+            )
+        elif version[: len(self.newest_tried)] > self.newest_tried:
+            self.logger.warning(
+                "%s is newer than what this penstock was tried with (%s); if loading fails, use --load-format auto "
+                "and report it",
+                self.described(),
+                _dotted(self.newest_tried),
+            )
+
+    def version(self) -> tuple[int, ...] | None:
+        """The numbers of the installed version, or None where none is known."""
+        for name in self.distributions:
+            try:
+                found = re.match(r"\d+(\.\d+)*", importlib.metadata.version(name))
+            except importlib.metadata.PackageNotFoundError:
+                continue
+            if found:
+                return tuple(int(part) for part in found[0].split("."))
+        return None
+
+    def described(self) -> str:
+        """The engine and its version."""
+        version = self.version()
+        return self.engine if version is None else f"{self.engine} {_dotted(version)}"
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

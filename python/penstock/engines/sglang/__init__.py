@@ -1,0 +1,50 @@
+"""SGLang: ``sglang serve … --load-format penstock``.
+
+SGLang finds ``register`` by its entry point (``sglang.srt.plugins``) in each of its processes. What the format does is
+in ``loader``, how SGLang comes to know it in ``hooks``, what it has to be told of object stores in ``stores``.
+Importing this package imports nothing of SGLang.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from penstock.engines.plugin import Plugin
+
+if TYPE_CHECKING:
+    from penstock.recording import Statistics
+
+FORMAT = "penstock"
+"""What ``--load-format`` calls it."""
+
+PLUGIN = Plugin(
+    engine="SGLang",
+    distributions=("sglang",),
+    oldest=(0, 5, 20),
+    newest_tried=(0, 5, 23),
+    instead="use its own formats within penstock.patch_safetensors()",
+    logger=logging.getLogger(__name__),
+)
+
+
+def register() -> None:
+    """Makes SGLang know the format. May be called any number of times.
+
+    Where SGLang lacks what the format needs, one sentence is logged and SGLang goes on without it.
+    """
+
+    def set_up() -> None:
+        from penstock.engines.sglang import hooks, stores
+
+        hooks.register()
+        stores.register()
+
+    PLUGIN.register(set_up)
+
+
+def last_load() -> Statistics | None:
+    """Figures of the latest load of this process by the format, or None."""
+    from penstock.engines.sglang import loader
+
+    return loader.LATEST[-1] if loader.LATEST else None

@@ -1,0 +1,188 @@
+"""SGLang's loader for ``--load-format penstock``.
+
+The model gets lazy tensors; what its own loading code copies into its parameters is read as one plan, straight into
+them (``penstock.recording``): each rank reads its share, experts and stages of others are never touched, and there is
+no second copy on the GPU. Where that is not possible it gets ordinary tensors, streamed to the device.
+
+Built on SGLang's default loader for what is the same: which files a model's name means, how a model is built, what
+becomes of its weights when they are there, how they are updated while it serves.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from typing import Any, ClassVar
+
+import torch
+from sglang.srt.configs.load_config import LoadFormat
+from sglang.srt.model_loader.loader import BaseModelLoader, DefaultModelLoader
+from sglang.srt.model_loader.weight_utils import maybe_add_mtp_safetensors
+
+import penstock
+from penstock.engines.files import is_url
+from penstock.engines.filling import Pairs, Weights, fill, ordinary, report
+from penstock.engines.options import Options
+from penstock.engines.sglang.stores import small_files_of
+from penstock.engines.small_files import joined
+from penstock.errors import ConfigError, FormatError, ObjectNotFoundError
+from penstock.recording import Recorder, Statistics
+
+logger = logging.getLogger(__name__)
+
+LATEST: list[Statistics] = []
+"""Figures of the latest load of this process."""
+
+
+class Offered:
+    """The weights that a model is to be offered: as often as they are needed, and as lazy tensors to who knows how.
+
+    To everyone else it is what SGLang's loaders give, pairs of names and ordinary tensors.
+    """
+
+    def __init__(self, loader: PenstockModelLoader, weights: list[Weights], names: dict[str, str]) -> None:
+        self.weights = weights
+        self._loader = loader
+        self._names = names
+
+    def __iter__(self) -> Pairs:
+        return self.renamed(ordinary(self._loader.recorder(), self.weights))
+
+    def renamed(self, pairs: Pairs) -> Pairs:
+        """With the names that the model knows its only layer by, where it is one of several draft models."""
+        for name, tensor in pairs:
+            yield self._names.get(name, name), tensor
+
+
+class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
+    """See the module."""
+
+    recording: ClassVar[bool] = False
+    """Whether a model of this process is being given lazy tensors right now."""
+
+    def __init__(self, load_config: Any) -> None:
+        self.options = Options.of(load_config.model_loader_extra_config or {})
+        # The default loader's own constructor knows other extra settings.
+        BaseModelLoader.__init__(self, load_config)
+        self._stock = DefaultModelLoader(otherwise(load_config, LoadFormat.SAFETENSORS))
+        self._device = "cpu"
+
+    # What is where
+
+    def _prepare_weights(self, *args: Any, **kwargs: Any) -> tuple[str, list[str], bool]:
+        found: tuple[str, list[str], bool] = self._stock._prepare_weights(*args, **kwargs)
+        return found
+
+    def _get_weights_iterator(self, source: Any, **_: Any) -> Any:
+        return self._offered([source])
+
+    def _get_all_weights(self, model_config: Any, model: Any) -> Any:
+        first = DefaultModelLoader.Source.init_new(model_config, model)
+        return self._offered([first, *getattr(model, "secondary_weights", ())])
+
+    def _offered(self, sources: list[Any]) -> Offered:
+        offered: list[Weights] = []
+        renamed: dict[str, str] = {}
+        wanted = self.load_config.draft_model_idx
+        for source in sources:
+            location = _location(source)
+            checkpoint = self._on_store(location, source) if is_url(location) else self._in_files(location, source)
+            names = []
+            for name in checkpoint.offset_keys():
+                layer = self._MTP_PATTERN.match(name) if wanted is not None else None
+                if layer is not None:
+                    if int(layer[1]) != wanted:
+                        continue
+                    renamed[source.prefix + name] = f"{source.prefix}model.mtp.layers.0.{name[layer.end() :]}"
+                names.append(name)
+            offered.append(Weights(checkpoint, names, source.prefix))
+        return Offered(self, offered, renamed)
+
+    def _on_store(self, url: str, source: Any) -> penstock.Checkpoint:
+        from sglang.srt.runtime_context import get_model
+
+        if get_model().model_checksum is not None:
+            raise ConfigError(f"{url}: checksums are verified of local files only. Leave out --model-checksum")
+        patterns = source.allow_patterns_overrides
+        for number, place in enumerate(
+            [url] if patterns is None else [joined(url, pattern) for pattern in patterns], 1
+        ):
+            try:
+                return penstock.open(place, config=self.options.config())
+            except ObjectNotFoundError:  # noqa: PERF203 - few, and the first is there
+                if number == len(patterns or [url]):
+                    raise
+        raise ObjectNotFoundError(f"{url}: the model names no files", object=url)
+
+    def _in_files(self, location: str, source: Any) -> penstock.Checkpoint:
+        folder, files, is_safetensors = self._prepare_weights(
+            location, source.revision, False, source.allow_patterns_overrides
+        )
+        if not is_safetensors or not all(file.endswith(".safetensors") for file in files):
+            cause = "its weights are no safetensors files"
+            raise FormatError(
+                f"{location}: {cause}, which is all that --load-format penstock reads. Use --load-format auto",
+                object=location,
+                cause=cause,
+                remedy="Use --load-format auto",
+            )
+        if source.model_config is not None:
+            hf_config = source.model_config.hf_config
+            files = maybe_add_mtp_safetensors(files, folder, "model.safetensors.index.json", hf_config)
+        return penstock.open(files, config=self.options.config())
+
+    # Loading
+
+    def load_weights_and_postprocess(self, model: Any, weights: Any, target_device: Any) -> None:
+        """Fills the model's parameters, and has SGLang do with them what it does when they are there."""
+        self.counter_before_loading_weights = time.perf_counter()
+        self._device, reason = _device(target_device)
+        if not isinstance(weights, Offered):
+            # Some of them, in an update.
+            DefaultModelLoader.load_weights_only(model, weights, target_device)
+        else:
+            reason = reason if self.options.record else "record is False"
+
+            def load(pairs: Pairs) -> None:
+                DefaultModelLoader.load_weights_only(model, weights.renamed(pairs), target_device)
+
+            PenstockModelLoader.recording = reason is None
+            try:
+                _, statistics = fill(load, weights.weights, self.recorder, why_ordinary=reason, logger=logger)
+            finally:
+                PenstockModelLoader.recording = False
+            LATEST[:] = [statistics]
+            report(logger, time.perf_counter() - self.counter_before_loading_weights, statistics)
+        DefaultModelLoader.postprocess_weights(model, target_device)
+
+    def recorder(self) -> Recorder:
+        """A recorder for the device of the latest load."""
+        is_first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+        return Recorder(self._device, progress=True if is_first else None, config=self.options.config())
+
+
+def otherwise(load_config: Any, load_format: LoadFormat) -> Any:
+    """The same with another format."""
+    # Making a new one would log what it ignores, once more.
+    other = copy.copy(load_config)
+    other.load_format, other.model_loader_extra_config = load_format, {}
+    return other
+
+
+def _location(source: Any) -> str:
+    """Where weights are: of a model on an object store, ``model_path`` is a directory with its small files."""
+    elsewhere = getattr(source.model_config, "model_weights", None)
+    if elsewhere and is_url(elsewhere) and source.model_or_path == small_files_of(elsewhere):
+        return str(elsewhere)
+    return str(source.model_or_path)
+
+
+def _device(target: Any) -> tuple[str, str | None]:
+    """The device that weights go to, and why they are not to be recorded on their way there, or None."""
+    kind = torch.device(target).type
+    if kind == "cuda" and not torch.version.hip:
+        return f"cuda:{torch.cuda.current_device()}", None
+    if kind == "cpu":
+        return "cpu", None
+    return "cpu", f"devices of type {'hip' if kind == 'cuda' else kind} are filled by the model's own code"

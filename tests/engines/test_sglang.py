@@ -1,0 +1,274 @@
+"""``--load-format penstock`` in a real SGLang: its parameters, and what it generates, are the stock loader's."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang")
+
+import conftest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import hub
+import servers
+
+HERE = Path(__file__).parent
+VARIABLE = "PENSTOCK_SGLANG_OBJECT_STORES"
+MODELS = ["dense", "converted", "tied", "experts"]
+QUANTISED = ["awq", "gptq", "fp8"]
+FALLS_BACK = {
+    "in threads": "copy_ of a weight of the checkpoint in another thread",
+    "in silent threads": "copy_ of a weight of the checkpoint in another thread",
+    "writing": "mul_ writes to a weight",
+}
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "key": ({"readrs": 4}, "does not know 'readrs'. It knows block_bytes, cache, read_ahead_bytes, readers, record"),
+    "type": ({"readers": "4"}, "'readers' must be of type int, not '4'"),
+}
+OWN = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    # Torch for the CPU may lie beside a library of that name that does not work.
+    "SGLANG_NCCL_SO_PATH": "/nonexistent",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_REGION": "us-east-1",
+}
+
+
+class Script:
+    """A script that runs in a process of its own, and prints results."""
+
+    def __init__(self, name: str, *arguments: Any, environment: dict[str, str] | None = None) -> None:
+        command = [sys.executable, str(HERE / name), *map(json.dumps, arguments)]
+        self._process = subprocess.Popen(
+            command,
+            env=os.environ | OWN | (environment or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def ends(self) -> tuple[bool, str]:
+        """Whether it went well, and all that it printed."""
+        try:
+            log, _ = self._process.communicate(timeout=400)
+        finally:
+            self._process.kill()
+        return self._process.returncode == 0, log
+
+    def results(self) -> list[dict[str, Any]]:
+        went_well, log = self.ends()
+        assert went_well, log[-6000:]
+        return [json.loads(line[7:]) | {"log": log} for line in log.splitlines() if line.startswith("RESULT ")]
+
+
+def ranks(
+    count: int, cases: list[dict[str, Any]], environment: dict[str, str] | None = None, **parallel: int
+) -> list[list[dict[str, Any]]]:
+    """Results of loads by so many ranks, rank by rank."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    places = ({"rank": rank, "ranks": count, "port": port, **parallel} for rank in range(count))
+    scripts = [Script("sglang_ranks.py", place, *cases, environment=environment) for place in places]
+    return [script.results() for script in scripts]
+
+
+def case(model: Any, load_format: str, **other: Any) -> dict[str, Any]:
+    return {"model": str(model), "load_format": load_format, **other}
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path]) -> Any:
+    """An S3 server that holds a model, beside a file in another format that is to be left alone."""
+    with servers.s3(tmp_path_factory.mktemp("s3")) as remote:
+        for file in models["dense"].iterdir():
+            remote.put(f"dense/{file.name}", file.read_bytes())
+        remote.put("dense/consolidated.safetensors", b"another format")
+        yield remote
+
+
+@pytest.fixture(scope="module")
+def alone(
+    models: dict[str, Path], bucket: Any, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], dict[str, Any]]:
+    """Results of one rank, by model (or what is special) and format."""
+    half = {"dtype": "float16", "unprocessed": True}
+    loads = {
+        **{(model, how): case(models[model], how) for model in MODELS for how in ("auto", "penstock")},
+        **{(model, how): case(models[model], how, **half) for model in QUANTISED for how in ("auto", "penstock")},
+        **{(how, "penstock"): case(models["dense"], "penstock", how=how) for how in FALLS_BACK},
+        ("plain", "penstock"): case(models["dense"], "penstock", extra={"record": False, "readers": 2}),
+        ("shouted", "penstock"): case(models["dense"], "PENSTOCK"),
+        **{(wrong, "penstock"): case(models["dense"], "penstock", extra=extra) for wrong, (extra, _) in WRONG.items()},
+        **{("s3", asked): case(f"{bucket.root}/dense", asked) for asked in ("auto", "penstock")},
+        ("left", "auto"): case(f"{bucket.root}/dense", "auto", environment={VARIABLE: "0"}),
+        ("meaningless", "auto"): case(f"{bucket.root}/dense", "auto", environment={VARIABLE: "yes"}),
+    }
+    with hub.hub() as repositories:
+        repositories.push("org/dense", {file.name: file.read_bytes() for file in models["dense"].iterdir()})
+        there = {"HF_ENDPOINT": repositories.endpoint, "HF_HUB_OFFLINE": "0", VARIABLE: ""}
+        loads |= {("hf", asked): case("hf://org/dense", asked, environment=there) for asked in ("auto", "penstock")}
+        environment = bucket.environment | {"SGLANG_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
+        [results] = ranks(1, list(loads.values()), environment=environment)
+    return dict(zip(loads, results, strict=True))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_weights_are_those_of_the_stock_loader(alone: Any, model: str) -> None:
+    ours, stock = alone[model, "penstock"], alone[model, "auto"]
+    assert (ours["loader"], stock["loader"]) == ("PenstockModelLoader", "DefaultModelLoader")
+    assert ours["sums"] == stock["sums"]
+    assert len(ours["sums"]) > 10
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_everything_is_recorded_and_read_as_one_plan(alone: Any, model: str) -> None:
+    figures = alone[model, "penstock"]["figures"]
+    assert (figures["materialised"], figures["ordinary"], figures["plans"]) == ({}, 0, 1)
+    assert figures["bytes"] == figures["available_bytes"]
+    # Weights of another dtype than the model's are converted on their way, the others go straight to their places.
+    assert (figures["converted"] == 0) == (model != "converted")
+
+
+@pytest.mark.parametrize("method", QUANTISED)
+def test_quantised_weights_are_those_of_the_stock_loader(alone: Any, method: str) -> None:
+    ours, stock = alone[method, "penstock"], alone[method, "auto"]
+    assert ours["sums"] == stock["sums"]
+    assert (ours["figures"]["materialised"], ours["figures"]["ordinary"]) == ({}, 0)
+
+
+@pytest.mark.parametrize("how", FALLS_BACK)
+def test_a_model_that_cannot_be_recorded_gets_ordinary_tensors(alone: Any, how: str) -> None:
+    result = alone[how, "penstock"]
+    assert result["sums"] == alone["dense", "auto"]["sums"]
+    figures = result["figures"]
+    assert figures["ordinary"] == figures["tensors"] > 0
+    assert FALLS_BACK[how] in figures["notes"][0]
+
+
+def test_ordinary_tensors_can_be_asked_for(alone: Any) -> None:
+    result = alone["plain", "penstock"]
+    assert result["sums"] == alone["dense", "auto"]["sums"]
+    assert "record is False" in result["figures"]["notes"][0]
+    assert result["figures"]["ordinary"] == result["figures"]["tensors"]
+
+
+def test_the_format_may_be_written_in_capitals(alone: Any) -> None:
+    assert alone["shouted", "penstock"]["loader"] == "PenstockModelLoader"
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_set_wrongly_is_refused_with_what_is_known(alone: Any, wrong: str) -> None:
+    assert WRONG[wrong][1] in alone[wrong, "penstock"]["error"]
+
+
+@pytest.mark.parametrize("where", ["s3", "hf"])
+@pytest.mark.parametrize("asked", ["auto", "penstock"])
+def test_models_elsewhere_are_loaded_from_there(alone: Any, where: str, asked: str) -> None:
+    result = alone[where, asked]
+    assert (result["loader"], result["sums"]) == ("PenstockModelLoader", alone["dense", "auto"]["sums"])
+    figures = result["figures"]
+    assert (figures["plans"], figures["ordinary"]) == (1, 0)
+    assert sum(load["network_bytes"] for load in figures["loads"]) == figures["available_bytes"]
+
+
+def test_object_stores_are_left_to_sglang_if_that_is_wanted(alone: Any) -> None:
+    assert "No module named 'runai_model_streamer'" in alone["left", "auto"]["error"]
+    assert "PENSTOCK_SGLANG_OBJECT_STORES must be 0 or 1, not 'yes'" in alone["meaningless", "auto"]["error"]
+
+
+# Two ranks
+
+
+@pytest.fixture(scope="module")
+def shared(models: dict[str, Path]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Results of two ranks, by model and format."""
+    loads = {(model, how): case(models[model], how) for model in (*MODELS, "wide") for how in ("auto", "penstock")}
+    results = ranks(2, list(loads.values()), tp_size=2)
+    return dict(zip(loads, map(list, zip(*results, strict=True)), strict=True))
+
+
+@pytest.mark.parametrize("model", [*MODELS, "wide"])
+def test_each_rank_has_the_shards_of_the_stock_loader(shared: Any, model: str) -> None:
+    ours, stock = shared[model, "penstock"], shared[model, "auto"]
+    assert [rank["sums"] for rank in ours] == [rank["sums"] for rank in stock]
+    assert ours[0]["sums"] != ours[1]["sums"]
+    for rank in ours:
+        assert (rank["figures"]["materialised"], rank["figures"]["plans"]) == ({}, 1)
+
+
+def test_each_rank_of_two_reads_its_share(shared: Any) -> None:
+    for rank in shared["wide", "penstock"]:
+        figures = rank["figures"]
+        assert figures["bytes"] <= 0.51 * figures["available_bytes"], "what is asked for"
+        assert figures["read_bytes"] <= 0.55 * figures["available_bytes"], "what leaves the storage"
+
+
+@pytest.mark.parametrize(
+    ("model", "parallel"), [("dense", {"pp_size": 2}), ("experts", {"tp_size": 2, "ep_size": 2})], ids=["pp", "ep"]
+)
+def test_layers_and_experts_of_other_ranks_are_not_read(
+    alone: Any, models: dict[str, Path], model: str, parallel: dict[str, int]
+) -> None:
+    whole = alone[model, "penstock"]["figures"]["bytes"]
+    for stock, ours in ranks(2, [case(models[model], "auto"), case(models[model], "penstock")], **parallel):
+        assert ours["sums"] == stock["sums"]
+        assert (ours["figures"]["materialised"], ours["figures"]["plans"]) == ({}, 1)
+        assert ours["figures"]["bytes"] < 0.7 * whole
+
+
+# The whole engine
+
+
+@pytest.fixture(scope="module")
+def served(
+    models: dict[str, Path], bucket: Any, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], dict[str, Any]]:
+    """What engines generated, by model and format; first as they began, then with another model in its place."""
+    home = tmp_path_factory.mktemp("others")
+    others = {
+        "dense": conftest.save("Llama", home / "dense", "float32", seed=1),
+        "experts": conftest.save("Mixtral", home / "experts", "float32", seed=1, **conftest.EXPERTS),
+    }
+    for file in others["experts"].iterdir():
+        bucket.put(f"others/{file.name}", file.read_bytes())
+    environment = bucket.environment | {"SGLANG_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
+    # From a bucket, and then from a directory; and the other way round.
+    engines = {
+        ("dense", "auto"): (models["dense"], "auto", others["dense"]),
+        ("dense", "penstock"): (f"{bucket.root}/dense", "penstock", others["dense"]),
+        ("experts", "auto"): (models["experts"], "auto", others["experts"]),
+        ("experts", "penstock"): (models["experts"], "penstock", f"{bucket.root}/others"),
+    }
+    settings = [
+        {"model_path": str(first), "load_format": load_format, "updates": [str(then)]}
+        for first, load_format, then in engines.values()
+    ]
+    # Two at a time: most of an engine's start is imports.
+    scripts = [Script("sglang_engine.py", *settings[half : half + 2], environment=environment) for half in (0, 2)]
+    return dict(zip(engines, [result for script in scripts for result in script.results()], strict=True))
+
+
+@pytest.mark.parametrize("model", ["dense", "experts"])
+def test_tokens_are_those_of_the_stock_loader(served: Any, model: str) -> None:
+    first, then = served[model, "penstock"]["tokens"]
+    assert [first, then] == served[model, "auto"]["tokens"]
+    assert first != then, "what took the first one's place"
+    [update] = served[model, "penstock"]["updated"]
+    assert "Succeeded to update model weights" in update
+
+
+def test_what_people_look_for_in_the_log_is_there(served: Any) -> None:
+    log = served["dense", "penstock"]["log"]
+    assert log.count("Loading weights took ") >= 2, "the load and the update"
+    assert log.count("Penstock: 0.002 GB (100% of the checkpoint)") >= 2

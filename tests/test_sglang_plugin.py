@@ -1,0 +1,91 @@
+"""SGLang's plugin where SGLang is not: whatever is absent, too old or set wrongly is one sentence. See engines/ too."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import logging
+import subprocess
+import sys
+
+import pytest
+
+import penstock
+from penstock.engines import plugin, sglang
+from penstock.engines.options import Options
+
+
+@pytest.fixture
+def version(monkeypatch: pytest.MonkeyPatch) -> object:
+    """Makes an SGLang seem to be installed, or none."""
+
+    def pretend(number: tuple[int, ...] | None, installed: bool = True) -> None:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _: object() if installed else None)
+        monkeypatch.setattr(plugin.Plugin, "version", lambda _: number)
+        # As if it could not be imported, whatever there is.
+        monkeypatch.setitem(sys.modules, "sglang", None)
+
+    return pretend
+
+
+def test_an_absent_engine_is_one_sentence(version, caplog: pytest.LogCaptureFixture) -> None:
+    version(None, installed=False)
+    with pytest.raises(
+        penstock.MissingDependencyError, match=r"needs SGLang, which is not installed\. Install it: pip"
+    ):
+        sglang.PLUGIN.check()
+    sglang.register()
+    [record] = caplog.records
+    assert record.exc_info is None
+    assert "pip install sglang" in record.message
+
+
+def test_an_engine_that_is_too_old_or_not_whole_is_one_sentence(version, caplog: pytest.LogCaptureFixture) -> None:
+    version((0, 5, 12))
+    sglang.register()
+    version((0, 5, 23))
+    sglang.register()
+    old, broken = caplog.records
+    assert "SGLang 0.5.12 is too old for --load-format penstock, which needs 0.5.20 or newer" in old.message
+    assert "SGLang 0.5.23: --load-format penstock is not available" in broken.message
+    assert old.exc_info is None
+    assert broken.exc_info is None
+
+
+@pytest.mark.parametrize("number", [(0, 5, 24), (0, 6), (1, 0, 0)])
+def test_a_newer_engine_is_tried_with_a_warning(version, caplog: pytest.LogCaptureFixture, number) -> None:
+    version(number)
+    sglang.PLUGIN.check()
+    assert [(record.levelno, "newer" in record.message) for record in caplog.records] == [(logging.WARNING, True)]
+
+
+def test_the_numbers_of_a_version_are_read_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin.importlib.metadata, "version", lambda _: "0.5.15.post1")
+    assert sglang.PLUGIN.version() == (0, 5, 15)
+    assert sglang.PLUGIN.described() == "SGLang 0.5.15"
+
+
+def test_importing_the_plugin_imports_neither_engine_nor_torch() -> None:
+    code = "import sys, penstock.engines.sglang\nprint([name for name in ('sglang', 'torch') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_sglang_finds_the_plugin_by_its_entry_point() -> None:
+    [point] = importlib.metadata.entry_points(group="sglang.srt.plugins", name="penstock")
+    assert point.load() is sglang.register
+
+
+def test_settings_are_checked() -> None:
+    assert Options.of({}) == Options()
+    assert Options.of({"record": False, "readers": 3, "cache": "use"}).config().readers == 3
+    for wrong, words in (
+        ({"readrs": 1}, "does not know 'readrs'. It knows block_bytes, cache, read_ahead_bytes, readers, record"),
+        # vLLM's alone.
+        ({"enable_weights_track": True}, "does not know 'enable_weights_track'"),
+        ({"readers": "3"}, "'readers' must be of type int, not '3'"),
+        ({"cache": "sometimes"}, "sometimes"),
+        ([], "must be a dict"),
+    ):
+        with pytest.raises(penstock.ConfigError, match=words):
+            Options.of(wrong)
