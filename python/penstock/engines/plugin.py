@@ -39,7 +39,7 @@ class Plugin:
             setting_up()
         except MissingDependencyError as error:
             self.logger.error("%s", error)  # noqa: TRY400 - one sentence, no stack trace
-        except (ImportError, AttributeError) as error:
+        except (ImportError, AttributeError, ValueError) as error:
             self.logger.error("%s: --load-format penstock is not available: %s", self.described(), error)  # noqa: TRY400
 
     def check(self) -> None:
