@@ -14,9 +14,9 @@ A checkpoint is made in DIRECTORY (memory, such as /dev/shm, so that no disk is 
 
 Every row runs in a fresh process, rows take turns, and the order changes from round to round. ``NAME@N`` is a row with
 N requests in flight, for those that have to be told; ``NAME:cpu`` one that loads there rather than to ``--device``.
-Plain clients fill one buffer from the first file: ``recv`` blocks in the system call, which is the floor; ``object_store`` is
-what anyone would write with that library. Their ``-ready`` rows, and ``penstock-into``, fill memory that exists; the
-others get fresh memory from the kernel. Every loader's bytes are checked after the clock has stopped.
+Plain clients fill one buffer from the first file: ``recv`` blocks in the system call, which is the floor;
+``object_store`` is what anyone would write with that library. Their ``-ready`` rows, and ``penstock-into``, fill memory
+that exists; the others get fresh memory from the kernel. Every loader's bytes are checked after the clock has stopped.
 
 Where the JSON says ``ratios``, Penstock is compared round by round with the plain client of ``object_store`` that was
 the fastest over all rounds, and ``ratios_runai`` with the setting of runai-model-streamer that was.

@@ -49,6 +49,7 @@ pub struct Request {
     /// With its query.
     pub path: String,
     pub headers: HashMap<String, String>,
+    pub body: Vec<u8>,
     head: Vec<u8>,
 }
 
@@ -63,6 +64,8 @@ impl Request {
 #[derive(Clone, Debug)]
 pub enum Act {
     Serve,
+    /// This JSON.
+    Answer(String),
     /// This status with these headers and this body.
     Refuse(u16, Vec<(&'static str, String)>, String),
     /// This status, with a body that comes a byte a second for a day.
@@ -207,6 +210,12 @@ impl Shared {
                 answer.body = body.clone().into_bytes();
                 answer
             }
+            Act::Answer(json) => {
+                let mut answer = Answer::plain(200);
+                answer.set("content-type", "application/json");
+                answer.body = json.clone().into_bytes();
+                answer
+            }
             Act::DripRefusal(status) => {
                 let head = format!("HTTP/1.1 {status} X\r\ncontent-length: 86400\r\n\r\n");
                 stream.write_all(head.as_bytes())?;
@@ -313,6 +322,7 @@ fn copy(request: &Request) -> Request {
         method: request.method.clone(),
         path: request.path.clone(),
         headers: request.headers.clone(),
+        body: request.body.clone(),
         head: request.head.clone(),
     }
 }
@@ -326,7 +336,10 @@ fn read_request(reader: &mut BufReader<TcpStream>) -> std::io::Result<Option<Req
         return Ok(None);
     };
     let headers = headers(lines);
-    Ok(Some(Request { method: method.into(), path: path.into(), headers, head }))
+    let length = headers.get("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body)?;
+    Ok(Some(Request { method: method.into(), path: path.into(), headers, body, head }))
 }
 
 fn headers<'a>(lines: impl Iterator<Item = &'a str>) -> HashMap<String, String> {
@@ -350,6 +363,7 @@ fn read_head(reader: &mut BufReader<TcpStream>) -> std::io::Result<Vec<u8>> {
 fn forward(server: &str, request: &Request) -> std::io::Result<Answer> {
     let mut stream = TcpStream::connect(server)?;
     stream.write_all(&request.head)?;
+    stream.write_all(&request.body)?;
     let mut reader = BufReader::new(stream);
     let head = String::from_utf8_lossy(&read_head(&mut reader)?).into_owned();
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(502);
