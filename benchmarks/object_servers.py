@@ -8,6 +8,7 @@ Either serves the file ``NAME`` as ``/NAME`` and as ``/bucket/NAME``, so that S3
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 
 # One worker for each core, bodies by sendfile, connections kept for as many requests as a load makes.
 _NGINX = """
+{user}
 worker_processes auto;
 daemon off;
 pid {work}/pid;
@@ -82,7 +84,9 @@ def _nginx(program: str, directory: Path) -> Iterator[str]:
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="penstock-nginx-") as work:
         settings = Path(work) / "nginx.conf"
-        settings.write_text(_NGINX.format(work=work, port=port, directory=directory.resolve()))
+        # Root's workers would be nobody, who may not read everything.
+        user = "user root;" if os.getuid() == 0 else ""
+        settings.write_text(_NGINX.format(user=user, work=work, port=port, directory=directory.resolve()))
         with subprocess.Popen([program, "-c", str(settings), "-p", work, "-e", f"{work}/error.log"]) as server:
             try:
                 _wait(server, port, Path(work) / "error.log")

@@ -2,7 +2,8 @@
 //! and of IAM, for a token that an emulator of the storage, behind a proxy that looks at it, is asked with.
 
 use std::os::unix::fs::PermissionsExt;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use penstock::ErrorKind;
@@ -29,10 +30,11 @@ struct Google {
 impl Google {
     fn start() -> Option<Self> {
         let gcs = servers::gcs()?;
-        let location = gcs.put("federated.safetensors", &content(SIZE));
+        // Each test's own: another's would be replaced under its hands.
+        let location = gcs.put(&format!("federated/{}.safetensors", next()), &content(SIZE));
         let google = Self {
             location,
-            storage: Server::start(Source::Behind(gcs.server.clone())),
+            storage: Server::start(Source::Named(gcs.server.clone())),
             tokens: Server::start(Source::default()),
             directory: tempfile::tempdir().unwrap(),
         };
@@ -64,7 +66,8 @@ impl Google {
     fn give(&self, which: impl Fn(usize) -> (String, u64) + Send + Sync + 'static) {
         self.tokens.script(move |request, number| {
             let form = form(request);
-            let field = |name: &str| form.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
+            let field =
+                |name: &str| form.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
             assert_eq!((request.method.as_str(), request.path.as_str()), ("POST", "/token"));
             assert_eq!(field("grant_type"), Some("urn:ietf:params:oauth:grant-type:token-exchange"));
             assert_eq!((field("audience"), field("subject_token_type")), (Some(AUDIENCE), Some(JWT)));
@@ -74,7 +77,9 @@ impl Google {
                 return Act::Refuse(400, Vec::new(), said.to_string());
             }
             let (token, seconds) = which(number);
-            Act::Answer(json!({"access_token": token, "expires_in": seconds, "token_type": "Bearer"}).to_string())
+            Act::Answer(
+                json!({"access_token": token, "expires_in": seconds, "token_type": "Bearer"}).to_string(),
+            )
         });
     }
 
@@ -97,7 +102,8 @@ impl Google {
     }
 
     fn store(&self, settings: &Value, variables: &[(&str, &str)]) -> RemoteStore {
-        let file = self.write("credentials.json", &settings.to_string());
+        // Under a new name: what is reached with the same variables is set up once.
+        let file = self.write(&format!("credentials-{}.json", next()), &settings.to_string());
         let base = self.storage.url("");
         let all = [("GOOGLE_APPLICATION_CREDENTIALS", &*file), ("GOOGLE_BASE_URL", &*base)];
         RemoteStore::new(Environment::of(all.iter().chain(variables).copied()), patience())
@@ -117,9 +123,14 @@ impl Google {
         let error = soon(move || refused(&store, &location));
         assert_eq!(error.kind(), ErrorKind::Access, "{error}");
         assert!(!format!("{error} {error:?}").contains("SENTINEL"), "{error:?}");
-        says(&error, &[&self.location, "a federated identity", "credentials.json"]);
+        says(&error, &[&self.location, "a federated identity", "credentials-"]);
         error
     }
+}
+
+fn next() -> usize {
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    NUMBER.fetch_add(1, Ordering::SeqCst)
 }
 
 fn bearer(request: &Request) -> &str {
@@ -143,8 +154,10 @@ fn a_token_of_a_file_is_exchanged_once_for_many_requests() {
     let home = google.directory.path().join(".config/gcloud");
     std::fs::create_dir_all(&home).unwrap();
     std::fs::write(home.join("application_default_credentials.json"), settings.to_string()).unwrap();
-    let variables =
-        [("HOME", google.directory.path().to_str().unwrap().to_owned()), ("GOOGLE_BASE_URL", google.storage.url(""))];
+    let variables = [
+        ("HOME", google.directory.path().to_str().unwrap().to_owned()),
+        ("GOOGLE_BASE_URL", google.storage.url("")),
+    ];
     google.give(|_| ("token-0".into(), 3600));
     let store = RemoteStore::new(Environment::of(variables), patience());
     assert_eq!(store.open(&google.location).unwrap().bytes(), SIZE as u64);
@@ -179,8 +192,7 @@ fn a_program_makes_tokens_only_where_that_is_allowed() {
         &format!("#!/bin/sh\necho \"$1 $GOOGLE_EXTERNAL_ACCOUNT_AUDIENCE\" >> {ran}\ncat {answer}\n"),
     );
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let settings =
-        google.settings(json!({"executable": {"command": format!("{program} --now")}}), json!({}));
+    let settings = google.settings(json!({"executable": {"command": format!("{program} --now")}}), json!({}));
     let error = google.denied(&settings, &[]);
     says(&error, &["token of program", "may not be run", "GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES=1"]);
     assert!(!std::fs::exists(&ran).unwrap());
@@ -200,9 +212,7 @@ fn a_program_makes_tokens_only_where_that_is_allowed() {
 #[test]
 fn what_a_program_left_in_its_file_is_used_until_it_expires() {
     let Some(google) = Google::start() else { return };
-    let answer = |end: u64| {
-        json!({"version": 1, "success": true, "token_type": JWT, "id_token": SUBJECT, "expiration_time": end})
-    };
+    let answer = |end: u64| json!({"version": 1, "success": true, "token_type": JWT, "id_token": SUBJECT, "expiration_time": end});
     let left = google.write("left.json", &answer(4_000_000_000).to_string());
     let settings =
         google.settings(json!({"executable": {"command": "false", "output_file": left}}), json!({}));
@@ -223,7 +233,8 @@ fn credentials_of_aws_sign_a_request_that_is_the_token() {
     google.tokens.script(|request, _| {
         let form = form(request);
         let (_, token) = form.iter().find(|(name, _)| name == "subject_token").unwrap();
-        let decoded = url::form_urlencoded::parse(format!("t={token}").as_bytes()).next().unwrap().1.into_owned();
+        let decoded =
+            url::form_urlencoded::parse(format!("t={token}").as_bytes()).next().unwrap().1.into_owned();
         let signed: Value = serde_json::from_str(&decoded).unwrap();
         let url = "https://sts.eu-north-1.amazonaws.com?Action=GetCallerIdentity&Version=2011-06-15";
         assert_eq!((&signed["url"], &signed["method"]), (&json!(url), &json!("POST")));
@@ -234,7 +245,10 @@ fn credentials_of_aws_sign_a_request_that_is_the_token() {
     let keys =
         [("AWS_ACCESS_KEY_ID", "AKID"), ("AWS_SECRET_ACCESS_KEY", SECRET), ("AWS_REGION", "eu-north-1")];
     google.reads(&settings, &keys);
-    says(&google.denied(&settings, &[]), &["AWS credentials", "no AWS credentials were found", "AWS_ACCESS_KEY_ID"]);
+    says(
+        &google.denied(&settings, &[]),
+        &["AWS credentials", "no AWS credentials were found", "AWS_ACCESS_KEY_ID"],
+    );
 }
 
 #[test]
@@ -253,7 +267,9 @@ fn a_service_account_is_acted_as() {
                 request.headers["authorization"],
                 format!("Basic {}", "bWU6U0VOVElORUwtY2xpZW50LXNlY3JldA==")
             );
-            return Act::Answer(json!({"access_token": "SENTINEL-federated", "expires_in": 3600}).to_string());
+            return Act::Answer(
+                json!({"access_token": "SENTINEL-federated", "expires_in": 3600}).to_string(),
+            );
         }
         assert_eq!((request.path.as_str(), bearer(request)), (expected, "SENTINEL-federated"));
         let asked: Value = serde_json::from_slice(&request.body).unwrap();
@@ -292,8 +308,8 @@ fn tokens_are_renewed_while_a_load_goes_on() {
     let Some(google) = Google::start() else { return };
     // A few seconds each; which one comes with each request is what storage sees.
     google.give(|number| (format!("token-{number}"), 2));
-    let seen = std::sync::Arc::new(Mutex::new(Vec::new()));
-    let seeing = std::sync::Arc::clone(&seen);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let seeing = Arc::clone(&seen);
     google.storage.script(move |request, _| {
         seeing.lock().unwrap().push(bearer(request).to_owned());
         Act::Serve
@@ -337,7 +353,10 @@ fn a_token_service_that_is_busy_is_asked_again() {
     google.reads(&google.of_file(), &[]);
     assert_eq!((google.tokens.requests(), google.storage.requests()), (4, 2));
     google.tokens.script(|_, _| Act::Refuse(503, Vec::new(), String::new()));
-    let (store, location) = (google.store(&google.settings(json!({"file": google.write("other", SUBJECT)}), json!({})), &[]), google.location.clone());
+    let (store, location) = (
+        google.store(&google.settings(json!({"file": google.write("other", SUBJECT)}), json!({})), &[]),
+        google.location.clone(),
+    );
     let error = soon(move || refused(&store, &location));
     assert_eq!(error.kind(), ErrorKind::Storage);
     says(&error, &["6 times", "Google's token service (127.0.0.1) answered HTTP 503"]);
@@ -348,7 +367,10 @@ fn what_is_wrong_is_told_with_its_source_and_no_secret() {
     let Some(google) = Google::start() else { return };
     google.write("subject", "SENTINEL-of-another");
     let error = google.denied(&google.of_file(), &[]);
-    says(&error, &["token of file", "Google's token service", "HTTP 400 invalid_grant: The token is not a JWT"]);
+    says(
+        &error,
+        &["token of file", "Google's token service", "HTTP 400 invalid_grant: The token is not a JWT"],
+    );
     says(&error, &["audience"]);
     // A service that repeats what it was shown.
     google.tokens.script(|_, _| {

@@ -166,9 +166,11 @@ fn every_store_is_asked_for_the_next_page_and_again_where_that_fails() {
                 _ => Act::Answer(page(azure, second)),
             }
         });
-        let ends_in_url =
-            |value: &str| if value.is_empty() || value.ends_with('=') { server.url("") } else { String::new() };
-        let variables = variables.iter().map(|(name, value)| (*name, format!("{value}{}", ends_in_url(value))));
+        let ends_in_url = |value: &str| {
+            if value.is_empty() || value.ends_with('=') { server.url("") } else { String::new() }
+        };
+        let variables =
+            variables.iter().map(|(name, value)| (*name, format!("{value}{}", ends_in_url(value))));
         let store = RemoteStore::new(Environment::of(variables), patience());
         let listed = store.list(&format!("{root}/p/")).unwrap_or_else(|error| panic!("{root}: {error}"));
         let names: Vec<_> = listed.iter().map(|entry| entry.location.rsplit_once('/').unwrap().1).collect();

@@ -33,8 +33,10 @@ pub type Objects = Arc<Mutex<HashMap<String, Object>>>;
 #[derive(Clone)]
 pub enum Source {
     Own(Objects),
-    /// Another server, `host:port`.
+    /// Another server, `host:port`. Requests are passed on to the letter, since they may be signed.
     Behind(String),
+    /// The same, asked by its own name, for servers that mind it.
+    Named(String),
 }
 
 impl Default for Source {
@@ -140,7 +142,7 @@ impl Server {
     pub fn objects(&self) -> Objects {
         match &self.shared.source {
             Source::Own(objects) => Arc::clone(objects),
-            Source::Behind(_) => panic!("a proxy has no objects"),
+            Source::Behind(_) | Source::Named(_) => panic!("a proxy has no objects"),
         }
     }
 
@@ -285,7 +287,12 @@ impl Shared {
     fn answer(&self, request: &Request) -> std::io::Result<Answer> {
         let objects = match &self.source {
             Source::Own(objects) => objects,
-            Source::Behind(server) => return forward(server, request),
+            Source::Behind(server) => return forward(server, &request.head, request),
+            Source::Named(server) => {
+                let host = request.headers.get("host").cloned().unwrap_or_default();
+                let head = String::from_utf8_lossy(&request.head).replacen(&host, server, 1);
+                return forward(server, head.as_bytes(), request);
+            }
         };
         let path = request.path.split('?').next().unwrap_or_default();
         let Some(object) = objects.lock().unwrap().get(path).cloned() else { return Ok(Answer::plain(404)) };
@@ -359,10 +366,10 @@ fn read_head(reader: &mut BufReader<TcpStream>) -> std::io::Result<Vec<u8>> {
     }
 }
 
-/// The answer of the server behind: what was asked is passed on to the letter, since it may be signed.
-fn forward(server: &str, request: &Request) -> std::io::Result<Answer> {
+/// The answer of the server behind.
+fn forward(server: &str, head: &[u8], request: &Request) -> std::io::Result<Answer> {
     let mut stream = TcpStream::connect(server)?;
-    stream.write_all(&request.head)?;
+    stream.write_all(head)?;
     stream.write_all(&request.body)?;
     let mut reader = BufReader::new(stream);
     let head = String::from_utf8_lossy(&read_head(&mut reader)?).into_owned();

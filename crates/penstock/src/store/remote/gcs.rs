@@ -54,8 +54,7 @@ pub(super) fn make(
         true => None,
         false => ExternalAccount::of(environment, client).map_err(|error| error.object(address.shown()))?,
     };
-    let credentials =
-        federated.as_ref().map_or_else(|| credentials.to_owned(), |account| account.origin());
+    let credentials = federated.as_ref().map_or_else(|| credentials.to_owned(), |account| account.origin());
     let keys = federated.map(|account| Arc::new(Keys::new(account)));
     if let Some(keys) = &keys {
         builder = builder.with_credentials(Arc::clone(keys) as _);

@@ -135,7 +135,8 @@ impl HttpService for Service {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let (parts, body) = request.into_parts();
         let host = parts.uri.host().unwrap_or_default().to_owned();
-        let client = self.0.for_host(&host).client().map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
+        let client =
+            self.0.for_host(&host).client().map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
         let url = parts
             .uri
             .to_string()

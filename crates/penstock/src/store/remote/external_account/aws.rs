@@ -43,7 +43,8 @@ pub(super) async fn token(account: &ExternalAccount, url: &str) -> Result<String
 }
 
 fn lacking(why: String) -> Lack {
-    let remedy = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run where the machine has a role of AWS";
+    let remedy =
+        "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run where the machine has a role of AWS";
     Lack { remedy: Some(remedy.into()), ..Lack::new(why) }
 }
 
@@ -83,7 +84,8 @@ mod tests {
         let url = "https://sts.eu-west-1.amazonaws.com?Action=GetCallerIdentity&Version=2011-06-15";
         let token = signed(credentials, "eu-west-1", url, "//iam.googleapis.com/x").unwrap();
         assert!(!token.contains('+') && !token.contains(' '));
-        let decoded = url::form_urlencoded::parse(format!("t={token}").as_bytes()).next().unwrap().1.into_owned();
+        let decoded =
+            url::form_urlencoded::parse(format!("t={token}").as_bytes()).next().unwrap().1.into_owned();
         assert!(!decoded.contains("SENTINEL"));
         let request: serde_json::Value = serde_json::from_str(&decoded).unwrap();
         assert_eq!((&request["url"], &request["method"]), (&url.into(), &"POST".into()));

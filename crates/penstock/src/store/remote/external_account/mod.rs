@@ -85,10 +85,6 @@ impl Source for ExternalAccount {
         let told = |lack: Lack| Lack { why: format!("{}: {}", self.origin(), lack.why), ..lack };
         let subject = self.settings.subject.token(self).await.map_err(told)?;
         let (bearer, expires) = exchange::access_token(self, &subject).await.map_err(told)?;
-        Ok(Fetched {
-            credential: GcpCredential { bearer },
-            expires: Some(expires),
-            origin: self.origin(),
-        })
+        Ok(Fetched { credential: GcpCredential { bearer }, expires: Some(expires), origin: self.origin() })
     }
 }

@@ -116,9 +116,7 @@ impl Settings {
             // Anything else that the parser says may repeat what the file holds.
             match said.split(" at line").next().filter(|said| said.starts_with("missing field")) {
                 Some(missing) => refuse(missing),
-                None => {
-                    refuse(&format!("a field at line {} is not what it should be", error.line().max(1)))
-                }
+                None => refuse(&format!("a field at line {} is not what it should be", error.line().max(1))),
             }
         })?;
         let url = |field: &str, text: &str| {

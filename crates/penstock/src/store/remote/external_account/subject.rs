@@ -173,7 +173,8 @@ async fn of_program(
     let left = output_file.and_then(|path| std::fs::read(path).ok());
     let left = left.and_then(|text| serde_json::from_slice::<Response>(&text).ok());
     // Without an end, it may be of any age.
-    if let Some(left) = left.filter(|left| left.success && left.expiration_time.is_some() && !left.is_over()) {
+    if let Some(left) = left.filter(|left| left.success && left.expiration_time.is_some() && !left.is_over())
+    {
         return left.token().map_err(told);
     }
     let settings = &account.settings;
