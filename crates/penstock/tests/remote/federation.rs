@@ -355,7 +355,7 @@ fn a_token_service_that_is_busy_is_asked_again() {
     google.tokens.script(|_, _| Act::Refuse(503, Vec::new(), String::new()));
     let (store, location) = (
         google.store(&google.settings(json!({"file": google.write("other", SUBJECT)}), json!({})), &[]),
-        google.location.clone(),
+        google.location,
     );
     let error = soon(move || refused(&store, &location));
     assert_eq!(error.kind(), ErrorKind::Storage);
