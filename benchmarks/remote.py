@@ -286,6 +286,7 @@ def main() -> None:
     add("--rounds", type=int, default=5)
     add("--networks", type=lambda text: text.split(","), default=list(NETWORKS), help=",".join(NETWORKS))
     add("--rows", type=lambda text: text.split(","), help="rows to measure instead of the usual ones, by comma")
+    add("--note", help="what else there is to know of the run, kept in the JSON")
     add("--budget", type=float, help="seconds after which no round is begun that would not end in time")
     add("--timeout", type=float, default=300.0, help="seconds after which a row is taken to hang")
     options = parser.parse_args()
@@ -301,6 +302,7 @@ def main() -> None:
     command = f"python benchmarks/remote.py DIRECTORY --program http-bench --gb {options.gb} --files {options.files}"
     result = {
         "command": " ".join([command, f"--rounds {options.rounds} --device {options.device}", *told]),
+        "note": options.note,
         "machine": common.machine() | {"gpu": common.gpu_name() if options.device != "cpu" else None},
         "server": object_servers.version(options.server),
         "versions": {name: loaders.version(name, None) for name in ("penstock", "runai", "tensorizer")}

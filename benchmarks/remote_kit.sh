@@ -2,7 +2,7 @@
 # remote_kit.sh OUT_DIR [PENSTOCK_WHEEL]: what remote.py needs on a machine without a network: wheels and a server.
 #
 #   OUT_DIR/http-bench       the server and the plain clients, linked statically
-#   OUT_DIR/wheels/*.whl     runai-model-streamer with its S3 part, and Penstock where its wheel is given
+#   OUT_DIR/wheels/*.whl     runai-model-streamer with its S3 part, which imports boto3; Penstock where its wheel is given
 #
 # Some 40 MB. There, with a Python that has torch and numpy, and this directory beside it:
 #
@@ -32,6 +32,7 @@ for glibc in 17 27 28 30; do
   pip+=(--platform "manylinux_2_${glibc}_x86_64")
 done
 "${pip[@]}" --platform manylinux2014_x86_64 --dest "$out/wheels" \
-  runai-model-streamer==0.17.0 runai-model-streamer-s3==0.17.0 humanize==4.17.0
+  runai-model-streamer==0.17.0 runai-model-streamer-s3==0.17.0 humanize==4.17.0 \
+  boto3==1.44.5 botocore==1.44.5 s3transfer==0.19.3 jmespath==1.1.0 python-dateutil==2.9.0.post0 six==1.17.0 urllib3==2.8.0
 if [ $# -eq 2 ]; then cp "$2" "$out/wheels"; fi
 ls -l "$out" "$out/wheels"
