@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -51,6 +52,21 @@ def load(where: str, cache: str, check: bool) -> dict[str, Any]:
     return done
 
 
+COMPARED = (
+    ("the first load's cost", "remote, filling the cache", "remote"),
+    ("the second load beside the local file", "from the cache", "local file"),
+)
+
+
+def ratios(rounds: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """How long one way took in terms of another in the same round: median, least and most."""
+    found = {}
+    for what, above, below in COMPARED:
+        each = [done[above]["seconds"] / done[below]["seconds"] for done in rounds]
+        found[what] = [round(number, 3) for number in (statistics.median(each), min(each), max(each))]
+    return found
+
+
 def report(rounds: list[dict[str, Any]]) -> None:
     """Prints medians, and ratios within a round."""
     for way in rounds[0]:
@@ -59,12 +75,8 @@ def report(rounds: list[dict[str, Any]]) -> None:
         print(f"{way:28} {statistics.median(rates):7.3f} GB/s ({min(rates):.3f}-{max(rates):.3f}) {cpu:6.3f} CPU-s/GB")
     gaps = [done["from the cache"]["network_bytes"] / 1e9 for done in rounds]
     print(f"the first load left out {statistics.median(gaps):.3f} GB ({max(gaps):.3f} at most): no buffer was free")
-    for what, above, below in (
-        ("the first load's cost", "remote, filling the cache", "remote"),
-        ("the second load beside the local file", "from the cache", "local file"),
-    ):
-        ratios = [done[above]["seconds"] / done[below]["seconds"] for done in rounds]
-        print(f"{what}: {statistics.median(ratios):.3f} of its time ({min(ratios):.3f}-{max(ratios):.3f})")
+    for what, (median, least, most) in ratios(rounds).items():
+        print(f"{what}: {median:.3f} of its time ({least:.3f}-{most:.3f})")
 
 
 def main() -> None:
@@ -83,7 +95,7 @@ def main() -> None:
     cache, local = args.directory / "cache", args.directory / "model.safetensors"
     source.mkdir(parents=True, exist_ok=True)
     args.directory.mkdir(parents=True, exist_ok=True)
-    served = source / "model.safetensors"
+    served, file_system = source / "model.safetensors", common.filesystem(args.directory)
     shapes = {f"w{i}": (4096, 4096) for i in range(max(1, round(args.gb * 1e9 / (4096 * 4096 * 2))))}
     common.write_checkpoint(served, shapes)
     shutil.copyfile(served, local)
@@ -104,10 +116,11 @@ def main() -> None:
             shutil.rmtree(cache, ignore_errors=True)
             ways = {"remote": load(url, "", check), "remote, filling the cache": load(url, str(cache), check)}
             data = next(cache.glob("*/*/data"))
-            common.set_cache([data], "cold")
-            ways["from the cache"] = load(url, str(cache), check)
-            common.set_cache([local], "cold")
-            ways["local file"] = load(str(local), "", check)
+            # By turns, as a disk may be slower after what came before.
+            second = [("from the cache", url, str(cache), data), ("local file", str(local), "", local)]
+            for way, where, cached, file in second if number % 2 == 0 else reversed(second):
+                common.set_cache([file], "cold")
+                ways[way] = load(where, cached, check)
             assert len({way["sum"] for way in ways.values()}) == 1, "the bytes differ"
             rounds.append(ways)
     finally:
@@ -118,7 +131,17 @@ def main() -> None:
         local.unlink(missing_ok=True)
     report(rounds)
     if args.output:
-        args.output.write_text(json.dumps({"machine": common.machine(), "shape": shape, "rounds": rounds}, indent=1))
+        command = f"python benchmarks/disk_cache.py --server http-bench --directory DIRECTORY --gb {args.gb}"
+        result = {
+            "command": " ".join([command, *shape, f"--rounds {args.rounds}"]),
+            "machine": common.machine(),
+            "file_system": file_system,
+            "shape": shape,
+            "ratios": ratios(rounds),
+            "load_average": os.getloadavg(),
+            "rounds": rounds,
+        }
+        args.output.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

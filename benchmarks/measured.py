@@ -3,7 +3,8 @@
     python benchmarks/measured.py TASK.json RESULT.json
 
 Before the clock: imports, the CUDA context, the first load of a "second load". Timed: opening, loading, and waiting for
-the device; on the CPU, touching every page, since a mapped file is read by its first use. After it: memory, and the
+the device; on the CPU, touching every page, since a mapped file is read by its first use (not where nothing can be
+mapped: files that come over a network). After it: memory, and the
 checksums of all tensors where they lie. The result goes to a file, so that what a loader prints, or how it dies at
 exit, does not matter.
 """
@@ -25,7 +26,7 @@ import limits
 import loaders
 
 
-def measure(loader: str, files: list[str], device: str, reference: str | None) -> dict[str, Any]:
+def measure(loader: str, files: list[str], device: str, reference: str | None, touch: bool = True) -> dict[str, Any]:
     """One load of the files by one loader; with ``reference``, a JSON file of checksums, every byte is checked."""
     import torch
 
@@ -52,7 +53,7 @@ def measure(loader: str, files: list[str], device: str, reference: str | None) -
     tensors = load(files)
     if cuda:
         torch.cuda.synchronize()
-    else:
+    elif touch:
         common.touch(tensors)
     seconds = time.perf_counter() - began
     after = resource.getrusage(resource.RUSAGE_SELF)

@@ -2,33 +2,36 @@
 
     cargo build --release --manifest-path benchmarks/http/Cargo.toml
     python benchmarks/remote.py DIRECTORY --program TARGET/release/http-bench --output FILE.json
-    python benchmarks/remote.py DIRECTORY --program http-bench --gb 15.19 --device cuda:0 --networks loopback
+    python benchmarks/remote.py /dev/shm/bench --program http-bench --server auto --gb 15.19 --files 4 --device cuda:0 \
+        --networks loopback --rounds 3 --budget 540 --output FILE.json
 
 A checkpoint is made in DIRECTORY (memory, such as /dev/shm, so that no disk is measured) and served from there by
-``http-bench``, which sends with ``sendfile`` and can be slow on purpose:
+``http-bench``, which sends with ``sendfile`` and can be slow on purpose (or by nginx: see ``object_servers``):
 
 - ``loopback``: as fast as the machine can.
 - ``capped``: as object stores are: 30 ms before each answer, 90 MB/s for each connection, a link of 1 GB/s.
 - ``outage``: the same, and for 20 s in the middle of it every connection is lost and none can be made.
 
 Every row runs in a fresh process, rows take turns, and the order changes from round to round. ``NAME@N`` is a row with
-N requests in flight, for those that have to be told. Plain clients fill one buffer: ``recv`` blocks in the system call,
-which is the floor; ``object_store`` is what anyone would write with that library. Their ``-ready`` rows, and
-``penstock-into``, fill memory that exists; the others get fresh memory from the kernel. Where the JSON says ``ratios``,
-Penstock is compared round by round with the row of ``object_store`` that was the fastest over all rounds.
+N requests in flight, for those that have to be told; ``NAME:cpu`` one that loads there rather than to ``--device``.
+Plain clients fill one buffer from the first file: ``recv`` blocks in the system call, which is the floor;
+``object_store`` is what anyone would write with that library. Their ``-ready`` rows, and ``penstock-into``, fill memory
+that exists; the others get fresh memory from the kernel. Every loader's bytes are checked after the clock has stopped.
+
+Where the JSON says ``ratios``, Penstock is compared round by round with the plain client of ``object_store`` that was
+the fastest over all rounds, and ``ratios_runai`` with the setting of runai-model-streamer that was.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,7 @@ import checkpoints
 import checksum
 import common
 import loaders
+import object_servers
 import processes
 
 CAPPED = ["--latency-ms", "30", "--connection-mb", "90", "--link-mb", "1000"]
@@ -49,6 +53,11 @@ ROWS = {
     "runai@4,runai@8,runai@16,runai@32,tensorizer@8,tensorizer@16,tensorizer@32",
     "outage": "penstock",
 }
+# To a device: how many requests suits it is runai's to be told, so it is tried at several.
+DEVICE_ROWS = (
+    "recv-ready@16,penstock,penstock-second,penstock-stream,penstock-into:cpu,"
+    "runai@4,runai@8,runai@16,runai@32,runai@16:cpu,penstock:cpu"
+)
 Sample = dict[str, Any]
 
 
@@ -58,86 +67,117 @@ class Bench:
     def __init__(self, options: argparse.Namespace, work: Path) -> None:
         self.options, self.work = options, work
         options.directory.mkdir(parents=True, exist_ok=True)
-        self.file = options.directory / "model.safetensors"
-        note = options.directory / "made.json"
-        if not note.exists() or json.loads(note.read_text()) != options.gb:
-            common.write_checkpoint(self.file, checkpoints.llama(options.gb))
-            note.write_text(json.dumps(options.gb))
-        self.bytes = self.file.stat().st_size
+        self.files = make(options.directory, options.gb, options.files)
+        self.bytes = sum(file.stat().st_size for file in self.files)
         self.reference = work / "reference.json"
-        self.reference.write_text(json.dumps(checksum.of_files([self.file])))
-
-    @contextlib.contextmanager
-    def serving(self, network: str) -> Iterator[str]:
-        """The server's address, while it runs."""
-        command = [str(self.options.program), "serve", str(self.options.directory), *NETWORKS[network]]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
-            try:
-                yield f"127.0.0.1:{server.stdout.readline().strip()}"
-            finally:
-                server.kill()
+        self.reference.write_text(json.dumps(checksum.of_files(self.files)))
+        self.began = time.monotonic()
 
     def sample(self, row: str, address: str) -> Sample:
         """Measures a row once."""
-        name, _, requests = row.partition("@")
+        name, requests, device = parts(row, self.options.device)
         kind, _, memory = name.partition("-")
-        common.settle_memory(self.bytes + self.bytes // 4)
+        if device == "cpu":
+            common.settle_memory(self.bytes + self.bytes // 4)
+        load = os.getloadavg()[0]
         if kind in PLAIN:
             ready = ["--ready"] if memory == "ready" else []
-            url = f"http://{address}/{self.file.name}"
+            url = f"http://{address}/{self.files[0].name}"
             command = [self.options.program, PLAIN[kind], url, "--requests", requests, *ready]
             done = subprocess.run(command, capture_output=True, text=True, timeout=self.options.timeout, check=False)
             if done.returncode:
                 raise processes.FailedError(done.stderr.strip())
-            return json.loads(done.stdout) | {"bytes_ok": None}
+            return json.loads(done.stdout) | {"bytes_ok": None, "load_before": load}
         task = {
             "do": "load",
             "loader": name,
-            "files": [self.location(name, address)],
-            "device": self.options.device,
+            "files": self.locations(name, address),
+            "device": device,
             "reference": None if kind == "tensorizer" else str(self.reference),
+            # Nothing is mapped here, and plain clients do not look at what they got within their time either.
+            "touch": False,
         }
-        return processes.run(task, self.work, seconds=self.options.timeout, env=environment(address, requests))
+        done = processes.run(task, self.work, seconds=self.options.timeout, env=environment(address, requests))
+        return done | {"load_before": load}
 
-    def location(self, name: str, address: str) -> str:
+    def locations(self, name: str, address: str) -> list[str]:
         if name != "tensorizer":
-            return f"s3://bucket/{self.file.name}"
-        own = self.file.with_suffix(".tensors")
+            return [f"s3://bucket/{file.name}" for file in self.files]
+        own = self.options.directory / "model.tensors"
         if not own.exists():
-            files = [str(self.file)]
+            files = [str(file) for file in self.files]
             processes.run({"do": "write", "files": files, "target": str(own)}, self.work, seconds=600)
-        return f"http://{address}/{own.name}"
+        return [f"http://{address}/{own.name}"]
 
     def everything(self) -> list[dict[str, Any]]:
         measured: list[dict[str, Any]] = []
         for network in self.options.networks:
-            rows = [row for row in (self.options.rows or ROWS[network].split(",")) if self.possible(row)]
+            usual = ROWS[network] if self.options.device == "cpu" else DEVICE_ROWS
+            rows = [row for row in (self.options.rows or usual.split(",")) if self.possible(row)]
             taken: dict[str, list[Sample]] = {row: [] for row in rows}
+            longest = 0.0
             for number in range(self.options.rounds):
+                round_began = time.monotonic()
+                left = (self.options.budget or float("inf")) - (round_began - self.began)
+                if longest > left:
+                    print(f"{network}: no time for round {number + 1} of {self.options.rounds}", file=sys.stderr)
+                    break
                 turn = number % len(rows)
                 for row in rows[turn:] + rows[:turn]:
-                    with self.serving(network) as address:
-                        try:
-                            sample = self.sample(row, address)
-                            said = f"{sample['bytes'] / sample['seconds'] / common.GB:.2f} GB/s"
-                        except (processes.FailedError, subprocess.TimeoutExpired) as error:
-                            sample = {"error": str(error)[:300]}
-                            said = sample["error"]
-                    taken[row].append(sample)
-                    print(f"round {number + 1} {network} {row}: {said}", file=sys.stderr)
+                    taken[row].append(self.attempt(number, network, row))
+                longest = max(longest, time.monotonic() - round_began)
             measured += [summary(network, row, samples) for row, samples in taken.items()]
-            against_object_store([row for row in measured if row["network"] == network])
+            of_network = [row for row in measured if row["network"] == network]
+            against_object_store(of_network)
+            against_runai(of_network)
         return measured
 
+    def attempt(self, number: int, network: str, row: str) -> Sample:
+        shape = NETWORKS[network]
+        program = str(self.options.program) if shape else self.options.server
+        with object_servers.serving(program, self.options.directory, shape) as address:
+            try:
+                sample = self.sample(row, address)
+                said = f"{sample['bytes'] / sample['seconds'] / common.GB:.2f} GB/s"
+            except (processes.FailedError, subprocess.TimeoutExpired) as error:
+                sample = {"error": str(error)[:300]}
+                said = sample["error"]
+        print(f"round {number + 1} {network} {row}: {said}", file=sys.stderr)
+        return sample
+
     def possible(self, row: str) -> bool:
-        name, _, _ = row.partition("@")
+        name, _, device = parts(row, self.options.device)
         if name.partition("-")[0] in PLAIN:
             return True
-        reason = loaders.reason_to_skip(name, loaders.version(name, None), self.options.device)
+        reason = loaders.reason_to_skip(name, loaders.version(name, None), device)
         if reason:
             print(f"{row}: skipped, {reason}", file=sys.stderr)
         return reason is None
+
+
+def make(directory: Path, gb: float, files: int) -> list[Path]:
+    """The checkpoint's files under ``directory``, written if they are not there as asked for."""
+    if files == 4:
+        case = checkpoints.make("llama", directory / "shards", gb=gb, small=0, one_gb=0)
+        # The server knows no directories.
+        links = [directory / file.name for file in case.files]
+        for link, file in zip(links, case.files, strict=True):
+            link.unlink(missing_ok=True)
+            link.hardlink_to(file)
+        return links
+    file, note = directory / "model.safetensors", directory / "made.json"
+    if not note.exists() or json.loads(note.read_text()) != gb:
+        common.write_checkpoint(file, checkpoints.llama(gb))
+        (directory / "model.tensors").unlink(missing_ok=True)
+        note.write_text(json.dumps(gb))
+    return [file]
+
+
+def parts(row: str, device: str) -> tuple[str, str, str]:
+    """A row's loader, how many requests it is told to make, and where it loads to."""
+    row, _, there = row.partition(":")
+    name, _, requests = row.partition("@")
+    return name, requests, there or device
 
 
 def environment(address: str, requests: str) -> dict[str, str]:
@@ -168,6 +208,7 @@ def summary(network: str, what: str, samples: list[Sample]) -> dict[str, Any]:
             "cpu_s_per_gb": round(statistics.median(sample["cpu_seconds"] for sample in good) / size * common.GB, 4),
             "all_seconds": [round(sample["seconds"], 4) for sample in samples if "seconds" in sample],
             "all_cpu_seconds": [round(sample["cpu_seconds"], 3) for sample in samples if "seconds" in sample],
+            "load_before": [round(sample["load_before"], 2) for sample in good if "load_before" in sample],
             "bytes_ok": all(sample["bytes_ok"] for sample in good) if good[0].get("bytes_ok") is not None else None,
         }
         if "stats" in good[-1]:
@@ -181,34 +222,54 @@ def against_object_store(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         ready = "-ready" if row["what"] == "penstock-into" else ""
         plain = [other for other in rows if other["what"].startswith(f"object_store{ready}@") and "error" not in other]
-        if not row["what"].startswith("penstock") or "error" in row or not plain:
-            continue
-        best = min(plain, key=lambda other: other["seconds"])
-        ratios = {"beside": best["what"]}
-        for name, figures in (("speed", "all_seconds"), ("cpu", "all_cpu_seconds")):
-            each = [ours / theirs for ours, theirs in zip(row[figures], best[figures], strict=False)]
-            each = [1 / ratio for ratio in each] if name == "speed" else each
-            ratios[name] = [round(number, 3) for number in (statistics.median(each), min(each), max(each))]
-        row["ratios"] = ratios
+        if row["what"].startswith("penstock") and "error" not in row and plain:
+            row["ratios"] = beside(row, min(plain, key=lambda other: other["seconds"]))
+
+
+def against_runai(rows: list[dict[str, Any]]) -> None:
+    """Adds to Penstock's rows what they are beside the setting of runai-model-streamer that was the fastest."""
+    for row in rows:
+        where = row["what"].partition(":")[2]
+        rival = [
+            other
+            for other in rows
+            if other["what"].startswith("runai") and other["what"].partition(":")[2] == where and "error" not in other
+        ]
+        if row["what"].startswith("penstock") and "error" not in row and rival:
+            row["ratios_runai"] = beside(row, min(rival, key=lambda other: other["seconds"]))
+
+
+def beside(row: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Speed and CPU time of one row in terms of another's, round by round: median, least and most."""
+    ratios: dict[str, Any] = {"beside": other["what"]}
+    # Plain clients may have read less.
+    less = other["bytes"] / row["bytes"]
+    for name, figures in (("speed", "all_seconds"), ("cpu", "all_cpu_seconds")):
+        each = [less * ours / theirs for ours, theirs in zip(row[figures], other[figures], strict=False)]
+        each = [1 / ratio for ratio in each] if name == "speed" else each
+        ratios[name] = [round(number, 3) for number in (statistics.median(each), min(each), max(each))]
+    return ratios
 
 
 def table(result: dict[str, Any]) -> None:
     for network in dict.fromkeys(row["network"] for row in result["rows"]):
         print(f"\n{network}: {result['bytes'] / common.GB:.2f} GB to {result['device']}\n")
-        print("| | seconds | GB/s | CPU s/GB | beside object_store: speed, CPU |")
-        print("|---|---|---|---|---|")
+        print("| | seconds | GB/s | CPU s/GB | beside object_store: speed, CPU | beside runai: speed, CPU |")
+        print("|---|---|---|---|---|---|")
         for row in result["rows"]:
             if row["network"] != network:
                 continue
             if "seconds" not in row:
-                print(f"| {row['what']} | failed: {row['error']} | | | |")
+                print(f"| {row['what']} | failed: {row['error']} | | | | |")
                 continue
-            ratios = row.get("ratios")
-            beside = f"{ratios['speed'][0]:.2f}, {ratios['cpu'][0]:.2f} ({ratios['beside']})" if ratios else ""
+            compared = [
+                f"{ratios['speed'][0]:.2f}, {ratios['cpu'][0]:.2f} ({ratios['beside']})" if ratios else ""
+                for ratios in (row.get("ratios"), row.get("ratios_runai"))
+            ]
             wrong = " **wrong bytes**" if row["bytes_ok"] is False else ""
             print(
                 f"| {row['what']}{wrong} | {row['seconds']:.3f} | {row['gb_per_s']:.2f} | {row['cpu_s_per_gb']:.3f} | "
-                f"{beside} |"
+                f"{compared[0]} | {compared[1]} |"
             )
 
 
@@ -219,24 +280,36 @@ def main() -> None:
     add("--program", type=Path, required=True, help="the http-bench that was built")
     add("--output", type=Path, help="where the result goes as JSON")
     add("--gb", type=float, default=2.15)
+    add("--files", type=int, choices=(1, 4), default=1, help="files of the checkpoint; plain clients read the first")
+    add("--server", default="http-bench", choices=("http-bench", "nginx", "auto"), help="auto: nginx if it is found")
     add("--device", default="cpu")
     add("--rounds", type=int, default=5)
     add("--networks", type=lambda text: text.split(","), default=list(NETWORKS), help=",".join(NETWORKS))
     add("--rows", type=lambda text: text.split(","), help="rows to measure instead of the usual ones, by comma")
+    add("--note", help="what else there is to know of the run, kept in the JSON")
+    add("--budget", type=float, help="seconds after which no round is begun that would not end in time")
     add("--timeout", type=float, default=300.0, help="seconds after which a row is taken to hang")
     options = parser.parse_args()
     options.program = options.program.resolve()
+    found = object_servers.nginx()
+    if options.server == "nginx" and not found:
+        parser.error("nginx is not installed")
+    options.server = found if found and options.server != "http-bench" else str(options.program)
     with tempfile.TemporaryDirectory(prefix="penstock-remote-") as work:
         bench = Bench(options, Path(work))
         rows = bench.everything()
     told = [f"--{name} {','.join(value)}" for name in ("networks", "rows") if (value := getattr(options, name))]
-    command = f"python benchmarks/remote.py DIRECTORY --program http-bench --gb {options.gb} --rounds {options.rounds}"
+    command = f"python benchmarks/remote.py DIRECTORY --program http-bench --gb {options.gb} --files {options.files}"
     result = {
-        "command": " ".join([command, f"--device {options.device}", *told]),
+        "command": " ".join([command, f"--rounds {options.rounds} --device {options.device}", *told]),
+        "note": options.note,
         "machine": common.machine() | {"gpu": common.gpu_name() if options.device != "cpu" else None},
-        "versions": {name: loaders.version(name, None) for name in ("penstock", "runai", "tensorizer")},
+        "server": object_servers.version(options.server),
+        "versions": {name: loaders.version(name, None) for name in ("penstock", "runai", "tensorizer")}
+        | {"runai-model-streamer-s3": common.version_of("runai-model-streamer-s3")},
         "device": options.device,
         "bytes": bench.bytes,
+        "files": len(bench.files),
         "rounds": options.rounds,
         "load_average": os.getloadavg(),
         "rows": rows,

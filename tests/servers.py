@@ -12,12 +12,14 @@ import hashlib
 import hmac
 import http.client
 import socket
+import struct
 import subprocess
 import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +33,63 @@ _AZURE_ACCOUNT = "devstoreaccount1"
 _AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 
+class Line:
+    """A network in front of a server. Cut, it resets every connection, and none is made until it is mended."""
+
+    def __init__(self, server: int) -> None:
+        self._server = server
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.passed = 0
+        self._accept()
+
+    def cut(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            for connection in self._open:
+                with contextlib.suppress(OSError):
+                    # Reset rather than closed in good order.
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def mend(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self._accept()
+
+    def _accept(self) -> None:
+        threading.Thread(target=self._accepting, args=(self._listener,), daemon=True).start()
+
+    def _accepting(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._server))
+                for one, other, counts in ((near, far, False), (far, near, True)):
+                    threading.Thread(target=self._pump, args=(one, other, counts), daemon=True).start()
+
+    def _pump(self, one: socket.socket, other: socket.socket, counts: bool) -> None:
+        with self._lock:
+            self._open.add(one)
+        with contextlib.suppress(OSError):
+            while data := one.recv(1 << 16):
+                other.sendall(data)
+                if counts:
+                    with self._lock:
+                        self.passed += len(data)
+        with self._lock:
+            self._open.discard(one)
+        with contextlib.suppress(OSError):
+            other.shutdown(socket.SHUT_WR)
+        one.close()
+
+
+# The status and the body that a request is refused with, if it is.
+Refuse = Callable[[Message], "tuple[int, bytes] | None"]
+
+
 class Remote(NamedTuple):
     """A remote store: what locations begin with, the environment that leads there, and how objects get there."""
 
@@ -38,6 +97,8 @@ class Remote(NamedTuple):
     environment: dict[str, str]
     put: object
     requests: list[str] | None = None
+    # Of the plain server: a test's own decisions which requests to refuse, by their headers.
+    refuse: list[Refuse] | None = None
 
 
 @functools.cache
@@ -147,6 +208,7 @@ def azure(directory: Path) -> Iterator[Remote]:
 def web(directory: Path) -> Iterator[Remote]:
     objects: dict[str, bytes] = {}
     requests: list[str] = []
+    refuse: list[Refuse] = []
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -154,6 +216,13 @@ def web(directory: Path) -> Iterator[Remote]:
         def do_GET(self) -> None:
             requests.append(f"{self.command} {self.path}")
             body = objects.get(urllib.parse.unquote(self.path.partition("?")[0]))
+            for decide in refuse:
+                if refusal := decide(self.headers):
+                    self.send_response(refusal[0])
+                    self.send_header("Content-Length", str(len(refusal[1])))
+                    self.end_headers()
+                    self.wfile.write(refusal[1])
+                    return
             if body is None:
                 self.send_response(404)
                 self.send_header("Content-Length", "0")
@@ -186,7 +255,9 @@ def web(directory: Path) -> Iterator[Remote]:
     thread.start()
     try:
         port = server.server_address[1]
-        yield Remote(f"http://127.0.0.1:{port}", {}, lambda key, body: objects.update({f"/{key}": body}), requests)
+        yield Remote(
+            f"http://127.0.0.1:{port}", {}, lambda key, body: objects.update({f"/{key}": body}), requests, refuse
+        )
     finally:
         server.shutdown()
         server.server_close()

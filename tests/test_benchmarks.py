@@ -20,6 +20,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import checkpoints
 import checksum
 import common
+import object_servers
 import processes
 import remote
 import report
@@ -316,3 +317,44 @@ def test_a_row_that_failed_says_so_and_is_compared_with_nothing() -> None:
     rows = [remote.summary("loopback", "penstock", [{"error": "no"}, {"error": "no more"}])]
     remote.against_object_store(rows)
     assert rows == [{"network": "loopback", "what": "penstock", "error": "no more", "failed": 2}]
+
+
+def test_a_rival_is_compared_at_its_best_setting_and_where_it_loads_to() -> None:
+    def row(what: str, seconds: float, size: int = 10**9) -> dict[str, object]:
+        sample = {"bytes": size, "seconds": seconds, "cpu_seconds": seconds / 2, "bytes_ok": True}
+        return remote.summary("loopback", what, [sample])
+
+    rows = [row("runai@8", 3.0), row("runai@16", 2.0), row("runai@16:cpu", 0.5), row("penstock", 0.5)]
+    rows += [row("penstock:cpu", 0.5), {"what": "runai@32", "network": "loopback", "error": "no"}]
+    remote.against_runai(rows)
+    assert rows[3]["ratios_runai"] == {"beside": "runai@16", "speed": [4.0] * 3, "cpu": [0.25] * 3}
+    assert rows[4]["ratios_runai"]["beside"] == "runai@16:cpu"  # type: ignore[index]
+    # A plain client that read a quarter of the bytes in a quarter of the time is as fast.
+    assert remote.beside(row("penstock", 2.0), row("recv@4", 0.5, 250_000_000))["speed"] == [1.0] * 3
+
+
+def test_rows_say_how_many_requests_and_where_to() -> None:
+    assert remote.parts("runai@8", "cuda:0") == ("runai", "8", "cuda:0")
+    assert remote.parts("recv-ready@4:cpu", "cuda:0") == ("recv-ready", "4", "cpu")
+    assert remote.parts("penstock", "cpu") == ("penstock", "", "cpu")
+
+
+@pytest.mark.parametrize("files", [1, 4])
+def test_a_checkpoint_is_made_once_and_lies_where_the_server_looks(tmp_path: Path, files: int) -> None:
+    made = remote.make(tmp_path, 0.01, files)
+    assert [file.parent for file in made] == [tmp_path] * files
+    before = [file.read_bytes() for file in made]
+    assert [file.read_bytes() for file in remote.make(tmp_path, 0.01, files)] == before
+    assert 0.005e9 < sum(len(file) for file in before) < 0.02e9
+    assert len(penstock.open(made)) > 10
+
+
+def test_nginx_serves_what_s3_clients_ask_for(tmp_path: Path) -> None:
+    program = object_servers.nginx()
+    if program is None:
+        pytest.skip("nginx is not installed")
+    (file,) = remote.make(tmp_path, 0.01, 1)
+    with object_servers.serving(program, tmp_path, []) as address:
+        loaded = penstock.open(f"http://{address}/bucket/{file.name}").load()
+    expected = penstock.open(file).load()
+    assert all(torch.equal(loaded[name].view(torch.int16), expected[name].view(torch.int16)) for name in expected)

@@ -10,8 +10,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
 
 import numpy as np
@@ -185,6 +187,49 @@ def test_ctrl_c_ends_the_wait_for_a_server_that_does_not_answer() -> None:
         assert time.monotonic() - began < 10
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["s3", "web"])
+def test_a_load_outlasts_twenty_seconds_without_any_connection(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    directory = tmp_path / "served"
+    directory.mkdir()
+    with servers.ALL[kind](directory) as remote:
+        for name, value in remote.environment.items():
+            monkeypatch.setenv(name, value)
+        # Enough for the cut to come in the middle.
+        tensors: dict[str, Raw] = {}
+        for seed in range(8):
+            body, held = shard(tmp_path, seed, count=12)
+            remote.put(f"m/{seed}.safetensors", body)
+            tensors |= held
+        server = remote.environment["AWS_ENDPOINT_URL"] if kind == "s3" else remote.root
+        line = servers.Line(int(server.rpartition(":")[2]))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{line.port}")
+        root = remote.root if kind == "s3" else f"http://127.0.0.1:{line.port}"
+        ckpt = penstock.open([f"{root}/m/{seed}.safetensors" for seed in range(8)])
+        opened, whole = line.passed, sum(held.nbytes for held in ckpt.values())
+
+        def cut() -> None:
+            while line.passed < opened + whole // 4:
+                time.sleep(0.001)
+            line.cut()
+            time.sleep(20)
+            line.mend()
+
+        cutting = threading.Thread(target=cut)
+        cutting.start()
+        began = time.monotonic()
+        loaded = ckpt.load(framework="np")
+        took = time.monotonic() - began
+        cutting.join()
+        assert_bits(loaded, tensors)
+        assert took > 20, "the load was over before the line was cut"
+        assert ckpt.stats is not None
+        assert ckpt.stats.calls > ckpt.stats.blocks
+
+
 def test_secrets_are_in_no_error_and_no_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with servers.web(tmp_path) as remote:
         body, _ = shard(tmp_path, 0)
@@ -303,3 +348,69 @@ def test_tls_is_checked_against_the_bundle(bucket: str, tmp_path: Path, monkeypa
         assert "AWS_CA_BUNDLE" in (raised.value.remedy or "")
         monkeypatch.setenv("AWS_CA_BUNDLE", str(cert))
         assert_bits(penstock.open(bucket).load(framework="np"), tensors)
+
+
+# Keys that are good for some requests only: what an S3 does whose session tokens expire.
+_EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
+
+
+def _key_of(headers: Message) -> str:
+    return headers.get("Authorization", "").partition("Credential=")[2].partition("/")[0]
+
+
+def test_keys_that_expire_in_the_middle_of_a_load_are_fetched_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in os.environ:
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    with servers.web(tmp_path) as service, servers.web(tmp_path) as remote:
+        assert service.requests is not None
+        assert service.refuse is not None
+        assert remote.refuse is not None
+
+        def issue(number: int) -> None:
+            answer = {
+                "AccessKeyId": f"key-{number}",
+                "SecretAccessKey": "SENTINEL-secret-key",
+                "Token": f"SENTINEL-session-{number}",
+                "Expiration": "2099-01-01T00:00:00Z",
+            }
+            service.put("credentials", json.dumps(answer).encode())
+
+        served: list[str] = []
+        good = {"key-0"}
+
+        def expire(headers: Message) -> tuple[int, bytes] | None:
+            key = _key_of(headers)
+            if len(served) >= 6 and "key-0" in good:
+                # Sooner than it was said to.
+                good.discard("key-0")
+                good.add("key-1")
+            if key not in good:
+                return 400, _EXPIRED
+            served.append(key)
+            return None
+
+        issue(0)
+        body, tensors = shard(tmp_path, 0, count=24)
+        remote.put("bucket/m.safetensors", body)
+        remote.refuse.append(expire)
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", remote.root)
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{service.root}/credentials")
+        ckpt = penstock.open("s3://bucket/m.safetensors")
+        issue(1)
+        assert_bits(ckpt.load(framework="np"), tensors)
+        assert set(served) == {"key-0", "key-1"}
+        # One reader asked for all of them.
+        assert service.requests == ["GET /credentials"] * 2
+        # Keys that nobody takes any longer end the load, and are not shown.
+        good.clear()
+        with pytest.raises(penstock.ObjectAccessError, match="ExpiredToken") as raised:
+            ckpt.load(framework="np")
+        assert "the container's credential service" in str(raised.value)
+        assert "SENTINEL" not in f"{raised.value} {vars(raised.value)}"

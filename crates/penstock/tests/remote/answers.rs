@@ -104,20 +104,17 @@ fn a_signature_in_a_url_is_not_shown() {
     assert!(!format!("{error} {error:?}").contains(SENTINEL), "{error}");
 }
 
-#[test]
-fn a_bucket_elsewhere_is_followed_to_its_region() {
-    let Some(s3) = servers::s3() else { return };
-    let location = s3.put("elsewhere.safetensors", &content(1000));
-    let proxy = Server::start(Source::Behind(s3.server.clone()));
-    // As AWS does: whoever signs for another region is told which.
-    proxy.script(|request, _| {
+/// S3 behind a proxy that says of requests signed for another region than `home` where the bucket is, with `status` and
+/// `code`, as AWS does; and a store that signs for another one.
+fn elsewhere(s3: &str, home: &'static str, status: u16, code: &'static str) -> (Server, RemoteStore) {
+    let proxy = Server::start(Source::Behind(s3.to_owned()));
+    proxy.script(move |request, _| {
         let signed = request.headers.get("authorization").cloned().unwrap_or_default();
-        if signed.contains("/us-east-1/") {
+        if signed.contains("/us-east-1/") && home == "us-east-1" {
             return Act::Serve;
         }
-        let body =
-            "<Error><Code>AuthorizationHeaderMalformed</Code><Message>the region is wrong</Message></Error>";
-        Act::Refuse(400, vec![("x-amz-bucket-region", "us-east-1".into())], body.into())
+        let body = format!("<Error><Code>{code}</Code><Message>the region is wrong</Message></Error>");
+        Act::Refuse(status, vec![("x-amz-bucket-region", home.into())], body)
     });
     let environment = Environment::of([
         ("AWS_ENDPOINT_URL", proxy.url("")),
@@ -125,13 +122,41 @@ fn a_bucket_elsewhere_is_followed_to_its_region() {
         ("AWS_SECRET_ACCESS_KEY", servers::S3_SECRET.into()),
         ("AWS_REGION", "eu-central-1".into()),
     ]);
-    let store = RemoteStore::new(environment, patience());
-    assert_eq!(store.open(&location).unwrap().bytes(), 1000);
-    assert_eq!(proxy.requests(), 2);
-    // And remembered.
-    store.open(&location).unwrap();
-    store.list(&format!("s3://{BUCKET}/")).unwrap();
-    assert_eq!(proxy.requests(), 4);
+    (proxy, RemoteStore::new(environment, patience()))
+}
+
+#[test]
+fn a_bucket_elsewhere_is_followed_to_its_region() {
+    let Some(s3) = servers::s3() else { return };
+    let location = s3.put("elsewhere.safetensors", &content(1000));
+    for (status, code) in [
+        (400, "AuthorizationHeaderMalformed"),
+        (301, "PermanentRedirect"),
+        (307, "TemporaryRedirect"),
+        (403, "InvalidRegion"),
+    ] {
+        let (proxy, store) = elsewhere(&s3.server, "us-east-1", status, code);
+        assert_eq!(store.open(&location).unwrap().bytes(), 1000, "{code}");
+        assert_eq!(proxy.requests(), 2, "{code}");
+        // And remembered.
+        store.open(&location).unwrap();
+        store.list(&format!("s3://{BUCKET}/")).unwrap();
+        assert_eq!(proxy.requests(), 4, "{code}");
+        // A listing that comes first is followed too.
+        let (proxy, store) = elsewhere(&s3.server, "us-east-1", status, code);
+        store.list(&format!("s3://{BUCKET}/")).unwrap();
+        assert_eq!(proxy.requests(), 2, "{code}");
+    }
+}
+
+#[test]
+fn a_bucket_that_is_never_where_it_is_said_to_be_is_not_looked_for_for_ever() {
+    let Some(s3) = servers::s3() else { return };
+    let location = s3.put("nowhere.safetensors", &content(1000));
+    let (proxy, store) = elsewhere(&s3.server, "ap-south-2", 301, "PermanentRedirect");
+    let error = super::soon(move || refused(&store, &location));
+    assert_eq!((error.kind(), proxy.requests()), (ErrorKind::Storage, 2), "{error}");
+    says(&error, &["HTTP 301 PermanentRedirect", "region ap-south-2", "AWS_REGION"]);
 }
 
 #[test]

@@ -136,12 +136,13 @@ fn a_slow_drip_is_waited_for() {
 fn a_server_says_when_to_come_back() {
     for faulty in faulty() {
         let object = faulty.open();
-        faulty
-            .server
-            .script(|_, n| if n == 0 { refuse(429, &[("retry-after", "1")], "") } else { Act::Serve });
-        let began = std::time::Instant::now();
-        read(object.as_ref(), 600_000, 1000).unwrap();
-        assert!(began.elapsed() >= Duration::from_secs(1), "{}", faulty.name);
+        for status in [429, 500, 503] {
+            let later = move || refuse(status, &[("retry-after", "1")], "");
+            faulty.server.script(move |_, n| if n == 0 { later() } else { Act::Serve });
+            let began = std::time::Instant::now();
+            read(object.as_ref(), 600_000, 1000).unwrap();
+            assert!(began.elapsed() >= Duration::from_secs(1), "{} {status}", faulty.name);
+        }
         // Longer than anyone would wait is a refusal.
         faulty.server.script(|_, _| refuse(429, &[("retry-after", "7200")], ""));
         let error = soon(move || read(object.as_ref(), 600_000, 1000)).unwrap_err();

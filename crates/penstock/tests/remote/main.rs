@@ -8,6 +8,7 @@ mod servers;
 mod answers;
 mod cache;
 mod faults;
+mod federation;
 mod hub;
 mod loads;
 mod opening;

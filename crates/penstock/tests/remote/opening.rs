@@ -122,6 +122,63 @@ fn listings_of_many_pages_are_complete() {
     );
 }
 
+/// Two pages of a listing, as S3 and Google write them, or as Azure does.
+fn page(azure: bool, second: bool) -> String {
+    let name = if second { "p/b.safetensors" } else { "p/a.safetensors" };
+    let date = "2026-11-21T00:00:00.000Z";
+    if azure {
+        let next = if second { "" } else { "<NextMarker>more&amp;of it</NextMarker>" };
+        return format!(
+            "<?xml version=\"1.0\"?><EnumerationResults><Blobs><Blob><Name>{name}</Name><Properties><Last-Modified>Sat, 21 \
+             Nov 2026 00:00:00 GMT</Last-Modified><Content-Length>7</Content-Length><Content-Type>x</Content-Type>\
+             <Etag>1</Etag></Properties></Blob></Blobs>{next}</EnumerationResults>"
+        );
+    }
+    let next = if second { "" } else { "<NextContinuationToken>more&amp;of it</NextContinuationToken>" };
+    format!(
+        "<?xml version=\"1.0\"?><ListBucketResult><IsTruncated>{}</IsTruncated>{next}<Contents><Key>{name}</Key>\
+         <LastModified>{date}</LastModified><ETag>\"1\"</ETag><Size>7</Size></Contents></ListBucketResult>",
+        !second
+    )
+}
+
+#[test]
+fn every_store_is_asked_for_the_next_page_and_again_where_that_fails() {
+    for (root, variables) in [
+        ("s3://b", vec![("AWS_ENDPOINT_URL", ""), ("AWS_SKIP_SIGNATURE", "true")]),
+        ("gs://b", vec![("STORAGE_EMULATOR_HOST", "")]),
+        (
+            "az://b",
+            vec![
+                ("AZURE_STORAGE_CONNECTION_STRING", "AccountName=devstoreaccount1;BlobEndpoint="),
+                ("AZURE_SKIP_SIGNATURE", "true"),
+            ],
+        ),
+    ] {
+        let server = Server::start(Source::default());
+        let azure = root.starts_with("az");
+        server.script(move |request, number| {
+            let second = request.path.contains("more%26of%20it") || request.path.contains("more%26of+it");
+            match number {
+                1 => Act::ResetAtOnce,
+                2 => Act::Refuse(503, Vec::new(), String::new()),
+                // From its beginning, page after page.
+                _ => Act::Answer(page(azure, second)),
+            }
+        });
+        let ends_in_url = |value: &str| {
+            if value.is_empty() || value.ends_with('=') { server.url("") } else { String::new() }
+        };
+        let variables =
+            variables.iter().map(|(name, value)| (*name, format!("{value}{}", ends_in_url(value))));
+        let store = RemoteStore::new(Environment::of(variables), patience());
+        let listed = store.list(&format!("{root}/p/")).unwrap_or_else(|error| panic!("{root}: {error}"));
+        let names: Vec<_> = listed.iter().map(|entry| entry.location.rsplit_once('/').unwrap().1).collect();
+        assert_eq!(names, ["a.safetensors", "b.safetensors"], "{root}");
+        assert_eq!(server.requests(), 5, "{root}: {:?}", server.log());
+    }
+}
+
 #[test]
 fn a_signed_index_signs_its_shards_and_nobody_is_shown_the_signature() {
     let (server, store) = web();

@@ -33,8 +33,10 @@ pub type Objects = Arc<Mutex<HashMap<String, Object>>>;
 #[derive(Clone)]
 pub enum Source {
     Own(Objects),
-    /// Another server, `host:port`.
+    /// Another server, `host:port`. Requests are passed on to the letter, since they may be signed.
     Behind(String),
+    /// The same, asked by its own name, for servers that mind it.
+    Named(String),
 }
 
 impl Default for Source {
@@ -49,6 +51,7 @@ pub struct Request {
     /// With its query.
     pub path: String,
     pub headers: HashMap<String, String>,
+    pub body: Vec<u8>,
     head: Vec<u8>,
 }
 
@@ -63,6 +66,8 @@ impl Request {
 #[derive(Clone, Debug)]
 pub enum Act {
     Serve,
+    /// This JSON.
+    Answer(String),
     /// This status with these headers and this body.
     Refuse(u16, Vec<(&'static str, String)>, String),
     /// This status, with a body that comes a byte a second for a day.
@@ -137,7 +142,7 @@ impl Server {
     pub fn objects(&self) -> Objects {
         match &self.shared.source {
             Source::Own(objects) => Arc::clone(objects),
-            Source::Behind(_) => panic!("a proxy has no objects"),
+            Source::Behind(_) | Source::Named(_) => panic!("a proxy has no objects"),
         }
     }
 
@@ -205,6 +210,12 @@ impl Shared {
                 let mut answer = Answer::plain(*status);
                 headers.iter().for_each(|(name, value)| answer.set(name, value));
                 answer.body = body.clone().into_bytes();
+                answer
+            }
+            Act::Answer(json) => {
+                let mut answer = Answer::plain(200);
+                answer.set("content-type", "application/json");
+                answer.body = json.clone().into_bytes();
                 answer
             }
             Act::DripRefusal(status) => {
@@ -276,7 +287,12 @@ impl Shared {
     fn answer(&self, request: &Request) -> std::io::Result<Answer> {
         let objects = match &self.source {
             Source::Own(objects) => objects,
-            Source::Behind(server) => return forward(server, request),
+            Source::Behind(server) => return forward(server, &request.head, request),
+            Source::Named(server) => {
+                let host = request.headers.get("host").cloned().unwrap_or_default();
+                let head = String::from_utf8_lossy(&request.head).replacen(&host, server, 1);
+                return forward(server, head.as_bytes(), request);
+            }
         };
         let path = request.path.split('?').next().unwrap_or_default();
         let Some(object) = objects.lock().unwrap().get(path).cloned() else { return Ok(Answer::plain(404)) };
@@ -313,6 +329,7 @@ fn copy(request: &Request) -> Request {
         method: request.method.clone(),
         path: request.path.clone(),
         headers: request.headers.clone(),
+        body: request.body.clone(),
         head: request.head.clone(),
     }
 }
@@ -326,7 +343,10 @@ fn read_request(reader: &mut BufReader<TcpStream>) -> std::io::Result<Option<Req
         return Ok(None);
     };
     let headers = headers(lines);
-    Ok(Some(Request { method: method.into(), path: path.into(), headers, head }))
+    let length = headers.get("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body)?;
+    Ok(Some(Request { method: method.into(), path: path.into(), headers, body, head }))
 }
 
 fn headers<'a>(lines: impl Iterator<Item = &'a str>) -> HashMap<String, String> {
@@ -346,10 +366,11 @@ fn read_head(reader: &mut BufReader<TcpStream>) -> std::io::Result<Vec<u8>> {
     }
 }
 
-/// The answer of the server behind: what was asked is passed on to the letter, since it may be signed.
-fn forward(server: &str, request: &Request) -> std::io::Result<Answer> {
+/// The answer of the server behind.
+fn forward(server: &str, head: &[u8], request: &Request) -> std::io::Result<Answer> {
     let mut stream = TcpStream::connect(server)?;
-    stream.write_all(&request.head)?;
+    stream.write_all(head)?;
+    stream.write_all(&request.body)?;
     let mut reader = BufReader::new(stream);
     let head = String::from_utf8_lossy(&read_head(&mut reader)?).into_owned();
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(502);

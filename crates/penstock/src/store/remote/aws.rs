@@ -2,11 +2,7 @@
 //!
 //! `aws-config` knows every place that credentials come from (variables, profiles, SSO, assumed roles, credential
 //! processes, web identities, containers, EKS pods, instances) and is kept up to date by its makers; `object_store`
-//! knows a few. So the chain is asked here, with this module's HTTP client underneath, and what it finds is kept until
-//! shortly before it expires: a load of an hour outlives its first credentials.
-
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+//! knows a few. So the chain is asked here, with this module's HTTP client underneath, and what it finds is kept by `keys`.
 
 use async_trait::async_trait;
 use aws_config::environment::EnvironmentVariableRegionProvider;
@@ -26,16 +22,14 @@ use aws_smithy_runtime_api::client::orchestrator::{HttpRequest, HttpResponse};
 use aws_smithy_runtime_api::client::result::ConnectorError;
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::body::SdkBody;
-use object_store::CredentialProvider;
 use object_store::aws::AwsCredential;
 
+use super::keys::{Fetched, Source};
 use super::transport::{ClientKey, send};
-use super::witness::Witness;
+use super::witness::Lack;
 
 /// The region of buckets of which nobody says where they are. A bucket elsewhere says so itself.
 pub(super) const DEFAULT_REGION: &str = "us-east-1";
-/// Credentials are renewed so long before they expire.
-const EARLY: Duration = Duration::from_secs(300);
 
 /// What AWS's files, variables and metadata services say.
 pub(super) async fn load(key: &ClientKey) -> SdkConfig {
@@ -50,84 +44,24 @@ pub(super) async fn load(key: &ClientKey) -> SdkConfig {
     aws_config::defaults(BehaviorVersion::v2026_01_12()).region(region).http_client(client).load().await
 }
 
-/// Credentials as `object_store` asks for them: before every request.
-pub(super) struct Keys {
-    provider: SharedCredentialsProvider,
-    held: Mutex<Option<Held>>,
-    renewing: tokio::sync::Mutex<()>,
-}
-
-struct Held {
-    credential: Arc<AwsCredential>,
-    expires: Option<SystemTime>,
-    source: &'static str,
-    since: Instant,
-}
-
-impl Keys {
-    pub(super) fn new(provider: SharedCredentialsProvider) -> Self {
-        Self { provider, held: Mutex::new(None), renewing: tokio::sync::Mutex::const_new(()) }
-    }
-
-    /// Where the credentials in use come from.
-    pub(super) fn source(&self) -> Option<&'static str> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|held| held.source)
-    }
-
-    /// Has them fetched anew, if they are older than `asked`.
-    pub(super) fn forget(&self, asked: Instant) {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        *held = held.take().filter(|held| held.since > asked);
-    }
-
-    fn valid_for(&self, margin: Duration) -> Option<Arc<AwsCredential>> {
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let held = held.as_ref()?;
-        let valid = held.expires.is_none_or(|expires| SystemTime::now() + margin < expires);
-        valid.then(|| Arc::clone(&held.credential))
-    }
-}
-
-impl std::fmt::Debug for Keys {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Keys").field("source", &self.source()).finish_non_exhaustive()
-    }
-}
+/// AWS's chain as a source of keys.
+pub(super) struct Chain(pub(super) SharedCredentialsProvider);
 
 #[async_trait]
-impl CredentialProvider for Keys {
+impl Source for Chain {
     type Credential = AwsCredential;
 
-    async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
-        if let Some(credential) = self.valid_for(EARLY) {
-            return Ok(credential);
-        }
-        let _one_at_a_time = self.renewing.lock().await;
-        if let Some(credential) = self.valid_for(EARLY) {
-            return Ok(credential);
-        }
-        match self.provider.provide_credentials().await {
-            Ok(credentials) => {
-                let credential = Arc::new(AwsCredential {
-                    key_id: credentials.access_key_id().to_owned(),
-                    secret_key: credentials.secret_access_key().to_owned(),
-                    token: credentials.session_token().map(str::to_owned),
-                });
-                *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Some(Held {
-                    credential: Arc::clone(&credential),
-                    expires: credentials.expiry(),
-                    source: source(&credentials),
-                    since: Instant::now(),
-                });
-                Ok(credential)
-            }
-            // What is still valid is used while the service that renews it is not to be had.
-            Err(error) => self.valid_for(Duration::ZERO).ok_or_else(|| {
-                let why = explain(&error);
-                Witness::note(|seen| seen.credentials = Some(why.clone()));
-                object_store::Error::Unauthenticated { path: String::new(), source: why.into() }
-            }),
-        }
+    async fn fetch(&self) -> Result<Fetched<AwsCredential>, Lack> {
+        let credentials = self.0.provide_credentials().await.map_err(|error| Lack::new(explain(&error)))?;
+        Ok(Fetched {
+            credential: AwsCredential {
+                key_id: credentials.access_key_id().to_owned(),
+                secret_key: credentials.secret_access_key().to_owned(),
+                token: credentials.session_token().map(str::to_owned),
+            },
+            expires: credentials.expiry(),
+            origin: source(&credentials).to_owned(),
+        })
     }
 }
 
@@ -153,7 +87,7 @@ fn source(credentials: &Credentials) -> &'static str {
 }
 
 /// Why there are no credentials: the innermost reason, which is the one that can be acted upon.
-fn explain(error: &CredentialsError) -> String {
+pub(super) fn explain(error: &CredentialsError) -> String {
     if matches!(error, CredentialsError::CredentialsNotLoaded(_)) {
         return "no AWS credentials were found".into();
     }

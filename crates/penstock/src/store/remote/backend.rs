@@ -3,15 +3,16 @@
 //! One for each bucket, kept for the process. Each provider's own module says which variables count and where
 //! credentials come from; what they share is the transport, and that `object_store` itself never tries again.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Instant;
 
 use object_store::{ObjectStore, RetryConfig};
 
 use super::address::{Address, Provider};
-use super::aws::Keys;
 use super::course::Course;
 use super::environment::Environment;
+use super::keys::Renewable;
 use super::retry::Patience;
 use super::runtime::Net;
 use super::transport::{ClientKey, Connector};
@@ -36,7 +37,7 @@ pub(super) struct Backend {
     pub(super) store: Arc<dyn ObjectStore>,
     /// Where credentials come from, where that is known from the start.
     credentials: String,
-    keys: Option<Arc<Keys>>,
+    keys: Option<Arc<dyn Renewable>>,
     /// S3: the region that requests are signed for.
     pub(super) region: Option<String>,
     /// The hub: the repository's page.
@@ -49,7 +50,7 @@ pub(super) struct Backend {
 pub(super) struct Made {
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) credentials: String,
-    pub(super) keys: Option<Arc<Keys>>,
+    pub(super) keys: Option<Arc<dyn Renewable>>,
     pub(super) region: Option<String>,
 }
 
@@ -95,7 +96,7 @@ impl Backend {
         let connector = Connector(client.clone());
         let made = match address.provider {
             Provider::S3 => s3::make(address, environment, &client, connector, region, course)?,
-            Provider::Gcs => gcs::make(address, environment, connector)?,
+            Provider::Gcs => gcs::make(address, environment, &client, connector)?,
             Provider::Azure => azure::make(address, environment, connector)?,
             Provider::Web | Provider::Hub => web(address, connector)?,
         };
@@ -132,10 +133,10 @@ impl Backend {
     }
 
     /// Where the credentials come from, for errors.
-    pub(super) fn credentials(&self) -> &str {
-        match self.keys.as_ref().and_then(|keys| keys.source()) {
-            Some(source) => source,
-            None => &self.credentials,
+    pub(super) fn credentials(&self) -> Cow<'_, str> {
+        match self.keys.as_ref().and_then(|keys| keys.origin()) {
+            Some(origin) => origin.into(),
+            None => self.credentials.as_str().into(),
         }
     }
 }

@@ -26,6 +26,8 @@ const PREFIXES: [&str; 13] = [
 /// What the names of secret variables hold.
 const SECRET: [&str; 8] =
     ["SECRET", "TOKEN", "KEY", "SAS", "PASSWORD", "CONNECTION_STRING", "CREDENTIAL", "HEADER"];
+/// It holds the path of a file, though its name says otherwise; unless someone put the file itself there.
+const PATH_OF_CREDENTIALS: &str = "GOOGLE_APPLICATION_CREDENTIALS";
 /// Shorter values are not looked for: they would be found everywhere.
 const SHORTEST_SECRET: usize = 8;
 
@@ -92,15 +94,16 @@ impl Environment {
 
     /// `text` without anything secret that it may repeat: secret values of variables, and queries of URLs.
     pub(super) fn scrub(&self, text: &str) -> String {
-        let is_secret = |name: &str| {
+        let is_secret = |name: &str, value: &str| {
             SECRET.iter().any(|part| name.contains(part))
                 && !name.ends_with("_FILE")
                 && !name.ends_with("_PATH")
+                && (name != PATH_OF_CREDENTIALS || value.contains('{'))
         };
         let mut text = text.to_owned();
         for (name, value) in &self.variables {
             let value = value.trim();
-            if value.len() >= SHORTEST_SECRET && is_secret(name) && text.contains(value) {
+            if value.len() >= SHORTEST_SECRET && is_secret(name, value) && text.contains(value) {
                 text = text.replace(value, "***");
             }
         }
@@ -139,6 +142,15 @@ mod tests {
             "with SENTINEL-1 and AccountKey=SENTINEL-2 in us-east-1-long at https://h/x?sig=SENTINEL-3 end",
         );
         assert_eq!(text, "with *** and *** in us-east-1-long at https://h/x end");
+    }
+
+    #[test]
+    fn the_path_of_a_file_of_credentials_may_be_shown_but_not_what_it_holds() {
+        let shown = |value: &'static str| {
+            Environment::of([("GOOGLE_APPLICATION_CREDENTIALS", value)]).scrub(&format!("at {value}."))
+        };
+        assert_eq!(shown("/var/run/credentials.json"), "at /var/run/credentials.json.");
+        assert_eq!(shown("{\"private_key\":1}"), "at ***.");
     }
 
     #[test]

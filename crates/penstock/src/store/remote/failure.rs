@@ -55,10 +55,13 @@ const EXPIRED: [&str; 3] = ["ExpiredToken", "ExpiredTokenException", "TokenRefre
 
 /// Judges a failed request of `backend`. `pinned` says that a version of the object had been seen before.
 pub(super) fn judge(backend: &Backend, error: &StoreError, seen: &Seen, pinned: bool) -> Verdict {
-    if let Some(why) = &seen.credentials {
-        return Verdict::Tell(
-            Error::new(ErrorKind::Access, backend.environment.scrub(why)).remedy(no_credentials(backend)),
-        );
+    if let Some(lack) = &seen.credentials {
+        let why = backend.environment.scrub(&lack.why);
+        if lack.passes {
+            return Verdict::Again(Trouble::new(why));
+        }
+        let remedy = lack.remedy.clone().unwrap_or_else(|| no_credentials(backend).to_owned());
+        return Verdict::Tell(Error::new(ErrorKind::Access, why).remedy(remedy));
     }
     if let Some(refusal) = &seen.refusal {
         return refused(backend, refusal, pinned);
@@ -96,7 +99,7 @@ fn refused(backend: &Backend, refusal: &Refusal, pinned: bool) -> Verdict {
     };
     let replaced = pinned && matches!(refusal.status, 404 | 410 | 416);
     if let Some(page) = backend.page.as_deref().filter(|_| !replaced)
-        && let Some((kind, remedy)) = hub::refused(refusal, page, backend.credentials())
+        && let Some((kind, remedy)) = hub::refused(refusal, page, &backend.credentials())
     {
         return tell(kind, remedy);
     }
@@ -104,10 +107,15 @@ fn refused(backend: &Backend, refusal: &Refusal, pinned: bool) -> Verdict {
         refusal.region.as_ref().filter(|region| backend.region.as_ref().is_some_and(|ours| ours != *region));
     match refusal.status {
         _ if BUSY.contains(&code) => again(backend, refusal),
-        400 | 401 | 403 if EXPIRED.contains(&code) => match tell(ErrorKind::Access, denied(backend, code)) {
-            Verdict::Tell(error) if backend.can_renew() => Verdict::Expired(error),
-            verdict => verdict,
-        },
+        // Google's storage says no more of a token that has expired than that it is none.
+        400 | 401 | 403
+            if EXPIRED.contains(&code) || (refusal.status == 401 && backend.provider == Provider::Gcs) =>
+        {
+            match tell(ErrorKind::Access, denied(backend, code)) {
+                Verdict::Tell(error) if backend.can_renew() => Verdict::Expired(error),
+                verdict => verdict,
+            }
+        }
         301 | 307 | 400 | 403 if elsewhere.is_some() => {
             Verdict::Region(elsewhere.cloned().unwrap_or_default())
         }

@@ -2,7 +2,8 @@
 //!
 //! Credentials are Google's application default ones: `GOOGLE_APPLICATION_CREDENTIALS`, what `gcloud auth
 //! application-default login` wrote, or the machine's service account; `GOOGLE_SERVICE_ACCOUNT` and
-//! `GOOGLE_SERVICE_ACCOUNT_KEY` come before them. `GOOGLE_SKIP_SIGNATURE=true` asks for public objects without any.
+//! `GOOGLE_SERVICE_ACCOUNT_KEY` come before them. Federated identities among them are `external_account`'s business, the
+//! others `object_store`'s. `GOOGLE_SKIP_SIGNATURE=true` asks for public objects without any.
 //! `STORAGE_EMULATOR_HOST` leads to an emulator, which wants none either, as in Google's own libraries.
 
 use std::sync::Arc;
@@ -12,10 +13,17 @@ use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use super::address::Address;
 use super::backend::{Made, never_again, refused};
 use super::environment::Environment;
-use super::transport::Connector;
+use super::external_account::ExternalAccount;
+use super::keys::{Keys, Renewable};
+use super::transport::{ClientKey, Connector};
 use crate::error::Result;
 
-pub(super) fn make(address: &Address, environment: &Environment, connector: Connector) -> Result<Made> {
+pub(super) fn make(
+    address: &Address,
+    environment: &Arc<Environment>,
+    client: &ClientKey,
+    connector: Connector,
+) -> Result<Made> {
     let mut builder = GoogleCloudStorageBuilder::new();
     for (name, value) in environment.starting_with("GOOGLE_") {
         if let Ok(key) = name.to_ascii_lowercase().parse::<GoogleConfigKey>()
@@ -41,13 +49,24 @@ pub(super) fn make(address: &Address, environment: &Environment, connector: Conn
     } else {
         "Google's application default credentials"
     };
+    let service_account = credentials.starts_with("GOOGLE_SERVICE_ACCOUNT");
+    let federated = match anonymous || service_account {
+        true => None,
+        false => ExternalAccount::of(environment, client).map_err(|error| error.object(address.shown()))?,
+    };
+    let credentials = federated.as_ref().map_or_else(|| credentials.to_owned(), |account| account.origin());
+    let keys = federated.map(|account| Arc::new(Keys::new(account)));
+    if let Some(keys) = &keys {
+        builder = builder.with_credentials(Arc::clone(keys) as _);
+    }
     let store = builder
         .with_bucket_name(&address.bucket)
         .with_retry(never_again())
         .with_http_connector(connector)
         .build()
         .map_err(|error| refused(address, environment, &error).remedy(REMEDY))?;
-    Ok(Made { store: Arc::new(store), credentials: credentials.into(), keys: None, region: None })
+    let keys = keys.map(|keys| keys as Arc<dyn Renewable>);
+    Ok(Made { store: Arc::new(store), credentials, keys, region: None })
 }
 
 /// What to do where there are no credentials.

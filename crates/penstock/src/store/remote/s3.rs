@@ -17,10 +17,11 @@ use aws_types::service_config::ServiceConfigKey;
 use object_store::aws::AmazonS3Builder;
 
 use super::address::Address;
-use super::aws::{DEFAULT_REGION, Keys, load};
+use super::aws::{Chain, DEFAULT_REGION, load};
 use super::backend::{Made, never_again, refused};
 use super::course::Course;
 use super::environment::Environment;
+use super::keys::{Keys, Renewable};
 use super::transport::{ClientKey, Connector};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -75,17 +76,18 @@ pub(super) fn make(
                 .remedy("Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"));
         }
     };
-    let keys = keys.map(|provider| Arc::new(Keys::new(provider)));
+    let keys = keys.map(|provider| Arc::new(Keys::new(Chain(provider))));
     if let Some(keys) = &keys {
         builder = builder.with_credentials(Arc::clone(keys) as _);
     }
     let credentials = if anonymous { "none (AWS_SKIP_SIGNATURE)" } else { "AWS's default chain" };
     let store = builder.build().map_err(|error| refused(address, environment, &error))?;
+    let keys = keys.map(|keys| keys as Arc<dyn Renewable>);
     Ok(Made { store: Arc::new(store), credentials: credentials.into(), keys, region: Some(region) })
 }
 
 /// Credentials in variables, which come first in AWS's chain too.
-fn own_keys(environment: &Environment) -> Option<Credentials> {
+pub(super) fn own_keys(environment: &Environment) -> Option<Credentials> {
     let key = environment.get(&["AWS_ACCESS_KEY_ID"])?;
     let secret = environment.get(&["AWS_SECRET_ACCESS_KEY", "SECRET_ACCESS_KEY"])?;
     let token = environment.get(&["AWS_SESSION_TOKEN"]).map(str::to_owned);

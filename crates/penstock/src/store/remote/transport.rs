@@ -56,6 +56,15 @@ impl ClientKey {
         runtime::client(self, || self.make())
     }
 
+    /// The key of clients for `host`: of servers that answer at once or are not there, no connection is waited for long.
+    pub(super) fn for_host(&self, host: &str) -> Self {
+        let mut key = self.clone();
+        if METADATA_HOSTS.contains(&host) {
+            key.patience.connect = METADATA_CONNECT;
+        }
+        key
+    }
+
     /// The settings of TLS.
     pub(super) fn tls(&self) -> Result<rustls::ClientConfig> {
         Net::of_process().tls(self.ca_bundle.as_ref(), || {
@@ -126,11 +135,8 @@ impl HttpService for Service {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let (parts, body) = request.into_parts();
         let host = parts.uri.host().unwrap_or_default().to_owned();
-        let mut key = self.0.clone();
-        if METADATA_HOSTS.contains(&&*host) {
-            key.patience.connect = METADATA_CONNECT;
-        }
-        let client = key.client().map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
+        let client =
+            self.0.for_host(&host).client().map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
         let url = parts
             .uri
             .to_string()

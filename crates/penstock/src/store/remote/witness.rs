@@ -43,7 +43,23 @@ pub(super) struct Seen {
     /// The last failure without an answer: in a few words, and whether asking again is in vain.
     pub(super) transport: Option<(String, bool)>,
     /// Why there are no credentials.
-    pub(super) credentials: Option<String>,
+    pub(super) credentials: Option<Lack>,
+}
+
+/// Why there are no credentials.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Lack {
+    pub(super) why: String,
+    /// What to do, where that is known better than for the provider as a whole.
+    pub(super) remedy: Option<String>,
+    /// Whether it may pass: a service that is busy, a connection that is lost.
+    pub(super) passes: bool,
+}
+
+impl Lack {
+    pub(super) fn new(why: impl Into<String>) -> Self {
+        Self { why: why.into(), remedy: None, passes: false }
+    }
 }
 
 /// Where the transport writes down what it sees.

@@ -1,0 +1,391 @@
+//! Google's federated identities: a subject token from wherever it is, shown to an imitation of Google's token service
+//! and of IAM, for a token that an emulator of the storage, behind a proxy that looks at it, is asked with.
+
+use std::os::unix::fs::PermissionsExt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use penstock::ErrorKind;
+use penstock::store::{Environment, RemoteStore, Store};
+use serde_json::{Value, json};
+
+use super::servers::http::{Act, Request, Server, Source};
+use super::servers::{self, patience};
+use super::{SIZE, content, read, refused, says, soon};
+
+const SUBJECT: &str = "SENTINEL-subject-token";
+const SECRET: &str = "SENTINEL-client-secret";
+const AUDIENCE: &str = "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/k";
+const JWT: &str = "urn:ietf:params:oauth:token-type:jwt";
+
+/// Everything that Google has here: storage that takes some tokens and no others, and services that give them.
+struct Google {
+    location: String,
+    storage: Server,
+    tokens: Server,
+    directory: tempfile::TempDir,
+}
+
+impl Google {
+    fn start() -> Option<Self> {
+        let gcs = servers::gcs()?;
+        // Each test's own: another's would be replaced under its hands.
+        let location = gcs.put(&format!("federated/{}.safetensors", next()), &content(SIZE));
+        let google = Self {
+            location,
+            storage: Server::start(Source::Named(gcs.server.clone())),
+            tokens: Server::start(Source::default()),
+            directory: tempfile::tempdir().unwrap(),
+        };
+        google.accept("token-0");
+        google.give(|number| (format!("token-{number}"), 3600));
+        google.write("subject", SUBJECT);
+        Some(google)
+    }
+
+    fn write(&self, name: &str, text: &str) -> String {
+        let path = self.directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    /// Has storage answer to these bearers only, as it does: 401 to others.
+    fn accept(&self, tokens: &'static str) {
+        self.storage.script(move |request, _| {
+            let bearer = bearer(request);
+            if tokens.split(' ').any(|token| token == bearer) {
+                return Act::Serve;
+            }
+            let body = "<Error><Code>AuthenticationRequired</Code><Message>Authentication required.</Message></Error>";
+            Act::Refuse(401, Vec::new(), body.into())
+        });
+    }
+
+    /// Has the token service give the token and the lifetime that `which` says, and checks what it is asked.
+    fn give(&self, which: impl Fn(usize) -> (String, u64) + Send + Sync + 'static) {
+        self.tokens.script(move |request, number| {
+            let form = form(request);
+            let field =
+                |name: &str| form.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
+            assert_eq!((request.method.as_str(), request.path.as_str()), ("POST", "/token"));
+            assert_eq!(field("grant_type"), Some("urn:ietf:params:oauth:grant-type:token-exchange"));
+            assert_eq!((field("audience"), field("subject_token_type")), (Some(AUDIENCE), Some(JWT)));
+            assert_eq!(field("scope"), Some("https://www.googleapis.com/auth/devstorage.read_only"));
+            if field("subject_token") != Some(SUBJECT) {
+                let said = json!({"error": "invalid_grant", "error_description": "The token is not a JWT"});
+                return Act::Refuse(400, Vec::new(), said.to_string());
+            }
+            let (token, seconds) = which(number);
+            Act::Answer(
+                json!({"access_token": token, "expires_in": seconds, "token_type": "Bearer"}).to_string(),
+            )
+        });
+    }
+
+    /// The settings of an identity whose token comes from `source`, with `more` of them.
+    fn settings(&self, source: Value, more: Value) -> Value {
+        let mut settings = json!({
+            "type": "external_account",
+            "audience": AUDIENCE,
+            "subject_token_type": JWT,
+            "token_url": self.tokens.url("/token"),
+            "credential_source": source,
+        });
+        let fields = more.as_object().cloned().unwrap_or_default();
+        settings.as_object_mut().unwrap().extend(fields);
+        settings
+    }
+
+    fn of_file(&self) -> Value {
+        self.settings(json!({"file": self.directory.path().join("subject")}), json!({}))
+    }
+
+    fn store(&self, settings: &Value, variables: &[(&str, &str)]) -> RemoteStore {
+        // Under a new name: what is reached with the same variables is set up once.
+        let file = self.write(&format!("credentials-{}.json", next()), &settings.to_string());
+        let base = self.storage.url("");
+        let all = [("GOOGLE_APPLICATION_CREDENTIALS", &*file), ("GOOGLE_BASE_URL", &*base)];
+        RemoteStore::new(Environment::of(all.iter().chain(variables).copied()), patience())
+    }
+
+    /// Reads through an identity, and checks the bytes.
+    fn reads(&self, settings: &Value, variables: &[(&str, &str)]) {
+        let (store, location) = (self.store(settings, variables), self.location.clone());
+        let (bytes, _) =
+            soon(move || read(store.open(&location).unwrap().as_ref(), 600_000, 2_000_000)).unwrap();
+        assert!(bytes == content(SIZE)[600_000..2_600_000]);
+    }
+
+    /// What opening fails with: denied, and without a secret.
+    fn denied(&self, settings: &Value, variables: &[(&str, &str)]) -> penstock::Error {
+        let (store, location) = (self.store(settings, variables), self.location.clone());
+        let error = soon(move || refused(&store, &location));
+        assert_eq!(error.kind(), ErrorKind::Access, "{error}");
+        assert!(!format!("{error} {error:?}").contains("SENTINEL"), "{error:?}");
+        says(&error, &[&self.location, "a federated identity", "credentials-"]);
+        error
+    }
+}
+
+fn next() -> usize {
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    NUMBER.fetch_add(1, Ordering::SeqCst)
+}
+
+fn bearer(request: &Request) -> &str {
+    request.headers.get("authorization").and_then(|value| value.strip_prefix("Bearer ")).unwrap_or_default()
+}
+
+fn form(request: &Request) -> Vec<(String, String)> {
+    url::form_urlencoded::parse(&request.body).into_owned().collect()
+}
+
+#[test]
+fn a_token_of_a_file_is_exchanged_once_for_many_requests() {
+    let Some(google) = Google::start() else { return };
+    google.reads(&google.of_file(), &[]);
+    assert_eq!((google.tokens.requests(), google.storage.requests()), (1, 2));
+    // As JSON, and by the file that `gcloud` writes.
+    google.write("subject", &json!({"id": SUBJECT}).to_string());
+    let format = json!({"type": "json", "subject_token_field_name": "id"});
+    let source = json!({"file": google.directory.path().join("subject"), "format": format});
+    let settings = google.settings(source, json!({}));
+    let home = google.directory.path().join(".config/gcloud");
+    std::fs::create_dir_all(&home).unwrap();
+    std::fs::write(home.join("application_default_credentials.json"), settings.to_string()).unwrap();
+    let variables = [
+        ("HOME", google.directory.path().to_str().unwrap().to_owned()),
+        ("GOOGLE_BASE_URL", google.storage.url("")),
+    ];
+    google.give(|_| ("token-0".into(), 3600));
+    let store = RemoteStore::new(Environment::of(variables), patience());
+    assert_eq!(store.open(&google.location).unwrap().bytes(), SIZE as u64);
+    assert_eq!(google.tokens.requests(), 1);
+}
+
+#[test]
+fn a_token_of_a_url_is_asked_for_with_its_headers() {
+    let Some(google) = Google::start() else { return };
+    let service = Server::start(Source::default());
+    service.script(|request, _| match request.headers.get("metadata").map(String::as_str) {
+        Some("True") => Act::Answer(json!({"access_token": SUBJECT}).to_string()),
+        _ => Act::Refuse(400, Vec::new(), String::new()),
+    });
+    let source = |header: &str| {
+        let format = json!({"type": "json", "subject_token_field_name": "access_token"});
+        json!({"url": service.url("/identity"), "headers": {"Metadata": header}, "format": format})
+    };
+    google.reads(&google.settings(source("True"), json!({})), &[]);
+    let error = google.denied(&google.settings(source("SENTINEL"), json!({})), &[]);
+    says(&error, &["token of http server 127.0.0.1", "the server of the token", "HTTP 400", "headers"]);
+}
+
+#[test]
+fn a_program_makes_tokens_only_where_that_is_allowed() {
+    let Some(google) = Google::start() else { return };
+    let answer = json!({"version": 1, "success": true, "token_type": JWT, "id_token": SUBJECT});
+    let answer = google.write("answer.json", &answer.to_string());
+    let ran = google.directory.path().join("ran").to_str().unwrap().to_owned();
+    let program = google.write(
+        "program",
+        &format!("#!/bin/sh\necho \"$1 $GOOGLE_EXTERNAL_ACCOUNT_AUDIENCE\" >> {ran}\ncat {answer}\n"),
+    );
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let settings = google.settings(json!({"executable": {"command": format!("{program} --now")}}), json!({}));
+    let error = google.denied(&settings, &[]);
+    says(&error, &["token of program", "may not be run", "GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES=1"]);
+    assert!(!std::fs::exists(&ran).unwrap());
+    let allowed = [("GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES", "1")];
+    google.reads(&settings, &allowed);
+    assert_eq!(std::fs::read_to_string(&ran).unwrap(), format!("--now {AUDIENCE}\n"));
+    // One that refuses, one that hangs, one that is not there.
+    let refusal = json!({"version": 1, "success": false, "code": "401", "message": "Caller not authorized"});
+    google.write("answer.json", &refusal.to_string());
+    says(&google.denied(&settings, &allowed), &["Caller not authorized (401)", "by hand"]);
+    let hanging = json!({"executable": {"command": "sleep 3600", "timeout_millis": 200}});
+    says(&google.denied(&google.settings(hanging, json!({})), &allowed), &["longer than 200 ms"]);
+    let missing = json!({"executable": {"command": "/no/such/program"}});
+    says(&google.denied(&google.settings(missing, json!({})), &allowed), &["could not be run"]);
+}
+
+#[test]
+fn what_a_program_left_in_its_file_is_used_until_it_expires() {
+    let Some(google) = Google::start() else { return };
+    let answer = |end: u64| json!({"version": 1, "success": true, "token_type": JWT, "id_token": SUBJECT, "expiration_time": end});
+    let left = google.write("left.json", &answer(4_000_000_000).to_string());
+    let settings =
+        google.settings(json!({"executable": {"command": "false", "output_file": left}}), json!({}));
+    let allowed = [("GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES", "1")];
+    google.reads(&settings, &allowed);
+    google.write("left.json", &answer(1_000_000_000).to_string());
+    says(&google.denied(&settings, &allowed), &["the program failed with exit status: 1"]);
+}
+
+#[test]
+fn credentials_of_aws_sign_a_request_that_is_the_token() {
+    let Some(google) = Google::start() else { return };
+    let source = json!({
+        "environment_id": "aws1",
+        "regional_cred_verification_url":
+            "https://sts.{region}.amazonaws.com?Action=GetCallerIdentity&Version=2011-06-15",
+    });
+    google.tokens.script(|request, _| {
+        let form = form(request);
+        let (_, token) = form.iter().find(|(name, _)| name == "subject_token").unwrap();
+        let decoded =
+            url::form_urlencoded::parse(format!("t={token}").as_bytes()).next().unwrap().1.into_owned();
+        let signed: Value = serde_json::from_str(&decoded).unwrap();
+        let url = "https://sts.eu-north-1.amazonaws.com?Action=GetCallerIdentity&Version=2011-06-15";
+        assert_eq!((&signed["url"], &signed["method"]), (&json!(url), &json!("POST")));
+        assert!(signed["headers"].as_array().unwrap().iter().any(|header| header["value"] == AUDIENCE));
+        Act::Answer(json!({"access_token": "token-0", "expires_in": 3600}).to_string())
+    });
+    let settings = google.settings(source, json!({}));
+    let keys =
+        [("AWS_ACCESS_KEY_ID", "AKID"), ("AWS_SECRET_ACCESS_KEY", SECRET), ("AWS_REGION", "eu-north-1")];
+    google.reads(&settings, &keys);
+    says(
+        &google.denied(&settings, &[]),
+        &["AWS credentials", "no AWS credentials were found", "AWS_ACCESS_KEY_ID"],
+    );
+}
+
+#[test]
+fn a_service_account_is_acted_as() {
+    let Some(google) = Google::start() else { return };
+    google.accept("account-token");
+    let email = "loader@project.iam.gserviceaccount.com";
+    let path = format!("/v1/projects/-/serviceAccounts/{email}:generateAccessToken");
+    let expected = path.clone();
+    let answer = |request: &Request, expected: &str| {
+        if request.path == "/token" {
+            let cloud = "https://www.googleapis.com/auth/cloud-platform";
+            assert!(form(request).contains(&("scope".into(), cloud.into())));
+            // A client of a workforce pool.
+            assert_eq!(
+                request.headers["authorization"],
+                format!("Basic {}", "bWU6U0VOVElORUwtY2xpZW50LXNlY3JldA==")
+            );
+            return Act::Answer(
+                json!({"access_token": "SENTINEL-federated", "expires_in": 3600}).to_string(),
+            );
+        }
+        assert_eq!((request.path.as_str(), bearer(request)), (expected, "SENTINEL-federated"));
+        let asked: Value = serde_json::from_slice(&request.body).unwrap();
+        assert_eq!(asked["lifetime"], "600s");
+        assert_eq!(asked["scope"], json!(["https://www.googleapis.com/auth/devstorage.read_only"]));
+        Act::Answer(json!({"accessToken": "account-token", "expireTime": "2099-01-01T00:00:00Z"}).to_string())
+    };
+    google.tokens.script(move |request, _| answer(request, &expected));
+    let settings = google.settings(
+        json!({"file": google.directory.path().join("subject")}),
+        json!({
+            "service_account_impersonation_url": google.tokens.url(&path),
+            "service_account_impersonation": {"token_lifetime_seconds": 600},
+            "client_id": "me",
+            "client_secret": SECRET,
+        }),
+    );
+    google.reads(&settings, &[]);
+    assert_eq!(google.tokens.requests(), 2);
+    // An identity that may not.
+    google.tokens.script(move |request, _| match request.path.as_str() {
+        "/token" => answer(request, ""),
+        _ => {
+            let said = "Permission 'iam.serviceAccounts.getAccessToken' denied for SENTINEL-federated";
+            let error = json!({"error": {"code": 403, "message": said, "status": "PERMISSION_DENIED"}});
+            Act::Refuse(403, Vec::new(), error.to_string())
+        }
+    });
+    let error = google.denied(&settings, &[]);
+    says(&error, &["Google's IAM", "HTTP 403 PERMISSION_DENIED", "getAccessToken", email]);
+    says(&error, &["roles/iam.workloadIdentityUser"]);
+}
+
+#[test]
+fn tokens_are_renewed_while_a_load_goes_on() {
+    let Some(google) = Google::start() else { return };
+    // A few seconds each; which one comes with each request is what storage sees.
+    google.give(|number| (format!("token-{number}"), 2));
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let seeing = Arc::clone(&seen);
+    google.storage.script(move |request, _| {
+        seeing.lock().unwrap().push(bearer(request).to_owned());
+        Act::Serve
+    });
+    let object = google.store(&google.of_file(), &[]).open(&google.location).unwrap();
+    for _ in 0..5 {
+        read(object.as_ref(), 1_000_000, 1000).unwrap();
+        std::thread::sleep(Duration::from_millis(600));
+    }
+    let seen = seen.lock().unwrap();
+    assert_eq!(seen.first().map(String::as_str), Some("token-0"));
+    assert!(seen.contains(&"token-1".to_owned()) && seen.contains(&"token-2".to_owned()), "{seen:?}");
+    // Not for every request.
+    assert!(google.tokens.requests() < seen.len(), "{seen:?}");
+}
+
+#[test]
+fn a_token_that_storage_takes_no_longer_is_fetched_anew_once() {
+    let Some(google) = Google::start() else { return };
+    let object = google.store(&google.of_file(), &[]).open(&google.location).unwrap();
+    google.accept("token-1");
+    let (bytes, lane) = read(object.as_ref(), 600_000, 2_000_000).unwrap();
+    assert!(bytes == content(SIZE)[600_000..2_600_000]);
+    assert_eq!((lane.calls, google.tokens.requests()), (2, 2));
+    google.accept("none");
+    let error = soon(move || read(object.as_ref(), 600_000, 2_000_000)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Access);
+    says(&error, &["HTTP 401 AuthenticationRequired", "a federated identity", "token of file"]);
+    assert_eq!(google.tokens.requests(), 3);
+}
+
+#[test]
+fn a_token_service_that_is_busy_is_asked_again() {
+    let Some(google) = Google::start() else { return };
+    google.tokens.script(|_, number| match number {
+        0 => Act::Refuse(503, Vec::new(), String::new()),
+        1 => Act::ResetAtOnce,
+        2 => Act::Refuse(429, Vec::new(), String::new()),
+        _ => Act::Answer(json!({"access_token": "token-0", "expires_in": 3600}).to_string()),
+    });
+    google.reads(&google.of_file(), &[]);
+    assert_eq!((google.tokens.requests(), google.storage.requests()), (4, 2));
+    google.tokens.script(|_, _| Act::Refuse(503, Vec::new(), String::new()));
+    let (store, location) = (
+        google.store(&google.settings(json!({"file": google.write("other", SUBJECT)}), json!({})), &[]),
+        google.location,
+    );
+    let error = soon(move || refused(&store, &location));
+    assert_eq!(error.kind(), ErrorKind::Storage);
+    says(&error, &["6 times", "Google's token service (127.0.0.1) answered HTTP 503"]);
+}
+
+#[test]
+fn what_is_wrong_is_told_with_its_source_and_no_secret() {
+    let Some(google) = Google::start() else { return };
+    google.write("subject", "SENTINEL-of-another");
+    let error = google.denied(&google.of_file(), &[]);
+    says(
+        &error,
+        &["token of file", "Google's token service", "HTTP 400 invalid_grant: The token is not a JWT"],
+    );
+    says(&error, &["audience"]);
+    // A service that repeats what it was shown.
+    google.tokens.script(|_, _| {
+        let said = json!({"error": "invalid_grant", "error_description": "bad token SENTINEL-of-another"});
+        Act::Refuse(400, Vec::new(), said.to_string())
+    });
+    says(&google.denied(&google.of_file(), &[]), &["bad token ***"]);
+    std::fs::remove_file(google.directory.path().join("subject")).unwrap();
+    says(&google.denied(&google.of_file(), &[]), &["token of file", "No such file", "Mount the token"]);
+    google.write("subject", "");
+    says(&google.denied(&google.of_file(), &[]), &["it holds no token"]);
+    // Settings that cannot be.
+    let mut settings = google.of_file();
+    settings["token_url"] = "http://sts.example.com/token".into();
+    let error = refused(&google.store(&settings, &[]), &google.location);
+    assert_eq!(error.kind(), ErrorKind::Config);
+    says(&error, &["GOOGLE_APPLICATION_CREDENTIALS=", "token_url is not an HTTPS URL", "create-cred-config"]);
+}
