@@ -1,9 +1,9 @@
 """What was recorded, read together with the other ranks of the model where that spares the storage.
 
 Each rank proposes what it wants (``shares`` makes one plan of all proposals), reads by itself what it alone wants, and
-takes part in the ``exchange`` of the rest at the same time. It is done where that is quicker than reading more: over a
-network always, and between GPUs also from a disk, as far as the page cache does not hold the files; CPUs would take as
-long to hand bytes on as a disk to read them again. Where any rank cannot or will not, or sees another version of the
+takes part in the ``exchange`` of the rest at the same time. On CPUs it is done where bytes come over a network: a disk
+reads them again in the time that handing them on takes. On GPUs it is done when it is asked for, until it has been
+measured there. Where any rank cannot or will not, or sees another version of the
 checkpoint, each reads everything for itself, and the statistics say why.
 """
 
@@ -33,7 +33,7 @@ from penstock.recording.statistics import Statistics
 _PUT_TOGETHER_BYTES = 128 << 20
 """Parts that have to be converted are shared up to this size: they need as much memory besides their destination."""
 
-_DEAR = {"cpu": {"network"}, "cuda": {"network", "disk"}}
+_DEAR: dict[str, set[str]] = {"cpu": {"network"}, "cuda": set()}
 """Where bytes come from that are read once and handed on, by what they go to."""
 _EVERYWHERE = {"network", "disk", "memory"}
 
