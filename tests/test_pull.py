@@ -205,6 +205,8 @@ def test_engines_list_and_pull_by_the_same_means(bucket: servers.Remote, tmp_pat
     where, to = f"{bucket.root}/model/", tmp_path / "to"
     names = ["a.safetensors", "b[1].safetensors", "config.json"]
     assert objects.list_files(where) == [(f"{where}{name}", len(name)) for name in names]
+    deeper = [(f"{where}{name}", len(name)) for name in ("unet/a.safetensors", "unet/deep/x.bin")]
+    assert objects.list_files(where, recursive=True) == [*objects.list_files(where), *deeper]
     assert objects.list_safetensors(where) == [f"{where}{name}" for name in names[:2]]
 
     def there() -> list[str]:

@@ -13,7 +13,7 @@ import torch
 
 from penstock.checkpoint import Checkpoint
 from penstock.errors import PenstockError
-from penstock.recording import Recorder, Statistics
+from penstock.recording import Recorder, Sharing, Statistics
 
 Pairs = Iterator[tuple[str, torch.Tensor]]
 T = TypeVar("T")
@@ -42,10 +42,11 @@ def ordinary(recorder: Recorder, offered: Sequence[Weights]) -> Pairs:
 def fill(
     load: Callable[[Pairs], T],
     offered: Sequence[Weights],
-    recorder: Callable[[], Recorder],
+    recorder: Callable[[Sharing | None], Recorder],
     *,
     why_ordinary: str | None,
     logger: logging.Logger,
+    sharing: Sharing | None = None,
 ) -> tuple[T, Statistics]:
     """Has a model load itself; returns what it returned, and the figures.
 
@@ -53,15 +54,16 @@ def fill(
         load: the model's own code, which takes ``(name, tensor)`` pairs. It is called once more, with ordinary tensors,
             if it fails with lazy ones for a reason other than that they cannot be read.
         offered: what it gets.
-        recorder: makes a recorder.
+        recorder: makes a recorder, which reads together with other ranks or not.
         why_ordinary: why it is not to get lazy tensors, or None.
         logger: is told of a second attempt.
+        sharing: the other ranks, who are told if this one cannot record. If this raises, telling them is the caller's.
 
     Raises:
         PenstockError: the checkpoint cannot be read. What the model's code raises comes through.
     """
     if why_ordinary is None:
-        recording = recorder()
+        recording = recorder(sharing)
         try:
             with recording:
                 result = load(lazy(recording, offered))
@@ -72,7 +74,9 @@ def fill(
             why_ordinary = f"loading failed with lazy tensors: {in_short(error)}"
         else:
             return result, recording.statistics
-    plain = recorder()
+    elif sharing is not None:
+        sharing.withdraw(why_ordinary)
+    plain = recorder(None)
     plain.statistics.notes.append(f"ordinary tensors: {why_ordinary}")
     return load(ordinary(plain, offered)), plain.statistics
 

@@ -10,16 +10,23 @@ from collections.abc import Iterable
 from fnmatch import fnmatch
 
 from penstock._native import Source, list_objects
+from penstock.engines.files import is_url
 from penstock.pulling import pull_entries
 
 
-def list_files(prefix: str) -> list[tuple[str, int]]:
-    """(location, bytes) of the objects directly under a prefix, or the files in a directory, sorted by location.
+def list_files(prefix: str, *, recursive: bool = False) -> list[tuple[str, int]]:
+    """(location, bytes) of the objects under a prefix, or the files directly in a directory, sorted by location.
+
+    Args:
+        prefix: the prefix, or a directory of this machine.
+        recursive: of a prefix, also what lies deeper.
 
     Raises:
         ObjectNotFoundError: nothing is there.
         ObjectAccessError, StorageError: as ``penstock.open`` does.
     """
+    if recursive and is_url(prefix):
+        return sorted((f"{prefix.rstrip('/')}/{path}", nbytes) for path, nbytes in Source(prefix).entries)
     objects, _ = list_objects(prefix)
     return [(location, nbytes) for location, _, nbytes in objects]
 

@@ -27,7 +27,7 @@ from penstock.engines.options import Options
 from penstock.engines.sglang.stores import small_files_of
 from penstock.engines.small_files import joined
 from penstock.errors import ConfigError, FormatError, ObjectNotFoundError
-from penstock.recording import Recorder, Statistics
+from penstock.recording import Recorder, Sharing, Statistics
 
 logger = logging.getLogger(__name__)
 
@@ -156,10 +156,11 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             report(logger, time.perf_counter() - self.counter_before_loading_weights, statistics)
         DefaultModelLoader.postprocess_weights(model, target_device)
 
-    def recorder(self) -> Recorder:
+    def recorder(self, sharing: Sharing | None = None) -> Recorder:
         """A recorder for the device of the latest load."""
         is_first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
-        return Recorder(self._device, progress=True if is_first else None, config=self.options.config())
+        progress = True if is_first else None
+        return Recorder(self._device, progress=progress, config=self.options.config(), sharing=sharing)
 
 
 def otherwise(load_config: Any, load_format: LoadFormat) -> Any:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Generator, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,10 +29,11 @@ from vllm.model_executor.model_loader.weight_utils import enable_tqdm
 from vllm.platforms import current_platform
 
 import penstock
+from penstock.engines.filling import Weights, fill, in_short, ordinary, report
 from penstock.engines.vllm import FORMAT
 from penstock.engines.vllm.options import Options
 from penstock.engines.vllm.stores import is_url
-from penstock.errors import FormatError, PenstockError
+from penstock.errors import FormatError
 from penstock.recording import Peers, Recorder, Sharing, Statistics
 
 # Under vLLM's own name, so that vLLM's handlers show what is logged.
@@ -40,14 +41,6 @@ logger = init_logger("vllm.penstock")
 
 LATEST: list[Statistics] = []
 """Figures of the latest load of this process."""
-
-
-class Weights(NamedTuple):
-    """Some of a checkpoint's tensors, and what the model knows them as."""
-
-    checkpoint: penstock.Checkpoint
-    names: list[str]
-    prefix: str
 
 
 class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
@@ -123,12 +116,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def get_all_weights(self, model_config: Any, model: nn.Module) -> Generator[tuple[str, torch.Tensor], None, None]:
         """``(name, tensor)`` of everything, streamed to the device: what ``reload_weights`` asks for."""
-        yield from self._ordinary(self._recorder(), list(self.weights(model_config, model)))
-
-    @staticmethod
-    def _ordinary(recorder: Recorder, offered: list[Weights]) -> Generator[tuple[str, torch.Tensor], None, None]:
-        for weights in offered:
-            yield from recorder.ordinary(weights.checkpoint, weights.names, prefix=weights.prefix)
+        yield from ordinary(self._recorder(), list(self.weights(model_config, model)))
 
     # Loading
 
@@ -143,7 +131,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             self._load(model, model_config, sharing)
         except Exception as error:
             if sharing is not None:
-                sharing.withdraw(_in_short(error))
+                sharing.withdraw(in_short(error))
             raise
 
     def _load(self, model: Any, model_config: Any, sharing: Sharing | None) -> None:
@@ -151,17 +139,11 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         self._init_ep_weight_filter(model_config)
         offered = list(self.weights(model_config, model))
         reason = self._reason_for_ordinary(model)
-        if reason is None:
-            loaded, statistics = self._recorded(model, offered, sharing)
-        else:
-            if sharing is not None:
-                sharing.withdraw(reason)
-            loaded, statistics = self._streamed(model, offered, reason)
+        loaded, statistics = fill(
+            model.load_weights, offered, self._recorder, why_ordinary=reason, logger=logger, sharing=sharing
+        )
         LATEST[:] = [statistics]
-        logger.info_once("Loading weights took %.2f seconds", time.perf_counter() - began)
-        logger.info("Penstock: %s", statistics)
-        for note in statistics.all_notes():
-            logger.info("Penstock: %s", note)
+        report(logger, time.perf_counter() - began, statistics)
         track = self.enable_weights_track
         if track is None:
             track = model_config.quantization is None and loaded is not None
@@ -185,32 +167,9 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             peers = Peers(group.cpu_group, group.cpu_group if is_cpu else group.device_group)
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
             # Groups that torch.distributed does not know, which some of vLLM's modes make; it is so on every rank.
-            logger.info("Penstock: each rank reads for itself: %s", _in_short(error))
+            logger.info("Penstock: each rank reads for itself: %s", in_short(error))
             return None
         return Sharing(peers, always=bool(self.options.share))
-
-    def _recorded(
-        self, model: Any, offered: list[Weights], sharing: Sharing | None
-    ) -> tuple[set[str] | None, Statistics]:
-        recorder = self._recorder(sharing)
-        try:
-            with recorder:
-                return model.load_weights(self._lazy(recorder, offered)), recorder.statistics
-        except PenstockError:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, ordinary tensors decide whether it is the model's
-            logger.warning("Penstock: %s; loading once more, with ordinary tensors", _in_short(error))
-            return self._streamed(model, offered, f"loading failed with lazy tensors: {_in_short(error)}")
-
-    def _streamed(self, model: Any, offered: list[Weights], why: str) -> tuple[set[str] | None, Statistics]:
-        recorder = self._recorder()
-        recorder.statistics.notes.append(f"ordinary tensors: {why}")
-        return model.load_weights(self._ordinary(recorder, offered)), recorder.statistics
-
-    @staticmethod
-    def _lazy(recorder: Recorder, offered: list[Weights]) -> Iterator[tuple[str, torch.Tensor]]:
-        for weights in offered:
-            yield from recorder.weights(weights.checkpoint, weights.names, prefix=weights.prefix)
 
     def _recorder(self, sharing: Sharing | None = None) -> Recorder:
         progress = True if enable_tqdm(self.load_config.use_tqdm_on_load) else None
@@ -258,8 +217,3 @@ def _tracking(model_config: Any) -> dict[str, bool]:
 
     known = inspect.signature(DefaultModelLoader.track_weights_loading).parameters
     return {"quantized": model_config.quantization is not None} if "quantized" in known else {}
-
-
-def _in_short(error: BaseException) -> str:
-    first = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__

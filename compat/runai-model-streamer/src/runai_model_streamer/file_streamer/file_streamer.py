@@ -139,8 +139,6 @@ class FileStreamer:
     ) -> list[tuple[str, int]]:
         """(path, bytes) of what is under a prefix, of which patterns are shell patterns for the whole path.
 
-        Below a prefix on an object store, only what is directly under it is listed.
-
         Raises:
             ValueError: where there is no such directory, or the store cannot be asked.
         """
@@ -163,7 +161,7 @@ def _below(prefix: str, recursive: bool) -> list[tuple[str, int]]:
     if is_object_storage(prefix):
         with _penstock.as_value_errors(), _penstock.credentials():
             try:
-                return objects.list_files(prefix)
+                return objects.list_files(prefix, recursive=recursive)
             except ObjectNotFoundError:
                 return []
     if not os.path.exists(prefix):
