@@ -2,10 +2,11 @@
 # gpu_machine.sh WHEELS OUT PART...: tests and benchmarks on a machine that has a GPU, torch and no network.
 #
 #   WHEELS/*.whl              Penstock's wheel, and what its tests import that the machine lacks
-#   WHEELS/rivals/*.whl       what fetch_rivals.sh brings: needed by rivals, cold, warm, tmpfs, half, one, small, cores
+#   WHEELS/rivals/*.whl       what fetch_rivals.sh brings: needed by all but tests, readers, transformers and sharing
 #   WHEELS/safetensors-*/     likewise
 #   WHEELS/compat/*.whl       compat/runai-model-streamer's wheel, for vllm
 #   WHEELS/vllm/part.*        a vLLM, packed as `tar | xz | split`, for vllm
+#   WHEELS/http-bench         the server that remote_kit.sh builds, for remote
 #
 # Each PART leaves a JSON or a log of its name in OUT. ROUNDS (3), BUDGET (seconds for one part, 400) and DATA (a
 # directory on a disk, /data) may be set. Parts:
@@ -16,6 +17,8 @@
 #   readers                   the number of readers that is found, beside fixed ones
 #   transformers              engines.py
 #   vllm                      engines_vllm.py
+#   sharing                   sharing.py, on two GPUs
+#   remote                    remote.py over loopback, to the GPU
 set -euo pipefail
 if [ $# -lt 3 ]; then
   sed -n '2,/^set/{s/^# \{0,1\}//;/^set/d;p}' "$0" >&2
@@ -66,6 +69,13 @@ tarfile.open(fileobj=lzma.open(sys.stdin.buffer), mode='r|').extractall('$sites/
       PYTHONPATH=$PYTHONPATH:$sites/vllm:$sites/rivals "$python" "$here/engines_vllm.py" "$data" --rounds "$rounds" \
         --formats auto,runai_streamer,runai_streamer@penstock,fastsafetensors,penstock \
         --site "runai_streamer@penstock=$sites/compat" --keep --output "$out/vllm.json"
+      ;;
+    sharing) "$python" "$here/sharing.py" --directory "$data" --device cuda --output "$out/sharing.json" ;;
+    remote)
+      site rivals "$wheels"/rivals/*.whl
+      PYTHONPATH=$PYTHONPATH:$sites/rivals "$python" "$here/remote.py" /dev/shm/penstock-remote --server auto --gb 15.19 \
+        --program "$wheels/http-bench" --files 4 --device cuda:0 --networks loopback --rounds "$rounds" \
+        --budget "$budget" --output "$out/remote.json"
       ;;
     *)
       echo "no part $1" >&2
