@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,6 +70,32 @@ def drop_cache(path: Path) -> None:
         os.close(fd)
 
 
+def threads() -> dict[str, str]:
+    """This process's threads and their names, but for those that end while one looks."""
+    found = {}
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found[task] = Path(f"/proc/self/task/{task}/comm").read_text().strip()
+    return found
+
+
+def threads_left(but: Collection[str] = ()) -> list[str]:
+    """Names of the threads of loads in this process, other than ``but``.
+
+    One that was joined leaves the list a moment later, so it is looked twice, until both looks say the same.
+    """
+
+    def look() -> list[str]:
+        return sorted(name for task, name in threads().items() if task not in but and name.startswith("penstock"))
+
+    last, now = None, look()
+    end = time.monotonic() + 2
+    while now and now != last and time.monotonic() < end:
+        time.sleep(0.02)
+        last, now = now, look()
+    return now
+
+
 class Remains(NamedTuple):
     """What a process holds that a load may have left behind."""
 
@@ -79,9 +107,7 @@ class Remains(NamedTuple):
     def now(cls) -> Remains:
         from penstock._native import staging_usage
 
-        names = [Path(f"/proc/self/task/{task}/comm") for task in os.listdir("/proc/self/task")]
-        ours = sum(name.exists() and name.read_text().startswith("penstock") for name in names)
-        return cls(ours, len(os.listdir("/proc/self/fd")), staging_usage()[2])
+        return cls(len(threads_left()), len(os.listdir("/proc/self/fd")), staging_usage()[2])
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import pytest
 
 import penstock
 import servers
-from conftest import Raw, assert_bits, raw_bytes, write_raw
+from conftest import Raw, assert_bits, raw_bytes, threads, write_raw
 
 
 class Model:
@@ -151,7 +150,6 @@ def test_a_killed_process_leaves_nothing_that_harms(model: Model) -> None:
 
 
 def test_without_a_cache_nothing_of_it_is_there(model: Model) -> None:
-    before = set(os.listdir("/proc/self/task"))
+    before = threads()
     penstock.open(model.url).load(framework="np")
-    names = [Path(f"/proc/self/task/{task}/comm") for task in set(os.listdir("/proc/self/task")) - before]
-    assert not [name for name in names if name.exists() and "cache" in name.read_text()]
+    assert not [name for task, name in threads().items() if task not in before and "cache" in name]

@@ -21,7 +21,7 @@ import pytest
 
 import penstock
 import servers
-from conftest import Raw, assert_bits, raw_bytes, write_raw
+from conftest import Raw, assert_bits, raw_bytes, threads, threads_left, write_raw
 
 
 def shard(tmp_path: Path, seed: int, count: int = 3) -> tuple[bytes, dict[str, Raw]]:
@@ -101,12 +101,11 @@ def test_tensors_that_exist_are_filled(model: tuple[str, dict[str, Raw]]) -> Non
 def test_a_stream_left_early_leaves_nothing_behind(model: tuple[str, dict[str, Raw]]) -> None:
     where, tensors = model
     assert_bits(penstock.open(where).load(framework="np"), tensors)
-    before = set(os.listdir("/proc/self/task"))
+    before = threads()
     stream = penstock.open(where).stream(framework="np")
     next(stream)
     stream.close()
-    after = [Path(f"/proc/self/task/{task}/comm") for task in set(os.listdir("/proc/self/task")) - before]
-    assert not [path.read_text() for path in after if path.exists() and path.read_text().startswith("penstock")]
+    assert not threads_left(but=before)
 
 
 def _network_files() -> list[str]:
