@@ -4,7 +4,7 @@
 
 Writes layers of Llama-3-8B's shapes, loads them in a process for each rank as tensor parallelism does (rows of some
 matrices, columns of `o_proj` and `down_proj`), from the disk and from the page cache, and checks every byte of the
-columns against safetensors. Cold means that the page cache was dropped for the file (``POSIX_FADV_DONTNEED``).
+columns against safetensors. The page cache is made cold or warm before each load, and proved.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import distributed
+
+sys.path.insert(0, str(Path(__file__).parent))
+import common
 
 import penstock
 from penstock.recording import Peers, Recorder, Sharing
@@ -35,21 +37,14 @@ COLUMNS = {"o_proj": (HIDDEN, HIDDEN), "down_proj": (HIDDEN, INNER)}
 
 
 def generate(directory: Path, layers: int) -> list[str]:
-    """Files of one layer each, with random bits."""
+    """Files of one layer each, with random numbers."""
     files = []
     for layer in range(layers):
         path = directory / f"model-{layer:05}.safetensors"
         files.append(str(path))
         if not path.exists():
-            chance = torch.Generator().manual_seed(layer)
-            tensors = {
-                f"layers.{layer}.{name}": torch.randint(
-                    -(2**15), 2**15, shape, dtype=torch.int16, generator=chance
-                ).view(torch.bfloat16)
-                for name, shape in {**ROWS, **COLUMNS}.items()
-            }
-            tensors[f"layers.{layer}.norm"] = torch.zeros(HIDDEN, dtype=torch.bfloat16)
-            save_file(tensors, path)
+            shapes: dict[str, tuple[int, ...]] = {**ROWS, **COLUMNS, "norm": (HIDDEN,)}
+            common.write_checkpoint(path, {f"layers.{layer}.{name}": of for name, of in shapes.items()}, seed=layer)
     return files
 
 
@@ -116,12 +111,8 @@ def be_a_rank(rank: int, ranks: int, port: int, files: list[str], cases: list[di
     data = distributed.new_group(backend="nccl") if device == "cuda" else None
     for case in cases:
         distributed.barrier(group=control)
-        if case["cold"] and rank == 0:
-            for file in files:
-                descriptor = os.open(file, os.O_RDONLY)
-                os.fdatasync(descriptor)
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-                os.close(descriptor)
+        if rank == 0:
+            common.set_cache([Path(file) for file in files], "cold" if case["cold"] else "warm")
         distributed.barrier(group=control)
         found = load(files, case, Peers(control, data), where)
         print(json.dumps({"rank": rank, **case, **found}), flush=True)
@@ -153,10 +144,10 @@ def main() -> None:
         ]
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        common = {"ranks": given.ranks, "port": port, "files": files, "cases": cases, "device": given.device}
+        task = {"ranks": given.ranks, "port": port, "files": files, "cases": cases, "device": given.device}
         processes = [
             subprocess.Popen(
-                [sys.executable, __file__, "--rank", json.dumps({"rank": rank, **common})],
+                [sys.executable, __file__, "--rank", json.dumps({"rank": rank, **task})],
                 stdout=subprocess.PIPE,
                 text=True,
             )
@@ -183,9 +174,12 @@ def main() -> None:
         name = ("cold" if cold else "warm", "together" if together else "each for itself")
         print(f"| {' | '.join(name)} | {seconds[len(seconds) // 2]:.2f} | {read:.2f} | {peak / (1 << 20):.0f} MiB |")
     if given.output:
-        about = {"ranks": given.ranks, "device": given.device, "bytes": size, "torch": torch.__version__}
-        if given.device == "cuda":
-            about["gpu"] = torch.cuda.get_device_name()
+        about = {
+            "machine": common.machine() | {"gpu": common.gpu_name() if given.device == "cuda" else None},
+            "command": f"python benchmarks/sharing.py --ranks {given.ranks} --device {given.device} "
+            f"--layers {given.layers} --rounds {given.rounds} --output FILE",
+            "bytes": size,
+        }
         given.output.write_text(json.dumps({**about, "results": results, "loads": found}, indent=1))
 
 
