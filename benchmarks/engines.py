@@ -81,17 +81,23 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path, help="where the model is built")
-    parser.add_argument("--output", type=Path, required=True, help="the figures, as JSON")
-    parser.add_argument("--gb", type=float, default=8.2, help="about how large the model is; below 0.5, a tiny one")
-    parser.add_argument("--files", type=int, default=4, help="into how many files")
+    parser = parser_of(__doc__, gb=8.2, limit=600)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--dtype", default="bfloat16", help="of the loaded model; the files have bfloat16")
-    parser.add_argument("--states", default="cold,warm", help="of the page cache")
     parser.add_argument("--loaders", default=",".join(LOADERS))
+    return parser
+
+
+def parser_of(description: str | None, *, gb: float, limit: float) -> argparse.ArgumentParser:
+    """The options of all comparisons that build a model and load it by turns."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path, help="where the model is built")
+    parser.add_argument("--output", type=Path, required=True, help="the figures, as JSON")
+    parser.add_argument("--gb", type=float, default=gb, help="about how large the model is; below 0.5, a tiny one")
+    parser.add_argument("--files", type=int, default=4, help="into how many files")
+    parser.add_argument("--states", default="cold,warm", help="of the page cache")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--limit", type=float, default=600, help="seconds that one load may take")
+    parser.add_argument("--limit", type=float, default=limit, help="seconds that one measurement may take")
     parser.add_argument("--keep", action="store_true", help="leave the model for the next run")
     return parser
 

@@ -78,18 +78,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path, help="where the model is built")
-    parser.add_argument("--output", type=Path, required=True, help="the figures, as JSON")
-    parser.add_argument("--gb", type=float, default=15.2, help="about how large the model is; below 0.5, a tiny one")
-    parser.add_argument("--files", type=int, default=4, help="into how many files")
+    parser = engines.parser_of(__doc__, gb=15.2, limit=300)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--states", default="cold,warm", help="of the page cache")
     parser.add_argument("--formats", default=",".join(FORMATS))
     parser.add_argument("--site", action="append", default=[], metavar="FORMAT@LABEL=DIRECTORY")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--limit", type=float, default=300, help="seconds that one start may take")
-    parser.add_argument("--keep", action="store_true", help="leave the model for the next run")
     return parser
 
 
