@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from penstock.checkpoint import Checkpoint
-from penstock.errors import PenstockError
+from penstock.errors import FormatError, PenstockError
 from penstock.recording import Recorder, Sharing, Statistics
 
 Pairs = Iterator[tuple[str, torch.Tensor]]
@@ -79,6 +79,17 @@ def fill(
     plain = recorder(None)
     plain.statistics.notes.append(f"ordinary tensors: {why_ordinary}")
     return load(ordinary(plain, offered)), plain.statistics
+
+
+def no_safetensors(location: str) -> FormatError:
+    """What to raise for a model whose files are of another format."""
+    cause = "its weights are no safetensors files"
+    return FormatError(
+        f"{location}: {cause}, which is all that --load-format penstock reads. Use --load-format auto",
+        object=location,
+        cause=cause,
+        remedy="Use --load-format auto",
+    )
 
 
 def report(logger: logging.Logger, seconds: float, statistics: Statistics) -> None:

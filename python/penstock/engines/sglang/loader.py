@@ -22,11 +22,11 @@ from sglang.srt.model_loader.weight_utils import maybe_add_mtp_safetensors
 
 import penstock
 from penstock.engines.files import is_url
-from penstock.engines.filling import Pairs, Weights, fill, ordinary, report
+from penstock.engines.filling import Pairs, Weights, fill, no_safetensors, ordinary, report
 from penstock.engines.options import Options
 from penstock.engines.sglang.stores import small_files_of
 from penstock.engines.small_files import joined
-from penstock.errors import ConfigError, FormatError, ObjectNotFoundError
+from penstock.errors import ConfigError, ObjectNotFoundError
 from penstock.recording import Recorder, Sharing, Statistics
 
 logger = logging.getLogger(__name__)
@@ -120,13 +120,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             location, source.revision, False, source.allow_patterns_overrides
         )
         if not is_safetensors or not all(file.endswith(".safetensors") for file in files):
-            cause = "its weights are no safetensors files"
-            raise FormatError(
-                f"{location}: {cause}, which is all that --load-format penstock reads. Use --load-format auto",
-                object=location,
-                cause=cause,
-                remedy="Use --load-format auto",
-            )
+            raise no_safetensors(location)
         if source.model_config is not None:
             hf_config = source.model_config.hf_config
             files = maybe_add_mtp_safetensors(files, folder, "model.safetensors.index.json", hf_config)

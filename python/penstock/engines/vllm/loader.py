@@ -29,11 +29,10 @@ from vllm.model_executor.model_loader.weight_utils import enable_tqdm
 from vllm.platforms import current_platform
 
 import penstock
-from penstock.engines.filling import Weights, fill, in_short, ordinary, report
+from penstock.engines.filling import Weights, fill, in_short, no_safetensors, ordinary, report
 from penstock.engines.vllm import FORMAT
 from penstock.engines.vllm.options import Options
 from penstock.engines.vllm.stores import is_url
-from penstock.errors import FormatError
 from penstock.recording import Peers, Recorder, Sharing, Statistics
 
 # Under vLLM's own name, so that vLLM's handlers show what is logged.
@@ -98,13 +97,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             location, source.subfolder, source.revision, False, source.allow_patterns_overrides
         )
         if not use_safetensors:
-            cause = "its weights are no safetensors files"
-            raise FormatError(
-                f"{location}: {cause}, which is all that --load-format penstock reads. Use --load-format auto",
-                object=location,
-                cause=cause,
-                remedy="Use --load-format auto",
-            )
+            raise no_safetensors(location)
         # Some repositories hold the model twice: in shards, and in Mistral's own format.
         of_mistral = [file for file in files if file.rpartition("/")[2].startswith("consolidated")]
         if of_mistral and len(of_mistral) < len(files):
