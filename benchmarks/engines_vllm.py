@@ -12,8 +12,8 @@ and lets it generate a few tokens. ``FORMAT@LABEL`` is a format once more, with 
 so ``runai_streamer`` is measured with NVIDIA's package and with the one that brings Penstock. Needs no network.
 
 Seconds for weights and model are what vLLM logs itself. Memory is torch's at the moment when vLLM says that the model
-is loaded: the most that was allocated, above what is. Tokens are compared with those of ``auto``, whose weights
-safetensors reads.
+is loaded: the most that was allocated, above what is. Tokens, and checksums of all parameters as vLLM has them after
+loading, are compared with those of ``auto``, whose weights safetensors reads.
 """
 
 from __future__ import annotations
@@ -98,13 +98,14 @@ def site(options: argparse.Namespace, label: str) -> dict[str, str]:
 def table(measurements: list[dict[str, Any]]) -> str:
     """Medians of each format in each state."""
     lines = [
-        "| state | format | weights s | model s | ready s | allocated above the model | tokens |",
+        "| state | format | weights s | model s | ready s | allocated above the model | tokens, weights |",
         "|---|---|---|---|---|---|---|",
     ]
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for item in measurements:
         groups.setdefault((item["state"], item["format"]), []).append(item)
-    expected = next((item["tokens"] for item in measurements if item["format"] == "auto" and "tokens" in item), None)
+    made = [(item["format"], (item["tokens"], item["parameters"])) for item in measurements if "tokens" in item]
+    expected = next((result for label, result in made if label == "auto"), None)
     for (state, label), items in groups.items():
         good = [item for item in items if "tokens" in item]
         if not good:
@@ -112,7 +113,8 @@ def table(measurements: list[dict[str, Any]]) -> str:
             continue
         cells = [median([item[figure] for item in good]) for figure in FIGURES]
         above = max(item["allocated_above"] for item in good) / 2**20
-        same = "unknown" if expected is None else "equal" if all(i["tokens"] == expected for i in good) else "OTHERS"
+        results = [(item["tokens"], item["parameters"]) for item in good]
+        same = "unknown" if expected is None else "equal" if all(r == expected for r in results) else "OTHERS"
         failed = f", {len(items) - len(good)} failed" if len(good) < len(items) else ""
         lines.append(f"| {state} | {label} | {' | '.join(cells)} | {above:.0f} MiB | {same}{failed} |")
     return "\n".join(lines)

@@ -3,11 +3,12 @@
     python benchmarks/engines_vllm_measured.py TASK.json RESULT.json
 
 The clock for "ready" starts with the process and ends when tokens were generated. What vLLM logs of loading is caught
-as it is logged, with the memory of that moment.
+as it is logged, with the memory of that moment. After the clock, all of the model's parameters are summed up.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 BEGAN = time.perf_counter()
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 WEIGHTS = re.compile(r"Loading weights took ([\d.]+) seconds")
 MODEL = re.compile(r"Model loading took .* ([\d.]+) seconds")
@@ -71,16 +74,25 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     )
     prompt: Any = {"prompt_token_ids": list(range(3, 20))}
     made = llm.generate([prompt], SamplingParams(max_tokens=16, temperature=0, detokenize=False), use_tqdm=False)
+    ready = time.perf_counter() - BEGAN
+    [sums] = llm.apply_model(sums_of_parameters)
     return {
         "weights_seconds": heard.weights,
         "model_seconds": heard.model,
-        "ready_seconds": round(time.perf_counter() - BEGAN, 2),
+        "ready_seconds": round(ready, 2),
         "import_seconds": round(imported, 2),
         "allocated_above": heard.above,
         "peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "tokens": list(made[0].outputs[0].token_ids),
+        "parameters": hashlib.sha256(json.dumps(sorted(sums.items())).encode()).hexdigest()[:16],
         "log": heard.lines,
     }
+
+
+def sums_of_parameters(model: Any) -> dict[str, int]:
+    import checksum
+
+    return checksum.of_tensors(dict(model.named_parameters()))
 
 
 if __name__ == "__main__":

@@ -92,10 +92,12 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             yield Weights(checkpoint, names, source.prefix)
 
     def _files(self, location: str, source: DefaultModelLoader.Source, model_config: Any) -> list[str]:
-        files: list[str]
-        _, files, use_safetensors, _ = self._stock._prepare_weights(
+        # vLLM 0.24 tells three things, 0.32 a fourth.
+        prepared = self._stock._prepare_weights(
             location, source.subfolder, source.revision, False, source.allow_patterns_overrides
         )
+        files: list[str] = prepared[1]
+        use_safetensors: bool = prepared[2]
         if not use_safetensors:
             raise no_safetensors(location)
         # Some repositories hold the model twice: in shards, and in Mistral's own format.
