@@ -8,8 +8,10 @@
 
 Builds a Llama of random BF16 weights in DIRECTORY (on a disk: a file in memory cannot be cold), then, round by round
 and in turn, starts vLLM on it with each format in a fresh process, from a page cache that is proved to be cold or warm,
-and lets it generate a few tokens. ``FORMAT@LABEL`` is a format once more, with the packages that ``--site`` puts first:
-so ``runai_streamer`` is measured with NVIDIA's package and with the one that brings Penstock. Needs no network.
+and lets it generate a few tokens. ``FORMAT@LABEL`` is a format once more, with the packages that ``--site`` puts first
+and the ``model_loader_extra_config`` of ``--extra``: so ``runai_streamer`` is measured with NVIDIA's package and with
+the one that brings Penstock, and with ``{"distributed": true}``, with which vLLM has it load to the GPU. Needs no
+network. With ``--append`` measurements are added to those that OUTPUT has.
 
 Seconds for weights and model are what vLLM logs itself. Memory is torch's at the moment when vLLM says that the model
 is loaded: the most that was allocated, above what is. Tokens, and checksums of all parameters as vLLM has them after
@@ -52,20 +54,30 @@ def main(arguments: list[str] | None = None) -> None:
     result: dict[str, Any] = {
         "machine": common.machine() | {"gpu": common.gpu_name(), "filesystem": common.filesystem(options.directory)},
         "command": f"python benchmarks/engines_vllm.py DIRECTORY --gb {options.gb:g} --files {options.files} --states "
-        f"{options.states} --formats {options.formats} --rounds {options.rounds} --output FILE",
+        f"{options.states} --formats {options.formats} --rounds {options.rounds} --output FILE"
+        + "".join(f" --extra {given}" for given in options.extra),
         "versions": {
             name: common.version_of(name) for name in ("torch", "vllm", "safetensors", "runai-model-streamer")
         },
         "bytes": sum(path.stat().st_size for path in files),
         "measurements": [],
     }
-    formats = options.formats.split(",")
+    if options.append and options.output.exists():
+        before = json.loads(options.output.read_text())
+        result["command"] = f"{before['command']}; {result['command']}"
+        result["measurements"] = before["measurements"]
+    formats, extra = options.formats.split(","), dict(given.split("=", 1) for given in options.extra)
     with tempfile.TemporaryDirectory() as work:
         for number in range(options.rounds):
             for state in options.states.split(","):
                 shift = number % len(formats)
                 for label in formats[shift:] + formats[:shift]:
-                    task = {"model": str(model), "format": label.partition("@")[0], "device": options.device}
+                    task = {
+                        "model": str(model),
+                        "format": label.partition("@")[0],
+                        "extra": json.loads(extra.get(label, "{}")),
+                        "device": options.device,
+                    }
                     item = {"format": label, "state": state, "round": number} | engines.measured(
                         task, files, state, Path(work), options.limit, program=MEASURED, env=VLLM | site(options, label)
                     )
@@ -82,6 +94,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--formats", default=",".join(FORMATS))
     parser.add_argument("--site", action="append", default=[], metavar="FORMAT@LABEL=DIRECTORY")
+    parser.add_argument("--extra", action="append", default=[], metavar="FORMAT@LABEL=JSON")
+    parser.add_argument("--append", action="store_true")
     return parser
 
 

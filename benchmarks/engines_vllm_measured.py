@@ -66,6 +66,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     llm = LLM(
         task["model"],
         load_format=task["format"],
+        model_loader_extra_config=task["extra"],
         dtype="bfloat16",
         max_model_len=512,
         enforce_eager=True,

@@ -35,6 +35,9 @@ ROWS = {"q_proj": (HIDDEN, HIDDEN), "k_proj": (KEYS, HIDDEN), "v_proj": (KEYS, H
 ROWS["up_proj"] = (INNER, HIDDEN)
 COLUMNS = {"o_proj": (HIDDEN, HIDDEN), "down_proj": (HIDDEN, INNER)}
 
+SAYS = "LOADED "
+"""What a rank's lines begin with: libraries print to the same stream."""
+
 
 def generate(directory: Path, layers: int) -> list[str]:
     """Files of one layer each, with random numbers."""
@@ -115,7 +118,7 @@ def be_a_rank(rank: int, ranks: int, port: int, files: list[str], cases: list[di
             common.set_cache([Path(file) for file in files], "cold" if case["cold"] else "warm")
         distributed.barrier(group=control)
         found = load(files, case, Peers(control, data), where)
-        print(json.dumps({"rank": rank, **case, **found}), flush=True)
+        print(SAYS + json.dumps({"rank": rank, **case, **found}), flush=True)
     distributed.barrier(group=control)
     os._exit(0)
 
@@ -153,7 +156,11 @@ def main() -> None:
             )
             for rank in range(given.ranks)
         ]
-        found = [[json.loads(line) for line in process.communicate()[0].splitlines()] for process in processes]
+        said = [process.communicate()[0].splitlines() for process in processes]
+        found = [[json.loads(line[len(SAYS) :]) for line in lines if line.startswith(SAYS)] for lines in said]
+        for rank, loads in enumerate(found):
+            if len(loads) < len(cases):
+                raise SystemExit(f"rank {rank} ended after {len(loads)} of {len(cases)} loads")
     results = []
     print(f"{given.ranks} ranks on {given.device}, {size / 1e9:.2f} GB\n")
     print(

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -120,6 +121,28 @@ def spoiled(wrong: str) -> Iterator[None]:
         setattr(owner, name, before)
 
 
+class Counted:
+    """torch, as far as ``exchange`` knows it, that counts the bytes of tensors which live at once."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self._lock = threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def empty(self, *arguments: Any, **named: Any) -> torch.Tensor:
+        tensor = torch.empty(*arguments, **named)
+        self._add(tensor.nbytes)
+        weakref.finalize(tensor, self._add, -tensor.nbytes)
+        return tensor
+
+    def _add(self, nbytes: int) -> None:
+        with self._lock:
+            self.now += nbytes
+            self.most = max(self.most, self.now)
+
+
 def interrupts() -> None:
     raise KeyboardInterrupt
 
@@ -136,6 +159,8 @@ def run(rank: int, ranks: int, case: dict[str, Any]) -> dict[str, Any]:
     recorder = Recorder(sharing=together if case.get("sharing", True) else None)
     memory, loads = memory_of(checkpoint, rank, ranks)
     found: dict[str, Any] = {}
+    counted = Counted()
+    exchange.torch = counted
     try:
         if wrong == "never records":
             together.withdraw("it does not record")
@@ -148,7 +173,7 @@ def run(rank: int, ranks: int, case: dict[str, Any]) -> dict[str, Any]:
         found["error"] = f"{type(error).__name__}: {error}"
     found["sums"] = sums_of(memory)
     threads = [thread for thread in threading.enumerate() if "penstock" in thread.name]
-    return {**recorder.statistics.as_dict(), **found, "threads": len(threads)}
+    return {**recorder.statistics.as_dict(), **found, "threads": len(threads), "most_held": counted.most}
 
 
 def main() -> None:

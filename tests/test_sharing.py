@@ -201,6 +201,16 @@ def test_ranks_get_what_they_would_have_read_and_each_byte_is_read_once(
         assert all(rank["shared"] >= 5 and rank["notes"] == [] for rank in found)
 
 
+def test_what_a_batch_needed_is_free_again_for_the_next(tmp_path: Path) -> None:
+    model = write(tmp_path / "model.safetensors", times=16)
+    batch, put_together = 1_000_000, SHAPES["cast"][1]
+    case = {"model": str(model), "always": True, "unit_bytes": 300_000, "batch_bytes": batch}
+    [found] = run(tmp_path / "store", [case] * 2)
+    most = batch + put_together[0] * put_together[1] * 4 * 16 // 2 + 1000
+    assert model.stat().st_size > 6 * most / 2, "or the test proves nothing"
+    assert all(0 < rank["most_held"] <= most for rank in found)
+
+
 def test_an_object_is_fetched_once_by_all_ranks_together(tmp_path: Path) -> None:
     # So large that what lies between a rank's pieces is not worth reading.
     model = write(tmp_path / "model.safetensors", times=8)

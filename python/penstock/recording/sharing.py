@@ -2,9 +2,9 @@
 
 Each rank proposes what it wants (``shares`` makes one plan of all proposals), reads by itself what it alone wants, and
 takes part in the ``exchange`` of the rest at the same time. On CPUs it is done where bytes come over a network: a disk
-reads them again in the time that handing them on takes. On GPUs it is done when it is asked for, until it has been
-measured there. Where any rank cannot or will not, or sees another version of the
-checkpoint, each reads everything for itself, and the statistics say why.
+reads them again in the time that handing them on takes. Between GPUs it is done for what comes from a disk too. Where
+any rank cannot or will not, or sees another version of the checkpoint, each reads everything for itself, and the
+statistics say why.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol, TypeVar
+from weakref import WeakSet
 
 import torch
 
@@ -33,7 +34,7 @@ from penstock.recording.statistics import Statistics
 _PUT_TOGETHER_BYTES = 128 << 20
 """Parts that have to be converted are shared up to this size: they need as much memory besides their destination."""
 
-_DEAR: dict[str, set[str]] = {"cpu": {"network"}, "cuda": set()}
+_DEAR: dict[str, set[str]] = {"cpu": {"network"}, "cuda": {"network", "disk"}}
 """Where bytes come from that are read once and handed on, by what they go to."""
 _EVERYWHERE = {"network", "disk", "memory"}
 
@@ -73,7 +74,8 @@ class Beside:
         self._inference = torch.is_inference_mode_enabled()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="penstock-sharing")
         self._lock = threading.Lock()
-        self._loads: list[Load] = []
+        # A load that has ended would keep the memory that it read to.
+        self._loads: WeakSet[Load] = WeakSet()
         self._stopped = False
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
@@ -89,7 +91,7 @@ class Beside:
         with self._lock:
             if self._stopped:
                 raise CancelledError("the load was stopped")
-            self._loads.append(load)
+            self._loads.add(load)
 
     def __enter__(self) -> Beside:  # noqa: PYI034 - Self is newer than Python 3.10
         return self
@@ -98,7 +100,8 @@ class Beside:
         if kind is not None:
             with self._lock:
                 self._stopped = True
-            for load in self._loads:
+                under_way = list(self._loads)
+            for load in under_way:
                 load.cancel()
         self._pool.shutdown(wait=True)
 
