@@ -122,6 +122,22 @@ def test_the_last_of_two_copies_to_one_place_wins(checkpoint: penstock.Checkpoin
     assert compare(checkpoint, {"w": torch.zeros(24, 36)}, loads).plans == 3
 
 
+def test_what_is_written_again_in_the_same_place_is_not_read_for_the_first(checkpoint: penstock.Checkpoint) -> None:
+    def loads(memory: dict[str, Any], weights: Iterator[tuple[str, Any]]) -> None:
+        for name, weight in weights:
+            if name == "a":
+                for part in weight.split(8):
+                    memory["rows"].copy_(part)  # straight there, and then replaced
+                memory["columns"].copy_(weight[:8].double())
+                memory["columns"].copy_(weight[8:16])
+                memory["columns"].copy_(weight[16:24].double())
+
+    memory = {"rows": torch.zeros(8, 36), "columns": torch.zeros(8, 36, dtype=torch.float64)}
+    statistics = compare(checkpoint, memory, loads)
+    assert (statistics.plans, statistics.places, statistics.converted) == (1, 1, 1)
+    assert statistics.bytes == 8 * 36 * 4 * 2
+
+
 def test_columns_of_one_matrix_do_not_hinder_each_other(checkpoint: penstock.Checkpoint) -> None:
     def loads(memory: dict[str, Any], weights: Iterator[tuple[str, Any]]) -> None:
         for name, weight in weights:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,8 +33,7 @@ _BATCH_BYTES = 64 << 20
 _BATCH_TENSORS = 512
 _LARGE_BYTES = 1 << 20
 """From about this size on, torch asks the driver for each tensor."""
-_MAKE_AHEAD_BYTES = 512 << 20
-"""How far ahead of what has landed device memory is made, where the driver has to be asked for it."""
+_MAKE_FIRST_SECONDS = 0.02
 
 
 class Planned(NamedTuple):
@@ -48,11 +48,12 @@ class Planned(NamedTuple):
 class FreshHost:
     """Fresh host memory: the engine's."""
 
-    ahead: int | None = None
-
     def __init__(self, session: Session, framework: Framework) -> None:
         self._session = session
         self._framework = framework
+
+    def make_first(self) -> None:
+        pass
 
     def attach(self, begin: int, end: int) -> None:
         self._session.attach_slab(end - begin)
@@ -73,25 +74,33 @@ class FreshDevice:
         self._device = device
         self._planned = planned
         self._held: list[Any] = []
+        self._addresses: list[int] = []
 
-    @property
-    def ahead(self) -> int | None:
-        """Asking the driver for a tensor's memory takes 0.04 ms, and 0.3 ms while copies are under way, which wait too;
-        so it is done as it goes, before it is needed. Small tensors share what was asked for: their price is Python's
-        either way. And what cannot fit should fail at once, not when the memory is full.
+    def make_first(self) -> None:
+        """Makes tensors while nothing is being read yet, for at most 20 ms.
+
+        Where memory has to be asked of the driver, that takes 0.04 ms for each tensor; with copies under way it takes
+        0.3 ms, and the copies wait too. Small tensors share what was asked for: their price is Python's either way.
         """
         nbytes, total = self._planned.nbytes, sum(self._planned.nbytes)
-        held, free = self._framework.memory(self._device)
-        if total < _LARGE_BYTES * len(nbytes) or not held < total <= held + free:
-            return None
-        return _MAKE_AHEAD_BYTES
+        if total < _LARGE_BYTES * len(nbytes) or self._framework.has_in_reserve(total, self._device):
+            return
+        end = time.monotonic() + _MAKE_FIRST_SECONDS
+        while len(self._held) < len(nbytes) and time.monotonic() < end:
+            self._make(min(len(self._held) + 16, len(nbytes)))
 
     def attach(self, begin: int, end: int) -> None:
+        if end > len(self._held):
+            self._make(end)
+        # After the allocations: the fence must cover work on memory that the allocator has just reused.
+        self._session.attach(self._addresses[begin:end], self._framework.consumer_stream(self._device))
+
+    def _make(self, end: int) -> None:
+        begin = len(self._held)
         dtypes, shapes = self._planned.dtypes[begin:end], self._planned.shapes[begin:end]
         made, addresses = self._framework.empties(dtypes, shapes, self._device)
         self._held += made
-        # After the allocations: the fence must cover work on memory that the allocator has just reused.
-        self._session.attach(addresses, self._framework.consumer_stream(self._device))
+        self._addresses += addresses
 
     def let_go(self) -> None:
         self._held.clear()
@@ -107,8 +116,6 @@ class FreshDevice:
 class Existing:
     """Memory of the caller, by tensor name."""
 
-    ahead: int | None = None
-
     def __init__(
         self,
         session: Session,
@@ -123,6 +130,9 @@ class Existing:
         self._stream = stream
         self._names = planned.names
 
+    def make_first(self) -> None:
+        pass
+
     def attach(self, begin: int, end: int) -> None:
         self._session.attach([self._addresses[name] for name in self._names[begin:end]], self._stream)
 
@@ -136,9 +146,8 @@ class Existing:
 class Destinations(Protocol):
     """Where a session's tensors go."""
 
-    @property
-    def ahead(self) -> int | None:
-        """How many bytes ahead of what has landed to attach, where all is to be held; None for all at once."""
+    def make_first(self) -> None:
+        """Called once before anything is attached, where all of it will be: a chance to make memory beforehand."""
 
     def attach(self, begin: int, end: int) -> None:
         """Gives these tensors, by their place in the plan, their memory."""
@@ -303,20 +312,13 @@ class Load:
 
     def collect(self) -> dict[str, Any]:
         """All tensors by name, when all have landed."""
-        names, nbytes, room = self._planned.names, self._planned.nbytes, self._room
+        names, nbytes = self._planned.names, self._planned.nbytes
         tensors: list[Any] = [None] * len(names)
         try:
-            ahead = self._destinations.ahead
-            window = None if ahead is None else _Window(self._attaching, self._session.attached_to_land, ahead)
             with _collection_paused():
-                if window is None:
-                    self._attaching.up_to(len(names))
-                else:
-                    window.fill()
+                self._destinations.make_first()
+                self._attaching.up_to(len(names))
             while indices := self._session.wait():
-                if window is not None:
-                    window.landed(indices)
-                    window.taken(sum(room[index] for index in indices))
                 with _collection_paused():
                     landed = self._destinations.landed(indices)
                 for number, index in enumerate(indices):

@@ -37,8 +37,6 @@ class Part(NamedTuple):
 class Places:
     """The destinations of a session of parts. See ``penstock.loading.Existing``."""
 
-    ahead: int | None = None
-
     def __init__(
         self, session: Session, planned: Planned, parts: Sequence[Part], library: Framework, device: str
     ) -> None:
@@ -48,6 +46,9 @@ class Places:
         self._library = library
         self._device = device
         self._fresh: dict[int, Any] = {}
+
+    def make_first(self) -> None:
+        pass
 
     def attach(self, begin: int, end: int) -> None:
         planned = self._planned

@@ -41,10 +41,8 @@ class Framework(Protocol):
     ) -> tuple[list[Any], list[int]]:
         """Uninitialised contiguous tensors of the safetensors dtypes ``dtypes`` on a device, and their addresses."""
 
-    def memory(self, device: str) -> tuple[int, int]:
-        """Bytes that can become tensors without asking the driver for memory, and bytes that it still has, as far as is
-        known.
-        """
+    def has_in_reserve(self, nbytes: int, device: str) -> bool:
+        """Whether tensors of so many bytes can be made without asking the driver for memory, as far as is known."""
 
     def destination(self, name: str, tensor: Any) -> Destination:
         """The memory of an existing tensor.
@@ -130,9 +128,9 @@ class HostOnly:
         del dtypes, shapes
         raise DeviceError(f"framework {self.name!r} has no tensors on {device}")
 
-    def memory(self, device: str) -> tuple[int, int]:
-        del device
-        return 0, 0
+    def has_in_reserve(self, nbytes: int, device: str) -> bool:
+        del nbytes, device
+        return False
 
     def consumer_stream(self, device: str) -> int:
         del device

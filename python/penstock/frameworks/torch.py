@@ -123,14 +123,12 @@ class Torch:
         tensors = [make[dtype](shape) for dtype, shape in zip(dtypes, shapes, strict=True)]
         return tensors, [tensor.data_ptr() for tensor in tensors]
 
-    def memory(self, device: str) -> tuple[int, int]:
+    def has_in_reserve(self, nbytes: int, device: str) -> bool:
         try:
-            held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-            free, _ = torch.cuda.mem_get_info(device)
+            return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) >= nbytes
         except RuntimeError:
             # An allocator that was plugged in need not know.
-            return 0, 0
-        return held, free
+            return False
 
     def destination(self, name: str, tensor: Any) -> Destination:
         def wrong(cause: str) -> DestinationError:

@@ -26,8 +26,9 @@ from penstock.frameworks.torch import DTYPES, Torch
 from penstock.loading import Load
 from penstock.parts import Part, load_parts
 from penstock.progress import Progress, ProgressOption, teller
+from penstock.recording.geometry import View
 from penstock.recording.lazy import HARMLESS, LazyTensor, NotRecordableError, Stored, name_of
-from penstock.recording.places import Places, memory_of
+from penstock.recording.places import Places, memory_of, place_of
 from penstock.recording.sharing import Sharing
 from penstock.recording.statistics import Statistics
 
@@ -87,6 +88,8 @@ class Recorder(TorchFunctionMode):
         self._checkpoints: list[Checkpoint] = []
         self._pending: list[_Write] = []
         self._places: dict[int, Places] = {}
+        self._written: dict[tuple[int, int, int, View], int] = {}
+        """Which of those that are pending writes exactly there."""
         self._small: dict[tuple[int, str], torch.Tensor] = {}
         self._order: tuple[Checkpoint, list[str], int] | None = None
         self._at_once: list[tuple[str, torch.Tensor, int]] = []
@@ -167,14 +170,16 @@ class Recorder(TorchFunctionMode):
             return False
         if memory.numel() == 0:
             return True
-        self._settle(memory)
+        place = (memory_of(memory), *place_of(memory))
+        before = self._written.get(place)
+        if before is None:
+            self._settle(memory)
         source = lazy.source()
         dtype = lazy._casts[-1] if lazy._casts else lazy._meta.dtype
         stored = source.stored
         if source.is_plain and memory.shape == shape and memory.dtype == dtype and memory.is_contiguous():
             # Bytes are bytes: what was reinterpreted as another dtype goes there as it is.
             part = Part(stored.name, source.ranges, into=memory)
-            self.statistics.places += 1
         else:
 
             def take(packed: torch.Tensor) -> None:
@@ -182,10 +187,24 @@ class Recorder(TorchFunctionMode):
                     memory.copy_(source.make(packed))
 
             part = Part(stored.name, source.ranges, take=take)
-            self.statistics.converted += 1
-        self._pending.append(_Write(stored.checkpoint, part, Torch().device(memory.device), memory))
-        self._places.setdefault(memory_of(memory), Places()).add(memory)
+        write = _Write(stored.checkpoint, part, Torch().device(memory.device), memory)
+        self._count(write, 1)
+        if before is not None:
+            # All of it is written again (one parameter for what three layers have each): the first need not be read.
+            self._count(self._pending[before], -1)
+            self._pending[before] = write
+            return True
+        if place[0]:
+            self._written[place] = len(self._pending)
+        self._pending.append(write)
+        self._places.setdefault(place[0], Places()).add(memory)
         return True
+
+    def _count(self, write: _Write, by: int) -> None:
+        if write.part.into is None:
+            self.statistics.converted += by
+        else:
+            self.statistics.places += by
 
     def materialise(self, lazy: LazyTensor, func: Callable[..., Any]) -> torch.Tensor:
         """The real tensor in the place of a lazy one, which ``func`` needs."""
@@ -289,6 +308,7 @@ class Recorder(TorchFunctionMode):
     def _taken(self) -> list[_Write]:
         pending, self._pending = self._pending, []
         self._places.clear()
+        self._written.clear()
         self.statistics.plans += bool(pending)
         return pending
 
@@ -341,6 +361,7 @@ class Recorder(TorchFunctionMode):
         finally:
             self._pending.clear()
             self._places.clear()
+            self._written.clear()
             self._small.clear()
 
 
