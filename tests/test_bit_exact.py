@@ -9,6 +9,8 @@ import penstock
 from conftest import BITS, Raw, as_bytes, assert_bits, drop_cache, raw_bytes, write_raw
 
 torch = pytest.importorskip("torch")
+from penstock.frameworks.torch import DTYPES, Torch, torch_shape
+
 TORCH_DTYPES = sorted(set(BITS) - {"F6_E2M3", "F6_E3M2"})
 SIZES = [4096, 4 << 20]  # smaller and larger than the tensors
 
@@ -139,3 +141,25 @@ def test_progress_is_told_in_bytes(mixed) -> None:
     ckpt.load(progress=lambda done, total: told.append((done, total)))
     assert told[-1] == (ckpt.nbytes, ckpt.nbytes)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+def test_tensors_that_are_to_be_filled_have_memory_of_their_own_whatever_came_before_them() -> None:
+    kinds = [
+        ("BF16", (3, 4)),
+        ("BF16", (3, 4)),
+        ("F32", (3, 4)),
+        ("F4", (3, 4)),
+        ("F4", (3, 4)),
+        ("U8", ()),
+        ("U8", (0,)),
+    ]
+    dtypes, shapes = [dtype for dtype, _ in kinds] * 2, [shape for _, shape in kinds] * 2
+    if "F4" not in DTYPES:
+        dtypes = ["U8" if dtype == "F4" else dtype for dtype in dtypes]
+    tensors, addresses = Torch().empties(dtypes, shapes, "cpu")
+    assert [tensor.dtype for tensor in tensors] == [DTYPES[dtype] for dtype in dtypes]
+    assert [tuple(t.shape) for t in tensors] == [torch_shape(d, s) for d, s in zip(dtypes, shapes, strict=True)]
+    assert all(tensor.is_contiguous() for tensor in tensors)
+    assert addresses == [tensor.data_ptr() for tensor in tensors]
+    filled = [address for address, tensor in zip(addresses, tensors, strict=True) if tensor.numel()]
+    assert len(set(filled)) == len(filled)

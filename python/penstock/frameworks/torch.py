@@ -116,12 +116,20 @@ class Torch:
     def empties(
         self, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]], device: str
     ) -> tuple[list[torch.Tensor], list[int]]:
-        # `new_empty` of a tensor that is there takes 1.8 us, `torch.empty` with its keywords 3.0 us.
+        # `empty_like` takes half of what `new_empty` takes, and that 0.6 of `torch.empty` with its keywords.
         make = {d: torch.empty(0, dtype=dtype_of(d), device=device).new_empty for d in set(dtypes)}
         if "F4" in make:
             shapes = [torch_shape(dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True)]
-        tensors = [make[dtype](shape) for dtype, shape in zip(dtypes, shapes, strict=True)]
-        return tensors, [tensor.data_ptr() for tensor in tensors]
+        kinds: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
+        tensors, empty_like = [], torch.empty_like
+        for kind in zip(dtypes, shapes, strict=True):
+            like = kinds.get(kind)
+            if like is None:
+                kinds[kind] = tensor = make[kind[0]](kind[1])
+            else:
+                tensor = empty_like(like)
+            tensors.append(tensor)
+        return tensors, list(map(torch.Tensor.data_ptr, tensors))
 
     def has_in_reserve(self, nbytes: int, device: str) -> bool:
         try:
