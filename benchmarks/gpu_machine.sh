@@ -8,7 +8,8 @@
 #   WHEELS/vllm/part.*        a vLLM, packed as `tar | xz | split`, for vllm
 #   WHEELS/http-bench         the server that remote_kit.sh builds, for remote
 #
-# Each PART leaves a JSON or a log of its name in OUT. ROUNDS (3), BUDGET (seconds for one part, 400) and DATA (a
+# Each PART leaves a JSON or a log of its name in OUT. ROUNDS (3), BUDGET (seconds for one part, 400), LOADERS (that
+# rivals.py compares, by comma: all), STATES (of the page cache, for vllm and transformers: warm,cold) and DATA (a
 # directory on a disk, /data) may be set. Parts:
 #
 #   tests                     everything that needs a GPU
@@ -16,7 +17,7 @@
 #                             rivals.py: a state of the page cache, one tensor of 12 GB, 100,000 tensors, 4 cores
 #   readers                   the number of readers that is found, beside fixed ones
 #   transformers              engines.py
-#   vllm                      engines_vllm.py
+#   vllm                      engines_vllm.py; FORMATS may be set
 #   sharing                   sharing.py, on two GPUs
 #   remote                    remote.py over loopback, to the GPU
 set -euo pipefail
@@ -28,6 +29,7 @@ wheels=$(realpath "$1") out=$(mkdir -p "$2" && realpath "$2")
 shift 2
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3} data=${DATA:-/data} sites=${SITES:-/tmp/penstock-sites} rounds=${ROUNDS:-3} budget=${BUDGET:-400}
+states=${STATES:-warm,cold}
 mkdir -p "$data" "$sites"
 
 # site NAME WHEEL...: unpacks wheels to a directory of their own, once.
@@ -38,13 +40,18 @@ site() {
 }
 
 rivals() {
+  local name version chosen=(${LOADERS:+--loaders "$LOADERS"})
   site rivals "$wheels"/rivals/*.whl
-  for version in 0.8.0 0.9.0rc1; do
+  # Who names a loader's packages asks for the loader too.
+  while read -r name version; do
+    [[ ,${LOADERS:-$name}, == *,$name,* ]] || continue
     site "safetensors-$version" "$wheels/safetensors-$version"/*.whl
-  done
+    chosen+=(--site "$name=$sites/safetensors-$version")
+  done <<< "safetensors 0.8.0
+safetensors@0.9 0.9.0rc1
+safetensors-prefetch 0.9.0rc1"
   PYTHONPATH=$PYTHONPATH:$sites/rivals "$python" "$here/rivals.py" --rounds "$rounds" --budget "$budget" \
-    --site "safetensors=$sites/safetensors-0.8.0" --site "safetensors@0.9=$sites/safetensors-0.9.0rc1" \
-    --site "safetensors-prefetch=$sites/safetensors-0.9.0rc1" "$data" "$@"
+    "${chosen[@]}" "$data" "$@"
 }
 
 part() {
@@ -58,7 +65,9 @@ part() {
     readers)
       "$python" "$here/readers.py" "$data" --gb 15.2 --device cuda --rounds "$rounds" --output "$out/readers.json"
       ;;
-    transformers) "$python" "$here/engines.py" "$data" --rounds "$rounds" --output "$out/transformers.json" ;;
+    transformers)
+      "$python" "$here/engines.py" "$data" --rounds "$rounds" --states "$states" --output "$out/transformers.json"
+      ;;
     vllm)
       site compat "$wheels"/compat/*.whl
       site rivals "$wheels"/rivals/*.whl
@@ -66,9 +75,11 @@ part() {
         cat "$wheels"/vllm/part.* | "$python" -c "import lzma, sys, tarfile
 tarfile.open(fileobj=lzma.open(sys.stdin.buffer), mode='r|').extractall('$sites/vllm', filter='fully_trusted')"
       fi
+      local on_gpu='{"distributed": true}' ours=runai_streamer@penstock
       PYTHONPATH=$PYTHONPATH:$sites/vllm:$sites/rivals "$python" "$here/engines_vllm.py" "$data" --rounds "$rounds" \
-        --formats auto,runai_streamer,runai_streamer@penstock,fastsafetensors,penstock \
-        --site "runai_streamer@penstock=$sites/compat" --keep --output "$out/vllm.json"
+        --states "$states" --site "$ours=$sites/compat" --site "$ours-gpu=$sites/compat" --extra "$ours-gpu=$on_gpu" \
+        --extra "runai_streamer@gpu=$on_gpu" --keep --output "$out/vllm.json" \
+        --formats "${FORMATS:-auto,penstock,fastsafetensors,$ours-gpu,$ours,runai_streamer,runai_streamer@gpu}"
       ;;
     sharing) "$python" "$here/sharing.py" --directory "$data" --device cuda --output "$out/sharing.json" ;;
     remote)
