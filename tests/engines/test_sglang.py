@@ -247,11 +247,15 @@ def checkpoint_bytes(model: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def together(models: dict[str, Path]) -> dict[str, list[dict[str, Any]]]:
-    """Results of two ranks of a model whose rows lie close, loaded in several ways, one after the other."""
-    model = models["columns"]
+def together(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """Results of two ranks of models whose rows lie close, loaded in several ways, one after the other.
+
+    What an S3 server sent for those that are loaded from there is counted in ``served``.
+    """
+    model, home = models["columns"], tmp_path_factory.mktemp("together")
     loads = {
         "stock": case(model, "auto"),
+        "stock of experts": case(models["columns of experts"], "auto"),
         "shared": case(model, "penstock", **SHARED),
         "apart": case(model, "penstock", extra={"share": False}),
         "cached": case(model, "penstock"),
@@ -260,8 +264,17 @@ def together(models: dict[str, Path]) -> dict[str, list[dict[str, Any]]]:
         "ordinary": case(model, "penstock", extra={"share": True, "record": False}),
         "again": case(model, "penstock", **SHARED),
     }
-    results = ranks(2, list(loads.values()), tp_size=2)
-    return dict(zip(loads, map(list, zip(*results, strict=True)), strict=True))
+    with servers.s3(home) as remote:
+        for number, name in enumerate(COLUMNS):
+            for file in models[name].iterdir():
+                remote.put(f"{number}/{file.name}", file.read_bytes())
+            loads[f"{name} from s3"] = case(f"{remote.root}/{number}", "penstock")
+        counted = servers.Counted(int(remote.environment["AWS_ENDPOINT_URL"].rpartition(":")[2]))
+        there = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{counted.port}", "SGLANG_CACHE_DIR": str(home / "cache")}
+        results = ranks(2, list(loads.values()), environment=remote.environment | there, tp_size=2)
+        counted.close()
+    found = dict(zip(loads, map(list, zip(*results, strict=True)), strict=True))
+    return {**found, "served": [{"bytes": sum(counted.served.values())}]}
 
 
 def sums(of_ranks: list[dict[str, Any]]) -> list[Any]:
@@ -311,28 +324,19 @@ def test_an_update_is_a_matter_of_each_rank(together: Any) -> None:
     assert (began["shared"], updated["shared"], updated["notes"]) == (4, 0, [])
 
 
-def test_models_on_s3_are_served_once_to_two_ranks(models: dict[str, Path], tmp_path: Path) -> None:
-    with servers.s3(tmp_path) as remote:
-        for number, model in enumerate(COLUMNS):
-            for file in models[model].iterdir():
-                remote.put(f"{number}/{file.name}", file.read_bytes())
-        counted = servers.Counted(int(remote.environment["AWS_ENDPOINT_URL"].rpartition(":")[2]))
-        environment = remote.environment | {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{counted.port}",
-            "SGLANG_CACHE_DIR": str(tmp_path / "cache"),
-        }
-        loads = [case(f"{remote.root}/{number}", "penstock") for number in range(len(COLUMNS))]
-        loads += [case(models[model], "auto") for model in COLUMNS]
-        results = list(map(list, zip(*ranks(2, loads, environment=environment, tp_size=2), strict=True)))
-        counted.close()
-    assert sum(counted.served.values()) <= 1.1 * sum(checkpoint_bytes(models[model]) for model in COLUMNS)
-    for ours, stock, model in zip(results[:2], results[2:], COLUMNS, strict=True):
-        assert sums(ours) == sums(stock)
-        for rank in ours:
-            figures = rank["figures"]
-            assert (figures["notes"], figures["plans"]) == ([], 1)
-            assert figures["shared"] >= 4, "o_proj, and what is multiplied last"
-            assert sum(load["network_bytes"] for load in figures["loads"]) <= 0.55 * checkpoint_bytes(models[model])
+@pytest.mark.parametrize(("model", "stock"), [("columns", "stock"), ("columns of experts", "stock of experts")])
+def test_a_model_on_s3_is_served_once_to_two_ranks(
+    together: Any, models: dict[str, Path], model: str, stock: str
+) -> None:
+    ours = together[f"{model} from s3"]
+    assert sums(ours) == sums(together[stock])
+    for rank in ours:
+        figures = rank["figures"]
+        assert (figures["notes"], figures["plans"]) == ([], 1)
+        assert figures["shared"] >= 4, "o_proj, and what is multiplied last"
+        assert sum(load["network_bytes"] for load in figures["loads"]) <= 0.55 * checkpoint_bytes(models[model])
+    [served] = together["served"]
+    assert served["bytes"] <= 1.1 * sum(checkpoint_bytes(models[name]) for name in COLUMNS), "of both models"
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,9 @@ class Relay:
         self._starts = [place.start for place in self._places]
         most = memory_bytes // (peers.size + _AHEAD + 1) if share_bytes is None else share_bytes
         self._rounds = list(_cut(end, max(most, _LEAST_SHARE_BYTES), peers.size))
+        # Memory that is used again: fresh memory costs more than what is done in it.
+        self._comes: torch.Tensor | None = None
+        self._shares: list[torch.Tensor] = []
         self._next = 0
         self._partial: torch.Tensor | None = None
         self._is_talking = False
@@ -228,19 +231,26 @@ class Relay:
     def _exchanged(self, of: _Round, reading: deque[Future[torch.Tensor]], own: Any) -> torch.Tensor:
         """What a round holds. The last that a rank has to wait for is its own share."""
         with nullcontext() if own is None else torch.cuda.stream(own):
-            comes = torch.empty(of.share * self._peers.size, dtype=torch.uint8, device=self._device)
+            nbytes = of.share * self._peers.size
+            if self._comes is None:
+                self._comes = self._fresh(nbytes)
+            comes = self._comes[:nbytes]
             mine = reading.popleft().result()
             self._hear()
             try:
-                self._peers.gather(comes, mine)
+                self._peers.gather(comes, mine[: of.share])
             except RuntimeError as error:
                 self._is_talking, self.is_broken = False, True
                 raise _gone(error) from error
+        self._shares.append(mine)
         return comes
 
     def _read(self, of: _Round, beside: Beside) -> torch.Tensor:
         """The share of a round that this rank reads."""
-        memory = torch.empty(of.share, dtype=torch.uint8, device=self._device)
+        try:
+            memory = self._shares.pop()
+        except IndexError:
+            memory = self._fresh(self._rounds[0].share)
         start = of.start + of.share * self._peers.rank
         end = min(start + of.share, of.end)
         parts: dict[int, list[Part]] = {}
@@ -260,6 +270,11 @@ class Relay:
             self.loads.append(stats)
         return memory
 
+    def _fresh(self, nbytes: int) -> torch.Tensor:
+        # Whoever takes tensors may be in inference mode now and not later: those made there could not be filled then.
+        with torch.inference_mode(mode=False):
+            return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+
     def _complete(self, comes: torch.Tensor, of: _Round, own: Any) -> tuple[int, str, torch.Tensor] | None:
         """The next tensor that is complete with this round; what has come of one that is not is kept."""
         if self._next == len(self._places):
@@ -270,7 +285,7 @@ class Relay:
             if self._partial is None:
                 if first >= last and place.nbytes:
                     return None
-                self._partial = torch.empty(place.nbytes, dtype=torch.uint8, device=self._device)
+                self._partial = self._fresh(place.nbytes)
             if first < last:
                 into = self._partial[first - place.start : last - place.start]
                 into.copy_(comes[first - of.start : last - of.start])
