@@ -277,18 +277,21 @@ class Counted:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.served: dict[int, int] = {}
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
 
     def _accept(self) -> None:
-        while True:
-            try:
+        with contextlib.suppress(OSError):
+            while True:
                 client, (_, port) = self._listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection(("127.0.0.1", self._to))
-            self.served[port] = 0
-            threading.Thread(target=self._pass_on, args=(client, server, None), daemon=True).start()
-            threading.Thread(target=self._pass_on, args=(server, client, port), daemon=True).start()
+                server = socket.create_connection(("127.0.0.1", self._to))
+                self._open += [client, server]
+                self.served[port] = 0
+                for of, to, counted in ((client, server, None), (server, client, port)):
+                    thread = threading.Thread(target=self._pass_on, args=(of, to, counted), daemon=True)
+                    thread.start()
+                    self._threads.append(thread)
 
     def _pass_on(self, of: socket.socket, to: socket.socket, counted: int | None) -> None:
         with contextlib.suppress(OSError):
@@ -301,7 +304,13 @@ class Counted:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self._listener.close()
+        for end in (self._listener, *self._open):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in list(self._threads):
+            thread.join(10)
+        for end in (self._listener, *self._open):
+            end.close()
 
 
 ALL = {"s3": s3, "gcs": gcs, "azure": azure, "web": web}

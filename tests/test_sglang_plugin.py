@@ -78,9 +78,14 @@ def test_sglang_finds_the_plugin_by_its_entry_point() -> None:
 
 def test_settings_are_checked() -> None:
     assert Options.of({}) == Options()
+    assert Options.of({}).share is None
+    assert Options.of({"share": True}).share is True
     assert Options.of({"record": False, "readers": 3, "cache": "use"}).config().readers == 3
     for wrong, words in (
-        ({"readrs": 1}, "does not know 'readrs'. It knows block_bytes, cache, read_ahead_bytes, readers, record"),
+        (
+            {"readrs": 1},
+            "does not know 'readrs'. It knows block_bytes, cache, read_ahead_bytes, readers, record, share",
+        ),
         # vLLM's alone.
         ({"enable_weights_track": True}, "does not know 'enable_weights_track'"),
         ({"readers": "3"}, "'readers' must be of type int, not '3'"),

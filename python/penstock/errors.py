@@ -103,5 +103,9 @@ class CancelledError(PenstockError, RuntimeError):
     """The load was stopped by its owner while someone waited for it."""
 
 
+class PeerError(PenstockError, RuntimeError):
+    """Another process failed, or is gone, of those that load something together; or they do not load the same."""
+
+
 class MissingDependencyError(PenstockError, ImportError):
     """A package that the call needs is not installed."""

@@ -131,6 +131,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             "Llama", home / "columns", "float32", "40MB", hidden_size=1024, intermediate_size=3584,
             num_attention_heads=16, num_key_value_heads=8,
         ),
+        "columns of experts": save(
+            "Mixtral", home / "columns of experts", "float32", "40MB", hidden_size=512, intermediate_size=1024,
+            num_attention_heads=8, num_key_value_heads=4, **EXPERTS,
+        ),
+        # Of a kind whose attention can be whole on every rank.
+        "attention": save(
+            "Qwen3", home / "attention", "float32", hidden_size=256, num_attention_heads=8, num_key_value_heads=4,
+            head_dim=32,
+        ),
     }  # fmt: skip
 
 

@@ -3,8 +3,9 @@
     python sglang_ranks.py '{"rank": 0, "ranks": 1, "port": 29500}' '{"model": DIRECTORY, "load_format": "auto", …}' …
 
 The first argument is the process's place; each other one a load: ``model``, ``load_format``, ``dtype``, ``extra`` (of
-``--model-loader-extra-config``), ``how`` (what the model's own loading code does besides), ``unprocessed`` (weights
-stay as they were loaded: this processor has no kernels that would want them in another form), ``environment``.
+``--model-loader-extra-config``), ``how`` (what the model's own loading code does besides, or a dict of that by rank),
+``unprocessed`` (weights stay as they were loaded: this processor has no kernels that would want them in another form),
+``updated_by`` (a rank that updates the model from its files, while the others do not), ``environment``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import penstock
+
+RANK = json.loads(sys.argv[1])["rank"]
 KEPT: list[Any] = []
 """Models, so that none has memory in which another's weights were."""
 
@@ -37,7 +41,7 @@ def arguments(model: str, load_format: str, **more: Any) -> Any:
     return args
 
 
-def start(rank: int, ranks: int, port: int, **parallel: int) -> None:
+def start(rank: int, ranks: int, port: int, **parallel: Any) -> None:
     """SGLang's own start of a rank, up to where it has a model to load; it finds plugins by itself."""
     from sglang.srt.distributed import init_distributed_environment, initialize_model_parallel
     from sglang.srt.layers.dp_attention import initialize_dp_attention
@@ -66,6 +70,11 @@ def weights_of(model: Any) -> dict[str, str]:
     }
 
 
+def refusing(*_: Any, **__: Any) -> Any:
+    """In the place of ``penstock.open``."""
+    raise penstock.StorageError("the disk is broken")
+
+
 def in_threads(loads: Any, model: Any, weights: Any) -> None:
     """What some models do: each weight is copied by whichever thread is free."""
     with ThreadPoolExecutor(2) as pool:
@@ -85,10 +94,17 @@ def writing(loads: Any, model: Any, weights: Any) -> None:
     loads(model, ((name, weight.mul_(1)) for name, weight in weights))
 
 
-HOW = {"in threads": in_threads, "in silent threads": in_silent_threads, "writing": writing}
+def failing(loads: Any, model: Any, weights: Any) -> None:
+    """Nothing is loaded, with lazy tensors or without."""
+    del loads, model, weights
+    raise ValueError("a model's own")
+
+
+HOW = {"failing": failing, "in threads": in_threads, "in silent threads": in_silent_threads, "writing": writing}
 
 
 def load(case: dict[str, Any]) -> dict[str, Any]:
+    import torch
     from sglang.srt.arg_groups.overrides import resolving_view
     from sglang.srt.configs.device_config import DeviceConfig
     from sglang.srt.configs.load_config import LoadConfig
@@ -105,17 +121,30 @@ def load(case: dict[str, Any]) -> dict[str, Any]:
     model_config = ModelConfig(case["model"], dtype=case.get("dtype", "float32"))
     config = LoadConfig(load_format=load_format, model_loader_extra_config=case.get("extra", {}))
     loader = get_model_loader(config, model_config)
+    opens = penstock.open
     own, processes = llama.LlamaForCausalLM.load_weights, DefaultModelLoader.postprocess_weights
     if case.get("unprocessed"):
         DefaultModelLoader.postprocess_weights = staticmethod(lambda *_: None)
-    if how := case.get("how"):
+    how = case.get("how")
+    how = how.get(str(RANK)) if isinstance(how, dict) else how
+    if how == "cannot open":
+        penstock.open = refusing
+    elif how:
         llama.LlamaForCausalLM.load_weights = lambda model, weights: HOW[how](own, model, weights)
     try:
         model = loader.load_model(model_config=model_config, device_config=DeviceConfig("cpu", 0))
     finally:
         llama.LlamaForCausalLM.load_weights = own
         DefaultModelLoader.postprocess_weights = staticmethod(processes)
+        penstock.open = opens
     KEPT.append(model)
+    if case.get("updated_by") == RANK:
+        # As SGLang's own updates do it, with a loader of their own.
+        for parameter in model.parameters():
+            parameter.data.zero_()
+        loader = get_model_loader(LoadConfig(load_format=load_format), model_config)
+        weights = loader._get_weights_iterator(DefaultModelLoader.Source.init_new(model_config, model))
+        loader.load_weights_and_postprocess(model, weights, torch.device("cpu"))
     statistics = last_load() if type(loader).__name__ == "PenstockModelLoader" else None
     return {
         "loader": type(loader).__name__,

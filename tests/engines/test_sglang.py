@@ -30,7 +30,10 @@ FALLS_BACK = {
     "writing": "mul_ writes to a weight",
 }
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "key": ({"readrs": 4}, "does not know 'readrs'. It knows block_bytes, cache, read_ahead_bytes, readers, record"),
+    "key": (
+        {"readrs": 4},
+        "does not know 'readrs'. It knows block_bytes, cache, read_ahead_bytes, readers, record, share",
+    ),
     "type": ({"readers": "4"}, "'readers' must be of type int, not '4'"),
 }
 OWN = {
@@ -72,7 +75,7 @@ class Script:
 
 
 def ranks(
-    count: int, cases: list[dict[str, Any]], environment: dict[str, str] | None = None, **parallel: int
+    count: int, cases: list[dict[str, Any]], environment: dict[str, str] | None = None, **parallel: Any
 ) -> list[list[dict[str, Any]]]:
     """Results of loads by so many ranks, rank by rank."""
     with socket.socket() as probe:
@@ -225,6 +228,135 @@ def test_layers_and_experts_of_other_ranks_are_not_read(
         assert ours["sums"] == stock["sums"]
         assert (ours["figures"]["materialised"], ours["figures"]["plans"]) == ({}, 1)
         assert ours["figures"]["bytes"] < 0.7 * whole
+
+
+# What several ranks want is read by one of them
+
+SHARED: dict[str, Any] = {"extra": {"share": True}}
+COLUMNS = ["columns", "columns of experts"]
+UNABLE = {
+    "writing": "NotRecordableError: mul_ writes to a weight",
+    "failing": "ValueError: a model's own",
+    "cannot open": "StorageError: the disk is broken",
+}
+"""What may be wrong with rank 1, and what the other says of it."""
+
+
+def checkpoint_bytes(model: Path) -> int:
+    return sum(file.stat().st_size for file in model.glob("*.safetensors"))
+
+
+@pytest.fixture(scope="module")
+def together(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """Results of two ranks of models whose rows lie close, loaded in several ways, one after the other.
+
+    What an S3 server sent for those that are loaded from there is counted in ``served``.
+    """
+    model, home = models["columns"], tmp_path_factory.mktemp("together")
+    loads = {
+        "stock": case(model, "auto"),
+        "stock of experts": case(models["columns of experts"], "auto"),
+        "shared": case(model, "penstock", **SHARED),
+        "apart": case(model, "penstock", extra={"share": False}),
+        "cached": case(model, "penstock"),
+        **{how: case(model, "penstock", how={"1": how}, **SHARED) for how in UNABLE},
+        "updated": case(model, "penstock", updated_by=1, **SHARED),
+        "ordinary": case(model, "penstock", extra={"share": True, "record": False}),
+        "again": case(model, "penstock", **SHARED),
+    }
+    with servers.s3(home) as remote:
+        for number, name in enumerate(COLUMNS):
+            for file in models[name].iterdir():
+                remote.put(f"{number}/{file.name}", file.read_bytes())
+            loads[f"{name} from s3"] = case(f"{remote.root}/{number}", "penstock")
+        counted = servers.Counted(int(remote.environment["AWS_ENDPOINT_URL"].rpartition(":")[2]))
+        there = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{counted.port}", "SGLANG_CACHE_DIR": str(home / "cache")}
+        results = ranks(2, list(loads.values()), environment=remote.environment | there, tp_size=2)
+        counted.close()
+    found = dict(zip(loads, map(list, zip(*results, strict=True)), strict=True))
+    return {**found, "served": [{"bytes": sum(counted.served.values())}]}
+
+
+def sums(of_ranks: list[dict[str, Any]]) -> list[Any]:
+    return [rank.get("sums") for rank in of_ranks]
+
+
+@pytest.mark.parametrize("when", ["shared", "again"])
+def test_two_ranks_read_each_byte_once_and_have_the_shards_of_the_stock_loader(
+    together: Any, models: dict[str, Path], when: str
+) -> None:
+    assert sums(together[when]) == sums(together["stock"])
+    size = checkpoint_bytes(models["columns"])
+    for rank in together[when]:
+        figures = rank["figures"]
+        assert (figures["materialised"], figures["ordinary"], figures["plans"], figures["notes"]) == ({}, 0, 1, [])
+        assert figures["shared"] == 4, "o_proj and down_proj of two layers"
+        assert figures["read_bytes"] <= 0.55 * size
+    assert sum(rank["figures"]["read_bytes"] for rank in together[when]) <= 1.1 * size
+
+
+@pytest.mark.parametrize("when", ["apart", "cached", "ordinary"])
+def test_ranks_read_for_themselves_where_they_are_to_or_where_it_costs_little(
+    together: Any, models: dict[str, Path], when: str
+) -> None:
+    assert sums(together[when]) == sums(together["stock"])
+    for rank in together[when]:
+        assert (rank["figures"]["shared"], rank["figures"]["received_bytes"]) == (0, 0)
+        assert rank["figures"]["read_bytes"] > 0.6 * checkpoint_bytes(models["columns"])
+
+
+@pytest.mark.parametrize("how", UNABLE)
+def test_where_one_rank_cannot_the_other_reads_for_itself(together: Any, how: str) -> None:
+    able, unable = together[how]
+    assert able["sums"] == together["stock"][0]["sums"]
+    assert (able["figures"]["shared"], able["figures"]["plans"]) == (0, 1)
+    [note] = able["figures"]["notes"]
+    assert note.startswith(f"each rank read for itself: rank 1 does: {UNABLE[how]}")
+    if how == "writing":
+        assert unable["sums"] == together["stock"][1]["sums"]
+    else:
+        assert UNABLE[how] in unable["error"]
+
+
+def test_an_update_is_a_matter_of_each_rank(together: Any) -> None:
+    assert sums(together["updated"]) == sums(together["stock"])
+    began, updated = (rank["figures"] for rank in together["updated"])
+    assert (began["shared"], updated["shared"], updated["notes"]) == (4, 0, [])
+
+
+@pytest.mark.parametrize(("model", "stock"), [("columns", "stock"), ("columns of experts", "stock of experts")])
+def test_a_model_on_s3_is_served_once_to_two_ranks(
+    together: Any, models: dict[str, Path], model: str, stock: str
+) -> None:
+    ours = together[f"{model} from s3"]
+    assert sums(ours) == sums(together[stock])
+    for rank in ours:
+        figures = rank["figures"]
+        assert (figures["notes"], figures["plans"]) == ([], 1)
+        assert figures["shared"] >= 4, "o_proj, and what is multiplied last"
+        assert sum(load["network_bytes"] for load in figures["loads"]) <= 0.55 * checkpoint_bytes(models[model])
+    [served] = together["served"]
+    assert served["bytes"] <= 1.1 * sum(checkpoint_bytes(models[name]) for name in COLUMNS), "of both models"
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "parallel"),
+    [("columns", 4, {"tp_size": 2, "pp_size": 2}), ("attention", 2, {"tp_size": 2, "dp_size": 2})],
+    ids=["stages", "data-parallel attention"],
+)
+def test_ranks_share_within_their_stage_and_whatever_part_of_attention_they_have(
+    models: dict[str, Path], model: str, count: int, parallel: dict[str, int]
+) -> None:
+    is_spread = "dp_size" in parallel
+    loads = [case(models[model], "auto"), case(models[model], "penstock", **SHARED)]
+    found = ranks(count, loads, **parallel, **({"enable_dp_attention": True} if is_spread else {}))
+    for stock, ours in found:
+        assert ours["sums"] == stock["sums"]
+        assert (ours["figures"]["notes"], ours["figures"]["plans"]) == ([], 1)
+        # o_proj and down_proj of a stage's layer; or the words, and of two layers attention and down_proj.
+        assert ours["figures"]["shared"] == (11 if is_spread else 2)
+    read = sum(ours["figures"]["read_bytes"] for _, ours in found)
+    assert read <= 1.1 * checkpoint_bytes(models[model])
 
 
 # The whole engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -328,9 +329,44 @@ def test_a_model_on_s3_is_served_as_a_local_one(vllm: Run, alone: Any, bucket: A
 def test_runai_streamer_is_served_by_the_stand_in(
     vllm: Run, alone: Any, bucket: Any, models: dict[str, Path], tmp_path: Path
 ) -> None:
-    environment = {**reaching(bucket, tmp_path), "PYTHONPATH": str(COMPAT), "RUNAI_STREAMER_LOG_TO_STDERR": "1"}
+    path = os.pathsep.join([str(COMPAT), os.environ.get("PYTHONPATH", "")])
+    environment = {**reaching(bucket, tmp_path), "PYTHONPATH": path, "RUNAI_STREAMER_LOG_TO_STDERR": "1"}
     places = (str(models["dense"]), f"{bucket.root}/plain")
     cases = ({"model": place, "load_format": "runai_streamer", "calls": []} for place in places)
     for result in vllm(*cases, environment=environment):
         assert result["tokens"] == alone["dense", "auto"]["tokens"]
         assert result["log"].count("[RunAI Streamer] Overall time to stream") == len(places)
+
+
+def test_the_stand_in_reads_each_byte_once_for_two_ranks(
+    vllm: Run, columns: Any, models: dict[str, Path], tmp_path: Path
+) -> None:
+    model, size = models["columns"], checkpoint_bytes(models["columns"])
+    with servers.s3(tmp_path) as remote:
+        for file in model.iterdir():
+            remote.put(f"model/{file.name}", file.read_bytes())
+        counted = servers.Counted(int(remote.environment["AWS_ENDPOINT_URL"].rpartition(":")[2]))
+        environment = {
+            **reaching(remote, tmp_path),
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{counted.port}",
+            "PYTHONPATH": os.pathsep.join([str(COMPAT), os.environ.get("PYTHONPATH", "")]),
+            "RUNAI_STREAMER_LOG_TO_STDERR": "1",
+            # Between CPUs the ranks read together only if it is asked for in both places.
+            "RUNAI_STREAMER_DIST": "1",
+        }
+        case = {
+            "load_format": "runai_streamer",
+            "tensor_parallel_size": 2,
+            "model_loader_extra_config": {"distributed": True},
+            "calls": ["weights"],
+        }
+        stock = {**case, "load_format": "auto", "model_loader_extra_config": {}, "model": str(model)}
+        local, there, stock = vllm(
+            {**case, "model": str(model)}, {**case, "model": f"{remote.root}/model"}, stock, environment=environment
+        )
+        counted.close()
+    assert local["weights"] == there["weights"] == stock["weights"]
+    assert local["tokens"] == there["tokens"] == stock["tokens"] == columns["tokens"]
+    for rank in range(2):
+        assert local["log"].count(f"process {rank} of 2 reads its share") == 2, "once for each model"
+    assert sum(counted.served.values()) <= 1.1 * size

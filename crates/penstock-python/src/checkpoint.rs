@@ -153,6 +153,12 @@ impl Checkpoint {
         Ok(Self { inner: Arc::new(inner), survey: Survey::default(), disk_cache })
     }
 
+    /// The same catalogue, of which each tensor is its bytes one after the other.
+    fn as_bytes(&self) -> Self {
+        let disk_cache = self.disk_cache.clone();
+        Self { inner: Arc::new(self.inner.as_bytes()), survey: Survey::default(), disk_cache }
+    }
+
     /// Names of all tensors, sorted.
     fn keys(&self) -> Vec<&str> {
         let mut keys = self.offset_keys();

@@ -12,24 +12,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
-from typing import Any, NamedTuple, Protocol, TypeVar
-from weakref import WeakSet
-
-import torch
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock._native import Config
 from penstock.checkpoint import Checkpoint
-from penstock.errors import CancelledError
 from penstock.frameworks.torch import DTYPES
-from penstock.loading import Load
 from penstock.parts import Part, load_parts
 from penstock.progress import Progress, ProgressOption, teller
+from penstock.recording.beside import Beside
 from penstock.recording.exchange import Exchange, Piece, Wanted
 from penstock.recording.peers import Peers
 from penstock.recording.shares import Box, Key, Stored, plan, volume
 from penstock.recording.statistics import Statistics
+
+if TYPE_CHECKING:
+    import torch
 
 _PUT_TOGETHER_BYTES = 128 << 20
 """Parts that have to be converted are shared up to this size: they need as much memory besides their destination."""
@@ -37,8 +35,6 @@ _PUT_TOGETHER_BYTES = 128 << 20
 _DEAR: dict[str, set[str]] = {"cpu": {"network"}, "cuda": {"network", "disk"}}
 """Where bytes come from that are read once and handed on, by what they go to."""
 _EVERYWHERE = {"network", "disk", "memory"}
-
-T = TypeVar("T")
 
 
 class Proposal(NamedTuple):
@@ -64,46 +60,6 @@ class Write(Protocol):
     def device(self) -> str: ...
     @property
     def nbytes(self) -> int: ...
-
-
-class Beside:
-    """Loads in threads of their own, on the stream of the thread that asked, all of which can be stopped."""
-
-    def __init__(self, device: torch.device, threads: int) -> None:
-        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        self._inference = torch.is_inference_mode_enabled()
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="penstock-sharing")
-        self._lock = threading.Lock()
-        # A load that has ended would keep the memory that it read to.
-        self._loads: WeakSet[Load] = WeakSet()
-        self._stopped = False
-
-    def submit(self, work: Callable[[], T]) -> Future[T]:
-        def here() -> T:
-            on_stream = nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
-            with torch.inference_mode(self._inference), on_stream:
-                return work()
-
-        return self._pool.submit(here)
-
-    def begun(self, load: Load) -> None:
-        """A load has been made, and has not begun."""
-        with self._lock:
-            if self._stopped:
-                raise CancelledError("the load was stopped")
-            self._loads.add(load)
-
-    def __enter__(self) -> Beside:  # noqa: PYI034 - Self is newer than Python 3.10
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is not None:
-            with self._lock:
-                self._stopped = True
-                under_way = list(self._loads)
-            for load in under_way:
-                load.cancel()
-        self._pool.shutdown(wait=True)
 
 
 class _Common:

@@ -59,15 +59,20 @@ def config(memory_limit: int | None = None) -> penstock.Config:
     Raises:
         ValueError: naming the variable, for what is no number or an impossible one.
     """
-    block = _number("RUNAI_STREAMER_CHUNK_BYTESIZE", least=1) or _number("RUNAI_STREAMER_BLOCK_BYTESIZE", least=1)
-    limit = _number(MEMORY_LIMIT, least=-1) if memory_limit is None else memory_limit
-    ahead = None if limit is None else UNLIMITED if limit < 0 else max(limit, 1)
+    block = number("RUNAI_STREAMER_CHUNK_BYTESIZE", least=1) or number("RUNAI_STREAMER_BLOCK_BYTESIZE", least=1)
+    most = limit(memory_limit)
+    ahead = None if most is None else UNLIMITED if most < 0 else max(most, 1)
     return penstock.Config(
-        readers=_number("RUNAI_STREAMER_CONCURRENCY", least=1),
+        readers=number("RUNAI_STREAMER_CONCURRENCY", least=1),
         # Penstock's blocks are whole pages, and smaller ones than these gain nothing.
         block_bytes=None if block is None else max(block // 4096 * 4096, 64 << 10),
         read_ahead_bytes=ahead,
     )
+
+
+def limit(memory_limit: int | None = None) -> int | None:
+    """The bytes that a call or ``RUNAI_STREAMER_MEMORY_LIMIT`` says; None where neither does."""
+    return number(MEMORY_LIMIT, least=-1) if memory_limit is None else memory_limit
 
 
 def check_memory_limit(largest: int, memory_limit: int | None = None) -> None:
@@ -76,22 +81,27 @@ def check_memory_limit(largest: int, memory_limit: int | None = None) -> None:
     Raises:
         RunaiStreamerMemoryLimitException: which says both numbers.
     """
-    limit = _number(MEMORY_LIMIT, least=-1) if memory_limit is None else memory_limit
-    if limit is not None and 0 < limit < largest:
-        raise RunaiStreamerMemoryLimitException(f"Memory limit supplied: {limit} cannot be smaller than: {largest}")
+    most = limit(memory_limit)
+    if most is not None and 0 < most < largest:
+        raise RunaiStreamerMemoryLimitException(f"Memory limit supplied: {most} cannot be smaller than: {largest}")
 
 
-def _number(name: str, least: int) -> int | None:
+def number(name: str, least: int) -> int | None:
+    """The number of a variable of the environment; None where it says nothing.
+
+    Raises:
+        ValueError: naming the variable, for what is no number or less than ``least``.
+    """
     text = os.environ.get(name, "").strip()
     if not text:
         return None
     try:
-        number = int(text)
+        found = int(text)
     except ValueError:
         raise ValueError(f"{name}={text!r} is not a whole number") from None
-    if number < least:
-        raise ValueError(f"{name}={number}: the least is {least}")
-    return number
+    if found < least:
+        raise ValueError(f"{name}={found}: the least is {least}")
+    return found
 
 
 @contextmanager

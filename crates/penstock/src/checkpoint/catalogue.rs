@@ -269,6 +269,15 @@ impl Checkpoint {
         Self { store, ..self.clone() }
     }
 
+    /// The same checkpoint, of which each tensor is its bytes one after the other: for those who cut anywhere.
+    pub fn as_bytes(&self) -> Self {
+        let mut made = self.clone();
+        for tensor in &mut made.tensors {
+            (tensor.dtype, tensor.shape) = (Dtype::U8, vec![tensor.bytes()]);
+        }
+        made
+    }
+
     /// Where an object's bytes lie now: a file of this machine, even if its location is a URL, else its location.
     pub fn lies_at(&self, index: usize) -> Cow<'_, str> {
         let object = &self.objects[index];

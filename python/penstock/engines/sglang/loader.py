@@ -2,7 +2,8 @@
 
 The model gets lazy tensors; what its own loading code copies into its parameters is read as one plan, straight into
 them (``penstock.recording``): each rank reads its share, experts and stages of others are never touched, and there is
-no second copy on the GPU. Where that is not possible it gets ordinary tensors, streamed to the device.
+no second copy on the GPU. What the ranks of a tensor-parallel group would each read whole they read together, when the
+engine starts. Where recording is not possible the model gets ordinary tensors, streamed to the device.
 
 Built on SGLang's default loader for what is the same: which files a model's name means, how a model is built, what
 becomes of its weights when they are there, how they are updated while it serves.
@@ -17,12 +18,15 @@ from typing import Any, ClassVar
 
 import torch
 from sglang.srt.configs.load_config import LoadFormat
+from sglang.srt.distributed.parallel_state import get_tp_group, model_parallel_is_initialized
 from sglang.srt.model_loader.loader import BaseModelLoader, DefaultModelLoader
 from sglang.srt.model_loader.weight_utils import maybe_add_mtp_safetensors
+from sglang.srt.runtime_context import get_exec, get_model
 
 import penstock
+from penstock.engines import ranks
 from penstock.engines.files import is_url
-from penstock.engines.filling import Pairs, Weights, fill, no_safetensors, ordinary, report
+from penstock.engines.filling import Pairs, Weights, fill, in_short, no_safetensors, ordinary, report
 from penstock.engines.options import Options
 from penstock.engines.sglang.stores import small_files_of
 from penstock.engines.small_files import joined
@@ -67,6 +71,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         BaseModelLoader.__init__(self, load_config)
         self._stock = DefaultModelLoader(otherwise(load_config, LoadFormat.SAFETENSORS))
         self._device = "cpu"
+        self._together: Sharing | None = None
 
     # What is where
 
@@ -100,8 +105,6 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         return Offered(self, offered, renamed)
 
     def _on_store(self, url: str, source: Any) -> penstock.Checkpoint:
-        from sglang.srt.runtime_context import get_model
-
         if get_model().model_checksum is not None:
             raise ConfigError(f"{url}: checksums are verified of local files only. Leave out --model-checksum")
         patterns = source.allow_patterns_overrides
@@ -124,9 +127,45 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         if source.model_config is not None:
             hf_config = source.model_config.hf_config
             files = maybe_add_mtp_safetensors(files, folder, "model.safetensors.index.json", hf_config)
-        return penstock.open(files, config=self.options.config())
+        # SGLang may have each rank begin with another file (SGLANG_SORT_WEIGHT_FILES); here all go by one order.
+        return penstock.open(sorted(files), config=self.options.config())
 
     # Loading
+
+    def load_model(self, *, model_config: Any, device_config: Any) -> Any:
+        """Builds the model and fills it, as the engine starts; with the other ranks of its group where that pays."""
+        together = self._together = self._sharing(model_config, device_config)
+        try:
+            model = super().load_model(model_config=model_config, device_config=device_config)
+        except Exception as error:
+            if together is not None:
+                together.withdraw(in_short(error))
+            raise
+        finally:
+            self._together = None
+        if together is not None:
+            # No word if they have heard: some models are not filled by this loader.
+            together.withdraw("it needs no weights of this loader")
+        return model
+
+    def _sharing(self, model_config: Any, device_config: Any) -> Sharing | None:
+        """The other ranks of the tensor-parallel group, where they start with this model too.
+
+        With data-parallel attention these are all ranks of a stage, each of which loads it; stages have groups of their
+        own. Updates have none: ranks take them up when they come to it, some only what they lack, and one that fails
+        loads again. Nor have drafts, which not every rank loads, nor ranks that join others who serve already
+        (elastic expert parallelism).
+        """
+        config = self.load_config
+        is_draft = getattr(model_config, "is_draft_model", False) or config.draft_model_idx is not None
+        # SGLang's word for loads that others take no part in.
+        is_alone = getattr(config, "load_group", config) is None
+        device, reason = _device(device_config.device)
+        if is_draft or is_alone or reason is not None or not model_parallel_is_initialized():
+            return None
+        if get_exec().moe.elastic_ep_backend is not None:
+            return None
+        return ranks.sharing(get_tp_group(), self.options, is_cpu=device == "cpu", logger=logger)
 
     def load_weights_and_postprocess(self, model: Any, weights: Any, target_device: Any) -> None:
         """Fills the model's parameters, and has SGLang do with them what it does when they are there."""
@@ -143,7 +182,14 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
 
             PenstockModelLoader.recording = reason is None
             try:
-                _, statistics = fill(load, weights.weights, self.recorder, why_ordinary=reason, logger=logger)
+                _, statistics = fill(
+                    load,
+                    weights.weights,
+                    self.recorder,
+                    why_ordinary=reason,
+                    logger=logger,
+                    sharing=self._together,
+                )
             finally:
                 PenstockModelLoader.recording = False
             LATEST[:] = [statistics]

@@ -29,11 +29,12 @@ from vllm.model_executor.model_loader.weight_utils import enable_tqdm
 from vllm.platforms import current_platform
 
 import penstock
+from penstock.engines import ranks
 from penstock.engines.filling import Weights, fill, in_short, no_safetensors, ordinary, report
 from penstock.engines.vllm import FORMAT
 from penstock.engines.vllm.options import Options
 from penstock.engines.vllm.stores import is_url
-from penstock.recording import Peers, Recorder, Sharing, Statistics
+from penstock.recording import Recorder, Sharing, Statistics
 
 # Under vLLM's own name, so that vLLM's handlers show what is logged.
 logger = init_logger("vllm.penstock")
@@ -152,19 +153,10 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         the same on all ranks.
         """
         is_draft = getattr(model_config, "runner_type", None) == "draft"
-        if self.options.share is False or is_draft or not model_parallel_is_initialized():
-            return None
-        group = get_tp_group()
-        if group.world_size == 1:
+        if is_draft or not model_parallel_is_initialized():
             return None
         is_cpu = _device(self.load_config) == "cpu"
-        try:
-            peers = Peers(group.cpu_group, group.cpu_group if is_cpu else group.device_group)
-        except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-            # Groups that torch.distributed does not know, which some of vLLM's modes make; it is so on every rank.
-            logger.info("Penstock: each rank reads for itself: %s", in_short(error))
-            return None
-        return Sharing(peers, always=bool(self.options.share))
+        return ranks.sharing(get_tp_group(), self.options, is_cpu=is_cpu, logger=logger)
 
     def _recorder(self, sharing: Sharing | None = None) -> Recorder:
         progress = True if enable_tqdm(self.load_config.use_tqdm_on_load) else None

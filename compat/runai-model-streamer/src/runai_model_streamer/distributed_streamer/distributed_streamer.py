@@ -1,22 +1,29 @@
-"""A ``FileStreamer`` with the interface for several processes.
+"""A ``FileStreamer`` for several processes: each byte is read by one of them, and handed to the others.
 
-Each process reads for itself: there is no collective, so none that can hang. What the first one has read of a file is
-in the page cache for the others.
+Where that does not apply (see ``_ranks``) each process reads for itself. Where it does, all processes have to stream
+the same, in the same order; what goes wrong in one is an error in all, which names it.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
-from runai_model_streamer.file_streamer.file_streamer import FileStreamer
+from penstock.engines.filling import in_short
+from penstock.errors import PenstockError
+from penstock.recording import Relay, Source
+from penstock.recording.relay import MEMORY_BYTES
+from runai_model_streamer import _penstock
+from runai_model_streamer.distributed_streamer import _ranks
+from runai_model_streamer.file_streamer.file_streamer import FileStreamer, failing
 from runai_model_streamer.file_streamer.requests_iterator import FileChunks
 from runai_model_streamer.s3_utils.s3_utils import S3Credentials
 
 logger = logging.getLogger(__name__)
+
+_SHARE = "RUNAI_STREAMER_DIST_BUFFER_MIN_BYTESIZE"
 
 
 class DistributedStreamer:
@@ -25,6 +32,9 @@ class DistributedStreamer:
     def __init__(self) -> None:
         self.file_streamer = FileStreamer()
         self.is_distributed = False
+        self._ranks = _ranks.Ranks()
+        self._relay: Relay | None = None
+        self._chunks: Iterator[tuple[int, int, Any]] | None = None
 
     def __enter__(self) -> DistributedStreamer:
         self.file_streamer.__enter__()
@@ -33,28 +43,69 @@ class DistributedStreamer:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.file_streamer.__exit__(exc_type, exc_value, traceback)
+        try:
+            self.end()
+            self._ranks.close()
+        finally:
+            self.file_streamer.__exit__(exc_type, exc_value, traceback)
 
     def get_group_size(self) -> int:
         """How many processes there are: 1 where torch's process groups are not in use."""
-        import torch.distributed
-
-        ready = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return torch.distributed.get_world_size() if ready else 1
+        return _ranks.size()
 
     def set_is_distributed(self, is_distributed: bool, device: str) -> None:
-        """Takes note of what is wished for; each process reads for itself in any case.
+        """Decides, in ``is_distributed``, whether the processes stream together.
 
         Raises:
             ValueError: for a ``RUNAI_STREAMER_DIST`` other than 0, 1 and auto.
         """
-        del device
-        wish = os.environ.get("RUNAI_STREAMER_DIST", "auto")
-        if wish not in {"0", "1", "auto"}:
-            raise ValueError(f"Invalid value for RUNAI_STREAMER_DIST: {wish}")
-        if is_distributed and wish != "0" and self.get_group_size() > 1:
-            logger.info("[RunAI Streamer][Distributed] each of %d processes reads for itself", self.get_group_size())
-        self.is_distributed = False
+        self.is_distributed = _ranks.apply(is_distributed, device)
+
+    # Streaming together
+
+    def relay(self, prepare: Callable[[], Sequence[Source]]) -> Relay | None:
+        """Has the processes agree on a stream; None where each had better read for itself.
+
+        Args:
+            prepare: what to stream. What it fails with is an error in all processes.
+
+        Raises:
+            PeerError: it failed in another process, or one of them streams something else, or is gone.
+        """
+        self.end()
+        device = self.file_streamer.device_str or "cpu"
+        peers = self._ranks.peers(device)
+        try:
+            relay = Relay(peers, prepare(), device, config=_penstock.config(), **_memory(peers.size))
+        except Exception as error:
+            peers.withdraw(in_short(error))
+            self._ranks.close(orderly=False)
+            raise
+        try:
+            if not relay.agree():
+                logger.warning(
+                    "[RunAI Streamer][Distributed] not enough free memory on a device: each process reads for itself"
+                )
+                return None
+        except PenstockError:
+            self._ranks.close(orderly=False)
+            raise
+        logger.info("[RunAI Streamer][Distributed] process %d of %d reads its share", peers.rank, peers.size)
+        self._relay = relay
+        return relay
+
+    def end(self) -> None:
+        """Ends what is being streamed; where it is not at its end, the other processes are told."""
+        chunks, self._chunks = self._chunks, None
+        if chunks is not None and hasattr(chunks, "close"):
+            chunks.close()
+        relay, self._relay = self._relay, None
+        if relay is not None:
+            relay.leave("what it streams was not taken")
+            if relay.is_broken:
+                self._ranks.close(orderly=False)
+
+    # Ranges of files
 
     def stream_files(
         self,
@@ -65,9 +116,54 @@ class DistributedStreamer:
         owned: bool = True,
     ) -> None:
         """As ``FileStreamer.stream_files``."""
-        self.set_is_distributed(is_distributed, str(device))
+        self.end()
+        self.set_is_distributed(is_distributed, _penstock.device_of(device))
+        if self.is_distributed:
+
+            def prepare() -> list[Source]:
+                self.file_streamer.check(file_stream_requests, device)
+                return _ranges(file_stream_requests, credentials)
+
+            self.file_streamer.device_str = _penstock.device_of(device)
+            ids = [request.id for request in file_stream_requests]
+            try:
+                relay = self.relay(prepare)
+            except PenstockError as error:
+                # Callers expect what is wrong with files where they take what was read of them.
+                self._chunks = failing(error)
+                return
+            if relay is not None:
+                self._chunks = _numbered(relay, ids)
+                return
+            self.is_distributed = False
         self.file_streamer.stream_files(file_stream_requests, credentials, device, owned=owned)
 
     def get_chunks(self) -> Iterator[tuple[int, int, Any]]:
-        """As ``FileStreamer.get_chunks``."""
-        return self.file_streamer.get_chunks()
+        """As ``FileStreamer.get_chunks``; in the same order in all processes that stream together."""
+        if not self.is_distributed:
+            yield from self.file_streamer.get_chunks()
+            return
+        try:
+            yield from self._chunks or ()
+        finally:
+            self.end()
+
+
+def _memory(ranks: int) -> dict[str, Any]:
+    """How much of it a process takes: the limit is for all that read together."""
+    limit = _penstock.limit()
+    most = MEMORY_BYTES if limit is None or limit < 0 else min(MEMORY_BYTES, limit // ranks)
+    return {"memory_bytes": most, "share_bytes": _penstock.number(_SHARE, least=0)}
+
+
+def _ranges(requests: list[FileChunks], credentials: S3Credentials | None) -> list[Source]:
+    with _penstock.credentials(credentials):
+        checkpoint = FileStreamer.catalogue(requests, _penstock.config())
+    return [Source(checkpoint, checkpoint.offset_keys())]
+
+
+def _numbered(relay: Relay, ids: list[int]) -> Iterator[tuple[int, int, Any]]:
+    with _penstock.as_value_errors():
+        for _, name, memory in relay.tensors():
+            file, _, index = name.partition(":")
+            yield ids[int(file)], int(index), memory.view(1, -1)

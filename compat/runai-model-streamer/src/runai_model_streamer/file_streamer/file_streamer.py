@@ -8,6 +8,7 @@ from fnmatch import fnmatch
 from types import TracebackType
 from typing import Any
 
+from penstock import Config
 from penstock._native import Checkpoint as Catalogue
 from penstock.checkpoint import Checkpoint
 from penstock.engines import objects
@@ -80,35 +81,47 @@ class FileStreamer:
             ValueError: outside of the context, or while another stream is unfinished.
         """
         del owned
-        if not self._entered:
-            raise ValueError("Streamer not initialized")
         if self._chunks is not None:
             raise ValueError(
                 "cannot start a new stream while responses are outstanding from the previous one - consume or close "
                 "get_chunks() before calling stream_files again"
             )
-        if not homogeneous_paths([request.path for request in file_stream_requests]):
+        self.check(file_stream_requests, device, memory_limit)
+        ids = [request.id for request in file_stream_requests]
+        try:
+            with _penstock.credentials(credentials):
+                catalogue = self.catalogue(file_stream_requests, _penstock.config(memory_limit))
+        except PenstockError as error:
+            # Callers expect what is wrong with files where they take what was read of them.
+            self._chunks = failing(error)
+        else:
+            self._chunks = self._stream(catalogue, ids, self.device_str or "cpu")
+
+    def check(self, requests: list[FileChunks], device: Any, memory_limit: int | None = None) -> None:
+        """Takes the device, and refuses what cannot be streamed; see ``stream_files``."""
+        if not self._entered:
+            raise ValueError("Streamer not initialized")
+        if not homogeneous_paths([request.path for request in requests]):
             raise RunaiStreamerInvalidInputException("Cannot stream files from multiple source types in parallel")
         self.device_str = _penstock.device_of(device)
-        sizes = [size for request in file_stream_requests for size in request.sizes]
+        sizes = [size for request in requests for size in request.sizes]
         _penstock.check_memory_limit(max(sizes, default=0), memory_limit)
+
+    @staticmethod
+    def catalogue(requests: list[FileChunks], config: Config) -> Checkpoint:
+        """Ranges of files as tensors of bytes, called "file:range" by their numbers.
+
+        Raises:
+            PenstockError: a file cannot be opened, or ends before a range does.
+        """
         wanted = [
             (
                 os.fspath(request.path),
                 [(offset, offset + size) for offset, size in zip(request.offsets, request.sizes, strict=True)],
             )
-            for request in file_stream_requests
+            for request in requests
         ]
-        config = _penstock.config(memory_limit)
-        ids = [request.id for request in file_stream_requests]
-        try:
-            with _penstock.credentials(credentials):
-                catalogue = Checkpoint(Catalogue.of_ranges(wanted, config), config)
-        except PenstockError as error:
-            # Callers expect what is wrong with files where they take what was read of them.
-            self._chunks = _failing(error)
-        else:
-            self._chunks = self._stream(catalogue, ids, self.device_str)
+        return Checkpoint(Catalogue.of_ranges(wanted, config), config)
 
     @staticmethod
     def _stream(catalogue: Checkpoint, ids: list[int], device: str) -> Iterator[tuple[int, int, Any]]:
@@ -151,7 +164,8 @@ class FileStreamer:
         ]
 
 
-def _failing(error: PenstockError) -> Iterator[tuple[int, int, Any]]:
+def failing(error: PenstockError) -> Iterator[tuple[int, int, Any]]:
+    """A stream of which the first range cannot be had."""
     with _penstock.as_value_errors():
         raise error
     yield  # so that it fails when it is asked for the first range

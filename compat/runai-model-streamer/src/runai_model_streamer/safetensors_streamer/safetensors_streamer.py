@@ -9,12 +9,14 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 from typing import IO, Any
 
 import penstock
 from penstock.engines import objects
+from penstock.frameworks.torch import DTYPES
+from penstock.recording import Relay, Source
 from runai_model_streamer import _penstock
 from runai_model_streamer.distributed_streamer.distributed_streamer import DistributedStreamer
 from runai_model_streamer.s3_utils.s3_utils import S3Credentials, is_object_storage
@@ -163,6 +165,7 @@ class SafetensorsStreamer:
         for stream in streams:
             if hasattr(stream, "close"):
                 stream.close()
+        self.file_streamer.end()
 
     def stream_file(
         self,
@@ -191,24 +194,45 @@ class SafetensorsStreamer:
             paths: files, or URLs of objects.
             s3_credentials: for this call.
             device: where tensors go, straight from the storage where it is a CUDA device.
-            is_distributed: each process reads for itself in any case.
+            is_distributed: whether all processes stream this together, each byte read by one of them; where
+                ``DistributedStreamer`` can do that.
             tensor_names: only these; what lies between them is not read.
             owned: not needed: every tensor is the caller's to keep.
 
         Raises:
             ValueError: for names that no file holds or several do, files that are absent or malformed, unknown dtypes.
             RunaiStreamerMemoryLimitException: for a limit smaller than the largest tensor.
+            In all processes that stream together, whichever it is wrong in.
         """
         del owned
+        self._close()
+        self.device_str = self.file_streamer.file_streamer.device_str = _penstock.device_of(device)
+        self.file_streamer.set_is_distributed(is_distributed, self.device_str)
+        self.start_time = time.perf_counter()
+
+        def prepare() -> list[Source]:
+            return self._sources([os.fspath(path) for path in paths], s3_credentials, tensor_names)
+
+        if self.file_streamer.is_distributed:
+            with _penstock.as_value_errors():
+                sources: list[Source] = []
+                relay = self.file_streamer.relay(lambda: sources.extend(prepare()) or sources)
+            if relay is not None:
+                self._streams.append(self._relayed(relay, sources))
+                return
+        else:
+            sources = prepare()
+        self._streams.extend(self._stream(*source) for source in sources)
+
+    def _sources(
+        self, paths: list[str], credentials: S3Credentials | None, tensor_names: Collection[str] | None
+    ) -> list[Source]:
+        """What is to be streamed; what ``files_to_tensors_metadata`` says is that."""
         if isinstance(tensor_names, str):
             raise ValueError("tensor_names must be a collection of names, not a single str")  # noqa: TRY004
         if tensor_names is not None and not tensor_names:
             raise ValueError("tensor_names must not be empty - pass None to load every tensor")
-        self._close()
-        self.device_str = _penstock.device_of(device)
-        self.file_streamer.set_is_distributed(is_distributed, self.device_str)
-        self.start_time = time.perf_counter()
-        checkpoints = safetensors_pytorch.open_files([os.fspath(path) for path in paths], s3_credentials)
+        checkpoints = safetensors_pytorch.open_files(paths, credentials)
         files = [tensors for _, tensors in safetensors_pytorch.headers(checkpoints)]
         if tensor_names is not None:
             wanted = frozenset(tensor_names)
@@ -219,16 +243,24 @@ class SafetensorsStreamer:
         self.total_size = sum(sizes)
         _penstock.check_memory_limit(max(sizes, default=0))
         held = {tensor.name for tensors in files for tensor in tensors}
-        for checkpoint in checkpoints:
-            names = [name for name in checkpoint.offset_keys() if name in held]
-            if names:
-                self._streams.append(self._stream(checkpoint, names))
+        kept = [
+            Source(checkpoint, [name for name in checkpoint.offset_keys() if name in held])
+            for checkpoint in checkpoints
+        ]
+        return [source for source in kept if source.names]
 
-    def _stream(self, checkpoint: penstock.Checkpoint, names: list[str]) -> Iterator[tuple[str, Any]]:
+    def _stream(self, checkpoint: penstock.Checkpoint, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
         device = self.device_str or "cpu"
         with _penstock.as_value_errors():
             for name, tensor in checkpoint.stream(names, device=_penstock.loads_to(device)):
                 yield name, _aligned(tensor).to(device)
+
+    @staticmethod
+    def _relayed(relay: Relay, sources: Sequence[Source]) -> Iterator[tuple[str, Any]]:
+        with _penstock.as_value_errors():
+            for number, name, memory in relay.tensors():
+                info = sources[number].checkpoint[name]
+                yield name, memory.view(DTYPES[info.dtype]).view(info.shape)
 
     def get_tensors(self) -> Iterator[tuple[str, Any]]:
         """Yields ``(name, tensor)`` as tensors arrive. Each is the caller's to keep.

@@ -46,6 +46,22 @@ fn one_file() {
 }
 
 #[test]
+fn tensors_may_be_taken_for_their_bytes() {
+    let files = Files::new();
+    let header = r#"{"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"b":{"dtype":"I64","shape":[0,5],"data_offsets":[24,24]}}"#;
+    let length = u64::try_from(header.len()).unwrap().to_le_bytes();
+    let path = files.write("m.safetensors", [&length, header.as_bytes(), &[7; 24]].concat());
+    let checkpoint = try_open(&[&path]).unwrap();
+    let flat = checkpoint.as_bytes();
+    let described: Vec<_> = flat.tensors().iter().map(|tensor| (&*tensor.name, &*tensor.shape)).collect();
+    assert_eq!(described, [("a", &[24][..]), ("b", &[0][..])]);
+    for (bytes, tensor) in flat.tensors().iter().zip(checkpoint.tensors()) {
+        assert_eq!((bytes.dtype, &bytes.range), (Dtype::U8, &tensor.range));
+    }
+    assert_eq!(flat.objects(), checkpoint.objects(), "the version is the same");
+}
+
+#[test]
 fn a_short_header_costs_one_read_and_a_long_one_two() {
     let files = Files::new();
     let short = files.weights("short.safetensors", &["a"]);
