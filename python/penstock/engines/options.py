@@ -23,8 +23,8 @@ class Options:
     record: bool = True
     """Record what the model does with its weights and read only that; False gives it ordinary tensors."""
     share: bool | None = None
-    """Whether tensor-parallel ranks read together what several of them want of a tensor; by default on
-    CPUs, where it comes over a network. Not measured between GPUs yet, so there it has to be asked for."""
+    """Whether tensor-parallel ranks read together what several of them want of a tensor; by default where it comes over
+    a network and, between GPUs, from a disk."""
     readers: int | None = None
     block_bytes: int | None = None
     staging_bytes: int | None = None
