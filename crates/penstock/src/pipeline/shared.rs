@@ -20,6 +20,9 @@ use crate::stats::LoadStats;
 use crate::store::Lane;
 use crate::tune::Readers;
 
+/// How long a look at clocks that were not ready for it is put off, at least.
+const SHORTEST_WATCH: Duration = Duration::from_millis(1);
+
 /// What readers tell the owner.
 pub(super) enum Message {
     /// A tensor has landed.
@@ -51,6 +54,8 @@ struct Work {
     queue: Queue,
     /// Readers that sleep.
     asleep: usize,
+    /// Whether one of them will look at the clocks of those that do not.
+    watched: bool,
     /// Since when there has been nothing to read for want of destinations, and for how long there was before.
     starved_since: Option<Instant>,
     starved: Duration,
@@ -91,6 +96,7 @@ impl Shared {
             work: Mutex::new(Work {
                 queue: Queue::new(plan.blocks().len(), readers.own_runs),
                 asleep: 0,
+                watched: false,
                 starved_since: None,
                 starved: Duration::ZERO,
                 fence: None,
@@ -121,6 +127,9 @@ impl Shared {
             self.send(Message::Landed(u32::try_from(tensor).unwrap_or(u32::MAX)));
         }
         let mut work = lock(&self.work);
+        if self.meter.watches() && !work.queue.has_fetches() {
+            self.meter.begin_watch(Instant::now());
+        }
         work.queue.set_ready(self.plan.blocks_ready(tensors.end));
         work.starved = work.starved();
         work.starved_since = None;
@@ -200,15 +209,49 @@ impl Shared {
         }
     }
 
-    /// Waits until there is something to do or the load is over.
+    /// Waits until there is something to do or the load is over. While clocks are watched, one of those that wait looks at
+    /// them.
     pub(super) fn wait_for_work(&self) {
         let mut work = lock(&self.work);
         work.asleep += 1;
-        let nothing_to_do = |work: &mut Work| {
-            !work.queue.is_over() && !self.is_cancelled() && !work.queue.wants_more(self.room())
-        };
-        let mut work = self.wake.wait_while(work, nothing_to_do).unwrap_or_else(PoisonError::into_inner);
+        while !work.queue.is_over() && !self.is_cancelled() && !work.queue.wants_more(self.room()) {
+            if work.watched || !self.meter.watches() {
+                work = self.wake.wait(work).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            work.watched = true;
+            work = self.watch(work);
+            work.watched = false;
+        }
         work.asleep -= 1;
+        if work.asleep > 0 && !work.watched && self.meter.watches() {
+            // Another watches from now on.
+            self.wake.notify_one();
+        }
+    }
+
+    /// Waits until it is time to look at the clocks, or something has happened before.
+    fn watch<'a>(&'a self, work: MutexGuard<'a, Work>) -> MutexGuard<'a, Work> {
+        let rest = self.meter.until_look(Instant::now()).max(SHORTEST_WATCH);
+        let (work, waited) = self.wake.wait_timeout(work, rest).unwrap_or_else(PoisonError::into_inner);
+        if !waited.timed_out() {
+            return work;
+        }
+        if !work.queue.has_fetches() {
+            // For want of destinations; more readers would wait for them too.
+            self.meter.begin_watch(Instant::now());
+            return work;
+        }
+        drop(work);
+        self.meter.look(Instant::now());
+        lock(&self.work)
+    }
+
+    /// Has the clock of this reader's thread watched, if the tuner asks for that.
+    pub(super) fn watch_this_thread(&self) {
+        if self.meter.watches() && self.meter.join_watch() {
+            self.wake_one(&lock(&self.work));
+        }
     }
 
     /// Wakes a reader if there is something to do for one more. It will do the same, so that as many wake as find work.
@@ -252,6 +295,8 @@ impl Shared {
         stats.consumer_wait = work.starved() * u32::try_from(stats.readers).unwrap_or(u32::MAX);
         drop(work);
         stats.tried = self.meter.tried();
+        let (first, share) = self.meter.first();
+        (stats.first_readers, stats.cores_share) = (first as u64, share);
         stats
     }
 
@@ -281,6 +326,7 @@ impl Shared {
         self.cancelled.store(true, Ordering::Release);
         drop(work);
         self.wake.notify_all();
+        self.meter.end_watch();
         self.objects.interrupt();
     }
 

@@ -329,8 +329,12 @@ fn readers_are_added_while_that_pays_and_all_of_them_end() {
     let model = Model::cached_as(CachePolicy::Bypass);
     // Every read takes long and none slows another, as with a file server far away.
     model.control.delay_us.store(2_000, SeqCst);
-    let readers =
-        Readers { copies: 2, fetches: Bounds { start: 2, least: 1, most: 16 }, threads: 18, own_runs: false };
+    let readers = Readers {
+        copies: 2,
+        fetches: Bounds { start: 2, few: 2, least: 1, most: 16 },
+        threads: 18,
+        own_runs: false,
+    };
     for way in Way::all() {
         let mut load = Load::begin_within(&model, &model.plan(4 * KIB), &way, readers);
         load.attach_all();
@@ -351,7 +355,7 @@ fn a_load_that_ends_while_readers_are_parked_leaves_none_behind() {
     for way in Way::all() {
         let readers = Readers {
             copies: 1,
-            fetches: Bounds { start: 1, least: 1, most: 64 },
+            fetches: Bounds { start: 1, few: 1, least: 1, most: 64 },
             threads: 65,
             own_runs: false,
         };
