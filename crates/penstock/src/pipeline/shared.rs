@@ -27,6 +27,8 @@ const SHORTEST_WATCH: Duration = Duration::from_millis(1);
 pub(super) enum Message {
     /// A tensor has landed.
     Landed(u32),
+    /// Readers that were not started are wanted.
+    More,
     /// The load has failed; [`Shared::failure`] says how.
     Failed,
 }
@@ -40,6 +42,8 @@ pub(super) struct Shared {
     work: Mutex<Work>,
     wake: Condvar,
     meter: Meter,
+    /// Whether readers that were not started have been asked for.
+    all_wanted: AtomicBool,
     copies: usize,
     own_handles: bool,
     request_bytes: AtomicU64,
@@ -103,6 +107,7 @@ impl Shared {
             }),
             wake: Condvar::new(),
             meter: Meter::new(readers.fetches, plan.block_bytes()),
+            all_wanted: AtomicBool::new(readers.first() == readers.most()),
             copies: readers.copies,
             own_handles: readers.own_runs,
             request_bytes: AtomicU64::new(u64::MAX),
@@ -243,13 +248,25 @@ impl Shared {
             return work;
         }
         drop(work);
-        self.meter.look(Instant::now());
+        let more = self.meter.look(Instant::now());
+        self.want_more(more);
         lock(&self.work)
     }
 
     /// Has the clock of this reader's thread watched, if the tuner asks for that.
     pub(super) fn watch_this_thread(&self) {
-        if self.meter.watches() && self.meter.join_watch() {
+        if self.meter.watches() {
+            let more = self.meter.join_watch();
+            self.want_more(more);
+        }
+    }
+
+    /// Has those that may now work besides the others do so.
+    fn want_more(&self, more: bool) {
+        if more && !self.all_wanted.swap(true, Ordering::Relaxed) {
+            self.send(Message::More);
+        }
+        if more {
             self.wake_one(&lock(&self.work));
         }
     }
@@ -276,9 +293,8 @@ impl Shared {
 
     /// Counts what a reader fetched, and wakes another if more of them are wanted now.
     pub(super) fn fetched(&self, block: &Block, reading: Duration) {
-        if self.meter.count(block.range.end - block.range.start, reading) {
-            self.wake_one(&lock(&self.work));
-        }
+        let more = self.meter.count(block.range.end - block.range.start, reading);
+        self.want_more(more);
     }
 
     /// Has fewer readers fetch: the store says that it is asked too often.

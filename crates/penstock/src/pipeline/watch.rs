@@ -5,6 +5,9 @@
 //! comes from elsewhere. Time on a core alone would not tell: beside other processes a reader gets less of it the more
 //! it wants, and what the consumer does meanwhile is its own affair.
 //!
+//! A thread's wait for a core is counted when it ends, so that of a machine where threads wait longer than a window too
+//! little is seen: then more readers are set to work, as they would be without this module.
+//!
 //! Looked at in windows, the first of which is short: a load over slow connections loses as long as it takes until all of
 //! them are made. The kernel adds to its counts at every tick, 1 to 10 ms, or when a thread stops running, so a window is
 //! no shorter than that.
@@ -121,6 +124,11 @@ mod tests {
         }
     }
 
+    #[track_caller]
+    fn says(share: Option<f64>, expected: f64) {
+        assert!(share.is_some_and(|share| (share - expected).abs() < 1e-9), "{share:?} for {expected}");
+    }
+
     #[test]
     fn the_share_is_of_all_readers_and_of_one_window_alone() {
         let began = Instant::now();
@@ -134,10 +142,10 @@ mod tests {
         clocks[1].ran(2 * MS);
         assert_eq!(watch.look(began + 9 * MS), None, "not yet");
         assert_eq!(watch.rest(began + 9 * MS), MS);
-        assert_eq!(watch.look(began + 10 * MS), Some(0.6));
+        says(watch.look(began + 10 * MS), 0.6);
         assert_eq!(watch.rest(began + 10 * MS), 20 * MS, "the next is longer");
         clocks[0].ran(10 * MS);
-        assert_eq!(watch.look(began + 30 * MS), Some(0.25));
+        says(watch.look(began + 30 * MS), 0.25);
     }
 
     #[test]
@@ -150,7 +158,7 @@ mod tests {
         clock.ran(500 * MS);
         watch.begin_anew(began + 500 * MS);
         clock.ran(MS);
-        assert_eq!(watch.look(began + 510 * MS), Some(0.1));
+        says(watch.look(began + 510 * MS), 0.1);
     }
 
     #[test]
@@ -163,7 +171,7 @@ mod tests {
         clocks.iter().for_each(|clock| watch.join(clock.clone()));
         clocks[0].0.set(None);
         clocks[1].ran(10 * MS);
-        assert_eq!(watch.look(began + 50 * MS), Some(0.2));
+        says(watch.look(began + 50 * MS), 0.2);
         assert_eq!(watch.clocks.len(), 1);
     }
 

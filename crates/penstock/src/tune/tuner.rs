@@ -40,6 +40,12 @@ impl Readers {
         self.threads.min(self.copies + self.fetches.most)
     }
 
+    /// Those that may have work before the tuner says more. Where they are to be few, one more looks at what those do.
+    pub fn first(&self) -> usize {
+        let few = self.fetches.few < self.fetches.start;
+        if few { (self.copies + self.fetches.few + 1).min(self.most()) } else { self.most() }
+    }
+
     /// The staging slots they need: one that copies from the cache fills `depth` before the first is free again, one that
     /// waits for storage is slower than the copy of the slot before.
     pub fn slots(&self, depth: usize) -> usize {
@@ -376,7 +382,7 @@ mod tests {
     #[test]
     fn a_store_that_pushes_back_gets_half_and_later_a_little_more() {
         let rate = |readers: usize| readers as f64 * 1e8;
-        let mut tuner = Tuner::new(Bounds { start: 64, ..BOUNDS });
+        let mut tuner = Tuner::new(Bounds { start: 64, few: 64, ..BOUNDS });
         assert_eq!((tuner.push_back(), tuner.push_back()), (32, 16));
         // However well it goes, not where it said no.
         assert!(settle(&mut tuner, rate, CALM_FOR as usize - 1) < 32);
