@@ -150,8 +150,8 @@ fn disk(members: usize, queue: Option<usize>) -> Bounds {
 }
 
 /// Requests to an object store. What is behind a few cores is no fast network as a rule; where it is one, as many
-/// requests as slow connections want take more of the cores' time than few do and bring no more: on two cores 4 took 0.93
-/// of the CPU time of 24, and less of the wall clock. So few are made first.
+/// requests as slow connections want take more of the cores' time than few do and bring no more: on two cores 4 took 0.94
+/// of the CPU time of 24. So few are made first.
 fn requests(cores: usize) -> Bounds {
     const LEAST: usize = 4;
     let start = (2 * cores).clamp(24, 64);
