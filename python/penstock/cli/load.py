@@ -203,10 +203,8 @@ def table(stats: dict[str, Any]) -> Table:
 
 
 def _figure(name: str, value: object) -> str:
-    if value is None:
-        return "not looked at"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
+    if value is None or isinstance(value, bool):
+        return {True: "yes", False: "no", None: "not looked at"}[value]
     if isinstance(value, int):
         if name.endswith("bytes"):
             return size(value, binary=name in {"block_bytes", "staging_bytes"})
