@@ -141,7 +141,7 @@ def compare(path: Path, rounds: int, only: str | None) -> dict[str, Any]:
         plan += [(state, name, lambda state=state: common.set_cache([path], state)) for name in names]
     samples: dict[tuple[str, str], list[dict[str, float]]] = {}
     for number in range(rounds):
-        # In another order each time: what a virtual disk gives depends on what was asked of it just before.
+        # In another order each time: what a virtual disk gives may depend on what it gave just before.
         for state, name, prepare in random.Random(number).sample(plan, len(plan)):
             prepare()
             sample = common.measure(script, "--child", str(path), name)
