@@ -2,9 +2,10 @@
 
     python benchmarks/local_cpu.py [--gib 2] [--rounds 5] [--directory DIR] [--output FILE.json]
 
-Rows are interleaved round by round, each in a fresh process, and the median is reported. The limits are measured in the
-same run: plain ``O_DIRECT`` reads (cold) and parallel ``pread`` of cached pages into memory that is ready (warm), each
-at the best of several numbers of threads. Peak memory is the process's own (RSS), less what it was before the load.
+Rows are interleaved round by round, in an order that changes, each in a fresh process, and the median is reported. The
+limits are measured in the same run: plain ``O_DIRECT`` reads (cold) and parallel ``pread`` of cached pages into memory
+that is ready (warm), each at the best of several numbers of threads. Peak memory is the process's own (RSS), less what
+it was before the load.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import resource
 import statistics
 import sys
@@ -139,7 +141,8 @@ def compare(path: Path, rounds: int, only: str | None) -> dict[str, Any]:
         plan += [(state, name, lambda state=state: common.set_cache([path], state)) for name in names]
     samples: dict[tuple[str, str], list[dict[str, float]]] = {}
     for number in range(rounds):
-        for state, name, prepare in plan:
+        # In another order each time: what a virtual disk gives may depend on what it gave just before.
+        for state, name, prepare in random.Random(number).sample(plan, len(plan)):
             prepare()
             sample = common.measure(script, "--child", str(path), name)
             samples.setdefault((state, name), []).append(sample)
@@ -147,7 +150,8 @@ def compare(path: Path, rounds: int, only: str | None) -> dict[str, Any]:
                 f"round {number + 1} {state} {name}: {size / sample['seconds'] / common.GB:.2f} GB/s", file=sys.stderr
             )
     rows: list[dict[str, Any]] = []
-    for (state, name), taken in samples.items():
+    for state, name in ((state, name) for state, name, _ in plan):
+        taken = samples[state, name]
         seconds = statistics.median(sample["seconds"] for sample in taken)
         rows.append(
             {

@@ -272,6 +272,10 @@ getters! {
     blocks: u64 = |s| s.blocks;
     /// The most reader threads that ran at once.
     readers: u64 = |s| s.readers;
+    /// How many of them the load began with.
+    first_readers: u64 = |s| s.first_readers;
+    /// Of their time, the share at work on a core or waiting for one, where a load began with few readers; else None.
+    cores_share: Option<f64> = |s| s.cores_share;
     /// (readers, GB per second) of what the tuner tried, in order.
     tried: Vec<(usize, f64)> = |s| s.tried.iter().map(|trial| (trial.readers, trial.rate / 1e9)).collect();
     /// Bytes of a block.
@@ -296,7 +300,7 @@ getters! {
     device_wait_seconds: f64 = |s| s.device_wait.as_secs_f64();
     /// Reader seconds waiting for destinations.
     consumer_wait_seconds: f64 = |s| s.consumer_wait.as_secs_f64();
-    /// What limited the load: "disk", "network", "page cache", "pcie", "memory" or "consumer".
+    /// What limited the load: "disk", "network", "cores", "page cache", "pcie", "memory" or "consumer".
     limited_by: &'static str = |s| s.limited_by();
     /// Fallbacks taken and limits met, in words.
     notes: Vec<String> = |s| s.notes.clone();

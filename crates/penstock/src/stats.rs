@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::tune::Trial;
+use crate::tune::{BUSY, Trial};
 
 /// Figures of one load. Seconds of a stage are summed over readers, so they may exceed the wall-clock time.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -31,6 +31,11 @@ pub struct LoadStats {
     pub blocks: u64,
     /// The most reader threads that ran at once.
     pub readers: u64,
+    /// How many of them a load began with.
+    pub first_readers: u64,
+    /// Of their time, the share in which they were at work on a core or waited for one, when that was last looked at. It is
+    /// looked at where a load begins with few readers for want of cores: below a quarter, more were set to work at once.
+    pub cores_share: Option<f64>,
     /// The numbers of readers that the tuner tried, in order, and their rates.
     pub tried: Vec<Trial>,
     /// Bytes of a block.
@@ -67,10 +72,11 @@ impl LoadStats {
     }
 
     /// What most of the readers' time went to: `"disk"`, `"network"`, `"page cache"`, `"pcie"`, `"memory"` or
-    /// `"consumer"`.
+    /// `"consumer"`; `"cores"` instead of `"network"` where readers stayed few because the cores had no time for more.
     pub fn limited_by(&self) -> &'static str {
         let reading = match self.cached_reading > self.reading / 2 {
             true => "page cache",
+            false if self.network && self.cores_share.is_some_and(|share| share >= BUSY) => "cores",
             false if self.network => "network",
             false => "disk",
         };
@@ -122,6 +128,10 @@ mod tests {
         assert_eq!(stats.limited_by(), "disk");
         stats.network = true;
         assert_eq!(stats.limited_by(), "network");
+        stats.cores_share = Some(0.2);
+        assert_eq!(stats.limited_by(), "network");
+        stats.cores_share = Some(0.8);
+        assert_eq!(stats.limited_by(), "cores");
         stats.consumer_wait = seconds(5);
         assert_eq!(stats.limited_by(), "consumer");
     }

@@ -40,6 +40,8 @@ MEANINGS = {
     "tensors": "loaded",
     "blocks": "pieces the work was cut into",
     "readers": "threads that read, at most at once",
+    "first_readers": "of those, at the beginning",
+    "cores_share": "of their time, at work on a core or waiting for one",
     "tried": "numbers of readers, and the rate of each",
     "block_bytes": "bytes of a piece",
     "staging_bytes": "most host memory on the way to a device",
@@ -201,8 +203,8 @@ def table(stats: dict[str, Any]) -> Table:
 
 
 def _figure(name: str, value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
+    if value is None or isinstance(value, bool):
+        return {True: "yes", False: "no", None: "not looked at"}[value]
     if isinstance(value, int):
         if name.endswith("bytes"):
             return size(value, binary=name in {"block_bytes", "staging_bytes"})

@@ -5,7 +5,8 @@
 //! * [`Mapped`]: the other way to have tensors, as views of mapped files; nothing moves but pages.
 //! * `reader`: the two loops, to host memory in place and to a device through staging slots.
 //! * `shared`: what the owner and the readers share; `queue`: the blocks, and who takes which.
-//! * `meter`: what readers bring in, told to the tuner, which says how many of them run.
+//! * `meter`: what readers bring in, told to the tuner, which says how many of them run; `watch`: whether the first of
+//!   them wait for the storage or for a core.
 //! * `landing`: where offsets of a plan become addresses; the only unsafe code of this module.
 //! * `objects`: the load's objects, opened when first needed and checked to be the version that was catalogued.
 //!
@@ -25,6 +26,7 @@ mod reader;
 mod runs;
 mod session;
 mod shared;
+mod watch;
 
 pub use mapped::Mapped;
 pub use session::{Next, Session, Target};

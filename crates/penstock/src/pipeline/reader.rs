@@ -25,11 +25,21 @@ const SLOT_WAIT: Duration = Duration::from_millis(20);
 struct Account {
     lane: Lane,
     stats: LoadStats,
+    /// Whether its thread's clock is watched.
+    watched: bool,
 }
 
 impl Account {
     fn new(shared: &Shared) -> Self {
-        Self { lane: shared.lane(), stats: LoadStats::default() }
+        Self { lane: shared.lane(), stats: LoadStats::default(), watched: false }
+    }
+
+    /// Says that a block of this kind is begun, in this thread.
+    fn begins(&mut self, shared: &Shared, kind: Kind) {
+        if kind == Kind::Fetch && !self.watched {
+            self.watched = true;
+            shared.watch_this_thread();
+        }
     }
 
     fn spent(&mut self, shared: &Shared, block: &Block, kind: Kind, spent: &Spent) {
@@ -95,6 +105,7 @@ impl HostReader {
     }
 
     fn block(&mut self, shared: &Shared, index: usize, kind: Kind) -> Result<()> {
+        self.account.begins(shared, kind);
         let block = &shared.plan.blocks()[index];
         let object = shared.objects.get(block.object)?;
         let (to, request) = (&shared.destinations, shared.request_bytes());
@@ -190,6 +201,7 @@ impl DeviceReader {
     }
 
     fn block(&mut self, shared: &Shared, index: usize, kind: Kind) -> Result<()> {
+        self.account.begins(shared, kind);
         let Some(mut slot) = self.slot(shared)? else { return Ok(()) };
         let block = &shared.plan.blocks()[index];
         let object = shared.objects.get(block.object)?;

@@ -49,11 +49,22 @@ pub enum Next {
     Done,
 }
 
+/// What a reader's thread does.
+type Run = Box<dyn FnOnce(&Shared) -> Result<()> + Send>;
+
+/// Readers that are not started yet: so many, and how each is made.
+struct Rest {
+    count: usize,
+    make: Box<dyn Fn() -> Run + Send + Sync>,
+}
+
 /// One load. Dropping it cancels what is left of it; after that, no thread, file or slot of it remains.
 pub struct Session {
     shared: Arc<Shared>,
     owner: Owner,
     readers: Vec<JoinHandle<()>>,
+    /// Those that a load which begins with few of them may want later.
+    rest: Option<Rest>,
     /// Reads in the caller's own thread, where a load is too small for threads to pay.
     inline: Option<HostReader>,
     landed: Receiver<Message>,
@@ -96,6 +107,7 @@ impl Session {
             shared,
             owner: Owner::current(),
             readers: Vec::new(),
+            rest: None,
             inline: None,
             landed,
             device: None,
@@ -114,8 +126,8 @@ impl Session {
                 session.inline = Some(HostReader::new(&session.shared));
             }
             _ => {
-                session.start_readers(readers.most(), || {
-                    |shared: &Shared| HostReader::new(shared).run(shared)
+                session.start_readers(readers, || {
+                    Box::new(|shared: &Shared| HostReader::new(shared).run(shared))
                 })?;
             }
         }
@@ -134,9 +146,10 @@ impl Session {
         let slots = readers.slots(DEPTH).min(self.shared.plan.blocks().len());
         let lease = Arc::new(Lease::begin(slot_bytes, staging, slots, device.pinning()));
         self.device = Some(Arc::clone(device));
-        self.start_readers(readers.most(), || {
-            let (device, lease) = (Arc::clone(device), Arc::clone(&lease));
-            move |shared: &Shared| {
+        let device = Arc::clone(device);
+        self.start_readers(readers, move || {
+            let (device, lease) = (Arc::clone(&device), Arc::clone(&lease));
+            Box::new(move |shared: &Shared| {
                 let done = DeviceReader::new(shared, device, Arc::clone(&lease)).run(shared);
                 let usage = lease.usage();
                 shared.with_stats(|stats| {
@@ -145,17 +158,33 @@ impl Session {
                     lease.notes().into_iter().for_each(|note| stats.note(note));
                 });
                 done
-            }
+            })
         })
     }
 
-    fn start_readers<R>(&mut self, count: usize, reader: impl Fn() -> R) -> Result<()>
-    where
-        R: FnOnce(&Shared) -> Result<()> + Send + 'static,
-    {
-        for index in 0..count {
+    /// Starts the readers that may be wanted at once. A thread costs some 0.1 ms of a core, so a load that begins with few
+    /// readers starts the others when it wants them.
+    fn start_readers(
+        &mut self,
+        readers: Readers,
+        make: impl Fn() -> Run + Send + Sync + 'static,
+    ) -> Result<()> {
+        let first = readers.first();
+        self.start_threads(first, readers.most(), &make)?;
+        let count = readers.most() - self.readers.len();
+        self.rest = (self.readers.len() == first && count > 0).then(|| Rest { count, make: Box::new(make) });
+        Ok(())
+    }
+
+    fn start_rest(&mut self) -> Result<()> {
+        let Some(Rest { count, make }) = self.rest.take() else { return Ok(()) };
+        self.start_threads(count, self.readers.len() + count, &*make)
+    }
+
+    fn start_threads(&mut self, more: usize, of: usize, make: &dyn Fn() -> Run) -> Result<()> {
+        for index in self.readers.len()..self.readers.len() + more {
             let shared = Arc::clone(&self.shared);
-            let run = reader();
+            let run = make();
             let thread = std::thread::Builder::new().name(format!("penstock-{index}"));
             let thread = thread.spawn(move || {
                 // A panic is a bug, but it must not leave the consumer waiting for ever.
@@ -171,7 +200,7 @@ impl Session {
                 // Fewer readers than wished for are a slower load, not a failed one.
                 Err(error) if !self.readers.is_empty() => {
                     let note = format!(
-                        "{} of {count} reader threads could be started: {error}; raise the limit of processes (ulimit \
+                        "{} of {of} reader threads could be started: {error}; raise the limit of processes (ulimit \
                          -u, cgroup pids.max)",
                         self.readers.len()
                     );
@@ -282,20 +311,26 @@ impl Session {
             return Ok(Next::Done);
         }
         self.read_inline()?;
-        match self.landed.recv_timeout(timeout) {
-            Ok(Message::Landed(tensor)) => {
-                self.delivered += 1;
-                if self.delivered == self.given.len() {
-                    self.ended = Some(self.began.elapsed());
+        let since = Instant::now();
+        loop {
+            match self.landed.recv_timeout(timeout.saturating_sub(since.elapsed())) {
+                Ok(Message::Landed(tensor)) => {
+                    self.delivered += 1;
+                    if self.delivered == self.given.len() {
+                        self.ended = Some(self.began.elapsed());
+                    }
+                    return Ok(Next::Landed(tensor));
                 }
-                Ok(Next::Landed(tensor))
+                Ok(Message::More) => self.start_rest()?,
+                Ok(Message::Failed) => {
+                    self.stop_failed();
+                    let failure = self.shared.failure();
+                    return Err(
+                        failure.unwrap_or_else(|| Error::new(ErrorKind::Cancelled, "the load was cancelled"))
+                    );
+                }
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Ok(Next::Waiting),
             }
-            Ok(Message::Failed) => {
-                self.stop_failed();
-                let failure = self.shared.failure();
-                Err(failure.unwrap_or_else(|| Error::new(ErrorKind::Cancelled, "the load was cancelled")))
-            }
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Ok(Next::Waiting),
         }
     }
 
@@ -374,10 +409,12 @@ impl Session {
         if !self.owner.is_current() {
             // Neither joined nor let go: to the child's C library these threads do not exist.
             let _ = ManuallyDrop::new(std::mem::take(&mut self.readers));
+            let _ = ManuallyDrop::new(self.rest.take());
             let _ = ManuallyDrop::new(std::mem::replace(&mut self.landed, never()));
             return;
         }
         self.shared.cancel();
+        self.rest = None;
         for reader in self.readers.drain(..) {
             // A reader's panic was already turned into the load's failure.
             let _ = reader.join();

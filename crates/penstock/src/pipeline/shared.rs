@@ -20,10 +20,15 @@ use crate::stats::LoadStats;
 use crate::store::Lane;
 use crate::tune::Readers;
 
+/// How long a look at clocks that were not ready for it is put off, at least.
+const SHORTEST_WATCH: Duration = Duration::from_millis(1);
+
 /// What readers tell the owner.
 pub(super) enum Message {
     /// A tensor has landed.
     Landed(u32),
+    /// Readers that were not started are wanted.
+    More,
     /// The load has failed; [`Shared::failure`] says how.
     Failed,
 }
@@ -37,6 +42,8 @@ pub(super) struct Shared {
     work: Mutex<Work>,
     wake: Condvar,
     meter: Meter,
+    /// Whether readers that were not started have been asked for.
+    all_wanted: AtomicBool,
     copies: usize,
     own_handles: bool,
     request_bytes: AtomicU64,
@@ -51,6 +58,8 @@ struct Work {
     queue: Queue,
     /// Readers that sleep.
     asleep: usize,
+    /// Whether one of them will look at the clocks of those that do not.
+    watched: bool,
     /// Since when there has been nothing to read for want of destinations, and for how long there was before.
     starved_since: Option<Instant>,
     starved: Duration,
@@ -91,12 +100,14 @@ impl Shared {
             work: Mutex::new(Work {
                 queue: Queue::new(plan.blocks().len(), readers.own_runs),
                 asleep: 0,
+                watched: false,
                 starved_since: None,
                 starved: Duration::ZERO,
                 fence: None,
             }),
             wake: Condvar::new(),
             meter: Meter::new(readers.fetches, plan.block_bytes()),
+            all_wanted: AtomicBool::new(readers.first() == readers.most()),
             copies: readers.copies,
             own_handles: readers.own_runs,
             request_bytes: AtomicU64::new(u64::MAX),
@@ -121,6 +132,9 @@ impl Shared {
             self.send(Message::Landed(u32::try_from(tensor).unwrap_or(u32::MAX)));
         }
         let mut work = lock(&self.work);
+        if self.meter.watches() && !work.queue.has_fetches() {
+            self.meter.begin_watch(Instant::now());
+        }
         work.queue.set_ready(self.plan.blocks_ready(tensors.end));
         work.starved = work.starved();
         work.starved_since = None;
@@ -200,15 +214,61 @@ impl Shared {
         }
     }
 
-    /// Waits until there is something to do or the load is over.
+    /// Waits until there is something to do or the load is over. While clocks are watched, one of those that wait looks at
+    /// them.
     pub(super) fn wait_for_work(&self) {
         let mut work = lock(&self.work);
         work.asleep += 1;
-        let nothing_to_do = |work: &mut Work| {
-            !work.queue.is_over() && !self.is_cancelled() && !work.queue.wants_more(self.room())
-        };
-        let mut work = self.wake.wait_while(work, nothing_to_do).unwrap_or_else(PoisonError::into_inner);
+        while !work.queue.is_over() && !self.is_cancelled() && !work.queue.wants_more(self.room()) {
+            if work.watched || !self.meter.watches() {
+                work = self.wake.wait(work).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            work.watched = true;
+            work = self.watch(work);
+            work.watched = false;
+        }
         work.asleep -= 1;
+        if work.asleep > 0 && !work.watched && self.meter.watches() {
+            // Another watches from now on.
+            self.wake.notify_one();
+        }
+    }
+
+    /// Waits until it is time to look at the clocks, or something has happened before.
+    fn watch<'a>(&'a self, work: MutexGuard<'a, Work>) -> MutexGuard<'a, Work> {
+        let rest = self.meter.until_look(Instant::now()).max(SHORTEST_WATCH);
+        let (work, waited) = self.wake.wait_timeout(work, rest).unwrap_or_else(PoisonError::into_inner);
+        if !waited.timed_out() {
+            return work;
+        }
+        if !work.queue.has_fetches() {
+            // For want of destinations; more readers would wait for them too.
+            self.meter.begin_watch(Instant::now());
+            return work;
+        }
+        drop(work);
+        let more = self.meter.look(Instant::now());
+        self.want_more(more);
+        lock(&self.work)
+    }
+
+    /// Has the clock of this reader's thread watched, if the tuner asks for that.
+    pub(super) fn watch_this_thread(&self) {
+        if self.meter.watches() {
+            let more = self.meter.join_watch();
+            self.want_more(more);
+        }
+    }
+
+    /// Has those that may now work besides the others do so.
+    fn want_more(&self, more: bool) {
+        if more && !self.all_wanted.swap(true, Ordering::Relaxed) {
+            self.send(Message::More);
+        }
+        if more {
+            self.wake_one(&lock(&self.work));
+        }
     }
 
     /// Wakes a reader if there is something to do for one more. It will do the same, so that as many wake as find work.
@@ -233,9 +293,8 @@ impl Shared {
 
     /// Counts what a reader fetched, and wakes another if more of them are wanted now.
     pub(super) fn fetched(&self, block: &Block, reading: Duration) {
-        if self.meter.count(block.range.end - block.range.start, reading) {
-            self.wake_one(&lock(&self.work));
-        }
+        let more = self.meter.count(block.range.end - block.range.start, reading);
+        self.want_more(more);
     }
 
     /// Has fewer readers fetch: the store says that it is asked too often.
@@ -252,6 +311,8 @@ impl Shared {
         stats.consumer_wait = work.starved() * u32::try_from(stats.readers).unwrap_or(u32::MAX);
         drop(work);
         stats.tried = self.meter.tried();
+        let (first, share) = self.meter.first();
+        (stats.first_readers, stats.cores_share) = (first as u64, share);
         stats
     }
 
@@ -281,6 +342,7 @@ impl Shared {
         self.cancelled.store(true, Ordering::Release);
         drop(work);
         self.wake.notify_all();
+        self.meter.end_watch();
         self.objects.interrupt();
     }
 

@@ -15,6 +15,7 @@ use crate::config::Config;
 
 pub use profile::Profile;
 pub use storage::{Disk, Kind, Storage, Survey, System};
+pub(crate) use tuner::BUSY;
 pub use tuner::{Bounds, Epoch, Readers, Trial, Tuner};
 
 /// Host staging memory of a load where nothing is said.

@@ -6,6 +6,11 @@
 //! the storage, so nothing is tried then. Once settled, the search begins anew only when the rate changes for good, as
 //! when a load comes from cached to uncached files.
 //!
+//! Where the cores are few, a load may begin with fewer readers than its storage wants ([`Bounds::few`]), since each that
+//! waits beside others that keep the cores busy costs CPU time and brings nothing. What they spend their time on is soon
+//! known: if they wait for the storage, all of `start` are set to work; if they keep the cores busy, they stay as few; in
+//! between, the search goes on from there.
+//!
 //! A store that says it is asked too often has the last word: the number is halved, and the one at which it said so is
 //! out of bounds until it has been quiet for a while.
 //!
@@ -35,6 +40,12 @@ impl Readers {
         self.threads.min(self.copies + self.fetches.most)
     }
 
+    /// Those that may have work before the tuner says more. Where they are to be few, one more looks at what those do.
+    pub fn first(&self) -> usize {
+        let few = self.fetches.few < self.fetches.start;
+        if few { (self.copies + self.fetches.few + 1).min(self.most()) } else { self.most() }
+    }
+
     /// The staging slots they need: one that copies from the cache fills `depth` before the first is free again, one that
     /// waits for storage is slower than the copy of the slot before.
     pub fn slots(&self, depth: usize) -> usize {
@@ -51,8 +62,10 @@ impl Readers {
 /// A number of readers: where to begin, and how far the tuner may go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
-    /// What a load begins with.
+    /// What a load begins with, or goes on with once it is known that the cores can do more than `few`.
     pub start: usize,
+    /// What it begins with; `start` where there are cores enough.
+    pub few: usize,
     /// The fewest.
     pub least: usize,
     /// The most.
@@ -62,14 +75,19 @@ pub struct Bounds {
 impl Bounds {
     /// Always `readers`.
     pub fn fixed(readers: usize) -> Self {
-        Self { start: readers, least: readers, most: readers }
+        Self { start: readers, few: readers, least: readers, most: readers }
     }
 
     /// These bounds with at most `most` readers: a small load has work for no more.
     #[must_use]
     pub fn at_most(self, most: usize) -> Self {
         let most = most.max(1);
-        Self { start: self.start.min(most), least: self.least.min(most), most: self.most.min(most) }
+        Self {
+            start: self.start.min(most),
+            few: self.few.min(most),
+            least: self.least.min(most),
+            most: self.most.min(most),
+        }
     }
 }
 
@@ -104,6 +122,10 @@ pub struct Trial {
     pub rate: f64,
 }
 
+/// Of their time, few readers that spend less than this at work or waiting for a core leave the cores idle.
+const IDLE: f64 = 0.25;
+/// And those that spend more than this have no core to spare for others.
+pub(crate) const BUSY: f64 = 0.5;
 /// How much faster a number of readers must be to be worth changing to.
 const WORTH: f64 = 1.08;
 /// How much a settled rate must change, in either direction, to be another situation.
@@ -117,6 +139,8 @@ const REMEMBERED: usize = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Search {
+    /// Few readers are at work until it is known what they spend their time on.
+    Few,
     /// The next epoch is not counted: it began under another number of readers, or with files to open.
     Skip(Direction),
     /// The next epoch is the first half of a trial.
@@ -153,14 +177,16 @@ pub struct Tuner {
 }
 
 impl Tuner {
-    /// A search that begins at `bounds.start`.
+    /// A search that begins at `bounds.few` or `bounds.start`.
     pub fn new(bounds: Bounds) -> Self {
-        let readers = bounds.start.clamp(bounds.least, bounds.most);
+        let start = bounds.start.clamp(bounds.least, bounds.most);
+        let readers = bounds.few.clamp(bounds.least, start);
+        let is_few = readers < start;
         Self {
             bounds,
             readers,
             best: Trial { readers, rate: 0.0 },
-            search: Search::Skip(Direction::Stay),
+            search: if is_few { Search::Few } else { Search::Skip(Direction::Stay) },
             tried: Vec::new(),
             ceiling: bounds.most,
             calm: 0,
@@ -175,6 +201,25 @@ impl Tuner {
     /// Whether there is anything to find.
     pub fn is_fixed(&self) -> bool {
         self.bounds.least == self.bounds.most
+    }
+
+    /// Whether it began with few readers and is to be told what they spend their time on.
+    pub fn asks_for_cores(&self) -> bool {
+        self.search == Search::Few
+    }
+
+    /// Learns which share of their time the few readers at work had a core or waited for one; says how many readers to
+    /// use from now on.
+    pub fn cores(&mut self, share: f64) -> usize {
+        if self.search == Search::Few {
+            if share < IDLE {
+                self.begin_anew(self.bounds.start.clamp(self.readers, self.ceiling));
+            }
+            if share < BUSY {
+                self.search = Search::Skip(Direction::Stay);
+            }
+        }
+        self.readers
     }
 
     /// What was tried, in order; the first ones of a long load.
@@ -206,6 +251,11 @@ impl Tuner {
             self.begin_anew(self.readers);
         }
         match self.search {
+            // Nothing else is tried: that would take time from those who have the cores.
+            Search::Few if self.tried.is_empty() => {
+                self.remember(Trial { readers: self.readers, rate: epoch.rate() });
+            }
+            Search::Few => {}
             Search::Skip(direction) => self.search = Search::Try(direction),
             Search::Try(direction) => self.search = Search::Confirm(direction, epoch),
             Search::Confirm(direction, first) => {
@@ -279,7 +329,8 @@ mod tests {
 
     use super::*;
 
-    const BOUNDS: Bounds = Bounds { start: 8, least: 1, most: 64 };
+    const BOUNDS: Bounds = Bounds { start: 8, few: 8, least: 1, most: 64 };
+    const FEW: Bounds = Bounds { start: 24, few: 4, least: 4, most: 128 };
 
     /// Lets the tuner load from a storage with this rate for every number of readers; returns what it settles on.
     fn settle(tuner: &mut Tuner, rate: impl Fn(usize) -> f64, epochs: usize) -> usize {
@@ -331,7 +382,7 @@ mod tests {
     #[test]
     fn a_store_that_pushes_back_gets_half_and_later_a_little_more() {
         let rate = |readers: usize| readers as f64 * 1e8;
-        let mut tuner = Tuner::new(Bounds { start: 64, ..BOUNDS });
+        let mut tuner = Tuner::new(Bounds { start: 64, few: 64, ..BOUNDS });
         assert_eq!((tuner.push_back(), tuner.push_back()), (32, 16));
         // However well it goes, not where it said no.
         assert!(settle(&mut tuner, rate, CALM_FOR as usize - 1) < 32);
@@ -343,6 +394,44 @@ mod tests {
     }
 
     #[test]
+    fn few_readers_that_leave_the_cores_idle_become_as_many_as_the_storage_wants() {
+        let mut tuner = Tuner::new(FEW);
+        assert!(tuner.asks_for_cores());
+        assert_eq!((tuner.readers(), tuner.cores(0.05)), (4, 24));
+        assert!(!tuner.asks_for_cores());
+        // The search goes on from there, whatever the cores do.
+        assert_eq!(tuner.cores(0.9), 24);
+        let rate = |readers: usize| (readers as f64 * 90e6).min(5e9);
+        let readers = settle(&mut tuner, rate, 30);
+        assert!(rate(readers) >= 0.97 * 5e9, "{readers}");
+    }
+
+    #[test]
+    fn few_readers_that_keep_the_cores_busy_stay_few_until_they_do_not() {
+        let mut tuner = Tuner::new(FEW);
+        for _ in 0..50 {
+            assert_eq!(tuner.cores(0.8), 4);
+            assert_eq!(settle(&mut tuner, |readers| readers as f64 * 1e9, 3), 4);
+        }
+        assert_eq!(tuner.tried().len(), 1, "what was done is told");
+        assert_eq!(tuner.cores(0.1), 24);
+    }
+
+    #[test]
+    fn where_the_cores_are_neither_idle_nor_busy_the_search_begins_with_few() {
+        let mut tuner = Tuner::new(FEW);
+        assert_eq!((tuner.cores(0.4), tuner.asks_for_cores()), (4, false));
+        let rate = |readers: usize| readers.min(9) as f64 * 3e8;
+        assert_eq!(settle(&mut tuner, rate, 60), 9);
+    }
+
+    #[test]
+    fn a_store_that_pushes_back_while_readers_are_few_ends_the_wait_for_the_cores() {
+        let mut tuner = Tuner::new(FEW);
+        assert_eq!((tuner.push_back(), tuner.asks_for_cores(), tuner.cores(0.0)), (4, false, 4));
+    }
+
+    #[test]
     fn a_fixed_number_stays() {
         let mut tuner = Tuner::new(Bounds::fixed(5));
         assert!(tuner.is_fixed());
@@ -350,6 +439,24 @@ mod tests {
     }
 
     proptest! {
+        /// However few it begins with: what a load that leaves the cores idle finds is what it would have found anyway.
+        #[test]
+        fn beginning_with_few_changes_nothing_for_storage_that_is_slow(
+            few in 1usize..8, busy in prop::collection::vec(0.5f64..1.0, 0..5), idle in 0.0f64..0.25,
+            knee in 1usize..100,
+        ) {
+            let rate = |readers: usize| 1e8 * readers.min(knee) as f64;
+            let mut tuner = Tuner::new(Bounds { few, ..BOUNDS });
+            for share in busy {
+                tuner.cores(share);
+                settle(&mut tuner, rate, 2);
+                prop_assert_eq!(tuner.readers(), few);
+            }
+            tuner.cores(idle);
+            prop_assert_eq!(tuner.readers(), BOUNDS.start);
+            prop_assert_eq!(settle(&mut tuner, rate, 60), settle(&mut Tuner::new(BOUNDS), rate, 60));
+        }
+
         /// Whatever the storage does: within the bounds, and for any that rises to a plateau and may fall afterwards,
         /// the search ends, near the best rate.
         #[test]
@@ -357,7 +464,7 @@ mod tests {
             least in 1usize..4, start in 4usize..17, most in 17usize..128,
             knee in 1usize..100, fall in 0.0f64..0.02,
         ) {
-            let bounds = Bounds { start, least, most };
+            let bounds = Bounds { start, few: start, least, most };
             let rate = |readers: usize| {
                 let over = readers.saturating_sub(knee) as f64;
                 1e8 * readers.min(knee) as f64 / (1.0 + fall * over)
@@ -379,11 +486,13 @@ mod tests {
         #[test]
         fn any_sequence_of_epochs_stays_within_bounds(
             epochs in prop::collection::vec((0u64..1 << 40, 0.0f64..1.0, 0.0f64..1.0, 0u8..20), 0..200),
+            few in 1usize..9,
         ) {
-            let mut tuner = Tuner::new(BOUNDS);
+            let mut tuner = Tuner::new(Bounds { few, ..BOUNDS });
             for (bytes, seconds, reading, what) in epochs {
                 let readers = match what {
                     0 => tuner.push_back(),
+                    1 | 2 => tuner.cores(reading),
                     _ => tuner.observe(Epoch { bytes, seconds, reading }),
                 };
                 prop_assert!((BOUNDS.least..=BOUNDS.most).contains(&readers));

@@ -16,8 +16,12 @@ use super::servers::patience;
 use super::{content, says, soon};
 
 const TENSOR: usize = 300_000;
-const READERS: Readers =
-    Readers { copies: 1, fetches: Bounds { start: 16, least: 2, most: 32 }, threads: 33, own_runs: false };
+const READERS: Readers = Readers {
+    copies: 1,
+    fetches: Bounds { start: 16, few: 16, least: 2, most: 32 },
+    threads: 33,
+    own_runs: false,
+};
 
 /// A checkpoint of so many tensors behind a server of its own.
 fn checkpoint(tensors: usize, patience: Patience) -> (Server, Checkpoint) {
