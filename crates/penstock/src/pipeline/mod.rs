@@ -3,7 +3,7 @@
 //! * [`Session`]: one load. Its owner attaches destinations in plan order, as many as it wants in flight, and takes
 //!   tensors as they land; readers wait for destinations (back-pressure) and for nothing else.
 //! * [`Mapped`]: the other way to have tensors, as views of mapped files; nothing moves but pages.
-//! * `reader`: the two loops, to host memory in place and to a device through staging slots.
+//! * `reader`: the two loops, to host memory in place and to a device through staging slots; `crew`: their threads.
 //! * `shared`: what the owner and the readers share; `queue`: the blocks, and who takes which.
 //! * `meter`: what readers bring in, told to the tuner, which says how many of them run; `watch`: whether the first of
 //!   them wait for the storage or for a core.
@@ -17,6 +17,7 @@
 //!
 //! Ending, in whatever way, means: readers stopped and joined, copies ended, slots given back, files closed.
 
+mod crew;
 mod landing;
 mod mapped;
 mod meter;

@@ -4,13 +4,12 @@
 //! used; it must not wait for those threads, nor for a lock that one of them held.
 
 use std::mem::ManuallyDrop;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, unbounded};
 
+use super::crew::Crew;
 use super::landing::host_tensor;
 use super::reader::{DEPTH, DeviceReader, HostReader};
 use super::shared::{Message, Shared};
@@ -49,22 +48,11 @@ pub enum Next {
     Done,
 }
 
-/// What a reader's thread does.
-type Run = Box<dyn FnOnce(&Shared) -> Result<()> + Send>;
-
-/// Readers that are not started yet: so many, and how each is made.
-struct Rest {
-    count: usize,
-    make: Box<dyn Fn() -> Run + Send + Sync>,
-}
-
 /// One load. Dropping it cancels what is left of it; after that, no thread, file or slot of it remains.
 pub struct Session {
     shared: Arc<Shared>,
     owner: Owner,
-    readers: Vec<JoinHandle<()>>,
-    /// Those that a load which begins with few of them may want later.
-    rest: Option<Rest>,
+    crew: Crew,
     /// Reads in the caller's own thread, where a load is too small for threads to pay.
     inline: Option<HostReader>,
     landed: Receiver<Message>,
@@ -106,8 +94,7 @@ impl Session {
         let mut session = Self {
             shared,
             owner: Owner::current(),
-            readers: Vec::new(),
-            rest: None,
+            crew: Crew::default(),
             inline: None,
             landed,
             device: None,
@@ -126,7 +113,7 @@ impl Session {
                 session.inline = Some(HostReader::new(&session.shared));
             }
             _ => {
-                session.start_readers(readers, || {
+                session.crew = Crew::start(&session.shared, readers, || {
                     Box::new(|shared: &Shared| HostReader::new(shared).run(shared))
                 })?;
             }
@@ -147,7 +134,7 @@ impl Session {
         let lease = Arc::new(Lease::begin(slot_bytes, staging, slots, device.pinning()));
         self.device = Some(Arc::clone(device));
         let device = Arc::clone(device);
-        self.start_readers(readers, move || {
+        self.crew = Crew::start(&self.shared, readers, move || {
             let (device, lease) = (Arc::clone(&device), Arc::clone(&lease));
             Box::new(move |shared: &Shared| {
                 let done = DeviceReader::new(shared, device, Arc::clone(&lease)).run(shared);
@@ -159,63 +146,7 @@ impl Session {
                 });
                 done
             })
-        })
-    }
-
-    /// Starts the readers that may be wanted at once. A thread costs some 0.1 ms of a core, so a load that begins with few
-    /// readers starts the others when it wants them.
-    fn start_readers(
-        &mut self,
-        readers: Readers,
-        make: impl Fn() -> Run + Send + Sync + 'static,
-    ) -> Result<()> {
-        let first = readers.first();
-        self.start_threads(first, readers.most(), &make)?;
-        let count = readers.most() - self.readers.len();
-        self.rest = (self.readers.len() == first && count > 0).then(|| Rest { count, make: Box::new(make) });
-        Ok(())
-    }
-
-    fn start_rest(&mut self) -> Result<()> {
-        let Some(Rest { count, make }) = self.rest.take() else { return Ok(()) };
-        self.start_threads(count, self.readers.len() + count, &*make)
-    }
-
-    fn start_threads(&mut self, more: usize, of: usize, make: &dyn Fn() -> Run) -> Result<()> {
-        for index in self.readers.len()..self.readers.len() + more {
-            let shared = Arc::clone(&self.shared);
-            let run = make();
-            let thread = std::thread::Builder::new().name(format!("penstock-{index}"));
-            let thread = thread.spawn(move || {
-                // A panic is a bug, but it must not leave the consumer waiting for ever.
-                let done = catch_unwind(AssertUnwindSafe(|| run(&shared))).unwrap_or_else(|_| {
-                    Err(Error::new(ErrorKind::Storage, "a reader panicked; this is a bug of Penstock"))
-                });
-                if let Err(error) = done {
-                    shared.fail(error);
-                }
-            });
-            match thread {
-                Ok(thread) => self.readers.push(thread),
-                // Fewer readers than wished for are a slower load, not a failed one.
-                Err(error) if !self.readers.is_empty() => {
-                    let note = format!(
-                        "{} of {of} reader threads could be started: {error}; raise the limit of processes (ulimit \
-                         -u, cgroup pids.max)",
-                        self.readers.len()
-                    );
-                    self.shared.with_stats(|stats| stats.note(note));
-                    break;
-                }
-                Err(error) => {
-                    return Err(Error::new(
-                        ErrorKind::Memory,
-                        format!("a thread could not be started: {error}"),
-                    )
-                    .remedy("Raise the limit of processes (ulimit -u, cgroup pids.max)"));
-                }
-            }
-        }
+        })?;
         Ok(())
     }
 
@@ -321,7 +252,7 @@ impl Session {
                     }
                     return Ok(Next::Landed(tensor));
                 }
-                Ok(Message::More) => self.start_rest()?,
+                Ok(Message::More) => self.crew.start_rest(&self.shared)?,
                 Ok(Message::Failed) => {
                     self.stop_failed();
                     let failure = self.shared.failure();
@@ -407,18 +338,12 @@ impl Session {
 
     fn stop_reading(&mut self) {
         if !self.owner.is_current() {
-            // Neither joined nor let go: to the child's C library these threads do not exist.
-            let _ = ManuallyDrop::new(std::mem::take(&mut self.readers));
-            let _ = ManuallyDrop::new(self.rest.take());
+            self.crew.forget();
             let _ = ManuallyDrop::new(std::mem::replace(&mut self.landed, never()));
             return;
         }
         self.shared.cancel();
-        self.rest = None;
-        for reader in self.readers.drain(..) {
-            // A reader's panic was already turned into the load's failure.
-            let _ = reader.join();
-        }
+        self.crew.join();
         if let Some(reader) = self.inline.take() {
             reader.finish(&self.shared);
         }
