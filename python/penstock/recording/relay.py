@@ -150,21 +150,25 @@ class Relay:
     def _is_short(self) -> bool:
         if self._device.type != "cuda":
             return False
-        free, _ = torch.cuda.mem_get_info(self._device)
-        free += torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         share = max((of.share for of in self._rounds), default=0)
-        return free < share * (self._peers.size + _AHEAD + 1) + max((of.nbytes for of in self._places), default=0)
+        needs = share * (self._peers.size + _AHEAD + 1) + max((of.nbytes for of in self._places), default=0)
+        missing = needs - torch.cuda.mem_get_info(self._device)[0]
+        return missing > 0 and not Torch().has_in_reserve(missing, str(self._device))
 
     def leave(self, why: str) -> None:
         """Tells the others, if they wait for a word, that this rank does not go on."""
         if self._is_talking:
-            self._is_talking, self.is_broken = False, True
+            self._break_off()
             try:
                 self._peers.all_well(well=False)
                 self._peers.reasons(why)
             except RuntimeError:
                 # They are gone, or have been told by another.
                 pass
+
+    def _break_off(self) -> None:
+        """Says nothing more, since the others do not listen."""
+        self._is_talking, self.is_broken = False, True
 
     def _hear(self) -> None:
         """Says that this rank is well, and hears whether all are.
@@ -175,10 +179,10 @@ class Relay:
         try:
             if self._peers.all_well(well=True):
                 return
-            self._is_talking, self.is_broken = False, True
+            self._break_off()
             reasons = self._peers.reasons(None)
         except RuntimeError as error:
-            self._is_talking, self.is_broken = False, True
+            self._break_off()
             raise _gone(error) from error
         told = [f"process {rank} of {self._peers.size} cannot go on: {why}" for rank, why in enumerate(reasons) if why]
         raise PeerError(told[0] if told else "a process cannot go on, and does not say why")
@@ -204,7 +208,7 @@ class Relay:
             raise
         except BaseException:
             # The process is about to end, by which the others notice; a word might keep it waiting.
-            self._is_talking, self.is_broken = False, True
+            self._break_off()
             raise
 
     def _stream(self, beside: Beside) -> Iterator[tuple[int, str, torch.Tensor]]:
@@ -240,7 +244,7 @@ class Relay:
             try:
                 self._peers.gather(comes, mine[: of.share])
             except RuntimeError as error:
-                self._is_talking, self.is_broken = False, True
+                self._break_off()
                 raise _gone(error) from error
         self._shares.append(mine)
         return comes

@@ -117,14 +117,14 @@ class DistributedStreamer:
     ) -> None:
         """As ``FileStreamer.stream_files``."""
         self.end()
-        self.set_is_distributed(is_distributed, _penstock.device_of(device))
+        where = self.file_streamer.device_str = _penstock.device_of(device)
+        self.set_is_distributed(is_distributed, where)
         if self.is_distributed:
 
             def prepare() -> list[Source]:
                 self.file_streamer.check(file_stream_requests, device)
                 return _ranges(file_stream_requests, credentials)
 
-            self.file_streamer.device_str = _penstock.device_of(device)
             ids = [request.id for request in file_stream_requests]
             try:
                 relay = self.relay(prepare)

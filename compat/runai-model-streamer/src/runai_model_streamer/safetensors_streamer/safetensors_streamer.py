@@ -209,19 +209,20 @@ class SafetensorsStreamer:
         self.device_str = self.file_streamer.file_streamer.device_str = _penstock.device_of(device)
         self.file_streamer.set_is_distributed(is_distributed, self.device_str)
         self.start_time = time.perf_counter()
+        sources: list[Source] = []
 
         def prepare() -> list[Source]:
-            return self._sources([os.fspath(path) for path in paths], s3_credentials, tensor_names)
+            sources.extend(self._sources([os.fspath(path) for path in paths], s3_credentials, tensor_names))
+            return sources
 
         if self.file_streamer.is_distributed:
             with _penstock.as_value_errors():
-                sources: list[Source] = []
-                relay = self.file_streamer.relay(lambda: sources.extend(prepare()) or sources)
+                relay = self.file_streamer.relay(prepare)
             if relay is not None:
                 self._streams.append(self._relayed(relay, sources))
                 return
         else:
-            sources = prepare()
+            prepare()
         self._streams.extend(self._stream(*source) for source in sources)
 
     def _sources(
