@@ -92,10 +92,11 @@ def main(arguments: list[str] | None = None) -> None:
 def make_parser() -> argparse.ArgumentParser:
     parser = engines.parser_of(__doc__, gb=15.2, limit=300)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--formats", default=",".join(FORMATS))
-    parser.add_argument("--site", action="append", default=[], metavar="FORMAT@LABEL=DIRECTORY")
-    parser.add_argument("--extra", action="append", default=[], metavar="FORMAT@LABEL=JSON")
-    parser.add_argument("--append", action="store_true")
+    add = parser.add_argument
+    add("--formats", default=",".join(FORMATS), help="load formats, by comma, each with a label after @ if need be")
+    add("--site", action="append", default=[], metavar="FORMAT@LABEL=DIRECTORY", help="packages that come first for it")
+    add("--extra", action="append", default=[], metavar="FORMAT@LABEL=JSON", help="its model_loader_extra_config")
+    add("--append", action="store_true", help="add to the measurements that OUTPUT has")
     return parser
 
 
@@ -118,8 +119,7 @@ def table(measurements: list[dict[str, Any]]) -> str:
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for item in measurements:
         groups.setdefault((item["state"], item["format"]), []).append(item)
-    made = [(item["format"], (item["tokens"], item["parameters"])) for item in measurements if "tokens" in item]
-    expected = next((result for label, result in made if label == "auto"), None)
+    expected = next((outcome(item) for item in measurements if item["format"] == "auto" and "tokens" in item), None)
     for (state, label), items in groups.items():
         good = [item for item in items if "tokens" in item]
         if not good:
@@ -127,11 +127,15 @@ def table(measurements: list[dict[str, Any]]) -> str:
             continue
         cells = [median([item[figure] for item in good]) for figure in FIGURES]
         above = max(item["allocated_above"] for item in good) / 2**20
-        results = [(item["tokens"], item["parameters"]) for item in good]
-        same = "unknown" if expected is None else "equal" if all(r == expected for r in results) else "OTHERS"
+        same = "unknown" if expected is None else "equal" if all(outcome(i) == expected for i in good) else "OTHERS"
         failed = f", {len(items) - len(good)} failed" if len(good) < len(items) else ""
         lines.append(f"| {state} | {label} | {' | '.join(cells)} | {above:.0f} MiB | {same}{failed} |")
     return "\n".join(lines)
+
+
+def outcome(item: dict[str, Any]) -> tuple[Any, Any]:
+    """What every format has to come to."""
+    return item["tokens"], item["parameters"]
 
 
 def median(values: list[float | None]) -> str:
