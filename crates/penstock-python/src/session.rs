@@ -30,6 +30,7 @@ pub struct Session {
     inner: Mutex<pipeline::Session>,
     tensors: Vec<(Arc<str>, Dtype, Vec<u64>, u64)>,
     items: Vec<usize>,
+    leaves_a_core: bool,
 }
 
 impl Session {
@@ -56,7 +57,10 @@ impl Session {
         let items = plan.tensors().iter().map(|tensor| tensor.item).collect();
         let inner = pipeline::Session::start(checkpoint, plan, target, settings.readers)?;
         inner.on_storage(storage, settings);
-        Ok(Self { inner: Mutex::new(inner), tensors, items })
+        // What comes over a network is work for as many cores as there are.
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+        let leaves_a_core = !storage.is_network() && settings.readers.copies < cores;
+        Ok(Self { inner: Mutex::new(inner), tensors, items, leaves_a_core })
     }
 
     fn locked<T>(&self, py: Python<'_>, body: impl FnOnce(&mut pipeline::Session) -> T + Send) -> T
@@ -101,6 +105,12 @@ impl Session {
     #[getter]
     fn items(&self) -> Vec<usize> {
         self.items.clone()
+    }
+
+    /// Whether readers leave a core to who drives the load, even while all they do is copying from the page cache.
+    #[getter]
+    fn leaves_a_core(&self) -> bool {
+        self.leaves_a_core
     }
 
     /// For every tensor, how many tensors must have destinations before it can land: neighbours may share a block.

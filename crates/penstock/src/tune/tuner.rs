@@ -2,9 +2,10 @@
 //!
 //! A hill climb over epochs: a stretch of loading with one number of readers. After a change one epoch is let pass, and
 //! the rate of the next two is compared with the best so far. More readers are tried while that pays, then fewer; what
-//! did not pay is taken back. An epoch in which readers mostly waited for the device or the consumer says nothing about
-//! the storage, so nothing is tried then. Once settled, the search begins anew only when the rate changes for good, as
-//! when a load comes from cached to uncached files.
+//! did not pay is taken back. Fewer have to prove it twice: the number before is tried again, since a disk whose rate
+//! wanders by itself would else talk the search down, and too few cost more than too many. An epoch in which readers mostly
+//! waited for the device or the consumer says nothing about the storage, so nothing is tried then. Once settled, the search
+//! begins anew only when the rate changes for good, as when a load comes from cached to uncached files.
 //!
 //! Where the cores are few, a load may begin with fewer readers than its storage wants ([`Bounds::few`]), since each that
 //! waits beside others that keep the cores busy costs CPU time and brings nothing. What they spend their time on is soon
@@ -42,8 +43,8 @@ impl Readers {
 
     /// Those that may have work before the tuner says more. Where they are to be few, one more looks at what those do.
     pub fn first(&self) -> usize {
-        let few = self.fetches.few < self.fetches.start;
-        if few { (self.copies + self.fetches.few + 1).min(self.most()) } else { self.most() }
+        let watches = self.fetches.few < self.fetches.start;
+        (self.copies + self.fetches.few + usize::from(watches)).min(self.most())
     }
 
     /// The staging slots they need: one that copies from the cache fills `depth` before the first is free again, one that
@@ -160,6 +161,8 @@ enum Direction {
         climbed: bool,
     },
     Down,
+    /// The number before fewer readers were tried, which reached this and may have been lucky.
+    Again(Trial),
 }
 
 /// The search for the best number of readers.
@@ -286,17 +289,28 @@ impl Tuner {
 
     fn judge(&mut self, direction: Direction, trial: Trial, reading_limits: bool) {
         let better = trial.rate > self.best.rate * WORTH;
-        if better {
-            self.best = trial;
-        }
         let next = match direction {
-            _ if !reading_limits => None,
-            Direction::Stay => self.up(false).or_else(|| self.down()),
-            Direction::Up { .. } if better => self.up(true),
+            Direction::Stay => {
+                self.best = trial;
+                if reading_limits { self.up(false).or_else(|| self.down()) } else { None }
+            }
+            Direction::Up { .. } if better => {
+                self.best = trial;
+                if reading_limits { self.up(true) } else { None }
+            }
             // Already the first step up did not pay: perhaps there are too many.
-            Direction::Up { climbed: false } => self.down(),
-            Direction::Down if better => self.down(),
-            _ => None,
+            Direction::Up { climbed: false } if reading_limits => self.down(),
+            Direction::Up { .. } => None,
+            Direction::Down if better && reading_limits => Some((self.best.readers, Direction::Again(trial))),
+            Direction::Down => None,
+            Direction::Again(fewer) if reading_limits && fewer.rate > trial.rate * WORTH => {
+                self.best = fewer;
+                self.down()
+            }
+            Direction::Again(_) => {
+                self.best = trial;
+                None
+            }
         };
         (self.readers, self.search) = match next {
             Some((readers, direction)) => (readers, Search::Skip(direction)),
@@ -352,12 +366,22 @@ mod tests {
     #[test]
     fn storage_that_suffers_from_many_readers_gets_few() {
         let rate = |readers: usize| 2e8 / (readers as f64).sqrt();
-        assert_eq!(settle(&mut Tuner::new(BOUNDS), rate, 30), 1);
+        assert_eq!(settle(&mut Tuner::new(BOUNDS), rate, 40), 1);
     }
 
     #[test]
     fn a_disk_that_is_full_with_any_number_keeps_the_number_it_began_with() {
         assert_eq!(settle(&mut Tuner::new(BOUNDS), |_| 3.5e9, 30), 8);
+    }
+
+    #[test]
+    fn fewer_readers_are_not_kept_for_a_rate_that_rose_by_itself() {
+        // Faster by a quarter from some moment on, whatever the number of readers.
+        for moment in 0..30 {
+            let mut tuner = Tuner::new(Bounds { start: 16, few: 16, least: 2, most: 16 });
+            settle(&mut tuner, |_| 2e9, moment);
+            assert_eq!(settle(&mut tuner, |_| 2.5e9, 60), 16, "{moment}");
+        }
     }
 
     #[test]
@@ -470,7 +494,7 @@ mod tests {
                 1e8 * readers.min(knee) as f64 / (1.0 + fall * over)
             };
             let mut tuner = Tuner::new(bounds);
-            for _ in 0..40 {
+            for _ in 0..60 {
                 prop_assert!((least..=most).contains(&tuner.readers()));
                 settle(&mut tuner, rate, 1);
             }
