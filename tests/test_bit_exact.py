@@ -10,6 +10,7 @@ from conftest import BITS, Raw, as_bytes, assert_bits, drop_cache, raw_bytes, wr
 
 torch = pytest.importorskip("torch")
 from penstock.frameworks.torch import DTYPES, Torch, torch_shape
+from penstock.loading import FreshHost
 
 TORCH_DTYPES = sorted(set(BITS) - {"F6_E2M3", "F6_E3M2"})
 SIZES = [4096, 4 << 20]  # smaller and larger than the tensors
@@ -66,6 +67,15 @@ def test_a_stream_brings_the_same_bits_whatever_its_window(mixed, window: int, b
     path, tensors = mixed
     config = penstock.Config(read_ahead_bytes=window, block_bytes=block_bytes)
     assert_bits(dict(penstock.open(path, config=config).stream()), tensors)
+
+
+@pytest.mark.parametrize("ahead", [None, 1, 100_000])
+def test_a_load_brings_the_same_bits_however_far_ahead_destinations_are_made(
+    mixed, monkeypatch: pytest.MonkeyPatch, ahead: int | None
+) -> None:
+    path, tensors = mixed
+    monkeypatch.setattr(FreshHost, "ahead", lambda _: ahead)
+    assert_bits(penstock.open(path, config=penstock.Config(block_bytes=4096)).load(), tensors)
 
 
 @pytest.mark.parametrize("prefault", [False, True])

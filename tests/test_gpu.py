@@ -35,6 +35,19 @@ def test_every_dtype_reaches_the_gpu_bit_for_bit(tmp_path: Path, dtype: str) -> 
         assert_bits(loaded, tensors)
 
 
+@pytest.mark.parametrize("readers", [1, 64])
+def test_tensors_are_made_before_the_load_or_while_it_goes_and_hold_the_same(tmp_path: Path, readers: int) -> None:
+    """64 readers leave no core to whoever makes tensors; 1 does."""
+    tensors = {
+        f"t{index}": Raw("BF16", (16 << 20,), raw_bytes("BF16", (16 << 20,), index))
+        for index in range(20)  # more bytes than are made ahead
+    }
+    path = write_raw(tmp_path / "x.safetensors", tensors)
+    torch.cuda.empty_cache()
+    loaded = penstock.open(path, config=penstock.Config(readers=readers)).load(device="cuda")
+    assert_bits(loaded, tensors)
+
+
 @pytest.mark.parametrize("elements", [1, 100, 8192])
 def test_a_block_of_thousands_of_tensors_reaches_each_of_them(tmp_path: Path, elements: int) -> None:
     tensors = {

@@ -52,8 +52,8 @@ class FreshHost:
         self._session = session
         self._framework = framework
 
-    def make_first(self) -> None:
-        pass
+    def ahead(self) -> None:
+        return None
 
     def attach(self, begin: int, end: int) -> None:
         self._session.attach_slab(end - begin)
@@ -76,18 +76,22 @@ class FreshDevice:
         self._held: list[Any] = []
         self._addresses: list[int] = []
 
-    def make_first(self) -> None:
-        """Makes tensors while nothing is being read yet, for at most 20 ms.
+    def ahead(self) -> int | None:
+        """A window where there is a core to make tensors while others land; else makes some first, for at most 20 ms.
 
-        Where memory has to be asked of the driver, that takes 0.04 ms for each tensor; with copies under way it takes
-        0.3 ms, and the copies wait too. Small tensors share what was asked for: their price is Python's either way.
+        Where memory has to be asked of the driver, that takes 0.04 ms for each tensor, and 0.3 ms while copies are
+        under way. With a core to spare nothing waits for it but the first tensors; where readers keep all cores busy,
+        they would wait. Small tensors share what was asked for: their price is Python's either way.
         """
         nbytes, total = self._planned.nbytes, sum(self._planned.nbytes)
         if total < _LARGE_BYTES * len(nbytes) or self._framework.has_in_reserve(total, self._device):
-            return
+            return None
+        if self._session.leaves_a_core:
+            return READ_AHEAD_BYTES
         end = time.monotonic() + _MAKE_FIRST_SECONDS
         while len(self._held) < len(nbytes) and time.monotonic() < end:
             self._make(min(len(self._held) + 16, len(nbytes)))
+        return None
 
     def attach(self, begin: int, end: int) -> None:
         if end > len(self._held):
@@ -130,8 +134,8 @@ class Existing:
         self._stream = stream
         self._names = planned.names
 
-    def make_first(self) -> None:
-        pass
+    def ahead(self) -> None:
+        return None
 
     def attach(self, begin: int, end: int) -> None:
         self._session.attach([self._addresses[name] for name in self._names[begin:end]], self._stream)
@@ -146,8 +150,10 @@ class Existing:
 class Destinations(Protocol):
     """Where a session's tensors go."""
 
-    def make_first(self) -> None:
-        """Called once before anything is attached, where all of it will be: a chance to make memory beforehand."""
+    def ahead(self) -> int | None:
+        """Called once before anything is attached, where all of it will be: how many bytes to attach ahead of what has
+        landed, or None for all at once. A chance to make memory beforehand.
+        """
 
     def attach(self, begin: int, end: int) -> None:
         """Gives these tensors, by their place in the plan, their memory."""
@@ -216,7 +222,7 @@ class _Window:
             self._oldest += 1
 
     def taken(self, nbytes: int) -> None:
-        """The consumer has come back for more: a tensor of that size is no longer ours. Attaches in batches."""
+        """The consumer has come back for more: so much is no longer ours. Attaches in batches."""
         self._outstanding -= nbytes
         if self._outstanding <= self._limit - min(self._limit, _BATCH_BYTES) // 2:
             self.fill()
@@ -316,11 +322,19 @@ class Load:
         tensors: list[Any] = [None] * len(names)
         try:
             with _collection_paused():
-                self._destinations.make_first()
-                self._attaching.up_to(len(names))
+                ahead = self._destinations.ahead()
+                window = None if ahead is None else _Window(self._attaching, self._session.attached_to_land, ahead)
+                if window is None:
+                    self._attaching.up_to(len(names))
+                else:
+                    window.fill()
             while indices := self._session.wait():
                 with _collection_paused():
                     landed = self._destinations.landed(indices)
+                    if window is not None:
+                        window.landed(indices)
+                        window.taken(sum(self._room[index] for index in indices))
+                        window.fill()
                 for number, index in enumerate(indices):
                     tensors[index] = landed[number]
                 landed.clear()

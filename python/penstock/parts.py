@@ -47,8 +47,8 @@ class Places:
         self._device = device
         self._fresh: dict[int, Any] = {}
 
-    def make_first(self) -> None:
-        pass
+    def ahead(self) -> None:
+        return None
 
     def attach(self, begin: int, end: int) -> None:
         planned = self._planned
