@@ -5,7 +5,7 @@
 #   WHEELS/rivals/*.whl       what fetch_rivals.sh brings: needed by all but tests, readers, transformers and sharing
 #   WHEELS/safetensors-*/     likewise
 #   WHEELS/compat/*.whl       compat/runai-model-streamer's wheel, for vllm
-#   WHEELS/vllm/part.*        a vLLM, packed as `tar | xz | split`, for vllm
+#   WHEELS/vllm/part.*        a vLLM, packed as `tar | xz | split`, for vllm and sleep
 #   WHEELS/http-bench         the server that remote_kit.sh builds, for remote
 #
 # Each PART leaves a JSON or a log of its name in OUT. ROUNDS (3), BUDGET (seconds for one part, 400), LOADERS (that
@@ -18,6 +18,7 @@
 #   readers                   the number of readers that is found, beside fixed ones
 #   transformers              engines.py
 #   vllm                      engines_vllm.py; FORMATS may be set
+#   sleep                     vLLM's sleep levels
 #   sharing                   sharing.py, on two GPUs
 #   remote                    remote.py over loopback, to the GPU
 set -euo pipefail
@@ -37,6 +38,11 @@ site() {
   local to=$sites/$1
   shift
   [ -e "$to" ] || "$python" -m pip install -q --no-index --no-deps --no-compile --target "$to" "$@"
+}
+
+unpack_vllm() {
+  [ -e "$sites/vllm" ] || cat "$wheels"/vllm/part.* | "$python" -c "import lzma, sys, tarfile
+tarfile.open(fileobj=lzma.open(sys.stdin.buffer), mode='r|').extractall('$sites/vllm', filter='fully_trusted')"
 }
 
 rivals() {
@@ -71,15 +77,16 @@ part() {
     vllm)
       site compat "$wheels"/compat/*.whl
       site rivals "$wheels"/rivals/*.whl
-      if [ ! -e "$sites/vllm" ]; then
-        cat "$wheels"/vllm/part.* | "$python" -c "import lzma, sys, tarfile
-tarfile.open(fileobj=lzma.open(sys.stdin.buffer), mode='r|').extractall('$sites/vllm', filter='fully_trusted')"
-      fi
+      unpack_vllm
       local on_gpu='{"distributed": true}' ours=runai_streamer@penstock
       PYTHONPATH=$PYTHONPATH:$sites/vllm:$sites/rivals "$python" "$here/engines_vllm.py" "$data" --rounds "$rounds" \
         --states "$states" --site "$ours=$sites/compat" --site "$ours-gpu=$sites/compat" --extra "$ours-gpu=$on_gpu" \
         --extra "runai_streamer@gpu=$on_gpu" --keep --output "$out/vllm.json" \
         --formats "${FORMATS:-auto,penstock,fastsafetensors,$ours-gpu,$ours,runai_streamer,runai_streamer@gpu}"
+      ;;
+    sleep)
+      unpack_vllm
+      (cd "$here/../tests/engines" && PYTHONPATH=$PYTHONPATH:$sites/vllm "$python" -m pytest -q -rs test_vllm_gpu.py)
       ;;
     sharing) "$python" "$here/sharing.py" --directory "$data" --device cuda --output "$out/sharing.json" ;;
     remote)

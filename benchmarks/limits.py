@@ -24,7 +24,7 @@ import common
 MIB = 1 << 20
 # Threads and block size in MiB. 0 threads: as many as cores.
 SETTINGS = {
-    "disk": [(16, 1), (8, 4), (16, 2)],
+    "disk": [(16, 1), (8, 4), (16, 0.5)],
     "page-cache": [(0, 2), (8, 2), (0, 1)],
     "memcpy": [(0, 64)],
     "pcie": [(1, 1024)],
@@ -40,11 +40,12 @@ def measure(limit: str, files: list[Path], setting: int, device: str) -> dict[st
     elif limit == "pcie":
         rate = _pcie(block * MIB, device)
     else:
-        buffers = [buffer(block * MIB) for _ in range(threads)]
+        size = int(block * MIB)
+        buffers = [buffer(size) for _ in range(threads)]
         seconds, _, done = read_files(
             files,
             threads,
-            block * MIB,
+            size,
             lambda worker, _at, size: buffers[worker][:size],
             direct=limit == "disk",
         )

@@ -27,8 +27,17 @@ Load = Callable[[list[str]], Tensors]
 Notes = dict[str, Any]
 
 
-def penstock_load(device: str, notes: Notes) -> Load:
+def _penstock() -> Any:
+    """Penstock with what it would import when it is first used."""
     import penstock
+    import penstock.checkpoint
+    import penstock.frameworks.torch
+
+    return penstock
+
+
+def penstock_load(device: str, notes: Notes) -> Load:
+    penstock = _penstock()
 
     def load(files: list[str]) -> Tensors:
         checkpoint = penstock.open(files)
@@ -40,7 +49,7 @@ def penstock_load(device: str, notes: Notes) -> Load:
 
 
 def penstock_stream(device: str, notes: Notes) -> Load:
-    import penstock
+    penstock = _penstock()
 
     def load(files: list[str]) -> Tensors:
         checkpoint = penstock.open(files)
@@ -52,7 +61,7 @@ def penstock_stream(device: str, notes: Notes) -> Load:
 
 
 def penstock_into(device: str, notes: Notes) -> Load:
-    import penstock
+    penstock = _penstock()
 
     held: Tensors = {}
 
