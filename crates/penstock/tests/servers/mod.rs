@@ -141,7 +141,7 @@ fn writer(store: impl ObjectStore) -> (Put, Delete) {
 }
 
 fn install_tls() {
-    let _ = rustls::crypto::ring::default_provider().install_default();
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
 }
 
 /// Sends a request as it is and returns the answer, for what `object_store` does not do: making buckets.
