@@ -7,6 +7,7 @@ mod servers;
 
 mod answers;
 mod cache;
+mod credentials;
 mod faults;
 mod federation;
 mod hub;

@@ -189,10 +189,19 @@ fn sentence(backend: &Backend, refusal: &Refusal) -> String {
     format!("{text} ({})", notes.join(", "))
 }
 
+/// Codes of token services, which are those of OAuth. The third is Azure's where a machine has no identity.
+const OAUTH: [&str; 6] = [
+    "invalid_grant",
+    "invalid_client",
+    "invalid_request",
+    "invalid_resource",
+    "invalid_scope",
+    "unauthorized_client",
+];
+
 fn is_about_credentials(code: &str) -> bool {
-    ["Token", "Signature", "Credential", "AccessKey", "Auth", "User", "invalid_grant", "invalid_client"]
-        .iter()
-        .any(|part| code.contains(part))
+    let parts = ["Token", "Signature", "Credential", "AccessKey", "Auth", "User"];
+    OAUTH.contains(&code) || parts.iter().any(|part| code.contains(part))
 }
 
 fn not_found(backend: &Backend, code: &str) -> String {
