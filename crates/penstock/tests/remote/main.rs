@@ -12,6 +12,7 @@ mod faults;
 mod federation;
 mod hub;
 mod loads;
+mod names;
 mod opening;
 mod pull;
 

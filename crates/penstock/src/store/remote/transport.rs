@@ -78,7 +78,9 @@ impl ClientKey {
     }
 
     fn make(&self) -> Result<reqwest::Client> {
-        reqwest::Client::builder()
+        let builder = reqwest::Client::builder();
+        let builder = if every_host_is_excepted() { builder.no_proxy() } else { builder };
+        builder
             .tls_backend_preconfigured(self.tls()?)
             .http1_only()
             .user_agent(concat!("penstock/", env!("CARGO_PKG_VERSION")))
@@ -114,6 +116,12 @@ impl ClientKey {
         let (added, _) = roots.add_parsable_certificates(certificates);
         if added == 0 { Err(refuse("it holds no certificate".into())) } else { Ok(roots) }
     }
+}
+
+/// Whether `NO_PROXY` holds a star. The client takes that for every name, but not for hosts given as numbers.
+fn every_host_is_excepted() -> bool {
+    let set = ["NO_PROXY", "no_proxy"].iter().find_map(|name| std::env::var(name).ok());
+    set.is_some_and(|hosts| hosts.split(',').any(|host| host.trim() == "*"))
 }
 
 /// Makes `object_store` send its requests through this module.
