@@ -34,7 +34,8 @@ class Asked(NamedTuple):
     body: str
 
 
-Answer = Callable[[Asked], "tuple[int, str]"]
+# A status and a body; 206 is a whole object, as Azure's storage answers the range that opens it.
+Answer = Callable[[Asked], "tuple[int, str | bytes]"]
 
 
 @contextlib.contextmanager
@@ -46,13 +47,18 @@ def service(answer: Answer) -> Iterator[tuple[str, list[Asked]]]:
         def do_GET(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
             asked.append(Asked(self.command, self.path, self.headers, body))
-            status, text = answer(asked[-1])
+            status, said = answer(asked[-1])
+            text = said.encode() if isinstance(said, str) else said
             self.send_response(status)
             self.send_header("Content-Length", str(len(text)))
+            if status == 206:
+                self.send_header("Content-Range", f"bytes 0-{len(text) - 1}/{len(text)}")
+                self.send_header("ETag", '"1"')
+                self.send_header("Last-Modified", "Sat, 21 Nov 2026 00:00:00 GMT")
             # Of the instance's session tokens; the others do not mind it.
             self.send_header("X-Aws-Ec2-Metadata-Token-Ttl-Seconds", "21600")
             self.end_headers()
-            self.wfile.write(text.encode())
+            self.wfile.write(text)
 
         do_PUT = do_POST = do_GET  # noqa: N815
 
@@ -203,6 +209,35 @@ def test_an_sso_session_that_is_over_says_to_sign_in(
     with pytest.raises(penstock.ObjectAccessError, match=r"(?i)sso|token") as raised:
         penstock.open(bucket)
     assert "aws sso login" in (raised.value.remedy or "")
+    assert "SENTINEL" not in f"{raised.value} {vars(raised.value)}"
+
+
+def test_the_azure_command_line_gives_tokens_where_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {"a": Raw("F32", (4,), raw_bytes("F32", (4,), 1))}
+    body = write_raw(tmp_path / "m.safetensors", tensors).read_bytes()
+    command = tmp_path / "bin" / "az"
+    command.parent.mkdir()
+    answer = {"accessToken": "SENTINEL-token", "expiresOn": "2099-01-01 00:00:00.000000", "tokenType": "Bearer"}
+    command.write_text(f"#!/bin/sh\necho '{json.dumps(answer | {'subscription': 's', 'tenant': 't'})}'\n")
+    command.chmod(0o755)
+    for name in os.environ:
+        if name.startswith(("AZURE_", "IDENTITY_", "MSI_")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PATH", f"{command.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("AZURE_USE_AZURE_CLI", "true")
+
+    def storage(asked: Asked) -> tuple[int, bytes]:
+        return (206, body) if asked.headers["Authorization"] == "Bearer SENTINEL-token" else (403, b"")
+
+    with service(storage) as (url, _):
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"AccountName=acc;BlobEndpoint={url}")
+        assert len(penstock.open("az://container/m.safetensors")) == 1
+        command.write_text("#!/bin/sh\necho 'ERROR: Please run az login to setup account.' >&2\nexit 1\n")
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"AccountName=other;BlobEndpoint={url}")
+        with pytest.raises(penstock.ObjectAccessError, match="az login") as raised:
+            penstock.open("az://container/m.safetensors")
     assert "SENTINEL" not in f"{raised.value} {vars(raised.value)}"
 
 

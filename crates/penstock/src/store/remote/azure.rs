@@ -183,6 +183,14 @@ fn connected(
     builder
 }
 
+/// Whether a failure is of an identity of this machine: of the Azure command line, or of the file of a workload's token.
+/// `object_store` tells these by their words only.
+pub(super) fn is_about_identity(what: &str) -> bool {
+    ["az account get-access-token", "azure cli response", "federated token file"]
+        .iter()
+        .any(|words| what.contains(words))
+}
+
 /// What to do where there are no credentials.
 pub(super) const REMEDY: &str = "Set AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME and \
                                  AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or sign in with `az login` and set \

@@ -97,6 +97,12 @@ pub(super) fn judge(backend: &Backend, error: &StoreError, seen: &Seen, pinned: 
         StoreError::Unauthenticated { .. } | StoreError::PermissionDenied { .. } => {
             Verdict::Tell(Error::new(ErrorKind::Access, what).remedy(no_credentials(backend)))
         }
+        // Of this machine: it would say the same again.
+        StoreError::Generic { .. } if azure::is_about_identity(&what) => {
+            let what = what.lines().next().unwrap_or_default().trim();
+            let cause = format!("there are no credentials for Azure: {what}");
+            Verdict::Tell(Error::new(ErrorKind::Access, cause).remedy(no_credentials(backend)))
+        }
         // An answer that makes no sense, such as another range than was asked for: a proxy in between, perhaps.
         _ => Verdict::Again(Trouble::new(format!("an unusable answer ({what})"))),
     }
