@@ -2,7 +2,8 @@
 
 ``nginx`` where it is found: what people would compare with. ``http-bench`` (``benchmarks/http``) otherwise, and where
 the network is to be slow on purpose: it sends with ``sendfile`` too, answers listings of S3, and looks at no signature.
-Either serves the file ``NAME`` as ``/NAME`` and as ``/bucket/NAME``, so that S3's clients find it.
+Either serves the file ``NAME`` as ``/NAME`` and as ``/bucket/NAME``, so that S3's clients find it. nginx alone can
+speak TLS.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 # One worker for each core, bodies by sendfile, connections kept for as many requests as a load makes.
 _NGINX = """
@@ -38,12 +40,39 @@ http {{
     uwsgi_temp_path {work}/uwsgi;
     scgi_temp_path {work}/scgi;
     server {{
-        listen 127.0.0.1:{port} reuseport;
+        listen 127.0.0.1:{port} reuseport{listen};
+        {tls}
         location /bucket/ {{ alias {directory}/; }}
         location / {{ root {directory}; }}
     }}
 }}
 """
+
+# One cipher, so that it is known which one was measured.
+_TLS = """ssl_certificate {certificate};
+        ssl_certificate_key {key};
+        ssl_protocols TLSv1.3;
+        ssl_conf_command Ciphersuites {cipher};"""
+
+
+class Tls(NamedTuple):
+    """A certificate for 127.0.0.1 that is its own authority, and the one cipher suite of TLS 1.3 that is spoken."""
+
+    certificate: Path
+    key: Path
+    cipher: str
+
+
+def tls(directory: Path, cipher: str) -> Tls:
+    """Makes a certificate in ``directory`` with openssl, of the kind that object stores have."""
+    made = Tls(directory / "certificate.pem", directory / "key.pem", cipher)
+    if not made.certificate.exists():
+        name = ["-subj", "/CN=benchmark", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+        kind = ["-newkey", "rsa:2048", "-nodes", "-addext", "basicConstraints=critical,CA:FALSE"]
+        files = ["-keyout", str(made.key), "-out", str(made.certificate)]
+        command = ["openssl", "req", "-x509", *kind, *name, *files]
+        subprocess.run(command, check=True, capture_output=True)
+    return made
 
 
 def nginx() -> str | None:
@@ -60,9 +89,17 @@ def version(program: str) -> str:
 
 
 @contextlib.contextmanager
-def serving(program: str, directory: Path, shape: list[str]) -> Iterator[str]:
-    """Serves a directory while the block runs; yields ``host:port``. ``shape`` is for ``http-bench`` alone."""
-    with _nginx(program, directory) if Path(program).name == "nginx" else _own(program, directory, shape) as address:
+def serving(program: str, directory: Path, shape: list[str], tls: Tls | None = None) -> Iterator[str]:
+    """Serves a directory while the block runs; yields ``host:port``.
+
+    ``shape`` is for ``http-bench`` alone, ``tls`` for nginx.
+    """
+    if Path(program).name == "nginx":
+        serving = _nginx(program, directory, tls)
+    else:
+        assert tls is None, "http-bench speaks no TLS"
+        serving = _own(program, directory, shape)
+    with serving as address:
         yield address
 
 
@@ -78,7 +115,7 @@ def _own(program: str, directory: Path, shape: list[str]) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _nginx(program: str, directory: Path) -> Iterator[str]:
+def _nginx(program: str, directory: Path, tls: Tls | None) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -86,7 +123,9 @@ def _nginx(program: str, directory: Path) -> Iterator[str]:
         settings = Path(work) / "nginx.conf"
         # Root's workers would be nobody, who may not read everything.
         user = "user root;" if os.getuid() == 0 else ""
-        settings.write_text(_NGINX.format(user=user, work=work, port=port, directory=directory.resolve()))
+        where = {"work": work, "port": port, "directory": directory.resolve()}
+        secure = {"listen": " ssl" if tls else "", "tls": _TLS.format(**tls._asdict()) if tls else ""}
+        settings.write_text(_NGINX.format(user=user, **where, **secure))
         with subprocess.Popen([program, "-c", str(settings), "-p", work, "-e", f"{work}/error.log"]) as server:
             try:
                 _wait(server, port, Path(work) / "error.log")

@@ -11,9 +11,11 @@ A checkpoint is made in DIRECTORY (memory, such as /dev/shm, so that no disk is 
 - ``loopback``: as fast as the machine can.
 - ``capped``: as object stores are: 30 ms before each answer, 90 MB/s for each connection, a link of 1 GB/s.
 - ``outage``: the same, and for 20 s in the middle of it every connection is lost and none can be made.
+- ``tls``, ``tls-128``: as fast as the machine can, over TLS 1.3 with AES-256-GCM and AES-128-GCM; from nginx.
 
 Every row runs in a fresh process, rows take turns, and the order changes from round to round. ``NAME@N`` is a row with
-N requests in flight, for those that have to be told; ``NAME:cpu`` one that loads there rather than to ``--device``.
+N requests in flight, for those that have to be told; ``NAME:cpu`` one that loads there rather than to ``--device``;
+``NAME+SITE`` one with the packages of ``--site SITE=DIRECTORY``, such as another build of Penstock.
 Plain clients fill one buffer from the first file: ``recv`` blocks in the system call, which is the floor;
 ``object_store`` is what anyone would write with that library. Their ``-ready`` rows, and ``penstock-into``, fill memory
 that exists; the others get fresh memory from the kernel. Every loader's bytes are checked after the clock has stopped.
@@ -45,6 +47,7 @@ import processes
 
 CAPPED = ["--latency-ms", "30", "--connection-mb", "90", "--link-mb", "1000"]
 NETWORKS = {"loopback": [], "capped": CAPPED, "outage": [*CAPPED, "--outage-after", "0.5", "--outage", "20"]}
+TLS = {"tls": "TLS_AES_256_GCM_SHA384", "tls-128": "TLS_AES_128_GCM_SHA256"}
 PLAIN = {"recv": "recv", "object_store": "stream"}
 ROWS = {
     "loopback": "recv-ready@4,object_store-ready@4,object_store-ready@8,object_store-ready@16,object_store-ready@32,"
@@ -52,6 +55,8 @@ ROWS = {
     "capped": "object_store-ready@4,object_store-ready@16,object_store-ready@32,penstock-into,penstock,"
     "runai@4,runai@8,runai@16,runai@32,tensorizer@8,tensorizer@16,tensorizer@32",
     "outage": "penstock",
+    "tls": "penstock-into,penstock",
+    "tls-128": "penstock-into,penstock",
 }
 # To a device: how many requests suits it is runai's to be told, so it is tried at several.
 DEVICE_ROWS = (
@@ -73,8 +78,9 @@ class Bench:
         self.reference.write_text(json.dumps(checksum.of_files(self.files)))
         self.began = time.monotonic()
 
-    def sample(self, row: str, address: str) -> Sample:
+    def sample(self, row: str, address: str, secure: object_servers.Tls | None = None) -> Sample:
         """Measures a row once."""
+        row, _, site = row.partition("+")
         name, requests, device = parts(row, self.options.device)
         kind, _, memory = name.partition("-")
         if device == "cpu":
@@ -97,7 +103,10 @@ class Bench:
             # Nothing is mapped here, and plain clients do not look at what they got within their time either.
             "touch": False,
         }
-        done = processes.run(task, self.work, seconds=self.options.timeout, env=environment(address, requests))
+        env = environment(address, requests, secure)
+        if site:
+            env |= {"PYTHONPATH": os.pathsep.join([self.options.site[site], os.environ.get("PYTHONPATH", "")])}
+        done = processes.run(task, self.work, seconds=self.options.timeout, env=env)
         return done | {"load_before": load}
 
     def locations(self, name: str, address: str) -> list[str]:
@@ -133,11 +142,12 @@ class Bench:
         return measured
 
     def attempt(self, number: int, network: str, row: str) -> Sample:
-        shape = NETWORKS[network]
+        shape = NETWORKS.get(network, [])
         program = str(self.options.program) if shape else self.options.server
-        with object_servers.serving(program, self.options.directory, shape) as address:
+        secure = object_servers.tls(self.work, TLS[network]) if network in TLS else None
+        with object_servers.serving(program, self.options.directory, shape, secure) as address:
             try:
-                sample = self.sample(row, address)
+                sample = self.sample(row, address, secure)
                 said = f"{sample['bytes'] / sample['seconds'] / common.GB:.2f} GB/s"
             except (processes.FailedError, subprocess.TimeoutExpired) as error:
                 sample = {"error": str(error)[:300]}
@@ -146,7 +156,7 @@ class Bench:
         return sample
 
     def possible(self, row: str) -> bool:
-        name, _, device = parts(row, self.options.device)
+        name, _, device = parts(row.partition("+")[0], self.options.device)
         if name.partition("-")[0] in PLAIN:
             return True
         reason = loaders.reason_to_skip(name, loaders.version(name, None), device)
@@ -180,11 +190,12 @@ def parts(row: str, device: str) -> tuple[str, str, str]:
     return name, requests, there or device
 
 
-def environment(address: str, requests: str) -> dict[str, str]:
+def environment(address: str, requests: str, secure: object_servers.Tls | None = None) -> dict[str, str]:
     """What leads loaders to the server, and tells those that must be told how many requests to have in flight."""
     told = ("RUNAI_STREAMER_CONCURRENCY", "TENSORIZER_READERS", "PENSTOCK_READERS") if requests else ()
-    return dict.fromkeys(told, requests) | {
-        "AWS_ENDPOINT_URL": f"http://{address}",
+    bundle = {"AWS_CA_BUNDLE": str(secure.certificate)} if secure else {}
+    known = {
+        "AWS_ENDPOINT_URL": f"{'https' if secure else 'http'}://{address}",
         "AWS_ACCESS_KEY_ID": "any",
         "AWS_SECRET_ACCESS_KEY": "any",
         "AWS_REGION": "us-east-1",
@@ -193,6 +204,7 @@ def environment(address: str, requests: str) -> dict[str, str]:
         # Its usual second is not enough for a connection that is slow on purpose.
         "RUNAI_STREAMER_S3_REQUEST_TIMEOUT_MS": "60000",
     }
+    return dict.fromkeys(told, requests) | bundle | known
 
 
 def summary(network: str, what: str, samples: list[Sample]) -> dict[str, Any]:
@@ -284,7 +296,8 @@ def main() -> None:
     add("--server", default="http-bench", choices=("http-bench", "nginx", "auto"), help="auto: nginx if it is found")
     add("--device", default="cpu")
     add("--rounds", type=int, default=5)
-    add("--networks", type=lambda text: text.split(","), default=list(NETWORKS), help=",".join(NETWORKS))
+    add("--networks", type=lambda text: text.split(","), default=list(NETWORKS), help=",".join([*NETWORKS, *TLS]))
+    add("--site", action="append", default=[], metavar="NAME=DIRECTORY", help="packages of rows NAME+SITE")
     add("--rows", type=lambda text: text.split(","), help="rows to measure instead of the usual ones, by comma")
     add("--note", help="what else there is to know of the run, kept in the JSON")
     add("--budget", type=float, help="seconds after which no round is begun that would not end in time")
@@ -294,6 +307,9 @@ def main() -> None:
     found = object_servers.nginx()
     if options.server == "nginx" and not found:
         parser.error("nginx is not installed")
+    if options.server == "http-bench" and any(network in TLS for network in options.networks):
+        parser.error("http-bench speaks no TLS: --server nginx")
+    options.site = dict(site.split("=", 1) for site in options.site)
     options.server = found if found and options.server != "http-bench" else str(options.program)
     with tempfile.TemporaryDirectory(prefix="penstock-remote-") as work:
         bench = Bench(options, Path(work))

@@ -165,6 +165,23 @@ fn a_token_of_a_file_is_exchanged_once_for_many_requests() {
 }
 
 #[test]
+fn gclouds_files_are_found_where_they_were_moved_to() {
+    let Some(google) = Google::start() else { return };
+    let (base, directory) = (google.storage.url(""), google.directory.path().to_str().unwrap().to_owned());
+    let variables = [("CLOUDSDK_CONFIG", &*directory), ("HOME", "/nowhere"), ("GOOGLE_BASE_URL", &*base)];
+    let store = RemoteStore::new(Environment::of(variables), patience());
+    google.write("application_default_credentials.json", &google.of_file().to_string());
+    let location = google.location.clone();
+    assert_eq!(soon(move || store.open(&location).unwrap().bytes()), SIZE as u64);
+    // Those of a person, which `object_store` reads, too.
+    google.write("application_default_credentials.json", r#"{"type":"authorized_user"}"#);
+    let variables = [("CLOUDSDK_CONFIG", &*directory), ("GOOGLE_BASE_URL", &*base)];
+    let error = refused(&RemoteStore::new(Environment::of(variables), patience()), &google.location);
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    says(&error, &["client_id"]);
+}
+
+#[test]
 fn a_token_of_a_url_is_asked_for_with_its_headers() {
     let Some(google) = Google::start() else { return };
     let service = Server::start(Source::default());

@@ -7,10 +7,12 @@ mod servers;
 
 mod answers;
 mod cache;
+mod credentials;
 mod faults;
 mod federation;
 mod hub;
 mod loads;
+mod names;
 mod opening;
 mod pull;
 

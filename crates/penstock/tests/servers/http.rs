@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -106,14 +106,18 @@ struct Shared {
 /// A running server; it goes on until the test program ends.
 #[derive(Clone)]
 pub struct Server {
-    port: u16,
+    address: SocketAddr,
     shared: Arc<Shared>,
 }
 
 impl Server {
     pub fn start(source: Source) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
+        Self::listen(source, TcpListener::bind("127.0.0.1:0").unwrap())
+    }
+
+    /// A server for whoever comes to `listener`.
+    pub fn listen(source: Source, listener: TcpListener) -> Self {
+        let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
             source,
             script: Mutex::new(Arc::new(Box::new(|_, _| Act::Serve))),
@@ -128,11 +132,11 @@ impl Server {
                 std::thread::spawn(move || drop(shared.serve(&stream)));
             }
         });
-        Self { port, shared }
+        Self { address, shared }
     }
 
     pub fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+        self.address.to_string()
     }
 
     pub fn url(&self, path: &str) -> String {

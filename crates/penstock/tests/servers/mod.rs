@@ -12,8 +12,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload, RetryConfig};
 use penstock::store::{Environment, Patience, RemoteStore};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 pub const BUCKET: &str = "penstock-test";
 pub const S3_KEY: &str = "sentinel-access";
@@ -134,14 +136,14 @@ fn writer(store: impl ObjectStore) -> (Put, Delete) {
     let store = Arc::new(store);
     let other = Arc::clone(&store);
     let put = move |key: &str, bytes: &[u8]| {
-        block_on(store.put(&key.into(), PutPayload::from(bytes.to_vec()))).unwrap();
+        block_on(store.put(&Path::parse(key).unwrap(), PutPayload::from(bytes.to_vec()))).unwrap();
     };
-    let delete = move |key: &str| block_on(other.delete(&key.into())).unwrap();
+    let delete = move |key: &str| block_on(other.delete(&Path::parse(key).unwrap())).unwrap();
     (Box::new(put), Box::new(delete))
 }
 
 fn install_tls() {
-    let _ = rustls::crypto::ring::default_provider().install_default();
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
 }
 
 /// Sends a request as it is and returns the answer, for what `object_store` does not do: making buckets.
@@ -245,7 +247,7 @@ pub fn gcs() -> Option<&'static Remote> {
         // The emulator takes uploads as JSON only, which object_store does not write.
         let put = move |key: &str, bytes: &[u8]| {
             use std::io::{Read, Write};
-            let name = key.replace('/', "%2F").replace(' ', "%20");
+            let name = utf8_percent_encode(key, NON_ALPHANUMERIC);
             let head = format!(
                 "POST /upload/storage/v1/b/{BUCKET}/o?uploadType=media&name={name} HTTP/1.1\r\nhost: 127.0.0.1\r\n\
                  connection: close\r\ncontent-type: application/octet-stream\r\ncontent-length: {}\r\n\r\n",
@@ -259,7 +261,7 @@ pub fn gcs() -> Option<&'static Remote> {
             assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         };
         let delete = move |key: &str| {
-            let name = key.replace('/', "%2F").replace(' ', "%20");
+            let name = utf8_percent_encode(key, NON_ALPHANUMERIC);
             raw(
                 port,
                 &format!("DELETE /storage/v1/b/{BUCKET}/o/{name} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"),

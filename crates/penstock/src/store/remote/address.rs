@@ -5,6 +5,7 @@
 
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 
+use super::s3_hosts::{AccessPoint, is_arn};
 use crate::error::{Error, ErrorKind, Result};
 
 /// What must be escaped in the path of an HTTP URL; slashes stay.
@@ -86,6 +87,23 @@ impl Address {
             Self { provider, bucket, account, key, root, query: String::new() }
         };
         let address = match scheme.to_ascii_lowercase().as_str() {
+            "s3" | "s3a" if is_arn(rest) => {
+                // The first slash may be one of the ARN itself.
+                let at = rest.find(":accesspoint/").map_or(0, |at| at + ":accesspoint/".len());
+                let (name, key) = rest[at..].split_once('/').unwrap_or((&rest[at..], ""));
+                let bucket = &rest[..at + name.len()];
+                AccessPoint::parse(bucket).map_err(|cause| {
+                    refuse(
+                        cause,
+                        "Write s3://arn:aws:s3:REGION:ACCOUNT:accesspoint/NAME/key, or the access point's alias as the \
+                         bucket",
+                    )
+                })?;
+                let key = key.trim_end_matches('/').to_owned();
+                let root = format!("{scheme}://{bucket}/");
+                let (account, query, bucket) = (None, String::new(), bucket.to_owned());
+                Self { provider: Provider::S3, bucket, account, key, root, query }
+            }
             "s3" | "s3a" => made(Provider::S3, None, bucket_and_key(rest)),
             "gs" | "gcs" => made(Provider::Gcs, None, bucket_and_key(rest)),
             "az" | "azure" | "abfs" | "abfss" | "adl" | "wasb" | "wasbs" => {
@@ -214,6 +232,11 @@ mod tests {
         assert_eq!(parts("s3://b/a/m.safetensors"), expect(Provider::S3, "b", "a/m.safetensors"));
         assert_eq!(parts("S3A://b"), expect(Provider::S3, "b", ""));
         assert_eq!(parts("s3://b/what?#100%/"), expect(Provider::S3, "b", "what?#100%"));
+        let arn = "arn:aws:s3:us-west-2:123456789012:accesspoint/ap";
+        assert_eq!(parts(&format!("s3://{arn}/a/b/")), expect(Provider::S3, arn, "a/b"));
+        assert_eq!(parts(&format!("s3://{arn}")), expect(Provider::S3, arn, ""));
+        let colon = "arn:aws:s3:us-west-2:123456789012:accesspoint:ap";
+        assert_eq!(parts(&format!("s3://{colon}/a")), expect(Provider::S3, colon, "a"));
         assert_eq!(parts("gs://b/a/"), expect(Provider::Gcs, "b", "a"));
         assert_eq!(parts("az://c/a"), expect(Provider::Azure, "c", "a"));
         assert_eq!(parts("abfss://c@acc.dfs.core.windows.net/a/b"), expect(Provider::Azure, "c", "a/b"));
@@ -249,9 +272,12 @@ mod tests {
 
     #[test]
     fn other_keys_are_named_as_the_first_one_was() {
-        let other = |location, key| Address::parse(location).unwrap().with_key(key);
+        let other = |location: &str, key| Address::parse(location).unwrap().with_key(key);
         assert_eq!(other("s3://b/a/x", "a/y z"), "s3://b/a/y z");
         assert_eq!(other("gs://b", "y"), "gs://b/y");
+        let arn = "s3://arn:aws:s3:us-west-2:1:accesspoint/ap";
+        assert_eq!(other(arn, "y"), format!("{arn}/y"));
+        assert_eq!(other(&format!("{arn}/a/x"), "a/y"), format!("{arn}/a/y"));
         assert_eq!(
             other("https://acc.blob.core.windows.net/c/a?sig=s", "a/y z"),
             "https://acc.blob.core.windows.net/c/a/y%20z?sig=s"
@@ -266,7 +292,12 @@ mod tests {
         ] {
             assert!(!Address::parse(location).unwrap().shown().contains("SECRET"), "{location}");
         }
-        for location in ["ftp://me:SECRET@host/x?SECRET", "https://", "s3:///x?SECRET"] {
+        for location in [
+            "ftp://me:SECRET@host/x?SECRET",
+            "https://",
+            "s3:///x?SECRET",
+            "s3://arn:aws:s3:::bucket/x?SECRET",
+        ] {
             let error = Address::parse(location).err().unwrap();
             assert_eq!(error.kind(), ErrorKind::NotFound);
             assert!(!error.to_string().contains("SECRET"), "{error}");

@@ -28,6 +28,15 @@ const CONNECTION_STRING: &str = "AZURE_STORAGE_CONNECTION_STRING";
 
 pub(super) fn make(address: &Address, environment: &Environment, connector: Connector) -> Result<Made> {
     let mut builder = MicrosoftAzureBuilder::new();
+    // Spellings of the Azure command line. Those of the libraries, below, come before them.
+    for (name, key) in [
+        ("AZURE_STORAGE_ACCOUNT", AzureConfigKey::AccountName),
+        ("AZURE_STORAGE_KEY", AzureConfigKey::AccessKey),
+    ] {
+        if let Some(value) = environment.get(&[name]) {
+            builder = builder.with_config(key, value);
+        }
+    }
     for (name, value) in environment.starting_with("AZURE_") {
         if let Ok(key) = name.to_ascii_lowercase().parse::<AzureConfigKey>()
             && !matches!(
@@ -60,7 +69,10 @@ pub(super) fn make(address: &Address, environment: &Environment, connector: Conn
         builder = builder.with_account(account).with_endpoint(format!("https://{host}"));
     }
     if let Some(parts) = &parts {
-        credentials = CONNECTION_STRING;
+        // Some name the endpoint only.
+        if ["AccountKey", "SharedAccessSignature"].iter().any(|part| parts.contains_key(*part)) {
+            credentials = CONNECTION_STRING;
+        }
         builder = connected(builder, parts, environment);
     } else if environment.is_set(&["AZURE_STORAGE_USE_EMULATOR"]) && of_location.is_none() {
         credentials = "the emulator's key";
@@ -91,6 +103,7 @@ fn source(environment: &Environment) -> &'static str {
         "AZURE_SKIP_SIGNATURE",
         "AZURE_STORAGE_ACCOUNT_KEY",
         "AZURE_STORAGE_ACCESS_KEY",
+        "AZURE_STORAGE_KEY",
         "AZURE_STORAGE_TOKEN",
         "AZURE_CLIENT_SECRET",
         "AZURE_STORAGE_CLIENT_SECRET",
@@ -168,6 +181,14 @@ fn connected(
         builder = builder.with_config(AzureConfigKey::SasKey, signature);
     }
     builder
+}
+
+/// Whether a failure is of an identity of this machine: of the Azure command line, or of the file of a workload's token.
+/// `object_store` tells these by their words only.
+pub(super) fn is_about_identity(what: &str) -> bool {
+    ["az account get-access-token", "azure cli response", "federated token file"]
+        .iter()
+        .any(|words| what.contains(words))
 }
 
 /// What to do where there are no credentials.

@@ -8,11 +8,12 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Variables of the cloud providers' own tools, by how their names begin.
-const PREFIXES: [&str; 13] = [
+const PREFIXES: [&str; 14] = [
     "AWS_",
     "AZURE_",
     "AZURITE_",
     "GOOGLE_",
+    "CLOUDSDK_CONFIG",
     "STORAGE_EMULATOR_HOST",
     "IDENTITY_",
     "MSI_",

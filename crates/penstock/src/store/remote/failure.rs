@@ -81,11 +81,27 @@ pub(super) fn judge(backend: &Backend, error: &StoreError, seen: &Seen, pinned: 
     let what = backend.environment.scrub(&innermost.to_string());
     match error {
         StoreError::NotSupported { .. } => Verdict::Tell(
-            Error::new(ErrorKind::Storage, "the server does not answer requests for part of an object")
-                .remedy("Serve the files with a server that supports HTTP ranges, such as nginx, or download them first"),
+            Error::new(ErrorKind::Storage, "the server does not answer requests for part of an object").remedy(
+                match backend.provider {
+                    Provider::Gcs => "If it was uploaded compressed (Content-Encoding: gzip), upload it as it is",
+                    _ => "Serve the files with a server that supports HTTP ranges, such as nginx, or download them first",
+                },
+            ),
+        ),
+        StoreError::InvalidPath { .. } => Verdict::Tell(
+            Error::new(ErrorKind::Storage, format!("the listing holds a key that cannot be read: {what}")).remedy(
+                "Give the objects themselves, their shard index, or a prefix without such a key; keys with empty parts \
+                 (a//b, /a), `.` or `..` are not supported",
+            ),
         ),
         StoreError::Unauthenticated { .. } | StoreError::PermissionDenied { .. } => {
             Verdict::Tell(Error::new(ErrorKind::Access, what).remedy(no_credentials(backend)))
+        }
+        // Of this machine: it would say the same again.
+        StoreError::Generic { .. } if azure::is_about_identity(&what) => {
+            let what = what.lines().next().unwrap_or_default().trim();
+            let cause = format!("there are no credentials for Azure: {what}");
+            Verdict::Tell(Error::new(ErrorKind::Access, cause).remedy(no_credentials(backend)))
         }
         // An answer that makes no sense, such as another range than was asked for: a proxy in between, perhaps.
         _ => Verdict::Again(Trouble::new(format!("an unusable answer ({what})"))),
@@ -128,7 +144,13 @@ fn refused(backend: &Backend, refusal: &Refusal, pinned: bool) -> Verdict {
             tell(ErrorKind::NotFound, "Check the bucket's name".into())
         }
         404 | 410 => tell(ErrorKind::NotFound, not_found(backend, code)),
-        401 | 403 | 407 => tell(ErrorKind::Access, denied(backend, code)),
+        407 => tell(
+            ErrorKind::Access,
+            "The proxy wants to know who asks: HTTPS_PROXY (or HTTP_PROXY) = http://user:password@host:port; what is to \
+             be reached without it goes to NO_PROXY"
+                .into(),
+        ),
+        401 | 403 => tell(ErrorKind::Access, denied(backend, code)),
         300..=399 => tell(
             ErrorKind::Storage,
             "The server sends elsewhere: check the endpoint, and the region (AWS_REGION)".into(),
@@ -156,6 +178,14 @@ fn again(backend: &Backend, refusal: &Refusal) -> Verdict {
 pub(super) fn changed() -> Error {
     Error::new(ErrorKind::Changed, "the object was replaced or deleted while it was being loaded")
         .remedy("Open the checkpoint again, once whatever writes it is done")
+}
+
+/// An object that is stored compressed.
+pub(super) fn encoded(how: &str) -> Error {
+    Error::new(ErrorKind::Storage, format!("the object is stored compressed (Content-Encoding: {how})"))
+        .remedy(
+            "Upload it as it is (with gsutil without -z or -Z): what is compressed cannot be read in parts",
+        )
 }
 
 /// A request whose bytes did not come, however often it was asked for.
@@ -189,10 +219,19 @@ fn sentence(backend: &Backend, refusal: &Refusal) -> String {
     format!("{text} ({})", notes.join(", "))
 }
 
+/// Codes of token services, which are those of OAuth. The third is Azure's where a machine has no identity.
+const OAUTH: [&str; 6] = [
+    "invalid_grant",
+    "invalid_client",
+    "invalid_request",
+    "invalid_resource",
+    "invalid_scope",
+    "unauthorized_client",
+];
+
 fn is_about_credentials(code: &str) -> bool {
-    ["Token", "Signature", "Credential", "AccessKey", "Auth", "User", "invalid_grant", "invalid_client"]
-        .iter()
-        .any(|part| code.contains(part))
+    let parts = ["Token", "Signature", "Credential", "AccessKey", "Auth", "User"];
+    OAUTH.contains(&code) || parts.iter().any(|part| code.contains(part))
 }
 
 fn not_found(backend: &Backend, code: &str) -> String {

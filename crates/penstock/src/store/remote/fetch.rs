@@ -10,12 +10,12 @@ use std::time::Instant;
 
 use futures_util::StreamExt;
 use object_store::path::Path;
-use object_store::{Error as StoreError, GetOptions, GetRange, ObjectMeta};
+use object_store::{Attribute, Attributes, Error as StoreError, GetOptions, GetRange, ObjectMeta};
 
 use super::address::Provider;
 use super::backend::Backend;
 use super::course::Course;
-use super::failure::{Verdict, changed, gave_up, judge};
+use super::failure::{Verdict, changed, encoded, gave_up, judge};
 use super::retry::{Attempts, Trouble};
 use super::witness::Witness;
 use crate::error::Error;
@@ -35,6 +35,8 @@ pub(super) enum Fault {
     Store(StoreError),
     /// The answer was of another version.
     Changed,
+    /// The object is stored compressed, in this way.
+    Encoded(String),
     /// The answer was not what was asked for, or ended early.
     Trouble(Trouble),
 }
@@ -84,6 +86,7 @@ pub(super) async fn persist<T>(
         };
         let trouble = match fault {
             Fault::Changed => return Err(Stop::Tell(changed())),
+            Fault::Encoded(how) => return Err(Stop::Tell(encoded(&how))),
             Fault::Trouble(trouble) => trouble,
             Fault::Store(error) => match judge(backend, &error, &seen, known) {
                 Verdict::Again(trouble) => trouble,
@@ -139,6 +142,16 @@ pub(super) fn is_same(one: &ObjectMeta, other: &ObjectMeta) -> bool {
         && one.last_modified == other.last_modified
 }
 
+/// How the object is stored compressed, if it is: its bytes are not those that its reader is to get.
+fn encoding(attributes: &Attributes) -> Option<String> {
+    // Some programs leave the framing of their upload there, which the store has taken off.
+    const NONE: [&str; 3] = ["", "identity", "aws-chunked"];
+    let told = attributes.get(&Attribute::ContentEncoding)?.as_ref();
+    let how =
+        told.split(',').map(str::trim).find(|how| !NONE.iter().any(|none| how.eq_ignore_ascii_case(none)))?;
+    Some(how.chars().filter(|c| !c.is_control()).take(40).collect())
+}
+
 /// Asks once for `range`, and hands its bytes to `put` with their offsets. `at` says how far it came.
 ///
 /// The range may reach beyond the object's end only where its version is not known yet.
@@ -156,6 +169,9 @@ pub(super) async fn once(
     let meta = named(answer.meta.clone());
     if of.is_some_and(|of| !is_same(of, &meta)) {
         return Err(Fault::Changed);
+    }
+    if let Some(how) = encoding(&answer.attributes) {
+        return Err(Fault::Encoded(how));
     }
     let end = range.end.min(meta.size);
     if answer.range != (range.start..end) {

@@ -3,8 +3,8 @@
 //! Credentials are Google's application default ones: `GOOGLE_APPLICATION_CREDENTIALS`, what `gcloud auth
 //! application-default login` wrote, or the machine's service account; `GOOGLE_SERVICE_ACCOUNT` and
 //! `GOOGLE_SERVICE_ACCOUNT_KEY` come before them. Federated identities among them are `external_account`'s business, the
-//! others `object_store`'s. `GOOGLE_SKIP_SIGNATURE=true` asks for public objects without any.
-//! `STORAGE_EMULATOR_HOST` leads to an emulator, which wants none either, as in Google's own libraries.
+//! others `object_store`'s; `CLOUDSDK_CONFIG` says where gcloud keeps its files. `GOOGLE_SKIP_SIGNATURE=true` asks for
+//! public objects without any. `STORAGE_EMULATOR_HOST` leads to an emulator, which wants none either, as in Google's own libraries.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use super::address::Address;
 use super::backend::{Made, never_again, refused};
 use super::environment::Environment;
-use super::external_account::ExternalAccount;
+use super::external_account::{ExternalAccount, well_known};
 use super::keys::{Keys, Renewable};
 use super::transport::{ClientKey, Connector};
 use crate::error::Result;
@@ -49,6 +49,11 @@ pub(super) fn make(
     } else {
         "Google's application default credentials"
     };
+    // `object_store` looks under the home directory only.
+    let moved = environment.get(&["CLOUDSDK_CONFIG"]).is_some() && credentials.starts_with("Google's");
+    if let Some(path) = well_known(environment).filter(|path| moved && path.is_file()) {
+        builder = builder.with_application_credentials(path.to_string_lossy());
+    }
     let service_account = credentials.starts_with("GOOGLE_SERVICE_ACCOUNT");
     let federated = match anonymous || service_account {
         true => None,

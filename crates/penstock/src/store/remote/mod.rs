@@ -5,7 +5,7 @@
 //! the chunk it came in to where it belongs.
 //!
 //! * `address`: locations taken apart.
-//! * `backend`: the store behind a bucket, set up by `s3` (with `aws`), `gcs` and `azure` from an [`Environment`].
+//! * `backend`: the store behind a bucket, set up by `s3` (with `aws` and `s3_hosts`), `gcs` and `azure` from an [`Environment`].
 //! * `transport`: the HTTP client; `names`: its addresses; `witness`: what it saw; `runtime`: the process's threads and connections.
 //! * `fetch`: one range, resumed where it stopped; `retry`: when to ask again; `failure`: what errors say.
 //! * `object`: an open object; `pace`: when one of its ranges is slow.
@@ -35,6 +35,7 @@ mod pace;
 mod retry;
 mod runtime;
 mod s3;
+mod s3_hosts;
 mod transport;
 mod web;
 mod witness;

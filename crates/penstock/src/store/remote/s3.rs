@@ -6,6 +6,7 @@
 //! an error that says so, not an anonymous request that is denied.
 //!
 //! Buckets of AWS are addressed by host name, others by path, unless `AWS_VIRTUAL_HOSTED_STYLE_REQUEST` says otherwise.
+//! Which hosts AWS has is told in `s3_hosts`.
 
 use std::sync::Arc;
 
@@ -22,6 +23,7 @@ use super::backend::{Made, never_again, refused};
 use super::course::Course;
 use super::environment::Environment;
 use super::keys::{Keys, Renewable};
+use super::s3_hosts::{self, AccessPoint, Variant, is_arn};
 use super::transport::{ClientKey, Connector};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -44,7 +46,10 @@ pub(super) fn make(
         (true, false) => Some(course.block_on(load(client), |_| true)?),
         _ => None,
     };
+    // Taken for one when the location was.
+    let point = is_arn(bucket).then(|| AccessPoint::parse(bucket).ok()).flatten();
     let region = region
+        .or_else(|| point.as_ref().map(|point| point.region.clone()))
         .or_else(|| environment.get(&["AWS_REGION", "AWS_DEFAULT_REGION"]).map(str::to_owned))
         .or_else(|| files.as_ref()?.region().map(ToString::to_string))
         .unwrap_or_else(|| DEFAULT_REGION.to_owned());
@@ -58,10 +63,16 @@ pub(super) fn make(
     let endpoint = endpoint(environment, files.as_ref());
     let express = bucket.ends_with("--x-s3");
     builder = match endpoint {
-        Some(endpoint) => custom(builder, &endpoint, bucket, environment)?,
+        Some(endpoint) => custom(builder, &endpoint, bucket, point.as_ref(), environment)?,
         None if express => builder.with_s3_express(true),
-        // A dot in the name would not match the certificate for *.s3.….amazonaws.com.
-        None => builder.with_virtual_hosted_style_request(!bucket.contains('.')),
+        None => {
+            let variant = variant(environment, files.as_ref());
+            let (url, by_host) = match &point {
+                Some(point) => (s3_hosts::of_access_point(point, variant), true),
+                None => s3_hosts::of_bucket(bucket, &region, variant),
+            };
+            builder.with_virtual_hosted_style_request(by_host).with_endpoint(url)
+        }
     };
     if let Some(key) = environment.get(&["AWS_SSE_CUSTOMER_KEY_BASE64"]) {
         builder = builder.with_ssec_encryption(key);
@@ -115,10 +126,23 @@ fn endpoint(environment: &Environment, files: Option<&SdkConfig>) -> Option<Stri
     })
 }
 
+/// Which of AWS's endpoints variables or the profile want.
+fn variant(environment: &Environment, files: Option<&SdkConfig>) -> Variant {
+    let wants = |name, of_profile: Option<bool>| match environment.get(&[name]) {
+        Some(_) => environment.is_set(&[name]),
+        None => of_profile.unwrap_or_default(),
+    };
+    Variant {
+        fips: wants("AWS_USE_FIPS_ENDPOINT", files.and_then(SdkConfig::use_fips)),
+        dual_stack: wants("AWS_USE_DUALSTACK_ENDPOINT", files.and_then(SdkConfig::use_dual_stack)),
+    }
+}
+
 fn custom(
     builder: AmazonS3Builder,
     endpoint: &str,
     bucket: &str,
+    point: Option<&AccessPoint>,
     environment: &Environment,
 ) -> Result<AmazonS3Builder> {
     let refuse = |cause: &str| {
@@ -130,14 +154,16 @@ fn custom(
         return Err(refuse("is not an HTTP URL"));
     };
     let builder = builder.with_allow_http(url.scheme() == "http");
-    if !environment.is_set(&["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"]) {
+    // An access point has no path.
+    if point.is_none() && !environment.is_set(&["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"]) {
         return Ok(builder
             .with_virtual_hosted_style_request(false)
             .with_endpoint(endpoint.trim_end_matches('/')));
     }
     let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
     let path = url.path().trim_end_matches('/');
-    let endpoint = format!("{}://{bucket}.{host}{port}{path}", url.scheme());
+    let label = point.map_or_else(|| bucket.to_owned(), AccessPoint::label);
+    let endpoint = format!("{}://{label}.{host}{port}{path}", url.scheme());
     Ok(builder.with_virtual_hosted_style_request(true).with_endpoint(endpoint))
 }
 

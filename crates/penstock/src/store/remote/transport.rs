@@ -1,7 +1,7 @@
 //! How requests travel: one HTTP client for object stores, token servers and AWS's credential services alike.
 //!
-//! TLS is rustls with ring: of its two libraries the one that builds in seconds, with nothing but a C compiler, on every
-//! platform that wheels are made for. Only HTTP/1.1 is spoken: with HTTP/2 all requests of a client would share one
+//! TLS is rustls with aws-lc, which takes a quarter less time than ring to decrypt what comes, and like it builds with
+//! nothing but a C compiler. Only HTTP/1.1 is spoken: with HTTP/2 all requests of a client would share one
 //! connection, and its throughput. Nothing is decompressed: what is asked for is bytes at offsets.
 //!
 //! There is no limit on how long a request takes, only on how long nothing comes. Nothing is tried again here: `retry`
@@ -68,8 +68,8 @@ impl ClientKey {
     /// The settings of TLS.
     pub(super) fn tls(&self) -> Result<rustls::ClientConfig> {
         Net::of_process().tls(self.ca_bundle.as_ref(), || {
-            let ring = Arc::new(rustls::crypto::ring::default_provider());
-            Ok(rustls::ClientConfig::builder_with_provider(ring)
+            let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+            Ok(rustls::ClientConfig::builder_with_provider(provider)
                 .with_safe_default_protocol_versions()
                 .map_err(|error| Error::new(ErrorKind::Config, format!("TLS could not be set up: {error}")))?
                 .with_root_certificates(self.roots()?)
@@ -78,7 +78,9 @@ impl ClientKey {
     }
 
     fn make(&self) -> Result<reqwest::Client> {
-        reqwest::Client::builder()
+        let builder = reqwest::Client::builder();
+        let builder = if every_host_is_excepted() { builder.no_proxy() } else { builder };
+        builder
             .tls_backend_preconfigured(self.tls()?)
             .http1_only()
             .user_agent(concat!("penstock/", env!("CARGO_PKG_VERSION")))
@@ -114,6 +116,12 @@ impl ClientKey {
         let (added, _) = roots.add_parsable_certificates(certificates);
         if added == 0 { Err(refuse("it holds no certificate".into())) } else { Ok(roots) }
     }
+}
+
+/// Whether `NO_PROXY` holds a star. The client takes that for every name, but not for hosts given as numbers.
+fn every_host_is_excepted() -> bool {
+    let set = ["NO_PROXY", "no_proxy"].iter().find_map(|name| std::env::var(name).ok());
+    set.is_some_and(|hosts| hosts.split(',').any(|host| host.trim() == "*"))
 }
 
 /// Makes `object_store` send its requests through this module.

@@ -37,8 +37,15 @@ use settings::Settings;
 
 /// The variable that names a file of credentials.
 const VARIABLE: &str = "GOOGLE_APPLICATION_CREDENTIALS";
-/// Where `gcloud auth application-default login` puts one, under the home directory.
-const WELL_KNOWN: &str = ".config/gcloud/application_default_credentials.json";
+/// What `gcloud auth application-default login` calls the one that it writes.
+const WELL_KNOWN: &str = "application_default_credentials.json";
+
+/// Where `gcloud auth application-default login` puts credentials.
+pub(super) fn well_known(environment: &Environment) -> Option<PathBuf> {
+    let home = || Some(PathBuf::from(environment.get(&["HOME"])?).join(".config/gcloud"));
+    let directory = environment.get(&["CLOUDSDK_CONFIG"]).map(PathBuf::from).or_else(home)?;
+    Some(directory.join(WELL_KNOWN))
+}
 
 /// An identity elsewhere that Google takes. It has no `Debug` form.
 pub(super) struct ExternalAccount {
@@ -56,8 +63,7 @@ impl ExternalAccount {
         let (name, path) = match environment.get(&[VARIABLE]) {
             Some(path) => (format!("{VARIABLE}={path}"), PathBuf::from(path)),
             None => {
-                let Some(home) = environment.get(&["HOME"]) else { return Ok(None) };
-                let path = PathBuf::from(home).join(WELL_KNOWN);
+                let Some(path) = well_known(environment) else { return Ok(None) };
                 (path.display().to_string(), path)
             }
         };
