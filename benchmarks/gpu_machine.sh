@@ -62,7 +62,8 @@ safetensors-prefetch 0.9.0rc1"
 
 part() {
   case $1 in
-    tests) (cd "$here/.." && "$python" -m pytest -q -rs tests/test_gpu.py tests/test_engine_gpu.py) ;;
+    tests) (cd "$here/.." && "$python" -m pytest -q -rs -m gpu tests/test_gpu.py tests/test_engine_gpu.py \
+      tests/test_remote.py) ;;
     cold | warm | half) rivals --output "$out/$1.json" --cases llama --states "$1" ;;
     tmpfs) rivals --output "$out/tmpfs.json" --cases llama --states tmpfs ;;
     one) rivals --output "$out/one.json" --cases one-tensor --states warm ;;

@@ -87,6 +87,17 @@ def test_a_stream_and_a_slice_bring_what_they_should(model: tuple[str, dict[str,
     np.testing.assert_array_equal(part, whole[3:99, 7:8])
 
 
+@pytest.mark.gpu
+def test_a_model_goes_straight_to_the_gpu(model: tuple[str, dict[str, Raw]]) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device on this machine")
+    url, tensors = model
+    loaded = penstock.open(url).load(device="cuda")
+    assert all(tensor.is_cuda for tensor in loaded.values())
+    assert_bits(loaded, tensors)
+
+
 def test_tensors_that_exist_are_filled(model: tuple[str, dict[str, Raw]]) -> None:
     where, tensors = model
     held = {name: np.zeros(tensor.shape, np.float32) for name, tensor in tensors.items()}
