@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Collection, Mapping
@@ -13,6 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As it is for what a shell starts in the background, and what that starts: Ctrl-C would never come.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Raw(NamedTuple):
