@@ -57,10 +57,7 @@ impl Session {
         let items = plan.tensors().iter().map(|tensor| tensor.item).collect();
         let inner = pipeline::Session::start(checkpoint, plan, target, settings.readers)?;
         inner.on_storage(storage, settings);
-        // What comes over a network is work for as many cores as there are.
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
-        let leaves_a_core = !storage.is_network() && settings.readers.copies < cores;
-        Ok(Self { inner: Mutex::new(inner), tensors, items, leaves_a_core })
+        Ok(Self { inner: Mutex::new(inner), tensors, items, leaves_a_core: settings.leaves_a_core })
     }
 
     fn locked<T>(&self, py: Python<'_>, body: impl FnOnce(&mut pipeline::Session) -> T + Send) -> T

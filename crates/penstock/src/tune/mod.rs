@@ -38,6 +38,9 @@ pub struct Settings {
     pub request_bytes: u64,
     /// Budget of the staging arena in bytes.
     pub staging_bytes: u64,
+    /// Whether readers leave a core to who drives the load, even while all they do is copying from the page cache. What
+    /// comes over a network is work for as many cores as there are.
+    pub leaves_a_core: bool,
 }
 
 impl Settings {
@@ -63,16 +66,18 @@ impl Settings {
         };
         let block_bytes = config.block_bytes.unwrap_or(block_bytes).next_multiple_of(4096);
         let shrinks = shrinks && config.block_bytes.is_none();
+        let readers = config.readers.map_or(
+            Readers {
+                copies: found.copies,
+                fetches: found.fetches,
+                threads: found.copies + found.fetches.most,
+                own_runs: found.own_runs,
+            },
+            |readers| Readers { own_runs: found.own_runs, ..Readers::fixed(readers) },
+        );
         Self {
-            readers: config.readers.map_or(
-                Readers {
-                    copies: found.copies,
-                    fetches: found.fetches,
-                    threads: found.copies + found.fetches.most,
-                    own_runs: found.own_runs,
-                },
-                |readers| Readers { own_runs: found.own_runs, ..Readers::fixed(readers) },
-            ),
+            readers,
+            leaves_a_core: !storage.is_network() && readers.copies < cores,
             block_bytes,
             least_block_bytes: if shrinks { found.least_block_bytes } else { block_bytes },
             bridge_bytes: found.bridge_bytes,
