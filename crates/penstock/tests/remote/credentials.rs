@@ -55,6 +55,18 @@ fn azure_store(server: &Server, variables: &[(&str, &str)]) -> RemoteStore {
     RemoteStore::new(Environment::of(own.iter().chain(variables).copied()), patience())
 }
 
+/// A store that signs in as a client, by what `proof` says.
+fn client(server: &Server, proof: (&str, &str)) -> RemoteStore {
+    let authority = server.url("");
+    let settings = [
+        ("AZURE_AUTHORITY_HOST", &*authority),
+        ("AZURE_TENANT_ID", "tenant"),
+        ("AZURE_CLIENT_ID", "client"),
+        proof,
+    ];
+    azure_store(server, &settings)
+}
+
 #[test]
 fn a_managed_identity_is_asked_once() {
     let (server, asked) = azure(|_| granted());
@@ -81,28 +93,14 @@ fn a_client_signs_in_with_a_secret_or_with_what_its_pod_was_given() {
         ("AZURE_FEDERATED_TOKEN_FILE", pod, "client_assertion=SENTINEL-of-the-pod"),
     ] {
         let (server, asked) = azure(|_| granted());
-        let authority = server.url("");
-        let settings = [
-            ("AZURE_AUTHORITY_HOST", &*authority),
-            ("AZURE_TENANT_ID", "tenant"),
-            ("AZURE_CLIENT_ID", "client"),
-        ];
-        let settings: Vec<_> = settings.into_iter().chain([(name, value)]).collect();
-        azure_store(&server, &settings).open("az://c/k").unwrap_or_else(|error| panic!("{name}: {error}"));
+        client(&server, (name, value)).open("az://c/k").unwrap_or_else(|error| panic!("{name}: {error}"));
         let log = asked.lock().unwrap().clone();
         assert_eq!(log.len(), 1, "{log:?}");
         assert!(log[0].starts_with("POST /tenant/oauth2/v2.0/token ") && log[0].contains(shown), "{log:?}");
         // A refusal says whose it is, and nothing secret.
         let said = r#"{"error":"invalid_client","error_description":"AADSTS7000215: Invalid client secret"}"#;
         let (server, _) = azure(move |_| Act::Refuse(401, vec![], said.into()));
-        let authority = server.url("");
-        let settings = [
-            ("AZURE_AUTHORITY_HOST", &*authority),
-            ("AZURE_TENANT_ID", "tenant"),
-            ("AZURE_CLIENT_ID", "client"),
-        ];
-        let settings: Vec<_> = settings.into_iter().chain([(name, value)]).collect();
-        let error = refused(&azure_store(&server, &settings), "az://c/k");
+        let error = refused(&client(&server, (name, value)), "az://c/k");
         assert_eq!(error.kind(), ErrorKind::Access, "{error}");
         says(&error, &["AADSTS7000215", &format!("credentials: {name}")]);
         assert!(!format!("{error} {error:?}").contains("SENTINEL"), "{error}");
@@ -112,14 +110,7 @@ fn a_client_signs_in_with_a_secret_or_with_what_its_pod_was_given() {
 #[test]
 fn a_token_that_is_not_there_is_told_at_once() {
     let (server, asked) = azure(|_| granted());
-    let authority = server.url("");
-    let settings = [
-        ("AZURE_AUTHORITY_HOST", &*authority),
-        ("AZURE_TENANT_ID", "tenant"),
-        ("AZURE_CLIENT_ID", "client"),
-        ("AZURE_FEDERATED_TOKEN_FILE", "/nowhere/token"),
-    ];
-    let error = refused(&azure_store(&server, &settings), "az://c/k");
+    let error = refused(&client(&server, ("AZURE_FEDERATED_TOKEN_FILE", "/nowhere/token")), "az://c/k");
     assert_eq!(error.kind(), ErrorKind::Access, "{error}");
     says(&error, &["federated token file", "Set AZURE_STORAGE_CONNECTION_STRING"]);
     assert_eq!(asked.lock().unwrap().len(), 0);
