@@ -40,9 +40,7 @@ def main() -> None:
     parser.add_argument("--readers", default="8,10,12,14,16")
     parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="where the files lie once more")
     options = parser.parse_args()
-    case = checkpoints.given(options.directory) or checkpoints.make(
-        "llama", options.directory, gb=options.gb, small=0, one_gb=0
-    )
+    case = checkpoints.given_or_llama(options.directory, options.gb)
     blocks, numbers = ([int(number) for number in given.split(",")] for given in (options.blocks, options.readers))
     pairs = list(itertools.product(blocks, numbers))
     result: dict[str, Any] = {

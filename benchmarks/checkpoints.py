@@ -43,6 +43,11 @@ def given(directory: Path) -> Case | None:
     return _case("checkpoint", files) if files else None
 
 
+def given_or_llama(directory: Path, gb: float) -> Case:
+    """The checkpoint that lies in the directory, else Llama's shapes under it."""
+    return given(directory) or make("llama", directory, gb=gb, small=0, one_gb=0)
+
+
 def make(name: str, directory: Path, *, gb: float, small: int, one_gb: float) -> Case:
     """The case of that name under ``directory``, written if it is not there as asked for."""
     home = directory / name

@@ -35,9 +35,7 @@ def main() -> None:
     parser.add_argument("--readers", default="1,2,4,8,12,16,24,32")
     parser.add_argument("--states", default="cold,warm")
     options = parser.parse_args()
-    case = checkpoints.given(options.directory) or checkpoints.make(
-        "llama", options.directory, gb=options.gb, small=0, one_gb=0
-    )
+    case = checkpoints.given_or_llama(options.directory, options.gb)
     numbers = [FOUND, *options.readers.split(",")]
     result: dict[str, Any] = {
         "machine": common.machine() | {"filesystem": common.filesystem(options.directory)},
