@@ -11,6 +11,7 @@ import functools
 import hashlib
 import hmac
 import http.client
+import os
 import socket
 import struct
 import subprocess
@@ -160,6 +161,23 @@ def s3(directory: Path, *more: str) -> Iterator[Remote]:
             "AWS_SECRET_ACCESS_KEY": "sentinel-secret-key",
         }
         yield Remote(f"s3://{BUCKET}", environment, put)
+
+
+@contextlib.contextmanager
+def s3_without_credentials(home: Path, body: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An S3 that the environment leads to, and no keys but those that a test puts into ``home``; yields an object."""
+    directory = home / "gateway"
+    directory.mkdir()
+    with s3(directory) as remote:
+        for name in os.environ:
+            if name.startswith("AWS_"):
+                monkeypatch.delenv(name)
+        remote.put("m.safetensors", body)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", remote.environment["AWS_ENDPOINT_URL"])
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(home / "config"))
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(home / "credentials"))
+        yield f"{remote.root}/m.safetensors"
 
 
 @contextlib.contextmanager

@@ -271,19 +271,9 @@ def test_importing_starts_no_thread_and_opening_local_files_neither(tmp_path: Pa
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """An object on S3, and an environment without credentials."""
-    directory = tmp_path / "gateway"
-    directory.mkdir()
-    with servers.s3(directory) as remote:
-        for name in os.environ:
-            if name.startswith("AWS_"):
-                monkeypatch.delenv(name)
-        body, _ = shard(tmp_path, 0)
-        remote.put("m.safetensors", body)
-        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", remote.environment["AWS_ENDPOINT_URL"])
-        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-        yield f"{remote.root}/m.safetensors"
+    body, _ = shard(tmp_path, 0)
+    with servers.s3_without_credentials(tmp_path, body, monkeypatch) as location:
+        yield location
 
 
 def test_a_profile_is_used(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

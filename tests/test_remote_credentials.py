@@ -79,21 +79,15 @@ def service(answer: Answer) -> Iterator[tuple[str, list[Asked]]]:
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """An object on S3, and an environment without credentials or proxies."""
-    directory = tmp_path / "gateway"
-    directory.mkdir()
-    with servers.s3(directory) as remote:
-        for name in os.environ:
-            if name.startswith("AWS_") or name.lower().endswith("_proxy"):
-                monkeypatch.delenv(name)
-        tensors = {"a": Raw("F32", (4,), raw_bytes("F32", (4,), 1))}
-        remote.put("m.safetensors", write_raw(tmp_path / "m.safetensors", tensors).read_bytes())
-        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in os.environ:
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    tensors = {"a": Raw("F32", (4,), raw_bytes("F32", (4,), 1))}
+    body = write_raw(tmp_path / "m.safetensors", tensors).read_bytes()
+    with servers.s3_without_credentials(tmp_path, body, monkeypatch) as location:
         monkeypatch.setenv("AWS_REGION", "us-east-1")
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", remote.environment["AWS_ENDPOINT_URL"])
-        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
         monkeypatch.setenv("HOME", str(tmp_path))
-        yield f"{remote.root}/m.safetensors"
+        yield location
 
 
 def of_sts(action: str) -> str:
