@@ -1,7 +1,7 @@
 //! NVIDIA GPUs, through the driver API opened at run time: no CUDA at build time, one build for every CUDA version.
 //!
 //! * `driver`: the library, its functions, its errors.
-//! * `stream`: copies and events.
+//! * `stream`: copies and events, and those that wait for the next load.
 //!
 //! The context is the device's primary one, which is the one torch uses; it is retained once and never released,
 //! since the process's frameworks live in it. Only driver calls are made: a failed *runtime* call would leave an error
@@ -18,7 +18,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{Pinning, node_of_pci_device};
 
 use driver::{Context, Driver, EventHandle, StreamHandle};
-use stream::CudaStream;
+use stream::{CudaStream, Idle};
 
 /// One GPU.
 pub struct CudaDevice {
@@ -27,6 +27,7 @@ pub struct CudaDevice {
     context: Context,
     /// The memory node it is attached to, where the machine says so.
     node: Option<u32>,
+    idle: Arc<Idle>,
 }
 
 static DEVICES: Mutex<Vec<(u32, i32, Arc<CudaDevice>)>> = Mutex::new(Vec::new());
@@ -56,7 +57,7 @@ impl CudaDevice {
         let context = driver.primary_context(ordinal).map_err(|error| error.object(&name))?;
         let id = driver.pci_bus_id(ordinal).ok();
         let node = id.and_then(|id| node_of_pci_device(Path::new("/"), &id));
-        let device = Arc::new(Self { name, driver, context, node });
+        let device = Arc::new(Self { name, driver, context, node, idle: Arc::default() });
         devices.push((pid, ordinal, Arc::clone(&device)));
         Ok(device)
     }
@@ -72,7 +73,7 @@ impl Device for CudaDevice {
     }
 
     fn stream(&self) -> Result<Box<dyn CopyStream>> {
-        Ok(Box::new(CudaStream::new(self.driver, self.context)?))
+        Ok(Box::new(CudaStream::new(self.driver, self.context, Arc::clone(&self.idle))?))
     }
 
     fn fence(&self, handle: u64) -> Result<Arc<dyn Fence>> {

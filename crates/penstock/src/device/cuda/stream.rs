@@ -1,12 +1,45 @@
-//! A CUDA stream of one reader, and the events that say how far it has come. Events are reused.
+//! A CUDA stream of one reader, and the events that say how far it has come. Both outlive the reader: the next one takes
+//! them over, since the driver makes a stream in 0.3 ms while copies are under way, one after the other.
+
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::driver::{Context, Driver, EventHandle, StreamHandle};
 use crate::device::{CopyStream, Fence, Mark, Piece};
 use crate::error::Result;
 
+/// More streams than this are not kept for later: as many as a load has readers.
+const MOST_IDLE: usize = 64;
+
+/// A stream all of whose work is done, and events that no mark uses.
+struct Kept {
+    stream: StreamHandle,
+    events: Vec<EventHandle>,
+}
+
+/// The streams of one device that no reader uses.
+#[derive(Default)]
+pub(super) struct Idle(Mutex<Vec<Kept>>);
+
+impl Idle {
+    fn take(&self) -> Option<Kept> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    /// Keeps a stream, or hands it back if there are enough.
+    fn keep(&self, kept: Kept) -> Option<Kept> {
+        let mut idle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() >= MOST_IDLE {
+            return Some(kept);
+        }
+        idle.push(kept);
+        None
+    }
+}
+
 pub(super) struct CudaStream {
     driver: &'static Driver,
     context: Context,
+    idle: Arc<Idle>,
     stream: StreamHandle,
     /// Events that no mark uses.
     spare: Vec<EventHandle>,
@@ -15,10 +48,14 @@ pub(super) struct CudaStream {
 }
 
 impl CudaStream {
-    pub(super) fn new(driver: &'static Driver, context: Context) -> Result<Self> {
+    /// A stream for the reader of this thread.
+    pub(super) fn new(driver: &'static Driver, context: Context, idle: Arc<Idle>) -> Result<Self> {
         driver.make_current(context)?;
-        let stream = driver.stream_create()?;
-        Ok(Self { driver, context, stream, spare: Vec::new(), used: Vec::new() })
+        let Kept { stream, events } = match idle.take() {
+            Some(kept) => kept,
+            None => Kept { stream: driver.stream_create()?, events: Vec::new() },
+        };
+        Ok(Self { driver, context, idle, stream, spare: events, used: Vec::new() })
     }
 
     fn take_back(&mut self, event: EventHandle) {
@@ -74,11 +111,14 @@ impl Drop for CudaStream {
         // The owner of a stream may go without having waited (an error, a cancel): slots and destinations may be
         // reused only after this. A failure means that the context is lost, and with it every copy.
         let _ = self.driver.enter(self.context, || {
-            let _ = self.driver.stream_synchronize(self.stream);
-            for event in self.spare.drain(..).chain(self.used.drain(..)) {
-                self.driver.event_destroy(event);
+            let done = self.driver.stream_synchronize(self.stream).is_ok();
+            let events = self.spare.drain(..).chain(self.used.drain(..)).collect();
+            let kept = Kept { stream: self.stream, events };
+            let surplus = if done { self.idle.keep(kept) } else { Some(kept) };
+            if let Some(Kept { stream, events }) = surplus {
+                events.into_iter().for_each(|event| self.driver.event_destroy(event));
+                self.driver.stream_destroy(stream);
             }
-            self.driver.stream_destroy(self.stream);
             Ok(())
         });
     }
