@@ -1,8 +1,10 @@
 """The schedule of a comparison: who is measured when, in which state, and what is written down.
 
-Rounds are outermost within a checkpoint, then states, then loaders, whose order turns from round to round: what drifts
-in a machine meets all of them alike. The result is written after every measurement, so nothing is lost with the
-process. This module measures nothing itself: ``measured.py`` does, in processes of their own.
+Rounds are outermost within a checkpoint, then states, then loaders and the settings of the state's limit, whose order
+is drawn anew for each round: what drifts in a machine meets all of them alike, and none of them always comes after the
+same other one. (They took turns once, so whoever came after the limit's three readings met a disk that these had worn
+out.) The result is written after every measurement, so nothing is lost with the process. This module measures nothing
+itself: ``measured.py`` does, in processes of their own.
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+import random
 import shutil
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,16 @@ LIMITS = {
 GUESS = 15.0
 # What serialising a checkpoint may take: seconds.
 LONG = 600.0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One measurement: a loader's, or a limit's with one of its settings."""
+
+    round: int
+    state: str
+    what: str
+    setting: str | None = None
 
 
 class OutOfTimeError(Exception):
@@ -81,7 +95,7 @@ class Comparison:
         """Measures what was asked for, or what the budget allows of it."""
         given = checkpoints.given(self.options.directory)
         cases = [given.name] if given else self.options.cases
-        todo = sum(what in self.names for name in cases for _, _, what in self.plan(name))
+        todo = sum(turn.setting is None for name in cases for turn in self.plan(name))
         try:
             self.machine_limits()
             for name in cases:
@@ -103,48 +117,53 @@ class Comparison:
         copied: checkpoints.Case | None = None
         settled: tuple[int, int] | None = None
         try:
-            for position, (number, state, what) in enumerate(self.plan(case.name)):
-                if state == "tmpfs" and copied is None and not self.hopeless(case.name, state, "*"):
+            for position, turn in enumerate(self.plan(case.name)):
+                in_memory = turn.state == "tmpfs"
+                if in_memory and copied is None and not self.hopeless(case.name, turn.state, "*"):
                     copied = self.copy_to_memory(case)
-                if not self.hopeless(case.name, state, what):
+                if not self.hopeless(case.name, turn.state, turn.what):
                     # A load to host memory needs all of it each time.
-                    due = (number, position if self.options.device == "cpu" else 0)
+                    due = (turn.round, position if self.options.device == "cpu" else 0)
                     if due != settled:
                         common.settle_memory(min(case.nbytes * 5 // 4, common.available_memory() // 2))
                         settled = due
-                    place = copied if state == "tmpfs" and copied else case
-                    if what in self.names:
-                        self.load(place, state, what, number, reference)
+                    place = copied if in_memory and copied else case
+                    if turn.setting is None:
+                        self.load(place, turn, reference)
                     else:
-                        self.limit(what, place, state, number)
-                self.considered += what in self.names
+                        self.limit(turn.what, turn.setting, place, turn.state, turn.round)
+                self.considered += turn.setting is None
         finally:
             if copied:
                 shutil.rmtree(copied.files[0].parent, ignore_errors=True)
 
-    def plan(self, case: str) -> list[tuple[int, str, str]]:
+    def plan(self, case: str) -> list[Turn]:
         """What to measure of a case: everything but what the run that is resumed has got."""
         known = {
-            (item["round"], item["state"], item["loader"])
+            Turn(item["round"], item["state"], item["loader"])
             for item in self.result["measurements"]
             if item["case"] == case and "seconds" in item
         }
         known |= {
-            (item["round"], item["state"], item["limit"]) for item in self.result["limits"] if item["case"] == case
+            Turn(item["round"], item["state"], item["limit"], item["setting"])
+            for item in self.result["limits"]
+            if item["case"] == case
         }
         return [turn for turn in self.turns() if turn not in known]
 
-    def turns(self) -> Iterator[tuple[int, str, str]]:
-        """Round, state and loader (or limit) of every measurement."""
+    def turns(self) -> Iterator[Turn]:
+        """All measurements of a case."""
+        order = random.Random(self.run["started"])
         for number in range(self.options.rounds):
             seen = set()
             for state in self.options.states:
-                entries = self.names_in(state)
+                entries = [Turn(number, state, name) for name in self.names_in(state)]
                 if LIMITS[state] not in seen:
-                    entries = [LIMITS[state][0], *entries]
+                    limit = LIMITS[state][0]
+                    entries += [Turn(number, state, limit, setting) for setting in limits.settings(limit)]
                     seen.add(LIMITS[state])
-                shift = number * 5 % len(entries)
-                yield from ((number, state, what) for what in entries[shift:] + entries[:shift])
+                order.shuffle(entries)
+                yield from entries
 
     def names_in(self, state: str) -> list[str]:
         # A second load finds the files as the first one has left them: there is none from a cold cache.
@@ -166,8 +185,9 @@ class Comparison:
 
     # ---- one measurement each
 
-    def load(self, case: checkpoints.Case, state: str, name: str, number: int, reference: Path) -> None:
+    def load(self, case: checkpoints.Case, turn: Turn, reference: Path) -> None:
         """Measures one load, whatever comes of it, and writes it down."""
+        state, name = turn.state, turn.what
         kind = (case.name, state, name)
         seconds = self.in_time(kind)
         row = loaders.of(name)
@@ -178,7 +198,7 @@ class Comparison:
             "state": state,
             "loader": name,
             "version": self.versions[name],
-            "round": number,
+            "round": turn.round,
         }
         task = {
             "do": "load",
@@ -200,7 +220,7 @@ class Comparison:
         self.took[kind] = time.monotonic() - began
         self.result["measurements"].append(item)
         self.save()
-        say(f"round {number + 1} {case.name} {state} {name}: {outcome(item)}")
+        say(f"round {turn.round + 1} {case.name} {state} {name}: {outcome(item)}")
 
     def checked(self, item: dict[str, Any]) -> bool:
         """Whether the bytes of such a load have been checked: once for each loader, version and state."""
@@ -209,27 +229,26 @@ class Comparison:
             "bytes_ok" in old and all(old[key] == item[key] for key in same) for old in self.result["measurements"]
         )
 
-    def limit(self, name: str, case: checkpoints.Case | None, state: str | None, number: int) -> None:
+    def limit(self, name: str, setting: str, case: checkpoints.Case | None, state: str | None, number: int) -> None:
         """Measures one of the machine's limits; without it, its loaders are compared with nothing."""
         kind = (case.name if case else None, state, name)
         seconds = self.in_time(kind)
         files = case.files if case else []
         began = time.monotonic()
         try:
-            for setting in range(len(limits.SETTINGS[name])):
-                if state and state != "tmpfs":
-                    common.set_cache(files, LIMITS[state][1])
-                task = {
-                    "do": "limit",
-                    "limit": name,
-                    "files": [str(file) for file in files],
-                    "setting": setting,
-                    "device": self.options.device,
-                }
-                found = processes.run(task, self.work, seconds=seconds)
-                where = {"run": self.number, "case": kind[0], "state": state, "limit": name, "round": number}
-                self.result["limits"].append(where | found)
-                say(f"limit {name}, {found['setting']}: {found['gb_per_s']:.2f} GB/s")
+            if state and state != "tmpfs":
+                common.set_cache(files, LIMITS[state][1])
+            task = {
+                "do": "limit",
+                "limit": name,
+                "files": [str(file) for file in files],
+                "setting": setting,
+                "device": self.options.device,
+            }
+            found = processes.run(task, self.work, seconds=seconds)
+            where = {"run": self.number, "case": kind[0], "state": state, "limit": name, "round": number}
+            self.result["limits"].append(where | found)
+            say(f"limit {name}, {found['setting']}: {found['gb_per_s']:.2f} GB/s")
         except (processes.FailedError, common.StateError, OSError) as error:
             say(f"limit {name}: {self.without_directories(str(error))}")
         self.took[kind] = time.monotonic() - began
@@ -239,7 +258,8 @@ class Comparison:
         """Those limits that depend on no file: once."""
         for name in ("memcpy", *(("pcie",) if self.options.device != "cpu" else ())):
             if not any(item["limit"] == name for item in self.result["limits"]):
-                self.limit(name, None, None, 0)
+                for setting in limits.settings(name):
+                    self.limit(name, setting, None, None, 0)
 
     # ---- what is made beforehand
 

@@ -31,10 +31,19 @@ SETTINGS = {
 }
 
 
-def measure(limit: str, files: list[Path], setting: int, device: str) -> dict[str, Any]:
-    """Measures a limit with one of its settings, by number: GB/s, and what was done."""
-    threads, block = SETTINGS[limit][setting]
-    threads = threads or len(os.sched_getaffinity(0))
+def settings(limit: str) -> list[str]:
+    """What a limit is tried with on this machine."""
+    return [f"{_threads(threads)} x {block} MiB" for threads, block in SETTINGS[limit]]
+
+
+def _threads(given: int) -> int:
+    return given or len(os.sched_getaffinity(0))
+
+
+def measure(limit: str, files: list[Path], setting: str, device: str) -> dict[str, Any]:
+    """Measures a limit with one of its settings: GB/s, and what was done."""
+    threads, block = SETTINGS[limit][settings(limit).index(setting)]
+    threads = _threads(threads)
     if limit == "memcpy":
         rate = _memcpy(threads, block * MIB)
     elif limit == "pcie":
@@ -50,7 +59,7 @@ def measure(limit: str, files: list[Path], setting: int, device: str) -> dict[st
             direct=limit == "disk",
         )
         rate = done / seconds / common.GB
-    return {"gb_per_s": round(rate, 3), "setting": f"{threads} x {block} MiB"}
+    return {"gb_per_s": round(rate, 3), "setting": setting}
 
 
 def buffer(size: int, *, ready: bool = True) -> memoryview:
