@@ -2,7 +2,7 @@
 # gpu_machine.sh WHEELS OUT PART...: tests and benchmarks on a machine that has a GPU, torch and no network.
 #
 #   WHEELS/*.whl              Penstock's wheel, and what its tests import that the machine lacks
-#   WHEELS/rivals/*.whl       what fetch_rivals.sh brings: needed by all but tests, readers, transformers and sharing
+#   WHEELS/rivals/*.whl       what fetch_rivals.sh brings: needed by all but tests, readers, transformers, sleep and sharing
 #   WHEELS/safetensors-*/     likewise
 #   WHEELS/compat/*.whl       compat/runai-model-streamer's wheel, for vllm
 #   WHEELS/vllm/part.*        a vLLM, packed as `tar | xz | split`, for vllm and sleep
@@ -16,6 +16,7 @@
 #   cold warm tmpfs half one small cores
 #                             rivals.py: a state of the page cache, one tensor of 12 GB, 100,000 tensors, 4 cores
 #   readers                   the number of readers that is found, beside fixed ones
+#   disk                      disk.py: plain readers, Penstock and fastsafetensors, file by file
 #   transformers              engines.py
 #   vllm                      engines_vllm.py; FORMATS may be set
 #   sleep                     vLLM's sleep levels
@@ -71,6 +72,11 @@ part() {
     cores) rivals --output "$out/cores.json" --cases llama --states warm --cores 0-3 ;;
     readers)
       "$python" "$here/readers.py" "$data" --gb 15.2 --device cuda --rounds "$rounds" --output "$out/readers.json"
+      ;;
+    disk)
+      site rivals "$wheels"/rivals/*.whl
+      PYTHONPATH=$PYTHONPATH:$sites/rivals "$python" "$here/disk.py" "$data" --rounds "$rounds" --budget "$budget" \
+        --loaders "${LOADERS:-penstock,penstock:readers=16,fastsafetensors}" --output "$out/disk.json"
       ;;
     transformers)
       "$python" "$here/engines.py" "$data" --rounds "$rounds" --states "$states" --output "$out/transformers.json"
