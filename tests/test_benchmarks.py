@@ -20,6 +20,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import checkpoints
 import checksum
 import common
+import limits
 import object_servers
 import processes
 import remote
@@ -176,6 +177,8 @@ def test_a_run_measures_installed_loaders_and_tells_of_those_that_fail(tmp_path:
     assert result["cases"] == {"small-tensors": {"bytes": 20 * 16384, "tensors": 20, "files": 1}}
     assert {item["limit"] for item in result["limits"]} == {"memcpy", "disk"}
     assert all(item["gb_per_s"] > 0 for item in result["limits"])
+    of_disk = [item["setting"] for item in result["limits"] if item["limit"] == "disk"]
+    assert sorted(of_disk) == sorted(limits.settings("disk")), "each once a round"
     ok, failed = (
         [item for item in result["measurements"] if item["loader"] == name]
         for name in ("penstock", "safetensors@broken")
@@ -213,7 +216,7 @@ def test_a_budget_that_is_too_small_leaves_measurements_out_and_counts_them(tmp_
 
 
 def test_a_loader_that_hangs_is_ended(tmp_path: Path, checkpoint: Path) -> None:
-    task = {"do": "limit", "limit": "disk", "files": [str(checkpoint)], "setting": 0, "device": "cpu"}
+    task = {"do": "limit", "limit": "disk", "files": [str(checkpoint)], "setting": "16 x 1 MiB", "device": "cpu"}
     with pytest.raises(processes.HungError, match="no end after 0 s"):
         processes.run(task, tmp_path, seconds=0.01)
 
@@ -230,6 +233,22 @@ def test_the_number_of_readers_that_is_found_is_held_against_fixed_ones(tmp_path
         "3": 3,
     }
     assert "| cold | found |" in done.stdout
+    assert str(tmp_path) not in output.read_text()
+
+
+@pytest.mark.usefixtures("_on_a_disk")
+def test_readers_of_a_disk_are_held_against_each_other_file_by_file(tmp_path: Path) -> None:
+    output = tmp_path / "out.json"
+    command = [sys.executable, str(BENCHMARKS / "disk.py"), str(tmp_path / "data"), "--output", str(output)]
+    options = ["--gb", "0.02", "--rounds", "2", "--device", "cpu"]
+    readers = ["--plain", "2x512", "--loaders", "penstock:readers=3"]
+    done = subprocess.run(command + options + readers, capture_output=True, text=True, check=True)
+    result = json.loads(output.read_text())
+    taken = sorted((item["round"], item["place"]) for item in result["measurements"])
+    assert taken == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert {item["name"] for item in result["measurements"]} == {"2x512", "penstock:readers=3"}
+    assert all(item["gb_per_s"] > 0 for item in result["measurements"])
+    assert "| penstock:readers=3 |" in done.stdout
     assert str(tmp_path) not in output.read_text()
 
 
