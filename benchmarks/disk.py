@@ -6,7 +6,8 @@ A disk whose rate wanders by a third within minutes cannot be compared over whol
 two changes. So here a load is one file of the checkpoint, in one process that has loaded before, everything reads that
 file with ``O_DIRECT`` (the page cache is proved to be without it before and after), and all of them take turns in an
 order that is drawn anew for every round. What is told is each one's rate over the mean of all in its round, which a
-wandering disk does not move. ``--plain`` are threads and KiB of a request. ``--loaders`` are those of ``rivals.py``, or
+wandering disk does not move. ``--plain`` are threads and KiB of a request: all threads side by side, or, with
+``16x512/4096``, each in a block of so many KiB of its own. ``--loaders`` are those of ``rivals.py``, or
 ``penstock:readers=16`` and the like: Penstock with that in its ``Config``.
 """
 
@@ -28,7 +29,7 @@ import common
 import limits
 import loaders
 
-PLAIN = "16x128,16x256,16x512,16x1024,8x512,8x1024,24x512,32x256"
+PLAIN = "16x256,16x512,16x512/4096,12x512/4096,8x512,8x512/4096,8x4096,4x4096"
 LOADERS = "penstock,penstock:readers=16,penstock:readers=12,penstock:readers=24"
 Load = Callable[[Path], object]
 
@@ -80,12 +81,16 @@ def main() -> None:
 
 def plain(setting: str) -> Load:
     """Threads that read to small buffers which are ready."""
-    threads, _, kib = setting.partition("x")
-    size = int(kib) << 10
-    buffers = [limits.buffer(size) for _ in range(int(threads))]
+    threads, _, sizes = setting.partition("x")
+    kib, _, block_kib = sizes.partition("/")
+    request, block = int(kib) << 10, int(block_kib or kib) << 10
+    buffers = [limits.buffer(request) for _ in range(int(threads))]
+
+    def place(worker: int, _at: int, size: int) -> memoryview:
+        return buffers[worker][:size]
 
     def load(file: Path) -> None:
-        limits.read_files([file], len(buffers), size, lambda worker, _at, size: buffers[worker][:size], direct=True)
+        limits.read_files([file], len(buffers), block, place, direct=True, request=request)
 
     return load
 

@@ -79,11 +79,12 @@ def read_files(
     destination: Callable[[int, int, int], memoryview],
     *,
     direct: bool,
+    request: int | None = None,
 ) -> tuple[float, float, int]:
     """Reads files, block by block, by many threads: seconds, CPU seconds and bytes.
 
-    ``destination(worker, at, size)`` says where a block goes: ``at`` is its offset in its file, and with ``direct`` the
-    last block's ``size`` is rounded up to 4 KiB.
+    ``destination(worker, at, size)`` says where a request goes, which is a block, or so many bytes of it at once:
+    ``at`` is its offset in its file, and with ``direct`` the last one's ``size`` is rounded up to 4 KiB.
     """
     handles = [os.open(file, os.O_RDONLY | (os.O_DIRECT if direct else 0)) for file in files]
     sizes = [os.fstat(handle).st_size for handle in handles]
@@ -101,7 +102,7 @@ def read_files(
             end = min(at + block, sizes[file])
             while at < end:
                 # A direct read of the last sector asks for all of it and gets what there is.
-                wanted = -(-(end - at) // 4096) * 4096 if direct else end - at
+                wanted = min(request or block, -(-(end - at) // 4096) * 4096 if direct else end - at)
                 try:
                     at += os.preadv(handles[file], [destination(worker, at, wanted)], at)
                 except OSError as error:
