@@ -141,12 +141,14 @@ impl Profile {
 }
 
 /// Readers for a solid-state disk, or `members` of them. It wants many requests in flight, however few the cores, but not
-/// as many as it would take: a virtual disk was at its best with 8 to 16 MiB under way, gave 0.8 to 0.9 of that with 32
-/// MiB, and 0.7 with 64. `queue` is how many requests one member takes at a time.
+/// as many as it would take: a virtual disk was at its best with 8 to 16 MiB under way on a day of 5 GB/s, and gave 0.8 to
+/// 0.9 of that with 32 MiB, and 0.7 with 64; on days of half that rate with 4 to 8 MiB. `queue` is how many requests one
+/// member takes at a time.
 fn disk(members: usize, queue: Option<usize>) -> Bounds {
-    const START: usize = 16;
-    let one = queue.unwrap_or(2 * START).clamp(4, 2 * START);
-    let start = one.min(START).max(members.saturating_mul(8)).min(2 * START);
+    const START: usize = 12;
+    const MOST_OF_ONE: usize = 32;
+    let one = queue.unwrap_or(MOST_OF_ONE).clamp(4, MOST_OF_ONE);
+    let start = one.min(START).max(members.saturating_mul(8)).min(MOST_OF_ONE);
     bounds(start, 2, one.saturating_mul(members))
 }
 
@@ -222,7 +224,7 @@ mod tests {
     #[test]
     fn a_disk_gets_several_readers_on_one_core_and_a_raid_more() {
         let readers = |members| Profile::of(&with(Disk { members, ..Disk::default() }), 1).fetches.start;
-        assert_eq!((readers(1), readers(4), readers(100)), (16, 32, 32));
+        assert_eq!((readers(1), readers(4), readers(100)), (12, 32, 32));
     }
 
     #[test]
