@@ -6,6 +6,7 @@
 //!
 //! * `address`: locations taken apart.
 //! * `backend`: the store behind a bucket, set up by `s3` (with `aws` and `s3_hosts`), `gcs` and `azure` from an [`Environment`].
+//! * `google`: Google's credentials that are got for something else; `keys`: credentials that expire.
 //! * `transport`: the HTTP client; `names`: its addresses; `witness`: what it saw; `runtime`: the process's threads and connections.
 //! * `fetch`: one range, resumed where it stopped; `retry`: when to ask again; `failure`: what errors say.
 //! * `object`: an open object; `pace`: when one of its ranges is slow.
@@ -22,10 +23,10 @@ mod azure;
 mod backend;
 mod course;
 mod environment;
-mod external_account;
 mod failure;
 mod fetch;
 mod gcs;
+mod google;
 mod hub;
 mod keys;
 mod listing;
