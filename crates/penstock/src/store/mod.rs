@@ -31,7 +31,7 @@ use crate::memory::{FileMapping, Window};
 pub use disk_cache::{CachingStore, DiskCache, flush_disk_caches};
 pub use local::{CachePolicy, LocalStore};
 pub use location::shown;
-pub(crate) use location::{is_http, is_url};
+pub(crate) use location::{is_http, is_key, is_url};
 #[cfg(feature = "remote")]
 pub use remote::{Environment, Found, Listing, Patience, RemoteStore};
 pub use router::{Router, is_remote};

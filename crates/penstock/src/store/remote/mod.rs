@@ -131,9 +131,14 @@ impl RemoteStore {
     }
 
     /// A location without secrets, as far as it is needed to tell an object from others with the same tag: on the hub
-    /// not its revision, as an unchanged file is the same object in the next commit.
+    /// not its revision, as an unchanged file is the same object in the next commit. Of a key it is all of it: what is
+    /// there under that name is not there under another, so no part of it is a signature.
     pub(super) fn lasting(location: &str) -> String {
-        Hub::of_any_revision(location).unwrap_or_else(|| super::shown(location).into_owned())
+        match Hub::of_any_revision(location) {
+            Some(of_hub) => of_hub,
+            None if super::is_key(location) => location.to_owned(),
+            None => super::shown(location).into_owned(),
+        }
     }
 
     fn hub<'a>(&'a self, environment: &'a Arc<Environment>) -> Hub<'a> {
