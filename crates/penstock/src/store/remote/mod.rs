@@ -11,7 +11,7 @@
 //! * `fetch`: one range, resumed where it stopped; `retry`: when to ask again; `failure`: what errors say.
 //! * `object`: an open object; `pace`: when one of its ranges is slow.
 //! * `course`: what the requests of one load share.
-//! * `listing`: what is under a prefix. `web`: finding a checkpoint on a server that cannot list.
+//! * `listing`: what is under a prefix; `sieve`: keys there that cannot be held. `web`: finding a checkpoint on a server that cannot list.
 //! * `hub`: repositories of the Hugging Face hub.
 //!
 //! Secrets come in with the environment and with locations. They go to the servers they are for, and nowhere else:
@@ -37,6 +37,7 @@ mod retry;
 mod runtime;
 mod s3;
 mod s3_hosts;
+mod sieve;
 mod transport;
 mod web;
 mod witness;

@@ -26,6 +26,7 @@ use rustls::pki_types::pem::PemObject;
 
 use super::retry::Patience;
 use super::runtime::{self, Net};
+use super::sieve::Sieve;
 use super::witness::{MAX_ERROR_BODY, Refusal, Witness};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -142,6 +143,7 @@ struct Service(ClientKey);
 impl HttpService for Service {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let (parts, body) = request.into_parts();
+        let sieve = Sieve::of(parts.uri.query());
         let host = parts.uri.host().unwrap_or_default().to_owned();
         let client =
             self.0.for_host(&host).client().map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
@@ -157,6 +159,10 @@ impl HttpService for Service {
         }
         let request = request.build().map_err(http_error)?;
         let (status, headers, body) = send(&client, request, &host).await.map_err(http_error)?;
+        let body = match sieve.filter(|_| status.is_success()) {
+            Some(sieve) => sieve.sift(body.bytes().await?).into(),
+            None => body,
+        };
         let mut response = http::Response::new(body);
         *response.status_mut() = status;
         *response.headers_mut() = headers;
