@@ -1,13 +1,15 @@
-"""Imitations of what stands beside a store: services that give credentials, and proxies."""
+"""Imitations of what stands beside a store: services that give credentials, proxies, and servers as odd as some are."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import ssl
 import threading
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import NamedTuple
 
 
@@ -112,6 +114,50 @@ def proxy(hosts: dict[str, int]) -> Iterator[tuple[str, list[str]]]:
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+# What a server writes in answer to the head of a request, piece by piece.
+Write = Callable[[str], Iterable[bytes]]
+
+
+@contextlib.contextmanager
+def bare(write: Write, tls: ssl.SSLContext | None = None) -> Iterator[tuple[str, list[str]]]:
+    """Runs a server that answers with bytes as they are, and closes the connection after each answer.
+
+    Yields its address, ``127.0.0.1:port``, and the heads of the requests that it was asked so far.
+    """
+    asked: list[str] = []
+
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            # A client that goes away, or will not have the certificate, is nothing to talk about.
+            with contextlib.suppress(OSError):
+                connection = tls.wrap_socket(self.request, server_side=True) if tls else self.request
+                head = b""
+                while b"\r\n\r\n" not in head:
+                    if not (more := connection.recv(1 << 16)):
+                        return
+                    head += more
+                    # A greeting of TLS has no end that is looked for here.
+                    if more[:1] == b"\x16":
+                        break
+                asked.append(head.decode(errors="replace"))
+                for piece in write(asked[-1]):
+                    connection.sendall(piece)
+                connection.close()
+
+    class Server(ThreadingTCPServer):
+        daemon_threads = True
+
+    server = Server(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_address[1]}", asked
     finally:
         server.shutdown()
         server.server_close()
