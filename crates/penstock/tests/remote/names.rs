@@ -108,9 +108,11 @@ fn markers_of_directories_are_no_objects_of_them() {
 /// A page of S3's listing.
 fn page(keys: &[&str], prefixes: &[&str], more: &str) -> Act {
     let object = |key: &&str| {
+        // What ends in a slash marks a directory.
+        let size = if key.ends_with('/') { 0 } else { 11 };
         format!(
             "<Contents><Key>{key}</Key><LastModified>2026-11-21T00:00:00.000Z</LastModified><ETag>\"1\"</ETag>\
-             <Size>11</Size></Contents>"
+             <Size>{size}</Size></Contents>"
         )
     };
     let prefix = |prefix: &&str| format!("<CommonPrefixes><Prefix>{prefix}</Prefix></CommonPrefixes>");
@@ -130,7 +132,7 @@ fn keys_that_cannot_be_read_do_not_hide_the_others() {
         path if path.contains("list-type=2") && path.contains("delimiter") => {
             page(&["p/m.safetensors", "p/a\nb"], &["p//", "p/../", "p/sub/"], "")
         }
-        path if path.contains("continuation-token") => page(&["p/sub/n.bin", "p/../evil"], &[], ""),
+        path if path.contains("continuation-token") => page(&["p/sub/n.bin", "p/../evil", "p//"], &[], ""),
         path if path.contains("list-type=2") => {
             let more = "<IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>";
             page(&["p//lost.bin", "p/m.safetensors"], &[], more)

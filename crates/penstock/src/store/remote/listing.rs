@@ -17,7 +17,7 @@ use crate::store::Identity;
 pub struct Found {
     /// Where it is, in the form that stores take; it may carry secrets.
     pub location: String,
-    /// Its key from the prefix on, without a slash at the beginning.
+    /// Its key from the prefix and its slash on. Of a key that cannot be read (`a//b`), it may begin with another one.
     pub path: String,
     /// Its size in bytes.
     pub bytes: u64,
@@ -30,7 +30,8 @@ pub struct Found {
 pub struct Listing {
     /// The objects, in no order.
     pub objects: Vec<Found>,
-    /// What has objects below it, where only what is directly under the prefix was asked for. Names without slashes.
+    /// What has objects below it, where only what is directly under the prefix was asked for. Names without slashes; an
+    /// empty one below which keys cannot be read.
     pub directories: Vec<String>,
 }
 
@@ -64,7 +65,8 @@ pub(super) fn list(
         "" => Some(key.to_owned()),
         prefix => key.strip_prefix(prefix)?.strip_prefix('/').map(str::to_owned),
     };
-    let others = odd.objects.into_iter().filter_map(|(key, bytes)| {
+    let is_marker = |(key, bytes): &(String, u64)| *bytes == 0 && key.ends_with('/');
+    let others = odd.objects.into_iter().filter(|odd| !is_marker(odd)).filter_map(|(key, bytes)| {
         let (location, path) = (address.with_key(&key), odd_below(&key)?);
         Some(Found { location, path, bytes, identity: Identity(String::new()) })
     });
