@@ -58,6 +58,14 @@ def write_raw(
     return path
 
 
+def shard(tmp_path: Path, seed: int, count: int = 3) -> tuple[bytes, dict[str, Raw]]:
+    """A file of some MiB, more than opening one brings."""
+    shape = (640, 257 + seed)
+    tensors = {f"s{seed}.t{i}": Raw("F32", shape, raw_bytes("F32", shape, seed * 10 + i)) for i in range(count)}
+    path = write_raw(tmp_path / f"shard-{seed}.safetensors", tensors, {"format": "pt"})
+    return path.read_bytes(), tensors
+
+
 def write_header(path: Path, header: Any, data: bytes = b"") -> Path:
     """Writes a file with any header at all: JSON, or bytes as they are."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()

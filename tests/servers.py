@@ -165,13 +165,17 @@ def s3(directory: Path, *more: str) -> Iterator[Remote]:
 
 @contextlib.contextmanager
 def s3_without_credentials(home: Path, body: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An S3 that the environment leads to, and no keys but those that a test puts into ``home``; yields an object."""
+    """An S3 that the environment leads to, without proxies and keys but those that a test puts into ``home``.
+
+    Yields an object.
+    """
     directory = home / "gateway"
     directory.mkdir()
     with s3(directory) as remote:
         for name in os.environ:
-            if name.startswith("AWS_"):
+            if name.startswith("AWS_") or name.lower().endswith("_proxy"):
                 monkeypatch.delenv(name)
+        monkeypatch.setenv("HOME", str(home))
         remote.put("m.safetensors", body)
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", remote.environment["AWS_ENDPOINT_URL"])

@@ -6,14 +6,12 @@ import contextlib
 import json
 import multiprocessing
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from email.message import Message
 from pathlib import Path
 
 import numpy as np
@@ -21,15 +19,7 @@ import pytest
 
 import penstock
 import servers
-from conftest import Raw, assert_bits, raw_bytes, threads, threads_left, write_raw
-
-
-def shard(tmp_path: Path, seed: int, count: int = 3) -> tuple[bytes, dict[str, Raw]]:
-    """A file of some MiB, more than opening one brings."""
-    shape = (640, 257 + seed)
-    tensors = {f"s{seed}.t{i}": Raw("F32", shape, raw_bytes("F32", shape, seed * 10 + i)) for i in range(count)}
-    path = write_raw(tmp_path / f"shard-{seed}.safetensors", tensors, {"format": "pt"})
-    return path.read_bytes(), tensors
+from conftest import Raw, assert_bits, shard, threads, threads_left
 
 
 @pytest.fixture(scope="module", params=list(servers.ALL))
@@ -263,154 +253,3 @@ def test_importing_starts_no_thread_and_opening_local_files_neither(tmp_path: Pa
     )
     command = [sys.executable, "-c", script, str(tmp_path / "m.safetensors")]
     assert "net-penstock" not in subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
-# Where AWS's credentials come from ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An object on S3, and an environment without credentials."""
-    body, _ = shard(tmp_path, 0)
-    with servers.s3_without_credentials(tmp_path, body, monkeypatch) as location:
-        yield location
-
-
-def test_a_profile_is_used(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    endpoint = os.environ["AWS_ENDPOINT_URL_S3"]
-    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
-    (tmp_path / "credentials").write_text(
-        "[weights]\naws_access_key_id = sentinel-access\naws_secret_access_key = sentinel-secret-key\n"
-    )
-    # The endpoint of S3 alone, which comes before that of all services.
-    (tmp_path / "config").write_text(
-        "[profile weights]\nregion = us-east-1\nservices = mine\nendpoint_url = http://127.0.0.1:1\n"
-        f"[services mine]\ns3 =\n  endpoint_url = {endpoint}\n"
-    )
-    monkeypatch.setenv("AWS_PROFILE", "weights")
-    assert len(penstock.open(bucket)) == 3
-
-
-def test_a_credential_process_is_asked(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = {"Version": 1, "AccessKeyId": "sentinel-access", "SecretAccessKey": "sentinel-secret-key"}
-    (tmp_path / "answer.json").write_text(json.dumps(answer))
-    (tmp_path / "config").write_text(f"[default]\ncredential_process = cat {tmp_path}/answer.json\n")
-    assert len(penstock.open(bucket)) == 3
-    # And its secret is nobody's business.
-    (tmp_path / "answer.json").write_text(json.dumps(answer | {"SecretAccessKey": "SENTINEL-wrong"}))
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    with pytest.raises(penstock.ObjectAccessError, match="credentials: a credential process") as raised:
-        penstock.open(bucket)
-    assert "SENTINEL" not in f"{raised.value} {vars(raised.value)}"
-
-
-def test_a_containers_credential_service_is_asked(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with servers.web(tmp_path) as service:
-        answer = {
-            "AccessKeyId": "sentinel-access",
-            "SecretAccessKey": "sentinel-secret-key",
-            "Token": "",
-            "Expiration": "2099-01-01T00:00:00Z",
-        }
-        service.put("credentials", json.dumps(answer).encode())
-        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{service.root}/credentials")
-        ckpt = penstock.open(bucket)
-        ckpt.load(framework="np")
-        # Kept until they expire.
-        assert service.requests == ["GET /credentials"]
-
-
-def test_no_credentials_are_told_at_once(bucket: str) -> None:
-    with pytest.raises(penstock.ObjectAccessError, match="no AWS credentials were found") as raised:
-        penstock.open(bucket)
-    assert "AWS_SKIP_SIGNATURE" in (raised.value.remedy or "")
-
-
-def test_tls_is_checked_against_the_bundle(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl, which makes the certificate, is not installed")
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-keyout", str(key), "-out", str(cert), "-days", "30", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"]
-    subprocess.run(command, check=True, capture_output=True)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "sentinel-access")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sentinel-secret-key")
-    directory = tmp_path / "tls"
-    directory.mkdir()
-    with servers.s3(directory, "--cert", str(cert), "--key", str(key)) as remote:
-        body, tensors = shard(tmp_path, 1)
-        remote.put("m.safetensors", body)
-        endpoint = remote.environment["AWS_ENDPOINT_URL"].replace("http://", "https://")
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
-        with pytest.raises(penstock.StorageError, match=r"[Cc]ertificate") as raised:
-            penstock.open(bucket)
-        assert "AWS_CA_BUNDLE" in (raised.value.remedy or "")
-        monkeypatch.setenv("AWS_CA_BUNDLE", str(cert))
-        assert_bits(penstock.open(bucket).load(framework="np"), tensors)
-
-
-# Keys that are good for some requests only: what an S3 does whose session tokens expire.
-_EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
-
-
-def _key_of(headers: Message) -> str:
-    return headers.get("Authorization", "").partition("Credential=")[2].partition("/")[0]
-
-
-def test_keys_that_expire_in_the_middle_of_a_load_are_fetched_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in os.environ:
-        if name.startswith("AWS_"):
-            monkeypatch.delenv(name)
-    with servers.web(tmp_path) as service, servers.web(tmp_path) as remote:
-        assert service.requests is not None
-        assert service.refuse is not None
-        assert remote.refuse is not None
-
-        def issue(number: int) -> None:
-            answer = {
-                "AccessKeyId": f"key-{number}",
-                "SecretAccessKey": "SENTINEL-secret-key",
-                "Token": f"SENTINEL-session-{number}",
-                "Expiration": "2099-01-01T00:00:00Z",
-            }
-            service.put("credentials", json.dumps(answer).encode())
-
-        served: list[str] = []
-        good = {"key-0"}
-
-        def expire(headers: Message) -> tuple[int, bytes] | None:
-            key = _key_of(headers)
-            if len(served) >= 6 and "key-0" in good:
-                # Sooner than it was said to.
-                good.discard("key-0")
-                good.add("key-1")
-            if key not in good:
-                return 400, _EXPIRED
-            served.append(key)
-            return None
-
-        issue(0)
-        body, tensors = shard(tmp_path, 0, count=24)
-        remote.put("bucket/m.safetensors", body)
-        remote.refuse.append(expire)
-        monkeypatch.setenv("AWS_REGION", "us-east-1")
-        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", remote.root)
-        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{service.root}/credentials")
-        ckpt = penstock.open("s3://bucket/m.safetensors")
-        issue(1)
-        assert_bits(ckpt.load(framework="np"), tensors)
-        assert set(served) == {"key-0", "key-1"}
-        # One reader asked for all of them.
-        assert service.requests == ["GET /credentials"] * 2
-        # Keys that nobody takes any longer end the load, and are not shown.
-        good.clear()
-        with pytest.raises(penstock.ObjectAccessError, match="ExpiredToken") as raised:
-            ckpt.load(framework="np")
-        assert "the container's credential service" in str(raised.value)
-        assert "SENTINEL" not in f"{raised.value} {vars(raised.value)}"

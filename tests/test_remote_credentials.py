@@ -1,93 +1,80 @@
-"""Credentials of S3 from every place that AWS's own tools know, and proxies, against imitations of the services."""
+"""Credentials of S3 from every place that AWS's own tools know; Azure's command line. Services are imitated."""
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import hashlib
-import http.client
 import json
 import os
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 import penstock
 import servers
-from conftest import Raw, raw_bytes, write_raw
+from conftest import Raw, assert_bits, raw_bytes, shard, write_raw
+from services import Asked, service
 
 _KEY, _SECRET = "sentinel-access", "sentinel-secret-key"
 
 
-class Asked(NamedTuple):
-    """A request that a service was asked."""
-
-    method: str
-    path: str
-    headers: http.client.HTTPMessage
-    body: str
-
-
-# A status and a body; 206 is a whole object, as Azure's storage answers the range that opens it.
-Answer = Callable[[Asked], "tuple[int, str | bytes]"]
-
-
-@contextlib.contextmanager
-def service(answer: Answer) -> Iterator[tuple[str, list[Asked]]]:
-    """Runs an HTTP service; yields its URL and what it was asked so far."""
-    asked: list[Asked] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
-            asked.append(Asked(self.command, self.path, self.headers, body))
-            status, said = answer(asked[-1])
-            text = said.encode() if isinstance(said, str) else said
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(text)))
-            if status == 206:
-                self.send_header("Content-Range", f"bytes 0-{len(text) - 1}/{len(text)}")
-                self.send_header("ETag", '"1"')
-                self.send_header("Last-Modified", "Sat, 21 Nov 2026 00:00:00 GMT")
-            # Of the instance's session tokens; the others do not mind it.
-            self.send_header("X-Aws-Ec2-Metadata-Token-Ttl-Seconds", "21600")
-            self.end_headers()
-            self.wfile.write(text)
-
-        do_PUT = do_POST = do_GET  # noqa: N815
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An object on S3, and an environment without credentials or proxies."""
-    for name in os.environ:
-        if name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-    tensors = {"a": Raw("F32", (4,), raw_bytes("F32", (4,), 1))}
-    body = write_raw(tmp_path / "m.safetensors", tensors).read_bytes()
+    """An object of three tensors on S3, more than opening it brings, and an environment without credentials."""
+    body, _ = shard(tmp_path, 0)
     with servers.s3_without_credentials(tmp_path, body, monkeypatch) as location:
-        monkeypatch.setenv("AWS_REGION", "us-east-1")
-        monkeypatch.setenv("HOME", str(tmp_path))
         yield location
+
+
+def test_a_profile_is_used(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = os.environ["AWS_ENDPOINT_URL_S3"]
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+    (tmp_path / "credentials").write_text(
+        "[weights]\naws_access_key_id = sentinel-access\naws_secret_access_key = sentinel-secret-key\n"
+    )
+    # The endpoint of S3 alone, which comes before that of all services.
+    (tmp_path / "config").write_text(
+        "[profile weights]\nregion = us-east-1\nservices = mine\nendpoint_url = http://127.0.0.1:1\n"
+        f"[services mine]\ns3 =\n  endpoint_url = {endpoint}\n"
+    )
+    monkeypatch.setenv("AWS_PROFILE", "weights")
+    assert len(penstock.open(bucket)) == 3
+
+
+def test_a_credential_process_is_asked(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = {"Version": 1, "AccessKeyId": "sentinel-access", "SecretAccessKey": "sentinel-secret-key"}
+    (tmp_path / "answer.json").write_text(json.dumps(answer))
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = cat {tmp_path}/answer.json\n")
+    assert len(penstock.open(bucket)) == 3
+    # And its secret is nobody's business.
+    (tmp_path / "answer.json").write_text(json.dumps(answer | {"SecretAccessKey": "SENTINEL-wrong"}))
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    with pytest.raises(penstock.ObjectAccessError, match="credentials: a credential process") as raised:
+        penstock.open(bucket)
+    assert "SENTINEL" not in f"{raised.value} {vars(raised.value)}"
+
+
+def test_a_containers_credential_service_is_asked(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with servers.web(tmp_path) as service:
+        answer = {
+            "AccessKeyId": "sentinel-access",
+            "SecretAccessKey": "sentinel-secret-key",
+            "Token": "",
+            "Expiration": "2099-01-01T00:00:00Z",
+        }
+        service.put("credentials", json.dumps(answer).encode())
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{service.root}/credentials")
+        ckpt = penstock.open(bucket)
+        ckpt.load(framework="np")
+        # Kept until they expire.
+        assert service.requests == ["GET /credentials"]
+
+
+def test_no_credentials_are_told_at_once(bucket: str) -> None:
+    with pytest.raises(penstock.ObjectAccessError, match="no AWS credentials were found") as raised:
+        penstock.open(bucket)
+    assert "AWS_SKIP_SIGNATURE" in (raised.value.remedy or "")
 
 
 def of_sts(action: str) -> str:
@@ -110,7 +97,7 @@ def test_a_role_is_assumed_with_the_keys_of_another_profile(
     monkeypatch.setenv("AWS_PROFILE", "role")
     with service(lambda _: (200, of_sts("AssumeRole"))) as (url, asked):
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", url)
-        assert len(penstock.open(bucket)) == 1
+        assert len(penstock.open(bucket)) == 3
     assert len(asked) == 1
     assert "role%2Freader" in asked[0].body
     assert "Credential=base/" in asked[0].headers["Authorization"]
@@ -124,7 +111,7 @@ def test_a_web_identity_is_shown_to_the_token_service(
     monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/pod")
     with service(lambda _: (200, of_sts("AssumeRoleWithWebIdentity"))) as (url, asked):
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", url)
-        assert len(penstock.open(bucket)) == 1
+        assert len(penstock.open(bucket)) == 3
         assert "WebIdentityToken=SENTINEL-identity" in asked[0].body
     # And where it is refused, the error names no token.
     refusal = "<ErrorResponse><Error><Code>AccessDenied</Code><Message>not this role</Message></Error></ErrorResponse>"
@@ -156,7 +143,7 @@ def test_an_instances_role_is_asked_for_with_a_session_token(bucket: str, monkey
     monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
     with service(metadata) as (url, asked):
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", url)
-        assert len(penstock.open(bucket)) == 1
+        assert len(penstock.open(bucket)) == 3
     assert asked[0].method == "PUT"
 
 
@@ -173,7 +160,7 @@ def test_a_pods_identity_is_asked_for_with_its_token(
     monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(tmp_path / "pod-token"))
     with service(lambda _: (200, json.dumps(answer))) as (url, asked):
         monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{url}/v1/credentials")
-        assert len(penstock.open(bucket)) == 1
+        assert len(penstock.open(bucket)) == 3
     assert [(one.path, one.headers["Authorization"]) for one in asked] == [("/v1/credentials", "pod-token")]
 
 
@@ -206,6 +193,72 @@ def test_an_sso_session_that_is_over_says_to_sign_in(
     assert "SENTINEL" not in f"{raised.value} {vars(raised.value)}"
 
 
+# Keys that are good for some requests only: what an S3 does whose session tokens expire.
+_EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
+
+
+def _key_of(headers: Message) -> str:
+    return headers.get("Authorization", "").partition("Credential=")[2].partition("/")[0]
+
+
+def test_keys_that_expire_in_the_middle_of_a_load_are_fetched_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in os.environ:
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    with servers.web(tmp_path) as service, servers.web(tmp_path) as remote:
+        assert service.requests is not None
+        assert service.refuse is not None
+        assert remote.refuse is not None
+
+        def issue(number: int) -> None:
+            answer = {
+                "AccessKeyId": f"key-{number}",
+                "SecretAccessKey": "SENTINEL-secret-key",
+                "Token": f"SENTINEL-session-{number}",
+                "Expiration": "2099-01-01T00:00:00Z",
+            }
+            service.put("credentials", json.dumps(answer).encode())
+
+        served: list[str] = []
+        good = {"key-0"}
+
+        def expire(headers: Message) -> tuple[int, bytes] | None:
+            key = _key_of(headers)
+            if len(served) >= 6 and "key-0" in good:
+                # Sooner than it was said to.
+                good.discard("key-0")
+                good.add("key-1")
+            if key not in good:
+                return 400, _EXPIRED
+            served.append(key)
+            return None
+
+        issue(0)
+        body, tensors = shard(tmp_path, 0, count=24)
+        remote.put("bucket/m.safetensors", body)
+        remote.refuse.append(expire)
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", remote.root)
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{service.root}/credentials")
+        ckpt = penstock.open("s3://bucket/m.safetensors")
+        issue(1)
+        assert_bits(ckpt.load(framework="np"), tensors)
+        assert set(served) == {"key-0", "key-1"}
+        # One reader asked for all of them.
+        assert service.requests == ["GET /credentials"] * 2
+        # Keys that nobody takes any longer end the load, and are not shown.
+        good.clear()
+        with pytest.raises(penstock.ObjectAccessError, match="ExpiredToken") as raised:
+            ckpt.load(framework="np")
+        assert "the container's credential service" in str(raised.value)
+        assert "SENTINEL" not in f"{raised.value} {vars(raised.value)}"
+
+
 def test_the_azure_command_line_gives_tokens_where_that_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,33 +286,3 @@ def test_the_azure_command_line_gives_tokens_where_that_is_asked_for(
         with pytest.raises(penstock.ObjectAccessError, match="az login") as raised:
             penstock.open("az://container/m.safetensors")
     assert "SENTINEL" not in f"{raised.value} {vars(raised.value)}"
-
-
-def test_a_proxy_gets_its_user_and_what_it_refuses_is_told(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", _KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", _SECRET)
-    with service(lambda _: (407, "")) as (url, asked):
-        proxy = {"HTTP_PROXY": url.replace("http://", "http://user:SENTINEL-password@")}
-        told = opened_elsewhere(bucket, proxy)
-        assert "407" in told
-        assert "The proxy wants to know who asks" in told
-        assert "SENTINEL" not in told
-        expected = "Basic " + base64.b64encode(b"user:SENTINEL-password").decode()
-        assert asked[0].headers["Proxy-Authorization"] == expected
-        assert asked[0].path.startswith("http://127.0.0.1:")
-        # What is excepted is reached without it: by name, by network, all.
-        asked.clear()
-        for excepted in ("127.0.0.1", "example.com, 127.0.0.0/8", "*"):
-            assert opened_elsewhere(bucket, {**proxy, "NO_PROXY": excepted}) == "opened\n", excepted
-        assert not asked
-
-
-def opened_elsewhere(bucket: str, environment: dict[str, str]) -> str:
-    """What a process of its own says when it opens the object: a process reads the variables of proxies once."""
-    code = (
-        "import penstock, sys\ntry:\n    penstock.open(sys.argv[1])\n    print('opened')\n"
-        "except penstock.PenstockError as error:\n    print(error)"
-    )
-    command = [sys.executable, "-c", code, bucket]
-    environment = {**os.environ, **environment}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True).stdout

@@ -6,12 +6,15 @@ that everything here uses.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from fnmatch import fnmatch
 
-from penstock._native import Source, list_objects
+from penstock._native import Source, list_objects, shown
 from penstock.engines.files import is_url
 from penstock.pulling import pull_entries
+
+logger = logging.getLogger(__name__)
 
 
 def list_files(prefix: str, *, recursive: bool = False) -> list[tuple[str, int]]:
@@ -44,6 +47,8 @@ def pull(
 ) -> None:
     """Brings the objects under a prefix, at any depth, to a directory, as ``penstock.pull`` does. It may bring nothing.
 
+    An engine cannot say what to leave out. So what has no place in a directory (``a//b``) is left out here, and told.
+
     Args:
         model_path: the prefix.
         dst: the directory; made if it is not there.
@@ -62,7 +67,14 @@ def pull(
         forms = (f"{model_path.rstrip('/')}/{path}", path.rpartition("/")[2])
         return (allowed is None or _matches(forms, allowed)) and not _matches(forms, ignored)
 
-    wanted = [index for index, (path, _) in enumerate(source.entries) if is_wanted(path)]
+    wanted = []
+    for index, (path, _) in enumerate(source.entries):
+        if not is_wanted(path):
+            continue
+        if {"", ".", ".."}.isdisjoint(path.split("/")):
+            wanted.append(index)
+        else:
+            logger.warning("Below %s, %r is left out: such keys cannot be read", shown(model_path), path)
     if wanted:
         pull_entries(source, wanted, dst)
 

@@ -21,12 +21,29 @@ pub(crate) fn is_http(location: &str) -> bool {
         .is_some_and(|scheme| scheme.eq_ignore_ascii_case("http") || scheme.eq_ignore_ascii_case("https"))
 }
 
+/// Schemes of locations whose keys are taken to the letter, question marks and hashes included.
+const OF_KEYS: [&str; 11] =
+    ["s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "adl", "wasb", "wasbs"];
+
+/// Whether a location names a key of an object store.
+pub(crate) fn is_key(location: &str) -> bool {
+    scheme(location).is_some_and(|scheme| OF_KEYS.iter().any(|known| scheme.eq_ignore_ascii_case(known)))
+}
+
 /// A location as errors may show it: a URL without what may be secret, its user and its query.
+///
+/// Part of a key that looks like a query is not shown either: someone may have copied a signature with it.
 pub fn shown(location: &str) -> Cow<'_, str> {
     if !is_url(location) {
         return Cow::Borrowed(location);
     }
-    let plain = location.split(['?', '#']).next().unwrap_or(location);
+    let plain = match is_key(location) {
+        true => location
+            .split_once('?')
+            .filter(|(_, after)| after.contains('='))
+            .map_or(location, |(plain, _)| plain),
+        false => location.split(['?', '#']).next().unwrap_or(location),
+    };
     let Some((scheme, rest)) = plain.split_once("://") else { return Cow::Borrowed(plain) };
     // Azure names a container before its host. It is no secret.
     if ["abfs", "abfss", "wasb", "wasbs"].iter().any(|azure| scheme.eq_ignore_ascii_case(azure)) {
@@ -49,6 +66,14 @@ mod tests {
         assert_eq!(shown("s3://bucket/a"), "s3://bucket/a");
         assert_eq!(shown("abfss://c@acc.dfs.core.windows.net/a"), "abfss://c@acc.dfs.core.windows.net/a");
         assert_eq!(shown("/a?b@c#d"), "/a?b@c#d");
+        assert_eq!(shown("hf://o/n/a?b#c"), "hf://o/n/a");
+        // Of keys all is shown but what may be a signature.
+        assert_eq!(shown("s3://bucket/what?#1"), "s3://bucket/what?#1");
+        assert_eq!(shown("S3://me:secret@bucket/a#b"), "S3://bucket/a#b");
+        assert_eq!(
+            shown("abfss://c@acc.dfs.core.windows.net/a#1?sv=1&sig=2"),
+            "abfss://c@acc.dfs.core.windows.net/a#1"
+        );
     }
 
     #[test]

@@ -30,6 +30,8 @@ use crate::memory::{FileMapping, Window};
 #[cfg(feature = "remote")]
 pub use disk_cache::{CachingStore, DiskCache, flush_disk_caches};
 pub use local::{CachePolicy, LocalStore};
+#[cfg(feature = "remote")]
+pub(crate) use location::is_key;
 pub use location::shown;
 pub(crate) use location::{is_http, is_url};
 #[cfg(feature = "remote")]

@@ -1,8 +1,7 @@
 //! Google's federated identities: a subject token from wherever it is, shown to an imitation of Google's token service
-//! and of IAM, for a token that an emulator of the storage, behind a proxy that looks at it, is asked with.
+//! and of IAM, for a token that the storage is asked with.
 
 use std::os::unix::fs::PermissionsExt;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -10,136 +9,10 @@ use penstock::ErrorKind;
 use penstock::store::{Environment, RemoteStore, Store};
 use serde_json::{Value, json};
 
+use super::google::{AUDIENCE, Google, JWT, SECRET, SUBJECT, bearer, form};
 use super::servers::http::{Act, Request, Server, Source};
-use super::servers::{self, patience};
+use super::servers::patience;
 use super::{SIZE, content, read, refused, says, soon};
-
-const SUBJECT: &str = "SENTINEL-subject-token";
-const SECRET: &str = "SENTINEL-client-secret";
-const AUDIENCE: &str = "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/k";
-const JWT: &str = "urn:ietf:params:oauth:token-type:jwt";
-
-/// Everything that Google has here: storage that takes some tokens and no others, and services that give them.
-struct Google {
-    location: String,
-    storage: Server,
-    tokens: Server,
-    directory: tempfile::TempDir,
-}
-
-impl Google {
-    fn start() -> Option<Self> {
-        let gcs = servers::gcs()?;
-        // Each test's own: another's would be replaced under its hands.
-        let location = gcs.put(&format!("federated/{}.safetensors", next()), &content(SIZE));
-        let google = Self {
-            location,
-            storage: Server::start(Source::Named(gcs.server.clone())),
-            tokens: Server::start(Source::default()),
-            directory: tempfile::tempdir().unwrap(),
-        };
-        google.accept("token-0");
-        google.give(|number| (format!("token-{number}"), 3600));
-        google.write("subject", SUBJECT);
-        Some(google)
-    }
-
-    fn write(&self, name: &str, text: &str) -> String {
-        let path = self.directory.path().join(name);
-        std::fs::write(&path, text).unwrap();
-        path.to_str().unwrap().to_owned()
-    }
-
-    /// Has storage answer to these bearers only, as it does: 401 to others.
-    fn accept(&self, tokens: &'static str) {
-        self.storage.script(move |request, _| {
-            let bearer = bearer(request);
-            if tokens.split(' ').any(|token| token == bearer) {
-                return Act::Serve;
-            }
-            let body = "<Error><Code>AuthenticationRequired</Code><Message>Authentication required.</Message></Error>";
-            Act::Refuse(401, Vec::new(), body.into())
-        });
-    }
-
-    /// Has the token service give the token and the lifetime that `which` says, and checks what it is asked.
-    fn give(&self, which: impl Fn(usize) -> (String, u64) + Send + Sync + 'static) {
-        self.tokens.script(move |request, number| {
-            let form = form(request);
-            let field =
-                |name: &str| form.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
-            assert_eq!((request.method.as_str(), request.path.as_str()), ("POST", "/token"));
-            assert_eq!(field("grant_type"), Some("urn:ietf:params:oauth:grant-type:token-exchange"));
-            assert_eq!((field("audience"), field("subject_token_type")), (Some(AUDIENCE), Some(JWT)));
-            assert_eq!(field("scope"), Some("https://www.googleapis.com/auth/devstorage.read_only"));
-            if field("subject_token") != Some(SUBJECT) {
-                let said = json!({"error": "invalid_grant", "error_description": "The token is not a JWT"});
-                return Act::Refuse(400, Vec::new(), said.to_string());
-            }
-            let (token, seconds) = which(number);
-            Act::Answer(
-                json!({"access_token": token, "expires_in": seconds, "token_type": "Bearer"}).to_string(),
-            )
-        });
-    }
-
-    /// The settings of an identity whose token comes from `source`, with `more` of them.
-    fn settings(&self, source: Value, more: Value) -> Value {
-        let mut settings = json!({
-            "type": "external_account",
-            "audience": AUDIENCE,
-            "subject_token_type": JWT,
-            "token_url": self.tokens.url("/token"),
-            "credential_source": source,
-        });
-        let fields = more.as_object().cloned().unwrap_or_default();
-        settings.as_object_mut().unwrap().extend(fields);
-        settings
-    }
-
-    fn of_file(&self) -> Value {
-        self.settings(json!({"file": self.directory.path().join("subject")}), json!({}))
-    }
-
-    fn store(&self, settings: &Value, variables: &[(&str, &str)]) -> RemoteStore {
-        // Under a new name: what is reached with the same variables is set up once.
-        let file = self.write(&format!("credentials-{}.json", next()), &settings.to_string());
-        let base = self.storage.url("");
-        let all = [("GOOGLE_APPLICATION_CREDENTIALS", &*file), ("GOOGLE_BASE_URL", &*base)];
-        RemoteStore::new(Environment::of(all.iter().chain(variables).copied()), patience())
-    }
-
-    /// Reads through an identity, and checks the bytes.
-    fn reads(&self, settings: &Value, variables: &[(&str, &str)]) {
-        let (store, location) = (self.store(settings, variables), self.location.clone());
-        let (bytes, _) =
-            soon(move || read(store.open(&location).unwrap().as_ref(), 600_000, 2_000_000)).unwrap();
-        assert!(bytes == content(SIZE)[600_000..2_600_000]);
-    }
-
-    /// What opening fails with: denied, and without a secret.
-    fn denied(&self, settings: &Value, variables: &[(&str, &str)]) -> penstock::Error {
-        let (store, location) = (self.store(settings, variables), self.location.clone());
-        let error = soon(move || refused(&store, &location));
-        assert_eq!(error.kind(), ErrorKind::Access, "{error}");
-        assert!(!format!("{error} {error:?}").contains("SENTINEL"), "{error:?}");
-        says(&error, &[&self.location, "a federated identity", "credentials-"]);
-        error
-    }
-}
-
-fn next() -> usize {
-    static NUMBER: AtomicUsize = AtomicUsize::new(0);
-    NUMBER.fetch_add(1, Ordering::SeqCst)
-}
-
-fn bearer(request: &Request) -> &str {
-    request.headers.get("authorization").and_then(|value| value.strip_prefix("Bearer ")).unwrap_or_default()
-}
-
-fn form(request: &Request) -> Vec<(String, String)> {
-    url::form_urlencoded::parse(&request.body).into_owned().collect()
-}
 
 #[test]
 fn a_token_of_a_file_is_exchanged_once_for_many_requests() {

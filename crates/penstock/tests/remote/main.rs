@@ -5,11 +5,13 @@
 #[path = "../servers/mod.rs"]
 mod servers;
 
+mod acting;
 mod answers;
 mod cache;
 mod credentials;
 mod faults;
 mod federation;
+mod google;
 mod hub;
 mod loads;
 mod names;

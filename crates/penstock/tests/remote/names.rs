@@ -105,25 +105,90 @@ fn markers_of_directories_are_no_objects_of_them() {
     }
 }
 
-#[test]
-fn a_key_that_cannot_be_read_is_named_at_once() {
-    let server = Server::start(Source::default());
-    server.script(|_, _| {
-        Act::Answer(
-            "<?xml version=\"1.0\"?><ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>p//lost.bin</Key>\
-             <LastModified>2026-11-21T00:00:00.000Z</LastModified><ETag>\"1\"</ETag><Size>1</Size></Contents>\
-             </ListBucketResult>"
-                .to_owned(),
+/// A page of S3's listing.
+fn page(keys: &[&str], prefixes: &[&str], more: &str) -> Act {
+    let object = |key: &&str| {
+        // What ends in a slash marks a directory.
+        let size = if key.ends_with('/') { 0 } else { 11 };
+        format!(
+            "<Contents><Key>{key}</Key><LastModified>2026-11-21T00:00:00.000Z</LastModified><ETag>\"1\"</ETag>\
+             <Size>{size}</Size></Contents>"
         )
-    });
+    };
+    let prefix = |prefix: &&str| format!("<CommonPrefixes><Prefix>{prefix}</Prefix></CommonPrefixes>");
+    let entries: String = keys.iter().map(object).chain(prefixes.iter().map(prefix)).collect();
+    Act::Answer(format!("<?xml version=\"1.0\"?><ListBucketResult>{more}{entries}</ListBucketResult>"))
+}
+
+fn s3_of(server: &Server) -> RemoteStore {
     let environment = [("AWS_ENDPOINT_URL", server.url("")), ("AWS_SKIP_SIGNATURE", "true".into())];
-    let store = RemoteStore::new(Environment::of(environment), patience());
-    let error = store.list("s3://bucket/p/").unwrap_err();
-    assert_eq!((error.kind(), server.requests()), (ErrorKind::Storage, 1), "{error}");
-    says(&error, &["p//lost.bin", "s3://bucket/p", "empty parts"]);
-    let error = refused(&store, "s3://bucket/p//lost.bin");
-    assert_eq!(error.kind(), ErrorKind::NotFound);
-    says(&error, &["s3://bucket/p//lost.bin", "empty parts"]);
+    RemoteStore::new(Environment::of(environment), patience())
+}
+
+#[test]
+fn keys_that_cannot_be_read_do_not_hide_the_others() {
+    let server = Server::start(Source::default());
+    server.script(|request, _| match request.path.as_str() {
+        path if path.contains("list-type=2") && path.contains("delimiter") => {
+            page(&["p/m.safetensors", "p/a\nb"], &["p//", "p/../", "p/sub/"], "")
+        }
+        path if path.contains("continuation-token") => page(&["p/sub/n.bin", "p/../evil", "p//"], &[], ""),
+        path if path.contains("list-type=2") => {
+            let more = "<IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>";
+            page(&["p//lost.bin", "p/m.safetensors"], &[], more)
+        }
+        _ => answer(&[]),
+    });
+    let store = s3_of(&server);
+    let listed = store.list("s3://bucket/p/").unwrap();
+    let names: Vec<_> = listed.iter().map(|entry| &*entry.location).collect();
+    assert_eq!(names, ["s3://bucket/p/a\nb", "s3://bucket/p/m.safetensors"]);
+    assert_eq!(listed[0].bytes, 11);
+    let found = store.find("s3://bucket/p", false).unwrap();
+    assert_eq!(found.directories, ["", "..", "sub"]);
+    let found = store.find("s3://bucket/p", true).unwrap();
+    let paths: Vec<_> = found.objects.iter().map(|found| &*found.path).collect();
+    assert_eq!(paths, ["../evil", "/lost.bin", "m.safetensors", "sub/n.bin"]);
+    // Who wants one of them is told.
+    for key in ["p//lost.bin", "p/../evil", "p/a\nb", "/p"] {
+        let error = refused(&store, &format!("s3://bucket/{key}"));
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        says(&error, &["keys like this cannot be read"]);
+    }
+}
+
+#[test]
+fn keys_that_cannot_be_read_are_pulled_by_nobody() {
+    let server = Server::start(Source::default());
+    server.script(|request, _| match request.path.as_str() {
+        path if path.contains("list-type=2") => page(&["p//lost", "p/../evil", "p/m.bin", "p/n"], &[], ""),
+        _ => answer(&[]),
+    });
+    let store = s3_of(&server);
+    let directory = tempfile::tempdir().unwrap();
+    let to = directory.path().join("to");
+    let pull = |keep: &dyn Fn(&str) -> bool| {
+        let items = penstock::pull::find(&store, "s3://bucket/p/").unwrap();
+        let items: Vec<_> = items.into_iter().filter(|item| keep(&item.path)).collect();
+        let mut pull = penstock::pull::Pull::start(&store, items, &to, None)?;
+        loop {
+            if let Some(pulled) = pull.wait(std::time::Duration::from_millis(50))? {
+                return Ok::<_, penstock::Error>(pulled);
+            }
+        }
+    };
+    for (only, key) in [("/lost", "p//lost"), ("../evil", "p/../evil")] {
+        let error = pull(&|path| path == only || path == "n").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Access);
+        says(&error, &[&format!("s3://bucket/{key}"), "no path below the destination", "ignore="]);
+    }
+    // Nothing of it was begun, and without them the rest comes.
+    assert!(!to.exists());
+    let pulled = pull(&|path| !path.starts_with(['/', '.'])).unwrap();
+    let files: Vec<_> = pulled.files.iter().map(|file| &*file.path).collect();
+    assert_eq!(files, ["m.bin", "n"]);
+    assert_eq!(std::fs::read(to.join("n")).unwrap(), b"hello world");
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
 }
 
 /// A range as S3 answers it, of an object of eleven bytes.

@@ -51,6 +51,9 @@ mod tests {
         // Without a tag, the query may say which object it is.
         assert_ne!(key("https://h/a?id=1", "", day), key("https://h/a?id=2", "", day));
         assert_eq!(key("https://h/a", "", none), None);
+        // Keys are taken to the letter.
+        assert_ne!(key("s3://b/a?id=1", "", day), key("s3://b/a?id=2", "", day));
+        assert_ne!(key("gs://b/a#1", "", day), key("gs://b/a#2", "", day));
         // An unchanged file of a repository is the same in the next commit.
         let commit = "0123456789012345678901234567890123456789";
         assert_eq!(

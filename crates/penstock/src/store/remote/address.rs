@@ -295,8 +295,8 @@ mod tests {
         for location in [
             "ftp://me:SECRET@host/x?SECRET",
             "https://",
-            "s3:///x?SECRET",
-            "s3://arn:aws:s3:::bucket/x?SECRET",
+            "s3:///x?sig=SECRET",
+            "s3://arn:aws:s3:::bucket/x?X-Amz-Signature=SECRET",
         ] {
             let error = Address::parse(location).err().unwrap();
             assert_eq!(error.kind(), ErrorKind::NotFound);

@@ -9,6 +9,7 @@ use object_store::Error as StoreError;
 use super::address::Provider;
 use super::backend::Backend;
 use super::retry::{GivenUp, Trouble};
+use super::transport::NO_TLS;
 use super::witness::{Refusal, Seen};
 use super::{azure, gcs, hub};
 use crate::error::{Error, ErrorKind};
@@ -53,6 +54,9 @@ const TOO_FAST_STATUS: [u16; 3] = [429, 503, 509];
 /// Codes that say that credentials are of the past, though they did not say so themselves.
 const EXPIRED: [&str; 3] = ["ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"];
 
+/// What `object_store` says of an answer with the whole object to a request for part of it.
+const WHOLE: &str = "Received non-partial response when range requested";
+
 /// Judges a failed request of `backend`. `pinned` says that a version of the object had been seen before.
 pub(super) fn judge(backend: &Backend, error: &StoreError, seen: &Seen, pinned: bool) -> Verdict {
     if let Some(lack) = &seen.credentials {
@@ -69,7 +73,12 @@ pub(super) fn judge(backend: &Backend, error: &StoreError, seen: &Seen, pinned: 
     if let Some((what, in_vain)) = &seen.transport {
         let what = backend.environment.scrub(what);
         if *in_vain {
-            let remedy = "Check the endpoint's certificate; a private authority's goes to AWS_CA_BUNDLE or SSL_CERT_FILE";
+            let remedy = match what.contains(NO_TLS) {
+                true => "Write http:// in the endpoint if it has no TLS, and check the port",
+                false => {
+                    "Check the endpoint's certificate; a private authority's goes to AWS_CA_BUNDLE or SSL_CERT_FILE"
+                }
+            };
             return Verdict::Tell(Error::new(ErrorKind::Storage, what).remedy(remedy));
         }
         return Verdict::Again(Trouble::new(what));
@@ -80,14 +89,9 @@ pub(super) fn judge(backend: &Backend, error: &StoreError, seen: &Seen, pinned: 
     }
     let what = backend.environment.scrub(&innermost.to_string());
     match error {
-        StoreError::NotSupported { .. } => Verdict::Tell(
-            Error::new(ErrorKind::Storage, "the server does not answer requests for part of an object").remedy(
-                match backend.provider {
-                    Provider::Gcs => "If it was uploaded compressed (Content-Encoding: gzip), upload it as it is",
-                    _ => "Serve the files with a server that supports HTTP ranges, such as nginx, or download them first",
-                },
-            ),
-        ),
+        StoreError::NotSupported { .. } => Verdict::Tell(no_ranges(backend.provider)),
+        // Where parts were had before, something in between forgot to ask for one.
+        _ if what == WHOLE && !pinned => Verdict::Tell(no_ranges(backend.provider)),
         StoreError::InvalidPath { .. } => Verdict::Tell(
             Error::new(ErrorKind::Storage, format!("the listing holds a key that cannot be read: {what}")).remedy(
                 "Give the objects themselves, their shard index, or a prefix without such a key; keys with empty parts \
@@ -106,6 +110,13 @@ pub(super) fn judge(backend: &Backend, error: &StoreError, seen: &Seen, pinned: 
         // An answer that makes no sense, such as another range than was asked for: a proxy in between, perhaps.
         _ => Verdict::Again(Trouble::new(format!("an unusable answer ({what})"))),
     }
+}
+
+fn no_ranges(provider: Provider) -> Error {
+    Error::new(ErrorKind::Storage, "the server does not answer requests for part of an object").remedy(match provider {
+        Provider::Gcs => "If it was uploaded compressed (Content-Encoding: gzip), upload it as it is",
+        _ => "Serve the files with a server that supports HTTP ranges, such as nginx, or download them first",
+    })
 }
 
 fn refused(backend: &Backend, refusal: &Refusal, pinned: bool) -> Verdict {

@@ -2,9 +2,10 @@
 //!
 //! Credentials are Google's application default ones: `GOOGLE_APPLICATION_CREDENTIALS`, what `gcloud auth
 //! application-default login` wrote, or the machine's service account; `GOOGLE_SERVICE_ACCOUNT` and
-//! `GOOGLE_SERVICE_ACCOUNT_KEY` come before them. Federated identities among them are `external_account`'s business, the
-//! others `object_store`'s; `CLOUDSDK_CONFIG` says where gcloud keeps its files. `GOOGLE_SKIP_SIGNATURE=true` asks for
-//! public objects without any. `STORAGE_EMULATOR_HOST` leads to an emulator, which wants none either, as in Google's own libraries.
+//! `GOOGLE_SERVICE_ACCOUNT_KEY` come before them. Federated identities, workforce logins and service accounts that are
+//! acted as are `google`'s business, the others `object_store`'s; `CLOUDSDK_CONFIG` says where gcloud keeps its files.
+//! `GOOGLE_SKIP_SIGNATURE=true` asks for public objects without any. `STORAGE_EMULATOR_HOST` leads to an emulator, which
+//! wants none either, as in Google's own libraries.
 
 use std::sync::Arc;
 
@@ -13,10 +14,48 @@ use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use super::address::Address;
 use super::backend::{Made, never_again, refused};
 use super::environment::Environment;
-use super::external_account::{ExternalAccount, well_known};
+use super::google::{self, Account, well_known};
 use super::keys::{Keys, Renewable};
 use super::transport::{ClientKey, Connector};
 use crate::error::Result;
+
+/// Where credentials come from, in the order in which they count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// None are wanted.
+    Nobody,
+    /// A service account's key, in this variable or in the file that it names.
+    Key(&'static str),
+    /// The file that [`google::VARIABLE`] names.
+    File,
+    /// What `gcloud` wrote, or the machine's service account.
+    Default,
+}
+
+impl Origin {
+    fn of(environment: &Environment) -> Self {
+        const KEYS: [&str; 3] =
+            ["GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_SERVICE_ACCOUNT_KEY"];
+        if environment.is_set(&["GOOGLE_SKIP_SIGNATURE"]) {
+            return Self::Nobody;
+        }
+        match KEYS.into_iter().find(|name| environment.get(&[name]).is_some()) {
+            Some(name) => Self::Key(name),
+            None if environment.get(&[google::VARIABLE]).is_some() => Self::File,
+            None => Self::Default,
+        }
+    }
+
+    /// As errors call it.
+    fn shown(self) -> &'static str {
+        match self {
+            Self::Nobody => "none",
+            Self::Key(name) => name,
+            Self::File => google::VARIABLE,
+            Self::Default => "Google's application default credentials",
+        }
+    }
+}
 
 pub(super) fn make(
     address: &Address,
@@ -37,30 +76,23 @@ pub(super) fn make(
         let url = if host.contains("://") { host.to_owned() } else { format!("http://{host}") };
         builder = builder.with_base_url(url.trim_end_matches('/')).with_skip_signature(true);
     }
-    let anonymous = emulator.is_some() || environment.is_set(&["GOOGLE_SKIP_SIGNATURE"]);
-    let credentials = if anonymous {
-        "none"
-    } else if environment.get(&["GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"]).is_some() {
-        "GOOGLE_SERVICE_ACCOUNT"
-    } else if environment.get(&["GOOGLE_SERVICE_ACCOUNT_KEY"]).is_some() {
-        "GOOGLE_SERVICE_ACCOUNT_KEY"
-    } else if environment.get(&["GOOGLE_APPLICATION_CREDENTIALS"]).is_some() {
-        "GOOGLE_APPLICATION_CREDENTIALS"
-    } else {
-        "Google's application default credentials"
+    let origin = match emulator {
+        Some(_) => Origin::Nobody,
+        None => Origin::of(environment),
     };
     // `object_store` looks under the home directory only.
-    let moved = environment.get(&["CLOUDSDK_CONFIG"]).is_some() && credentials.starts_with("Google's");
+    let moved = environment.get(&["CLOUDSDK_CONFIG"]).is_some() && origin == Origin::Default;
     if let Some(path) = well_known(environment).filter(|path| moved && path.is_file()) {
         builder = builder.with_application_credentials(path.to_string_lossy());
     }
-    let service_account = credentials.starts_with("GOOGLE_SERVICE_ACCOUNT");
-    let federated = match anonymous || service_account {
-        true => None,
-        false => ExternalAccount::of(environment, client).map_err(|error| error.object(address.shown()))?,
+    let account = match origin {
+        Origin::File | Origin::Default => {
+            Account::of(environment, client).map_err(|error| error.object(address.shown()))?
+        }
+        Origin::Nobody | Origin::Key(_) => None,
     };
-    let credentials = federated.as_ref().map_or_else(|| credentials.to_owned(), |account| account.origin());
-    let keys = federated.map(|account| Arc::new(Keys::new(account)));
+    let credentials = account.as_ref().map_or_else(|| origin.shown().to_owned(), Account::origin);
+    let keys = account.map(|account| Arc::new(Keys::new(account)));
     if let Some(keys) = &keys {
         builder = builder.with_credentials(Arc::clone(keys) as _);
     }

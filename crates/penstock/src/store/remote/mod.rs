@@ -6,11 +6,12 @@
 //!
 //! * `address`: locations taken apart.
 //! * `backend`: the store behind a bucket, set up by `s3` (with `aws` and `s3_hosts`), `gcs` and `azure` from an [`Environment`].
+//! * `google`: Google's credentials that are got for something else; `keys`: credentials that expire.
 //! * `transport`: the HTTP client; `names`: its addresses; `witness`: what it saw; `runtime`: the process's threads and connections.
 //! * `fetch`: one range, resumed where it stopped; `retry`: when to ask again; `failure`: what errors say.
 //! * `object`: an open object; `pace`: when one of its ranges is slow.
 //! * `course`: what the requests of one load share.
-//! * `listing`: what is under a prefix. `web`: finding a checkpoint on a server that cannot list.
+//! * `listing`: what is under a prefix; `sieve`: keys there that cannot be held. `web`: finding a checkpoint on a server that cannot list.
 //! * `hub`: repositories of the Hugging Face hub.
 //!
 //! Secrets come in with the environment and with locations. They go to the servers they are for, and nowhere else:
@@ -22,10 +23,10 @@ mod azure;
 mod backend;
 mod course;
 mod environment;
-mod external_account;
 mod failure;
 mod fetch;
 mod gcs;
+mod google;
 mod hub;
 mod keys;
 mod listing;
@@ -36,6 +37,7 @@ mod retry;
 mod runtime;
 mod s3;
 mod s3_hosts;
+mod sieve;
 mod transport;
 mod web;
 mod witness;
@@ -130,9 +132,14 @@ impl RemoteStore {
     }
 
     /// A location without secrets, as far as it is needed to tell an object from others with the same tag: on the hub
-    /// not its revision, as an unchanged file is the same object in the next commit.
+    /// not its revision, as an unchanged file is the same object in the next commit. Of a key it is all of it: what is
+    /// there under that name is not there under another, so no part of it is a signature.
     pub(super) fn lasting(location: &str) -> String {
-        Hub::of_any_revision(location).unwrap_or_else(|| super::shown(location).into_owned())
+        match Hub::of_any_revision(location) {
+            Some(of_hub) => of_hub,
+            None if super::is_key(location) => location.to_owned(),
+            None => super::shown(location).into_owned(),
+        }
     }
 
     fn hub<'a>(&'a self, environment: &'a Arc<Environment>) -> Hub<'a> {
@@ -289,11 +296,12 @@ fn open(backend: &Backend, path: &Path, course: &Course) -> Result<(ObjectMeta, 
     }
 }
 
-/// What the object is, without any of its bytes.
+/// What an object without bytes is.
+///
+/// Not asked with HEAD: a URL that is signed for reading is not signed for that, and not everyone who may read may ask.
 fn inspect(backend: &Backend, path: &Path, course: &Course) -> Result<ObjectMeta> {
     let answer = course.run(persist(backend, course, false, &Tally::default(), async || {
-        let options = GetOptions { head: true, ..GetOptions::default() };
-        match backend.store.get_opts(path, options).await {
+        match backend.store.get_opts(path, GetOptions::default()).await {
             Ok(answer) => Ok(named(answer.meta)),
             Err(error) => Err((Fault::Store(error), false)),
         }

@@ -5,7 +5,8 @@
 //! only where that is asked for, with `AWS_SKIP_SIGNATURE=true` or `AWS_NO_SIGN_REQUEST=true`: a missing credential is
 //! an error that says so, not an anonymous request that is denied.
 //!
-//! Buckets of AWS are addressed by host name, others by path, unless `AWS_VIRTUAL_HOSTED_STYLE_REQUEST` says otherwise.
+//! Buckets of AWS are addressed by host name, others by path, unless `AWS_VIRTUAL_HOSTED_STYLE_REQUEST` or the profile's
+//! `addressing_style` (a line of its `s3` settings, as boto3 has them) says otherwise.
 //! Which hosts AWS has is told in `s3_hosts`.
 
 use std::sync::Arc;
@@ -63,7 +64,10 @@ pub(super) fn make(
     let endpoint = endpoint(environment, files.as_ref());
     let express = bucket.ends_with("--x-s3");
     builder = match endpoint {
-        Some(endpoint) => custom(builder, &endpoint, bucket, point.as_ref(), environment)?,
+        Some(endpoint) => {
+            let by_host = by_host(environment, files.as_ref());
+            custom(builder, &endpoint, (bucket, point.as_ref(), by_host), environment)?
+        }
         None if express => builder.with_s3_express(true),
         None => {
             let variant = variant(environment, files.as_ref());
@@ -116,14 +120,27 @@ fn endpoint(environment: &Environment, files: Option<&SdkConfig>) -> Option<Stri
     set.map(str::to_owned).or_else(|| {
         let files = files?;
         // The profile's own section for S3 comes before what it says of all services.
-        let key = ServiceConfigKey::builder()
-            .service_id("S3")
-            .env("AWS_ENDPOINT_URL")
-            .profile("endpoint_url")
-            .build();
-        let of_service = key.ok().and_then(|key| files.service_config()?.load_config(key));
+        let of_service = of_profile(files, "AWS_ENDPOINT_URL", "endpoint_url");
         of_service.or_else(|| files.endpoint_url().map(str::to_owned))
     })
+}
+
+/// What the profile says of S3 under this name.
+fn of_profile(files: &SdkConfig, variable: &str, name: &str) -> Option<String> {
+    let key = ServiceConfigKey::builder().service_id("S3").env(variable).profile(name).build();
+    files.service_config()?.load_config(key.ok()?)
+}
+
+/// Whether buckets of a custom endpoint are parts of its host's name.
+fn by_host(environment: &Environment, files: Option<&SdkConfig>) -> bool {
+    const VARIABLE: &str = "AWS_VIRTUAL_HOSTED_STYLE_REQUEST";
+    if environment.get(&[VARIABLE]).is_some() {
+        return environment.is_set(&[VARIABLE]);
+    }
+    // Settings below `s3 =` are one value of several lines.
+    let settings = files.and_then(|files| of_profile(files, VARIABLE, "s3")).unwrap_or_default();
+    let mut pairs = settings.lines().filter_map(|line| line.split_once('='));
+    pairs.any(|(name, value)| (name.trim(), value.trim()) == ("addressing_style", "virtual"))
 }
 
 /// Which of AWS's endpoints variables or the profile want.
@@ -141,8 +158,7 @@ fn variant(environment: &Environment, files: Option<&SdkConfig>) -> Variant {
 fn custom(
     builder: AmazonS3Builder,
     endpoint: &str,
-    bucket: &str,
-    point: Option<&AccessPoint>,
+    (bucket, point, by_host): (&str, Option<&AccessPoint>, bool),
     environment: &Environment,
 ) -> Result<AmazonS3Builder> {
     let refuse = |cause: &str| {
@@ -155,7 +171,7 @@ fn custom(
     };
     let builder = builder.with_allow_http(url.scheme() == "http");
     // An access point has no path.
-    if point.is_none() && !environment.is_set(&["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"]) {
+    if point.is_none() && !by_host {
         return Ok(builder
             .with_virtual_hosted_style_request(false)
             .with_endpoint(endpoint.trim_end_matches('/')));

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use http::HeaderMap;
+use http::header::{CONTENT_LENGTH, CONTENT_RANGE};
 use http_body_util::BodyExt;
 use object_store::ClientOptions;
 use object_store::client::{
@@ -26,6 +27,7 @@ use rustls::pki_types::pem::PemObject;
 
 use super::retry::Patience;
 use super::runtime::{self, Net};
+use super::sieve::Sieve;
 use super::witness::{MAX_ERROR_BODY, Refusal, Witness};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -36,6 +38,13 @@ const METADATA_HOSTS: [&str; 5] =
 
 /// How long the body of a refusal is waited for.
 const ERROR_BODY: Duration = Duration::from_secs(5);
+
+/// What is said of a server that answers to a TLS greeting with something else.
+pub(super) const NO_TLS: &str = "the server does not speak TLS";
+
+/// What the HTTP client says of proxies that a tunnel is asked of.
+const PROXY_WANTS_A_PASSWORD: &str = "tunnel error: proxy authorization required";
+const PROXY_REFUSES: &str = "tunnel error: unsuccessful";
 
 /// The most that is said of a failure.
 const MAX_WORDS: usize = 200;
@@ -92,11 +101,9 @@ impl ClientKey {
             .referer(false)
             .build()
             .map_err(|error| {
-                Error::new(
-                    ErrorKind::Config,
-                    format!("the HTTP client could not be set up: {}", words(&error)),
-                )
-                .remedy("Check HTTP_PROXY, HTTPS_PROXY and NO_PROXY")
+                let cause = causes(&error).last().map_or_else(|| error.to_string(), ToString::to_string);
+                Error::new(ErrorKind::Config, format!("the HTTP client could not be set up: {cause}"))
+                    .remedy("Check HTTP_PROXY, HTTPS_PROXY and NO_PROXY")
             })
     }
 
@@ -142,6 +149,7 @@ struct Service(ClientKey);
 impl HttpService for Service {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let (parts, body) = request.into_parts();
+        let sieve = Sieve::of(parts.uri.query());
         let host = parts.uri.host().unwrap_or_default().to_owned();
         let client =
             self.0.for_host(&host).client().map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
@@ -157,9 +165,16 @@ impl HttpService for Service {
         }
         let request = request.build().map_err(http_error)?;
         let (status, headers, body) = send(&client, request, &host).await.map_err(http_error)?;
+        let body = match sieve.filter(|_| status.is_success()) {
+            Some(sieve) => sieve.sift(body.bytes().await?).into(),
+            None => body,
+        };
         let mut response = http::Response::new(body);
         *response.status_mut() = status;
-        *response.headers_mut() = headers;
+        *response.headers_mut() = match status {
+            http::StatusCode::PARTIAL_CONTENT => with_length(headers),
+            _ => headers,
+        };
         Ok(response)
     }
 }
@@ -184,14 +199,15 @@ pub(super) async fn send(
     let response = match client.execute(request).await {
         Ok(response) => http::Response::<reqwest::Body>::from(response),
         Err(error) => {
-            note_failure(&error);
+            note_failure(&error, host);
             return Err(error.without_url());
         }
     };
     let (parts, body) = response.into_parts();
     if parts.status.is_success() {
-        let body = body.map_err(|error| {
-            note_failure(&error);
+        let host = host.to_owned();
+        let body = body.map_err(move |error| {
+            note_failure(&error, &host);
             http_error(error.without_url())
         });
         return Ok((parts.status, parts.headers, HttpResponseBody::new(body)));
@@ -213,9 +229,28 @@ pub(super) async fn send(
     Ok((parts.status, parts.headers, text.into()))
 }
 
-fn note_failure(error: &reqwest::Error) {
-    let (words, in_vain) = (words(error), in_vain(error));
+fn note_failure(error: &reqwest::Error, host: &str) {
+    if causes(error).any(|cause| cause.to_string().contains(PROXY_WANTS_A_PASSWORD)) {
+        let refusal = Refusal { status: 407, host: host.to_owned(), ..Refusal::default() };
+        return Witness::note(|seen| seen.refusal = Some(refusal));
+    }
+    let (words, in_vain) = (words(error, host), in_vain(error));
     Witness::note(|seen| seen.transport = Some((words, in_vain)));
+}
+
+/// Tells the length of a part of an object that came without one: in chunks, or until the connection ends. Its range says
+/// it; whether so many bytes come is seen where they are counted.
+fn with_length(mut headers: HeaderMap) -> HeaderMap {
+    let range = headers.get(CONTENT_RANGE).and_then(|range| range.to_str().ok()).unwrap_or_default();
+    let ends = range.strip_prefix("bytes ").and_then(|range| range.split('/').next()?.split_once('-'));
+    let length = ends.and_then(|(start, end)| {
+        let (start, end): (u64, u64) = (start.trim().parse().ok()?, end.trim().parse().ok()?);
+        end.checked_add(1)?.checked_sub(start).filter(|length| *length > 0)
+    });
+    if let Some(length) = length {
+        headers.entry(CONTENT_LENGTH).or_insert_with(|| length.into());
+    }
+    headers
 }
 
 pub(super) fn http_error(error: reqwest::Error) -> HttpError {
@@ -230,23 +265,35 @@ pub(super) fn http_error(error: reqwest::Error) -> HttpError {
 }
 
 /// A failure without an answer, in the words of whoever noticed it first, which name no URL.
-fn words(error: &reqwest::Error) -> String {
+fn words(error: &reqwest::Error, host: &str) -> String {
     let what = match (error.is_timeout(), error.is_connect()) {
-        (true, true) => return "no connection in time".into(),
+        (true, true) => return format!("no connection to {host} in time"),
         (true, false) => return "nothing came in time".into(),
-        (false, true) => "no connection",
-        (false, false) => "the connection was lost",
+        (false, true) => format!("no connection to {host}"),
+        (false, false) => "the connection was lost".into(),
     };
+    if causes(error).any(is_no_tls) {
+        return format!("{what}: {NO_TLS}");
+    }
     match causes(error).last() {
+        Some(cause) if cause.to_string() == PROXY_REFUSES => {
+            format!("{what}: the proxy does not connect to it")
+        }
         // A certificate that is refused is shown in full, as bytes, after what is wrong with it.
         Some(cause) => format!("{what}: {}", cause.to_string().chars().take(MAX_WORDS).collect::<String>()),
-        None => what.into(),
+        None => what,
     }
 }
 
 /// Whether the same would happen again: a certificate that is not trusted stays so.
 fn in_vain(error: &reqwest::Error) -> bool {
     error.is_builder() || causes(error).any(|cause| cause.is::<rustls::Error>())
+}
+
+/// Whether what came in answer to a TLS greeting was something else.
+fn is_no_tls(cause: &(dyn std::error::Error + 'static)) -> bool {
+    let error = cause.downcast_ref::<rustls::Error>();
+    matches!(error, Some(rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType)))
 }
 
 /// What an error was caused by, outermost first.
@@ -259,4 +306,26 @@ fn causes(error: &reqwest::Error) -> impl Iterator<Item = &(dyn std::error::Erro
             None => error.source(),
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_length_of_a_part_is_told_by_its_range() {
+        let length = |range: &str, length: Option<&str>| {
+            let mut headers = HeaderMap::new();
+            headers.insert(CONTENT_RANGE, range.parse().unwrap());
+            headers.extend(length.map(|length| (CONTENT_LENGTH, length.parse().unwrap())));
+            with_length(headers).get(CONTENT_LENGTH).map(|value| value.to_str().unwrap().to_owned())
+        };
+        assert_eq!(length("bytes 5-14/100", None).as_deref(), Some("10"));
+        assert_eq!(length("bytes 5-14/*", None).as_deref(), Some("10"));
+        // What was told stands, and nonsense tells nothing.
+        assert_eq!(length("bytes 5-14/100", Some("7")).as_deref(), Some("7"));
+        for nonsense in ["bytes */100", "bytes 14-5/100", "5-14/100", "bytes 5-18446744073709551616/1", ""] {
+            assert_eq!(length(nonsense, None), None, "{nonsense}");
+        }
+    }
 }

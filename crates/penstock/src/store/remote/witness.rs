@@ -142,20 +142,52 @@ fn code_and_message(body: &[u8]) -> (Option<String>, Option<String>) {
             text(inner).or_else(|| text(&json["error_description"])).or_else(|| text(&json["message"]));
         return (code, message);
     }
-    (element(body, "Code"), element(body, "Message"))
+    let text = |name| element(body, name).map(|text| plain(&text));
+    (text("Code"), text("Message"))
 }
 
 /// The text of an XML element without attributes.
-fn element(body: &[u8], name: &str) -> Option<String> {
+pub(super) fn element(body: &[u8], name: &str) -> Option<String> {
     let text = std::str::from_utf8(body).ok()?;
     let (open, close) = (format!("<{name}>"), format!("</{name}>"));
     let begin = text.find(&open)? + open.len();
     let length = text[begin..].find(&close)?;
-    let inner = &text[begin..begin + length];
-    let entities = [("&lt;", "<"), ("&gt;", ">"), ("&quot;", "\""), ("&apos;", "'"), ("&amp;", "&")];
-    let inner =
-        entities.iter().fold(inner.to_owned(), |text, (entity, meaning)| text.replace(entity, meaning));
-    Some(plain(&inner))
+    Some(unescaped(&text[begin..begin + length]))
+}
+
+/// Text of XML with its references resolved; those that are none stay as they are.
+fn unescaped(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('&') {
+        plain.push_str(&rest[..at]);
+        rest = &rest[at..];
+        let resolved = rest.find(';').and_then(|end| Some((meaning(&rest[1..end])?, end)));
+        let (character, end) = resolved.unwrap_or(('&', 0));
+        plain.push(character);
+        rest = &rest[end + 1..];
+    }
+    plain.push_str(rest);
+    plain
+}
+
+/// What `&name;` stands for.
+fn meaning(name: &str) -> Option<char> {
+    match name {
+        "lt" => Some('<'),
+        "gt" => Some('>'),
+        "quot" => Some('"'),
+        "apos" => Some('\''),
+        "amp" => Some('&'),
+        _ => {
+            let number = name.strip_prefix('#')?;
+            let number = match number.strip_prefix('x') {
+                Some(digits) => u32::from_str_radix(digits, 16),
+                None => number.parse(),
+            };
+            char::from_u32(number.ok()?)
+        }
+    }
 }
 
 /// A server's words on one line, of bounded length, without control characters.
@@ -239,6 +271,17 @@ mod tests {
     fn a_region_cannot_lead_to_another_host() {
         let seen = refusal("<Region>evil.example/</Region>", &[]);
         assert_eq!(seen.region, None);
+    }
+
+    #[test]
+    fn references_in_xml_are_resolved_once() {
+        for (text, plain) in [
+            ("a&amp;lt;b", "a&lt;b"),
+            ("&lt;&gt;&quot;&apos;&#65;&#x42;", "<>\"'AB"),
+            ("a & b; &none; &#xD800; &", "a & b; &none; &#xD800; &"),
+        ] {
+            assert_eq!(element(format!("<K>{text}</K>").as_bytes(), "K").as_deref(), Some(plain));
+        }
     }
 
     #[test]

@@ -13,9 +13,9 @@ use http::header::{HeaderName, HeaderValue};
 use serde::Deserialize;
 use url::Url;
 
-use super::ExternalAccount;
-use super::aws;
-use super::exchange::ask;
+use super::asking::ask;
+use super::federated::Federated;
+use super::{Means, aws};
 use crate::store::remote::witness::Lack;
 
 /// The variable that lets programs be run.
@@ -71,17 +71,17 @@ impl Subject {
     }
 
     /// A token that is valid now.
-    pub(super) async fn token(&self, account: &ExternalAccount) -> Result<String, Lack> {
+    pub(super) async fn token(&self, of: &Federated, means: &Means) -> Result<String, Lack> {
         match self {
             Self::File { path, format } => format.token(&of_file(path)?).map_err(|lack| Lack {
                 remedy: Some("Check what writes the file, and the format of its credential_source".into()),
                 ..lack
             }),
-            Self::Url { url, headers, format } => format.token(&of_url(account, url, headers).await?),
+            Self::Url { url, headers, format } => format.token(&of_url(means, url, headers).await?),
             Self::Executable { command, timeout, output_file } => {
-                of_program(account, command, *timeout, output_file.as_deref()).await
+                of_program(of, means, command, *timeout, output_file.as_deref()).await
             }
-            Self::Aws { url } => aws::token(account, url).await,
+            Self::Aws { url } => aws::token(means, url, &of.audience).await,
         }
     }
 }
@@ -96,11 +96,7 @@ fn of_file(path: &Path) -> Result<Vec<u8>, Lack> {
     std::fs::read(path).map_err(|error| told(format!("{error}"), remedy))
 }
 
-async fn of_url(
-    account: &ExternalAccount,
-    url: &Url,
-    headers: &BTreeMap<String, String>,
-) -> Result<Vec<u8>, Lack> {
+async fn of_url(means: &Means, url: &Url, headers: &BTreeMap<String, String>) -> Result<Vec<u8>, Lack> {
     let mut request = reqwest::Request::new(http::Method::GET, url.clone());
     for (name, value) in headers {
         let name = HeaderName::try_from(name).ok();
@@ -110,7 +106,7 @@ async fn of_url(
         };
         request.headers_mut().insert(name, value);
     }
-    ask(&account.client, request, "the server of the token").await.map_err(|lack| Lack {
+    ask(&means.client, request, "the server of the token").await.map_err(|lack| Lack {
         remedy: Some("Check the url and the headers of the credential_source, and the server there".into()),
         ..lack
     })
@@ -155,12 +151,13 @@ impl Response {
 
 /// Has a program make a token, or takes what it left in its file the last time.
 async fn of_program(
-    account: &ExternalAccount,
+    of: &Federated,
+    means: &Means,
     command: &str,
     timeout: Duration,
     output_file: Option<&Path>,
 ) -> Result<String, Lack> {
-    if !account.environment.is_set(&[ALLOW]) {
+    if !means.environment.is_set(&[ALLOW]) {
         return Err(Lack {
             remedy: Some(format!("Look at what the file of credentials would run, then set {ALLOW}=1")),
             ..Lack::new("programs may not be run for tokens unless that is allowed")
@@ -177,14 +174,13 @@ async fn of_program(
     {
         return left.token().map_err(told);
     }
-    let settings = &account.settings;
     let mut words = command.split_whitespace();
     let Some(program) = words.next() else { return Err(told(Lack::new("no program is named"))) };
     let mut command = tokio::process::Command::new(program);
     command
         .args(words)
-        .env("GOOGLE_EXTERNAL_ACCOUNT_AUDIENCE", &settings.audience)
-        .env("GOOGLE_EXTERNAL_ACCOUNT_TOKEN_TYPE", &settings.token_type)
+        .env("GOOGLE_EXTERNAL_ACCOUNT_AUDIENCE", &of.audience)
+        .env("GOOGLE_EXTERNAL_ACCOUNT_TOKEN_TYPE", &of.token_type)
         .env("GOOGLE_EXTERNAL_ACCOUNT_INTERACTIVE", "0")
         .stdin(Stdio::null())
         .stderr(Stdio::null())
@@ -192,7 +188,7 @@ async fn of_program(
     if let Some(path) = output_file {
         command.env("GOOGLE_EXTERNAL_ACCOUNT_OUTPUT_FILE", path);
     }
-    if let Some(account) = settings.impersonated.as_ref().and_then(|impersonated| impersonated.account()) {
+    if let Some(account) = &of.account {
         command.env("GOOGLE_EXTERNAL_ACCOUNT_IMPERSONATED_EMAIL", account);
     }
     let output = match tokio::time::timeout(timeout, command.output()).await {

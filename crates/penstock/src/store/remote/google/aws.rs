@@ -14,7 +14,7 @@ use serde_json::json;
 use url::Url;
 use url::form_urlencoded::byte_serialize;
 
-use super::ExternalAccount;
+use super::Means;
 use crate::store::remote::aws::{DEFAULT_REGION, explain, load};
 use crate::store::remote::s3::own_keys;
 use crate::store::remote::witness::Lack;
@@ -23,12 +23,12 @@ use crate::store::remote::witness::Lack;
 const TARGET: &str = "x-goog-cloud-target-resource";
 
 /// A signed `GetCallerIdentity`, written as Google wants it. `url` may hold `{region}`.
-pub(super) async fn token(account: &ExternalAccount, url: &str) -> Result<String, Lack> {
-    let environment = &account.environment;
+pub(super) async fn token(means: &Means, url: &str, audience: &str) -> Result<String, Lack> {
+    let environment = &means.environment;
     let (credentials, region) = match own_keys(environment) {
         Some(credentials) => (credentials, None),
         None if environment.is_of_process() => {
-            let files = load(&account.client).await;
+            let files = load(&means.client).await;
             let provider = files.credentials_provider();
             let provider = provider.ok_or_else(|| lacking("no AWS credentials were found".into()))?;
             let found = provider.provide_credentials().await;
@@ -39,7 +39,7 @@ pub(super) async fn token(account: &ExternalAccount, url: &str) -> Result<String
     };
     let set = environment.get(&["AWS_REGION", "AWS_DEFAULT_REGION"]).map(str::to_owned);
     let region = set.or(region).unwrap_or_else(|| DEFAULT_REGION.to_owned());
-    signed(credentials, &region, &url.replace("{region}", &region), &account.settings.audience)
+    signed(credentials, &region, &url.replace("{region}", &region), audience)
 }
 
 fn lacking(why: String) -> Lack {

@@ -1,0 +1,184 @@
+//! Keys that `object_store` cannot hold, taken out of listings before it sees them.
+//!
+//! It refuses keys with empty parts, `.`, `..` or control characters, and with one of them the whole listing; and of a
+//! key that begins with a slash it makes another one. A single such object, which any upload with a slash too many makes,
+//! must not hide thousands of others. So whoever lists does it under [`Sieve::watch`]: the transport shows the sieve
+//! every page, which passes on what can be held and keeps the rest by name.
+//!
+//! Pages are XML, and S3's, Google's and Azure's differ in what elements are called. They are cut at those elements, not
+//! parsed: markup cannot be part of a key, and what is left goes through `object_store`'s parser as ever.
+
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use object_store::path::Path;
+
+use super::witness::element;
+
+/// Elements of a page that stand for an object or for a prefix, and the one in them that names it.
+const ENTRIES: [(&str, &str, Kind); 4] = [
+    ("Contents", "Key", Kind::Object),
+    ("CommonPrefixes", "Prefix", Kind::Prefix),
+    ("Blob", "Name", Kind::Object),
+    ("BlobPrefix", "Name", Kind::Prefix),
+];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Object,
+    Prefix,
+}
+
+/// What was taken out.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Odd {
+    /// Keys and sizes.
+    pub(super) objects: Vec<(String, u64)>,
+    /// What has objects below it, with a slash at its end.
+    pub(super) prefixes: Vec<String>,
+}
+
+tokio::task_local! {
+    static SIEVE: Sieve;
+}
+
+/// See the module.
+#[derive(Clone, Default)]
+pub(super) struct Sieve(Arc<Mutex<Odd>>);
+
+impl Sieve {
+    /// Runs `work`, whose listings go through a sieve; returns what that kept.
+    pub(super) async fn watch<T>(work: impl Future<Output = T>) -> (T, Odd) {
+        let sieve = Self::default();
+        let done = SIEVE.scope(sieve.clone(), work).await;
+        let odd = std::mem::take(&mut *sieve.0.lock().unwrap_or_else(PoisonError::into_inner));
+        (done, odd)
+    }
+
+    /// The sieve that an answer to this query goes through: none, unless it is a page of a listing that someone watches.
+    pub(super) fn of(query: Option<&str>) -> Option<Self> {
+        let is_page = |query: &str| query.split('&').any(|part| part == "list-type=2" || part == "comp=list");
+        SIEVE.try_with(Self::clone).ok().filter(|_| query.is_some_and(is_page))
+    }
+
+    /// The page without what cannot be held.
+    pub(super) fn sift(&self, page: Bytes) -> Bytes {
+        let Ok(text) = std::str::from_utf8(&page) else { return page };
+        let mut odd = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sifted = String::new();
+        let (mut at, mut kept) = (0, 0);
+        while let Some((begin, end, name, kind)) = next(text, at) {
+            at = end;
+            let entry = &text[begin..end];
+            let Some(key) = element(entry.as_bytes(), name).filter(|key| !can_be_held(key)) else { continue };
+            sifted.push_str(&text[kept..begin]);
+            kept = end;
+            let size = || ["Size", "Content-Length"].iter().find_map(|size| element(entry.as_bytes(), size));
+            match kind {
+                Kind::Object => {
+                    let size = size().and_then(|size| size.parse().ok()).unwrap_or_default();
+                    odd.objects.push((key, size));
+                }
+                Kind::Prefix => odd.prefixes.push(key),
+            }
+        }
+        if kept == 0 {
+            return page;
+        }
+        sifted.push_str(&text[kept..]);
+        sifted.into()
+    }
+}
+
+/// The next entry from `at` on: where it begins and ends, which element names it, and what it is.
+fn next(text: &str, at: usize) -> Option<(usize, usize, &'static str, Kind)> {
+    let mut from = at;
+    loop {
+        let begin = from + text[from..].find('<')?;
+        let tag = &text[begin + 1..];
+        let found = ENTRIES
+            .iter()
+            .find(|(entry, ..)| tag.strip_prefix(entry).is_some_and(|rest| rest.starts_with('>')));
+        if let Some((entry, name, kind)) = found {
+            let close = format!("</{entry}>");
+            let end = begin + text[begin..].find(&close)? + close.len();
+            return Some((begin, end, name, *kind));
+        }
+        from = begin + 1;
+    }
+}
+
+/// Whether `object_store` makes of a key what it is. A slash at the end is that of a directory's marker.
+fn can_be_held(key: &str) -> bool {
+    Path::parse(key).is_ok_and(|path| path.as_ref() == key.strip_suffix('/').unwrap_or(key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sifted(page: &str) -> (String, Odd) {
+        let sieve = Sieve::default();
+        let left = sieve.sift(Bytes::from(page.to_owned()));
+        let odd = std::mem::take(&mut *sieve.0.lock().unwrap());
+        (String::from_utf8(left.to_vec()).unwrap(), odd)
+    }
+
+    #[test]
+    fn keys_that_cannot_be_held_are_kept_by_name_and_the_rest_passes() {
+        let s3 = |key: &str| format!("<Contents><Key>{key}</Key><Size>7</Size></Contents>");
+        let odd = ["p//x", "/p/x", "p/../x", "p/./x", "p/&#10;x", "p&#x2F;/&lt;x&amp;y&gt;"];
+        let plain = ["p/x", "p/x/", "p/&lt;Contents&gt;", "p/a b", "p/..."];
+        let prefixes = "<CommonPrefixes><Prefix>p//</Prefix></CommonPrefixes>\
+                        <CommonPrefixes><Prefix>p/q/</Prefix></CommonPrefixes>";
+        let head = "<?xml version=\"1.0\"?>\n<ListBucketResult><Prefix>p//</Prefix>";
+        let page =
+            format!("{head}{}{}{prefixes}</ListBucketResult>", odd.map(s3).concat(), plain.map(s3).concat());
+        let (left, kept) = sifted(&page);
+        let of_q = "<CommonPrefixes><Prefix>p/q/</Prefix></CommonPrefixes>";
+        assert_eq!(left, format!("{head}{}{of_q}</ListBucketResult>", plain.map(s3).concat()));
+        let names = ["p//x", "/p/x", "p/../x", "p/./x", "p/\nx", "p//<x&y>"];
+        assert_eq!(kept.objects, names.map(|name| (name.to_owned(), 7)));
+        assert_eq!(kept.prefixes, ["p//"]);
+    }
+
+    #[test]
+    fn azures_pages_are_sifted_too() {
+        let blob = |name: &str| {
+            format!(
+                "<Blob><Name>{name}</Name><Properties><Content-Length>9</Content-Length></Properties></Blob>"
+            )
+        };
+        let prefix = |name: &str| format!("<BlobPrefix><Name>{name}</Name></BlobPrefix>");
+        let page = |entries: &[String]| format!("\u{feff}<Blobs>{}</Blobs>", entries.concat());
+        let (left, odd) = sifted(&page(&[blob("a//b"), blob("a/b"), prefix("a//"), prefix("a/c/")]));
+        assert_eq!(left, page(&[blob("a/b"), prefix("a/c/")]));
+        assert_eq!((odd.objects, odd.prefixes), (vec![("a//b".to_owned(), 9)], vec!["a//".to_owned()]));
+    }
+
+    #[test]
+    fn what_is_no_page_is_left_alone() {
+        for text in
+            ["", "<", "<Contents>", "<Contents><Key>a//b</Key>", "<Contents></Contents>", "{}", "ü<Blob"]
+        {
+            assert_eq!(sifted(text), (text.to_owned(), Odd::default()));
+        }
+        assert!(Sieve::of(Some("list-type=2")).is_none(), "nobody watches");
+    }
+
+    #[test]
+    fn only_pages_of_listings_go_through_it() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let (found, _) = runtime.block_on(Sieve::watch(async {
+            [
+                Some("prefix=a%2F&list-type=2"),
+                Some("restype=container&comp=list"),
+                Some("x=list-type=2"),
+                None,
+            ]
+            .map(|query| Sieve::of(query).is_some())
+        }));
+        assert_eq!(found, [true, true, false, false]);
+    }
+}

@@ -1,0 +1,311 @@
+"""Answers that are odd but usable, and answers, certificates and names that are not: what servers and proxies do."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock
+from conftest import Raw, assert_bits, shard
+from services import Write, bare
+
+_META = 'ETag: "1"\r\nLast-Modified: Sat, 21 Nov 2026 00:00:00 GMT\r\n'
+
+Part = Callable[[bytes, int, int], Iterator[bytes]]
+"""What answers to a request for a part of the bytes."""
+
+
+def _head(status: str, *headers: str) -> bytes:
+    return (f"{status}\r\n{_META}" + "".join(f"{header}\r\n" for header in headers) + "\r\n").encode()
+
+
+def _range(body: bytes, start: int, end: int) -> str:
+    return f"Content-Range: bytes {start}-{end}/{len(body)}"
+
+
+def plain(body: bytes, start: int, end: int) -> Iterator[bytes]:
+    yield _head("HTTP/1.1 206 P", _range(body, start, end), f"Content-Length: {end + 1 - start}", "Connection: close")
+    yield body[start : end + 1]
+
+
+def until_the_end(body: bytes, start: int, end: int) -> Iterator[bytes]:
+    yield _head("HTTP/1.0 206 P", _range(body, start, end))
+    yield body[start : end + 1]
+
+
+def in_chunks(body: bytes, start: int, end: int) -> Iterator[bytes]:
+    yield _head("HTTP/1.1 206 P", _range(body, start, end), "Transfer-Encoding: chunked", "Connection: close")
+    for at in range(start, end + 1, 100_000):
+        piece = body[at : min(at + 100_000, end + 1)]
+        yield b"%x\r\n%s\r\n" % (len(piece), piece)
+    yield b"0\r\n\r\n"
+
+
+def whole(body: bytes, *_: int) -> Iterator[bytes]:
+    yield _head("HTTP/1.1 200 O", f"Content-Length: {len(body)}", "Connection: close")
+    yield body
+
+
+def in_several_parts(body: bytes, start: int, end: int) -> Iterator[bytes]:
+    inner = f"--X\r\nContent-Type: a/b\r\n{_range(body, start, end)}\r\n\r\n".encode()
+    text = inner + body[start : end + 1] + b"\r\n--X--\r\n"
+    kind = "Content-Type: multipart/byteranges; boundary=X"
+    yield _head("HTTP/1.1 206 P", kind, f"Content-Length: {len(text)}", "Connection: close")
+    yield text
+
+
+def cut(answer: Part, after: int) -> Part:
+    """The answer, but for its end."""
+
+    def shorter(body: bytes, start: int, end: int) -> Iterator[bytes]:
+        left = after
+        for number, piece in enumerate(answer(body, start, end)):
+            yield piece if number == 0 else piece[:left]
+            left -= 0 if number == 0 else len(piece)
+            if left <= 0:
+                return
+
+    return shorter
+
+
+def server_of(body: bytes, *answers: Part) -> Write:
+    """Answers to requests one after the other, the last to all that follow."""
+    left = list(answers)
+
+    def write(head: str) -> Iterator[bytes]:
+        asked = re.search(r"(?i)^range: bytes=(\d+)-(\d+)", head, re.MULTILINE)
+        assert asked
+        start, end = int(asked[1]), min(int(asked[2]), len(body) - 1)
+        return (left.pop(0) if len(left) > 1 else left[0])(body, start, end)
+
+    return write
+
+
+@pytest.fixture(params=["web", "s3"])
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """The location of an object on a server of that address."""
+    for name in os.environ:
+        if name.startswith("AWS_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+
+    def location(address: str) -> str:
+        if request.param == "web":
+            return f"http://{address}/m.safetensors"
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{address}")
+        monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+        return "s3://bucket/m.safetensors"
+
+    return location
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """An object of S3 at an endpoint, with keys, and with these variables."""
+    for name in os.environ:
+        if name.startswith("AWS_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+
+    def location(endpoint: str, **variables: str) -> str:
+        keys = {"AWS_ACCESS_KEY_ID": "sentinel-access", "AWS_SECRET_ACCESS_KEY": "SENTINEL-secret-key"}
+        for name, value in {"AWS_ENDPOINT_URL": endpoint, **keys, **variables}.items():
+            monkeypatch.setenv(name, value)
+        return "s3://bucket/m.safetensors"
+
+    return location
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> tuple[bytes, dict[str, Raw]]:
+    return shard(tmp_path, 0)
+
+
+@pytest.mark.parametrize("answer", [until_the_end, in_chunks])
+def test_parts_without_a_length_are_counted(
+    answer: Part, where: Callable[[str], str], held: tuple[bytes, dict[str, Raw]]
+) -> None:
+    body, tensors = held
+    with bare(server_of(body, answer)) as (address, _):
+        assert_bits(penstock.open(where(address)).load(framework="np"), tensors)
+    # What ends early is asked for from there on: of the first request of the load, the second brings the rest.
+    with bare(server_of(body, answer, cut(answer, 50_000), answer)) as (address, asked):
+        assert_bits(penstock.open(where(address)).load(framework="np"), tensors)
+    starts = [int(found[1]) for head in asked if (found := re.search(r"(?i)range: bytes=(\d+)-", head))]
+    assert any(start % 4096 for start in starts), starts
+
+
+def test_the_whole_object_instead_of_a_part_is_told_at_once(
+    where: Callable[[str], str], held: tuple[bytes, dict[str, Raw]]
+) -> None:
+    body, _ = held
+    with bare(server_of(body, whole)) as (address, asked):
+        with pytest.raises(penstock.StorageError, match="does not answer requests for part") as raised:
+            penstock.open(where(address))
+        assert "HTTP ranges" in (raised.value.remedy or "")
+        assert len(asked) == 1
+
+
+def test_something_between_that_forgets_the_range_once_is_asked_again(
+    s3: Callable[..., str], held: tuple[bytes, dict[str, Raw]]
+) -> None:
+    body, tensors = held
+    with bare(server_of(body, plain, whole, plain)) as (address, _):
+        assert_bits(penstock.open(s3(f"http://{address}")).load(framework="np"), tensors)
+
+
+def test_an_answer_in_several_parts_is_not_taken_for_the_object(
+    where: Callable[[str], str], held: tuple[bytes, dict[str, Raw]]
+) -> None:
+    body, tensors = held
+    with (
+        bare(server_of(body, in_several_parts)) as (address, _),
+        pytest.raises(penstock.StorageError, match=r"an unusable answer.*Content-Range"),
+    ):
+        penstock.open(where(address))
+    with bare(server_of(body, plain, in_several_parts, plain)) as (address, _):
+        assert_bits(penstock.open(where(address)).load(framework="np"), tensors)
+
+
+def test_a_password_does_not_follow_to_another_host(s3: Callable[..., str], held: tuple[bytes, dict[str, Raw]]) -> None:
+    body, tensors = held
+    with bare(server_of(body, plain)) as (far, asked):
+
+        def send_there(_: str) -> list[bytes]:
+            there = f"Location: http://{far.replace('127.0.0.1', 'localhost')}/m.safetensors"
+            return [_head("HTTP/1.1 302 F", there, "Content-Length: 0", "Connection: close")]
+
+        with bare(send_there) as (near, first):
+            ckpt = penstock.open(f"http://me:SENTINEL-password@{near}/m.safetensors")
+            assert_bits(ckpt.load(framework="np"), tensors)
+            assert all("authorization: Basic" in head for head in first)
+            assert asked
+            assert not [head for head in asked if "authorization" in head.lower()]
+            # What is signed is for one host, and goes nowhere else.
+            asked.clear()
+            with pytest.raises(penstock.StorageError, match="HTTP 302") as raised:
+                penstock.open(s3(f"http://{near}"))
+            assert "sends elsewhere" in (raised.value.remedy or "")
+            assert not asked
+
+
+def test_an_empty_object_needs_no_more_than_reading(where: Callable[[str], str], tmp_path: Path) -> None:
+    def write(head: str) -> list[bytes]:
+        if not head.startswith("GET"):
+            return [_head("HTTP/1.1 403 F", "Content-Length: 0", "Connection: close")]
+        if "list-type" in head:
+            return [_head("HTTP/1.1 200 O", "Content-Length: 21", "Connection: close"), b"<ListBucketResult/>\r\n"]
+        if "range:" in head.lower():
+            return [_head("HTTP/1.1 416 R", "Content-Range: bytes */0", "Content-Length: 0", "Connection: close")]
+        return [_head("HTTP/1.1 200 O", "Content-Length: 0", "Connection: close")]
+
+    with bare(write) as (address, _):
+        pulled = penstock.pull(where(address), tmp_path / "to")
+        assert (tmp_path / "to" / "m.safetensors").read_bytes() == b""
+        assert pulled.nbytes == 0
+
+
+def test_a_host_that_nobody_knows_is_named(s3: Callable[..., str]) -> None:
+    with pytest.raises(penstock.StorageError, match=r"no connection to no-such-host\.invalid: ") as raised:
+        penstock.open(s3("http://no-such-host.invalid:9000"))
+    assert "Check the endpoint" in (raised.value.remedy or "")
+
+
+def test_a_clock_that_is_wrong_is_told(s3: Callable[..., str]) -> None:
+    said = "<Error><Code>RequestTimeTooSkewed</Code><Message>The difference is too large.</Message></Error>"
+    answer = [_head("HTTP/1.1 403 F", f"Content-Length: {len(said)}", "Connection: close"), said.encode()]
+    with bare(lambda _: answer) as (address, asked):
+        with pytest.raises(penstock.ObjectAccessError, match="RequestTimeTooSkewed") as raised:
+            penstock.open(s3(f"http://{address}"))
+        assert raised.value.remedy == "Set this machine's clock"
+        assert len(asked) == 1
+
+
+def certificate(directory: Path, names: str, days: tuple[str, str]) -> tuple[ssl.SSLContext, str]:
+    """A certificate for these names, good between these days, and a server's settings with it."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl, which makes the certificate, is not installed")
+    key, request, cert, config = (directory / name for name in ("key.pem", "request.pem", "cert.pem", "ca.cnf"))
+    config.write_text(
+        f"[ca]\ndefault_ca=own\n[own]\nnew_certs_dir={directory}\ndatabase={directory}/index\nserial={directory}/serial\n"
+        f"default_md=sha256\npolicy=any\nunique_subject=no\n[any]\ncommonName=optional\n"
+        f"[server]\nsubjectAltName={names}\nbasicConstraints=critical,CA:FALSE\n"
+    )
+    (directory / "index").write_text("")
+    (directory / "serial").write_text("01")
+    made = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key, "-out", request]
+    signed = ["-selfsign", "-batch", "-notext", "-keyfile", key, "-in", request, "-out", cert, "-extensions", "server"]
+    period = ["-startdate", f"{days[0]}Z", "-enddate", f"{days[1]}Z"]
+    for command in (
+        ["openssl", "req", "-new", *made, "-subj", "/CN=test"],
+        ["openssl", "ca", "-config", config, *signed, *period],
+    ):
+        subprocess.run(command, check=True, capture_output=True)
+    settings = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    settings.load_cert_chain(cert, key)
+    return settings, str(cert)
+
+
+@pytest.mark.parametrize(
+    ("names", "days", "told"),
+    [
+        ("DNS:elsewhere.example", ("20200101000000", "20991231235959"), r'not valid for name "127\.0\.0\.1"'),
+        ("IP:127.0.0.1", ("20200101000000", "20200102000000"), "certificate expired"),
+        ("IP:127.0.0.1", ("20980101000000", "20990102000000"), "not valid yet"),
+    ],
+)
+def test_what_is_wrong_with_a_certificate_is_told_at_once(
+    names: str, days: tuple[str, str], told: str, s3: Callable[..., str], tmp_path: Path
+) -> None:
+    settings, cert = certificate(tmp_path, names, days)
+    with bare(lambda _: [], settings) as (address, _):
+        location = s3(f"https://{address}", AWS_CA_BUNDLE=cert)
+        with pytest.raises(penstock.StorageError, match=told) as raised:
+            penstock.open(location)
+        assert "times" not in str(raised.value)
+        assert "Check the endpoint's certificate" in (raised.value.remedy or "")
+
+
+def test_an_endpoint_without_tls_is_told_at_once(s3: Callable[..., str]) -> None:
+    with bare(lambda _: [_head("HTTP/1.1 400 B", "Content-Length: 0", "Connection: close")]) as (address, asked):
+        with pytest.raises(
+            penstock.StorageError, match=r"no connection to 127\.0\.0\.1: the server does not speak TLS"
+        ) as e:
+            penstock.open(s3(f"https://{address}"))
+        assert "http://" in (e.value.remedy or "")
+        assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "told", "remedy"),
+    [
+        ("407 P", "HTTP 407", "The proxy wants to know who asks"),
+        (
+            "403 Forbidden by policy",
+            "no connection to storage.example: the proxy does not connect to it",
+            "HTTPS_PROXY",
+        ),
+    ],
+)
+def test_a_proxy_that_makes_no_tunnel_is_told(status: str, told: str, remedy: str, s3: Callable[..., str]) -> None:
+    answer = [f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode()]
+    code = (
+        "import penstock, sys\ntry:\n    penstock.open(sys.argv[1])\n"
+        "except penstock.PenstockError as error:\n    print(type(error).__name__, error)"
+    )
+    with bare(lambda _: answer) as (address, asked):
+        location = s3("https://storage.example", HTTPS_PROXY=f"http://user:SENTINEL-password@{address}")
+        # In a process of its own: proxies are looked up once.
+        command = [sys.executable, "-c", code, location]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+        assert asked[0].startswith("CONNECT storage.example:443 ")
+    assert told in said
+    assert remedy in said
+    assert "SENTINEL" not in said
+    assert said.startswith("ObjectAccessError" if status.startswith("407") else "StorageError")
