@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from penstock._native import Config
-from penstock.errors import DestinationError
+from penstock.errors import ConfigError, DestinationError
 from penstock.progress import ProgressOption
 from penstock.state import IncompatibleKeys, report, state_of
 
@@ -105,9 +105,19 @@ def load_model(
         TensorNotFoundError: with ``strict``, for missing or unexpected keys, which it lists as torch does.
         DestinationError: where a shape differs, or a buffer was built on the meta device and is in no checkpoint;
             nothing has been read then.
+        ConfigError: for a module in the place of ``build``, which is what safetensors' function of this name takes.
     """
+    import torch
+
     from penstock.checkpoint import Checkpoint, open
     from penstock.frameworks.torch import Torch
+
+    if isinstance(build, torch.nn.Module):
+        remedy = "To fill a module that exists: penstock.open(path).load_into(module)"
+        raise ConfigError(
+            f"load_model takes a function that builds the module, not a {type(build).__name__} that is built. {remedy}",
+            remedy=remedy,
+        )
 
     checkpoint = path if isinstance(path, Checkpoint) else open(path, config=config)
     where = Torch().device(device)
