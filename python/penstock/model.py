@@ -64,7 +64,7 @@ def _registering(register: Any) -> Any:
     def register_on_meta(module: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
         register(module, name, param)
         registered = module._parameters.get(name)
-        if getattr(_here, "depth", 0) and registered is not None and registered.device.type != "meta":
+        if getattr(_here, "depth", 0) and registered is not None and not _has_no_memory(registered):
             meta = torch.nn.Parameter(registered.detach().to("meta"), requires_grad=registered.requires_grad)
             # Some libraries subclass Parameter or hang attributes on it.
             if type(registered) is not torch.nn.Parameter:
@@ -73,6 +73,12 @@ def _registering(register: Any) -> Any:
             module._parameters[name] = meta
 
     return register_on_meta
+
+
+def _has_no_memory(parameter: torch.nn.Parameter) -> bool:
+    import torch
+
+    return torch.nn.parameter.is_lazy(parameter) or parameter.device.type == "meta"
 
 
 def load_model(
