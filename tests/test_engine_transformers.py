@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import penstock
-from conftest import Remains
+from conftest import Remains, python_threads
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -178,13 +178,13 @@ def test_parameters_are_the_memory_that_was_read_into(tmp_path: Path, monkeypatc
 @pytest.fixture
 def _nothing_remains_in_the_end() -> Any:
     """As ``nothing_remains``, but transformers does not wait for its threads, so they are waited for here."""
-    before, threads = Remains.now(), threading.active_count()
+    before, threads = Remains.now(), python_threads()
     yield
     for _ in range(200):
-        if threading.active_count() <= threads:
+        if python_threads() <= threads:
             break
         time.sleep(0.05)
-    assert threading.active_count() <= threads
+    assert python_threads() <= threads
     assert Remains.now() == before
 
 
