@@ -1,6 +1,8 @@
 """The drop-in for safetensors: the same calls, the same results."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,10 +21,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "x.safetensors"
 
 
-def test_load_file_gives_what_safetensors_gives(path: Path) -> None:
-    theirs, ours = safetensors.torch.load_file(path), penstock.load_file(path)
+def assert_equal(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     assert theirs.keys() == ours.keys()
     assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
+
+
+def test_load_file_gives_what_safetensors_gives(path: Path) -> None:
+    assert_equal(penstock.load_file(path), safetensors.torch.load_file(path))
 
 
 @pytest.mark.parametrize("framework", ["pt", "np"])
@@ -64,10 +69,64 @@ def test_unknown_names_suggest_the_closest(path: Path) -> None:
     assert str(path) in str(raised.value)
 
 
-def test_malformed_files_raise_the_error_people_know(tmp_path: Path) -> None:
+def test_what_safetensors_refuses_has_the_name_people_know(tmp_path: Path, path: Path) -> None:
     (tmp_path / "bad.safetensors").write_bytes(b"12345678")
     with pytest.raises(penstock.SafetensorError):
         penstock.load_file(tmp_path / "bad.safetensors")
+    with pytest.raises(penstock.SafetensorError):
+        penstock.safe_open(path, "caffe")
+    with penstock.safe_open(path, "np") as file:
+        for act in (
+            lambda: file.get_tensor("absent"),
+            lambda: file.get_slice("b")[:, -7],
+            lambda: file.get_slice("b")[[0, 1]],  # safetensors' own refuses lists for numpy, too
+        ):
+            with pytest.raises(penstock.SafetensorError):
+                act()
+    with pytest.raises(penstock.SafetensorError, match="closed"):
+        file.keys()
+    with pytest.raises(FileNotFoundError) as raised:
+        penstock.safe_open(tmp_path / "absent", "pt")
+    assert not isinstance(raised.value, penstock.SafetensorError)
+
+
+@pytest.mark.parametrize("patched", [False, True])
+@pytest.mark.parametrize(
+    "selection",
+    [
+        *([2, 0], [], None, True, (slice(1, 3), None), ([0, 1], [5, 2]), (..., [3])),
+        *(torch.tensor([1]), torch.tensor(1), torch.arange(8) > 4),
+    ],
+    ids=str,
+)
+def test_slices_take_what_torch_takes(path: Path, selection: object, patched: bool) -> None:
+    with safetensors.safe_open(path, "pt") as theirs:
+        expected = theirs.get_slice("b")[selection]
+    with penstock.patch_safetensors() if patched else nullcontext():
+        opened = safetensors.safe_open if patched else penstock.safe_open
+        with opened(path, "pt") as file:
+            part = file.get_slice("b")[selection]
+    assert part.is_contiguous()
+    assert torch.equal(part, expected)
+    assert part.shape == expected.shape
+
+
+def test_slices_of_a_file_that_is_left_still_read_and_rows_come_one_by_one(path: Path) -> None:
+    with penstock.safe_open(path, "pt") as file:
+        part, whole = file.get_slice("b"), file.get_tensor("b")
+    assert torch.equal(torch.stack(list(part)), whole)
+    for wrong in (1.5, torch.ones(3, dtype=torch.bool)):
+        with pytest.raises(penstock.SelectionError, match="'b'"):
+            part[wrong]
+
+
+def test_the_backend_is_for_penstock_to_find(path: Path) -> None:
+    assert_equal(penstock.load_file(path, backend="pread"), safetensors.torch.load_file(path))
+
+
+def test_a_module_in_the_place_of_what_builds_one_is_told_where_to_go(path: Path) -> None:
+    with pytest.raises(penstock.ConfigError, match=r"not a Linear that is built.*load_into\(module\)"):
+        penstock.load_model(torch.nn.Linear(2, 2), path)
 
 
 def test_unknown_frameworks_list_the_known_ones(path: Path) -> None:

@@ -17,12 +17,13 @@ torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
+from penstock.engines import arguments
 from penstock.engines import diffusers as engine
 from penstock.engines.diffusers import from_pretrained, from_single_file, load_lora_weights
 from tiny_models import QUIET, assert_same_model, bits, randomise
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)
-DTYPE = engine._dtype_keyword()
+DTYPE = arguments.dtype_keyword()
 
 
 def unet() -> Any:
@@ -170,6 +171,35 @@ def test_one_component_that_fails_ends_the_others(pipeline: Path, tmp_path: Path
         from_pretrained(diffusers.DiffusionPipeline, broken)
 
 
+def test_a_component_that_is_not_there_is_told_of_as_by_diffusers(pipeline: Path, tmp_path: Path) -> None:
+    shutil.copytree(pipeline, tmp_path / "p")
+    shutil.rmtree(tmp_path / "p" / "unet")
+    with pytest.raises(OSError, match=r"no file named config\.json") as theirs:
+        diffusers.DiffusionPipeline.from_pretrained(str(tmp_path / "p"))
+    with pytest.raises(OSError, match=r"no file named config\.json") as ours:
+        from_pretrained(diffusers.DiffusionPipeline, tmp_path / "p")
+    assert str(ours.value) == str(theirs.value)
+
+
+@pytest.mark.parametrize("index", ["index.fp16.json", "fp16.index.json"])  # as diffusers writes it, and once did
+def test_variants_in_shards(pipeline: Path, tmp_path: Path, index: str) -> None:
+    made = diffusers.DiffusionPipeline.from_pretrained(str(pipeline), **{DTYPE: torch.float16})
+    made.save_pretrained(tmp_path / "p", variant="fp16", max_shard_size="10KB")
+    encoder = tmp_path / "p" / "text_encoder"
+    shutil.rmtree(encoder)
+    made.text_encoder.save_pretrained(encoder, variant="fp16", max_shard_size="1KB")
+    assert (tmp_path / "p" / "unet" / "diffusion_pytorch_model.safetensors.index.fp16.json").is_file()
+    assert (encoder / "model.safetensors.index.fp16.json").is_file()
+    assert not list((tmp_path / "p").rglob("*.safetensors.index.json"))
+    for folder in ("unet", "vae"):
+        (written,) = (tmp_path / "p" / folder).glob("*.index.*")
+        written.rename(written.with_name(f"diffusion_pytorch_model.safetensors.{index}"))
+    options = {"variant": "fp16", DTYPE: torch.float16}
+    theirs = diffusers.DiffusionPipeline.from_pretrained(str(tmp_path / "p"), **options)
+    ours = from_pretrained(diffusers.DiffusionPipeline, tmp_path / "p", variant="fp16", dtype=torch.float16)
+    assert_same_pipeline(ours, theirs)
+
+
 def test_what_is_no_pipeline_says_so(tmp_path: Path) -> None:
     with pytest.raises(penstock.ObjectNotFoundError, match="model_index"):
         from_pretrained(diffusers.DiffusionPipeline, tmp_path)
@@ -227,6 +257,51 @@ def test_configurations_can_be_overridden_and_subfolders_named(pipeline: Path) -
     assert_same_model(ours, diffusers.AutoencoderKL.from_pretrained(pipeline, subfolder="vae", scaling_factor=0.5))
 
 
+def test_dtypes_may_be_named(tmp_path: Path) -> None:
+    randomise(vae()).save_pretrained(tmp_path / "m")
+    for wanted, is_then in (("bfloat16", torch.bfloat16), ("torch.float16", torch.float16), ("auto", torch.float32)):
+        ours = from_pretrained(diffusers.AutoencoderKL, tmp_path / "m", dtype=wanted)
+        theirs = diffusers.AutoencoderKL.from_pretrained(str(tmp_path / "m"), **{DTYPE: is_then})
+        assert_same_model(ours, theirs)
+    for wrong in ("half a float", "load", 16):
+        with pytest.raises(penstock.ConfigError, match="is not a dtype"):
+            from_pretrained(diffusers.AutoencoderKL, tmp_path / "m", dtype=wrong)
+
+
+def test_the_class_of_a_model_may_be_left_to_its_configuration(pipeline: Path) -> None:
+    ours = from_pretrained(diffusers.AutoModel, pipeline, subfolder="vae")
+    assert_same_model(ours, diffusers.AutoencoderKL.from_pretrained(str(pipeline), subfolder="vae"))
+    for folder in ("scheduler", "text_encoder"):
+        with pytest.raises(penstock.ConfigError, match="instead of AutoModel"):
+            from_pretrained(diffusers.AutoModel, pipeline, subfolder=folder)
+
+
+def test_keywords_that_only_diffusers_understands_are_left_to_it(tmp_path: Path, monkeypatch: Any) -> None:
+    randomise(vae()).save_pretrained(tmp_path / "m")
+    file = tmp_path / "m" / "diffusion_pytorch_model.safetensors"
+    state = penstock.load_file(file)
+    penstock.save_file(state | {"strange": torch.ones(1)}, file)
+    model, info = from_pretrained(diffusers.AutoencoderKL, tmp_path / "m", output_loading_info=True)
+    assert info["unexpected_keys"] == ["strange"]
+    assert_same_model(model, diffusers.AutoencoderKL.from_pretrained(str(tmp_path / "m")))
+    penstock.save_file(state | {"decoder.conv_in.bias": torch.ones(1)}, file)
+    with pytest.raises(penstock.DestinationError, match=r"decoder\.conv_in\.bias"):
+        from_pretrained(diffusers.AutoencoderKL, tmp_path / "m")
+    options = {"ignore_mismatched_sizes": True, "low_cpu_mem_usage": False}
+    ours = from_pretrained(diffusers.AutoencoderKL, tmp_path / "m", **options)
+    assert torch.equal(ours.decoder.conv_in.weight, state["decoder.conv_in.weight"])
+    monkeypatch.setattr(engine, "is_url", lambda _: True)
+    with pytest.raises(penstock.ConfigError, match=r"ignore_mismatched_sizes= is left to diffusers.*penstock\.pull"):
+        from_pretrained(diffusers.AutoencoderKL, tmp_path / "m", ignore_mismatched_sizes=True)
+
+
+@pytest.mark.parametrize("given", ["meta", {"": "meta"}, torch.device("meta")])
+def test_a_device_map_of_one_device_is_that_device(tmp_path: Path, given: Any) -> None:
+    randomise(vae()).save_pretrained(tmp_path / "m")
+    with pytest.raises(penstock.DeviceError, match="meta"):
+        from_pretrained(diffusers.AutoencoderKL, tmp_path / "m", device_map=given)
+
+
 # ---- single files
 
 
@@ -280,7 +355,7 @@ def test_a_lora_from_elsewhere_keeps_the_settings_of_its_metadata(
     theirs.load_lora_weights(lora)
     # A path that is not looked at as a local one goes the way that URLs go.
     monkeypatch.setattr(engine, "is_url", lambda _: True)
-    load_lora_weights(ours, lora, weight_name="pytorch_lora_weights.safetensors")
+    load_lora_weights(ours, lora.parent, subfolder="lora", weight_name="pytorch_lora_weights.safetensors")
     assert_same_pipeline(ours, theirs)
     (layer,) = {m.scaling["default_0"] for m in ours.unet.modules() if getattr(m, "scaling", None)}
     assert layer == 4

@@ -76,13 +76,14 @@ def test_a_mixture_of_experts(tmp_path: Path) -> None:
 def test_a_pipeline(tmp_path: Path) -> None:
     diffusers = pytest.importorskip("diffusers")
     import test_engine_diffusers as tiny
+    from penstock.engines import arguments
     from penstock.engines import diffusers as engine
 
     randomise(tiny.wan()).save_pretrained(tmp_path / "wan")
     ours = engine.from_pretrained(
         diffusers.WanTransformer3DModel, tmp_path / "wan", device=DEVICE, dtype=torch.bfloat16
     )
-    options = {engine._dtype_keyword(): torch.bfloat16}
+    options = {arguments.dtype_keyword(): torch.bfloat16}
     theirs = diffusers.WanTransformer3DModel.from_pretrained(str(tmp_path / "wan"), **options).to(DEVICE)
     assert_same_on_gpu(ours, theirs)
 

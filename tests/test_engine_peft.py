@@ -78,6 +78,93 @@ def test_dtypes_of_adapters_are_treated_as_peft_does(tmp_path: Path, dtype: Any,
     assert_same_model(ours, theirs)
 
 
+@pytest.mark.parametrize("autocast", [True, False])
+@pytest.mark.parametrize("kind", ["lora", "lora with a whole layer"])
+@pytest.mark.parametrize(("of_adapter", "of_model"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_adapters_of_another_dtype_than_the_models_keep_their_precision_as_with_peft(
+    tmp_path: Path, of_adapter: str, of_model: str, kind: str, autocast: bool
+) -> None:
+    path = saved(kind, tmp_path / "a", getattr(torch, of_adapter))
+    model = getattr(torch, of_model)
+    theirs = peft.PeftModel.from_pretrained(base(model), path, autocast_adapter_dtype=autocast)
+    assert_same_model(from_pretrained(base(model), path, autocast_adapter_dtype=autocast), theirs)
+    mine, other = (loads(base(model), path) for loads in (from_pretrained, peft.PeftModel.from_pretrained))
+    load_adapter(mine, path, "second", autocast_adapter_dtype=autocast)
+    other.load_adapter(path, "second", autocast_adapter_dtype=autocast)
+    assert_same_model(mine, other)
+
+
+@pytest.mark.parametrize("way", ["pissa", "olora"])
+def test_an_adapter_that_is_initialised_from_the_models_weights_is_what_peft_makes_of_it(
+    tmp_path: Path, way: str
+) -> None:
+    settings = peft.LoraConfig(r=4, target_modules=LAYERS, init_lora_weights=way)
+    peft.get_peft_model(base(), settings).save_pretrained(tmp_path / "a")
+    theirs = peft.PeftModel.from_pretrained(base(), tmp_path / "a")
+    ours = from_pretrained(base(), tmp_path / "a")
+    assert_same_model(ours, theirs)
+    load_adapter(ours, tmp_path / "a", "second")
+    theirs.load_adapter(tmp_path / "a", "second")
+    assert_same_model(ours, theirs)
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_what_an_adapter_lacks_is_initialised_and_named(tmp_path: Path, caplog: Any, added: bool) -> None:
+    path = saved("lora with a whole layer", tmp_path / "a")
+    kept = penstock.load_file(path / "adapter_model.safetensors")
+    lost = [name for name in kept if "q_proj.lora_B" in name]
+    assert len(lost) == 2
+    for name in lost:
+        del kept[name]
+    penstock.save_file(kept | {"extra": torch.ones(2)}, path / "adapter_model.safetensors")
+    if added:
+        ours = from_pretrained(base(), saved("lora", tmp_path / "first"))
+        theirs = peft.PeftModel.from_pretrained(base(), tmp_path / "first")
+        result, expected = load_adapter(ours, path, "second"), theirs.load_adapter(path, "second")
+        assert (result.missing_keys, result.unexpected_keys) == (expected.missing_keys, expected.unexpected_keys)
+    else:
+        ours, theirs = from_pretrained(base(), path), peft.PeftModel.from_pretrained(base(), path)
+        assert "layers.0.self_attn.q_proj.lora_B.default.weight" in caplog.text
+    # This half of a LoRA begins with zeros.
+    assert_same_model(ours, theirs)
+    assert ours.active_adapter == "default"
+
+
+def test_keywords_of_pefts_own_are_taken(tmp_path: Path) -> None:
+    path = saved("lora", tmp_path / "a")
+    settings = peft.PeftConfig.from_pretrained(path)
+    settings.lora_alpha = 3
+    names = {"^model.strata": "model.layers", "^never": "x"}
+    tensors = penstock.load_file(path / "adapter_model.safetensors")
+    renamed = {name.replace("layers", "strata"): tensor for name, tensor in tensors.items()}
+    penstock.save_file(renamed, path / "adapter_model.safetensors")
+    keywords = {"low_cpu_mem_usage": True, "torch_device": "cpu", "ephemeral_gpu_offload": True, "key_mapping": names}
+    theirs = peft.PeftModel.from_pretrained(base(), path, config=settings, **keywords)
+    ours = from_pretrained(base(), path, config=settings, **keywords)
+    assert_same_model(ours, theirs)
+    assert torch.equal(logits(ours), logits(theirs))
+    assert ours.peft_config["default"].runtime_config.ephemeral_gpu_offload
+
+    class Renamed(transformers.LlamaForCausalLM):
+        _checkpoint_conversion_mapping = names
+
+    of_itself = Renamed(base().config)
+    of_itself.load_state_dict(base().state_dict())
+    ours = from_pretrained(of_itself.eval(), path)
+    assert any(bool(p.any()) for name, p in ours.named_parameters() if "lora_B" in name)
+
+
+def test_layers_of_another_size_can_be_left_out(tmp_path: Path) -> None:
+    path = saved("lora", tmp_path / "a")
+    tensors = penstock.load_file(path / "adapter_model.safetensors")
+    wrong = next(name for name in tensors if "lora_B" in name)
+    penstock.save_file(tensors | {wrong: torch.ones(3, 4)}, path / "adapter_model.safetensors")
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        from_pretrained(base(), path)
+    theirs = peft.PeftModel.from_pretrained(base(), path, ignore_mismatched_sizes=True)
+    assert_same_model(from_pretrained(base(), path, ignore_mismatched_sizes=True), theirs)
+
+
 def test_a_second_adapter_is_added_and_can_be_chosen(tmp_path: Path) -> None:
     first, second = saved("lora", tmp_path / "a"), saved("dora", tmp_path / "b")
     ours, theirs = from_pretrained(base(), first), peft.PeftModel.from_pretrained(base(), first)

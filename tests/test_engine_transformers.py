@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import penstock
-from conftest import Remains
+from conftest import Remains, python_threads
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -124,6 +124,15 @@ def test_dtypes_are_converted_as_transformers_does(tmp_path: Path, family: str, 
     assert torch.equal(outputs(ours), outputs(theirs))
 
 
+@pytest.mark.skipif(VERSION < 5, reason="transformers 4 has no dtypes by part")
+def test_dtypes_may_be_given_by_part(tmp_path: Path) -> None:
+    path = saved(randomise(llama()), tmp_path / "m")
+    wanted = {"": torch.bfloat16}
+    assert_same_model(
+        from_pretrained("auto", path, dtype=wanted), transformers.LlamaForCausalLM.from_pretrained(path, dtype=wanted)
+    )
+
+
 def test_what_conversion_is_asked_for_in_small_groups_comes_out_the_same(tmp_path: Path, monkeypatch: Any) -> None:
     path = saved(randomise(llama(num_hidden_layers=12)).to(torch.float16), tmp_path / "m", max_shard_size="60KB")
     monkeypatch.setattr(supply.small_groups, "__defaults__", (20_000,))
@@ -169,13 +178,13 @@ def test_parameters_are_the_memory_that_was_read_into(tmp_path: Path, monkeypatc
 @pytest.fixture
 def _nothing_remains_in_the_end() -> Any:
     """As ``nothing_remains``, but transformers does not wait for its threads, so they are waited for here."""
-    before, threads = Remains.now(), threading.active_count()
+    before, threads = Remains.now(), python_threads()
     yield
     for _ in range(200):
-        if threading.active_count() <= threads:
+        if python_threads() <= threads:
             break
         time.sleep(0.05)
-    assert threading.active_count() <= threads
+    assert python_threads() <= threads
     assert Remains.now() == before
 
 
@@ -345,6 +354,12 @@ def test_a_shard_that_fails_while_it_is_read_is_named(tmp_path: Path, monkeypatc
     monkeypatch.setattr(supply.Supply, "__init__", change_then_build)
     with pytest.raises(penstock.ObjectChangedError, match=shard.name):
         from_pretrained("auto", path)
+
+
+def test_an_adapter_is_no_model_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(penstock.ConfigError, match=r"engines\.peft"):
+        from_pretrained("auto", tmp_path)
 
 
 def test_what_cannot_be_loaded_says_what_to_do(tmp_path: Path) -> None:

@@ -233,6 +233,38 @@ class Rotary(nn.Module):
         self.linear = nn.Linear(4, 4)
 
 
+def test_what_a_module_keeps_besides_tensors_is_no_matter_of_the_checkpoint(tmp_path: Path) -> None:
+    class Counts(torch.nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"calls": 3}
+
+        def set_extra_state(self, state: object) -> None:
+            raise AssertionError
+
+    made = Counts(2, 3)
+    assert "_extra_state" in made.state_dict()
+    path = tmp_path / "x.safetensors"
+    penstock.save_file({"weight": made.weight.detach(), "bias": made.bias.detach()}, path)
+    built = penstock.load_model(lambda: Counts(2, 3), path)
+    filled = Counts(2, 3)
+    assert penstock.open(path).load_into(filled) == ([], [])
+    for other in (built, filled):
+        assert torch.equal(other.weight, made.weight)
+        assert torch.equal(other.bias, made.bias)
+
+
+def test_a_lazy_module_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    penstock.save_file({"0.weight": torch.ones(3, 4), "0.bias": torch.ones(3)}, path)
+
+    def build() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.LazyLinear(3))
+
+    for load in (lambda: penstock.load_model(build, path), lambda: penstock.open(path).load_into(build())):
+        with pytest.raises(penstock.DestinationError, match=r"'0\.weight': it has no shape .* Build the module with"):
+            load()
+
+
 def test_buffers_without_memory_are_refused_before_anything_is_read(tmp_path: Path) -> None:
     penstock.save_file(Rotary().state_dict(), tmp_path / "m.safetensors")
 

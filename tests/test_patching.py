@@ -213,10 +213,23 @@ def test_what_penstock_does_not_load_goes_to_safetensors(tmp_path: Path) -> None
         assert safetensors.numpy.load_file(path)["w"].tobytes() == data
 
 
-def test_errors_are_caught_under_either_name(tmp_path: Path, mixed: Any) -> None:
+def test_options_that_penstock_does_not_know_go_to_safetensors(mixed: Any) -> None:
+    path, tensors = mixed
+    with penstock.patch_safetensors():
+        assert_bits(load_file(path, backend="pread"), tensors)
+        assert is_ours(type(safe_open(path, framework="pt", backend="mmap")))
+        for act in (lambda: load_file(path, backend="x"), lambda: safe_open(path, framework="pt", backend="x")):
+            with pytest.raises(safetensors.SafetensorError, match="mmap"):
+                act()
+        with pytest.raises(TypeError):
+            load_file(path, anything=True)
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_errors_are_caught_under_either_name(tmp_path: Path, mixed: Any, mmap: bool) -> None:
     (tmp_path / "bad.safetensors").write_bytes(b"12345678")
     path, _ = mixed
-    with penstock.patch_safetensors(), safe_open(path, framework="pt") as file:
+    with penstock.patch_safetensors(mmap=mmap), safe_open(path, framework="pt") as file:
         for act in (lambda: load_file(tmp_path / "bad.safetensors"), lambda: file.get_tensor("absent")):
             with pytest.raises(safetensors.SafetensorError) as raised:
                 act()

@@ -31,6 +31,7 @@ from penstock.errors import (
     OutOfMemoryError,
     PeerError,
     PenstockError,
+    SafetensorError,
     SelectionError,
     StorageError,
     TensorNotFoundError,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from penstock.model import load_model
     from penstock.patching import patch_safetensors
     from penstock.pulling import Pulled, PulledFile, pull
-    from penstock.safetensors import SafetensorError, load_file, safe_open, save_file
+    from penstock.safetensors import load_file, safe_open, save_file
     from penstock.state import IncompatibleKeys
 
 __all__ = [
@@ -90,7 +91,6 @@ _HOME = {
     "Pulled": "penstock.pulling",
     "PulledFile": "penstock.pulling",
     "pull": "penstock.pulling",
-    "SafetensorError": "penstock.safetensors",
     "load_file": "penstock.safetensors",
     "safe_open": "penstock.safetensors",
     "save_file": "penstock.safetensors",

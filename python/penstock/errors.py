@@ -71,16 +71,20 @@ class ObjectChangedError(PenstockError, OSError):
     """An object was truncated, written to or replaced between opening it and the end of the load."""
 
 
-class FormatError(PenstockError, ValueError):
+class SafetensorError(PenstockError):
+    """What safetensors has one name for: files, names, slices and settings that it refuses."""
+
+
+class FormatError(SafetensorError, ValueError):
     """Bytes that are not a valid safetensors file or shard index."""
 
 
-class TensorNotFoundError(PenstockError, KeyError):
+class TensorNotFoundError(SafetensorError, KeyError):
     """A tensor that the checkpoint does not hold."""
 
 
-class SelectionError(PenstockError, ValueError):
-    """A slice, filter or dtype that does not fit the tensor."""
+class SelectionError(SafetensorError, ValueError, IndexError):
+    """A slice, filter or dtype that does not fit the tensor. An ``IndexError``, so that ``for row in slice`` ends."""
 
 
 class DestinationError(PenstockError, ValueError):
@@ -95,7 +99,7 @@ class OutOfMemoryError(PenstockError, MemoryError):
     """Host or device memory could not be had."""
 
 
-class ConfigError(PenstockError, ValueError):
+class ConfigError(SafetensorError, ValueError):
     """A setting with an impossible value."""
 
 

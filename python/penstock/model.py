@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from penstock._native import Config
-from penstock.errors import DestinationError
+from penstock.errors import ConfigError, DestinationError
 from penstock.progress import ProgressOption
 from penstock.state import IncompatibleKeys, report, state_of
 
@@ -64,7 +64,7 @@ def _registering(register: Any) -> Any:
     def register_on_meta(module: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
         register(module, name, param)
         registered = module._parameters.get(name)
-        if getattr(_here, "depth", 0) and registered is not None and registered.device.type != "meta":
+        if getattr(_here, "depth", 0) and registered is not None and not _has_no_memory(registered):
             meta = torch.nn.Parameter(registered.detach().to("meta"), requires_grad=registered.requires_grad)
             # Some libraries subclass Parameter or hang attributes on it.
             if type(registered) is not torch.nn.Parameter:
@@ -73,6 +73,12 @@ def _registering(register: Any) -> Any:
             module._parameters[name] = meta
 
     return register_on_meta
+
+
+def _has_no_memory(parameter: torch.nn.Parameter) -> bool:
+    import torch
+
+    return torch.nn.parameter.is_lazy(parameter) or parameter.device.type == "meta"
 
 
 def load_model(
@@ -105,9 +111,19 @@ def load_model(
         TensorNotFoundError: with ``strict``, for missing or unexpected keys, which it lists as torch does.
         DestinationError: where a shape differs, or a buffer was built on the meta device and is in no checkpoint;
             nothing has been read then.
+        ConfigError: for a module in the place of ``build``, which is what safetensors' function of this name takes.
     """
+    import torch
+
     from penstock.checkpoint import Checkpoint, open
     from penstock.frameworks.torch import Torch
+
+    if isinstance(build, torch.nn.Module):
+        remedy = "To fill a module that exists: penstock.open(path).load_into(module)"
+        raise ConfigError(
+            f"load_model takes a function that builds the module, not a {type(build).__name__} that is built. {remedy}",
+            remedy=remedy,
+        )
 
     checkpoint = path if isinstance(path, Checkpoint) else open(path, config=config)
     where = Torch().device(device)

@@ -20,25 +20,19 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 from penstock._native import Config
-from penstock.errors import (
-    ConfigError,
-    FormatError,
-    MissingDependencyError,
-    PenstockError,
-    SelectionError,
-    TensorNotFoundError,
-)
+from penstock.errors import MissingDependencyError, PenstockError, SafetensorError
 from penstock.read_ahead import ReadAhead
 from penstock.safetensors import Slice
 from penstock.safetensors import safe_open as our_safe_open
-from penstock.selection import Selection, resolve
+from penstock.selection import Selection, is_basic, resolve
 
+_BACKENDS = {"mmap", "pread"}
 _TORCH = {"pt", "torch", "pytorch"}
 _NUMPY = {"np", "numpy"}
 
@@ -127,8 +121,10 @@ def _settings() -> _Settings:
     return _open[-1] if _open else _Settings(mmap=True, config=None)
 
 
-def _ours(framework_name: Any, device: Any) -> bool:
-    """Whether Penstock loads to there."""
+def _ours(framework_name: Any, device: Any, options: Mapping[str, Any]) -> bool:
+    """Whether Penstock loads to there, and knows what else is asked for."""
+    if any(name != "backend" or value not in _BACKENDS for name, value in options.items()):
+        return False  # a later safetensors may know it; any other says what is wrong
     if framework_name in _NUMPY:
         return str(device) == "cpu"
     if framework_name not in _TORCH:
@@ -147,7 +143,7 @@ def _opening(theirs: Any) -> type:
 
     class safe_open(_Opened):  # noqa: N801 - the name people know
         def __new__(cls, filename: Any, framework: Any, device: Any = "cpu", **options: Any) -> Any:
-            if not _ours(framework, device):
+            if not _ours(framework, device, options):
                 return theirs(filename, framework, device, **options)
             return super().__new__(cls)
 
@@ -158,7 +154,7 @@ def _loading(theirs: Callable[..., Any]) -> Callable[..., Any]:
     """The function that stands for ``safetensors.torch.load_file``."""
 
     def load_file(filename: Any, device: Any = "cpu", **options: Any) -> dict[str, Any]:
-        if not _ours("pt", device):
+        if not _ours("pt", device, options):
             loaded: dict[str, Any] = theirs(filename, device, **options)
             return loaded
         with _Opened(filename, "pt", device) as file:
@@ -226,12 +222,11 @@ class _Opened:
 
     def get_slice(self, name: str) -> Any:
         with _as_theirs():
-            part = self._file.get_slice(name)
-            return part if self._views is None else _ViewSlice(self, name, part)
+            return _OpenedSlice(self, name, self._file.get_slice(name))
 
 
-class _ViewSlice:
-    """What ``get_slice`` gives of a mapped file."""
+class _OpenedSlice:
+    """What ``get_slice`` gives within a block: of a mapped file a part of the view, else what is read for it."""
 
     def __init__(self, file: _Opened, name: str, part: Slice) -> None:
         self._file = file
@@ -246,7 +241,10 @@ class _ViewSlice:
 
     def __getitem__(self, selection: Selection) -> Any:
         with _as_theirs():
-            resolve(self._name, self._part.get_shape(), selection)
+            if self._file._views is None:
+                return self._part[selection]
+            if self._file._framework in _NUMPY or is_basic(selection):
+                resolve(self._name, self._part.get_shape(), selection)
             whole = self._file.get_tensor(self._name)
             part = whole[selection]
             return part.contiguous() if hasattr(part, "contiguous") else part
@@ -262,7 +260,7 @@ def _as_theirs() -> Iterator[None]:
     """Makes errors that safetensors has a name for catchable under that name too."""
     try:
         yield
-    except (ConfigError, FormatError, SelectionError, TensorNotFoundError) as error:
+    except SafetensorError as error:
         kind = _both(type(error))
         if isinstance(error, kind):
             raise
@@ -276,9 +274,9 @@ _BOTH: dict[type[PenstockError], type[PenstockError]] = {}
 
 def _both(kind: type[PenstockError]) -> type[PenstockError]:
     """An exception that is one of Penstock's and safetensors' own."""
-    from safetensors import SafetensorError
+    from safetensors import SafetensorError as Theirs
 
-    if issubclass(kind, SafetensorError):
+    if issubclass(kind, Theirs):
         return kind
     if kind in _BOTH:
         return _BOTH[kind]
@@ -287,5 +285,5 @@ def _both(kind: type[PenstockError]) -> type[PenstockError]:
         # Another process may have no safetensors.
         return kind, (self.message,), self.__dict__
 
-    _BOTH[kind] = type(kind.__name__, (kind, SafetensorError), {"__reduce__": reduce, "__module__": kind.__module__})
+    _BOTH[kind] = type(kind.__name__, (kind, Theirs), {"__reduce__": reduce, "__module__": kind.__module__})
     return _BOTH[kind]

@@ -14,25 +14,24 @@ from typing import Any
 
 from penstock._native import Config, TensorInfo
 from penstock.checkpoint import Checkpoint, PathLike, open
-from penstock.errors import ConfigError, FormatError, MissingDependencyError, PenstockError
+from penstock.errors import ConfigError, MissingDependencyError, PenstockError, SafetensorError, SelectionError
 from penstock.frameworks.base import framework
-from penstock.selection import Selection
-
-SafetensorError = FormatError
-"""What malformed files raise, under the name that users of safetensors know."""
+from penstock.selection import Selection, is_basic
 
 
-def load_file(filename: PathLike, device: Any = "cpu", *, framework: str = "pt") -> dict[str, Any]:
+def load_file(filename: PathLike, device: Any = "cpu", *, framework: str = "pt", backend: Any = None) -> dict[str, Any]:
     """Loads all tensors of a safetensors file, as ``safetensors.torch.load_file`` does.
 
     Args:
         filename: the file, or anything else that ``penstock.open`` takes.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or the number of a GPU.
         framework: ``"pt"`` or ``"np"``.
+        backend: accepted for compatibility; Penstock finds the way to read by itself.
 
     Raises:
         PenstockError: see ``penstock.open`` and ``Checkpoint.load``.
     """
+    del backend
     return open(filename).load(device=device, framework=framework)
 
 
@@ -78,12 +77,20 @@ class Slice:
         return self._info.dtype
 
     def __getitem__(self, selection: Selection) -> Any:
-        """Reads the selected part. Integers, slices with positive steps and an ellipsis are understood.
+        """Reads the selected part: integers, slices with positive steps and an ellipsis. What else torch understands
+        (lists, masks, ``None``) is selected from the whole tensor.
 
         Raises:
-            SelectionError: for anything else, or what lies outside of the tensor.
+            SelectionError: for what lies outside of the tensor, or is not understood.
         """
         name = self._info.name
+        library = _framework(self._framework)
+        if library.name == "torch" and not is_basic(selection):
+            whole = self._checkpoint.load([name], device=self._device, framework=self._framework)[name]
+            try:
+                return whole[selection].contiguous()
+            except (IndexError, TypeError, ValueError) as error:
+                raise SelectionError(f"tensor {name!r}: {error}", tensor=name, cause=str(error)) from error
         loaded = self._checkpoint.load([name], slices={name: selection}, device=self._device, framework=self._framework)
         return loaded[name]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import EllipsisType
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 from penstock.errors import SelectionError
 
@@ -75,6 +75,19 @@ def resolve(
         index.append(0)
     plain = all(isinstance(item, slice) and item.step == 1 for item in index)
     return ranges, None if plain else tuple(index)
+
+
+def is_basic(selection: Any) -> bool:
+    """Whether a selection consists of what ``resolve`` understands, fitting or not. What else there is (lists, masks,
+    ``None``) only the library of a loaded tensor understands.
+    """
+    items = _items(selection)
+    return all(
+        item is Ellipsis
+        or isinstance(item, slice)
+        or (hasattr(item, "__index__") and not isinstance(item, bool) and not getattr(item, "shape", ()))
+        for item in items
+    )
 
 
 def _items(selection: Selection) -> list[Index]:

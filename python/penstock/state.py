@@ -30,7 +30,16 @@ def state_of(destinations: Any) -> tuple[str, dict[str, Any], dict[str, list[str
     if not hasattr(destinations, "state_dict"):
         cause = f"{type(destinations).__name__} is neither a torch.nn.Module nor a mapping from names to tensors"
         raise DestinationError(cause, cause=cause)
-    tensors = dict(destinations.state_dict(keep_vars=True))
+    import torch
+
+    # A module may keep more than tensors (``get_extra_state``), which no checkpoint of tensors holds.
+    state = destinations.state_dict(keep_vars=True)
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    for name, tensor in tensors.items():
+        if torch.nn.parameter.is_lazy(tensor):
+            cause = "it has no shape before the first forward pass (a lazy module)"
+            remedy = "Build the module with its sizes, or call it once"
+            raise DestinationError(f"parameter {name!r}: {cause}. {remedy}", tensor=name, cause=cause, remedy=remedy)
     groups: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
         groups.setdefault(id(tensor), []).append(name)

@@ -104,9 +104,9 @@ class Looks:
                 parameter.zero_()
 
     @staticmethod
-    def reload(worker: Any) -> None:
-        """Loads them again."""
-        worker.model_runner.reload_weights()
+    def reload(worker: Any, path: str | None = None) -> None:
+        """Loads them again, or another model's."""
+        worker.model_runner.reload_weights(weights_path=path)
 
 
 def run(settings: dict[str, Any]) -> dict[str, Any]:

@@ -175,6 +175,29 @@ def test_what_is_set_wrongly_is_refused_with_what_is_known(alone: Any, wrong: st
     assert WRONG[wrong][1] in alone[wrong, "penstock"]["error"]
 
 
+AFTER_0_5_23 = """
+import torch
+from penstock.engines.sglang.loader import DefaultModelLoader, PenstockModelLoader
+from sglang.srt.configs.load_config import LoadConfig
+
+calls = []
+for name in ("load_weights_only", "pre_weight_processing_hook", "postprocess_weights"):
+    setattr(DefaultModelLoader, name, staticmethod(lambda *_, name=name: calls.append(name)))
+loader = PenstockModelLoader(LoadConfig())
+loader.load_weights_and_postprocess("model", iter(()), torch.device("cpu"), model_config="its")
+loader.load_weights_and_postprocess("model", iter(()), torch.device("cpu"), model_config=None)
+print(*calls)
+"""
+
+
+def test_a_later_sglangs_hook_is_called_where_it_calls_it() -> None:
+    command = [sys.executable, "-c", AFTER_0_5_23]
+    done = subprocess.run(command, env=os.environ | OWN, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    at_start, update = ["load_weights_only", "pre_weight_processing_hook", "postprocess_weights"], slice(0, 3, 2)
+    assert done.stdout.split()[-5:] == [*at_start, *at_start[update]]
+
+
 @pytest.mark.parametrize("where", ["s3", "hf"])
 @pytest.mark.parametrize("asked", ["auto", "penstock"])
 def test_models_elsewhere_are_loaded_from_there(alone: Any, where: str, asked: str) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ pytest.importorskip("vllm")
 
 from importlib.metadata import version
 
-from conftest import Run
+from conftest import Run, save
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import servers
@@ -324,6 +325,50 @@ def test_a_model_on_s3_is_served_as_a_local_one(vllm: Run, alone: Any, bucket: A
     assert result["tokens"] == result["tokens after"] == alone["dense", "auto"]["tokens"]
     [figures] = result["figures"]
     assert sum(load["network_bytes"] for load in figures["loads"]) == figures["available_bytes"]
+
+
+def test_reloading_from_another_path_gives_the_tokens_of_the_stock_loader_there(
+    vllm: Run, bucket: Any, tmp_path: Path
+) -> None:
+    other = save("Llama", tmp_path / "other", "float32", seed=1)
+    # Then, without a path, the one that it was told last.
+    calls = [["reload", str(other)], "zero", "reload", "tokens"]
+    ours, stock = vllm(
+        {"model": f"{bucket.root}/model", "load_format": "penstock", "calls": calls},
+        {"model": str(other), "load_format": "auto", "calls": []},
+        environment=reaching(bucket, tmp_path),
+    )
+    assert ours["tokens after"] == stock["tokens"] != ours["tokens"]
+
+
+def test_of_a_bucket_that_holds_a_model_twice_the_format_that_is_wanted_is_read_as_by_the_stock_loader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.torch import save as written
+    from torch import ones
+    from vllm.config import LoadConfig
+
+    from penstock.engines.vllm.loader import PenstockModelLoader
+
+    home = tmp_path / "local"
+    home.mkdir()
+    with servers.s3(tmp_path) as remote:
+        for name, value in {**remote.environment, "AWS_REGION": "us-east-1"}.items():
+            monkeypatch.setenv(name, value)
+        for file in ("consolidated", "model", "extra"):
+            data = written({f"in.{file}": ones(2)})
+            remote.put(f"twice/{file}.safetensors", data)
+            (home / f"{file}.safetensors").write_bytes(data)
+        loader = PenstockModelLoader(LoadConfig(load_format="penstock"))
+        for wanted, patterns, names in (
+            ("hf", None, ["in.extra", "in.model"]),
+            ("mistral", None, ["in.consolidated"]),
+            ("hf", ["absent*", "extra.*", "model.*"], ["in.extra"]),
+        ):
+            for place in (str(home), f"{remote.root}/twice"):
+                config = SimpleNamespace(model=place, model_weights="", revision=None, config_format=wanted)
+                [offered] = loader.weights(config, SimpleNamespace(allow_patterns_overrides=patterns))
+                assert sorted(offered.names) == names, (place, wanted, patterns)
 
 
 def test_runai_streamer_is_served_by_the_stand_in(

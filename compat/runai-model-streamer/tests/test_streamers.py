@@ -305,6 +305,26 @@ def test_credentials_are_there_for_a_call_and_gone_after_it(monkeypatch: pytest.
     assert "secret" not in repr(given)
 
 
+def test_variables_for_other_stores_are_there_under_the_names_that_penstock_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    google = ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SKIP_SIGNATURE", "STORAGE_EMULATOR_HOST")
+    names = (*google, "AZURE_STORAGE_ENDPOINT")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RUNAI_STREAMER_GCS_CREDENTIAL_FILE", "/keys/of-robot.json")
+    monkeypatch.setenv("RUNAI_STREAMER_GCS_USE_ANONYMOUS_CREDENTIALS", "true")
+    monkeypatch.setenv("CLOUD_STORAGE_EMULATOR_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT_SUFFIX", "blob.core.usgovcloudapi.net")
+    with credentials():  # the account is not named: no endpoint can be made of the suffix
+        seen = [os.environ.get(name) for name in names]
+    assert seen == ["/keys/of-robot.json", "true", "http://127.0.0.1:9", None]
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "models")
+    with credentials():
+        assert os.environ["AZURE_STORAGE_ENDPOINT"] == "https://models.blob.core.usgovcloudapi.net"
+    assert not set(names) & set(os.environ)
+
+
 def test_the_log_goes_where_it_is_asked_to(files: Any) -> None:
     code = (
         "import sys; from runai_model_streamer import SafetensorsStreamer as S\n"

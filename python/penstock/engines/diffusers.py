@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock._native import Config
+from penstock.engines.arguments import class_named_in, device_of, dtype_keyword, dtype_of
 from penstock.engines.components import Built, begin, class_of
 from penstock.engines.files import Place, is_url, locate
 from penstock.engines.libraries import required
+from penstock.engines.small_files import joined
 from penstock.engines.together import Together
 from penstock.errors import ConfigError, ObjectNotFoundError
 from penstock.patching import patch_safetensors
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _HUB = ("token", "cache_dir", "local_files_only", "force_download")
+_THEIRS = ("device_map", "quantization_config", "output_loading_info", "ignore_mismatched_sizes")
+"""Keywords of models that only diffusers' own loader understands."""
 _LORA_METADATA = "lora_adapter_metadata"
 """Where diffusers keeps a LoRA's settings in the metadata of its file."""
 
@@ -55,11 +59,11 @@ def from_pretrained(
 
     Args:
         pipeline_class: a pipeline (``StableDiffusionXLPipeline``, ``DiffusionPipeline``), or the class of a model
-            (``AutoencoderKL``).
+            (``AutoencoderKL``, ``AutoModel``).
         path: a directory, a model of a Hugging Face cache, the name of one on the Hub.
         device: where all of it ends up: ``"cpu"``, ``"cuda"``, ``"cuda:N"``.
-        dtype: a torch dtype, or for pipelines a dict of them by component (with ``"default"``). As with diffusers,
-            None is float32.
+        dtype: a torch dtype or its name, or for pipelines a dict of them by component (with ``"default"``). As with
+            diffusers, None is float32.
         variant, revision: as for diffusers; ``subfolder`` for models.
         progress: ``True`` for a bar, or a function of (bytes done, bytes in all).
         penstock_config: settings of the loads.
@@ -75,15 +79,15 @@ def from_pretrained(
 
     from penstock.frameworks.torch import Torch
 
-    where = Torch().device(device)
-    if "torch_dtype" in kwargs:
-        dtype = kwargs.pop("torch_dtype")
+    where = Torch().device(device_of(device, kwargs))
+    dtype = dtype_of(kwargs.pop("torch_dtype", dtype))
     began = time.perf_counter()
     hub = {name: kwargs.pop(name) for name in _HUB if name in kwargs}
-    is_model = isinstance(pipeline_class, type) and issubclass(pipeline_class, diffusers.ModelMixin)
-    if is_model:
+    models = (diffusers.ModelMixin, diffusers.AutoModel)
+    if isinstance(pipeline_class, type) and issubclass(pipeline_class, models):
         found = locate(path, subfolder=subfolder, revision=revision, **hub)
-        loaded = _model(pipeline_class, found, where, dtype, variant, progress, penstock_config, kwargs)
+        cls = pipeline_class if issubclass(pipeline_class, diffusers.ModelMixin) else class_named_in(found)
+        loaded = _model(cls, found, where, dtype, variant, progress, penstock_config, kwargs)
     else:
         found = _pipeline_place(path, variant, revision, hub)
         with Together(progress) as together:
@@ -111,7 +115,7 @@ def from_single_file(
         model_class: the class of a model, or of a pipeline (then only a local file will do).
         path: the safetensors file: for models, anything that ``penstock.open`` takes.
         device: where the model ends up.
-        dtype: a torch dtype; None is float32.
+        dtype: a torch dtype or its name; None is float32.
         penstock_config: settings of the load.
         kwargs: what else ``from_single_file`` takes, above all ``config=`` (a directory or the name of a model whose
             configuration this is) and ``subfolder=``.
@@ -128,8 +132,9 @@ def from_single_file(
     from penstock.frameworks.torch import Torch
 
     where = Torch().device(device)
+    dtype = dtype_of(kwargs.pop("torch_dtype", dtype))
     if dtype is not None:
-        kwargs[_dtype_keyword()] = dtype
+        kwargs[dtype_keyword()] = dtype
     if not issubclass(model_class, diffusers.ModelMixin):
         if is_url(path):
             raise ConfigError(
@@ -180,8 +185,10 @@ def load_lora_weights(
         return
     from penstock.checkpoint import open
 
-    text = os.fspath(path)
-    checkpoint = open(f"{text.rstrip('/')}/{weight_name}" if weight_name else text, config=penstock_config)
+    place = os.fspath(path)
+    for name in (kwargs.pop("subfolder", None), weight_name):
+        place = joined(place, name) if name else place
+    checkpoint = open(place, config=penstock_config)
     settings = json.loads((checkpoint.metadata() or {}).get(_LORA_METADATA, "null"))
     with _with_settings(pipeline, settings):
         pipeline.load_lora_weights(checkpoint.load(), **kwargs)
@@ -219,14 +226,30 @@ def _model(
     config: Config | None,
     kwargs: dict[str, Any],
 ) -> Any:
-    with Together(progress) as together:
-        built = begin(cls, where, together, device, dtype, variant, config, **kwargs)
-        if built is not None:
-            together.run()
-            return built()
-    keywords = {_dtype_keyword(): dtype} if dtype is not None else {}
+    theirs = [name for name in _THEIRS if kwargs.get(name)]
+    if theirs and is_url(where.weights):
+        raise ConfigError(
+            f"{where.weights}: {theirs[0]}= is left to diffusers, which reads local files: bring the model here first "
+            "(penstock.pull)",
+            object=where.weights,
+            remedy="penstock.pull",
+        )
+    if not theirs:
+        with Together(progress) as together:
+            built = begin(cls, where, together, device, dtype, variant, config, **kwargs)
+            if built is not None:
+                together.run()
+                return built()
+    keywords = ({} if dtype is None else {dtype_keyword(): dtype}) | kwargs
+    if kwargs.get("low_cpu_mem_usage") is False:
+        # diffusers takes a device only for models that it builds without memory.
+        with patch_safetensors(config=config):
+            loaded = cls.from_pretrained(where.local, variant=variant, **keywords)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        model.to(device)
+        return loaded
     with patch_safetensors(config=config):
-        return cls.from_pretrained(where.local, variant=variant, device_map={"": device}, **keywords, **kwargs)
+        return cls.from_pretrained(where.local, variant=variant, **{"device_map": {"": device}} | keywords)
 
 
 def _components(
@@ -253,8 +276,8 @@ def _components(
     found.bring(part for part, entry in parts.items() if entry[0] is not None)
     for part, entry in parts.items():
         component = class_of(*entry)
-        if component is None:
-            continue
+        if component is None or not Path(found.local, part).is_dir():
+            continue  # diffusers says what is not there
         wanted = dtype.get(part, dtype.get("default", torch.float32)) if isinstance(dtype, dict) else dtype
         built = begin(component, found.inside(part), together, device, wanted, variant, config)
         if built is not None:
@@ -273,7 +296,7 @@ def _assembled(
     kwargs: dict[str, Any],
 ) -> Any:
     """The pipeline, of components that are loaded and those that diffusers loads."""
-    keywords = {_dtype_keyword(): dtype} if dtype is not None else {}
+    keywords = {dtype_keyword(): dtype} if dtype is not None else {}
     if variant is not None:
         keywords["variant"] = variant
     with patch_safetensors(config=config):
@@ -304,10 +327,3 @@ def _pipeline_place(path: PathLike, variant: str | None, revision: str | None, h
         message = f"{text}: there is no such directory, and the Hub gave no pipeline of that name: {error}"
         raise ObjectNotFoundError(message, object=text, cause=str(error)) from error
     return Place(str(found), str(found))
-
-
-def _dtype_keyword() -> str:
-    """What diffusers calls a dtype: versions that know ``dtype`` warn of ``torch_dtype``."""
-    from diffusers.utils import deprecation_utils
-
-    return "dtype" if hasattr(deprecation_utils, "_resolve_dtype") else "torch_dtype"

@@ -126,6 +126,7 @@ def open_weights(place: Place, stem: str, variant: str | None = None, config: Co
     names = [index, f"{stem}.safetensors"]
     if variant:
         names = [f"{stem}.safetensors.index.{variant}.json", f"{stem}.{variant}.safetensors"]
+        names.append(f"{stem}.safetensors.{variant}.index.json")  # as older diffusers wrote it
     for name in names:
         path = joined(place.weights, name)
         if is_url(path) or Path(path).exists():

@@ -1,23 +1,46 @@
 """peft: adapters from anywhere, onto models that are there.
 
-peft builds the adapter's layers without memory (``low_cpu_mem_usage``, a supported argument) and adopts the tensors it
-is given. Penstock reads those straight to the device of the model.
+Penstock reads an adapter straight to the device of the model. Where that comes out the same, peft builds the adapter's
+layers without memory (``low_cpu_mem_usage``, a supported argument) and adopts the tensors. It would not where the
+adapter has another dtype than the model, is initialised from the model's weights, or lacks some of its tensors: then
+layers are built with memory, as peft does by itself, and filled.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
+import logging
 import os
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock._native import Config
 from penstock.engines.files import Place, locate, open_weights
 from penstock.engines.libraries import required
 
 if TYPE_CHECKING:
-    from penstock.checkpoint import PathLike
+    from penstock.checkpoint import Checkpoint, PathLike
+
+logger = logging.getLogger(__name__)
 
 _HUB = ("token", "cache_dir", "local_files_only", "force_download")
+
+
+_NEEDLESS = ("low_cpu_mem_usage", "torch_device", "use_safetensors")
+"""What peft's own functions take and what is decided here by itself."""
+_FROM_NOTHING = (True, False, "gaussian", "orthogonal")
+"""Ways to initialise LoRA that do not look at the model's weights."""
+
+
+class _Wanted(NamedTuple):
+    """What a call asks for, besides the model and the place."""
+
+    name: str
+    is_trainable: bool
+    autocast: bool
+    key_mapping: dict[str, str] | None
+    ignore_mismatched_sizes: bool
 
 
 def from_pretrained(
@@ -26,9 +49,13 @@ def from_pretrained(
     adapter_name: str = "default",
     *,
     is_trainable: bool = False,
+    config: Any = None,
     subfolder: str = "",
     revision: str | None = None,
     autocast_adapter_dtype: bool = True,
+    ephemeral_gpu_offload: bool = False,
+    key_mapping: dict[str, str] | None = None,
+    ignore_mismatched_sizes: bool = False,
     penstock_config: Config | None = None,
     **hub: Any,
 ) -> Any:
@@ -39,10 +66,12 @@ def from_pretrained(
         path: the adapter: a directory, the name of one on the Hub.
         adapter_name: what to call it.
         is_trainable: whether it may be trained.
-        subfolder, revision: as for peft.
+        config: the adapter's ``PeftConfig``, if not the one that lies there.
+        subfolder, revision, ephemeral_gpu_offload, key_mapping, ignore_mismatched_sizes: as for peft.
         autocast_adapter_dtype: whether adapters in half precision become float32, as for peft.
         penstock_config: settings of the load.
-        hub: ``token``, ``cache_dir``, ``local_files_only``, ``force_download``.
+        hub: ``token``, ``cache_dir``, ``local_files_only``, ``force_download``. Where tensors are read to, and whether
+            layers are built without memory, is found by itself: ``torch_device`` and ``low_cpu_mem_usage`` do nothing.
 
     Returns:
         The ``PeftModel``, in evaluation mode unless it is trainable.
@@ -56,10 +85,18 @@ def from_pretrained(
     from peft import MODEL_TYPE_TO_PEFT_MODEL_MAPPING, PeftModel
 
     place = _place(path, subfolder, revision, hub)
-    settings = _settings(place, is_trainable)
+    settings = _settings(place, is_trainable, ephemeral_gpu_offload, config)
+    if key_mapping is None and not settings.is_prompt_learning:
+        # Of models whose layers were renamed since adapters for them were saved.
+        key_mapping = getattr(model, "_checkpoint_conversion_mapping", None)
+    checkpoint = open_weights(place, "adapter_model", config=penstock_config)
     cls = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(settings.task_type, PeftModel)
-    made = cls(model, settings, adapter_name, autocast_adapter_dtype=autocast_adapter_dtype, low_cpu_mem_usage=True)
-    _fill(made, place, adapter_name, is_trainable, autocast_adapter_dtype, penstock_config)
+    adopts = _adopts(model, settings, checkpoint)
+    made = cls(model, settings, adapter_name, autocast_adapter_dtype=autocast_adapter_dtype, low_cpu_mem_usage=adopts)
+    wanted = _Wanted(adapter_name, is_trainable, autocast_adapter_dtype, key_mapping, ignore_mismatched_sizes)
+    missing = _fill(made, checkpoint, wanted, adopts=adopts).missing_keys
+    if missing:
+        logger.warning("%s: not in the adapter, initialised by peft: %s", path, missing)
     return made
 
 
@@ -72,6 +109,9 @@ def load_adapter(
     subfolder: str = "",
     revision: str | None = None,
     autocast_adapter_dtype: bool = True,
+    ephemeral_gpu_offload: bool = False,
+    key_mapping: dict[str, str] | None = None,
+    ignore_mismatched_sizes: bool = False,
     penstock_config: Config | None = None,
     **hub: Any,
 ) -> Any:
@@ -84,48 +124,117 @@ def load_adapter(
     """
     required("torch", "peft")
     place = _place(path, subfolder, revision, hub)
+    checkpoint = open_weights(place, "adapter_model", config=penstock_config)
+    wanted = _Wanted(adapter_name, is_trainable, autocast_adapter_dtype, key_mapping, ignore_mismatched_sizes)
+    adopts = False
     if adapter_name not in model.peft_config:
-        settings = _settings(place, is_trainable)
+        settings = _settings(place, is_trainable, ephemeral_gpu_offload)
         model._check_new_adapter_config(settings, is_trainable=is_trainable)
-        cast = {"autocast_adapter_dtype": autocast_adapter_dtype}
-        known = inspect.signature(model.add_adapter).parameters
-        # Older versions leave it to the end, where `_fill` does it too.
-        kept = cast if "autocast_adapter_dtype" in known else {}
-        model.add_adapter(adapter_name, settings, low_cpu_mem_usage=True, **kept)
-        if is_trainable and hasattr(model, "set_requires_grad"):
-            model.set_requires_grad(adapter_name)
-    return _fill(model, place, adapter_name, is_trainable, autocast_adapter_dtype, penstock_config)
+        adopts = _adopts(model, settings, checkpoint)
+        _add(model, wanted, settings, adopts=adopts)
+    return _fill(model, checkpoint, wanted, adopts=adopts)
 
 
 def _place(path: PathLike, subfolder: str, revision: str | None, hub: dict[str, Any]) -> Place:
-    unknown = sorted(set(hub) - set(_HUB))
+    unknown = sorted(set(hub) - set(_HUB) - set(_NEEDLESS))
     if unknown:
         raise TypeError(f"unexpected keywords: {', '.join(unknown)}")
-    return locate(os.fspath(path), subfolder=subfolder, revision=revision, **hub)
+    hub = {name: value for name, value in hub.items() if name in _HUB}
+    return locate(os.fspath(path), subfolder=subfolder or "", revision=revision, **hub)
 
 
-def _settings(place: Place, is_trainable: bool) -> Any:
+def _settings(place: Place, is_trainable: bool, ephemeral_gpu_offload: bool, given: Any = None) -> Any:
     from peft import PeftConfig
 
-    settings = PeftConfig.from_pretrained(place.local)
+    settings = PeftConfig.from_pretrained(place.local) if given is None else given
     if settings.is_prompt_learning and is_trainable:
         raise ValueError("an adapter of prompt learning that is loaded cannot be trained")
     settings.inference_mode = not is_trainable
+    if hasattr(settings, "runtime_config"):
+        settings.runtime_config.ephemeral_gpu_offload = ephemeral_gpu_offload
     return settings
 
 
-def _fill(
-    model: Any, place: Place, adapter_name: str, is_trainable: bool, autocast: bool, config: Config | None
-) -> Any:
+def _adopts(model: Any, settings: Any, checkpoint: Checkpoint) -> bool:
+    """Whether the file's tensors can be the parameters: peft would copy them into parameters of the model's dtype, or
+    of float32, and into what it made of the model's weights.
+    """
+    from penstock.frameworks.torch import DTYPES
+
+    if getattr(settings, "init_lora_weights", True) not in _FROM_NOTHING:
+        return False
+    of_model = {parameter.dtype for parameter in model.parameters() if parameter.dtype.is_floating_point}
+    return len(of_model) == 1 and {DTYPES.get(info.dtype) for info in checkpoint.values()} <= of_model
+
+
+def _add(model: Any, wanted: _Wanted, settings: Any, *, adopts: bool) -> None:
+    known = inspect.signature(model.add_adapter).parameters
+    # Older versions leave it to the end, where `_fill` does it too.
+    cast = {"autocast_adapter_dtype": wanted.autocast} if "autocast_adapter_dtype" in known else {}
+    model.add_adapter(wanted.name, settings, low_cpu_mem_usage=adopts, **cast)
+    if wanted.is_trainable and hasattr(model, "set_requires_grad"):
+        model.set_requires_grad(wanted.name)
+
+
+def _fill(model: Any, checkpoint: Checkpoint, wanted: _Wanted, *, adopts: bool) -> Any:
     from peft import set_peft_model_state_dict
 
     device = next((p.device for p in model.parameters() if p.device.type != "meta"), "cpu")
-    weights = open_weights(place, "adapter_model", config=config).load(device=device)
-    result = set_peft_model_state_dict(model, weights, adapter_name=adapter_name, low_cpu_mem_usage=True)
+    weights = _renamed(checkpoint.load(device=device), wanted.key_mapping)
+    result = set_peft_model_state_dict(
+        model,
+        weights,
+        adapter_name=wanted.name,
+        ignore_mismatched_sizes=wanted.ignore_mismatched_sizes,
+        low_cpu_mem_usage=adopts,
+    )
+    if adopts:
+        _initialise_rest(model, wanted)
     # What an adapter does not hold is the model's own, so only what is the adapter's is missing.
-    result.missing_keys[:] = [name for name in result.missing_keys if f".{adapter_name}." in name]
+    result.missing_keys[:] = [name for name in result.missing_keys if f".{wanted.name}." in name]
     if hasattr(model.base_model, "_cast_adapter_dtype"):
-        model.base_model._cast_adapter_dtype(adapter_name=adapter_name, autocast_adapter_dtype=autocast)
-    if not is_trainable:
+        model.base_model._cast_adapter_dtype(adapter_name=wanted.name, autocast_adapter_dtype=wanted.autocast)
+    if not wanted.is_trainable:
         model.eval()
     return result
+
+
+def _initialise_rest(model: Any, wanted: _Wanted) -> None:
+    """Gives memory to what the file did not have: what peft would initialise it to, taken from another adapter that is
+    made for that and goes again.
+    """
+    lacking = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.device.type == "meta" and f".{wanted.name}." in f"{name}."
+    }
+    if not lacking:
+        return
+    other = f"{wanted.name}_initialised"
+    trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    _add(model, wanted._replace(name=other), copy.deepcopy(model.peft_config[wanted.name]), adopts=False)
+    for name, parameter in lacking.items():
+        owner, _, own = name.rpartition(".")
+        twin = model.get_parameter(f"{name}.".replace(f".{wanted.name}.", f".{other}.").removesuffix("."))
+        filled = type(parameter)(twin.detach(), requires_grad=parameter.requires_grad)
+        model.get_submodule(owner)._parameters[own] = filled
+    model.delete_adapter(other)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(trained[name])
+
+
+def _renamed(weights: dict[str, Any], mapping: dict[str, str] | None) -> dict[str, Any]:
+    """The tensors under the names that the first pattern that is found in each gives it, as peft renames them."""
+    if not mapping:
+        return weights
+    renamed = {}
+    for name, tensor in weights.items():
+        prefix = next((p for p in ("base_model.model.", "base_model.") if name.startswith(p)), "")
+        rest = name.removeprefix(prefix)
+        for pattern, replacement in mapping.items():
+            changed, count = re.subn(pattern, replacement, rest)
+            if count:
+                rest = changed
+                break
+        renamed[prefix + rest] = tensor
+    return renamed

@@ -64,7 +64,8 @@ def from_pretrained(
         path: the model: a directory, a model of a Hugging Face cache, the name of one on the Hub.
         model_args, kwargs: what else ``from_pretrained`` takes (``attn_implementation``, ``quantization_config``, …).
         device: where the model ends up: ``"cpu"``, ``"cuda"``, ``"cuda:N"``.
-        dtype: of the model: a torch dtype, its name, or ``"auto"`` for what its configuration or its weights say.
+        dtype: of the model: a torch dtype, its name, or ``"auto"`` for what its configuration or its weights say; or a
+            dict of these by part of the model, as for transformers.
         config: the model's configuration, if not the one that lies there.
         variant, subfolder, revision: as for transformers.
         trust_remote_code: whether code that lies beside the weights may run.
@@ -78,13 +79,16 @@ def from_pretrained(
 
     Raises:
         MissingDependencyError: where transformers is absent or too old.
-        ConfigError: for a ``device_map`` of several devices, or a class that cannot load models.
+        ConfigError: for a ``device_map`` of several devices, a class that cannot load models, or an adapter.
         PenstockError: see ``penstock.open`` and ``Checkpoint.stream``. What transformers raises comes through.
     """
     required("torch", "transformers", "accelerate")
     where = _one_device(device, kwargs.pop("device_map", None))
     hub = {name: kwargs.pop(name) for name in _HUB if name in kwargs}
     place = locate(path, subfolder=subfolder, revision=revision, **hub)
+    if place.holds("adapter_config.json") and not place.holds("config.json") and config is None:
+        remedy = "Load the model that it is for, and then penstock.engines.peft.from_pretrained(model, path)"
+        raise ConfigError(f"{path}: this is an adapter of peft, not a model. {remedy}", object=str(path), remedy=remedy)
     return load(
         model_class,
         place,
@@ -244,6 +248,8 @@ def _adopts(
     from penstock.frameworks.torch import DTYPES
 
     if kwargs.get("quantization_config") is not None or cls.__name__ not in (config.architectures or []):
+        return False
+    if isinstance(dtype, dict):  # one for each part of the model
         return False
     if any(re.search(r"\.experts\.\d+\.", name) for name in checkpoint):
         return False

@@ -106,7 +106,8 @@ def number(name: str, least: int) -> int | None:
 
 @contextmanager
 def credentials(given: S3Credentials | None = None) -> Iterator[None]:
-    """While this is active, Penstock finds the credentials given and the endpoint that ``RUNAI_STREAMER_S3_*`` names.
+    """While this is active, Penstock finds the credentials given, and what this interface's variables for stores say,
+    under the names that it knows.
 
     Clients are made when something is opened, so that is all that has to happen within. The environment is as before
     afterwards. One thread at a time: the environment is the whole process's.
@@ -115,6 +116,10 @@ def credentials(given: S3Credentials | None = None) -> Iterator[None]:
         "AWS_ENDPOINT_URL": os.environ.get("RUNAI_STREAMER_S3_ENDPOINT"),
         "AWS_SKIP_SIGNATURE": _switch("RUNAI_STREAMER_S3_UNSIGNED"),
         "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": _switch("RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING"),
+        "GOOGLE_APPLICATION_CREDENTIALS": os.environ.get("RUNAI_STREAMER_GCS_CREDENTIAL_FILE") or None,
+        "GOOGLE_SKIP_SIGNATURE": _switch("RUNAI_STREAMER_GCS_USE_ANONYMOUS_CREDENTIALS"),
+        "STORAGE_EMULATOR_HOST": os.environ.get("CLOUD_STORAGE_EMULATOR_ENDPOINT") or None,
+        "AZURE_STORAGE_ENDPOINT": _azure_endpoint(),
     }
     if given is not None:
         wanted |= {
@@ -139,6 +144,11 @@ def credentials(given: S3Credentials | None = None) -> Iterator[None]:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
+
+
+def _azure_endpoint() -> str | None:
+    account, suffix = (os.environ.get(f"AZURE_STORAGE_{name}") for name in ("ACCOUNT_NAME", "ENDPOINT_SUFFIX"))
+    return f"https://{account}.{suffix.lstrip('.')}" if account and suffix else None
 
 
 def _switch(name: str) -> str | None:

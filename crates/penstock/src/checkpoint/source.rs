@@ -86,6 +86,11 @@ pub fn resolve(store: &dyn Store, inputs: &[String]) -> Result<Resolved> {
     Ok(found.resolved)
 }
 
+/// Whether a file of that name is a shard index: with a variant, as in `model.safetensors.index.fp16.json`, too.
+fn is_index(name: &str) -> bool {
+    name.ends_with(".index.json") || (name.contains(".safetensors.index.") && name.ends_with(".json"))
+}
+
 struct Found<'s> {
     store: &'s dyn Store,
     resolved: Resolved,
@@ -95,7 +100,7 @@ struct Found<'s> {
 impl Found<'_> {
     /// An object: weights, or an index.
     fn object(&mut self, location: &str) -> Result<()> {
-        if place::name(location).ends_with(".index.json") {
+        if is_index(place::name(location)) {
             self.index(location)
         } else {
             self.add(location.to_owned()).map(drop)

@@ -167,8 +167,13 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             return None
         return ranks.sharing(get_tp_group(), self.options, is_cpu=device == "cpu", logger=logger)
 
-    def load_weights_and_postprocess(self, model: Any, weights: Any, target_device: Any) -> None:
-        """Fills the model's parameters, and has SGLang do with them what it does when they are there."""
+    def load_weights_and_postprocess(
+        self, model: Any, weights: Any, target_device: Any, *, model_config: Any = None
+    ) -> None:
+        """Fills the model's parameters, and has SGLang do with them what it does when they are there.
+
+        Versions after 0.5.23 say of the load at the start whose it is, and have a hook for it.
+        """
         self.counter_before_loading_weights = time.perf_counter()
         self._device, reason = _device(target_device)
         if not isinstance(weights, Offered):
@@ -194,6 +199,8 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
                 PenstockModelLoader.recording = False
             LATEST[:] = [statistics]
             report(logger, time.perf_counter() - self.counter_before_loading_weights, statistics)
+        if model_config is not None:
+            DefaultModelLoader.pre_weight_processing_hook(model, model_config)
         DefaultModelLoader.postprocess_weights(model, target_device)
 
     def recorder(self, sharing: Sharing | None = None) -> Recorder:

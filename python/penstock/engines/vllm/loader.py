@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Generator, Iterator
+from fnmatch import fnmatch
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from vllm.platforms import current_platform
 import penstock
 from penstock.engines import ranks
 from penstock.engines.filling import Weights, fill, in_short, no_safetensors, ordinary, report
+from penstock.engines.objects import list_safetensors
 from penstock.engines.vllm import FORMAT
 from penstock.engines.vllm.options import Options
 from penstock.engines.vllm.stores import is_url
@@ -41,6 +43,9 @@ logger = init_logger("vllm.penstock")
 
 LATEST: list[Statistics] = []
 """Figures of the latest load of this process."""
+
+_CONFIGURED: dict[str, str] = {}
+"""From models on object stores to the directories of their configurations, as they were first loaded."""
 
 
 class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
@@ -80,7 +85,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         for number, source in enumerate([self._primary(model_config, model), *getattr(model, "secondary_weights", ())]):
             location = _location(source.model_or_path, model_config)
             if is_url(location):
-                where: Any = f"{location.rstrip('/')}/{source.subfolder}" if source.subfolder else location
+                where: Any = self._objects(location, source, model_config)
             else:
                 where = self._files(location, source, model_config)
             checkpoint = penstock.open(where, config=self.options.config())
@@ -91,6 +96,17 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
                 and not (number == 0 and unused is not None and unused(name))
             ]
             yield Weights(checkpoint, names, source.prefix)
+
+    def _objects(self, location: str, source: DefaultModelLoader.Source, model_config: Any) -> Any:
+        """What to read at a URL: all of it, unless the model names its files or is in Mistral's format."""
+        where = f"{location.rstrip('/')}/{source.subfolder}" if source.subfolder else location
+        of_mistral = getattr(model_config, "config_format", None) == "mistral"
+        patterns = source.allow_patterns_overrides or (["consolidated*.safetensors"] if of_mistral else [])
+        if not patterns or where.startswith(("http://", "https://")):  # whose servers cannot list
+            return where
+        present = list_safetensors(where)
+        found = ([file for file in present if fnmatch(file.rpartition("/")[2], pattern)] for pattern in patterns)
+        return next(filter(None, found), where)
 
     def _files(self, location: str, source: DefaultModelLoader.Source, model_config: Any) -> list[str]:
         # vLLM 0.24 tells three things, 0.32 a fourth.
@@ -187,7 +203,11 @@ def register() -> None:
 def _location(model_or_path: str, model_config: Any) -> str:
     """Where weights are: of a model on an object store, vLLM's ``model`` is a directory with its configuration."""
     elsewhere = getattr(model_config, "model_weights", None)
-    return elsewhere if elsewhere and model_or_path == model_config.model else model_or_path
+    if not elsewhere or model_or_path != model_config.model:
+        return model_or_path
+    # To reload from another path, vLLM 0.24 changes ``model`` alone: the object store is then that of the model before.
+    configured = _CONFIGURED.setdefault(elsewhere, model_or_path)
+    return elsewhere if configured == model_or_path else model_or_path
 
 
 def _device(load_config: Any) -> str:

@@ -98,6 +98,14 @@ fn an_index_given_directly() {
 }
 
 #[test]
+fn an_index_of_a_variant_given_directly() {
+    let files = Files::new();
+    files.weights("m.safetensors", &[]);
+    let index = files.index("m.safetensors.index.fp16.json", &[("a", "m.fp16-1.safetensors")]);
+    assert_eq!(objects(&files, &[&index]), ["m.fp16-1.safetensors"]);
+}
+
+#[test]
 fn a_malformed_index_is_named() {
     let files = Files::new();
     let index = files.index("m.safetensors.index.json", &[("a", "../2.safetensors")]);
