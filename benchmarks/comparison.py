@@ -115,18 +115,16 @@ class Comparison:
         reference.write_text(json.dumps(checksum.of_files(case.files)))
         self.serialise(case)
         copied: checkpoints.Case | None = None
-        settled: tuple[int, int] | None = None
+        settled: int | None = None
         try:
-            for position, turn in enumerate(self.plan(case.name)):
+            for turn in self.plan(case.name):
                 in_memory = turn.state == "tmpfs"
                 if in_memory and copied is None and not self.hopeless(case.name, turn.state, "*"):
                     copied = self.copy_to_memory(case)
                 if not self.hopeless(case.name, turn.state, turn.what):
-                    # A load to host memory needs all of it each time.
-                    due = (turn.round, position if self.options.device == "cpu" else 0)
-                    if due != settled:
-                        common.settle_memory(min(case.nbytes * 5 // 4, common.available_memory() // 2))
-                        settled = due
+                    if turn.round != settled:
+                        common.settle_memory(enough(case))
+                        settled = turn.round
                     place = copied if in_memory and copied else case
                     if turn.setting is None:
                         self.load(place, turn, reference)
@@ -206,6 +204,8 @@ class Comparison:
             "files": [str(file) for file in files],
             "device": self.options.device,
             "reference": None if self.checked(item) else str(reference),
+            # A load to host memory needs all of it each time.
+            "settle": enough(case) if self.options.device == "cpu" else 0,
         }
         began = time.monotonic()
         try:
@@ -319,6 +319,11 @@ class Comparison:
 
     def save(self) -> None:
         report.write(self.options.output, self.result)
+
+
+def enough(case: checkpoints.Case) -> int:
+    """The bytes of host memory that a load may need."""
+    return min(case.nbytes * 5 // 4, common.available_memory() // 2)
 
 
 def outcome(item: dict[str, Any]) -> str:

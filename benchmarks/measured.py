@@ -26,8 +26,14 @@ import limits
 import loaders
 
 
-def measure(loader: str, files: list[str], device: str, reference: str | None, touch: bool = True) -> dict[str, Any]:
-    """One load of the files by one loader; with ``reference``, a JSON file of checksums, every byte is checked."""
+def measure(
+    loader: str, files: list[str], device: str, reference: str | None, touch: bool = True, settle: int = 0
+) -> dict[str, Any]:
+    """One load of the files by one loader; with ``reference``, a JSON file of checksums, every byte is checked.
+
+    So many bytes of memory are settled right before the clock: a host takes free pages back within seconds, which is
+    what imports take.
+    """
     import torch
 
     row = loaders.of(loader)
@@ -47,6 +53,8 @@ def measure(loader: str, files: list[str], device: str, reference: str | None, t
     if cuda:
         torch.cuda.reset_peak_memory_stats()
         free, held = torch.cuda.mem_get_info()[0], torch.cuda.memory_allocated()
+    if settle:
+        common.settle_memory(settle)
     reset_peak_rss()
     rss, usage = _status("VmRSS"), resource.getrusage(resource.RUSAGE_SELF)
     began = time.perf_counter()

@@ -58,8 +58,6 @@ def main() -> None:
 
 def load(case: checkpoints.Case, state: str, readers: str, device: str, work: Path) -> dict[str, Any]:
     """Seconds of one load, and what the tuner tried."""
-    if device == "cpu":
-        common.settle_memory(min(case.nbytes * 5 // 4, common.available_memory() // 2))
     common.set_cache(case.files, state)
     task = {
         "do": "load",
@@ -67,6 +65,7 @@ def load(case: checkpoints.Case, state: str, readers: str, device: str, work: Pa
         "files": [str(file) for file in case.files],
         "device": device,
         "reference": None,
+        "settle": min(case.nbytes * 5 // 4, common.available_memory() // 2) if device == "cpu" else 0,
     }
     env = {} if readers == FOUND else {"PENSTOCK_READERS": readers}
     done = processes.run(task, work, seconds=300, env=env)

@@ -83,10 +83,13 @@ class Bench:
         row, _, site = row.partition("+")
         name, requests, device = parts(row, self.options.device)
         kind, _, memory = name.partition("-")
-        if device == "cpu":
-            common.settle_memory(self.bytes + self.bytes // 4)
+        # Those that fill memory which exists need none.
+        fresh = device == "cpu" and memory not in {"ready", "into"}
+        settle = self.bytes + self.bytes // 4 if fresh else 0
         load = os.getloadavg()[0]
         if kind in PLAIN:
+            if settle:
+                common.settle_memory(settle)
             ready = ["--ready"] if memory == "ready" else []
             url = f"http://{address}/{self.files[0].name}"
             command = [self.options.program, PLAIN[kind], url, "--requests", requests, *ready]
@@ -102,6 +105,7 @@ class Bench:
             "reference": None if kind == "tensorizer" else str(self.reference),
             # Nothing is mapped here, and plain clients do not look at what they got within their time either.
             "touch": False,
+            "settle": settle,
         }
         env = environment(address, requests, secure)
         if site:
