@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Collection, Mapping
@@ -121,6 +123,17 @@ class Remains(NamedTuple):
         from penstock._native import staging_usage
 
         return cls(len(threads_left()), len(os.listdir("/proc/self/fd")), staging_usage()[2])
+
+
+def opened_elsewhere(location: str, environment: dict[str, str] | None = None) -> str:
+    """What a process of its own says when it opens the object: a process reads the variables of proxies once."""
+    code = (
+        "import penstock, sys\ntry:\n    penstock.open(sys.argv[1])\n    print('opened')\n"
+        "except penstock.PenstockError as error:\n    print(type(error).__name__, error)"
+    )
+    command = [sys.executable, "-c", code, location]
+    environment = {**os.environ, **(environment or {})}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
 def python_threads() -> int:

@@ -27,6 +27,8 @@ from typing import NamedTuple
 
 import pytest
 
+from services import serving
+
 BUCKET = "penstock-test"
 _SCRIPT = Path(__file__).parent.parent / "tools" / "servers.sh"
 _AZURE_ACCOUNT = "devstoreaccount1"
@@ -163,6 +165,13 @@ def s3(directory: Path, *more: str) -> Iterator[Remote]:
         yield Remote(f"s3://{BUCKET}", environment, put)
 
 
+def forget_settings(monkeypatch: pytest.MonkeyPatch, *prefixes: str) -> None:
+    """Takes the variables of this machine's proxies away, and those of a provider: AWS's, where none is named."""
+    for name in os.environ:
+        if name.startswith(prefixes or "AWS_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+
+
 @contextlib.contextmanager
 def s3_without_credentials(home: Path, body: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """An S3 that the environment leads to, without proxies and keys but those that a test puts into ``home``.
@@ -172,9 +181,7 @@ def s3_without_credentials(home: Path, body: bytes, monkeypatch: pytest.MonkeyPa
     directory = home / "gateway"
     directory.mkdir()
     with s3(directory) as remote:
-        for name in os.environ:
-            if name.startswith("AWS_") or name.lower().endswith("_proxy"):
-                monkeypatch.delenv(name)
+        forget_settings(monkeypatch)
         monkeypatch.setenv("HOME", str(home))
         remote.put("m.safetensors", body)
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -271,19 +278,10 @@ def web(directory: Path) -> Iterator[Remote]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        port = server.server_address[1]
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as port:
         yield Remote(
             f"http://127.0.0.1:{port}", {}, lambda key, body: objects.update({f"/{key}": body}), requests, refuse
         )
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 class Counted:

@@ -4,13 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import shutil
 import ssl
+import subprocess
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import NamedTuple
+
+import pytest
+
+
+@contextlib.contextmanager
+def serving(server: ThreadingTCPServer) -> Iterator[int]:
+    """Runs a server in a thread; yields its port."""
+    # A connection that its client keeps open is not waited for.
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 class Asked(NamedTuple):
@@ -53,15 +73,8 @@ def service(answer: Answer) -> Iterator[tuple[str, list[Asked]]]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as port:
+        yield f"http://127.0.0.1:{port}", asked
 
 
 @contextlib.contextmanager
@@ -108,16 +121,8 @@ def proxy(hosts: dict[str, int]) -> Iterator[tuple[str, list[str]]]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as port:
+        yield f"http://127.0.0.1:{port}", asked
 
 
 # What a server writes in answer to the head of a request, piece by piece.
@@ -150,15 +155,32 @@ def bare(write: Write, tls: ssl.SSLContext | None = None) -> Iterator[tuple[str,
                     connection.sendall(piece)
                 connection.close()
 
-    class Server(ThreadingTCPServer):
-        daemon_threads = True
+    with serving(ThreadingTCPServer(("127.0.0.1", 0), Handler)) as port:
+        yield f"127.0.0.1:{port}", asked
 
-    server = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_address[1]}", asked
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+
+def certificate(
+    directory: Path, names: str, days: tuple[str, str] = ("20200101000000", "20991231235959")
+) -> tuple[ssl.SSLContext, str]:
+    """A certificate for these names, good between these days, and a server's settings with it. Its key is key.pem."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl, which makes the certificate, is not installed")
+    key, request, cert, config = (directory / name for name in ("key.pem", "request.pem", "cert.pem", "ca.cnf"))
+    config.write_text(
+        f"[ca]\ndefault_ca=own\n[own]\nnew_certs_dir={directory}\ndatabase={directory}/index\nserial={directory}/serial\n"
+        f"default_md=sha256\npolicy=any\nunique_subject=no\n[any]\ncommonName=optional\n"
+        f"[server]\nsubjectAltName={names}\nbasicConstraints=critical,CA:FALSE\n"
+    )
+    (directory / "index").write_text("")
+    (directory / "serial").write_text("01")
+    made = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key, "-out", request]
+    signed = ["-selfsign", "-batch", "-notext", "-keyfile", key, "-in", request, "-out", cert, "-extensions", "server"]
+    period = ["-startdate", f"{days[0]}Z", "-enddate", f"{days[1]}Z"]
+    for command in (
+        ["openssl", "req", "-new", *made, "-subj", "/CN=test"],
+        ["openssl", "ca", "-config", config, *signed, *period],
+    ):
+        subprocess.run(command, check=True, capture_output=True)
+    settings = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    settings.load_cert_chain(cert, key)
+    return settings, str(cert)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import ssl
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import penstock
-from conftest import Raw, assert_bits, shard
-from services import Write, bare
+import servers
+from conftest import Raw, assert_bits, opened_elsewhere, shard
+from services import Write, bare, certificate
 
 _META = 'ETag: "1"\r\nLast-Modified: Sat, 21 Nov 2026 00:00:00 GMT\r\n'
 
@@ -92,9 +88,7 @@ def server_of(body: bytes, *answers: Part) -> Write:
 @pytest.fixture(params=["web", "s3"])
 def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     """The location of an object on a server of that address."""
-    for name in os.environ:
-        if name.startswith("AWS_") or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
+    servers.forget_settings(monkeypatch)
 
     def location(address: str) -> str:
         if request.param == "web":
@@ -109,9 +103,7 @@ def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ca
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """An object of S3 at an endpoint, with keys, and with these variables."""
-    for name in os.environ:
-        if name.startswith("AWS_") or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
+    servers.forget_settings(monkeypatch)
 
     def location(endpoint: str, **variables: str) -> str:
         keys = {"AWS_ACCESS_KEY_ID": "sentinel-access", "AWS_SECRET_ACCESS_KEY": "SENTINEL-secret-key"}
@@ -227,31 +219,6 @@ def test_a_clock_that_is_wrong_is_told(s3: Callable[..., str]) -> None:
         assert len(asked) == 1
 
 
-def certificate(directory: Path, names: str, days: tuple[str, str]) -> tuple[ssl.SSLContext, str]:
-    """A certificate for these names, good between these days, and a server's settings with it."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl, which makes the certificate, is not installed")
-    key, request, cert, config = (directory / name for name in ("key.pem", "request.pem", "cert.pem", "ca.cnf"))
-    config.write_text(
-        f"[ca]\ndefault_ca=own\n[own]\nnew_certs_dir={directory}\ndatabase={directory}/index\nserial={directory}/serial\n"
-        f"default_md=sha256\npolicy=any\nunique_subject=no\n[any]\ncommonName=optional\n"
-        f"[server]\nsubjectAltName={names}\nbasicConstraints=critical,CA:FALSE\n"
-    )
-    (directory / "index").write_text("")
-    (directory / "serial").write_text("01")
-    made = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key, "-out", request]
-    signed = ["-selfsign", "-batch", "-notext", "-keyfile", key, "-in", request, "-out", cert, "-extensions", "server"]
-    period = ["-startdate", f"{days[0]}Z", "-enddate", f"{days[1]}Z"]
-    for command in (
-        ["openssl", "req", "-new", *made, "-subj", "/CN=test"],
-        ["openssl", "ca", "-config", config, *signed, *period],
-    ):
-        subprocess.run(command, check=True, capture_output=True)
-    settings = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    settings.load_cert_chain(cert, key)
-    return settings, str(cert)
-
-
 @pytest.mark.parametrize(
     ("names", "days", "told"),
     [
@@ -295,15 +262,9 @@ def test_an_endpoint_without_tls_is_told_at_once(s3: Callable[..., str]) -> None
 )
 def test_a_proxy_that_makes_no_tunnel_is_told(status: str, told: str, remedy: str, s3: Callable[..., str]) -> None:
     answer = [f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode()]
-    code = (
-        "import penstock, sys\ntry:\n    penstock.open(sys.argv[1])\n"
-        "except penstock.PenstockError as error:\n    print(type(error).__name__, error)"
-    )
     with bare(lambda _: answer) as (address, asked):
         location = s3("https://storage.example", HTTPS_PROXY=f"http://user:SENTINEL-password@{address}")
-        # In a process of its own: proxies are looked up once.
-        command = [sys.executable, "-c", code, location]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+        said = opened_elsewhere(location)
         assert asked[0].startswith("CONNECT storage.example:443 ")
     assert told in said
     assert remedy in said

@@ -204,9 +204,7 @@ def _key_of(headers: Message) -> str:
 def test_keys_that_expire_in_the_middle_of_a_load_are_fetched_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in os.environ:
-        if name.startswith("AWS_"):
-            monkeypatch.delenv(name)
+    servers.forget_settings(monkeypatch)
     with servers.web(tmp_path) as service, servers.web(tmp_path) as remote:
         assert service.requests is not None
         assert service.refuse is not None
@@ -269,9 +267,7 @@ def test_the_azure_command_line_gives_tokens_where_that_is_asked_for(
     answer = {"accessToken": "SENTINEL-token", "expiresOn": "2099-01-01 00:00:00.000000", "tokenType": "Bearer"}
     command.write_text(f"#!/bin/sh\necho '{json.dumps(answer | {'subscription': 's', 'tenant': 't'})}'\n")
     command.chmod(0o755)
-    for name in os.environ:
-        if name.startswith(("AZURE_", "IDENTITY_", "MSI_")) or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
+    servers.forget_settings(monkeypatch, "AZURE_", "IDENTITY_", "MSI_")
     monkeypatch.setenv("PATH", f"{command.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("AZURE_USE_AZURE_CLI", "true")
 

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,8 +15,8 @@ import pytest
 
 import penstock
 import servers
-from conftest import Raw, assert_bits, raw_bytes, shard, write_raw
-from services import proxy, service
+from conftest import Raw, assert_bits, opened_elsewhere, raw_bytes, shard, write_raw
+from services import certificate, proxy, service
 
 _KEY, _SECRET = "sentinel-access", "sentinel-secret-key"
 # Nobody resolves it but the proxy of a test.
@@ -37,16 +36,10 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_tls_is_checked_against_the_bundle(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl, which makes the certificate, is not installed")
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-keyout", str(key), "-out", str(cert), "-days", "30", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"]
-    subprocess.run(command, check=True, capture_output=True)
+    _, cert = certificate(tmp_path, "DNS:localhost,IP:127.0.0.1")
     directory = tmp_path / "tls"
     directory.mkdir()
-    with servers.s3(directory, "--cert", str(cert), "--key", str(key)) as remote:
+    with servers.s3(directory, "--cert", cert, "--key", str(tmp_path / "key.pem")) as remote:
         body, tensors = shard(tmp_path, 1)
         remote.put("m.safetensors", body)
         endpoint = remote.environment["AWS_ENDPOINT_URL"].replace("http://", "https://")
@@ -54,7 +47,7 @@ def test_tls_is_checked_against_the_bundle(bucket: str, tmp_path: Path, monkeypa
         with pytest.raises(penstock.StorageError, match=r"[Cc]ertificate") as raised:
             penstock.open(bucket)
         assert "AWS_CA_BUNDLE" in (raised.value.remedy or "")
-        monkeypatch.setenv("AWS_CA_BUNDLE", str(cert))
+        monkeypatch.setenv("AWS_CA_BUNDLE", cert)
         assert_bits(penstock.open(bucket).load(framework="np"), tensors)
 
 
@@ -73,17 +66,6 @@ def test_a_proxy_gets_its_user_and_what_it_refuses_is_told(bucket: str, monkeypa
         for excepted in ("127.0.0.1", "example.com, 127.0.0.0/8", "*"):
             assert opened_elsewhere(bucket, {**by_proxy, "NO_PROXY": excepted}) == "opened\n", excepted
         assert not asked
-
-
-def opened_elsewhere(bucket: str, environment: dict[str, str]) -> str:
-    """What a process of its own says when it opens the object: a process reads the variables of proxies once."""
-    code = (
-        "import penstock, sys\ntry:\n    penstock.open(sys.argv[1])\n    print('opened')\n"
-        "except penstock.PenstockError as error:\n    print(error)"
-    )
-    command = [sys.executable, "-c", code, bucket]
-    environment = {**os.environ, **environment}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
 _READ = """
@@ -121,9 +103,7 @@ def test_buckets_are_addressed_by_host_name_or_path(
                 files[path] = hashlib.sha256(body).hexdigest()
             tensors[f"t{number}"] = hashlib.sha256(held[f"t{number}"].data).hexdigest()
         port = int(remote.environment["AWS_ENDPOINT_URL"].rpartition(":")[2])
-        for variable in os.environ:
-            if variable.startswith("AWS_") or variable.lower().endswith("_proxy"):
-                monkeypatch.delenv(variable)
+        servers.forget_settings(monkeypatch)
         style = "virtual" if "profile" in by else "path"
         (tmp_path / "config").write_text(f"[default]\ns3 =\n  addressing_style = {style}\n  max_queue_size = 9\n")
         with proxy({_DOMAIN: port}) as (url, asked):

@@ -3,7 +3,6 @@
 
 use std::process::Command;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use penstock::ErrorKind;
 use penstock::store::Store;
@@ -173,21 +172,7 @@ fn someone_of_a_workforce_pool_is_known_by_the_refresh_token_given_last() {
         let answer = json!({"access_token": token, "refresh_token": next, "expires_in": 2});
         Act::Answer(answer.to_string())
     });
-    let seen = Arc::new(Mutex::new(Vec::new()));
-    let seeing = Arc::clone(&seen);
-    google.storage.script(move |request, _| {
-        seeing.lock().unwrap().push(bearer(request).to_owned());
-        Act::Serve
-    });
-    let object = google.store(&workforce(&google), &[]).open(&google.location).unwrap();
-    for _ in 0..5 {
-        read(object.as_ref(), 1_000_000, 1000).unwrap();
-        std::thread::sleep(Duration::from_millis(600));
-    }
-    let seen = seen.lock().unwrap();
-    assert_eq!(seen.first().map(String::as_str), Some("token-0"));
-    assert!(seen.contains(&"token-1".to_owned()) && seen.contains(&"token-2".to_owned()), "{seen:?}");
-    assert!(google.tokens.requests() < seen.len(), "{seen:?}");
+    google.renews(&workforce(&google));
 }
 
 #[test]

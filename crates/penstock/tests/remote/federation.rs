@@ -2,8 +2,6 @@
 //! and of IAM, for a token that the storage is asked with.
 
 use std::os::unix::fs::PermissionsExt;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use penstock::ErrorKind;
 use penstock::store::{Environment, RemoteStore, Store};
@@ -196,24 +194,8 @@ fn a_service_account_is_acted_as() {
 #[test]
 fn tokens_are_renewed_while_a_load_goes_on() {
     let Some(google) = Google::start() else { return };
-    // A few seconds each; which one comes with each request is what storage sees.
     google.give(|number| (format!("token-{number}"), 2));
-    let seen = Arc::new(Mutex::new(Vec::new()));
-    let seeing = Arc::clone(&seen);
-    google.storage.script(move |request, _| {
-        seeing.lock().unwrap().push(bearer(request).to_owned());
-        Act::Serve
-    });
-    let object = google.store(&google.of_file(), &[]).open(&google.location).unwrap();
-    for _ in 0..5 {
-        read(object.as_ref(), 1_000_000, 1000).unwrap();
-        std::thread::sleep(Duration::from_millis(600));
-    }
-    let seen = seen.lock().unwrap();
-    assert_eq!(seen.first().map(String::as_str), Some("token-0"));
-    assert!(seen.contains(&"token-1".to_owned()) && seen.contains(&"token-2".to_owned()), "{seen:?}");
-    // Not for every request.
-    assert!(google.tokens.requests() < seen.len(), "{seen:?}");
+    google.renews(&google.of_file());
 }
 
 #[test]

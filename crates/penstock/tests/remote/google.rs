@@ -2,6 +2,8 @@
 //! gives them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use penstock::ErrorKind;
 use penstock::store::{Environment, RemoteStore, Store};
@@ -113,6 +115,27 @@ impl Google {
         let (bytes, _) =
             soon(move || read(store.open(&location).unwrap().as_ref(), 600_000, 2_000_000)).unwrap();
         assert!(bytes == content(SIZE)[600_000..2_600_000]);
+    }
+
+    /// Reads for some seconds through an identity whose tokens, `token-0` and so on, are good for two each, and checks
+    /// that they are renewed, and not for every request.
+    pub(super) fn renews(&self, settings: &Value) {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let seeing = Arc::clone(&seen);
+        // Which one comes with each request is what storage sees.
+        self.storage.script(move |request, _| {
+            seeing.lock().unwrap().push(bearer(request).to_owned());
+            Act::Serve
+        });
+        let object = self.store(settings, &[]).open(&self.location).unwrap();
+        for _ in 0..5 {
+            read(object.as_ref(), 1_000_000, 1000).unwrap();
+            std::thread::sleep(Duration::from_millis(600));
+        }
+        let seen = seen.lock().unwrap();
+        assert_eq!(seen.first().map(String::as_str), Some("token-0"));
+        assert!(seen.contains(&"token-1".to_owned()) && seen.contains(&"token-2".to_owned()), "{seen:?}");
+        assert!(self.tokens.requests() < seen.len(), "{seen:?}");
     }
 
     /// What opening fails with: denied, and without a secret.
