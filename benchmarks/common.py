@@ -197,6 +197,11 @@ def touch(tensors: dict[str, Any]) -> int:
     return sum(int(t.detach().flatten().view(torch.uint8)[::PAGE].sum()) for t in tensors.values())
 
 
+def enough_memory(nbytes: int) -> int:
+    """The bytes of host memory that a load of so many may need, as far as the machine can spare them."""
+    return min(nbytes * 5 // 4, available_memory() // 2)
+
+
 def settle_memory(nbytes: int) -> None:
     """Touches and frees ``nbytes`` in another process, so that the measured one gets memory that really exists.
 

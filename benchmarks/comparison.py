@@ -123,7 +123,7 @@ class Comparison:
                     copied = self.copy_to_memory(case)
                 if not self.hopeless(case.name, turn.state, turn.what):
                     if turn.round != settled:
-                        common.settle_memory(enough(case))
+                        common.settle_memory(common.enough_memory(case.nbytes))
                         settled = turn.round
                     place = copied if in_memory and copied else case
                     if turn.setting is None:
@@ -205,7 +205,7 @@ class Comparison:
             "device": self.options.device,
             "reference": None if self.checked(item) else str(reference),
             # A load to host memory needs all of it each time.
-            "settle": enough(case) if self.options.device == "cpu" else 0,
+            "settle": common.enough_memory(case.nbytes) if self.options.device == "cpu" else 0,
         }
         began = time.monotonic()
         try:
@@ -319,11 +319,6 @@ class Comparison:
 
     def save(self) -> None:
         report.write(self.options.output, self.result)
-
-
-def enough(case: checkpoints.Case) -> int:
-    """The bytes of host memory that a load may need."""
-    return min(case.nbytes * 5 // 4, common.available_memory() // 2)
 
 
 def outcome(item: dict[str, Any]) -> str:

@@ -65,7 +65,7 @@ def load(case: checkpoints.Case, state: str, readers: str, device: str, work: Pa
         "files": [str(file) for file in case.files],
         "device": device,
         "reference": None,
-        "settle": min(case.nbytes * 5 // 4, common.available_memory() // 2) if device == "cpu" else 0,
+        "settle": common.enough_memory(case.nbytes) if device == "cpu" else 0,
     }
     env = {} if readers == FOUND else {"PENSTOCK_READERS": readers}
     done = processes.run(task, work, seconds=300, env=env)

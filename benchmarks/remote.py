@@ -85,7 +85,7 @@ class Bench:
         kind, _, memory = name.partition("-")
         # Those that fill memory which exists need none.
         fresh = device == "cpu" and memory not in {"ready", "into"}
-        settle = self.bytes + self.bytes // 4 if fresh else 0
+        settle = common.enough_memory(self.bytes) if fresh else 0
         load = os.getloadavg()[0]
         if kind in PLAIN:
             if settle:
