@@ -97,7 +97,8 @@ class Comparison:
         cases = [given.name] if given else self.options.cases
         todo = sum(turn.setting is None for name in cases for turn in self.plan(name))
         try:
-            self.machine_limits()
+            if not self.options.no_limits:
+                self.machine_limits()
             for name in cases:
                 self.one_case(given or self.make(name))
         except OutOfTimeError:
@@ -156,7 +157,7 @@ class Comparison:
             seen = set()
             for state in self.options.states:
                 entries = [Turn(number, state, name) for name in self.names_in(state)]
-                if LIMITS[state] not in seen:
+                if LIMITS[state] not in seen and not self.options.no_limits:
                     limit = LIMITS[state][0]
                     entries += [Turn(number, state, limit, setting) for setting in limits.settings(limit)]
                     seen.add(LIMITS[state])

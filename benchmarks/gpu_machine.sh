@@ -2,15 +2,15 @@
 # gpu_machine.sh WHEELS OUT PART...: tests and benchmarks on a machine that has a GPU, torch and no network.
 #
 #   WHEELS/*.whl              Penstock's wheel, and what its tests import that the machine lacks
-#   WHEELS/rivals/*.whl       what fetch_rivals.sh brings: needed by all but tests, readers, transformers, sleep and sharing
+#   WHEELS/rivals/*.whl       what fetch_rivals.sh brings: needed by all but tests, readers, transformers, sleep, sharing and two
 #   WHEELS/safetensors-*/     likewise
 #   WHEELS/compat/*.whl       compat/runai-model-streamer's wheel, for vllm
-#   WHEELS/vllm/part.*        a vLLM, packed as `tar | xz | split`, for vllm and sleep
+#   WHEELS/vllm/part.*        a vLLM, packed as `tar | xz | split`, for vllm, sleep and two
 #   WHEELS/http-bench         the server that remote_kit.sh builds, for remote
 #
 # Each PART leaves a JSON or a log of its name in OUT. ROUNDS (3), BUDGET (seconds for one part, 400), LOADERS (that
 # rivals.py compares, by comma: all), STATES (of the page cache, for vllm and transformers: warm,cold) and DATA (a
-# directory on a disk, /data) may be set. Parts:
+# directory on a disk, /data) may be set, and what rivals.py is to be told besides (RIVALS). Parts:
 #
 #   tests                     everything that needs a GPU
 #   cold warm tmpfs half one small cores
@@ -21,6 +21,7 @@
 #   vllm                      engines_vllm.py; FORMATS may be set
 #   sleep                     vLLM's sleep levels
 #   sharing                   sharing.py, on two GPUs
+#   two                       tests that need two GPUs: vLLM's ranks, and those of compat/runai-model-streamer
 #   remote                    remote.py over loopback, to the GPU
 set -euo pipefail
 if [ $# -lt 3 ]; then
@@ -58,7 +59,7 @@ rivals() {
 safetensors@0.9 0.9.0rc1
 safetensors-prefetch 0.9.0rc1"
   PYTHONPATH=$PYTHONPATH:$sites/rivals "$python" "$here/rivals.py" --rounds "$rounds" --budget "$budget" \
-    "${chosen[@]}" "$data" "$@"
+    "${chosen[@]}" ${RIVALS:-} "$data" "$@"
 }
 
 part() {
@@ -94,6 +95,14 @@ part() {
     sleep)
       unpack_vllm
       (cd "$here/../tests/engines" && PYTHONPATH=$PYTHONPATH:$sites/vllm "$python" -m pytest -q -rs test_vllm_gpu.py)
+      ;;
+    two)
+      unpack_vllm
+      local compat=$here/../compat/runai-model-streamer passed=0
+      PYTHONPATH=$PYTHONPATH:$compat/src "$python" -m pytest -q -rs -m gpu "$compat/tests" || passed=$?
+      (cd "$here/../tests/engines" && PYTHONPATH=$PYTHONPATH:$sites/vllm \
+        "$python" -m pytest -q -rs test_vllm_two_gpus.py) || passed=$?
+      return $passed
       ;;
     sharing) "$python" "$here/sharing.py" --directory "$data" --device cuda --output "$out/sharing.json" ;;
     remote)

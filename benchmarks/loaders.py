@@ -15,7 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -192,9 +192,19 @@ LOADERS = {
 USUAL = [name for name in LOADERS if name != "penstock-into"]
 
 
+def kind(name: str) -> str:
+    """What is loaded with, of the name of a row: ``penstock`` of ``penstock:readers=16``."""
+    return re.split("[@:]", name, maxsplit=1)[0]
+
+
 def of(name: str) -> Loader:
-    """The loader of a row: ``safetensors``, or ``safetensors@0.9`` for the same one from another site directory."""
-    return LOADERS[name.partition("@")[0]]
+    """The loader of a row: ``safetensors``, or ``safetensors@0.9`` for the same one from another site directory.
+
+    ``penstock:readers=16+block_bytes=1048576`` is Penstock with that in its environment.
+    """
+    row = LOADERS[kind(name)]
+    settings = dict(pair.partition("=")[::2] for pair in name.partition(":")[2].split("+") if pair)
+    return replace(row, env=row.env | {f"PENSTOCK_{key.upper()}": value for key, value in settings.items()})
 
 
 def version(name: str, site: str | None) -> str | None:

@@ -15,7 +15,8 @@ The rivals are installed from wheels (``fetch_rivals.sh``), which needs no netwo
     python -m pip install --no-index --no-deps --target SITE WHEELS/rivals/*.whl
     PYTHONPATH=SITE python benchmarks/rivals.py DIRECTORY --output FILE.json --site safetensors-prefetch=SITE_0.9
 
-``NAME@LABEL`` is the loader NAME once more, with what ``--site`` puts before everything else that is installed.
+``NAME@LABEL`` is the loader NAME once more, with what ``--site`` puts before everything else that is installed;
+``penstock:readers=16`` and the like is Penstock with that setting.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--tmpfs", type=Path, default=Path("/dev/shm"), help="where the state tmpfs is made")
     add("--timeout", type=float, default=120.0, help="seconds after which a loader is taken to hang")
     add("--budget", type=float, help="seconds after which no measurement begins that would not end in time")
+    add("--no-limits", action="store_true", help="measure loaders beside each other, not beside the machine's limits")
     add("--resume", action="store_true", help="measure what OUTPUT does not have yet")
     add("--merge", type=Path, nargs="+", metavar="FILE", help="make one result of several, and measure nothing")
     return parser
@@ -84,7 +86,7 @@ def complete(parser: argparse.ArgumentParser, options: argparse.Namespace) -> No
     options.site = dict(options.site)
     options.loaders = list(dict.fromkeys([*options.loaders, *options.site]))
     for asked, known in (
-        ([name.partition("@")[0] for name in options.loaders], list(loaders.LOADERS)),
+        ([loaders.kind(name) for name in options.loaders], list(loaders.LOADERS)),
         (options.states, comparison.STATES),
         (options.cases, checkpoints.NAMES),
     ):
@@ -129,7 +131,7 @@ def command(arguments: list[str]) -> str:
             shown.append("DIRECTORY")
         else:
             shown.append(argument)
-        takes_value = argument.startswith("--") and not equals and argument != "--resume"
+        takes_value = argument.startswith("--") and not equals and argument not in {"--resume", "--no-limits"}
         value_of = argument if takes_value else None
     return " ".join(["python benchmarks/rivals.py", *shown])
 

@@ -113,7 +113,8 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
 
     calls = settings.pop("calls", ["weights", "figures"])
-    llm = LLM(skip_tokenizer_init=True, enforce_eager=True, dtype="float32", max_model_len=128, seed=0, **settings)
+    usual = {"skip_tokenizer_init": True, "enforce_eager": True, "dtype": "float32", "max_model_len": 128, "seed": 0}
+    llm = LLM(**usual | settings)
 
     def tokens() -> list[int]:
         prompt: Any = {"prompt_token_ids": list(range(3, 20))}
