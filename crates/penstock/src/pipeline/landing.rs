@@ -110,7 +110,7 @@ pub(super) fn to_host(
     if let Some(address) = destinations.in_one_run(block, segments) {
         // SAFETY: the run consists of the block's own spans of attached destinations and, in a slab, of gaps between
         // them that belong to no tensor and to no other block.
-        let window = unsafe { Window::from_raw(pointer(address), len) };
+        let window = unsafe { Window::from_raw(pointer(address), len) }.lasting();
         read(object, block.range.start, window, request, lane)?;
         return Ok(Spent { reading: began.elapsed(), copying: Duration::ZERO });
     }
@@ -121,7 +121,7 @@ pub(super) fn to_host(
             // SAFETY: this segment's own span of an attached destination.
             let window =
                 unsafe { Window::from_raw(pointer(destinations.of(segment)), to_usize(segment.len)) };
-            (segment.src, window)
+            (segment.src, window.lasting())
         };
         if object.scatters() {
             object.read_scattered(&mut segments.iter().map(window).collect::<Vec<_>>(), lane)?;
@@ -145,8 +145,8 @@ pub(super) fn to_host(
         for i in 0..segment.count {
             let at = to_usize(segment.src + i * segment.stride - block.range.start);
             // SAFETY: this piece's own span of an attached destination.
-            let mut window = unsafe { Window::from_raw(pointer(target + i * segment.len), piece) };
-            window.write(0, &bytes[at..at + piece]);
+            let window = unsafe { Window::from_raw(pointer(target + i * segment.len), piece) };
+            window.lasting().write(0, &bytes[at..at + piece]);
         }
     }
     Ok(Spent { reading, copying: began.elapsed().saturating_sub(reading) })

@@ -106,7 +106,8 @@ impl CachingObject {
     fn read_remote(&self, range: Range<u64>, mut into: Window<'_>, lane: &mut Lane) -> Result<()> {
         let len = into.len();
         let began = Instant::now();
-        self.remote.read_into(range.start, into.part(0, len), lane)?;
+        // The writers take it from there.
+        self.remote.read_into(range.start, into.part(0, len).passing(), lane)?;
         let patience = began.elapsed() / PATIENCE;
         // SAFETY: the read has just filled all of it, and `into` is still ours alone.
         let came = unsafe { into.assume_filled(0, len) };
