@@ -160,7 +160,9 @@ mod tests {
     #[test]
     fn what_stays_is_copied_whole_wherever_it_begins_and_ends() {
         let bytes: Vec<u8> = (0..20_000u32).map(|i| (i % 251) as u8).collect();
-        for (start, from, len) in [(0, 0, 4096), (1, 3, 4097), (63, 0, 8191), (64, 17, 19_000), (100, 5, 4095)] {
+        for (start, from, len) in
+            [(0, 0, 4096), (1, 3, 4097), (63, 0, 8191), (64, 17, 19_000), (100, 5, 4095)]
+        {
             let mut memory = vec![0xEE; 20_000];
             Window::from_slice(&mut memory).lasting().part(start, len).write(0, &bytes[from..from + len]);
             assert_eq!(memory[start..start + len], bytes[from..from + len]);
