@@ -67,9 +67,9 @@ pub(super) fn endpoint(environment: &Environment) -> (String, Option<Url>) {
         Ok(url) if !url.username().is_empty() || url.password().is_some() => {
             (crate::store::shown(given).trim_end_matches('/').to_owned(), Some(url))
         }
-        Ok(_) => (given.to_owned(), None),
-        // What is no URL may still begin with a password.
-        Err(_) => (given.rsplit('@').next().unwrap_or(given).to_owned(), None),
+        Ok(url) if url.has_host() => (given.to_owned(), None),
+        // What leads nowhere may still begin with a password, and is shown.
+        _ => (given.rsplit('@').next().unwrap_or(given).to_owned(), None),
     }
 }
 
