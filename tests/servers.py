@@ -1,6 +1,7 @@
 """Servers that tests of remote stores read from: S3, Google Cloud Storage, Azure and plain HTTP.
 
-The first three are fetched by ``tools/servers.sh``; a test whose server cannot be had here is skipped and says so.
+Those of S3, Google and Azure are fetched by ``tools/servers.sh``, moto by pip; a test whose server cannot be had here
+is skipped and says so.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import functools
 import hashlib
 import hmac
 import http.client
+import importlib.util
 import os
 import socket
 import struct
 import subprocess
+import sys
 import threading
 import time
 import urllib.parse
@@ -116,10 +119,16 @@ def _server(name: str, *arguments: str) -> Iterator[int]:
     path = _cached().get(name)
     if path is None:
         pytest.skip(f"{name} is not to be had here; see tools/servers.sh")
+    with _running(name, path, *arguments) as port:
+        yield port
+
+
+@contextlib.contextmanager
+def _running(name: str, *arguments: str) -> Iterator[int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [path, *(argument.replace("{port}", str(port)) for argument in arguments)]
+    command = [argument.replace("{port}", str(port)) for argument in arguments]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 60
@@ -165,10 +174,34 @@ def s3(directory: Path, *more: str) -> Iterator[Remote]:
         yield Remote(f"s3://{BUCKET}", environment, put)
 
 
+@contextlib.contextmanager
+def moto(directory: Path) -> Iterator[Remote]:
+    """S3 once more, as boto3's users imitate it: keys of any form, and Amazon's own listings and errors.
+
+    It wants requests to be signed, but compares no signature.
+    """
+    if importlib.util.find_spec("moto") is None:
+        pytest.skip("moto is not installed")
+    with _running("moto", sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "{port}") as port:
+        credential = "Credential=sentinel-access/20260101/us-east-1/s3/aws4_request"
+        signed = f"AWS4-HMAC-SHA256 {credential}, SignedHeaders=host, Signature=0"
+        _request(port, "PUT", f"/{BUCKET}", Authorization=signed)
+
+        def put(key: str, body: bytes) -> None:
+            _request(port, "PUT", f"/{BUCKET}/{urllib.parse.quote(key)}", body, Authorization=signed)
+
+        environment = {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ACCESS_KEY_ID": "sentinel-access",
+            "AWS_SECRET_ACCESS_KEY": "sentinel-secret-key",
+        }
+        yield Remote(f"s3://{BUCKET}", environment, put)
+
+
 def forget_settings(monkeypatch: pytest.MonkeyPatch, *prefixes: str) -> None:
-    """Takes the variables of this machine's proxies away, and those of a provider: AWS's, where none is named."""
+    """Takes away the variables of proxies and certificates, and those of a provider: AWS's, if none is named."""
     for name in os.environ:
-        if name.startswith(prefixes or "AWS_") or name.lower().endswith("_proxy"):
+        if name.startswith(prefixes or "AWS_") or name.lower().endswith(("_proxy", "_ca_bundle", "ssl_cert_file")):
             monkeypatch.delenv(name)
 
 
@@ -333,4 +366,4 @@ class Counted:
             end.close()
 
 
-ALL = {"s3": s3, "gcs": gcs, "azure": azure, "web": web}
+ALL = {"s3": s3, "moto": moto, "gcs": gcs, "azure": azure, "web": web}

@@ -160,16 +160,23 @@ def bare(write: Write, tls: ssl.SSLContext | None = None) -> Iterator[tuple[str,
 
 
 def certificate(
-    directory: Path, names: str, days: tuple[str, str] = ("20200101000000", "20991231235959")
+    directory: Path,
+    names: str,
+    days: tuple[str, str] = ("20200101000000", "20991231235959"),
+    *,
+    authority: bool = False,
 ) -> tuple[ssl.SSLContext, str]:
-    """A certificate for these names, good between these days, and a server's settings with it. Its key is key.pem."""
+    """A certificate for these names, good between these days, and a server's settings with it. Its key is key.pem.
+
+    It signs itself; ``authority`` makes it say that it may sign others, too.
+    """
     if shutil.which("openssl") is None:
         pytest.skip("openssl, which makes the certificate, is not installed")
     key, request, cert, config = (directory / name for name in ("key.pem", "request.pem", "cert.pem", "ca.cnf"))
     config.write_text(
         f"[ca]\ndefault_ca=own\n[own]\nnew_certs_dir={directory}\ndatabase={directory}/index\nserial={directory}/serial\n"
         f"default_md=sha256\npolicy=any\nunique_subject=no\n[any]\ncommonName=optional\n"
-        f"[server]\nsubjectAltName={names}\nbasicConstraints=critical,CA:FALSE\n"
+        f"[server]\nsubjectAltName={names}\nbasicConstraints=critical,CA:{str(authority).upper()}\n"
     )
     (directory / "index").write_text("")
     (directory / "serial").write_text("01")

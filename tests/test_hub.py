@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -14,6 +15,8 @@ import pytest
 import penstock
 from conftest import Raw, assert_bits, raw_bytes, write_raw
 from hub import Hub, hub
+
+GOOD = {"token": "hf_good"}
 
 
 @pytest.fixture
@@ -114,9 +117,8 @@ def test_refusals_are_exceptions_that_say_what_to_do(
     running: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, _ = sharded(tmp_path)
-    good = {"token": "hf_good"}
-    running.push("org/gated", files, gated=True, **good)
-    running.push("org/private", files, **good)
+    running.push("org/gated", files, gated=True, **GOOD)
+    running.push("org/private", files, **GOOD)
     with pytest.raises(penstock.ObjectAccessError) as raised:
         penstock.open("hf://org/gated")
     assert f"accept its conditions at {running.endpoint}/org/gated" in (raised.value.remedy or "")
@@ -149,3 +151,60 @@ def test_a_repository_is_pulled_and_the_command_shows_it(running: Hub, tmp_path:
     command = [sys.executable, "-m", "penstock.cli", "inspect", "--json", "hf://org/model"]
     shown = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     assert shown["objects"][0]["location"] == f"hf://org/model@{commit}/model-0.safetensors"
+
+
+def test_the_password_of_an_endpoint_is_sent_there_and_never_shown(
+    running: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, tensors = sharded(tmp_path)
+    running.push("org/model", files)
+    running.push("org/gated", files, gated=True, **GOOD)
+    monkeypatch.setenv("HF_TOKEN", "hf_other")
+    monkeypatch.setenv("HF_ENDPOINT", running.endpoint.replace("://", "://me:SENTINEL@"))
+    assert_bits(penstock.open("hf://org/model").load(framework="np"), tensors)
+    # In the token's place, as the hub's own client sends it; and not to the delivery network.
+    sent = {(who, authorization) for who, *_, authorization in running.requests}
+    assert sent == {("hub", f"Basic {base64.b64encode(b'me:SENTINEL').decode()}"), ("network", "")}
+    for location, says in [
+        ("hf://org/gated", "accept its conditions"),
+        ("hf://org/model/none.safetensors", "tree/main"),
+    ]:
+        with pytest.raises(penstock.PenstockError) as raised:
+            penstock.open(location)
+        assert says in (raised.value.remedy or "")
+        assert "SENTINEL" not in f"{raised.value} {raised.value!r} {vars(raised.value)}"
+
+
+def test_a_path_that_looks_like_a_pattern_is_read_to_the_letter(running: Hub, tmp_path: Path) -> None:
+    files, _ = sharded(tmp_path)
+    body = files["model-0.safetensors"]
+    running.push("org/model", {"a[1]/m[fp16].safetensors": body, "a[1]/mf.safetensors": files["model-1.safetensors"]})
+    assert set(penstock.open("hf://org/model/a[1]/m[fp16].safetensors")) == {"w0.0", "w0.1"}
+    assert set(penstock.open("hf://org/model/a[1]/m[f].safetensors")) == {"w1.0", "w1.1"}
+    assert len(penstock.open("hf://org/model/a[1]")) == 4
+
+
+@pytest.mark.parametrize(
+    ("page", "location"),
+    [
+        ("https://huggingface.co/org/model", "hf://org/model"),
+        ("https://huggingface.co/org/model/tree/main", "hf://org/model@main"),
+        ("https://huggingface.co/org/model/blob/main/a.safetensors", "hf://org/model@main/a.safetensors"),
+        ("{endpoint}/org/model/blob/main/a.safetensors", "hf://org/model@main/a.safetensors"),
+    ],
+)
+def test_the_address_of_a_page_is_told_from_that_of_a_file(running: Hub, page: str, location: str) -> None:
+    with pytest.raises(penstock.ObjectNotFoundError, match="a page of the Hugging Face hub") as raised:
+        penstock.open(page.format(endpoint=running.endpoint))
+    assert raised.value.remedy == f"Write {location}"
+    assert running.requests == []
+
+
+def test_a_file_by_its_url_is_read_and_its_refusal_says_how_to_send_the_token(running: Hub, tmp_path: Path) -> None:
+    files, _ = sharded(tmp_path)
+    running.push("org/model", files)
+    running.push("org/gated", files, gated=True, **GOOD)
+    assert len(penstock.open(f"{running.endpoint}/org/model/resolve/main/model-0.safetensors?download=true")) == 2
+    with pytest.raises(penstock.ObjectAccessError, match="GatedRepo") as raised:
+        penstock.open(f"{running.endpoint}/org/gated/resolve/main/model-0.safetensors")
+    assert "hf://org/name" in (raised.value.remedy or "")

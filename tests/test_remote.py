@@ -135,6 +135,22 @@ def test_what_is_not_there_is_told(remote: servers.Remote) -> None:
         assert raised.value.object.startswith(f"{remote.root}/nothing")
 
 
+def test_a_key_that_looks_like_a_pattern_is_itself(remote: servers.Remote, tmp_path: Path) -> None:
+    for number, key in enumerate(["odd/a[1]/m[fp16].safetensors", "odd/a[1]/mf.safetensors", "odd/a1/mf.safetensors"]):
+        remote.put(key, shard(tmp_path, number)[0])
+
+    def names(location: str) -> set[str]:
+        return {name.split(".")[0] for name in penstock.open(f"{remote.root}/odd/{location}")}
+
+    assert names("a[1]/m[fp16].safetensors") == {"s0"}
+    # Nor is a directory of that name in the way of a pattern, where there can be one.
+    if remote.requests is None:
+        assert names("a[1]/m[f].safetensors") == {"s1"}
+        assert names("a[1]/") == {"s0", "s1"}
+        with pytest.raises(penstock.ObjectNotFoundError, match="a part before the last holds a pattern"):
+            penstock.open(f"{remote.root}/odd/a[2]/*.safetensors")
+
+
 def test_a_remote_file_cannot_be_mapped(model: tuple[str, dict[str, Raw]]) -> None:
     with pytest.raises(penstock.ConfigError, match="only local files can be mapped"):
         penstock.open(model[0]).load(framework="np", mmap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,6 +49,29 @@ def in_chunks(body: bytes, start: int, end: int) -> Iterator[bytes]:
 def whole(body: bytes, *_: int) -> Iterator[bytes]:
     yield _head("HTTP/1.1 200 O", f"Content-Length: {len(body)}", "Connection: close")
     yield body
+
+
+def whole_and_large(body: bytes, *_: int) -> Iterator[bytes]:
+    yield _head("HTTP/1.1 200 O", f"Content-Length: {40 << 20}", "Connection: close")
+    yield body
+
+
+def named_in_latin_1(body: bytes, start: int, end: int) -> Iterator[bytes]:
+    head, part = plain(body, start, end)
+    yield head.replace(b"\r\n\r\n", "\r\nContent-Disposition: inline; filename=ü.bin\r\n\r\n".encode("latin-1"))
+    yield part
+
+
+def dated_otherwise(body: bytes, start: int, end: int) -> Iterator[bytes]:
+    head, part = plain(body, start, end)
+    yield head.replace(b"00:00:00 GMT", b"00:00:00 +0000").replace(b'ETag: "1"\r\n', b"")
+    yield part
+
+
+def dated_in_iso(body: bytes, start: int, end: int) -> Iterator[bytes]:
+    head, part = plain(body, start, end)
+    yield head.replace(b"Sat, 21 Nov 2026 00:00:00 GMT", b"2026-11-21T00:00:00Z")
+    yield part
 
 
 def in_several_parts(body: bytes, start: int, end: int) -> Iterator[bytes]:
@@ -133,22 +157,45 @@ def test_parts_without_a_length_are_counted(
     assert any(start % 4096 for start in starts), starts
 
 
-def test_the_whole_object_instead_of_a_part_is_told_at_once(
+@pytest.mark.parametrize("answer", [named_in_latin_1, dated_otherwise, dated_in_iso])
+def test_headers_that_nothing_hangs_on_may_be_odd(
+    answer: Part, where: Callable[[str], str], held: tuple[bytes, dict[str, Raw]]
+) -> None:
+    body, tensors = held
+    with bare(server_of(body, answer)) as (address, _):
+        assert_bits(penstock.open(where(address)).load(framework="np"), tensors)
+
+
+def test_of_a_small_object_that_comes_whole_the_part_is_taken(
+    where: Callable[[str], str], held: tuple[bytes, dict[str, Raw]], tmp_path: Path
+) -> None:
+    body, tensors = held
+    with bare(server_of(body, whole)) as (address, _):
+        location = where(address)
+        assert_bits(penstock.open(location).load(framework="np"), tensors)
+        assert_bits(dict(penstock.open(location).stream(framework="np")), tensors)
+    # An empty one is asked for once more, without a range.
+    with bare(lambda _: whole(b"")) as (address, _), pytest.raises(penstock.FormatError, match="the file is empty"):
+        penstock.open(where(address))
+
+
+def test_a_large_object_that_comes_whole_is_told_at_once(
     where: Callable[[str], str], held: tuple[bytes, dict[str, Raw]]
 ) -> None:
     body, _ = held
-    with bare(server_of(body, whole)) as (address, asked):
+    with bare(server_of(body, whole_and_large)) as (address, asked):
         with pytest.raises(penstock.StorageError, match="does not answer requests for part") as raised:
             penstock.open(where(address))
         assert "HTTP ranges" in (raised.value.remedy or "")
         assert len(asked) == 1
 
 
-def test_something_between_that_forgets_the_range_once_is_asked_again(
-    s3: Callable[..., str], held: tuple[bytes, dict[str, Raw]]
+@pytest.mark.parametrize("once", [whole, whole_and_large])
+def test_something_between_that_forgets_the_range_once_does_no_harm(
+    once: Part, s3: Callable[..., str], held: tuple[bytes, dict[str, Raw]]
 ) -> None:
     body, tensors = held
-    with bare(server_of(body, plain, whole, plain)) as (address, _):
+    with bare(server_of(body, plain, once, plain)) as (address, _):
         assert_bits(penstock.open(s3(f"http://{address}")).load(framework="np"), tensors)
 
 
@@ -237,6 +284,90 @@ def test_what_is_wrong_with_a_certificate_is_told_at_once(
             penstock.open(location)
         assert "times" not in str(raised.value)
         assert "Check the endpoint's certificate" in (raised.value.remedy or "")
+
+
+def test_a_certificate_that_signs_itself_is_trusted_where_it_is_named(
+    where: Callable[[str], str], held: tuple[bytes, dict[str, Raw]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, tensors = held
+    # As `openssl req -x509` makes it: it says of itself that it is an authority.
+    settings, cert = certificate(tmp_path, "DNS:localhost,IP:127.0.0.1", authority=True)
+    with bare(server_of(body, plain), settings) as (address, _):
+        location = where(address).replace("http://", "https://")
+        if (endpoint := os.environ.get("AWS_ENDPOINT_URL")) is not None:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint.replace("http://", "https://"))
+        with pytest.raises(penstock.StorageError, match="certificate"):
+            penstock.open(location)
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", cert)
+        assert_bits(penstock.open(location).load(framework="np"), tensors)
+
+
+@pytest.mark.parametrize(
+    ("names", "days", "told"),
+    [
+        ("DNS:elsewhere.example", ("20200101000000", "20991231235959"), r'not valid for name "127\.0\.0\.1"'),
+        ("IP:127.0.0.1", ("20200101000000", "20200102000000"), "certificate expired"),
+    ],
+)
+def test_a_certificate_that_signs_itself_must_be_in_order(
+    names: str, days: tuple[str, str], told: str, s3: Callable[..., str], tmp_path: Path
+) -> None:
+    settings, cert = certificate(tmp_path, names, days, authority=True)
+    with bare(lambda _: [], settings) as (address, _):
+        location = s3(f"https://{address}", AWS_CA_BUNDLE=cert)
+        with pytest.raises(penstock.StorageError, match=told):
+            penstock.open(location)
+
+
+@pytest.mark.parametrize(
+    ("user", "query", "credentials", "remedy"),
+    [
+        ("", "", "none", "user:password@host"),
+        ("me:SENTINEL@", "", "the URL's user and password", "Check the user and the password"),
+        ("", "?sig=SENTINEL", "the URL's query", "it may have expired"),
+    ],
+)
+def test_a_server_that_wants_to_know_who_asks_says_what_it_was_told(
+    user: str, query: str, credentials: str, remedy: str
+) -> None:
+    answer = [_head("HTTP/1.1 401 U", "WWW-Authenticate: Basic", "Content-Length: 0", "Connection: close")]
+    with bare(lambda _: answer) as (address, _):
+        with pytest.raises(penstock.ObjectAccessError, match=f"credentials: {credentials}") as raised:
+            penstock.open(f"http://{user}{address}/m.safetensors{query}")
+        assert remedy in (raised.value.remedy or "")
+        assert "SENTINEL" not in f"{raised.value} {raised.value!r} {vars(raised.value)}"
+
+
+def test_whoever_refuses_is_named_though_another_was_asked() -> None:
+    answer = [_head("HTTP/1.1 403 F", "Content-Length: 0", "Connection: close")]
+    with bare(lambda _: answer) as (far, _):
+        there = f"Location: http://{far.replace('127.0.0.1', 'localhost')}/m.safetensors"
+        sent_on = [_head("HTTP/1.1 302 F", there, "Content-Length: 0", "Connection: close")]
+        with (
+            bare(lambda _: sent_on) as (near, _),
+            pytest.raises(penstock.ObjectAccessError, match=r"HTTP 403 \(host localhost"),
+        ):
+            penstock.open(f"http://{near}/m.safetensors")
+
+
+def test_a_directory_that_may_not_be_listed_is_not_there() -> None:
+    def write(head: str) -> list[bytes]:
+        # As nginx answers for a directory without an index.
+        status = "403 F" if head.startswith("GET /models/some ") else "404 N"
+        return [_head(f"HTTP/1.1 {status}", "Content-Length: 0", "Connection: close")]
+
+    with bare(write) as (address, _), pytest.raises(penstock.ObjectNotFoundError, match=r"none of model\.safetensors"):
+        penstock.open(f"http://{address}/models/some")
+
+
+def test_what_is_sent_compressed_is_told() -> None:
+    packed = "Content-Encoding: gzip"
+    answer = [_head("HTTP/1.1 200 O", packed, "Content-Length: 4", "Connection: close"), b"\x1f\x8b\x08\0"]
+    with bare(lambda _: answer) as (address, asked):
+        with pytest.raises(penstock.StorageError, match=r"sent compressed \(Content-Encoding: gzip\)") as raised:
+            penstock.open(f"http://{address}/m.safetensors")
+        assert "Have the server send it as it is" in (raised.value.remedy or "")
+        assert "accept-encoding: identity" in asked[0].lower()
 
 
 def test_an_endpoint_without_tls_is_told_at_once(s3: Callable[..., str]) -> None:

@@ -14,7 +14,7 @@ def requirements(extra: str) -> list[str]:
     """The requirements of one extra. (``tomllib`` would do, but Python 3.10 has none.)"""
     text = (Path(__file__).parent.parent / "pyproject.toml").read_text()
     section = text.split("[project.optional-dependencies]", 1)[1].split("\n[", 1)[0]
-    found = re.search(rf"^{re.escape(extra)} = \[(.*?)\]", section, re.MULTILINE | re.DOTALL)
+    found = re.search(rf"^{re.escape(extra)} = \[(.*?)\]$", section, re.MULTILINE | re.DOTALL)
     if found is None:
         raise SystemExit(f"pyproject.toml has no extra {extra!r}")
     return re.findall(r'"([^"]+)"', found[1])

@@ -143,6 +143,10 @@ impl Found<'_> {
                 return match self.store.open(directory) {
                     Ok(_) => self.add(directory.to_owned()).map(drop),
                     Err(error) if error.kind() == ErrorKind::NotFound => Err(missing),
+                    // HTTP servers refuse directories that they do not list, as if it were for want of a password.
+                    Err(error) if error.kind() == ErrorKind::Access && place::is_http(directory) => {
+                        Err(missing)
+                    }
                     Err(error) => Err(error),
                 };
             }
@@ -159,8 +163,22 @@ impl Found<'_> {
         weights.into_iter().try_for_each(|location| self.add(location).map(drop))
     }
 
-    /// The objects whose names match a pattern, in a prefix without one.
+    /// The objects that match a pattern; where none does, what is there under that very name: keys may hold what patterns
+    /// are made of.
     fn remote_glob(&mut self, pattern: &str) -> Result<()> {
+        let refused = match self.matching(pattern) {
+            Err(refused) if matches!(refused.kind(), ErrorKind::NotFound | ErrorKind::Access) => refused,
+            done => return done,
+        };
+        let literally = match place(pattern) {
+            Place::Object => self.store.open(pattern).and_then(|_| self.object(pattern)),
+            Place::Directory | Place::Missing => self.directory(pattern),
+        };
+        literally.map_err(|error| if error.kind() == ErrorKind::NotFound { refused } else { error })
+    }
+
+    /// The objects whose names match a pattern, in a prefix that is taken to the letter.
+    fn matching(&mut self, pattern: &str) -> Result<()> {
         let refuse = |cause: &str| {
             Error::new(ErrorKind::NotFound, cause.to_owned()).object(place::shown(pattern)).remedy(
                 "Check the pattern; in a URL only the last part may hold one, such as s3://bucket/model/*.safetensors",
@@ -168,11 +186,17 @@ impl Found<'_> {
         };
         let directory = place::parent(pattern);
         let matcher = glob::Pattern::new(place::name(pattern)).map_err(|_| refuse("not a valid pattern"))?;
-        if directory.contains(['*', '[']) {
-            return Err(refuse("a part before the last holds a pattern"));
+        let listed = self.store.list(directory).map_err(|error| match error.kind() {
+            ErrorKind::NotFound if directory.contains(['*', '[']) => {
+                refuse("a part before the last holds a pattern")
+            }
+            _ => error,
+        })?;
+        let mut matching: Vec<_> = listed.into_iter().map(|entry| entry.location).collect();
+        match matching.iter().position(|found| place::name(found) == place::name(pattern)) {
+            Some(itself) => matching = vec![matching.swap_remove(itself)],
+            None => matching.retain(|location| matcher.matches(place::name(location))),
         }
-        let entries = self.store.list(directory)?.into_iter().map(|entry| entry.location);
-        let matching: Vec<_> = entries.filter(|location| matcher.matches(place::name(location))).collect();
         match (&choose_weights(&matching)[..], &matching[..]) {
             ([], []) => Err(refuse("no object matches the pattern")),
             ([], [object]) => self.object(object),

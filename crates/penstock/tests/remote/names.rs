@@ -239,7 +239,10 @@ fn what_was_uploaded_compressed_is_told_and_not_taken_for_weights() {
         server.script(|_, _| answer(&[("content-encoding", "gzip"), ("x-goog-generation", "1")]));
         let error = refused(&store, &location);
         assert_eq!((error.kind(), server.requests()), (ErrorKind::Storage, 1), "{error}");
-        says(&error, &["Content-Encoding: gzip", "Upload it as it is", "m.safetensors"]);
+        // Where it is a server's own doing, there is nothing to upload again.
+        let remedy =
+            if root.starts_with("http") { "Have the server send it as it is" } else { "Upload it as it is" };
+        says(&error, &["Content-Encoding: gzip", remedy, "m.safetensors"]);
         // What some programs leave of their upload's framing is no compression.
         server.script(|_, _| answer(&[("content-encoding", "aws-chunked"), ("x-goog-generation", "1")]));
         assert_eq!(store.open(&location).unwrap().bytes(), 11);

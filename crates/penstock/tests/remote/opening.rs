@@ -240,9 +240,11 @@ fn an_object_replaced_between_opening_and_loading_is_noticed() {
 #[test]
 fn a_server_without_ranges_is_told_apart() {
     let (server, store) = web();
-    let location = server.put("/m.safetensors", &content(SIZE));
+    let small = server.put("/small.safetensors", &content(SIZE));
+    let large = server.put("/large.safetensors", &content((32 << 20) + 1));
     server.script(|_, _| Act::Whole);
-    let error = refused(&store, &location);
+    assert_eq!(store.open(&small).unwrap().bytes(), SIZE as u64);
+    let error = refused(&store, &large);
     assert_eq!(error.kind(), ErrorKind::Storage);
     says(&error, &["does not answer requests for part", "such as nginx"]);
 }

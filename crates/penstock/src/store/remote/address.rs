@@ -153,7 +153,8 @@ impl Address {
             bucket: String::new(),
             account: None,
             key: String::new(),
-            root: plain.to_owned(),
+            // Which the rules of URLs would take for a slash.
+            root: plain.replace('\\', "%5C"),
             query: query.to_owned(),
         };
         let path = plain.splitn(4, '/').nth(3).unwrap_or("");
@@ -188,6 +189,11 @@ impl Address {
     /// For a plain HTTP server: the whole URL.
     pub(super) fn url(&self) -> String {
         format!("{}{}", self.root, self.query)
+    }
+
+    /// For a plain HTTP server: whether the URL names a user.
+    pub(super) fn has_user(&self) -> bool {
+        self.root.split('/').nth(2).is_some_and(|host| host.contains('@'))
     }
 
     /// The location without what may be secret.
@@ -245,6 +251,7 @@ mod tests {
             expect(Provider::Azure, "c", "a b")
         );
         assert_eq!(parts("https://host:1/x?y"), expect(Provider::Web, "", ""));
+        assert_eq!(Address::parse("https://host/a\\b?c\\d").unwrap().url(), "https://host/a%5Cb?c\\d");
     }
 
     #[test]

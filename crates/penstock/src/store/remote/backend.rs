@@ -16,8 +16,12 @@ use super::keys::Renewable;
 use super::retry::Patience;
 use super::runtime::Net;
 use super::transport::{ClientKey, Connector};
-use super::{azure, gcs, s3};
+use super::{azure, gcs, s3, trust};
 use crate::error::{Error, ErrorKind, Result};
+
+/// Where credentials for a plain HTTP server are from.
+pub(super) const OF_USER: &str = "the URL's user and password";
+pub(super) const OF_QUERY: &str = "the URL's query";
 
 /// What tells one backend from another.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -86,9 +90,7 @@ impl Backend {
     ) -> Result<Self> {
         let client = ClientKey {
             patience,
-            ca_bundle: (address.provider == Provider::S3)
-                .then(|| environment.get(&["AWS_CA_BUNDLE"]).map(Into::into))
-                .flatten(),
+            bundle: trust::bundle(environment, address.provider),
             follow: address.provider == Provider::Web,
         };
         // A setting that cannot be is met here rather than by every request.
@@ -175,6 +177,10 @@ fn web(address: &Address, connector: Connector) -> Result<Made> {
         .with_http_connector(connector)
         .build()
         .map_err(|error| refused(address, &Environment::default(), &error))?;
-    let credentials = if address.query.is_empty() { "none" } else { "the URL's query" };
+    let credentials = match (address.has_user(), address.query.is_empty()) {
+        (true, _) => OF_USER,
+        (false, false) => OF_QUERY,
+        (false, true) => "none",
+    };
     Ok(Made { store: Arc::new(store), credentials: credentials.into(), keys: None, region: None })
 }

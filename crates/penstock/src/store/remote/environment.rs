@@ -4,11 +4,12 @@
 //! different stores, one opened again under the same gets the same with its connections and credentials. It also knows
 //! which of the values are secret, and keeps them out of sentences.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Variables of the cloud providers' own tools, by how their names begin.
-const PREFIXES: [&str; 14] = [
+const PREFIXES: [&str; 17] = [
     "AWS_",
     "AZURE_",
     "AZURITE_",
@@ -23,6 +24,9 @@ const PREFIXES: [&str; 14] = [
     "TRANSFORMERS_OFFLINE",
     "XDG_CACHE_HOME",
     "HOME",
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
 ];
 /// What the names of secret variables hold.
 const SECRET: [&str; 8] =
@@ -93,7 +97,8 @@ impl Environment {
         hasher.finish()
     }
 
-    /// `text` without anything secret that it may repeat: secret values of variables, and queries of URLs.
+    /// `text` without anything secret that it may repeat: secret values of variables, and users, passwords and queries
+    /// of URLs.
     pub(super) fn scrub(&self, text: &str) -> String {
         let is_secret = |name: &str, value: &str| {
             SECRET.iter().any(|part| name.contains(part))
@@ -112,20 +117,33 @@ impl Environment {
     }
 }
 
-/// A text in which every URL ends before its query.
+/// A text in which no URL has a user, and every URL ends before its query.
 fn without_queries(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for word in text.split_inclusive(char::is_whitespace) {
+        let word = without_user(word);
         match (word.contains("://"), word.find('?')) {
             (true, Some(at)) => {
                 out.push_str(&word[..at]);
                 let rest = word[at..].trim_end_matches(|c: char| !c.is_whitespace());
                 out.push_str(rest.trim_start_matches(|c: char| !c.is_whitespace()));
             }
-            _ => out.push_str(word),
+            _ => out.push_str(&word),
         }
     }
     out
+}
+
+/// A word without the user and the password of the URL that it may hold. What Azure names before a host is a container.
+fn without_user(word: &str) -> Cow<'_, str> {
+    let Some((scheme, rest)) = word.split_once("://").filter(|(scheme, _)| !scheme.contains("abfs")) else {
+        return Cow::Borrowed(word);
+    };
+    let (host, path) = rest.split_at(rest.find(['/', '?', '#', '"']).unwrap_or(rest.len()));
+    match host.rsplit_once('@') {
+        Some((_, host)) => Cow::Owned(format!("{scheme}://{host}{path}")),
+        None => Cow::Borrowed(word),
+    }
 }
 
 #[cfg(test)]
@@ -143,6 +161,9 @@ mod tests {
             "with SENTINEL-1 and AccountKey=SENTINEL-2 in us-east-1-long at https://h/x?sig=SENTINEL-3 end",
         );
         assert_eq!(text, "with *** and *** in us-east-1-long at https://h/x end");
+        let text =
+            environment.scrub("at \"ftp://me:SENTINEL@h\", abfss://c@acc.dfs.core.windows.net/a and a@b");
+        assert_eq!(text, "at \"ftp://h\", abfss://c@acc.dfs.core.windows.net/a and a@b");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use object_store::Error as StoreError;
 
 use super::address::Provider;
-use super::backend::Backend;
+use super::backend::{Backend, OF_QUERY, OF_USER};
 use super::retry::{GivenUp, Trouble};
 use super::transport::NO_TLS;
 use super::witness::{Refusal, Seen};
@@ -115,7 +115,10 @@ pub(super) fn judge(backend: &Backend, error: &StoreError, seen: &Seen, pinned: 
 fn no_ranges(provider: Provider) -> Error {
     Error::new(ErrorKind::Storage, "the server does not answer requests for part of an object").remedy(match provider {
         Provider::Gcs => "If it was uploaded compressed (Content-Encoding: gzip), upload it as it is",
-        _ => "Serve the files with a server that supports HTTP ranges, such as nginx, or download them first",
+        _ => {
+            "Serve the files with a server that supports HTTP ranges, such as nginx, Caddy or `rclone serve http` (`python -m \
+             http.server` does not), or download them first"
+        }
     })
 }
 
@@ -162,6 +165,11 @@ fn refused(backend: &Backend, refusal: &Refusal, pinned: bool) -> Verdict {
                 .into(),
         ),
         401 | 403 => tell(ErrorKind::Access, denied(backend, code)),
+        501 if backend.provider == Provider::Gcs => tell(
+            ErrorKind::Storage,
+            "What STORAGE_EMULATOR_HOST leads to must know the XML interface of Google's storage, as fake-gcs-server does"
+                .into(),
+        ),
         300..=399 => tell(
             ErrorKind::Storage,
             "The server sends elsewhere: check the endpoint, and the region (AWS_REGION)".into(),
@@ -191,12 +199,20 @@ pub(super) fn changed() -> Error {
         .remedy("Open the checkpoint again, once whatever writes it is done")
 }
 
-/// An object that is stored compressed.
-pub(super) fn encoded(how: &str) -> Error {
-    Error::new(ErrorKind::Storage, format!("the object is stored compressed (Content-Encoding: {how})"))
-        .remedy(
+/// An object that is stored compressed, or sent so.
+pub(super) fn encoded(provider: Provider, how: &str) -> Error {
+    let (is, remedy) = match provider {
+        Provider::Web => {
+            ("sent", "Have the server send it as it is: what is compressed cannot be read in parts")
+        }
+        Provider::Gcs => (
+            "stored",
             "Upload it as it is (with gsutil without -z or -Z): what is compressed cannot be read in parts",
-        )
+        ),
+        _ => ("stored", "Upload it as it is: what is compressed cannot be read in parts"),
+    };
+    Error::new(ErrorKind::Storage, format!("the object is {is} compressed (Content-Encoding: {how})"))
+        .remedy(remedy)
 }
 
 /// A request whose bytes did not come, however often it was asked for.
@@ -265,6 +281,10 @@ fn denied(backend: &Backend, code: &str) -> String {
         "SignatureDoesNotMatch" | "InvalidAccessKeyId" | "XAdminUserNotFound" => {
             return "Check the access key and its secret; they must be of this endpoint".into();
         }
+        "GatedRepo" | "RepoNotFound" => {
+            return "Write the location as hf://org/name@revision/path: what is asked for so carries the token of the hub"
+                .into();
+        }
         _ => {}
     }
     match backend.provider {
@@ -291,6 +311,15 @@ fn no_credentials(backend: &Backend) -> &'static str {
         Provider::Gcs => gcs::REMEDY,
         Provider::Azure => azure::REMEDY,
         Provider::Hub => "Log in with `hf auth login`, or set HF_TOKEN",
-        Provider::Web => "The server wants to know who asks: give a URL that carries a signature",
+        Provider::Web => match &*backend.credentials() {
+            OF_USER => {
+                "Check the user and the password in the URL; what is special in them is escaped (%40 for @)"
+            }
+            OF_QUERY => "Check the signature in the URL's query: it may have expired",
+            _ => {
+                "The server wants to know who asks: give a URL that carries a signature, or a user and a password \
+                 (https://user:password@host/path)"
+            }
+        },
     }
 }

@@ -86,7 +86,7 @@ pub(super) async fn persist<T>(
         };
         let trouble = match fault {
             Fault::Changed => return Err(Stop::Tell(changed())),
-            Fault::Encoded(how) => return Err(Stop::Tell(encoded(&how))),
+            Fault::Encoded(how) => return Err(Stop::Tell(encoded(backend.provider, &how))),
             Fault::Trouble(trouble) => trouble,
             Fault::Store(error) => match judge(backend, &error, &seen, known) {
                 Verdict::Again(trouble) => trouble,

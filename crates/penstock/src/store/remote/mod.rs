@@ -7,11 +7,13 @@
 //! * `address`: locations taken apart.
 //! * `backend`: the store behind a bucket, set up by `s3` (with `aws` and `s3_hosts`), `gcs` and `azure` from an [`Environment`].
 //! * `google`: Google's credentials that are got for something else; `keys`: credentials that expire.
-//! * `transport`: the HTTP client; `names`: its addresses; `witness`: what it saw; `runtime`: the process's threads and connections.
+//! * `transport`: the HTTP client; `trust`: whose certificates it takes; `names`: its addresses; `witness`: what it saw;
+//!   `runtime`: the process's threads and connections.
 //! * `fetch`: one range, resumed where it stopped; `retry`: when to ask again; `failure`: what errors say.
 //! * `object`: an open object; `pace`: when one of its ranges is slow.
 //! * `course`: what the requests of one load share.
-//! * `listing`: what is under a prefix; `sieve`: keys there that cannot be held. `web`: finding a checkpoint on a server that cannot list.
+//! * `listing`: what is under a prefix; `sieve`: keys there that cannot be held. `web`: finding a checkpoint on a server that cannot list;
+//!   `whole`: servers that do not answer to ranges.
 //! * `hub`: repositories of the Hugging Face hub.
 //!
 //! Secrets come in with the environment and with locations. They go to the servers they are for, and nowhere else:
@@ -39,7 +41,9 @@ mod s3;
 mod s3_hosts;
 mod sieve;
 mod transport;
+mod trust;
 mod web;
+mod whole;
 mod witness;
 
 use std::path::PathBuf;
@@ -158,9 +162,10 @@ impl RemoteStore {
     }
 
     fn reach(&self, location: &str) -> Result<(Address, Arc<Backend>, Path)> {
-        let address = Address::parse(location)?;
+        let (address, environment) = (Address::parse(location)?, self.environment());
+        hub::refuse_page(&address, &environment)?;
         let path = path(&address)?;
-        let backend = Backend::of(&address, &self.environment(), self.patience, &self.course)
+        let backend = Backend::of(&address, &environment, self.patience, &self.course)
             .map_err(|error| error.object(address.shown()))?;
         Ok((address, backend, path))
     }
@@ -206,6 +211,7 @@ impl Store for RemoteStore {
         if !is_hub(prefix) {
             let address = Address::parse(prefix)?;
             if address.provider == Provider::Web {
+                hub::refuse_page(&address, &self.environment())?;
                 return web::list(self, &address);
             }
         }

@@ -16,7 +16,6 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::Future;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,6 +24,7 @@ use tokio::runtime::{Builder, Runtime};
 use super::backend::{Backend, BackendKey};
 use super::names::Names;
 use super::transport::ClientKey;
+use super::trust::Bundle;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::PerProcess;
 
@@ -39,7 +39,7 @@ pub(super) struct Net {
     lanes: Mutex<Vec<(Instant, Lane)>>,
     backends: Mutex<HashMap<BackendKey, Arc<Backend>>>,
     /// By the file that certificates come from, if it is not the system's.
-    tls: Mutex<HashMap<Option<PathBuf>, rustls::ClientConfig>>,
+    tls: Mutex<HashMap<Option<Bundle>, rustls::ClientConfig>>,
     pub(super) names: Arc<Names>,
 }
 
@@ -89,17 +89,17 @@ impl Net {
     /// The settings of TLS for connections that trust these certificates, made by `make` at the first.
     pub(super) fn tls(
         &self,
-        roots: Option<&PathBuf>,
+        bundle: Option<&Bundle>,
         make: impl FnOnce() -> Result<rustls::ClientConfig>,
     ) -> Result<rustls::ClientConfig> {
         // Held meanwhile: of many lanes that begin together, one reads the certificates.
         let mut known = lock(&self.tls);
-        let roots = roots.cloned();
-        if let Some(config) = known.get(&roots) {
+        let bundle = bundle.cloned();
+        if let Some(config) = known.get(&bundle) {
             return Ok(config.clone());
         }
         let config = make()?;
-        known.insert(roots, config.clone());
+        known.insert(bundle, config.clone());
         Ok(config)
     }
 

@@ -8,13 +8,12 @@
 //! decides that, and sees every failure through the [`Witness`].
 
 use std::error::Error as _;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use http::HeaderMap;
-use http::header::{CONTENT_LENGTH, CONTENT_RANGE};
+use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderName, LAST_MODIFIED, RANGE};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use http_body_util::BodyExt;
 use object_store::ClientOptions;
 use object_store::client::{
@@ -22,12 +21,12 @@ use object_store::client::{
     HttpService,
 };
 use reqwest::redirect::Policy;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
 
 use super::retry::Patience;
 use super::runtime::{self, Net};
 use super::sieve::Sieve;
+use super::trust::{self, Bundle};
+use super::whole;
 use super::witness::{MAX_ERROR_BODY, Refusal, Witness};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -54,7 +53,7 @@ const MAX_WORDS: usize = 200;
 pub(super) struct ClientKey {
     pub(super) patience: Patience,
     /// Certificates to trust instead of the system's.
-    pub(super) ca_bundle: Option<PathBuf>,
+    pub(super) bundle: Option<Bundle>,
     /// Whether answers may send elsewhere. Signed requests mean one host.
     pub(super) follow: bool,
 }
@@ -76,14 +75,7 @@ impl ClientKey {
 
     /// The settings of TLS.
     pub(super) fn tls(&self) -> Result<rustls::ClientConfig> {
-        Net::of_process().tls(self.ca_bundle.as_ref(), || {
-            let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-            Ok(rustls::ClientConfig::builder_with_provider(provider)
-                .with_safe_default_protocol_versions()
-                .map_err(|error| Error::new(ErrorKind::Config, format!("TLS could not be set up: {error}")))?
-                .with_root_certificates(self.roots()?)
-                .with_no_client_auth())
-        })
+        Net::of_process().tls(self.bundle.as_ref(), || trust::tls(self.bundle.as_ref()))
     }
 
     fn make(&self) -> Result<reqwest::Client> {
@@ -105,23 +97,6 @@ impl ClientKey {
                 Error::new(ErrorKind::Config, format!("the HTTP client could not be set up: {cause}"))
                     .remedy("Check HTTP_PROXY, HTTPS_PROXY and NO_PROXY")
             })
-    }
-
-    fn roots(&self) -> Result<rustls::RootCertStore> {
-        let mut roots = rustls::RootCertStore::empty();
-        let Some(path) = &self.ca_bundle else {
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-            return Ok(roots);
-        };
-        let refuse = |cause: String| {
-            Error::new(ErrorKind::Config, format!("AWS_CA_BUNDLE={}: {cause}", path.display()))
-                .remedy("Give the path of a PEM file of certificates, or unset AWS_CA_BUNDLE")
-        };
-        let certificates = CertificateDer::pem_file_iter(path)
-            .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-            .map_err(|error| refuse(error.to_string()))?;
-        let (added, _) = roots.add_parsable_certificates(certificates);
-        if added == 0 { Err(refuse("it holds no certificate".into())) } else { Ok(roots) }
     }
 }
 
@@ -148,7 +123,10 @@ struct Service(ClientKey);
 #[async_trait]
 impl HttpService for Service {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let (parts, body) = request.into_parts();
+        let (mut parts, body) = request.into_parts();
+        // Who says nothing about it leaves it to the server.
+        parts.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        let range = parts.headers.get(RANGE).cloned();
         let sieve = Sieve::of(parts.uri.query());
         let host = parts.uri.host().unwrap_or_default().to_owned();
         let client =
@@ -169,10 +147,11 @@ impl HttpService for Service {
             Some(sieve) => sieve.sift(body.bytes().await?).into(),
             None => body,
         };
-        let mut response = http::Response::new(body);
-        *response.status_mut() = status;
+        let mut response = whole::part(status, headers, body, range.as_ref(), &host).await?;
+        let (status, headers) = (response.status(), std::mem::take(response.headers_mut()));
         *response.headers_mut() = match status {
-            http::StatusCode::PARTIAL_CONTENT => with_length(headers),
+            StatusCode::PARTIAL_CONTENT => with_length(with_version(headers)),
+            status if status.is_success() => with_version(headers),
             _ => headers,
         };
         Ok(response)
@@ -195,17 +174,19 @@ pub(super) async fn send(
     client: &reqwest::Client,
     request: reqwest::Request,
     host: &str,
-) -> Result<(http::StatusCode, HeaderMap, HttpResponseBody), reqwest::Error> {
+) -> Result<(StatusCode, HeaderMap, HttpResponseBody), reqwest::Error> {
     let response = match client.execute(request).await {
-        Ok(response) => http::Response::<reqwest::Body>::from(response),
+        Ok(response) => response,
         Err(error) => {
             note_failure(&error, host);
             return Err(error.without_url());
         }
     };
-    let (parts, body) = response.into_parts();
+    // Whoever it was sent on to.
+    let host = response.url().host_str().unwrap_or(host).to_owned();
+    let (mut parts, body) = http::Response::<reqwest::Body>::from(response).into_parts();
     if parts.status.is_success() {
-        let host = host.to_owned();
+        without_illegible(&mut parts.headers);
         let body = body.map_err(move |error| {
             note_failure(&error, &host);
             http_error(error.without_url())
@@ -224,7 +205,7 @@ pub(super) async fn send(
     };
     // What came says enough, and the status was there before.
     let _ = tokio::time::timeout(ERROR_BODY, reading).await;
-    let refusal = Refusal::of(parts.status, host, &parts.headers, &text);
+    let refusal = Refusal::of(parts.status, &host, &parts.headers, &text);
     Witness::note(|seen| seen.refusal = Some(refusal));
     Ok((parts.status, parts.headers, text.into()))
 }
@@ -236,6 +217,37 @@ fn note_failure(error: &reqwest::Error, host: &str) {
     }
     let (words, in_vain) = (words(error, host), in_vain(error));
     Witness::note(|seen| seen.transport = Some((words, in_vain)));
+}
+
+/// Takes away what is not text to `object_store`, which would refuse the answer for it: names of files that are written
+/// in their own alphabet, for whoever saves them.
+fn without_illegible(headers: &mut HeaderMap) {
+    let illegible =
+        |(name, value): (&HeaderName, &HeaderValue)| value.to_str().is_err().then(|| name.clone());
+    for name in headers.iter().filter_map(illegible).collect::<Vec<_>>() {
+        headers.remove(name);
+    }
+}
+
+/// Tells the date and the tag of an object's version as `object_store` wants them. It would refuse the answer for a date
+/// that is missing or in another form, though nothing hangs on it: the epoch and an empty tag stand for none.
+fn with_version(mut headers: HeaderMap) -> HeaderMap {
+    let told = headers.get(LAST_MODIFIED).and_then(|date| date.to_str().ok()).map(str::trim);
+    let date = told.and_then(|date| {
+        let zones = ["+0000", "-0000", "UTC", "UT"];
+        let parsed = httpdate::parse_http_date(date).ok();
+        let in_zone = || {
+            let date = zones.iter().find_map(|zone| date.strip_suffix(zone))?;
+            httpdate::parse_http_date(&format!("{date}GMT")).ok()
+        };
+        parsed.or_else(in_zone)
+    });
+    let date = httpdate::fmt_http_date(date.unwrap_or(SystemTime::UNIX_EPOCH));
+    if let Ok(date) = HeaderValue::try_from(date) {
+        headers.insert(LAST_MODIFIED, date);
+    }
+    headers.entry(ETAG).or_insert(HeaderValue::from_static("\"\""));
+    headers
 }
 
 /// Tells the length of a part of an object that came without one: in chunks, or until the connection ends. Its range says
@@ -311,6 +323,40 @@ fn causes(error: &reqwest::Error) -> impl Iterator<Item = &(dyn std::error::Erro
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_version_has_a_date_and_a_tag_whatever_the_server_says() {
+        let date = "Sat, 21 Nov 2026 06:47:41 GMT";
+        let epoch = "Thu, 01 Jan 1970 00:00:00 GMT";
+        for (told, expected) in [
+            (Some(date), date),
+            // The two older forms of HTTP.
+            (Some("Saturday, 21-Nov-26 06:47:41 GMT"), date),
+            (Some("Sat Nov 21 06:47:41 2026"), date),
+            (Some("Sat, 21 Nov 2026 06:47:41 +0000"), date),
+            (Some("2026-11-21T06:47:41Z"), epoch),
+            // Of another day of the week.
+            (Some("Fri, 21 Nov 2026 06:47:41 GMT"), epoch),
+            (Some("0"), epoch),
+            (None, epoch),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.extend(told.map(|told| (LAST_MODIFIED, told.parse().unwrap())));
+            let headers = with_version(headers);
+            assert_eq!(headers[LAST_MODIFIED], expected, "{told:?}");
+            assert_eq!(headers[ETAG], "\"\"");
+        }
+    }
+
+    #[test]
+    fn headers_that_are_no_text_are_dropped() {
+        let mut headers = HeaderMap::new();
+        let name = HeaderValue::from_bytes(b"inline; filename=\xfc.bin").unwrap();
+        headers.insert(http::header::CONTENT_DISPOSITION, name);
+        headers.insert(ETAG, HeaderValue::from_static("\"1\""));
+        without_illegible(&mut headers);
+        assert_eq!(headers.keys().collect::<Vec<_>>(), [ETAG]);
+    }
 
     #[test]
     fn the_length_of_a_part_is_told_by_its_range() {

@@ -143,7 +143,7 @@ mod tests {
     }
 
     fn parsed(text: &str) -> Result<Option<Parsed>> {
-        let client = ClientKey { patience: Patience::default(), ca_bundle: None, follow: false };
+        let client = ClientKey { patience: Patience::default(), bundle: None, follow: false };
         parse("the file", text.as_bytes(), &client)
     }
 

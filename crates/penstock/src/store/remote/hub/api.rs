@@ -121,7 +121,9 @@ impl Api<'_> {
 /// Where the listing goes on, of `Link: <…>; rel="next"`.
 fn next_page(headers: &HeaderMap, url: &str) -> Option<String> {
     let links = headers.get_all(header::LINK).iter().filter_map(|value| value.to_str().ok());
-    let next = links.flat_map(|value| value.split(", ")).find(|link| link.contains("rel=\"next\""))?;
+    // Proxies write the header anew, some without the quotes.
+    let is_next = |link: &&str| ["rel=\"next\"", "rel=next"].iter().any(|relation| link.contains(relation));
+    let next = links.flat_map(|value| value.split(", ")).find(is_next)?;
     let target = next.split_once('<')?.1.split_once('>')?.0;
     Some(url.parse::<Url>().ok()?.join(target).ok()?.into())
 }
@@ -144,6 +146,11 @@ mod tests {
             "<http://h/first>; rel=\"first\", </api/x?cursor=a%3D>; rel=\"next\"".parse().unwrap(),
         );
         assert_eq!(next_page(&headers, "http://h/api").as_deref(), Some("http://h/api/x?cursor=a%3D"));
+        headers.insert("link", "<?cursor=b>; rel=next".parse().unwrap());
+        assert_eq!(
+            next_page(&headers, "http://h/api/x?cursor=a").as_deref(),
+            Some("http://h/api/x?cursor=b")
+        );
         headers.insert("link", "<no end; rel=\"next\"".parse().unwrap());
         assert_eq!(next_page(&headers, "http://h/api"), None);
     }

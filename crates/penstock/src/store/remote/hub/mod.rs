@@ -8,11 +8,12 @@
 //! * `address`: locations taken apart. `settings`: variables and files that count.
 //! * `local`: the cache. `api`: commits and listings.
 //! * `sender`: redirects, and the token that stays at home. `service`: a file as `object_store` asks for it.
-//! * `refusal`: what the hub's refusals mean.
+//! * `refusal`: what the hub's refusals mean; `page`: addresses that are of its pages.
 
 mod address;
 mod api;
 mod local;
+mod page;
 mod refusal;
 mod sender;
 mod service;
@@ -33,7 +34,7 @@ use super::listing::Listing;
 use super::object::{self, RemoteObject};
 use super::retry::Patience;
 use super::transport::ClientKey;
-use super::{open, told};
+use super::{open, told, trust};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::standin::StandIn;
 use crate::store::{Identity, LocalStore, Object, Store};
@@ -46,6 +47,7 @@ use service::FileConnector;
 use settings::Settings;
 
 pub(in crate::store) use address::is_hub;
+pub(super) use page::refuse_page;
 pub(super) use refusal::refused;
 
 /// A repository's kind and name, and a revision of it.
@@ -224,13 +226,21 @@ impl<'a> Hub<'a> {
     }
 
     fn sender(&self) -> Result<Sender> {
-        let endpoint: Url = self.settings.endpoint.parse().ok().filter(Url::has_host).ok_or_else(|| {
-            Error::new(ErrorKind::Config, format!("HF_ENDPOINT={} is no URL", self.settings.endpoint))
+        let Settings { endpoint, login, token, .. } = &self.settings;
+        let endpoint: Url = endpoint.parse().ok().filter(Url::has_host).ok_or_else(|| {
+            Error::new(ErrorKind::Config, format!("HF_ENDPOINT={endpoint} is no URL"))
                 .remedy("Write HF_ENDPOINT=https://host, or unset it")
         })?;
-        let client = ClientKey { patience: self.patience, ca_bundle: None, follow: false };
-        client.tls()?;
-        Ok(Sender::new(client, &endpoint, self.settings.token.as_deref()))
+        let bundle = trust::bundle(self.environment, Provider::Hub);
+        let client = ClientKey { patience: self.patience, bundle, follow: false };
+        let sender = Sender::new(client.clone(), &endpoint, token.as_deref());
+        Ok(match login {
+            Some(url) => sender.logged_in(&client.client()?, url),
+            None => {
+                client.tls()?;
+                sender
+            }
+        })
     }
 
     fn backend(&self, address: &HubAddress, url: &str, sender: &Sender) -> Result<Arc<Backend>> {

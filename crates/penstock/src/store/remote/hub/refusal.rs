@@ -28,7 +28,10 @@ pub(in crate::store::remote) fn refused(
             ),
         ),
         (_, "RevisionNotFound") => {
-            (ErrorKind::NotFound, format!("Check the revision after the @; {page} shows branches and tags"))
+            let remedy = format!(
+                "Check the revision after the @, in which a slash is written %2F; {page} shows branches and tags"
+            );
+            (ErrorKind::NotFound, remedy)
         }
         (_, "EntryNotFound") => {
             (ErrorKind::NotFound, format!("Check the path; {page}/tree/main shows what is there"))

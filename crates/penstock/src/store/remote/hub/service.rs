@@ -6,7 +6,7 @@
 
 use async_trait::async_trait;
 use http::header::{CONTENT_LENGTH, CONTENT_RANGE, ETAG, IF_MATCH, LAST_MODIFIED, RANGE};
-use http::{HeaderValue, Method, Response, StatusCode};
+use http::{HeaderValue, Method, StatusCode};
 use object_store::ClientOptions;
 use object_store::client::{HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService};
 use std::sync::Arc;
@@ -14,11 +14,8 @@ use tokio::sync::{Mutex, MutexGuard};
 use url::Url;
 
 use super::sender::{Answer, Sender, strange};
-use crate::store::remote::witness::{Refusal, Witness};
-
-/// The most that is taken whole from a server that does not answer to ranges. The hub keeps no larger files that are
-/// not on a delivery network, which does.
-const MOST_WHOLE: u64 = 32 << 20;
+use crate::store::remote::whole;
+use crate::store::remote::witness::Witness;
 
 /// Makes `object_store` ask for one file of the hub.
 #[derive(Debug, Clone)]
@@ -72,7 +69,8 @@ impl FileService {
             && let (Some(wanted), Some(tag)) = (wanted, &tag)
             && wanted.trim_matches('"') != tag
         {
-            return Ok(refusal(StatusCode::PRECONDITION_FAILED, &answer.url));
+            let host = answer.url.host_str().unwrap_or_default();
+            return Ok(whole::refusal(StatusCode::PRECONDITION_FAILED, host));
         }
         let (total, linked_size) = (total(&answer), answer.linked_size);
         if answer.status.is_success()
@@ -128,35 +126,15 @@ async fn finish(
     tag: Option<String>,
     range: Option<&HeaderValue>,
 ) -> Result<HttpResponse, HttpError> {
-    let total = total(&answer);
-    let Answer { mut status, mut headers, mut body, url, .. } = answer;
-    if let (StatusCode::OK, Some((start, end)), Some(total)) = (status, range.and_then(bounds), total)
-        && total <= MOST_WHOLE
-    {
-        if start >= total {
-            return Ok(refusal(StatusCode::RANGE_NOT_SATISFIABLE, &url));
-        }
-        let end = end.min(total - 1);
-        let whole = body.bytes().await?;
-        let (from, to) =
-            (usize::try_from(start).unwrap_or(usize::MAX), usize::try_from(end).unwrap_or(usize::MAX));
-        let part = if whole.len() as u64 == total { whole.slice(from..=to) } else { whole };
-        let value = format!("bytes {start}-{end}/{total}");
-        headers.insert(CONTENT_RANGE, HeaderValue::from_str(&value).map_err(|_| strange("a size"))?);
-        headers.insert(CONTENT_LENGTH, HeaderValue::from(part.len()));
-        status = StatusCode::PARTIAL_CONTENT;
-        body = part.into();
-    }
+    let Answer { status, mut headers, body, url, .. } = answer;
     // Mirrors of a delivery network have dates of their own.
     headers.remove(LAST_MODIFIED);
     headers.remove(ETAG);
     if let Some(tag) = tag.and_then(|tag| HeaderValue::from_str(&format!("\"{tag}\"")).ok()) {
         headers.insert(ETAG, tag);
     }
-    let mut response = Response::new(body);
-    *response.status_mut() = status;
-    *response.headers_mut() = headers;
-    Ok(response)
+    // The hub keeps no large files that are not on a delivery network, which answers to ranges.
+    whole::part(status, headers, body, range, url.host_str().unwrap_or_default()).await
 }
 
 /// The size of the whole file, as the answer says it.
@@ -166,21 +144,4 @@ fn total(answer: &Answer) -> Option<u64> {
         StatusCode::PARTIAL_CONTENT => text(CONTENT_RANGE)?.rsplit_once('/')?.1.parse().ok(),
         _ => text(CONTENT_LENGTH)?.parse().ok(),
     }
-}
-
-/// First and last byte of a range header.
-fn bounds(range: &HeaderValue) -> Option<(u64, u64)> {
-    let (start, end) = range.to_str().ok()?.strip_prefix("bytes=")?.split_once('-')?;
-    Some((start.parse().ok()?, end.parse().ok()?))
-}
-
-/// An answer in the server's place, which did not know what it should have compared.
-fn refusal(status: StatusCode, url: &Url) -> HttpResponse {
-    let host = url.host_str().unwrap_or_default().to_owned();
-    Witness::note(|seen| {
-        seen.refusal = Some(Refusal { status: status.as_u16(), host, ..Refusal::default() });
-    });
-    let mut response = Response::new(Vec::new().into());
-    *response.status_mut() = status;
-    response
 }

@@ -1,0 +1,182 @@
+//! Which servers are trusted: those with a certificate of the system's authorities, or of those that a variable names.
+//!
+//! The system's are found as OpenSSL finds them, `SSL_CERT_FILE` and `SSL_CERT_DIR` included. `AWS_CA_BUNDLE` comes before
+//! them for S3; `REQUESTS_CA_BUNDLE` and `CURL_CA_BUNDLE`, of Python's requests and of curl, count for everything where no
+//! `SSL_CERT_FILE` is set.
+//!
+//! A certificate that is itself one of the trusted ones is taken from a server, though it may say that it is an
+//! authority's: `openssl req -x509` writes that into every certificate that signs itself. OpenSSL takes such a one, and so
+//! does whatever is built on it; the verifier of rustls does not.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::verify_server_name;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, OtherError, RootCertStore, SignatureScheme,
+};
+
+use super::address::Provider;
+use super::environment::Environment;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Certificates to trust instead of the system's: a file of them or a directory, and the variable that names it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Bundle {
+    variable: &'static str,
+    path: PathBuf,
+}
+
+/// The certificates that the environment names for a provider.
+pub(super) fn bundle(environment: &Environment, provider: Provider) -> Option<Bundle> {
+    let named = |variable| Some(Bundle { variable, path: environment.get(&[variable])?.into() });
+    let of_provider = (provider == Provider::S3).then(|| named("AWS_CA_BUNDLE")).flatten();
+    let of_system = environment.get(&["SSL_CERT_FILE"]).is_some();
+    let of_all = || ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"].into_iter().find_map(named);
+    of_provider.or_else(|| (!of_system).then(of_all)?)
+}
+
+/// The settings of TLS with the certificates of `bundle`, else the system's.
+pub(super) fn tls(bundle: Option<&Bundle>) -> Result<ClientConfig> {
+    let certificates = match bundle {
+        Some(bundle) => bundle.read()?,
+        None => rustls_native_certs::load_native_certs().certs,
+    };
+    let mut roots = RootCertStore::empty();
+    let (added, _) = roots.add_parsable_certificates(certificates.iter().cloned());
+    if let (0, Some(bundle)) = (added, bundle) {
+        return Err(bundle.refused("it holds no certificate"));
+    }
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let failed = |error: &dyn std::fmt::Display| {
+        Error::new(ErrorKind::Config, format!("TLS could not be set up: {error}"))
+    };
+    let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| failed(&error))?;
+    if roots.is_empty() {
+        // A verifier wants some; servers without TLS want none.
+        return Ok(config.with_root_certificates(roots).with_no_client_auth());
+    }
+    let verifier = Verifier::new(roots, certificates, provider).map_err(|error| failed(&error))?;
+    Ok(config.dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth())
+}
+
+impl Bundle {
+    fn read(&self) -> Result<Vec<CertificateDer<'static>>> {
+        if self.path.is_dir() {
+            return Ok(rustls_native_certs::load_certs_from_paths(None, Some(&self.path)).certs);
+        }
+        CertificateDer::pem_file_iter(&self.path)
+            .and_then(Iterator::collect)
+            .map_err(|error| self.refused(&error.to_string()))
+    }
+
+    fn refused(&self, cause: &str) -> Error {
+        let Self { variable, path } = self;
+        Error::new(ErrorKind::Config, format!("{variable}={}: {cause}", path.display()))
+            .remedy(format!("Give the path of a PEM file of certificates, or unset {variable}"))
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+struct Verifier {
+    authorities: Arc<WebPkiServerVerifier>,
+    trusted: Vec<CertificateDer<'static>>,
+}
+
+impl Verifier {
+    fn new(
+        roots: RootCertStore,
+        trusted: Vec<CertificateDer<'static>>,
+        provider: Arc<CryptoProvider>,
+    ) -> Result<Self, rustls::client::VerifierBuilderError> {
+        let authorities = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build()?;
+        Ok(Self { authorities, trusted })
+    }
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        server: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        match self.authorities.verify_server_cert(server, intermediates, name, ocsp, now) {
+            // Its dates had been looked at before that was noticed, its name had not.
+            Err(error) if is_authority(&error) && self.trusted.iter().any(|known| known == server) => {
+                verify_server_name(&ParsedCertificate::try_from(server)?, name)?;
+                Ok(ServerCertVerified::assertion())
+            }
+            verified => verified,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.authorities.verify_tls12_signature(message, certificate, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.authorities.verify_tls13_signature(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.authorities.supported_verify_schemes()
+    }
+}
+
+/// Whether a certificate was refused because it is an authority's.
+fn is_authority(error: &rustls::Error) -> bool {
+    let rustls::Error::InvalidCertificate(CertificateError::Other(OtherError(cause))) = error else {
+        return false;
+    };
+    matches!(cause.downcast_ref::<webpki::Error>(), Some(webpki::Error::CaUsedAsEndEntity))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bundle_is_the_one_of_the_provider_else_that_of_all() {
+        let environment = Environment::of([("AWS_CA_BUNDLE", "/a"), ("CURL_CA_BUNDLE", "/c")]);
+        let named = |provider| bundle(&environment, provider).map(|bundle| bundle.variable);
+        assert_eq!(named(Provider::S3), Some("AWS_CA_BUNDLE"));
+        assert_eq!(named(Provider::Gcs), Some("CURL_CA_BUNDLE"));
+        assert_eq!(bundle(&Environment::of([("AWS_CA_BUNDLE", "/a")]), Provider::Web), None);
+        let system = Environment::of([("SSL_CERT_FILE", "/s"), ("CURL_CA_BUNDLE", "/c")]);
+        assert_eq!(bundle(&system, Provider::S3), None);
+    }
+
+    #[test]
+    fn a_bundle_that_cannot_be_is_refused_by_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let empty = directory.path().join("empty.pem");
+        std::fs::write(&empty, "").unwrap();
+        for path in [directory.path().join("none.pem"), empty, directory.path().to_owned()] {
+            let error = tls(Some(&Bundle { variable: "REQUESTS_CA_BUNDLE", path })).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config);
+            assert!(error.to_string().contains("REQUESTS_CA_BUNDLE="), "{error}");
+        }
+    }
+}
