@@ -143,6 +143,38 @@ def test_a_stream_may_be_left_and_another_begun(files: Any) -> None:
         assert len(list(streamer.get_tensors())) == 2 * len(held) // 3
 
 
+def test_a_stream_that_is_dropped_late_does_not_end_the_next(files: Any, tmp_path: Path) -> None:
+    paths, held = files
+    with SafetensorsStreamer() as streamer:
+        streamer.stream_files(paths)
+        late = streamer.get_tensors()
+        next(late)
+        streamer.stream_files(paths)
+        following = streamer.get_tensors()
+        got = dict([next(following)])
+        late.close()
+        assert set(got | dict(following)) == set(held)
+    (tmp_path / "f").write_bytes(bytes(range(100)))
+    request = [FileChunks(0, str(tmp_path / "f"), 0, [10] * 10)]
+    for kind in (FileStreamer, DistributedStreamer):
+        ranges = kind()
+        with ranges:
+            ranges.stream_files(request)
+            late_ranges = ranges.get_chunks()
+            next(late_ranges)
+        with ranges:
+            ranges.stream_files(request)
+            late_ranges.close()
+            assert sorted(index for _, index, _ in ranges.get_chunks()) == list(range(10)), kind
+        with ranges:
+            ranges.stream_files(request)
+            with pytest.raises(KeyError):
+                for _ in ranges.get_chunks():
+                    raise KeyError
+            ranges.stream_files(request)
+            assert len(list(ranges.get_chunks())) == 10, "a consumer that gives up leaves it usable"
+
+
 def test_a_misaligned_tensor_is_usable(tmp_path: Path) -> None:
     header = {"odd": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
               "w": {"dtype": "F32", "shape": [4], "data_offsets": [3, 19]}}  # fmt: skip
@@ -192,7 +224,9 @@ def test_tensors_are_made_of_ranges_at_any_address() -> None:
     assert odd.tolist() == [[0, 1], [2, 3]]
     assert odd.data_ptr() % 4 == 0
     whole = values.view(torch.uint8).view(1, -1)
-    assert safetensors_pytorch.create_torch_tensor(whole, w).data_ptr() == values.data_ptr(), "no copy but where it needs"
+    assert safetensors_pytorch.create_torch_tensor(whole, w).data_ptr() == values.data_ptr(), (
+        "no copy but where it needs"
+    )
     none = safetensors_pytorch.SafetensorMetadata("n", {"dtype": "BF16", "shape": [0, 3], "data_offsets": [0, 0]})
     assert same(safetensors_pytorch.create_torch_tensor(memoryview(b""), none), torch.empty(0, 3, dtype=torch.bfloat16))
 

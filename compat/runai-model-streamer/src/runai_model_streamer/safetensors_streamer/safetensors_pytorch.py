@@ -91,7 +91,9 @@ class SafetensorsMetadata:
             ValueError: a file is absent or malformed; it says which, and how.
         """
         del fs
-        return [SafetensorsMetadata(start, tensors) for start, tensors in headers(open_files(filenames, s3_credentials))]
+        return [
+            SafetensorsMetadata(start, tensors) for start, tensors in headers(open_files(filenames, s3_credentials))
+        ]
 
 
 def open_files(paths: list[str], s3_credentials: S3Credentials | None = None) -> list[penstock.Checkpoint]:

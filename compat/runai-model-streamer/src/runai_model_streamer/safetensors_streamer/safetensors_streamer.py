@@ -278,12 +278,15 @@ class SafetensorsStreamer:
         """
         if not self._streams:
             self._streams.append(self._chosen())
+        streams = self._streams
         try:
-            while self._streams:
-                yield from self._streams[0]
-                self._streams.pop(0)
+            while streams:
+                yield from streams[0]
+                streams.pop(0)
         finally:
-            self._close()
+            # Whoever drops this late may drop it during the next stream.
+            if self._streams is streams:
+                self._close()
         self._log_throughput()
 
     def _log_throughput(self) -> None:
