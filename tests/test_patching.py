@@ -200,6 +200,62 @@ def test_tensors_may_be_written_to_and_the_file_stays(mixed: Any) -> None:
     assert_bits(safetensors.torch.load_file(path), tensors)
 
 
+def test_a_block_that_is_never_left_lasts_and_ends_in_silence(mixed: tuple[Path, dict[str, torch.Tensor]]) -> None:
+    code = (
+        "import gc, sys, penstock, safetensors\n"
+        "penstock.patch_safetensors().__enter__()\n"
+        "gc.collect()\n"
+        "kept = penstock.patch_safetensors()\n"
+        "kept.__enter__()\n"
+        "with safetensors.safe_open(sys.argv[1], 'pt') as file: print(type(file).__module__)"
+    )
+    command = [sys.executable, "-c", code, str(mixed[0])]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
+    assert (done.stdout.strip(), done.stderr, done.returncode) == ("penstock.patching", "", 0)
+
+
+def test_headers_are_read_where_there_is_no_such_gpu(mixed: tuple[Path, dict[str, torch.Tensor]]) -> None:
+    path, tensors = mixed
+    with penstock.patch_safetensors():
+        for device in ("cuda:99", 99):
+            with safe_open(path, framework="pt", device=device) as file:
+                assert set(file.keys()) == set(tensors)
+                name = next(iter(tensors))
+                assert file.get_slice(name).get_shape() == list(tensors[name].shape)
+                with pytest.raises(penstock.DeviceError, match=r"cuda:99|without CUDA|no usable GPU|99"):
+                    file.get_tensor(name)
+
+
+def test_what_a_later_safetensors_does_besides_is_its_own(
+    mixed: tuple[Path, dict[str, torch.Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, left = [], []
+
+    class Later:
+        """As 0.9's: a handle that knows more."""
+
+        def __init__(self, *args: object, **options: object) -> None:
+            opened.append((args, options))
+
+        def __exit__(self, *_: object) -> None:
+            left.append(self)
+
+        def get_tensor_meta(self, name: str) -> str:
+            return f"meta of {name}"
+
+    monkeypatch.setattr(safetensors, "safe_open", Later)
+    with penstock.patch_safetensors():
+        with safetensors.safe_open(mixed[0], framework="pt", backend="mmap") as file:
+            assert not hasattr(file, "prefetch"), "nor does this one"
+            assert set(file.get_tensors()) == set(mixed[1])
+            assert not opened, "it is not needed"
+            assert [file.get_tensor_meta(name) for name in "ab"] == ["meta of a", "meta of b"]
+        assert opened == [((mixed[0], "pt", "cpu"), {"backend": "mmap"})]
+        assert len(left) == 1
+        with pytest.raises(penstock.SafetensorError, match="closed"):
+            file.get_tensor_meta("a")
+
+
 def test_what_penstock_does_not_load_goes_to_safetensors(tmp_path: Path) -> None:
     data = raw_bytes("F32", (4, 5))
     path = write_raw(tmp_path / "x.safetensors", {"w": Raw("F32", (4, 5), data)})

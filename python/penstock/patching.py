@@ -9,7 +9,8 @@ was, also in modules that were imported meanwhile.
 * **What stays Penstock's**: files that were opened within a block, until they are closed.
 * **What is not reached**: a function that someone keeps elsewhere than in a module's namespace (a default argument, a
   class attribute, a closure), and ``safetensors.torch.load``, which is given bytes.
-* **What Penstock does not load** goes to safetensors as before: frameworks and devices that it does not know.
+* **What Penstock does not load** goes to safetensors as before: frameworks and devices that it does not know, and what
+  a later ``safe_open`` does besides (0.9's ``prefetch`` and ``get_tensor_meta``).
 
 Tensors on the CPU are views of the mapped file, as safetensors' are: the same memory, the same cost where the file is
 cached. Where it is not, many threads bring it in ahead of whoever takes tensors one by one. ``mmap=False`` gives
@@ -21,7 +22,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ContextDecorator, contextmanager
+from functools import partial
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
@@ -49,28 +51,43 @@ _replaced: list[tuple[Any, Any]] = []
 """(safetensors' own, Penstock's) while a block is open."""
 
 
-@contextmanager
-def patch_safetensors(*, mmap: bool = True, config: Config | None = None) -> Iterator[None]:
+class patch_safetensors(ContextDecorator):  # noqa: N801 - called like the function it reads as
     """Makes libraries that call safetensors load through Penstock, for as long as the block is open.
 
-    Also a decorator. See the module's description for what exactly is replaced.
+    Also a decorator. See the module's description for what exactly is replaced. Where a block is entered and never left
+    (``patch_safetensors().__enter__()``), that is for the rest of the process.
 
     Args:
         mmap: whether tensors on the CPU are views of the mapped file (as safetensors' are), or own their memory.
         config: settings of the loads.
 
     Raises:
-        MissingDependencyError: where safetensors is not installed.
+        MissingDependencyError: on entering, where safetensors is not installed.
     """
-    settings = _Settings(mmap, config)
-    with _lock:
-        if not _open:
-            _install()
-        _open.append(settings)
-    try:
-        yield
-    finally:
+
+    # No generator: one that is dropped, at the latest when the interpreter ends, would leave the block.
+
+    def __init__(self, *, mmap: bool = True, config: Config | None = None) -> None:
+        self._mmap = mmap
+        self._config = config
+        self._entered: list[_Settings] = []
+
+    def _recreate_cm(self) -> patch_safetensors:
+        return patch_safetensors(mmap=self._mmap, config=self._config)
+
+    def __enter__(self) -> None:
+        settings = _Settings(self._mmap, self._config)
         with _lock:
+            if not _open:
+                _install()
+            _open.append(settings)
+            self._entered.append(settings)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with _lock:
+            settings = self._entered.pop()
             # This very one: another block may have equal settings.
             at = next(number for number, item in enumerate(_open) if item is settings)
             del _open[at]
@@ -145,7 +162,14 @@ def _opening(theirs: Any) -> type:
         def __new__(cls, filename: Any, framework: Any, device: Any = "cpu", **options: Any) -> Any:
             if not _ours(framework, device, options):
                 return theirs(filename, framework, device, **options)
-            return super().__new__(cls)
+            made = super().__new__(cls)
+            made._theirs = partial(theirs, filename, framework, device, **options)
+            return made
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_") or not hasattr(theirs, name):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return getattr(self._besides(), name)
 
     return safe_open
 
@@ -166,10 +190,13 @@ def _loading(theirs: Callable[..., Any]) -> Callable[..., Any]:
 class _Opened:
     """What ``safe_open`` gives within a block. As ``penstock.safe_open``, and with views of the file on the CPU."""
 
+    _theirs: Callable[[], Any]
+
     def __init__(self, filename: Any, framework: str, device: Any = "cpu", *, backend: Any = None) -> None:
         del backend
         settings = _settings()
         self._framework = framework
+        self._own: Any = None
         with _as_theirs():
             self._file = our_safe_open(filename, framework, device, config=settings.config)
             checkpoint = self._file._checkpoint
@@ -179,6 +206,13 @@ class _Opened:
             if settings.mmap and on_host:
                 self._views = checkpoint.load(framework=framework, mmap=True)
                 self._ahead = ReadAhead(checkpoint, settings.config or Config())
+
+    def _besides(self) -> Any:
+        """The handle that safetensors has of the file, for what only that can do."""
+        self._file.keys()  # which refuses a file that is closed
+        if self._own is None:
+            self._own = self._theirs()
+        return self._own
 
     def __enter__(self) -> _Opened:  # noqa: PYI034 - Self needs Python 3.11
         return self
@@ -190,6 +224,9 @@ class _Opened:
             self._ahead.close()
         # Tensors that were handed out keep the mapping alive.
         self._views = None
+        own, self._own = self._own, None
+        if own is not None:
+            own.__exit__(kind, value, traceback)
         self._file.__exit__(kind, value, traceback)
 
     def keys(self) -> list[str]:

@@ -118,8 +118,12 @@ class safe_open:  # noqa: N801 - the name people know
         config: Config | None = None,
     ) -> None:
         del backend
+        library = _framework(framework)
+        if not isinstance(device, int) and not str(device).startswith("cuda"):
+            library.device(device)
+        # Headers can be read where the GPU that tensors are for is not, as with safetensors.
         self._framework = framework
-        self._device = _framework(framework).device(device)
+        self._device = device
         self._open: Checkpoint | None = open(filename, config=config)
 
     @property

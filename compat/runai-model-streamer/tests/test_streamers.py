@@ -31,6 +31,7 @@ from runai_model_streamer._penstock import (  # noqa: E402
     credentials,
 )
 from runai_model_streamer.s3_utils.s3_utils import S3Credentials  # noqa: E402
+from runai_model_streamer.safetensors_streamer import safetensors_pytorch  # noqa: E402
 from runai_model_streamer.safetensors_streamer.safetensors_pytorch import prepare_request  # noqa: E402
 from runai_model_streamer.safetensors_streamer.streamer_mock import StreamerPatcher  # noqa: E402
 
@@ -142,6 +143,38 @@ def test_a_stream_may_be_left_and_another_begun(files: Any) -> None:
         assert len(list(streamer.get_tensors())) == 2 * len(held) // 3
 
 
+def test_a_stream_that_is_dropped_late_does_not_end_the_next(files: Any, tmp_path: Path) -> None:
+    paths, held = files
+    with SafetensorsStreamer() as streamer:
+        streamer.stream_files(paths)
+        late = streamer.get_tensors()
+        next(late)
+        streamer.stream_files(paths)
+        following = streamer.get_tensors()
+        got = dict([next(following)])
+        late.close()
+        assert set(got | dict(following)) == set(held)
+    (tmp_path / "f").write_bytes(bytes(range(100)))
+    request = [FileChunks(0, str(tmp_path / "f"), 0, [10] * 10)]
+    for kind in (FileStreamer, DistributedStreamer):
+        ranges = kind()
+        with ranges:
+            ranges.stream_files(request)
+            late_ranges = ranges.get_chunks()
+            next(late_ranges)
+        with ranges:
+            ranges.stream_files(request)
+            late_ranges.close()
+            assert sorted(index for _, index, _ in ranges.get_chunks()) == list(range(10)), kind
+        with ranges:
+            ranges.stream_files(request)
+            with pytest.raises(KeyError):
+                for _ in ranges.get_chunks():
+                    raise KeyError
+            ranges.stream_files(request)
+            assert len(list(ranges.get_chunks())) == 10, "a consumer that gives up leaves it usable"
+
+
 def test_a_misaligned_tensor_is_usable(tmp_path: Path) -> None:
     header = {"odd": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
               "w": {"dtype": "F32", "shape": [4], "data_offsets": [3, 19]}}  # fmt: skip
@@ -153,6 +186,68 @@ def test_a_misaligned_tensor_is_usable(tmp_path: Path) -> None:
         loaded = dict(streamer.get_tensors())
     assert loaded["w"].data_ptr() % 4 == 0
     assert torch.equal(loaded["w"], torch.arange(4.0))
+
+
+def test_programs_that_choose_ranges_themselves_get_their_tensors(files: Any) -> None:
+    """As those do that read the experts of one rank only."""
+    paths, held = files
+    wanted = {name for name in held if not name.endswith(("1", "4"))}
+    with SafetensorsStreamer() as streamer:
+        requests: list[FileChunks] = []
+        described: dict[int, list[Any]] = {}
+        for path, file in zip(
+            paths, safetensors_pytorch.SafetensorsMetadata.from_files(streamer.file_streamer, paths, None), strict=True
+        ):
+            at, kept = file.offset, []
+            for tensor, size in zip(file.tensors_metadata, file.read_sizes, strict=True):
+                kept += [(at, size, tensor)] if tensor.name in wanted else []
+                at += size
+            assert at == os.path.getsize(path)
+            described[len(requests)] = [tensor for _, _, tensor in kept]
+            requests.append(FileChunks(len(requests), path, [at for at, _, _ in kept], [size for _, size, _ in kept]))
+        for _ in range(2):
+            streamer.files_to_tensors_metadata = described
+            streamer.file_streamer.stream_files(requests, credentials=None, device="cpu", is_distributed=False)
+            got = dict(streamer.get_tensors())
+            assert set(got) == wanted
+            assert all(same(tensor, held[name]) for name, tensor in got.items())
+        assert list(streamer.get_tensors()) == [], "nothing is asked for any more"
+    with pytest.raises(ValueError, match="not initialized"):
+        next(SafetensorsStreamer().get_tensors())
+
+
+def test_tensors_are_made_of_ranges_at_any_address() -> None:
+    values = torch.arange(4.0)
+    memory = torch.cat([torch.zeros(3, dtype=torch.uint8), values.view(torch.uint8)])
+    w = safetensors_pytorch.SafetensorMetadata("w", {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]})
+    odd = safetensors_pytorch.create_torch_tensor(memory[3:].view(1, -1), w)
+    assert odd.tolist() == [[0, 1], [2, 3]]
+    assert odd.data_ptr() % 4 == 0
+    whole = values.view(torch.uint8).view(1, -1)
+    assert safetensors_pytorch.create_torch_tensor(whole, w).data_ptr() == values.data_ptr(), (
+        "no copy but where it needs"
+    )
+    none = safetensors_pytorch.SafetensorMetadata("n", {"dtype": "BF16", "shape": [0, 3], "data_offsets": [0, 0]})
+    assert same(safetensors_pytorch.create_torch_tensor(memoryview(b""), none), torch.empty(0, 3, dtype=torch.bfloat16))
+
+
+def test_programs_say_which_dtype_tensors_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = b'{"scale":{"dtype":"F8_E8M0","shape":[3],"data_offsets":[0,3]}}'
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes([1, 127, 254]))
+    monkeypatch.setitem(safetensors_pytorch.safetenors_to_torch_dtype, "F8_E8M0", torch.uint8)
+    with SafetensorsStreamer() as streamer:
+        streamer.stream_file(str(path))
+        assert streamer.files_to_tensors_metadata[0][0].get_torch_dtype() == torch.uint8
+        assert same(dict(streamer.get_tensors())["scale"], torch.tensor([1, 127, 254], dtype=torch.uint8))
+
+
+def test_every_spelling_of_the_host_is_the_host(files: Any) -> None:
+    for device in (None, "cpu", "cpu:0", torch.device("cpu"), torch.device("cpu", 0)):
+        with SafetensorsStreamer() as streamer:
+            streamer.stream_file(files[0][0], device=device)
+            assert (streamer.device_str, streamer.file_streamer.file_streamer.device_str) == ("cpu", "cpu")
+            assert {str(tensor.device) for _, tensor in streamer.get_tensors()} == {"cpu"}
 
 
 def test_errors_are_value_errors_that_say_what_is_wrong(tmp_path: Path, files: Any) -> None:

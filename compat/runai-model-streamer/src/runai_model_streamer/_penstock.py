@@ -176,7 +176,7 @@ def as_value_errors() -> Iterator[None]:
 
 
 def device_of(device: Any) -> str:
-    """The device as torch spells it; None is the host.
+    """The device as torch spells it; the host is "cpu", whether it is asked for as None, "cpu:0" or a ``torch.device``.
 
     Raises:
         RunaiStreamerInvalidInputException: for a device that torch does not know.
@@ -186,9 +186,10 @@ def device_of(device: Any) -> str:
     if device is None:
         return "cpu"
     try:
-        return str(torch.device(device))
+        found = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise RunaiStreamerInvalidInputException(f"Unusable device {device!r}: {error}") from error
+    return "cpu" if found.type == "cpu" else str(found)
 
 
 def loads_to(device: str) -> str:

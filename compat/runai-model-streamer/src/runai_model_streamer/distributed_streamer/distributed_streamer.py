@@ -23,6 +23,8 @@ from runai_model_streamer.s3_utils.s3_utils import S3Credentials
 
 logger = logging.getLogger(__name__)
 
+RUNAI_STREAMER_CUDA_ALIGNMENT_ENV_VAR = "RUNAI_STREAMER_CUDA_ALIGNMENT"
+"""Not needed: every tensor has memory of its own, aligned as torch does it."""
 _SHARE = "RUNAI_STREAMER_DIST_BUFFER_MIN_BYTESIZE"
 
 
@@ -143,10 +145,13 @@ class DistributedStreamer:
         if not self.is_distributed:
             yield from self.file_streamer.get_chunks()
             return
+        chunks = self._chunks
         try:
-            yield from self._chunks or ()
+            yield from chunks or ()
         finally:
-            self.end()
+            # Whoever drops this late may drop it during the next stream.
+            if self._chunks is chunks:
+                self.end()
 
 
 def _memory(ranks: int) -> dict[str, Any]:

@@ -138,10 +138,13 @@ class FileStreamer:
         """
         if not self._entered:
             raise ValueError("Streamer not initialized")
+        chunks = self._chunks
         try:
-            yield from self._chunks or ()
+            yield from chunks or ()
         finally:
-            self.close()
+            # Whoever drops this late may drop it during the next stream.
+            if self._chunks is chunks:
+                self.close()
 
     def list_files(
         self,

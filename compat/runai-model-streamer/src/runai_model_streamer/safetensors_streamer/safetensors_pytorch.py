@@ -1,4 +1,8 @@
-"""What headers of safetensors files say, in the shape that programs look at."""
+"""What headers of safetensors files say, in the shape that programs look at, and tensors made of ranges of bytes.
+
+Programs that want part of a checkpoint only (the experts of one rank, a few layers at a time) read headers here, ask a
+``FileStreamer`` or ``DistributedStreamer`` for the ranges that they chose, and make tensors of what comes.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,11 @@ import penstock
 from penstock.frameworks.torch import DTYPES
 from runai_model_streamer import _penstock
 from runai_model_streamer.s3_utils.s3_utils import S3Credentials
+
+safetensors_to_torch_dtype = {name: dtype for name, dtype in DTYPES.items() if name != "F4"}
+"""safetensors' dtypes and the torch dtypes that tensors get. Programs change it: what it says counts."""
+safetenors_to_torch_dtype = safetensors_to_torch_dtype
+"""As versions before 0.15 spelt it."""
 
 
 class Offsets:
@@ -58,10 +67,33 @@ class SafetensorMetadata:
 
     def get_torch_dtype(self) -> torch.dtype:
         """The dtype as torch has it."""
-        dtype = None if self.dtype == "F4" else DTYPES.get(self.dtype)
+        dtype = safetensors_to_torch_dtype.get(self.dtype)
         if dtype is None:
             raise ValueError(f"Unsupported dtype '{self.dtype}' in tensor '{self.name}'")
         return dtype
+
+
+class SafetensorsMetadata:
+    """A file's header: where its data begins, its tensors in the order of their bytes, and how many those are."""
+
+    def __init__(self, offset: int, tensors_metadata: list[SafetensorMetadata]) -> None:
+        self.offset = offset
+        self.tensors_metadata = tensors_metadata
+        self.read_sizes = [tensor.get_bytesize() for tensor in tensors_metadata]
+
+    @staticmethod
+    def from_files(
+        fs: object, filenames: list[str], s3_credentials: S3Credentials | None = None
+    ) -> list[SafetensorsMetadata]:
+        """The headers of files, read all at once. ``fs`` is not needed.
+
+        Raises:
+            ValueError: a file is absent or malformed; it says which, and how.
+        """
+        del fs
+        return [
+            SafetensorsMetadata(start, tensors) for start, tensors in headers(open_files(filenames, s3_credentials))
+        ]
 
 
 def open_files(paths: list[str], s3_credentials: S3Credentials | None = None) -> list[penstock.Checkpoint]:
@@ -105,6 +137,21 @@ def prepare_request(
     fs: object, paths: list[str], s3_credentials: S3Credentials | None = None
 ) -> list[tuple[int, list[SafetensorMetadata], list[int]]]:
     """For every file: where its data begins, its tensors, and their sizes in bytes."""
-    del fs
-    described = headers(open_files(paths, s3_credentials))
-    return [(start, tensors, [tensor.get_bytesize() for tensor in tensors]) for start, tensors in described]
+    files = SafetensorsMetadata.from_files(fs, paths, s3_credentials)
+    return [(file.offset, file.tensors_metadata, file.read_sizes) for file in files]
+
+
+def create_torch_tensor(buffer: Any, tensor_metadata: SafetensorMetadata) -> torch.Tensor:
+    """The tensor that a range of bytes holds: the same memory, wherever its dtype can be read from that address.
+
+    Args:
+        buffer: what ``get_chunks`` gave; of a tensor without elements anything.
+        tensor_metadata: what the header says of it.
+    """
+    dtype = tensor_metadata.get_torch_dtype()
+    if tensor_metadata.get_item_count() == 0:
+        return torch.empty(tensor_metadata.shape, dtype=dtype)
+    memory = buffer.reshape(-1)
+    if memory.data_ptr() % dtype.itemsize or memory.storage_offset() % dtype.itemsize:
+        memory = memory.clone()
+    return memory.view(dtype).view(tensor_metadata.shape)

@@ -15,7 +15,6 @@ from typing import IO, Any
 
 import penstock
 from penstock.engines import objects
-from penstock.frameworks.torch import DTYPES
 from penstock.recording import Relay, Source
 from runai_model_streamer import _penstock
 from runai_model_streamer.distributed_streamer.distributed_streamer import DistributedStreamer
@@ -254,27 +253,40 @@ class SafetensorsStreamer:
         device = self.device_str or "cpu"
         with _penstock.as_value_errors():
             for name, tensor in checkpoint.stream(names, device=_penstock.loads_to(device)):
-                yield name, _aligned(tensor).to(device)
+                yield name, _as_told(_aligned(tensor), checkpoint[name].dtype).to(device)
 
     @staticmethod
     def _relayed(relay: Relay, sources: Sequence[Source]) -> Iterator[tuple[str, Any]]:
         with _penstock.as_value_errors():
             for number, name, memory in relay.tensors():
                 info = sources[number].checkpoint[name]
-                yield name, memory.view(DTYPES[info.dtype]).view(info.shape)
+                yield name, memory.view(safetensors_pytorch.safetensors_to_torch_dtype[info.dtype]).view(info.shape)
+
+    def _chosen(self) -> Iterator[tuple[str, Any]]:
+        for file, index, memory in self.file_streamer.get_chunks():
+            tensor = self.files_to_tensors_metadata[file][index]
+            yield tensor.name, safetensors_pytorch.create_torch_tensor(memory, tensor)
 
     def get_tensors(self) -> Iterator[tuple[str, Any]]:
         """Yields ``(name, tensor)`` as tensors arrive. Each is the caller's to keep.
 
+        Programs that choose ranges themselves ask ``file_streamer.stream_files`` for them, and say in
+        ``files_to_tensors_metadata`` which tensor each range of each file is.
+
         Raises:
             ValueError: where reading fails; it says which object and tensor, why, and what to do.
         """
+        if not self._streams:
+            self._streams.append(self._chosen())
+        streams = self._streams
         try:
-            while self._streams:
-                yield from self._streams[0]
-                self._streams.pop(0)
+            while streams:
+                yield from streams[0]
+                streams.pop(0)
         finally:
-            self._close()
+            # Whoever drops this late may drop it during the next stream.
+            if self._streams is streams:
+                self._close()
         self._log_throughput()
 
     def _log_throughput(self) -> None:
@@ -294,6 +306,12 @@ class SafetensorsStreamer:
 def _aligned(tensor: Any) -> Any:
     """The tensor where its dtype can be read from: the format lets one lie at any address of a file."""
     return tensor.clone() if tensor.numel() and tensor.data_ptr() % tensor.element_size() else tensor
+
+
+def _as_told(tensor: Any, dtype: str) -> Any:
+    """The tensor in the dtype that ``safetensors_to_torch_dtype`` says, should a program have changed that."""
+    told = safetensors_pytorch.safetensors_to_torch_dtype.get(dtype, tensor.dtype)
+    return tensor if tensor.dtype == told else tensor.view(told)
 
 
 def _check_names(wanted: frozenset[str], files: list[list[safetensors_pytorch.SafetensorMetadata]]) -> None:
