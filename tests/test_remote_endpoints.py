@@ -47,8 +47,19 @@ def test_tls_is_checked_against_the_bundle(bucket: str, tmp_path: Path, monkeypa
         with pytest.raises(penstock.StorageError, match=r"[Cc]ertificate") as raised:
             penstock.open(bucket)
         assert "AWS_CA_BUNDLE" in (raised.value.remedy or "")
-        monkeypatch.setenv("AWS_CA_BUNDLE", cert)
-        assert_bits(penstock.open(bucket).load(framework="np"), tensors)
+        for path, refused in ((cert, None), (tmp_path / "none.pem", f"ca_bundle={tmp_path}/none.pem")):
+            profile = tmp_path / f"{Path(path).stem}.config"
+            profile.write_text(f"[default]\nca_bundle = {path}\n")
+            with monkeypatch.context() as patched:
+                patched.setenv("AWS_CONFIG_FILE", str(profile))
+                if refused is None:
+                    assert_bits(penstock.open(bucket).load(framework="np"), tensors)
+                    continue
+                with pytest.raises(penstock.ConfigError, match=refused):
+                    penstock.open(bucket)
+                # A variable comes first.
+                patched.setenv("AWS_CA_BUNDLE", cert)
+                assert_bits(penstock.open(bucket).load(framework="np"), tensors)
 
 
 def test_a_proxy_gets_its_user_and_what_it_refuses_is_told(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ impl Backend {
         client.tls()?;
         let connector = Connector(client.clone());
         let made = match address.provider {
-            Provider::S3 => s3::make(address, environment, &client, connector, region, course)?,
+            Provider::S3 => s3::make(address, environment, client, region, course)?,
             Provider::Gcs => gcs::make(address, environment, &client, connector)?,
             Provider::Azure => azure::make(address, environment, connector)?,
             Provider::Web | Provider::Hub => web(address, connector)?,

@@ -1,8 +1,8 @@
 //! S3 and what speaks its language.
 //!
 //! Settings are those that boto3 and the AWS command line read: `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` and the
-//! profile's `endpoint_url`, region and credentials of variables and profiles, `AWS_CA_BUNDLE`. Requests are unsigned
-//! only where that is asked for, with `AWS_SKIP_SIGNATURE=true` or `AWS_NO_SIGN_REQUEST=true`: a missing credential is
+//! profile's `endpoint_url`, region and credentials of variables and profiles, `AWS_CA_BUNDLE` and the profile's
+//! `ca_bundle`. Requests are unsigned only where that is asked for, with `AWS_SKIP_SIGNATURE=true` or `AWS_NO_SIGN_REQUEST=true`: a missing credential is
 //! an error that says so, not an anonymous request that is denied.
 //!
 //! Buckets of AWS are addressed by host name, others by path, unless `AWS_VIRTUAL_HOSTED_STYLE_REQUEST` or the profile's
@@ -26,6 +26,7 @@ use super::environment::Environment;
 use super::keys::{Keys, Renewable};
 use super::s3_hosts::{self, AccessPoint, Variant, is_arn};
 use super::transport::{ClientKey, Connector};
+use super::trust::Bundle;
 use crate::error::{Error, ErrorKind, Result};
 
 const ANONYMOUS: [&str; 2] = ["AWS_SKIP_SIGNATURE", "AWS_NO_SIGN_REQUEST"];
@@ -34,19 +35,24 @@ const IGNORE_ENDPOINTS: [&str; 1] = ["AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"];
 pub(super) fn make(
     address: &Address,
     environment: &Environment,
-    client: &ClientKey,
-    connector: Connector,
+    mut client: ClientKey,
     region: Option<String>,
     course: &Course,
 ) -> Result<Made> {
     let bucket = &address.bucket;
     let anonymous = environment.is_set(&ANONYMOUS);
     let own_keys = own_keys(environment);
-    let files = match (environment.is_of_process(), anonymous && environment.get(&["AWS_PROFILE"]).is_none())
-    {
-        (true, false) => Some(course.block_on(load(client), |_| true)?),
-        _ => None,
-    };
+    let mut files =
+        match (environment.is_of_process(), anonymous && environment.get(&["AWS_PROFILE"]).is_none()) {
+            (true, false) => Some(course.block_on(load(&client), |_| true)?),
+            _ => None,
+        };
+    if let Some(path) = certificates(environment, files.as_ref()) {
+        client.bundle = Some(Bundle::of_profile(path));
+        client.tls()?;
+        // Whoever is asked for credentials is trusted likewise.
+        files = Some(course.block_on(load(&client), |_| true)?);
+    }
     // Taken for one when the location was.
     let point = is_arn(bucket).then(|| AccessPoint::parse(bucket).ok()).flatten();
     let region = region
@@ -60,7 +66,7 @@ pub(super) fn make(
         .with_retry(never_again())
         .with_skip_signature(anonymous)
         .with_request_payer(requester_pays(environment))
-        .with_http_connector(connector);
+        .with_http_connector(Connector(client));
     let endpoint = endpoint(environment, files.as_ref());
     let express = bucket.ends_with("--x-s3");
     builder = match endpoint {
@@ -129,6 +135,12 @@ fn endpoint(environment: &Environment, files: Option<&SdkConfig>) -> Option<Stri
 fn of_profile(files: &SdkConfig, variable: &str, name: &str) -> Option<String> {
     let key = ServiceConfigKey::builder().service_id("S3").env(variable).profile(name).build();
     files.service_config()?.load_config(key.ok()?)
+}
+
+/// The file of certificates that the profile names, unless a variable does.
+fn certificates(environment: &Environment, files: Option<&SdkConfig>) -> Option<String> {
+    const VARIABLE: &str = "AWS_CA_BUNDLE";
+    environment.get(&[VARIABLE]).is_none().then(|| of_profile(files?, VARIABLE, "ca_bundle")).flatten()
 }
 
 /// Whether buckets of a custom endpoint are parts of its host's name.

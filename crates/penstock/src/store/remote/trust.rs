@@ -1,7 +1,7 @@
 //! Which servers are trusted: those with a certificate of the system's authorities, or of those that a variable names.
 //!
 //! The system's are found as OpenSSL finds them, `SSL_CERT_FILE` and `SSL_CERT_DIR` included. `AWS_CA_BUNDLE` comes before
-//! them for S3; `REQUESTS_CA_BUNDLE` and `CURL_CA_BUNDLE`, of Python's requests and of curl, count for everything where no
+//! them for S3, as does `ca_bundle` in a profile of AWS; `REQUESTS_CA_BUNDLE` and `CURL_CA_BUNDLE`, of Python's requests and of curl, count for everything where no
 //! `SSL_CERT_FILE` is set.
 //!
 //! A certificate that is itself one of the trusted ones is taken from a server, though it may say that it is an
@@ -26,7 +26,7 @@ use super::address::Provider;
 use super::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Certificates to trust instead of the system's: a file of them or a directory, and the variable that names it.
+/// Certificates to trust instead of the system's: a file of them or a directory, and the setting that names it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Bundle {
     variable: &'static str,
@@ -69,6 +69,11 @@ pub(super) fn tls(bundle: Option<&Bundle>) -> Result<ClientConfig> {
 }
 
 impl Bundle {
+    /// Those of a profile of AWS, in its `ca_bundle`.
+    pub(super) fn of_profile(path: String) -> Self {
+        Self { variable: "ca_bundle", path: path.into() }
+    }
+
     fn read(&self) -> Result<Vec<CertificateDer<'static>>> {
         if self.path.is_dir() {
             return Ok(rustls_native_certs::load_certs_from_paths(None, Some(&self.path)).certs);
