@@ -97,13 +97,12 @@ def plain(setting: str) -> Load:
 
 def loader(name: str, device: str) -> Load:
     """One of the loaders of ``rivals.py``, or Penstock with settings."""
-    kind, _, settings = name.partition(":")
-    if kind != "penstock":
+    if loaders.kind(name) != "penstock":
         theirs = loaders.of(name).prepare(device, {})
         return lambda file: finish(theirs([str(file)]), device)
     import penstock
 
-    given = {key: int(value) for key, _, value in (pair.partition("=") for pair in settings.split("+") if pair)}
+    given = {key: int(value) for key, value in loaders.settings(name).items()}
     config = penstock.Config(cache="bypass", **given)
     return lambda file: finish(penstock.open([file], config=config).load(device=device), device)
 

@@ -197,14 +197,18 @@ def kind(name: str) -> str:
     return re.split("[@:]", name, maxsplit=1)[0]
 
 
+def settings(name: str) -> dict[str, str]:
+    """Penstock's settings in the name of a row."""
+    return dict(pair.partition("=")[::2] for pair in name.partition(":")[2].split("+") if pair)
+
+
 def of(name: str) -> Loader:
     """The loader of a row: ``safetensors``, or ``safetensors@0.9`` for the same one from another site directory.
 
     ``penstock:readers=16+block_bytes=1048576`` is Penstock with that in its environment.
     """
     row = LOADERS[kind(name)]
-    settings = dict(pair.partition("=")[::2] for pair in name.partition(":")[2].split("+") if pair)
-    return replace(row, env=row.env | {f"PENSTOCK_{key.upper()}": value for key, value in settings.items()})
+    return replace(row, env=row.env | {f"PENSTOCK_{key.upper()}": value for key, value in settings(name).items()})
 
 
 def version(name: str, site: str | None) -> str | None:

@@ -44,15 +44,25 @@ pub fn shown(location: &str) -> Cow<'_, str> {
             .map_or(location, |(plain, _)| plain),
         false => location.split(['?', '#']).next().unwrap_or(location),
     };
-    let Some((scheme, rest)) = plain.split_once("://") else { return Cow::Borrowed(plain) };
+    without_user(plain, &['/'])
+}
+
+/// A URL, or a word that holds one, without the user and the password before its host, which ends at one of `ends`.
+pub(crate) fn without_user<'a>(url: &'a str, ends: &[char]) -> Cow<'a, str> {
+    let Some((scheme, rest)) = url.split_once("://") else { return Cow::Borrowed(url) };
+    // In a text, marks may stand before it.
+    let bare = scheme.rsplit(|c: char| !c.is_ascii_alphanumeric() && !"+-.".contains(c)).next();
     // Azure names a container before its host. It is no secret.
-    if ["abfs", "abfss", "wasb", "wasbs"].iter().any(|azure| scheme.eq_ignore_ascii_case(azure)) {
-        return Cow::Borrowed(plain);
+    if ["abfs", "abfss", "wasb", "wasbs"]
+        .iter()
+        .any(|azure| bare.unwrap_or_default().eq_ignore_ascii_case(azure))
+    {
+        return Cow::Borrowed(url);
     }
-    let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let (host, path) = rest.split_at(rest.find(ends).unwrap_or(rest.len()));
     match host.rsplit_once('@') {
         Some((_, host)) => Cow::Owned(format!("{scheme}://{host}{path}")),
-        None => Cow::Borrowed(plain),
+        None => Cow::Borrowed(url),
     }
 }
 

@@ -4,9 +4,10 @@
 //! different stores, one opened again under the same gets the same with its connections and credentials. It also knows
 //! which of the values are secret, and keeps them out of sentences.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+
+use crate::store::location::without_user;
 
 /// Variables of the cloud providers' own tools, by how their names begin.
 const PREFIXES: [&str; 17] = [
@@ -121,7 +122,7 @@ impl Environment {
 fn without_queries(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for word in text.split_inclusive(char::is_whitespace) {
-        let word = without_user(word);
+        let word = without_user(word, &['/', '?', '#', '"']);
         match (word.contains("://"), word.find('?')) {
             (true, Some(at)) => {
                 out.push_str(&word[..at]);
@@ -132,18 +133,6 @@ fn without_queries(text: &str) -> String {
         }
     }
     out
-}
-
-/// A word without the user and the password of the URL that it may hold. What Azure names before a host is a container.
-fn without_user(word: &str) -> Cow<'_, str> {
-    let Some((scheme, rest)) = word.split_once("://").filter(|(scheme, _)| !scheme.contains("abfs")) else {
-        return Cow::Borrowed(word);
-    };
-    let (host, path) = rest.split_at(rest.find(['/', '?', '#', '"']).unwrap_or(rest.len()));
-    match host.rsplit_once('@') {
-        Some((_, host)) => Cow::Owned(format!("{scheme}://{host}{path}")),
-        None => Cow::Borrowed(word),
-    }
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 //!
 //! Settings are those that boto3 and the AWS command line read: `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` and the
 //! profile's `endpoint_url`, region and credentials of variables and profiles, `AWS_CA_BUNDLE` and the profile's
-//! `ca_bundle`. Requests are unsigned only where that is asked for, with `AWS_SKIP_SIGNATURE=true` or `AWS_NO_SIGN_REQUEST=true`: a missing credential is
-//! an error that says so, not an anonymous request that is denied.
+//! `ca_bundle`. Requests are unsigned only where that is asked for, with `AWS_SKIP_SIGNATURE=true` or
+//! `AWS_NO_SIGN_REQUEST=true`: a missing credential is an error that says so, not an anonymous request that is denied.
 //!
 //! Buckets of AWS are addressed by host name, others by path, unless `AWS_VIRTUAL_HOSTED_STYLE_REQUEST` or the profile's
 //! `addressing_style` (a line of its `s3` settings, as boto3 has them) says otherwise.

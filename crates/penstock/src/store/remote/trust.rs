@@ -1,8 +1,8 @@
 //! Which servers are trusted: those with a certificate of the system's authorities, or of those that a variable names.
 //!
 //! The system's are found as OpenSSL finds them, `SSL_CERT_FILE` and `SSL_CERT_DIR` included. `AWS_CA_BUNDLE` comes before
-//! them for S3, as does `ca_bundle` in a profile of AWS; `REQUESTS_CA_BUNDLE` and `CURL_CA_BUNDLE`, of Python's requests and of curl, count for everything where no
-//! `SSL_CERT_FILE` is set.
+//! them for S3, as does `ca_bundle` in a profile of AWS; `REQUESTS_CA_BUNDLE` and `CURL_CA_BUNDLE`, of Python's requests and
+//! of curl, count for everything where no `SSL_CERT_FILE` is set.
 //!
 //! A certificate that is itself one of the trusted ones is taken from a server, though it may say that it is an
 //! authority's: `openssl req -x509` writes that into every certificate that signs itself. OpenSSL takes such a one, and so
