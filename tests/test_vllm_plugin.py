@@ -22,7 +22,7 @@ def version(monkeypatch: pytest.MonkeyPatch) -> object:
         monkeypatch.setattr(plugin.Plugin, "version", lambda _: number)
         # As if it could not be imported, whatever there is.
         monkeypatch.setitem(sys.modules, "vllm", None)
-        for name in ("loader", "stores"):
+        for name in ("early", "loader", "stores"):
             monkeypatch.delitem(sys.modules, f"penstock.engines.vllm.{name}", raising=False)
             monkeypatch.delattr(vllm, name, raising=False)
 

@@ -2,6 +2,7 @@ import os
 from typing import Any, Literal, final
 
 __all__ = [
+    "Ahead",
     "Checkpoint",
     "Config",
     "HostArray",
@@ -101,6 +102,19 @@ class Checkpoint:
         config: Config,
     ) -> Session: ...
     def map(self, names: list[str] | None, config: Config) -> Mapped: ...
+    def read_ahead(
+        self, names: list[str] | None, until_gone: str | os.PathLike[str] | None, config: Config
+    ) -> Ahead: ...
+
+@final
+class Ahead:
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def done(self) -> bool: ...
+    def stop(self) -> None: ...
+    def __enter__(self) -> Ahead: ...
+    def __exit__(self, *raised: object) -> None: ...
 
 @final
 class Session:

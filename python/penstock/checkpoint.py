@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from penstock import _native
-from penstock._native import Config, LoadStats, TensorInfo
+from penstock._native import Ahead, Config, LoadStats, TensorInfo
 from penstock.errors import DestinationError, SelectionError, TensorNotFoundError
 from penstock.frameworks.base import Destination, Framework, framework
 from penstock.loading import Existing, FreshDevice, FreshHost, Load, Planned, read_ahead
@@ -261,6 +261,41 @@ class Checkpoint(Mapping[str, TensorInfo]):
             existing = Existing(session, planned, held, addresses, library.consumer_stream(device))
             Load(session, planned, existing, shared, self._done).collect()
         return keys
+
+    def read_ahead(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        until_gone: PathLike | None = None,
+        config: Config | None = None,
+    ) -> Ahead:
+        """Has the disk work before the load begins: brings files into the page cache, on a thread of its own.
+
+        ::
+
+            with checkpoint.read_ahead():
+                model = build()  # whatever takes time and needs no disk
+            checkpoint.load_into(model)
+
+        A load takes what is cached from the cache and reads the rest as always. A hint: fills at most half of the
+        memory that is free, and does nothing for what is no file of this machine, for files that a load reads better
+        in another way (FUSE mounts, parallel file systems), and with ``cache="bypass"``. What cannot be read is the
+        load's to tell.
+
+        Args:
+            names: of which tensors; all by default.
+            until_gone: a file; when it is removed, by whatever process, this ends as if ``stop`` was called.
+            config: settings: ``cache`` is heeded.
+
+        Returns:
+            A context manager that ends it. Also ``stop()``, ``done`` (nothing more will be asked for) and ``bytes``
+            (not cached, and asked for so far). It ends when it is dropped.
+
+        Raises:
+            TensorNotFoundError: for a name that is not there.
+        """
+        wanted = None if names is None else self._names(names, None)
+        return self._native.read_ahead(wanted, until_gone, self._config if config is None else config)
 
     def _check(self, name: str, destination: Destination) -> None:
         info = self[name]

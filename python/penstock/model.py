@@ -127,7 +127,7 @@ def load_model(
 
     checkpoint = path if isinstance(path, Checkpoint) else open(path, config=config)
     where = Torch().device(device)
-    with no_init():
+    with checkpoint.read_ahead(config=config), no_init():
         model = build()
     place(model, checkpoint, where, dtype=lambda _: dtype, strict=strict, progress=progress, config=config)
     return model

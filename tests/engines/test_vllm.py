@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,6 +72,26 @@ def test_what_people_look_for_in_the_log_is_there(alone: Any) -> None:
     assert "Loading weights took " in log
     assert "Penstock: 0.00" in log
     assert "GB (100% of the checkpoint)" in log
+
+
+def test_files_are_read_ahead_until_the_engine_s_process_loads(
+    vllm: Run, alone: Any, models: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(models["dense"], tmp_path / "cold")
+    for file in (tmp_path / "cold").glob("*.safetensors"):
+        with file.open("rb+") as written:
+            os.fsync(written.fileno())
+            os.posix_fadvise(written.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    [result] = vllm(
+        {"model": str(tmp_path / "cold"), "load_format": "penstock", "calls": ["ahead", "figures"]},
+        environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+    )
+    assert result["tokens"] == alone["dense", "auto"]["tokens"]
+    [[goes_on, done, nbytes]] = result["ahead"]
+    assert (goes_on, done) == (False, True)
+    on_disk = "tmpfs" not in penstock.open(tmp_path / "cold").storage
+    assert (nbytes > 0) == on_disk
+    assert "Penstock: reading ahead while vLLM starts: 0.00 GB on " in result["log"]
 
 
 PLAIN = ["loaded", "penstock", None, {"record": False}]

@@ -1,15 +1,18 @@
 //! The catalogue of a checkpoint.
 
 use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use penstock::pipeline;
 use penstock::plan::{Plan, Selection};
-use penstock::store::{DiskCache, Store, is_remote};
+use penstock::store::{CachePolicy, DiskCache, Store, is_remote};
 use penstock::tune::{Kind, Settings, Storage, Survey};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use crate::ahead::Ahead;
 use crate::config::Config;
 use crate::errors::{Failure, Outcome};
 use crate::session::{Mapped, Session};
@@ -288,6 +291,34 @@ impl Checkpoint {
             let readers = Settings::choose(&config.inner, &storage, false).readers;
             Mapped::new(checkpoint, indices, readers.fetches.start)
         })
+    }
+
+    /// Begins to bring the bytes of the named tensors (`None`: all) into the page cache, as long as the file `until_gone`
+    /// is there if one is named. Does nothing where a load would read them in another way.
+    #[pyo3(signature = (names, until_gone, config))]
+    fn read_ahead(
+        &self,
+        py: Python<'_>,
+        names: Option<Vec<String>>,
+        until_gone: Option<PathBuf>,
+        config: &Config,
+    ) -> Outcome<Ahead> {
+        let indices = self.select(names.as_deref())?;
+        let checkpoint = self.for_load(config);
+        Ok(Ahead::new(py.detach(|| {
+            let wanted = indices.iter().map(|index| &self.inner.tensors()[*index]);
+            let storage = self.storage_of(&checkpoint, wanted.map(|tensor| (tensor.object, tensor.bytes())));
+            let passes = config.inner.cache == Some(CachePolicy::Bypass);
+            match storage.kind {
+                // Of object stores, what the disk cache has.
+                Kind::Disk | Kind::Nfs | Kind::Smb | Kind::Virtiofs | Kind::NineP | Kind::Image
+                    if !passes =>
+                {
+                    pipeline::Ahead::begin(checkpoint, &indices, until_gone)
+                }
+                _ => pipeline::Ahead::none(),
+            }
+        })))
     }
 }
 

@@ -4,6 +4,7 @@
 //! exceptions of `penstock.errors`. What is convenient in Python is written in Python.
 //!
 //! * `checkpoint`: `Checkpoint`, `TensorInfo`: the catalogue.
+//! * `ahead`: `Ahead`: files on their way into the page cache.
 //! * `session`: `Session`, `Mapped`, `LoadStats`: loads under way.
 //! * `host_array`: `HostArray`: the memory of one host tensor, for numpy and DLPack.
 //! * `objects`: listings, and the bytes of small objects.
@@ -13,6 +14,7 @@
 // PyO3's macros expand to unsafe code of their own; ours is in `host_array` only.
 #![allow(unsafe_code, unreachable_pub)]
 
+mod ahead;
 mod checkpoint;
 mod config;
 mod errors;
@@ -27,6 +29,8 @@ use pyo3::prelude::*;
 /// The engine of Penstock. Import `penstock`, not this.
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use super::ahead::Ahead;
     #[pymodule_export]
     use super::checkpoint::{Checkpoint, TensorInfo};
     #[pymodule_export]

@@ -89,6 +89,12 @@ impl Observer {
     }
 }
 
+/// Bytes that this process may have before something else has to give way, page cache counted as free; `None` where the
+/// system says nothing about it.
+pub(crate) fn spare_bytes() -> Option<u64> {
+    Observer::new(Path::new("/")).look().map(|headroom| headroom.bytes)
+}
+
 impl Group {
     /// Bytes until its limit, page cache counted as free; `None` for a group without one.
     fn spare(&self) -> Option<u64> {

@@ -24,6 +24,7 @@ pub use arena::{Arena, ArenaUse, Lease, Pinning, Slot};
 pub use file_mapping::FileMapping;
 pub use fork::Owner;
 pub(crate) use fork::PerProcess;
+pub(crate) use headroom::spare_bytes;
 pub use numa::node_of_pci_device;
 pub use region::{Backing, HUGE_PAGE, PAGE, Region};
 pub use slab::{HostSlab, HostTensor};

@@ -58,7 +58,7 @@ impl Mapped {
     /// # Errors
     /// `Storage` where a page cannot be read, `Changed` where a file is no longer the one that was mapped.
     pub fn prefault(&self, tensors: &[usize], threads: usize) -> Result<()> {
-        let steps = self.steps(tensors);
+        let steps = steps(&self.checkpoint, tensors);
         // First everything is asked for, and only then is anything waited for: alternating the two leaves the disk idle
         // between steps (1.0 s instead of 0.7 s for 2 GiB on the 2-core machine of docs/performance.md).
         // What is cached already costs the thread that touches it less than populating would.
@@ -107,28 +107,29 @@ impl Mapped {
             None => error.range(range.clone()),
         }
     }
+}
 
-    /// The tensors' bytes, merged and cut into steps.
-    fn steps(&self, tensors: &[usize]) -> Vec<(usize, Range<u64>)> {
-        let infos = tensors.iter().map(|tensor| &self.checkpoint.tensors()[*tensor]);
-        let mut ranges: Vec<_> = infos.map(|info| (info.object as usize, info.range.clone())).collect();
-        ranges.sort_by_key(|(object, range)| (*object, range.start));
-        let mut steps: Vec<(usize, Range<u64>)> = Vec::new();
-        for (object, range) in ranges {
-            let mut start = range.start;
-            while start < range.end {
-                let end = range.end.min((start / STEP + 1) * STEP);
-                match steps.last_mut() {
-                    Some((last, step)) if *last == object && step.end == start && start % STEP != 0 => {
-                        step.end = end;
-                    }
-                    _ => steps.push((object, start..end)),
+/// The bytes of `tensors` (indices into the checkpoint's), merged and cut into steps, in the order of the objects: the
+/// numbers of objects, and ranges.
+pub(super) fn steps(checkpoint: &Checkpoint, tensors: &[usize]) -> Vec<(usize, Range<u64>)> {
+    let infos = tensors.iter().map(|tensor| &checkpoint.tensors()[*tensor]);
+    let mut ranges: Vec<_> = infos.map(|info| (info.object as usize, info.range.clone())).collect();
+    ranges.sort_by_key(|(object, range)| (*object, range.start));
+    let mut steps: Vec<(usize, Range<u64>)> = Vec::new();
+    for (object, range) in ranges {
+        let mut start = range.start;
+        while start < range.end {
+            let end = range.end.min((start / STEP + 1) * STEP);
+            match steps.last_mut() {
+                Some((last, step)) if *last == object && step.end == start && start % STEP != 0 => {
+                    step.end = end;
                 }
-                start = end;
+                _ => steps.push((object, start..end)),
             }
+            start = end;
         }
-        steps
     }
+    steps
 }
 
 type File = (Arc<dyn Object>, Arc<FileMapping>);

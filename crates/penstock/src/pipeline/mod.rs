@@ -3,6 +3,7 @@
 //! * [`Session`]: one load. Its owner attaches destinations in plan order, as many as it wants in flight, and takes
 //!   tensors as they land; readers wait for destinations (back-pressure) and for nothing else.
 //! * [`Mapped`]: the other way to have tensors, as views of mapped files; nothing moves but pages.
+//! * [`Ahead`]: what may be done before either, bringing files into the page cache.
 //! * `reader`: the two loops, to host memory in place and to a device through staging slots; `crew`: their threads.
 //! * `shared`: what the owner and the readers share; `queue`: the blocks, and who takes which.
 //! * `meter`: what readers bring in, told to the tuner, which says how many of them run; `watch`: whether the first of
@@ -17,6 +18,7 @@
 //!
 //! Ending, in whatever way, means: readers stopped and joined, copies ended, slots given back, files closed.
 
+mod ahead;
 mod crew;
 mod landing;
 mod mapped;
@@ -29,5 +31,6 @@ mod session;
 mod shared;
 mod watch;
 
+pub use ahead::Ahead;
 pub use mapped::Mapped;
 pub use session::{Next, Session, Target};

@@ -157,9 +157,9 @@ pub trait Object: Send + Sync {
     }
 
     /// Tells the store that `range` will be wanted in the page cache soon, and says whether any of it still has to come
-    /// in. A hint: it may do nothing.
+    /// in. A hint: what is no file of this machine does nothing.
     fn read_ahead(&self, _range: Range<u64>) -> bool {
-        true
+        false
     }
 
     /// Tells the store that direct reads of this object would gain nothing. A hint, for objects that have such a choice.

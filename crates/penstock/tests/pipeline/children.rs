@@ -13,7 +13,7 @@ use crate::simulated_device::SimulatedDevice;
 
 /// Runs `body` in a forked child and waits until it has ended.
 #[track_caller]
-fn in_child(body: impl FnOnce()) {
+pub fn in_child(body: impl FnOnce()) {
     // SAFETY: the child ends without returning; the C library keeps its allocator usable there.
     let child = unsafe { libc::fork() };
     if child == 0 {

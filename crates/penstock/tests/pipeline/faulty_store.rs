@@ -26,6 +26,8 @@ pub struct Control {
     pub piecemeal: AtomicBool,
     /// The ranges that were read.
     pub log: Mutex<Vec<Range<u64>>>,
+    /// The ranges that were asked to be read ahead, none of which is ever there before.
+    pub asked: Mutex<Vec<Range<u64>>>,
     gate: Mutex<bool>,
     opened: Condvar,
 }
@@ -39,6 +41,7 @@ impl Control {
         self.delay_us.store(0, SeqCst);
         self.piecemeal.store(false, SeqCst);
         self.log.lock().unwrap().clear();
+        self.asked.lock().unwrap().clear();
         *self.gate.lock().unwrap() = false;
     }
 
@@ -110,6 +113,11 @@ impl Object for FaultyObject {
 
     fn is_cached(&self, range: &Range<u64>) -> Option<bool> {
         self.object.is_cached(range)
+    }
+
+    fn read_ahead(&self, range: Range<u64>) -> bool {
+        self.control.asked.lock().unwrap().push(range);
+        true
     }
 
     fn read_into(&self, offset: u64, mut into: Window<'_>, lane: &mut Lane) -> Result<()> {

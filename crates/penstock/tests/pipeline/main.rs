@@ -2,6 +2,7 @@
 //! right, what fails is reported once and leaves nothing behind, and nothing waits for ever.
 #![allow(unsafe_code, unreachable_pub, clippy::unwrap_used, clippy::panic, clippy::single_range_in_vec_init)]
 
+mod ahead;
 mod children;
 mod faulty_store;
 mod simulated_device;

@@ -1,8 +1,8 @@
 """vLLM: ``vllm serve … --load-format penstock``.
 
 vLLM finds ``register`` by its entry point (``vllm.general_plugins``) in each of its processes. What the format does is
-in ``loader``, what may be set in ``options``, what vLLM has to be told of object stores in ``stores``. Importing this
-package imports nothing of vLLM.
+in ``loader``, what may be set in ``options``, what vLLM has to be told of object stores in ``stores``, what is read
+before the loader is asked in ``early``. Importing this package imports nothing of vLLM.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ def register() -> None:
     """
 
     def set_up() -> None:
-        from penstock.engines.vllm import loader, stores
+        from penstock.engines.vllm import early, loader, stores
 
         loader.register()
         stores.register()
+        early.register()
 
     PLUGIN.register(set_up)
 

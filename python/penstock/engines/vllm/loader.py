@@ -30,7 +30,7 @@ from vllm.model_executor.model_loader.weight_utils import enable_tqdm
 from vllm.platforms import current_platform
 
 import penstock
-from penstock.engines import ranks
+from penstock.engines import early, ranks
 from penstock.engines.filling import Weights, fill, in_short, no_safetensors, ordinary, report
 from penstock.engines.objects import list_safetensors
 from penstock.engines.vllm import FORMAT
@@ -78,6 +78,11 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             fall_back_to_pt=False,
             allow_patterns_overrides=getattr(model, "allow_patterns_overrides", None),
         )
+
+    def open_files(self, directory: str, model_config: Any) -> penstock.Checkpoint:
+        """The checkpoint of a model in a local directory, as far as it is known before the model is built."""
+        files = self._files(directory, self._primary(model_config, None), model_config)
+        return penstock.open(files, config=self.options.config())
 
     def weights(self, model_config: Any, model: nn.Module) -> Iterator[Weights]:
         """The tensors that the model is to be offered."""
@@ -150,6 +155,8 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         began = time.perf_counter()
         self._init_ep_weight_filter(model_config)
         offered = list(self.weights(model_config, model))
+        for part in offered:
+            early.end(part.checkpoint)
         reason = self._reason_for_ordinary(model)
         loaded, statistics = fill(
             model.load_weights, offered, self._recorder, why_ordinary=reason, logger=logger, sharing=sharing

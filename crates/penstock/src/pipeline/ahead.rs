@@ -1,0 +1,135 @@
+//! Bringing files into the page cache while their loader is still busy with something else, such as building the model.
+//!
+//! Where nothing else waits for the disk, whatever it brings before the load begins is won. One thread asks the kernel for
+//! stretch after stretch, in the order in which a load reads them, and waits until an earlier one is there before it asks
+//! for another: so whoever stops it never leaves more than [`WINDOW`] stretches behind that the disk still works on. The
+//! load itself needs to know nothing of it: it looks block by block what is cached, as always. It may run in another
+//! process, which then ends the reading ahead by removing a file.
+//!
+//! A hint from end to end. What is cached is not asked for again, what cannot be read is left to the load, which says why;
+//! it stops before it would fill more than half of the memory that is free, since what comes in last would push out what
+//! came first. It does nothing for objects that are no files, and where files lie on something that is best read in
+//! another way than through the page cache (FUSE mounts, parallel file systems): its bytes would be read twice.
+
+use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use super::mapped::steps;
+use crate::checkpoint::Checkpoint;
+use crate::memory::{Owner, Window, spare_bytes};
+use crate::store::{Lane, Object};
+
+/// Stretches that the kernel works on at once: 64 MiB keep any single disk busy.
+const WINDOW: usize = 8;
+
+/// Of free memory, what may be filled.
+const SHARE: u64 = 2;
+
+/// Reading ahead that is under way.
+pub struct Ahead {
+    shared: Arc<Shared>,
+    thread: ManuallyDrop<Option<JoinHandle<()>>>,
+    owner: Owner,
+}
+
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    until_gone: Option<PathBuf>,
+    bytes: AtomicU64,
+}
+
+impl Shared {
+    fn is_over(&self) -> bool {
+        self.stop.load(Ordering::Relaxed) || self.until_gone.as_ref().is_some_and(|file| !file.exists())
+    }
+}
+
+impl Ahead {
+    /// Begins with the bytes of `tensors` (indices into the checkpoint's). Ends by itself when there is no file
+    /// `until_gone` any more.
+    pub fn begin(checkpoint: Arc<Checkpoint>, tensors: &[usize], until_gone: Option<PathBuf>) -> Self {
+        let shared = Arc::new(Shared { until_gone, ..Shared::default() });
+        let wanted = steps(&checkpoint, tensors);
+        let told = Arc::clone(&shared);
+        let work = move || bring(&checkpoint, wanted, &told);
+        // Without a thread nothing is read ahead, and nothing is wrong.
+        let thread = std::thread::Builder::new().name("penstock-ahead".into()).spawn(work).ok();
+        Self { shared, thread: ManuallyDrop::new(thread), owner: Owner::current() }
+    }
+
+    /// Nothing to do.
+    pub fn none() -> Self {
+        Self { shared: Arc::default(), thread: ManuallyDrop::new(None), owner: Owner::current() }
+    }
+
+    /// Bytes that were not cached and were asked for so far.
+    pub fn bytes(&self) -> u64 {
+        self.shared.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether all of it was asked for, or nothing more will be.
+    pub fn is_done(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Asks for nothing more, and waits until the thread has ended, which may be waiting for a stretch.
+    pub fn stop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        // To a forked child's C library the thread does not exist: it is neither joined nor let go.
+        if self.owner.is_current()
+            && let Some(thread) = self.thread.take()
+        {
+            // Its panic would be a bug, and is on the standard error stream; a hint fails nobody.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Ahead {
+    /// Without waiting: the thread ends by itself, be its storage as slow as it may.
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if self.owner.is_current() {
+            drop(self.thread.take());
+        }
+    }
+}
+
+fn bring(checkpoint: &Checkpoint, wanted: Vec<(usize, Range<u64>)>, shared: &Shared) {
+    let most = spare_bytes().map_or(u64::MAX, |bytes| bytes / SHARE);
+    let mut object: Option<(usize, Arc<dyn Object>)> = None;
+    let mut asked: VecDeque<(Arc<dyn Object>, u64)> = VecDeque::with_capacity(WINDOW);
+    for (index, range) in wanted {
+        if object.as_ref().is_none_or(|(open, _)| *open != index) {
+            let Ok(opened) = checkpoint.open_object(index) else { return };
+            object = Some((index, opened));
+        }
+        let Some((_, file)) = &object else { return };
+        if shared.is_over() || shared.bytes.load(Ordering::Relaxed) >= most {
+            return;
+        }
+        let last = range.end - 1;
+        let bytes = range.end - range.start;
+        if !file.read_ahead(range) {
+            continue;
+        }
+        shared.bytes.fetch_add(bytes, Ordering::Relaxed);
+        asked.push_back((Arc::clone(file), last));
+        if asked.len() == WINDOW
+            && let Some((file, last)) = asked.pop_front()
+        {
+            // A page that is on its way makes its reader wait. One that never came is read now, one by one: such a disk
+            // has no time to spare either.
+            let mut byte = [0];
+            if file.read_into(last, Window::from_slice(&mut byte), &mut Lane::default()).is_err() {
+                return;
+            }
+        }
+    }
+}

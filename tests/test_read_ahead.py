@@ -1,0 +1,155 @@
+"""Reading ahead of a load: files come into the page cache while something else is under way, and it ends when told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from conftest import Raw, drop_cache, raw_bytes, write_raw
+from penstock.engines import early
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Path:
+    """A checkpoint of 96 MiB that is not in the page cache."""
+    tensors = {f"t{n}": Raw("U8", (12 * MIB,), raw_bytes("U8", (12 * MIB,), seed=n)) for n in range(8)}
+    path = tmp_path / "model.safetensors"
+    write_raw(path, tensors)
+    drop_cache(path)
+    checkpoint = penstock.open(path)
+    checkpoint.load()
+    assert checkpoint.stats is not None
+    if checkpoint.stats.cached_bytes:
+        pytest.skip("this file system is in memory")
+    drop_cache(path)
+    return path
+
+
+def cached_bytes(checkpoint: penstock.Checkpoint) -> int:
+    checkpoint.load()
+    assert checkpoint.stats is not None
+    return checkpoint.stats.cached_bytes
+
+
+def wait(ahead: Any) -> None:
+    until = time.monotonic() + 60
+    while not ahead.done:
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def test_a_load_finds_in_the_cache_what_was_read_ahead(on_disk: Path) -> None:
+    checkpoint = penstock.open(on_disk)
+    with checkpoint.read_ahead() as ahead:
+        wait(ahead)
+        assert ahead.bytes == checkpoint.nbytes
+    assert cached_bytes(checkpoint) == checkpoint.nbytes
+    again = checkpoint.read_ahead()
+    wait(again)
+    assert again.bytes == 0, "what is cached is not asked for"
+
+
+def test_of_some_tensors_only_those_are_brought_in(on_disk: Path) -> None:
+    checkpoint = penstock.open(on_disk)
+    ahead = checkpoint.read_ahead(["t5"])
+    wait(ahead)
+    assert ahead.bytes == 12 * MIB
+    with pytest.raises(penstock.TensorNotFoundError, match="t9"):
+        checkpoint.read_ahead(["t9"])
+
+
+def test_without_its_file_it_reads_nothing(on_disk: Path, tmp_path: Path) -> None:
+    ahead = penstock.open(on_disk).read_ahead(until_gone=tmp_path / "was never there")
+    wait(ahead)
+    assert ahead.bytes == 0
+
+
+def test_who_rules_the_page_cache_out_has_nothing_read_into_it(on_disk: Path) -> None:
+    ahead = penstock.open(on_disk).read_ahead(config=penstock.Config(cache="bypass"))
+    assert ahead.done
+    assert ahead.bytes == 0
+
+
+def test_a_file_that_is_gone_is_the_load_s_to_report(on_disk: Path) -> None:
+    checkpoint = penstock.open(on_disk)
+    on_disk.unlink()
+    wait(checkpoint.read_ahead())
+    with pytest.raises(penstock.ObjectNotFoundError):
+        checkpoint.load()
+
+
+@pytest.mark.usefixtures("nothing_remains")
+def test_no_thread_and_no_file_outlives_it(on_disk: Path) -> None:
+    checkpoint = penstock.open(on_disk)
+    for _ in range(20):
+        with checkpoint.read_ahead():
+            pass
+
+
+def test_a_model_is_built_while_its_weights_come_in(on_disk: Path) -> None:
+    torch = pytest.importorskip("torch")
+    checkpoint = penstock.open(on_disk)
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            time.sleep(1)
+            for name in checkpoint:
+                empty = torch.empty(12 * MIB, dtype=torch.uint8)
+                self.register_parameter(name, torch.nn.Parameter(empty, requires_grad=False))
+
+    penstock.load_model(Model, checkpoint)
+    assert checkpoint.stats is not None
+    assert checkpoint.stats.cached_bytes > 0
+
+
+# Between the processes of an engine
+
+
+@pytest.fixture
+def signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the files lie that say that it goes on."""
+    directory = tmp_path / "signs"
+    directory.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    monkeypatch.setattr(early, "_begun", {})
+    return directory
+
+
+def test_a_process_begins_once(on_disk: Path, signs: Path) -> None:
+    assert early.begin(penstock.open(on_disk))
+    assert not early.begin(penstock.open([on_disk]))
+    [sign] = signs.iterdir()
+    assert sign.stat().st_mode & 0o777 == 0o600
+    early.end(penstock.open(on_disk))
+    assert not list(signs.iterdir())
+
+
+def test_another_process_ends_it(on_disk: Path, signs: Path) -> None:
+    early.begin(penstock.open(on_disk))
+    script = "import sys, penstock; from penstock.engines import early; early.end(penstock.open(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", script, on_disk], check=True, env={"TMPDIR": str(signs)}, timeout=60)
+    assert not list(signs.iterdir())
+    [ahead] = early._begun.values()
+    wait(ahead)
+
+
+def test_where_no_file_can_be_made_nothing_is_begun(on_disk: Path, signs: Path) -> None:
+    signs.rmdir()
+    assert not early.begin(penstock.open(on_disk))
+    early.end(penstock.open(on_disk))
+
+
+def test_a_process_that_ends_leaves_no_sign(on_disk: Path, signs: Path) -> None:
+    script = "import sys, penstock; from penstock.engines import early; assert early.begin(penstock.open(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", script, on_disk], check=True, env={"TMPDIR": str(signs)}, timeout=60)
+    assert not list(signs.iterdir())
