@@ -125,6 +125,11 @@ def _sum(words: npt.NDArray[np.int64], first_word: int) -> int:
 # ---- of tensors
 
 
+def of_model(model: Any) -> dict[str, int]:
+    """The checksum of every parameter of a module. An engine's other processes find it here by its name."""
+    return of_tensors(dict(model.named_parameters()))
+
+
 def of_tensors(tensors: dict[str, torch.Tensor]) -> dict[str, int]:
     """The checksum of every tensor, computed on the tensor's device; tensors of equal size go together."""
     sizes: dict[tuple[int, Any], list[str]] = {}

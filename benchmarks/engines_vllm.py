@@ -16,6 +16,9 @@ network. With ``--append`` measurements are added to those that OUTPUT has.
 Seconds for weights and model are what vLLM logs itself. Memory is torch's at the moment when vLLM says that the model
 is loaded: the most that was allocated, above what is. Tokens, and checksums of all parameters as vLLM has them after
 loading, are compared with those of ``auto``, whose weights safetensors reads.
+
+The engine runs in the process that is measured, where all of that can be seen. With ``--processes`` it has one of its
+own, as it usually has: it starts later then, and only the seconds until it answers are told.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ VLLM = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
+PROCESSES = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
 FIGURES = ("weights_seconds", "model_seconds", "ready_seconds")
 
 
@@ -55,7 +59,8 @@ def main(arguments: list[str] | None = None) -> None:
         "machine": common.machine() | {"gpu": common.gpu_name(), "filesystem": common.filesystem(options.directory)},
         "command": f"python benchmarks/engines_vllm.py DIRECTORY --gb {options.gb:g} --files {options.files} --states "
         f"{options.states} --formats {options.formats} --rounds {options.rounds} --output FILE"
-        + "".join(f" --extra {given}" for given in options.extra),
+        + "".join(f" --extra {given}" for given in options.extra)
+        + " --processes" * options.processes,
         "versions": {
             name: common.version_of(name) for name in ("torch", "vllm", "safetensors", "runai-model-streamer")
         },
@@ -66,6 +71,7 @@ def main(arguments: list[str] | None = None) -> None:
         before = json.loads(options.output.read_text())
         result["command"] = f"{before['command']}; {result['command']}"
         result["measurements"] = before["measurements"]
+    environment = VLLM | (PROCESSES if options.processes else {})
     formats, extra = options.formats.split(","), dict(given.split("=", 1) for given in options.extra)
     with tempfile.TemporaryDirectory() as work:
         for number in range(options.rounds):
@@ -78,8 +84,9 @@ def main(arguments: list[str] | None = None) -> None:
                         "extra": json.loads(extra.get(label, "{}")),
                         "device": options.device,
                     }
+                    where = environment | site(options, label)
                     item = {"format": label, "state": state, "round": number} | engines.measured(
-                        task, files, state, Path(work), options.limit, program=MEASURED, env=VLLM | site(options, label)
+                        task, files, state, Path(work), options.limit, program=MEASURED, env=where
                     )
                     result["measurements"].append(item)
                     options.output.write_text(json.dumps(result, indent=1) + "\n")
@@ -96,6 +103,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--formats", default=",".join(FORMATS), help="load formats, by comma, each with a label after @ if need be")
     add("--site", action="append", default=[], metavar="FORMAT@LABEL=DIRECTORY", help="packages that come first for it")
     add("--extra", action="append", default=[], metavar="FORMAT@LABEL=JSON", help="its model_loader_extra_config")
+    add("--processes", action="store_true", help="the engine in a process of its own")
     add("--append", action="store_true", help="add to the measurements that OUTPUT has")
     return parser
 
@@ -126,10 +134,11 @@ def table(measurements: list[dict[str, Any]]) -> str:
             lines.append(f"| {state} | {label} | failed: {items[0]['error']} |" + " |" * 4)
             continue
         cells = [median([item[figure] for item in good]) for figure in FIGURES]
-        above = max(item["allocated_above"] for item in good) / 2**20
+        seen = [item["allocated_above"] for item in good if item["allocated_above"] is not None]
+        above = f"{max(seen) / 2**20:.0f} MiB" if seen else "not seen"
         same = "unknown" if expected is None else "equal" if all(outcome(i) == expected for i in good) else "OTHERS"
         failed = f", {len(items) - len(good)} failed" if len(good) < len(items) else ""
-        lines.append(f"| {state} | {label} | {' | '.join(cells)} | {above:.0f} MiB | {same}{failed} |")
+        lines.append(f"| {state} | {label} | {' | '.join(cells)} | {above} | {same}{failed} |")
     return "\n".join(lines)
 
 
@@ -139,9 +148,9 @@ def outcome(item: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def median(values: list[float | None]) -> str:
-    """Of what was logged; some formats do not say how long the weights took."""
+    """Of what was heard: some formats do not say how long the weights took, and other processes are not listened to."""
     known = [value for value in values if value is not None]
-    return f"{statistics.median(known):.2f}" if known else "not logged"
+    return f"{statistics.median(known):.2f}" if known else "not heard"
 
 
 if __name__ == "__main__":

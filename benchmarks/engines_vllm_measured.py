@@ -34,7 +34,7 @@ class Heard:
         self._make = logging.getLogRecordFactory()
         self.weights: float | None = None
         self.model: float | None = None
-        self.above = 0
+        self.above: int | None = None
         self.lines: list[str] = []
         logging.setLogRecordFactory(self._hear)
 
@@ -49,6 +49,7 @@ class Heard:
             self.weights = float(found[1])
         elif found := MODEL.search(line):
             self.model = float(found[1])
+            self.above = 0
             if self._cuda:
                 import torch
 
@@ -58,6 +59,7 @@ class Heard:
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
+    import checksum
     from vllm import LLM, SamplingParams
 
     imported = time.perf_counter() - BEGAN
@@ -76,7 +78,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     prompt: Any = {"prompt_token_ids": list(range(3, 20))}
     made = llm.generate([prompt], SamplingParams(max_tokens=16, temperature=0, detokenize=False), use_tqdm=False)
     ready = time.perf_counter() - BEGAN
-    [sums] = llm.apply_model(sums_of_parameters)
+    [sums] = llm.apply_model(checksum.of_model)
     return {
         "weights_seconds": heard.weights,
         "model_seconds": heard.model,
@@ -88,12 +90,6 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         "parameters": hashlib.sha256(json.dumps(sorted(sums.items())).encode()).hexdigest()[:16],
         "log": heard.lines,
     }
-
-
-def sums_of_parameters(model: Any) -> dict[str, int]:
-    import checksum
-
-    return checksum.of_tensors(dict(model.named_parameters()))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@
 #
 # Each PART leaves a JSON or a log of its name in OUT. ROUNDS (3), BUDGET (seconds for one part, 400), LOADERS (that
 # rivals.py compares, by comma: all), STATES (of the page cache, for vllm and transformers: warm,cold) and DATA (a
-# directory on a disk, /data) may be set, and what rivals.py is to be told besides (RIVALS). Parts:
+# directory on a disk, /data) may be set, and what rivals.py (RIVALS) and engines_vllm.py (VLLM) are to be told besides.
+# Parts:
 #
 #   tests                     everything that needs a GPU
 #   cold warm tmpfs half one small cores
@@ -89,7 +90,7 @@ part() {
       local on_gpu='{"distributed": true}' ours=runai_streamer@penstock
       PYTHONPATH=$PYTHONPATH:$sites/vllm:$sites/rivals "$python" "$here/engines_vllm.py" "$data" --rounds "$rounds" \
         --states "$states" --site "$ours=$sites/compat" --site "$ours-gpu=$sites/compat" --extra "$ours-gpu=$on_gpu" \
-        --extra "runai_streamer@gpu=$on_gpu" --keep --output "$out/vllm.json" \
+        --extra "runai_streamer@gpu=$on_gpu" --keep ${VLLM:-} --output "$out/vllm.json" \
         --formats "${FORMATS:-auto,penstock,fastsafetensors,$ours-gpu,$ours,runai_streamer,runai_streamer@gpu}"
       ;;
     sleep)

@@ -1,11 +1,14 @@
 """Local file to CPU tensors, against the limits of the machine and against safetensors.
 
+    python benchmarks/local_cpu.py --show FILE.json
     python benchmarks/local_cpu.py [--gib 2] [--rounds 5] [--directory DIR] [--output FILE.json]
 
 Rows are interleaved round by round, in an order that changes, each in a fresh process, and the median is reported. The
 limits are measured in the same run: plain ``O_DIRECT`` reads (cold) and parallel ``pread`` of cached pages into memory
 that is ready (warm), each at the best of several numbers of threads. Peak memory is the process's own (RSS), less what
-it was before the load.
+it was before the load. "Of the round" is a rate over the mean of all rows of that state in the same round, with its
+standard error: a disk that wanders does not move it, and the luckiest of several plain readers does not set it.
+``--show`` prints the table of a result.
 """
 
 from __future__ import annotations
@@ -115,10 +118,14 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, help="where the checkpoint is made; a temporary directory by default")
     parser.add_argument("--only", help="loaders to measure beside the limits, by comma: load_into,mmap")
     parser.add_argument("--output", type=Path, help="where the results go as JSON")
+    parser.add_argument("--show", type=Path, help="a result whose table is printed; nothing is measured")
     parser.add_argument("--child", nargs=2, metavar=("PATH", "WHAT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         print(json.dumps(child(*options.child)))
+        return
+    if options.show:
+        table(json.loads(options.show.read_text()))
         return
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
         path = Path(directory) / "model.safetensors"
@@ -178,14 +185,28 @@ def table(results: dict[str, Any]) -> None:
         plain = [row for row in of_state if row["what"].startswith("direct" if state == "cold" else "ready")]
         limit = max(row["gb_per_s"] for row in plain)
         print(f"\n{state}: {results['bytes'] / common.GB:.2f} GB, limit {limit:.2f} GB/s")
-        print(f"{'':20} {'seconds':>8} {'GB/s':>7} {'of limit':>8} {'CPU s':>6} {'peak RSS - file':>16}")
+        heads = f"{'of limit':>8} {'of the round':>13} {'CPU s':>6} {'peak RSS - file':>16}"
+        print(f"{'':20} {'seconds':>8} {'GB/s':>7} {heads}")
+        shares = of_rounds(of_state)
         for row in of_state:
             share = row["gb_per_s"] / limit
             memory = f"{row['peak_rss_over_checkpoint_mib']} MiB" if row["what"] in LOADERS else ""
             print(
                 f"{row['what']:20} {row['seconds']:8.3f} {row['gb_per_s']:7.2f} {share:8.2f} "
-                f"{row['cpu_seconds']:6.2f} {memory:>16}"
+                f"{shares[row['what']]:>13} {row['cpu_seconds']:6.2f} {memory:>16}"
             )
+
+
+def of_rounds(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Of each row: the mean of its rates over its rounds' means, and their standard error."""
+    rates = {row["what"]: [1 / seconds for seconds in row["all_seconds"]] for row in rows}
+    means = [statistics.mean(of_round) for of_round in zip(*rates.values(), strict=True)]
+    told = {}
+    for what, of_row in rates.items():
+        shares = [rate / mean for rate, mean in zip(of_row, means, strict=True)]
+        error = statistics.stdev(shares) / len(shares) ** 0.5 if len(shares) > 1 else float("nan")
+        told[what] = f"{statistics.mean(shares):.2f} +- {error:.2f}"
+    return told
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def test_formats_of_vllm_are_told_apart_by_what_they_logged_and_generated() -> N
     failed = {"state": "warm", "format": "absent", "error": "exit code 1: ValueError: no"}
     printed = engines_vllm.table([auto, wrong, unlike, failed, auto | {"weights_seconds": 2.5}])
     assert "| warm | auto | 2.00 | 2.50 | 30.00 | 3 MiB | equal |" in printed
-    assert "| warm | other | not logged | 2.50 | 30.00 | 3 MiB | OTHERS |" in printed
+    assert "| warm | other | not heard | 2.50 | 30.00 | 3 MiB | OTHERS |" in printed
     assert "| warm | unlike | 1.50 | 2.50 | 30.00 | 3 MiB | OTHERS |" in printed
     assert "| warm | absent | failed: exit code 1: ValueError: no |" in printed
 
