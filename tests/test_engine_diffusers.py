@@ -71,6 +71,10 @@ def text_encoder() -> Any:
     )  # fmt: skip
 
 
+PICKLED = {
+    "model": "pytorch_model.bin",
+    "diffusion_pytorch_model": "diffusion_pytorch_model.bin",
+}
 MODELS = {"unet": unet, "vae": vae, "wan": wan}
 
 
@@ -255,6 +259,37 @@ def test_configurations_can_be_overridden_and_subfolders_named(pipeline: Path) -
     ours = from_pretrained(diffusers.AutoencoderKL, pipeline, subfolder="vae", scaling_factor=0.5)
     assert ours.config.scaling_factor == 0.5
     assert_same_model(ours, diffusers.AutoencoderKL.from_pretrained(pipeline, subfolder="vae", scaling_factor=0.5))
+
+
+def test_a_model_without_the_variant_is_not_loaded_without_it(tmp_path: Path) -> None:
+    randomise(unet()).save_pretrained(tmp_path)
+    for load in (diffusers.UNet2DConditionModel.from_pretrained, from_pretrained):
+        arguments = () if load is not from_pretrained else (diffusers.UNet2DConditionModel,)
+        with pytest.raises(OSError, match=r"\.fp16\."):
+            load(*arguments, tmp_path, variant="fp16")
+
+
+def test_pickles_that_are_asked_for_are_left_to_diffusers(pipeline: Path, tmp_path: Path) -> None:
+    path = tmp_path / "sd"
+    shutil.copytree(pipeline, path)
+    other = randomise(unet())
+    torch.save(other.state_dict(), path / "unet" / "diffusion_pytorch_model.bin")
+    ours = from_pretrained(diffusers.UNet2DConditionModel, path / "unet", use_safetensors=False)
+    assert torch.equal(ours.conv_in.weight, other.conv_in.weight)
+    for part in ("vae", "text_encoder"):
+        for file in (path / part).glob("*model.safetensors"):
+            torch.save(penstock.open(file).load(), file.with_name(PICKLED[file.stem]))
+    assembled = from_pretrained(diffusers.DiffusionPipeline, path, use_safetensors=False)
+    assert torch.equal(assembled.unet.conv_in.weight, other.conv_in.weight)
+
+
+def test_other_sizes_are_taken_as_by_diffusers(tmp_path: Path) -> None:
+    made = randomise(unet())
+    made.save_pretrained(tmp_path)
+    ours = from_pretrained(diffusers.UNet2DConditionModel, tmp_path, in_channels=9, ignore_mismatched_sizes=True)
+    theirs = diffusers.UNet2DConditionModel.from_pretrained(tmp_path, in_channels=9, ignore_mismatched_sizes=True)
+    assert ours.conv_in.weight.device == theirs.conv_in.weight.device
+    assert torch.equal(ours.conv_out.weight, theirs.conv_out.weight)
 
 
 def test_dtypes_may_be_named(tmp_path: Path) -> None:

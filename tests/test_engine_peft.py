@@ -154,6 +154,53 @@ def test_keywords_of_pefts_own_are_taken(tmp_path: Path) -> None:
     assert any(bool(p.any()) for name, p in ours.named_parameters() if "lora_B" in name)
 
 
+def test_an_adapter_that_is_whole_is_loaded_without_a_word(tmp_path: Path, caplog: Any) -> None:
+    for kind in ("lora", "prompt"):
+        from_pretrained(base(), saved(kind, tmp_path / kind))
+    assert "initialised" not in caplog.text
+
+
+@pytest.mark.parametrize("variant", ["layer_replication", "kasa_config", "monteclora_config"])
+def test_variants_that_compute_something_are_built_as_by_peft(tmp_path: Path, variant: str) -> None:
+    given: dict[str, Any] = {"init_lora_weights": True}
+    if variant == "layer_replication":
+        given[variant] = [[0, 2], [1, 2]]
+    else:
+        kind = {"kasa_config": "KasaConfig", "monteclora_config": "MontecloraConfig"}[variant]
+        found = getattr(peft, kind, None) or getattr(peft.tuners.lora.config, kind, None)
+        if found is None:
+            pytest.skip(f"this peft has no {kind}")
+        given[variant] = found()
+    made = peft.get_peft_model(base(), peft.LoraConfig(r=4, target_modules=LAYERS, task_type="CAUSAL_LM", **given))
+    made.save_pretrained(tmp_path)
+    ours, theirs = from_pretrained(base(), tmp_path), peft.PeftModel.from_pretrained(base(), tmp_path)
+    assert torch.equal(logits(ours.eval()), logits(theirs.eval()))
+    ours.save_pretrained(tmp_path / "again")
+    again = penstock.load_file(tmp_path / "again" / "adapter_model.safetensors")
+    kept = penstock.load_file(tmp_path / "adapter_model.safetensors")
+    assert again.keys() == kept.keys()
+    assert all(torch.equal(again[name], kept[name]) for name in kept)
+
+
+def test_a_model_on_several_devices_is_left_to_peft(tmp_path: Path) -> None:
+    path = saved("lora", tmp_path / "a")
+    base().save_pretrained(tmp_path / "m")
+    parts = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
+    parts |= {f"model.layers.{n}": "disk" if n else "cpu" for n in range(base().config.num_hidden_layers)}
+
+    def spread() -> Any:
+        folder = str(tmp_path / "off")
+        return transformers.LlamaForCausalLM.from_pretrained(tmp_path / "m", device_map=parts, offload_folder=folder)
+
+    inside = {f"base_model.model.{name}": device for name, device in parts.items()}
+    where = {"device_map": inside, "offload_dir": str(tmp_path / "off2")}
+    ours = from_pretrained(spread(), path, **where)
+    theirs = peft.PeftModel.from_pretrained(spread(), path, **where)
+    assert torch.equal(logits(ours), logits(theirs))
+    devices = [{name: p.device for name, p in model.named_parameters()} for model in (ours, theirs)]
+    assert devices[0] == devices[1]
+
+
 def test_layers_of_another_size_can_be_left_out(tmp_path: Path) -> None:
     path = saved("lora", tmp_path / "a")
     tensors = penstock.load_file(path / "adapter_model.safetensors")

@@ -17,6 +17,7 @@ from conftest import Remains, python_threads
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
+from penstock import patching
 from penstock.engines import reservation, supply
 from penstock.engines.transformers import from_pretrained
 from tiny_models import QUIET, addresses, assert_same_model, randomise, saved
@@ -356,18 +357,145 @@ def test_a_shard_that_fails_while_it_is_read_is_named(tmp_path: Path, monkeypatc
         from_pretrained("auto", path)
 
 
-def test_an_adapter_is_no_model_and_says_so(tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+def adapter(path: Path, base: Path, names: str | None) -> Path:
+    """An adapter of peft that nothing initialised to do nothing, with the name of its model."""
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    peft.get_peft_model(transformers.LlamaForCausalLM.from_pretrained(base), settings).save_pretrained(path)
+    found = json.loads((path / "adapter_config.json").read_text())
+    (path / "adapter_config.json").write_text(json.dumps(found | {"base_model_name_or_path": names}))
+    return path
+
+
+def test_an_adapter_that_names_its_model_comes_with_it_as_in_transformers(tmp_path: Path) -> None:
+    base = saved(randomise(llama()), tmp_path / "m")
+    path = adapter(tmp_path / "a", base, str(base))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto")
+    ours = from_pretrained("auto", path)
+    assert_same_model(ours, theirs)
+    assert any("lora_A" in name for name, _ in ours.named_parameters())
+    assert not torch.equal(outputs(ours), outputs(from_pretrained("auto", base)))
+    assert ours.name_or_path == theirs.name_or_path == str(base)
+
+
+def test_an_adapter_beside_a_model_is_put_on_it_under_the_name_that_is_asked_for(tmp_path: Path) -> None:
+    base = saved(randomise(llama()), tmp_path / "m")
+    without = outputs(from_pretrained("auto", base))
+    adapter(base, base, str(base))
+    theirs, told = transformers.LlamaForCausalLM.from_pretrained(
+        base, dtype="auto", adapter_name="x", output_loading_info=True
+    )
+    ours, info = from_pretrained("auto", base, adapter_name="x", output_loading_info=True)
+    assert_same_model(ours, theirs)
+    assert list(ours.peft_config) == ["x"]
+    assert info == told
+    assert not torch.equal(outputs(ours), without)
+
+
+def test_an_adapter_that_names_no_model_says_so(tmp_path: Path) -> None:
+    base = saved(randomise(llama(num_hidden_layers=1)), tmp_path / "m")
     with pytest.raises(penstock.ConfigError, match=r"engines\.peft"):
-        from_pretrained("auto", tmp_path)
+        from_pretrained("auto", adapter(tmp_path / "a", base, None))
+
+
+def test_where_the_configuration_is_may_be_said(tmp_path: Path) -> None:
+    path = saved(randomise(llama()), tmp_path / "m")
+    for given in (path, str(path / "config.json"), transformers.LlamaConfig.from_pretrained(path)):
+        ours = from_pretrained(transformers.LlamaForCausalLM, path, config=given)
+        assert_same_model(ours, transformers.LlamaForCausalLM.from_pretrained(path, config=given, dtype="auto"))
+
+
+def test_weights_are_those_that_the_configuration_names(tmp_path: Path) -> None:
+    path = saved(randomise(llama()), tmp_path / "m")
+    wanted = dict(from_pretrained("auto", path).named_parameters())
+    (path / "model.safetensors").rename(path / "odd.safetensors")
+    saved(randomise(llama()), tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "model.safetensors", path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"transformers_weights": "odd.safetensors"}))
+    found = dict(from_pretrained("auto", path).named_parameters())
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    (path / "config.json").write_text(json.dumps(config | {"transformers_weights": "../other/model.safetensors"}))
+    with pytest.raises(penstock.ConfigError, match="no safetensors file in there"):
+        from_pretrained("auto", path)
+
+
+def test_of_one_file_and_shards_the_file_counts_as_in_transformers(tmp_path: Path) -> None:
+    path = saved(randomise(llama()), tmp_path / "m", max_shard_size="20KB")
+    saved(randomise(llama()), tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "model.safetensors", path)
+    theirs = transformers.LlamaForCausalLM.from_pretrained(path, dtype="auto")
+    assert_same_model(from_pretrained("auto", path), theirs)
+
+
+def test_generation_takes_keywords_as_in_transformers(tmp_path: Path) -> None:
+    model = randomise(llama())
+    model.generation_config.max_length = 77
+    path = saved(model, tmp_path / "m")
+    for finder in (transformers.LlamaForCausalLM, transformers.AutoModelForCausalLM):
+        theirs = finder.from_pretrained(path, pad_token_id=3, use_cache=False)
+        ours = from_pretrained(finder, path, pad_token_id=3, use_cache=False)
+        assert ours.generation_config.to_dict() == theirs.generation_config.to_dict()
+
+
+def test_code_beside_the_weights_is_saved_with_the_model_again(tmp_path: Path) -> None:
+    path = saved(randomise(llama()), tmp_path / "m")
+    (path / "configuration_x.py").write_text(
+        "from transformers import LlamaConfig\n\nclass XConfig(LlamaConfig):\n    model_type = 'penstock_x'\n"
+    )
+    (path / "modeling_x.py").write_text(
+        "from transformers import LlamaForCausalLM\nfrom .configuration_x import XConfig\n\n"
+        "class XForCausalLM(LlamaForCausalLM):\n    config_class = XConfig\n"
+    )
+    auto_map = {"AutoConfig": "configuration_x.XConfig", "AutoModelForCausalLM": "modeling_x.XForCausalLM"}
+    named = {"model_type": "penstock_x", "architectures": ["XForCausalLM"], "auto_map": auto_map}
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | named))
+    ours = from_pretrained("auto", path, trust_remote_code=True)
+    assert type(ours).__name__ == "XForCausalLM"
+    ours.save_pretrained(tmp_path / "again")
+    assert (tmp_path / "again" / "modeling_x.py").exists()
+
+
+def test_a_default_device_of_torch_is_where_models_go(tmp_path: Path) -> None:
+    path = saved(randomise(llama(num_hidden_layers=1)), tmp_path / "m")
+    with torch.device("cpu"):
+        assert from_pretrained("auto", path).device.type == "cpu"
+    with torch.device("meta"), pytest.raises(RuntimeError, match="meta"):
+        from_pretrained("auto", path)
+
+
+@pytest.mark.parametrize("keywords", [{"device_map": "auto"}, {"device_map": {"model": "cpu", "lm_head": "disk"}}])
+def test_several_devices_are_left_to_transformers(tmp_path: Path, keywords: dict[str, Any], monkeypatch: Any) -> None:
+    path = saved(randomise(llama()), tmp_path / "m")
+    keywords = keywords | {"offload_folder": str(tmp_path / "o"), "dtype": torch.float32}
+    theirs = transformers.LlamaForCausalLM.from_pretrained(path, **keywords)
+    opened: list[Any] = []
+    taken = patching._Opened.__init__
+    monkeypatch.setattr(patching._Opened, "__init__", lambda *a, **k: (opened.append(a), taken(*a, **k))[1])
+    ours = from_pretrained("auto", path, **keywords)
+    assert opened
+    devices = [{name: p.device for name, p in model.named_parameters()} for model in (ours, theirs)]
+    assert devices[0] == devices[1]
+    assert torch.equal(outputs(ours), outputs(theirs))
+
+
+def test_pickles_that_are_asked_for_are_left_to_transformers(tmp_path: Path) -> None:
+    path = saved(randomise(llama(num_hidden_layers=1)), tmp_path / "m")
+    other = randomise(llama(num_hidden_layers=1))
+    torch.save(other.state_dict(), path / "pytorch_model.bin")
+    ours = from_pretrained("auto", path, use_safetensors=False)
+    assert torch.equal(ours.lm_head.weight, other.lm_head.weight)
 
 
 def test_what_cannot_be_loaded_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(penstock.ObjectNotFoundError, match="no such directory"):
         from_pretrained("auto", tmp_path / "absent")
     path = saved(randomise(llama(num_hidden_layers=1)), tmp_path / "m")
-    with pytest.raises(penstock.ConfigError, match="patch_safetensors"):
-        from_pretrained("auto", path, device_map="auto")
+    with pytest.raises(penstock.ObjectNotFoundError, match="no folder 'inner'"):
+        from_pretrained("auto", path, subfolder="inner")
+    with pytest.raises(penstock.ConfigError, match="state_dict"):
+        from_pretrained("auto", path, state_dict={})
     with pytest.raises(penstock.ConfigError, match="AutoModelForImageClassification knows no model for LlamaConfig"):
         from_pretrained(transformers.AutoModelForImageClassification, path)
     with pytest.raises(penstock.ConfigError, match="neither 'auto'"):

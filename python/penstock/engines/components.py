@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock._native import Config
 from penstock.engines import transformers as transformers_engine
-from penstock.engines.files import Place, open_weights
+from penstock.engines.files import Place, is_url, open_weights
 from penstock.engines.together import Together
 from penstock.errors import ObjectNotFoundError
 from penstock.model import no_init, place
@@ -39,6 +39,8 @@ def begin(
     dtype: torch.dtype | None,
     variant: str | None = None,
     config: Config | None = None,
+    *,
+    of_pipeline: bool = True,
     **kwargs: Any,
 ) -> Built | None:
     """Prepares a component's load. None for what diffusers has to load.
@@ -50,13 +52,18 @@ def begin(
         device: ``"cpu"`` or ``"cuda:N"``.
         dtype, variant: as for diffusers.
         config: settings of the load.
+        of_pipeline: whether it is part of a pipeline, of which components without the variant are loaded without it.
         kwargs: for its configuration.
     """
     from diffusers import ModelMixin
 
     if issubclass(component, ModelMixin):
-        return _begin_model(component, where, together, device, dtype, variant, config, kwargs)
-    checkpoint = _weights(where, "model", variant, config)
+        stem = "diffusion_pytorch_model"
+        checkpoint = _weights(where, stem, variant, config, of_pipeline=of_pipeline)
+        if checkpoint is None:
+            return None
+        return _begin_model(component, where, checkpoint, together, device, dtype, config, kwargs)
+    checkpoint = _weights(where, "model", variant, config, of_pipeline=of_pipeline)
     if checkpoint is None:
         return None
     together.expect(checkpoint)
@@ -67,7 +74,7 @@ def begin(
         return transformers_engine.load(
             component,
             where,
-            lambda: checkpoint,
+            lambda _: checkpoint,
             name=where.local,
             device=device,
             dtype=dtype,
@@ -93,17 +100,20 @@ def class_of(library: str | None, name: str | None) -> type | None:
     return cls if isinstance(cls, type) and issubclass(cls, models) else None
 
 
-def _weights(where: Place, stem: str, variant: str | None, config: Config | None) -> Checkpoint | None:
+def _weights(
+    where: Place, stem: str, variant: str | None, config: Config | None, *, of_pipeline: bool
+) -> Checkpoint | None:
     """The weights of a component: of the variant if there are such; None where diffusers has to look for others."""
-    if variant:
-        try:
+    if variant and of_pipeline:
+        # As in diffusers, a component of a pipeline that has not the variant is loaded without it. A model is not.
+        with suppress(ObjectNotFoundError):
             return open_weights(where, stem, variant, config)
-        except ObjectNotFoundError:
-            # As in diffusers, a component without the variant is loaded without it.
-            logger.debug("%s has no variant %s", where.local, variant)
+        variant = None
     try:
-        return open_weights(where, stem, None, config)
+        return open_weights(where, stem, variant, config)
     except ObjectNotFoundError as error:
+        if is_url(where.weights):
+            raise  # diffusers reads local files
         logger.debug("left to diffusers: %s", error)
         return None
 
@@ -111,10 +121,10 @@ def _weights(where: Place, stem: str, variant: str | None, config: Config | None
 def _begin_model(
     cls: Any,
     where: Place,
+    checkpoint: Checkpoint,
     together: Together,
     device: str,
     dtype: torch.dtype | None,
-    variant: str | None,
     config: Config | None,
     kwargs: dict[str, Any],
 ) -> Built | None:
@@ -124,9 +134,6 @@ def _begin_model(
     settings, unused = cls.load_config(where.local, return_unused_kwargs=True, **kwargs)
     eight_bits = dtype is not None and dtype.itemsize == 1
     if settings.get("quantization_config") or eight_bits or issubclass(cls, LegacyModelMixin):
-        return None
-    checkpoint = _weights(where, "diffusion_pytorch_model", variant, config)
-    if checkpoint is None:
         return None
     with _default_dtype(dtype), no_init():
         model = cls.from_config(settings, **unused)

@@ -227,6 +227,8 @@ def _model(
     kwargs: dict[str, Any],
 ) -> Any:
     theirs = [name for name in _THEIRS if kwargs.get(name)]
+    if kwargs.get("use_safetensors") is False:
+        theirs.append("use_safetensors")
     if theirs and is_url(where.weights):
         raise ConfigError(
             f"{where.weights}: {theirs[0]}= is left to diffusers, which reads local files: bring the model here first "
@@ -236,7 +238,7 @@ def _model(
         )
     if not theirs:
         with Together(progress) as together:
-            built = begin(cls, where, together, device, dtype, variant, config, **kwargs)
+            built = begin(cls, where, together, device, dtype, variant, config, of_pipeline=False, **kwargs)
             if built is not None:
                 together.run()
                 return built()
@@ -248,8 +250,10 @@ def _model(
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         model.to(device)
         return loaded
+    if device != "cpu":
+        keywords = {"device_map": {"": device}} | keywords
     with patch_safetensors(config=config):
-        return cls.from_pretrained(where.local, variant=variant, **{"device_map": {"": device}} | keywords)
+        return cls.from_pretrained(where.local, variant=variant, **keywords)
 
 
 def _components(
@@ -266,7 +270,7 @@ def _components(
         raise ObjectNotFoundError(
             f"{found.local}: there is no model_index.json, so this is no pipeline", object=found.local
         )
-    if given.get("quantization_config") is not None:
+    if given.get("quantization_config") is not None or given.get("use_safetensors") is False:
         return {}
     import torch
 

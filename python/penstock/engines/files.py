@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock._native import Config
 from penstock.engines.small_files import SMALL, fetch, fresh_directory, joined
-from penstock.errors import ObjectNotFoundError
+from penstock.errors import ConfigError, ObjectNotFoundError
 
 if TYPE_CHECKING:
     from penstock.checkpoint import Checkpoint, PathLike
@@ -91,7 +91,10 @@ def locate(
         raise ObjectNotFoundError(
             f"{text}: there is no such directory, and it is no name of a model on the Hub (org/name)", object=text
         )
-    return Place(found, found).inside(subfolder)
+    inside = Place(found, found).inside(subfolder)
+    if not Path(inside.local).is_dir():
+        raise ObjectNotFoundError(f"{text}: there is no folder {subfolder!r} in it", object=inside.local)
+    return inside
 
 
 def local_files(path: PathLike, *, subfolder: str = "", revision: str | None = None, **hub: Any) -> str:
@@ -106,15 +109,26 @@ def local_files(path: PathLike, *, subfolder: str = "", revision: str | None = N
     return locate(path, subfolder=subfolder, revision=revision, **hub).local
 
 
-def open_weights(place: Place, stem: str, variant: str | None = None, config: Config | None = None) -> Checkpoint:
+def open_weights(
+    place: Place,
+    stem: str,
+    variant: str | None = None,
+    config: Config | None = None,
+    *,
+    named: str | None = None,
+    besides: Iterable[str] = (),
+) -> Checkpoint:
     """Opens the weights of a model as its library names them: sharded or one file, of a variant or not.
 
-    A directory may hold other checkpoints beside (variants, adapters, consolidated copies), so its names decide.
+    A directory may hold other checkpoints beside (variants, adapters, consolidated copies), so its names decide. Of
+    one file and shards, both without a variant, that is taken which the library prefers.
 
     Args:
         place: the model's.
         stem: the library's name for weights: ``"model"``, ``"diffusion_pytorch_model"``.
         variant: such as ``"fp16"``.
+        named: the file or index that the model's configuration names instead.
+        besides: files that belong to the weights where they are there.
 
     Raises:
         ObjectNotFoundError: naming what was looked for.
@@ -124,14 +138,19 @@ def open_weights(place: Place, stem: str, variant: str | None = None, config: Co
 
     index = f"{stem}.safetensors.index.json"
     names = [index, f"{stem}.safetensors"]
-    if variant:
+    if stem == "model" and not is_url(place.weights):
+        # transformers takes the one file. Of a URL the order stays, which saves large models a request.
+        names.reverse()
+    if named is not None:
+        names = [_own_file(place, named)]
+    elif variant:
         names = [f"{stem}.safetensors.index.{variant}.json", f"{stem}.{variant}.safetensors"]
         names.append(f"{stem}.safetensors.{variant}.index.json")  # as older diffusers wrote it
     for name in names:
         path = joined(place.weights, name)
         if is_url(path) or Path(path).exists():
             try:
-                return open(path, config=config)
+                return open([path, *_there(place, besides, config)], config=config)
             except ObjectNotFoundError:
                 if not is_url(path):
                     raise  # a shard that is missing
@@ -140,6 +159,36 @@ def open_weights(place: Place, stem: str, variant: str | None = None, config: Co
     raise ObjectNotFoundError(
         f"{place.weights}: there is neither {' nor '.join(names)}{hint}", object=place.weights, cause="no weights"
     )
+
+
+def _own_file(place: Place, name: str) -> str:
+    """A file's name that a configuration gives, which has to be one of the model's own."""
+    if (
+        name.startswith("/")
+        or ".." in name.split("/")
+        or not name.endswith((".safetensors", ".safetensors.index.json"))
+    ):
+        raise ConfigError(
+            f"{place.weights}: the configuration names {name!r} as its weights, which is no safetensors file in there",
+            object=place.weights,
+        )
+    return name
+
+
+def _there(place: Place, names: Iterable[str], config: Config | None) -> list[str]:
+    """Paths of those files that are there."""
+    from penstock.checkpoint import open
+
+    def is_there(path: str) -> bool:
+        if not is_url(path):
+            return Path(path).exists()
+        try:
+            open(path, config=config)
+        except ObjectNotFoundError:
+            return False
+        return True
+
+    return [path for path in (joined(place.weights, name) for name in names) if is_there(path)]
 
 
 def _snapshot(directory: Path) -> Path:

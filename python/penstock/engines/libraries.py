@@ -74,6 +74,12 @@ def required(*names: str) -> None:
             )
 
 
+def is_installed(name: str) -> bool:
+    """Whether a library is there, in a version that the engine knows."""
+    version = _version(name) if importlib.util.find_spec(name) is not None else ()
+    return bool(version) and version >= KNOWN[name].minimum
+
+
 def _version(name: str) -> tuple[int, ...]:
     """The numbers of the installed version, as many as are plain; none where its metadata is missing."""
     try:

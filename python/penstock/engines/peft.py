@@ -3,7 +3,7 @@
 Penstock reads an adapter straight to the device of the model. Where that comes out the same, peft builds the adapter's
 layers without memory (``low_cpu_mem_usage``, a supported argument) and adopts the tensors. It would not where the
 adapter has another dtype than the model, is initialised from the model's weights, or lacks some of its tensors: then
-layers are built with memory, as peft does by itself, and filled.
+layers are built with memory, as peft does by itself, and filled. Models on several devices are left to peft.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ import inspect
 import logging
 import os
 import re
+from dataclasses import MISSING, Field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock._native import Config
-from penstock.engines.files import Place, locate, open_weights
+from penstock.engines.files import Place, is_url, locate, open_weights
 from penstock.engines.libraries import required
+from penstock.errors import ConfigError
+from penstock.patching import patch_safetensors
 
 if TYPE_CHECKING:
     from penstock.checkpoint import Checkpoint, PathLike
@@ -29,8 +32,19 @@ _HUB = ("token", "cache_dir", "local_files_only", "force_download")
 
 _NEEDLESS = ("low_cpu_mem_usage", "torch_device", "use_safetensors")
 """What peft's own functions take and what is decided here by itself."""
+_WHERE = ("device_map", "max_memory", "offload_dir", "offload_folder", "offload_index")
+"""Where the parts of a model go that lies on several devices."""
 _FROM_NOTHING = (True, False, "gaussian", "orthogonal")
 """Ways to initialise LoRA that do not look at the model's weights."""
+_SHARED = ("prompt_encoder", "vblora_vector_bank", ".tinylora_v.", ".unilora_theta_d.")
+"""In names of tensors that no adapter's file holds."""
+_PLAIN = {
+    *("peft_type", "task_type", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
+    *("auto_mapping", "runtime_config", "r", "lora_alpha", "lora_dropout", "use_rslora", "bias", "lora_bias"),
+    *("fan_in_fan_out", "target_modules", "exclude_modules", "modules_to_save", "init_lora_weights", "use_dora"),
+    *("layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern", "trainable_token_indices"),
+}
+"""Settings of LoRA with which layers may be built without memory. Others stand for variants that compute something."""
 
 
 class _Wanted(NamedTuple):
@@ -70,8 +84,10 @@ def from_pretrained(
         subfolder, revision, ephemeral_gpu_offload, key_mapping, ignore_mismatched_sizes: as for peft.
         autocast_adapter_dtype: whether adapters in half precision become float32, as for peft.
         penstock_config: settings of the load.
-        hub: ``token``, ``cache_dir``, ``local_files_only``, ``force_download``. Where tensors are read to, and whether
-            layers are built without memory, is found by itself: ``torch_device`` and ``low_cpu_mem_usage`` do nothing.
+        hub: ``token``, ``cache_dir``, ``local_files_only``, ``force_download``. For a model on several devices, and
+            with ``adapters`` (X-LoRA), which are left to peft, also ``device_map`` and what goes with it. Where tensors
+            are read to, and whether layers are built without memory, is found by itself: ``torch_device`` and
+            ``low_cpu_mem_usage`` do nothing.
 
     Returns:
         The ``PeftModel``, in evaluation mode unless it is trainable.
@@ -85,6 +101,12 @@ def from_pretrained(
     from peft import MODEL_TYPE_TO_PEFT_MODEL_MAPPING, PeftModel
 
     place = _place(path, subfolder, revision, hub)
+    if _is_left_to_peft(model, place, hub):
+        keywords = {"config": config, "key_mapping": key_mapping, "ignore_mismatched_sizes": ignore_mismatched_sizes}
+        keywords |= {"is_trainable": is_trainable, "autocast_adapter_dtype": autocast_adapter_dtype}
+        keywords |= {"ephemeral_gpu_offload": ephemeral_gpu_offload} | _theirs(hub)
+        with patch_safetensors(config=penstock_config):
+            return PeftModel.from_pretrained(model, place.local, adapter_name, **keywords)
     settings = _settings(place, is_trainable, ephemeral_gpu_offload, config)
     if key_mapping is None and not settings.is_prompt_learning:
         # Of models whose layers were renamed since adapters for them were saved.
@@ -95,6 +117,8 @@ def from_pretrained(
     made = cls(model, settings, adapter_name, autocast_adapter_dtype=autocast_adapter_dtype, low_cpu_mem_usage=adopts)
     wanted = _Wanted(adapter_name, is_trainable, autocast_adapter_dtype, key_mapping, ignore_mismatched_sizes)
     missing = _fill(made, checkpoint, wanted, adopts=adopts).missing_keys
+    # Of prompts the file holds what the encoder comes to; of these kinds what all layers share, once.
+    missing = [name for name in missing if not any(one in name for one in _SHARED)]
     if missing:
         logger.warning("%s: not in the adapter, initialised by peft: %s", path, missing)
     return made
@@ -124,6 +148,11 @@ def load_adapter(
     """
     required("torch", "peft")
     place = _place(path, subfolder, revision, hub)
+    if _is_left_to_peft(model, place, hub):
+        keywords = {"key_mapping": key_mapping, "ignore_mismatched_sizes": ignore_mismatched_sizes}
+        keywords |= {"autocast_adapter_dtype": autocast_adapter_dtype, "ephemeral_gpu_offload": ephemeral_gpu_offload}
+        with patch_safetensors(config=penstock_config):
+            return model.load_adapter(place.local, adapter_name, is_trainable=is_trainable, **keywords, **_theirs(hub))
     checkpoint = open_weights(place, "adapter_model", config=penstock_config)
     wanted = _Wanted(adapter_name, is_trainable, autocast_adapter_dtype, key_mapping, ignore_mismatched_sizes)
     adopts = False
@@ -136,11 +165,30 @@ def load_adapter(
 
 
 def _place(path: PathLike, subfolder: str, revision: str | None, hub: dict[str, Any]) -> Place:
-    unknown = sorted(set(hub) - set(_HUB) - set(_NEEDLESS))
+    unknown = sorted(set(hub) - {*_HUB, *_NEEDLESS, *_WHERE, "adapters"})
     if unknown:
         raise TypeError(f"unexpected keywords: {', '.join(unknown)}")
     hub = {name: value for name, value in hub.items() if name in _HUB}
     return locate(os.fspath(path), subfolder=subfolder or "", revision=revision, **hub)
+
+
+def _theirs(keywords: dict[str, Any]) -> dict[str, Any]:
+    return {name: keywords[name] for name in (*_WHERE, "adapters") if name in keywords}
+
+
+def _is_left_to_peft(model: Any, place: Place, keywords: dict[str, Any]) -> bool:
+    """Whether peft has to load by itself: onto a model on several devices, whose parts it moves back and forth."""
+    devices = set((getattr(model, "hf_device_map", None) or {}).values())
+    if len(devices) <= 1 and "adapters" not in keywords:
+        return False
+    if is_url(place.weights):
+        raise ConfigError(
+            f"{place.weights}: adapters for models on several devices, and X-LoRA, are left to peft, which reads local "
+            "files: bring the adapter here first (penstock.pull)",
+            object=place.weights,
+            remedy="penstock.pull",
+        )
+    return True
 
 
 def _settings(place: Place, is_trainable: bool, ephemeral_gpu_offload: bool, given: Any = None) -> Any:
@@ -163,8 +211,20 @@ def _adopts(model: Any, settings: Any, checkpoint: Checkpoint) -> bool:
 
     if getattr(settings, "init_lora_weights", True) not in _FROM_NOTHING:
         return False
+    if hasattr(settings, "init_lora_weights") and not _is_plain(settings):
+        return False
     of_model = {parameter.dtype for parameter in model.parameters() if parameter.dtype.is_floating_point}
     return len(of_model) == 1 and {DTYPES.get(info.dtype) for info in checkpoint.values()} <= of_model
+
+
+def _is_plain(settings: Any) -> bool:
+    """Whether a LoRA is none of the variants that compute something of the model or when it is built."""
+    changed = {field.name for field in fields(settings) if getattr(settings, field.name) != _default(field)}
+    return changed <= _PLAIN
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def _add(model: Any, wanted: _Wanted, settings: Any, *, adopts: bool) -> None:

@@ -3,7 +3,8 @@
 Everything but reading stays transformers' own: it builds the model without memory, renames, merges, converts and ties.
 It gets a ``state_dict`` (a supported argument) whose values are lazy, and asks for each when it wants it; what it then
 gets already lies on the device, in memory that becomes the parameter. So no second copy of a weight exists, in host
-memory or on the device.
+memory or on the device. What cannot be had so (a model on several devices, GGUF) its own loader reads, within
+``patch_safetensors``.
 
 Where the tensors of the files will be the parameters, all of them are read while the model is being built. With a CUDA
 device, transformers would reserve as much memory as the model needs on top of that, and is kept from it
@@ -21,13 +22,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock._native import Config
-from penstock.engines import reservation
+from penstock.engines import own_adapters, reservation
 from penstock.engines.files import Place, is_url, locate, open_weights
 from penstock.engines.lazy import LazyTensor
 from penstock.engines.libraries import required
+from penstock.engines.model_classes import configuration, named_by, resolve
 from penstock.engines.supply import Supply, one_group, small_groups
 from penstock.engines.views import Views
 from penstock.errors import ConfigError
+from penstock.patching import patch_safetensors
 from penstock.progress import ProgressOption
 
 if TYPE_CHECKING:
@@ -38,15 +41,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _HUB = ("token", "cache_dir", "local_files_only", "force_download")
+_SEVERAL = ("auto", "balanced", "balanced_low_0", "sequential")
+"""Device maps that transformers computes."""
 
 
 def from_pretrained(
     model_class: Any,
     path: PathLike,
     *model_args: Any,
-    device: Any = "cpu",
-    dtype: Any = "auto",
-    config: PretrainedConfig | None = None,
+    device: Any = None,
+    dtype: Any = None,
+    config: PretrainedConfig | PathLike | None = None,
     variant: str | None = None,
     subfolder: str = "",
     revision: str | None = None,
@@ -61,12 +66,13 @@ def from_pretrained(
     Args:
         model_class: a class of transformers (``LlamaForCausalLM``), one that finds the class
             (``AutoModelForCausalLM``), or ``"auto"`` for the class that the model's configuration names.
-        path: the model: a directory, a model of a Hugging Face cache, the name of one on the Hub.
+        path: the model: a directory, a model of a Hugging Face cache, the name of one on the Hub. An adapter of peft
+            that lies there, with the model or in its place, is put on the model.
         model_args, kwargs: what else ``from_pretrained`` takes (``attn_implementation``, ``quantization_config``, …).
-        device: where the model ends up: ``"cpu"``, ``"cuda"``, ``"cuda:N"``.
-        dtype: of the model: a torch dtype, its name, or ``"auto"`` for what its configuration or its weights say; or a
-            dict of these by part of the model, as for transformers.
-        config: the model's configuration, if not the one that lies there.
+        device: where the model ends up: ``"cpu"``, ``"cuda"``, ``"cuda:N"``; by default torch's default device.
+        dtype: of the model: a torch dtype, its name, or ``"auto"`` (as by default) for what its configuration or its
+            weights say; or a dict of these by part of the model, as for transformers.
+        config: the model's configuration, if not the one that lies there; or where to read it.
         variant, subfolder, revision: as for transformers.
         trust_remote_code: whether code that lies beside the weights may run.
         mmap: parameters that are not converted are views of the mapped files (``device="cpu"``, local files), as with
@@ -79,24 +85,45 @@ def from_pretrained(
 
     Raises:
         MissingDependencyError: where transformers is absent or too old.
-        ConfigError: for a ``device_map`` of several devices, a class that cannot load models, or an adapter.
+        ConfigError: for a class that cannot load models, an adapter that names no model, a ``state_dict``; and where
+            what is left to transformers' own loader (a ``device_map`` of several devices) is not local.
         PenstockError: see ``penstock.open`` and ``Checkpoint.stream``. What transformers raises comes through.
     """
     required("torch", "transformers", "accelerate")
-    where = _one_device(device, kwargs.pop("device_map", None))
+    if kwargs.pop("state_dict", None) is not None:
+        raise ConfigError(f"{path}: a state_dict is for transformers' own from_pretrained, without a path")
+    # Both may be given; transformers prefers the newer name.
+    older = kwargs.pop("torch_dtype", None)
+    dtype = next((given for given in (dtype, older) if given is not None), "auto")
     hub = {name: kwargs.pop(name) for name in _HUB if name in kwargs}
     place = locate(path, subfolder=subfolder, revision=revision, **hub)
-    if place.holds("adapter_config.json") and not place.holds("config.json") and config is None:
-        remedy = "Load the model that it is for, and then penstock.engines.peft.from_pretrained(model, path)"
-        raise ConfigError(f"{path}: this is an adapter of peft, not a model. {remedy}", object=str(path), remedy=remedy)
-    return load(
+    found = own_adapters.look(str(path), place, has_config=config is not None, hub=hub)
+    theirs = _theirs(kwargs)
+    if theirs is not None:
+        return _by_transformers(
+            model_class,
+            found,
+            place,
+            theirs,
+            *model_args,
+            config=config,
+            dtype=dtype,
+            variant=variant,
+            trust_remote_code=trust_remote_code,
+            penstock_config=penstock_config,
+            **kwargs,
+        )
+    where = _one_device(device, kwargs.pop("device_map", None))
+    adapter_name = kwargs.pop("adapter_name", "default")
+    kwargs.pop("adapter_kwargs", None)
+    result = load(
         model_class,
-        place,
-        lambda: open_weights(place, "model", variant, penstock_config),
+        found.model,
+        lambda config: _weights(found.model, config, variant, penstock_config),
         *model_args,
-        name=str(path),
+        name=found.name,
         device=where,
-        dtype=kwargs.pop("torch_dtype", dtype),
+        dtype=dtype,
         config=config,
         trust_remote_code=trust_remote_code,
         mmap=mmap,
@@ -104,17 +131,23 @@ def from_pretrained(
         penstock_config=penstock_config,
         **kwargs,
     )
+    if found.adapter is not None:
+        model = result[0] if isinstance(result, tuple) else result
+        told = own_adapters.put_on(model, found.adapter, adapter_name, penstock_config)
+        if isinstance(result, tuple) and told is not None:
+            result = (model, told)
+    return result
 
 
 def load(
     model_class: Any,
     place: Place,
-    weights: Callable[[], Checkpoint],
+    weights: Callable[[PretrainedConfig], Checkpoint],
     *model_args: Any,
     name: str,
     device: str,
     dtype: Any,
-    config: PretrainedConfig | None = None,
+    config: PretrainedConfig | PathLike | None = None,
     trust_remote_code: bool | None = None,
     mmap: bool = False,
     progress: ProgressOption = None,
@@ -125,18 +158,20 @@ def load(
 
     Args:
         place: where the small files are.
-        weights: opens the weights.
+        weights: opens the weights of a model of that configuration.
         name: what the model was asked for by.
         device: ``"cpu"`` or ``"cuda:N"``.
     """
     began = time.perf_counter()
     if trust_remote_code is not None:
         kwargs["trust_remote_code"] = trust_remote_code
-    if config is None:
-        config, kwargs = _configuration(model_class, place, kwargs)
-    cls, config = _resolve(model_class, config, place, trust_remote_code)
-    checkpoint = weights()
-    adopts = _adopts(cls, config, checkpoint, dtype, kwargs)
+    given = kwargs
+    settings, kwargs = configuration(model_class, place, config, dict(given))
+    cls, settings = resolve(model_class, settings, place, trust_remote_code)
+    # A class that finds the class has handed keywords to the configuration before generation could see them.
+    for_generation = given if cls is model_class else kwargs
+    checkpoint = weights(settings)
+    adopts = _adopts(cls, settings, checkpoint, dtype, kwargs)
     groups = one_group(checkpoint) if adopts else small_groups(checkpoint)
     supply: Supply | Views
     if mmap:
@@ -151,7 +186,7 @@ def load(
             if unreserved:
                 supply.begin()
             result = cls.from_pretrained(
-                None, *model_args, config=config, state_dict=state, dtype=dtype, device_map={"": device}, **kwargs
+                None, *model_args, config=settings, state_dict=state, dtype=dtype, device_map={"": device}, **kwargs
             )
     except Exception as error:
         # transformers may have wrapped what went wrong with reading.
@@ -165,75 +200,80 @@ def load(
     model = result[0] if isinstance(result, tuple) else result
     model.name_or_path = model.config.name_or_path = name
     if kwargs.get("generation_config") is None:
-        _generation(model, place, trust_remote_code)
+        _generation(model, place, trust_remote_code, for_generation)
     seconds = time.perf_counter() - began
     logger.info("%s: %.2f GB on %s in %.2f s", name, supply.bytes / 1e9, device, seconds)
     return result
 
 
+def _theirs(kwargs: dict[str, Any]) -> str | None:
+    """The first keyword that only transformers' own loader understands, as the caller wrote it."""
+    device_map = kwargs.get("device_map")
+    if isinstance(device_map, dict):
+        several = len(set(device_map.values())) > 1 or "disk" in device_map.values()
+    else:
+        several = isinstance(device_map, str) and device_map in _SEVERAL
+    if several:
+        return f"device_map={device_map!r}"
+    if kwargs.get("gguf_file"):
+        return "gguf_file"
+    return "use_safetensors=False" if kwargs.get("use_safetensors") is False else None
+
+
+def _by_transformers(
+    model_class: Any,
+    found: own_adapters.Found,
+    place: Place,
+    theirs: str,
+    *model_args: Any,
+    config: PretrainedConfig | PathLike | None,
+    trust_remote_code: bool | None,
+    penstock_config: Config | None,
+    **kwargs: Any,
+) -> Any:
+    """What transformers' own loader makes of files that are here. It puts an adapter on by itself."""
+    if is_url(place.weights):
+        raise ConfigError(
+            f"{place.weights}: {theirs} is left to transformers, which reads local files: bring the model here first "
+            "(penstock.pull), or use device= for one device",
+            object=place.weights,
+            remedy="penstock.pull",
+        )
+    if trust_remote_code is not None:
+        kwargs["trust_remote_code"] = trust_remote_code
+    if isinstance(model_class, str) and model_class == "auto":
+        model_class = named_by(configuration(model_class, found.model, config, dict(kwargs))[0])
+    with patch_safetensors(config=penstock_config):
+        result = model_class.from_pretrained(place.local, *model_args, config=config, **kwargs)
+    model = result[0] if isinstance(result, tuple) else result
+    model.name_or_path = model.config.name_or_path = found.name
+    return result
+
+
 def _one_device(device: Any, device_map: Any) -> str:
     """The device of the whole model, as ``"cpu"`` or ``"cuda:N"``."""
+    import torch
+    from transformers import modeling_utils
+
     from penstock.frameworks.torch import Torch
 
-    if isinstance(device_map, dict) and len(set(device_map.values())) == 1:
-        device_map = next(iter(device_map.values()))
-    if isinstance(device_map, dict) or device_map in {"auto", "balanced", "balanced_low_0", "sequential", "disk"}:
-        raise ConfigError(
-            f"device_map={device_map!r}: this loads whole models to one device. Use device=, or transformers' own "
-            "from_pretrained within penstock.patch_safetensors()",
-            remedy="Use device=, or penstock.patch_safetensors()",
-        )
-    return Torch().device(device if device_map is None else device_map)
+    if isinstance(device_map, dict):
+        device_map = next(iter(device_map.values()), None)
+    given = device if device_map is None else device_map
+    if given is None:
+        # That of `with torch.device(…)`, or of `torch.set_default_device`.
+        given = torch.empty(0).device
+        check = getattr(modeling_utils, "check_and_set_device_map", None)
+        if given.type == "meta" and check is not None:
+            check(None)  # says why not
+    return Torch().device(given)
 
 
-def _configuration(model_class: Any, place: Place, kwargs: dict[str, Any]) -> tuple[PretrainedConfig, dict[str, Any]]:
-    """The model's configuration, and the keywords that were not for it."""
-    from transformers import AutoConfig
-
-    # What a class without a configuration of its own needs is told by the file.
-    config_class = getattr(model_class, "config_class", None) or AutoConfig
-    # Concerns the weights and not the configuration, which would take it for an attribute.
-    kept = {name: kwargs.pop(name) for name in ("quantization_config",) if name in kwargs}
-    config, unused = config_class.from_pretrained(place.local, return_unused_kwargs=True, **kwargs)
-    return config, unused | kept
-
-
-def _resolve(
-    model_class: Any, config: PretrainedConfig, place: Place, trust_remote_code: bool | None
-) -> tuple[type[PreTrainedModel], PretrainedConfig]:
-    """The class to build, and the part of the configuration that it takes."""
-    import transformers
-
-    if model_class == "auto":
-        named = [name for name in config.architectures or [] if hasattr(transformers, name)]
-        model_class = getattr(transformers, named[0]) if named else transformers.AutoModel
-    mapping = getattr(model_class, "_model_mapping", None)
-    if mapping is None:
-        if not hasattr(model_class, "from_pretrained"):
-            raise ConfigError(f"{model_class!r} is neither 'auto' nor a class of transformers with from_pretrained")
-        return model_class, config
-    remote = (getattr(config, "auto_map", None) or {}).get(model_class.__name__)
-    if remote and trust_remote_code:
-        from transformers.dynamic_module_utils import get_class_from_dynamic_module
-
-        return get_class_from_dynamic_module(remote, place.local), config
-    if type(config) not in mapping:
-        hint = ". Its code lies beside the weights; trust_remote_code=True lets it run" if remote else ""
-        raise ConfigError(
-            f"{place.local}: {model_class.__name__} knows no model for {type(config).__name__}{hint}",
-            object=place.local,
-        )
-    found = mapping[type(config)]
-    if isinstance(found, (list, tuple)):
-        by_name = {candidate.__name__: candidate for candidate in found}
-        found = next((by_name[name] for name in config.architectures or [] if name in by_name), found[0])
-    text = getattr(config, "sub_configs", {}).get("text_config")
-    if text is not None and getattr(found, "config_class", None) == text:
-        quantization = getattr(config, "quantization_config", None)
-        config = config.get_text_config()
-        if quantization is not None:
-            config.quantization_config = quantization
-    return found, config
+def _weights(place: Place, config: PretrainedConfig, variant: str | None, penstock_config: Config | None) -> Checkpoint:
+    """The files that the configuration names, or those under the usual names."""
+    named = getattr(config, "transformers_weights", None)
+    besides = getattr(type(config), "extra_files", ())
+    return open_weights(place, "model", variant, penstock_config, named=named, besides=besides)
 
 
 def _adopts(
@@ -277,18 +317,19 @@ def _setting(quantisation: Any, name: str) -> Any:
     return quantisation.get(name) if isinstance(quantisation, dict) else getattr(quantisation, name, None)
 
 
-def _generation(model: PreTrainedModel, place: Place, trust_remote_code: bool | None) -> None:
+def _generation(model: PreTrainedModel, place: Place, trust_remote_code: bool | None, kwargs: dict[str, Any]) -> None:
     """What generation takes from files beside the weights: transformers reads it where it reads weights by itself."""
     if not model.can_generate():
         return
     from transformers import GenerationConfig
 
+    known = vars(GenerationConfig())
+    kwargs = {name: value for name, value in kwargs.items() if name in known}
     # Without a file of its own it is derived from the model's configuration, as transformers does.
     name = "generation_config.json"
-    own = place.holds(name)
-    model.generation_config = GenerationConfig.from_pretrained(
-        place.local, config_file_name=name if own else "config.json", **({} if own else {"_from_model_config": True})
-    )
+    if not place.holds(name):
+        name, kwargs = "config.json", kwargs | {"_from_model_config": True}
+    model.generation_config = GenerationConfig.from_pretrained(place.local, config_file_name=name, **kwargs)
     if trust_remote_code and hasattr(model, "load_custom_generate"):
         # There may be none.
         with suppress(OSError):
