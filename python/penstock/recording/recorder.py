@@ -14,8 +14,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
-from typing import Any, NamedTuple
+from itertools import count, islice
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -24,13 +24,15 @@ from penstock._native import Config
 from penstock.checkpoint import Checkpoint
 from penstock.frameworks.torch import DTYPES, Torch
 from penstock.loading import Load
-from penstock.parts import Part, load_parts
+from penstock.parts import load_parts
 from penstock.progress import Progress, ProgressOption, teller
-from penstock.recording.geometry import View
-from penstock.recording.lazy import HARMLESS, LazyTensor, NotRecordableError, Stored, name_of
+from penstock.recording.calls import HARMLESS
+from penstock.recording.lazy import LazyTensor, NotRecordableError, name_of
 from penstock.recording.places import Places, memory_of, place_of
 from penstock.recording.sharing import Sharing
+from penstock.recording.sources import Computed, Stored, computed
 from penstock.recording.statistics import Statistics
+from penstock.recording.writes import Copy, Place, Write
 
 logger = logging.getLogger(__name__)
 
@@ -39,20 +41,6 @@ _SMALL_BYTES = 256 << 10
 _TOGETHER_BYTES = 16 << 20
 _LARGE_AT_ONCE = 16
 """After this many larger tensors were needed at once, more than were recorded, the others come as ordinary ones."""
-
-
-class _Write(NamedTuple):
-    """A copy that is still to be made."""
-
-    checkpoint: Checkpoint
-    part: Part
-    device: str
-    memory: torch.Tensor
-    """The destination, held until then."""
-
-    @property
-    def nbytes(self) -> int:
-        return self.memory.numel() * self.memory.element_size()
 
 
 class Recorder(TorchFunctionMode):
@@ -86,10 +74,13 @@ class Recorder(TorchFunctionMode):
         self._config = config
         self._sharing = sharing
         self._checkpoints: list[Checkpoint] = []
-        self._pending: list[_Write] = []
+        self._pending: dict[int, Write] = {}
         self._places: dict[int, Places] = {}
-        self._written: dict[tuple[int, int, int, View], int] = {}
+        self._written: dict[Place, int] = {}
         """Which of those that are pending writes exactly there."""
+        self._computed: dict[tuple[int, str], int] = {}
+        """Which of those that are pending is of a computed value, by that and the device."""
+        self._numbers = count()
         self._small: dict[tuple[int, str], torch.Tensor] = {}
         self._order: tuple[Checkpoint, list[str], int] | None = None
         self._at_once: list[tuple[str, torch.Tensor, int]] = []
@@ -134,7 +125,9 @@ class Recorder(TorchFunctionMode):
                 continue
             meta = torch.empty(info.shape, dtype=dtype, device="meta")
             self._order = (checkpoint, order, index)
-            yield prefix + name, LazyTensor(self, Stored(checkpoint, name, info.shape), meta, (), self._device)
+            lazy = LazyTensor(self, Stored(checkpoint, name, info.shape), meta, (), self._device)
+            lazy._is_own = True
+            yield prefix + name, lazy
             self._small.pop((id(checkpoint), name), None)
             self._check_at_once()
 
@@ -158,7 +151,7 @@ class Recorder(TorchFunctionMode):
 
     def record(self, memory: torch.Tensor, lazy: LazyTensor) -> bool:
         """Notes that ``memory`` gets the value of ``lazy``. False where it has to be done at once."""
-        self._check_thread("copy_")
+        self.check_thread("copy_")
         with torch._C.DisableTorchFunctionSubclass():
             memory = memory.detach()
         shape = lazy._meta.shape
@@ -174,33 +167,44 @@ class Recorder(TorchFunctionMode):
         before = self._written.get(place)
         if before is None:
             self._settle(memory)
-        source = lazy.source()
-        dtype = lazy._casts[-1] if lazy._casts else lazy._meta.dtype
-        stored = source.stored
-        if source.is_plain and memory.shape == shape and memory.dtype == dtype and memory.is_contiguous():
-            # Bytes are bytes: what was reinterpreted as another dtype goes there as it is.
-            part = Part(stored.name, source.ranges, into=memory)
         else:
-
-            def take(packed: torch.Tensor) -> None:
-                with torch.no_grad():
-                    memory.copy_(source.make(packed))
-
-            part = Part(stored.name, source.ranges, take=take)
-        write = _Write(stored.checkpoint, part, Torch().device(memory.device), memory)
-        self._count(write, 1)
-        if before is not None:
             # All of it is written again (one parameter for what three layers have each): the first need not be read.
-            self._count(self._pending[before], -1)
-            self._pending[before] = write
-            return True
+            self._forget(place, before)
+        number = self._noted(place, memory, lazy)
         if place[0]:
-            self._written[place] = len(self._pending)
-        self._pending.append(write)
-        self._places.setdefault(place[0], Places()).add(memory)
+            self._written[place] = number
+            if before is None:
+                self._places.setdefault(place[0], Places()).add(memory)
         return True
 
-    def _count(self, write: _Write, by: int) -> None:
+    def _noted(self, place: Place, memory: torch.Tensor, lazy: LazyTensor) -> int:
+        root, device, number = lazy._root, Torch().device(memory.device), next(self._numbers)
+        # Memory without an address is told from other such memory by the number.
+        key = place if place[0] else (0, number, 0, place[3])
+        if isinstance(root, Computed):
+            # Worked out once, however many places its parts go to.
+            number = self._computed.setdefault((id(root), device), number)
+            if number not in self._pending:
+                self._pending[number] = Write(computed(root), device, {}, None)
+            self._pending[number].copies[key] = Copy(memory, lazy.of_computed)
+            self.statistics.converted += 1
+            return number
+        source = lazy.source()
+        plain = source.is_plain and memory.shape == lazy._meta.shape and memory.is_contiguous()
+        # Bytes are bytes: what was reinterpreted as another dtype goes there as it is.
+        into = memory if plain and memory.dtype == lazy._meta.dtype else None
+        self._pending[number] = Write(source, device, {key: Copy(memory, _as_it_is)}, into)
+        self._count(self._pending[number], 1)
+        return number
+
+    def _forget(self, place: Place, number: int) -> None:
+        write = self._pending[number]
+        self._count(write, -1)
+        del write.copies[place]
+        if not write.copies:
+            del self._pending[number]
+
+    def _count(self, write: Write, by: int) -> None:
         if write.part.into is None:
             self.statistics.converted += by
         else:
@@ -208,7 +212,7 @@ class Recorder(TorchFunctionMode):
 
     def materialise(self, lazy: LazyTensor, func: Callable[..., Any]) -> torch.Tensor:
         """The real tensor in the place of a lazy one, which ``func`` needs."""
-        self._check_thread(name_of(func))
+        self.check_thread(name_of(func))
         if lazy._real is None:
             stored = lazy.stored()
             self.statistics.materialised.setdefault(stored.name, name_of(func))
@@ -216,11 +220,12 @@ class Recorder(TorchFunctionMode):
             # Tensors made under inference mode would not tell that they were written to.
             with torch.inference_mode(mode=False):
                 real = source.make(self._box(stored, source.ranges)).to(_device_of(lazy))
-            self._at_once.append((stored.name, real, real._version))
+            if not lazy._is_own:
+                self._at_once.append((stored.name, real, real._version))
             lazy._real = real
         return lazy._real
 
-    def _check_thread(self, what: str) -> None:
+    def check_thread(self, what: str) -> None:
         """Raises NotRecordableError in threads other than the one that records: what those do is not watched."""
         if self._active and threading.get_ident() != self._thread:
             # Kept, since whoever made the thread may not ask what became of it.
@@ -257,8 +262,16 @@ class Recorder(TorchFunctionMode):
 
     def _after(self, checkpoint: Checkpoint, name: str) -> Iterator[str]:
         """The tensors that are handed out after this one, if it is the latest."""
-        if self._order is not None and self._order[0] is checkpoint and self._order[1][self._order[2]] == name:
+        if self._order is not None and self._is_latest(checkpoint, name):
             yield from islice(self._order[1], self._order[2] + 1, None)
+
+    def _is_latest(self, checkpoint: Checkpoint, name: str) -> bool:
+        order = self._order
+        return order is not None and order[0] is checkpoint and order[1][order[2]] == name
+
+    def _is_small_and_latest(self, stored: Stored) -> bool:
+        checkpoint, name = stored.checkpoint, stored.name
+        return checkpoint[name].nbytes <= _SMALL_BYTES and self._is_latest(checkpoint, name)
 
     def _load(self, checkpoint: Checkpoint, names: list[str], slices: Any = None) -> dict[str, torch.Tensor]:
         loaded = checkpoint.load(names, slices=slices, device=self._device, config=self._config)
@@ -296,8 +309,33 @@ class Recorder(TorchFunctionMode):
             memory = memory_of(tensor)
             places = self._places.get(memory)
             hidden = memory == 0 and tensor.numel() > 0 and not tensor.is_meta
-            if hidden or (places is not None and not places.are_clear_of(tensor)):
+            if hidden or not (places is None or places.are_clear_of(tensor) or self._filled(memory)):
                 self.flush()
+
+    def _filled(self, memory: int) -> bool:
+        """Makes now what is to be read to one memory, if that is a small tensor which has just been handed out.
+
+        Code that works on a parameter of every layer once it is copied (``a.copy_(-a.exp())``) would make a plan for
+        every layer. False where there is more, which is to be flushed.
+        """
+        here = {place: number for place, number in self._written.items() if place[0] == memory}
+        writes = {number: self._pending[number] for number in here.values()}
+        if not all(self._is_small_and_latest(write.source.stored) for write in writes.values()):
+            return False
+        for place in here:
+            del self._written[place]
+        del self._places[memory]
+        for number, write in writes.items():
+            elsewhere = {place: copy for place, copy in write.copies.items() if place not in here}
+            for place in elsewhere:
+                write.copies.pop(place)
+            self.statistics.materialised.setdefault(write.part.name, "a use of what it was copied to")
+            write.fill(self._box(write.source.stored, write.source.ranges))
+            del self._pending[number]
+            if elsewhere:
+                write.copies = elsewhere
+                self._pending[number] = write
+        return True
 
     # Reading
 
@@ -305,20 +343,22 @@ class Recorder(TorchFunctionMode):
         """Reads everything that was recorded, and returns when it is where it belongs."""
         self._read(self._taken())
 
-    def _taken(self) -> list[_Write]:
-        pending, self._pending = self._pending, []
+    def _taken(self) -> list[Write]:
+        pending = list(self._pending.values())
+        self._pending.clear()
         self._places.clear()
         self._written.clear()
+        self._computed.clear()
         self.statistics.plans += bool(pending)
         return pending
 
     def _read(
         self,
-        writes: Sequence[_Write],
+        writes: Sequence[Write],
         told: Progress | None = None,
         begun: Callable[[Load], object] | None = None,
     ) -> None:
-        loads: dict[tuple[int, str], list[_Write]] = {}
+        loads: dict[tuple[int, str], list[Write]] = {}
         for write in writes:
             loads.setdefault((id(write.checkpoint), write.device), []).append(write)
         for (_, device), of in loads.items():
@@ -362,12 +402,17 @@ class Recorder(TorchFunctionMode):
             self._pending.clear()
             self._places.clear()
             self._written.clear()
+            self._computed.clear()
             self._small.clear()
 
 
 def _device_of(lazy: LazyTensor) -> torch.device:
     with torch._C.DisableTorchFunctionSubclass():
         return lazy.device
+
+
+def _as_it_is(value: torch.Tensor) -> torch.Tensor:
+    return value
 
 
 def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
