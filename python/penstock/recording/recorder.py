@@ -11,7 +11,9 @@ be read into makes the recorder flush first. What is not recorded falls back to 
 
 from __future__ import annotations
 
+import functools
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
@@ -39,6 +41,8 @@ logger = logging.getLogger(__name__)
 _SMALL_BYTES = 256 << 10
 """A tensor of at most this size that is needed at once is read together with those of its kind that follow."""
 _TOGETHER_BYTES = 16 << 20
+_SMALL_TOGETHER_BYTES = 64 << 20
+"""When more than this was read of small tensors that were needed at once, they are let go."""
 _LARGE_AT_ONCE = 16
 """After this many larger tensors were needed at once, more than were recorded, the others come as ordinary ones."""
 
@@ -76,12 +80,14 @@ class Recorder(TorchFunctionMode):
         self._checkpoints: list[Checkpoint] = []
         self._pending: dict[int, Write] = {}
         self._places: dict[int, Places] = {}
-        self._written: dict[Place, int] = {}
-        """Which of those that are pending writes exactly there."""
+        self._written: dict[int, dict[Place, int]] = {}
+        """By the address of a memory, which of those that are pending writes exactly there."""
         self._computed: dict[tuple[int, str], int] = {}
         """Which of those that are pending is of a computed value, by that and the device."""
         self._numbers = count()
         self._small: dict[tuple[int, str], torch.Tensor] = {}
+        self._small_bytes = 0
+        self._places_in_order: tuple[Checkpoint, dict[str, int]] | None = None
         self._order: tuple[Checkpoint, list[str], int] | None = None
         self._at_once: list[tuple[str, torch.Tensor, int]] = []
         self._large_at_once = 0
@@ -128,7 +134,6 @@ class Recorder(TorchFunctionMode):
             lazy = LazyTensor(self, Stored(checkpoint, name, info.shape), meta, (), self._device)
             lazy._is_own = True
             yield prefix + name, lazy
-            self._small.pop((id(checkpoint), name), None)
             self._check_at_once()
 
     def _ordinary(self, checkpoint: Checkpoint, names: list[str], prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -164,7 +169,7 @@ class Recorder(TorchFunctionMode):
         if memory.numel() == 0:
             return True
         place = (memory_of(memory), *place_of(memory))
-        before = self._written.get(place)
+        before = self._written.get(place[0], {}).get(place)
         if before is None:
             self._settle(memory)
         else:
@@ -172,7 +177,7 @@ class Recorder(TorchFunctionMode):
             self._forget(place, before)
         number = self._noted(place, memory, lazy)
         if place[0]:
-            self._written[place] = number
+            self._written.setdefault(place[0], {})[place] = number
             if before is None:
                 self._places.setdefault(place[0], Places()).add(memory)
         return True
@@ -247,31 +252,41 @@ class Recorder(TorchFunctionMode):
             box = tuple(slice(*item) for item in ranges)
             return self._load(checkpoint, [name], {name: box} if box else None)[name]
         if (id(checkpoint), name) not in self._small:
-            together, room = [name], _TOGETHER_BYTES
-            for other in self._after(checkpoint, name):
-                nbytes = checkpoint[other].nbytes
-                room -= nbytes
-                if room < 0:
-                    break
-                if nbytes <= _SMALL_BYTES and other != name and checkpoint[other].dtype != "F4":
-                    together.append(other)
-            for loaded, tensor in self._load(checkpoint, together).items():
+            if self._small_bytes > _SMALL_TOGETHER_BYTES:
+                self._small.clear()
+                self._small_bytes = 0
+            for loaded, tensor in self._load(checkpoint, [name, *self._like(checkpoint, name)]).items():
                 self._small[id(checkpoint), loaded] = tensor
+                self._small_bytes += checkpoint[loaded].nbytes
         whole = self._small[id(checkpoint), name]
         return whole[tuple(slice(*item) for item in ranges)].clone(memory_format=torch.contiguous_format)
 
-    def _after(self, checkpoint: Checkpoint, name: str) -> Iterator[str]:
-        """The tensors that are handed out after this one, if it is the latest."""
-        if self._order is not None and self._is_latest(checkpoint, name):
-            yield from islice(self._order[1], self._order[2] + 1, None)
+    def _like(self, checkpoint: Checkpoint, name: str) -> Iterator[str]:
+        """Small tensors after this one that will be needed too, it is supposed: near it, and those of its kind.
 
-    def _is_latest(self, checkpoint: Checkpoint, name: str) -> bool:
-        order = self._order
-        return order is not None and order[0] is checkpoint and order[1][order[2]] == name
+        Of a kind are those whose names differ in numbers, of layers and experts.
+        """
+        if self._order is None or self._order[0] is not checkpoint:
+            return
+        _, order, latest = self._order
+        at = latest if order[latest] == name else self._numbered(checkpoint, order).get(name, len(order))
+        near, room, kind = _TOGETHER_BYTES, _TOGETHER_BYTES, _kind(name)
+        for other in islice(order, at + 1, None):
+            nbytes = checkpoint[other].nbytes
+            near -= nbytes
+            if nbytes > _SMALL_BYTES or checkpoint[other].dtype == "F4" or not (near >= 0 or _kind(other) == kind):
+                continue
+            room -= nbytes
+            if room < 0:
+                return
+            if (id(checkpoint), other) not in self._small:
+                yield other
 
-    def _is_small_and_latest(self, stored: Stored) -> bool:
-        checkpoint, name = stored.checkpoint, stored.name
-        return checkpoint[name].nbytes <= _SMALL_BYTES and self._is_latest(checkpoint, name)
+    def _numbered(self, checkpoint: Checkpoint, order: list[str]) -> dict[str, int]:
+        """Where in the order that it is handed out in each tensor is."""
+        if self._places_in_order is None or self._places_in_order[0] is not checkpoint:
+            self._places_in_order = checkpoint, {name: place for place, name in enumerate(order)}
+        return self._places_in_order[1]
 
     def _load(self, checkpoint: Checkpoint, names: list[str], slices: Any = None) -> dict[str, torch.Tensor]:
         loaded = checkpoint.load(names, slices=slices, device=self._device, config=self._config)
@@ -313,28 +328,23 @@ class Recorder(TorchFunctionMode):
                 self.flush()
 
     def _filled(self, memory: int) -> bool:
-        """Makes now what is to be read to one memory, if that is a small tensor which has just been handed out.
+        """Makes now what is to be read to one memory, if all of it is of small tensors.
 
-        Code that works on a parameter of every layer once it is copied (``a.copy_(-a.exp())``) would make a plan for
-        every layer. False where there is more, which is to be flushed.
+        Code that works on a parameter of every layer once it is copied (``a.copy_(-a.exp())``), or looks at the scale
+        that another expert's tensor left there, would make a plan of each. False where there is more to be read.
         """
-        here = {place: number for place, number in self._written.items() if place[0] == memory}
-        writes = {number: self._pending[number] for number in here.values()}
-        if not all(self._is_small_and_latest(write.source.stored) for write in writes.values()):
+        numbers = self._written[memory]
+        writes = {number: self._pending[number] for number in numbers.values()}
+        if any(write.checkpoint[write.part.name].nbytes > _SMALL_BYTES for write in writes.values()):
             return False
-        for place in here:
-            del self._written[place]
-        del self._places[memory]
-        for number, write in writes.items():
-            elsewhere = {place: copy for place, copy in write.copies.items() if place not in here}
-            for place in elsewhere:
-                write.copies.pop(place)
+        for place in numbers:
+            write = writes[numbers[place]]
             self.statistics.materialised.setdefault(write.part.name, "a use of what it was copied to")
-            write.fill(self._box(write.source.stored, write.source.ranges))
-            del self._pending[number]
-            if elsewhere:
-                write.copies = elsewhere
-                self._pending[number] = write
+            packed = self._box(write.source.stored, write.source.ranges)
+            Write(write.source, write.device, {place: write.copies.pop(place)}, None).fill(packed)
+            if not write.copies:
+                del self._pending[numbers[place]]
+        del self._written[memory], self._places[memory]
         return True
 
     # Reading
@@ -409,6 +419,11 @@ class Recorder(TorchFunctionMode):
 def _device_of(lazy: LazyTensor) -> torch.device:
     with torch._C.DisableTorchFunctionSubclass():
         return lazy.device
+
+
+@functools.cache
+def _kind(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
 
 
 def _as_it_is(value: torch.Tensor) -> torch.Tensor:
