@@ -194,6 +194,8 @@ def test_what_is_worked_out_of_one_weight_is_worked_out_when_that_is_read(checkp
                 memory["repeated"].copy_((1 + weight[:2]).repeat_interleave(2, dim=0).to(torch.bfloat16))
             elif name == "b":
                 memory["heads"].copy_(weight.transpose(0, 1).reshape(6, 80))
+                memory["transposed"].copy_(torch.exp(weight.permute(2, 0, 1).clone() * 0.001)[3:5])
+                memory["local"].copy_(weight.transpose(1, 2)[[5, 6, 4]])
                 for row, rest in enumerate(weight):
                     memory["rows"][row].copy_(rest)
             elif name == "half":
@@ -202,7 +204,7 @@ def test_what_is_worked_out_of_one_weight_is_worked_out_when_that_is_read(checkp
 
     sizes = {
         "decay": (4, 36), "fused": (36, 12), "woven": (12, 36), "padded": (6, 36), "chosen": (4, 36), "heads": (6, 80),
-        "rows": (8, 6, 10),
+        "rows": (8, 6, 10), "transposed": (2, 8, 6), "local": (3, 10, 6),
     }  # fmt: skip
     memory = {name: torch.zeros(shape) for name, shape in sizes.items()}
     memory["repeated"] = torch.zeros(4, 36, dtype=torch.bfloat16)
@@ -210,6 +212,17 @@ def test_what_is_worked_out_of_one_weight_is_worked_out_when_that_is_read(checkp
     memory["none"] = torch.ones(2, 16)
     statistics = compare(checkpoint, memory, loads)
     assert (statistics.materialised, statistics.plans, statistics.ordinary) == ({}, 1, 0)
+
+
+def test_of_rows_that_are_chosen_by_number_no_others_are_read(tmp_path: Path) -> None:
+    experts = Raw("F32", (64, 32, 48), raw_bytes("F32", (64, 32, 48), 0))
+    checkpoint = penstock.open(write_raw(tmp_path / "x.safetensors", {"experts": experts}))
+    memory = torch.zeros(32, 48, 32)
+    with Recorder() as recorder:
+        for _, weight in recorder.weights(checkpoint):
+            memory.copy_(weight.transpose(1, 2)[torch.arange(32, 64)])
+    assert as_bytes(memory) == as_bytes(checkpoint.load()["experts"].transpose(1, 2)[32:])
+    assert (recorder.statistics.materialised, recorder.statistics.bytes) == ({}, checkpoint.nbytes // 2)
 
 
 def test_a_value_whose_parts_go_to_many_places_is_read_and_worked_out_once(tmp_path: Path) -> None:
@@ -251,14 +264,20 @@ def test_a_result_may_be_written_to_by_who_made_it_unless_there_are_views_of_it(
                 memory["norm"][0].copy_(weight)
                 weight.add_(1)
                 memory["norm"][1].copy_(weight)
+            elif name == "b":
+                for copy in (weight.clone(), weight.to(torch.float64)):
+                    copy.add_(1)
+                    memory["b"].copy_(weight)
+                    memory["b more"].copy_(copy)
             elif name == "experts":
                 # Of what only the first rank adds, the others make zeros.
                 weight.zero_()
                 memory["experts"].copy_(weight.narrow(1, 0, 6))
 
     sizes = {"before": (24, 36), "after": (24, 36), "norm": (2, 36), "experts": (4, 6, 8)}
+    sizes |= {"b": SHAPES["b"], "b more": SHAPES["b"]}
     statistics = compare(checkpoint, {name: torch.ones(size) for name, size in sizes.items()}, loads)
-    assert statistics.materialised == {"a": "mul_", "norm": "add_"}, "what is overwritten is not even read"
+    assert statistics.materialised == {"a": "mul_", "norm": "add_", "b": "add_"}, "what is overwritten is not read"
     with pytest.raises(NotRecordableError, match="writes to a weight"), Recorder() as recorder:  # noqa: PT012
         for name, weight in recorder.weights(checkpoint):
             if name == "a":
@@ -434,6 +453,8 @@ STEPS: list[Callable[[Any, random.Random], Any]] = [
     lambda t, r: torch.cat([t.narrow(0, s := r.randrange(t.shape[0]), t.shape[0] - s), t.narrow(0, 0, s)]),
     lambda t, r: torch.stack([t, t.flip(0)], dim=r.randrange(t.dim())),
     lambda t, r: t[torch.tensor([r.randrange(t.shape[0]) for _ in range(3)])],
+    lambda t, r: t[[r.randrange(t.shape[0]) for _ in range(2)]],
+    lambda t, _: t.clone() * 3,
     lambda t, _: t.to(torch.int16).to(torch.int32),
     lambda t, _: t.contiguous().view(torch.int16) if t.stride(-1) == 1 else t,
     lambda t, _: t.contiguous().to(torch.int32),

@@ -312,7 +312,7 @@ def test_weights_of_another_format_are_refused_with_what_to_use(tmp_path: Path) 
 
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickled")
     config = SimpleNamespace(model=str(tmp_path), model_weights="", revision=None, config_format="hf")
-    with pytest.raises(penstock.FormatError, match="no safetensors files, .* Use --load-format auto"):
+    with pytest.raises(penstock.FormatError, match=r"no safetensors files, .* Use --load-format auto"):
         list(PenstockModelLoader(LoadConfig(load_format="penstock")).weights(config, SimpleNamespace()))
 
 

@@ -76,7 +76,9 @@ def _packed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     lazy: LazyTensor = args[0]
     if lazy._real is not None:
         return func(lazy._real)
-    return lazy.derived() if lazy._meta.is_contiguous() else NotImplemented
+    if not lazy._meta.is_contiguous():
+        return NotImplemented
+    return lazy.derived() if func is torch.Tensor.contiguous else _own(lazy.derived(root=lazy._root))
 
 
 def _iterated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -113,16 +115,47 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
     of.clear()
     call = Computed(func, kept(held(args)), kept(held(kwargs)), tuple(of))
+    return _result(call, first)
+
+
+def _result(call: Computed, first: LazyTensor) -> Any:
+    """A lazy tensor for the result of a call; NotImplemented for one whose elements have gaps between them."""
     try:
         meta = call.of_values([_meta_of(lazy) for lazy in call.of])
     except Exception:  # noqa: BLE001 - its shape depends on its values, or torch refuses it: a real tensor tells which
         return NotImplemented
-    # What keeps another order of its elements would have to be kept in that.
-    if type(meta) is not torch.Tensor or not meta.is_meta or not is_contiguous(meta):
+    if type(meta) is not torch.Tensor or not meta.is_meta:
         return NotImplemented
-    result = first.derived(torch.empty(meta.shape, dtype=meta.dtype, device="meta"), root=call, casts=())
-    result._is_own = True
-    return result
+    # Of a transposed tensor's elements, most functions keep the order.
+    strides = meta.stride()
+    order = tuple(sorted(range(meta.dim()), key=lambda dimension: -strides[dimension]))
+    in_order = meta.permute(order)
+    if not is_contiguous(in_order):
+        return NotImplemented
+    is_turned = order != tuple(range(meta.dim()))
+    value = torch.empty(in_order.shape, dtype=meta.dtype, device="meta")
+    result = _own(first.derived(value, root=call._replace(order=order if is_turned else None), casts=()))
+    return result.permute([order.index(dimension) for dimension in range(meta.dim())]) if is_turned else result
+
+
+def _chosen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Rows by a list of numbers: of the experts that a rank has, no others are read."""
+    lazy, index = args
+    if not _first_is_lazy(args) or not isinstance(index, (list, torch.Tensor)) or lazy._real is not None:
+        return NotImplemented
+    numbers = index.tolist() if isinstance(index, torch.Tensor) and index.dtype == torch.int64 else index
+    if not isinstance(numbers, list) or not numbers or not all(type(number) is int for number in numbers):
+        return NotImplemented
+    first, last = min(numbers), max(numbers)
+    if not lazy.dim() or first < 0 or last >= lazy.shape[0]:
+        return NotImplemented
+    return _computed(func, (lazy.narrow(0, first, last - first + 1), [number - first for number in numbers]), kwargs)
+
+
+def _own(lazy: LazyTensor) -> LazyTensor:
+    """A copy, whose values nobody else sees change."""
+    lazy._is_own = True
+    return lazy
 
 
 def _meta_of(lazy: LazyTensor) -> torch.Tensor:
@@ -153,7 +186,7 @@ def _converted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if dtype is None or dtype == now:
         return lazy.derived(device=device)
     if lazy._meta.to(dtype).stride() == lazy._meta.stride():
-        return lazy.derived(casts=(*lazy._casts, dtype), device=device)
+        return _own(lazy.derived(root=lazy._root, casts=(*lazy._casts, dtype), device=device))
     # What had gaps between its elements has none when it is converted.
     packed = _computed(torch.Tensor.to, (lazy, dtype), {})
     return packed if packed is NotImplemented or device is None else packed.derived(device=device)
@@ -270,8 +303,8 @@ _COMPUTES = [
     torch.bitwise_left_shift, torch.bitwise_right_shift,
     # In another order.
     torch.cat, torch.concat, torch.concatenate, torch.stack, torch.hstack, torch.vstack, torch.flip, torch.roll,
-    torch.repeat_interleave, torch.index_select, torch.tile, torch.nn.functional.pad,
-    _T.contiguous, _T.reshape, _T.flatten, torch.reshape, torch.flatten, _T.view, _T.__getitem__, _T.repeat, _T.tile,
+    torch.repeat_interleave, torch.index_select, torch.tile, torch.nn.functional.pad, torch.reshape, torch.flatten,
+    torch.clone, _T.contiguous, _T.clone, _T.reshape, _T.flatten, _T.view, _T.__getitem__, _T.repeat, _T.tile,
     _T.repeat_interleave, _T.flip, _T.roll, _T.index_select,
 ]  # fmt: skip
 _FIRST: dict[Any, Handler] = {
@@ -286,7 +319,7 @@ _FIRST: dict[Any, Handler] = {
     _T.__setitem__: _assigned,
     **dict.fromkeys([_T.zero_, _T.fill_], _overwritten),
 }
-for _handlers in (_FIRST, dict.fromkeys(_COMPUTES, _computed)):
+for _handlers in (_FIRST, {_T.__getitem__: _chosen}, dict.fromkeys(_COMPUTES, _computed)):
     for _func, _handler in _handlers.items():
         HANDLERS.setdefault(_func, []).append(_handler)
 

@@ -35,12 +35,14 @@ class Hole(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """What a function of torch makes of lazy tensors that are all of one stored tensor: contiguous, and its own."""
+    """What a function of torch makes of lazy tensors that are all of one stored tensor: without gaps, and its own."""
 
     func: Callable[..., Any]
     args: Any
     kwargs: dict[str, Any]
     of: tuple[LazyTensor, ...]
+    order: tuple[int, ...] | None = None
+    """The dimensions of the result in the order of its elements, where that is another."""
 
     def of_values(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
         """The result for these tensors in the holes."""
@@ -130,7 +132,8 @@ def computed(root: Computed) -> Source:
     def compute(packed: torch.Tensor) -> torch.Tensor:
         packed = packed.view([end - first for first, end in box])
         values = [source.make(part(packed, source.ranges)) for source in sources]
-        return root.of_values(values).contiguous()
+        value = root.of_values(values)
+        return (value if root.order is None else value.permute(root.order)).contiguous()
 
     return Source(sources[0].stored, box, compute, is_plain=False)
 
