@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -96,22 +97,34 @@ def test_what_cannot_be_read_in_place_is_converted_from_its_part_alone(checkpoin
     assert statistics.bytes < 4 * (24 * 10 + 24 * 6 + 6 * 36 + 2 * 36 + 1) + 8 * 16 + 1
 
 
-def test_reading_what_is_still_to_be_read_flushes_first(checkpoint: penstock.Checkpoint) -> None:
+@pytest.mark.parametrize(("small", "plans"), [(8, 2), (1 << 18, 0)], ids=["large", "small"])
+def test_reading_what_is_still_to_be_read_makes_it_be_read_first(
+    checkpoint: penstock.Checkpoint, monkeypatch: pytest.MonkeyPatch, small: int, plans: int
+) -> None:
+    monkeypatch.setattr("penstock.recording.recorder._SMALL_BYTES", small)
+
     def loads(memory: dict[str, Any], weights: Iterator[tuple[str, Any]]) -> None:
         for name, weight in weights:
             if name == "a":
                 memory["w"].copy_(weight)
+            elif name == "b":
                 memory["w"].copy_(torch.exp(-memory["w"].clamp(-3, 3)))
             elif name == "norm":
                 memory["norm"][:36].copy_(weight)
                 memory["norm"][36:].fill_(7)
+            elif name == "scalar":
                 memory["array"].copy_(torch.from_numpy(memory["norm"].numpy() * 2))
 
     memory = {"w": torch.zeros(24, 36), "norm": torch.zeros(40), "array": torch.zeros(40)}
-    assert compare(checkpoint, memory, loads).plans == 2
+    assert compare(checkpoint, memory, loads).plans == plans
 
 
-def test_the_last_of_two_copies_to_one_place_wins(checkpoint: penstock.Checkpoint) -> None:
+@pytest.mark.parametrize(("small", "plans"), [(8, 3), (1 << 18, 1)], ids=["large", "small"])
+def test_the_last_of_two_copies_to_one_place_wins(
+    checkpoint: penstock.Checkpoint, monkeypatch: pytest.MonkeyPatch, small: int, plans: int
+) -> None:
+    monkeypatch.setattr("penstock.recording.recorder._SMALL_BYTES", small)
+
     def loads(memory: dict[str, Any], weights: Iterator[tuple[str, Any]]) -> None:
         for name, weight in weights:
             if name == "a":
@@ -119,7 +132,7 @@ def test_the_last_of_two_copies_to_one_place_wins(checkpoint: penstock.Checkpoin
                 memory["w"][2:4].copy_(weight[10:12])
                 memory["w"].view(-1)[60:96].copy_(weight[20])
 
-    assert compare(checkpoint, {"w": torch.zeros(24, 36)}, loads).plans == 3
+    assert compare(checkpoint, {"w": torch.zeros(24, 36)}, loads).plans == plans
 
 
 def test_what_is_written_again_in_the_same_place_is_not_read_for_the_first(checkpoint: penstock.Checkpoint) -> None:
@@ -157,7 +170,7 @@ def test_what_is_not_understood_is_done_with_real_tensors_and_named(checkpoint: 
             if name == "norm":
                 memory["sum"].copy_(torch.cat([weight, kept["a"][0]]))
                 memory["sum"][0] = weight.max().item()
-                memory["sum"][1:3] = weight[torch.tensor([4, 5])]
+                memory["sum"][1:3] = weight[weight > 0][:2]
                 if weight.abs().sum() > 0:
                     memory["flag"].fill_(1)
 
@@ -165,11 +178,141 @@ def test_what_is_not_understood_is_done_with_real_tensors_and_named(checkpoint: 
     assert statistics.materialised == {"norm": "cat", "a": "cat"}
 
 
-def test_code_that_writes_to_a_weight_is_refused(checkpoint: penstock.Checkpoint) -> None:
+def test_what_is_worked_out_of_one_weight_is_worked_out_when_that_is_read(checkpoint: penstock.Checkpoint) -> None:
+    order, padding = torch.tensor([3, 1, 1, 0]), torch.zeros(2, 36)
+
+    def loads(memory: dict[str, Any], weights: Iterator[tuple[str, Any]]) -> None:
+        for name, weight in weights:
+            if name == "a":
+                memory["decay"].copy_(-torch.exp(weight.float() * 0.01)[4:8])
+                memory["fused"].copy_(torch.cat([weight[12:], weight[:12]], dim=0)[6:18].t())
+                memory["woven"].copy_(torch.stack([weight[0::2], weight[1::2]], dim=1).reshape(24, 36)[::2])
+                memory["padded"].copy_(torch.cat([weight[20:], padding]))
+                padding.fill_(5)  # after it was used
+                padding.zero_()
+                memory["chosen"].copy_(weight[order])
+                memory["repeated"].copy_((1 + weight[:2]).repeat_interleave(2, dim=0).to(torch.bfloat16))
+            elif name == "b":
+                memory["heads"].copy_(weight.transpose(0, 1).reshape(6, 80))
+                memory["transposed"].copy_(torch.exp(weight.permute(2, 0, 1).clone() * 0.001)[3:5])
+                memory["local"].copy_(weight.transpose(1, 2)[[5, 6, 4]])
+                for row, rest in enumerate(weight):
+                    memory["rows"][row].copy_(rest)
+            elif name == "half":
+                memory["bits"].copy_(weight.to(torch.float8_e4m3fn).view(torch.uint8) & 15)
+                memory["none"].copy_(torch.zeros_like(weight[:2]).to(torch.float32))
+
+    sizes = {
+        "decay": (4, 36), "fused": (36, 12), "woven": (12, 36), "padded": (6, 36), "chosen": (4, 36), "heads": (6, 80),
+        "rows": (8, 6, 10), "transposed": (2, 8, 6), "local": (3, 10, 6),
+    }  # fmt: skip
+    memory = {name: torch.zeros(shape) for name, shape in sizes.items()}
+    memory["repeated"] = torch.zeros(4, 36, dtype=torch.bfloat16)
+    memory["bits"] = torch.zeros(16, 16, dtype=torch.uint8)
+    memory["none"] = torch.ones(2, 16)
+    statistics = compare(checkpoint, memory, loads)
+    assert (statistics.materialised, statistics.plans, statistics.ordinary) == ({}, 1, 0)
+
+
+def test_of_rows_that_are_chosen_by_number_no_others_are_read(tmp_path: Path) -> None:
+    experts = Raw("F32", (64, 32, 48), raw_bytes("F32", (64, 32, 48), 0))
+    checkpoint = penstock.open(write_raw(tmp_path / "x.safetensors", {"experts": experts}))
+    memory = torch.zeros(32, 48, 32)
+    with Recorder() as recorder:
+        for _, weight in recorder.weights(checkpoint):
+            memory.copy_(weight.transpose(1, 2)[torch.arange(32, 64)])
+    assert as_bytes(memory) == as_bytes(checkpoint.load()["experts"].transpose(1, 2)[32:])
+    assert (recorder.statistics.materialised, recorder.statistics.bytes) == ({}, checkpoint.nbytes // 2)
+
+
+def test_a_value_whose_parts_go_to_many_places_is_read_and_worked_out_once(tmp_path: Path) -> None:
+    experts = Raw("F32", (64, 32, 48), raw_bytes("F32", (64, 32, 48), 0))
+    checkpoint = penstock.open(write_raw(tmp_path / "x.safetensors", {"experts": experts}))
+    made = []
+
+    class Counting(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            turns = func is torch.Tensor.contiguous and args[0].stride() == (32 * 48, 1, 48)
+            made.extend([func] if turns else [])
+            return func(*args, **(kwargs or {}))
+
+    memory = torch.zeros(64, 24, 32)
+    with Recorder() as recorder:
+        for _, weight in recorder.weights(checkpoint):
+            turned = weight.transpose(1, 2).contiguous()
+            for expert in (*range(64), 0):  # the first once more
+                memory[expert].copy_(turned[expert, 24:])
+        with Counting():
+            recorder.flush()
+    assert as_bytes(memory) == as_bytes(checkpoint.load()["experts"].transpose(1, 2)[:, 24:])
+    assert (len(made), recorder.statistics.converted, recorder.statistics.plans) == (1, 64, 1)
+    assert recorder.statistics.bytes == checkpoint.nbytes
+
+
+def test_a_result_may_be_written_to_by_who_made_it_unless_there_are_views_of_it(
+    checkpoint: penstock.Checkpoint,
+) -> None:
+    def loads(memory: dict[str, Any], weights: Iterator[tuple[str, Any]]) -> None:
+        for name, weight in weights:
+            if name == "a":
+                more = weight + 1
+                memory["before"].copy_(more)
+                more.mul_(2)
+                more[3] = 7
+                memory["after"].copy_(more)
+            elif name == "norm":
+                memory["norm"][0].copy_(weight)
+                weight.add_(1)
+                memory["norm"][1].copy_(weight)
+            elif name == "b":
+                for copy in (weight.clone(), weight.to(torch.float64)):
+                    copy.add_(1)
+                    memory["b"].copy_(weight)
+                    memory["b more"].copy_(copy)
+            elif name == "experts":
+                # Of what only the first rank adds, the others make zeros.
+                weight.zero_()
+                memory["experts"].copy_(weight.narrow(1, 0, 6))
+
+    sizes = {"before": (24, 36), "after": (24, 36), "norm": (2, 36), "experts": (4, 6, 8)}
+    sizes |= {"b": SHAPES["b"], "b more": SHAPES["b"]}
+    statistics = compare(checkpoint, {name: torch.ones(size) for name, size in sizes.items()}, loads)
+    assert statistics.materialised == {"a": "mul_", "norm": "add_", "b": "add_"}, "what is overwritten is not read"
+    with pytest.raises(NotRecordableError, match="writes to a weight"), Recorder() as recorder:  # noqa: PT012
+        for name, weight in recorder.weights(checkpoint):
+            if name == "a":
+                more = weight + 1
+                row = more[2]
+                more.mul_(2)
+                torch.zeros(36).copy_(row)
+
+
+@pytest.mark.parametrize("size", [64, 1000], ids=["small", "large"])
+def test_code_that_works_on_a_parameter_once_it_is_copied_makes_no_plan_for_each_that_is_small(
+    tmp_path: Path, size: int
+) -> None:
+    tensors = {f"{i:02}": Raw("F32", (size, size), raw_bytes("F32", (size, size), i)) for i in range(8)}
+    checkpoint = penstock.open(write_raw(tmp_path / "x.safetensors", tensors))
+    parameters = {f"{i:02}": torch.zeros(size, size) for i in range(8)}
+
+    def loads(memory: dict[str, Any], weights: Iterator[tuple[str, Any]]) -> None:
+        for name, weight in weights:
+            memory[name].copy_(weight)
+            memory[name].copy_(memory[name].abs())
+
+    statistics = compare(checkpoint, parameters, loads)
+    if size == 64:
+        assert (statistics.plans, len(statistics.materialised), len(statistics.loads)) == (0, 8, 1)
+    else:
+        assert (statistics.plans, statistics.materialised) == (8, {})
+
+
+def test_code_that_writes_to_a_weight_of_which_there_are_views_is_refused(checkpoint: penstock.Checkpoint) -> None:
     def aliases(weight: Any) -> None:
         alias = torch.as_strided(weight, (3,), (1,))
         alias.zero_()
 
+    views: list[Any] = []
     for write in (lambda w: w.mul_(2), lambda w: w.__setitem__(0, 1.0), lambda w: torch.exp(w, out=w), aliases):
         memory = torch.full((36,), 5.0)
 
@@ -178,6 +321,7 @@ def test_code_that_writes_to_a_weight_is_refused(checkpoint: penstock.Checkpoint
                 for name, weight in recorder.weights(checkpoint):
                     if name == "norm":
                         memory.copy_(weight)
+                        views.append(weight[:4])
                         write(weight)
 
         with pytest.raises(NotRecordableError, match="write"):
@@ -219,7 +363,7 @@ def test_a_model_that_needs_every_tensor_at_once_gets_ordinary_ones(tmp_path: Pa
     memory = {name: torch.zeros(300, 300) for name in tensors}
     with Recorder() as recorder:
         for name, weight in recorder.weights(checkpoint):
-            memory[name].copy_(torch.cat([weight]))
+            memory[name].copy_(torch.atleast_2d(weight))
     assert {name: as_bytes(tensor) for name, tensor in memory.items()} == {n: r.data for n, r in tensors.items()}
     assert (len(recorder.statistics.materialised), recorder.statistics.ordinary) == (16, 14)
     assert "ordinary" in recorder.statistics.all_notes()[0]
@@ -232,6 +376,35 @@ def test_small_tensors_that_are_needed_at_once_are_read_together(tmp_path: Path)
         values = {name: weight.item() for name, weight in recorder.weights(checkpoint)}
     assert torch.tensor(list(values.values())).numpy().tobytes() == b"".join(tensors[n].data for n in values)
     assert len(recorder.statistics.loads) == 1
+
+
+def test_scales_that_are_compared_with_those_of_other_tensors_are_read_together_and_make_no_plans(
+    tmp_path: Path,
+) -> None:
+    """Experts in FP8: what is left of one tensor is looked at when the next arrives, large ones in between."""
+    tensors: dict[str, Raw] = {}
+    for expert in range(12):
+        for part in ("w1", "w2", "w3"):
+            scale = Raw("F32", (), raw_bytes("F32", (), 5))
+            weight = Raw("F32", (640, 1000), raw_bytes("F32", (640, 1000), expert))
+            tensors |= {f"experts.{expert:02}.{part}.scale": scale, f"experts.{expert:02}.{part}.weight": weight}
+    checkpoint = penstock.open(write_raw(tmp_path / "x.safetensors", tensors))
+
+    def loads(memory: dict[str, Any], weights: Iterator[tuple[str, Any]]) -> None:
+        for name, weight in weights:
+            _, number, part, what = name.split(".")
+            if what == "weight":
+                memory["weights"][int(number)].copy_(weight)
+            elif part != "w2":
+                scale = memory["scales"][int(number)]
+                if part == "w3" and (scale - weight).abs() > 1e-5:
+                    raise ValueError("scales differ")
+                scale.copy_(weight)
+
+    memory = {"weights": torch.zeros(12, 640, 1000), "scales": torch.ones(12)}
+    statistics = compare(checkpoint, memory, loads)
+    assert statistics.plans == 1
+    assert len(statistics.loads) <= 4, "each kind once, and the plan"
 
 
 def test_a_lazy_tensor_outlives_its_recorder(checkpoint: penstock.Checkpoint) -> None:
@@ -270,6 +443,47 @@ def test_what_is_read_for_a_view_makes_the_view(shape: list[int], seed: int, ste
     box = stored[tuple(slice(*item) for item in found.ranges)].clone(memory_format=torch.contiguous_format)
     made = torch.as_strided(box, found.view.sizes, found.view.strides, found.view.offset)
     assert torch.equal(made, view)
+
+
+STEPS: list[Callable[[Any, random.Random], Any]] = [
+    *VIEWS,
+    lambda t, _: -t + 3,
+    lambda t, r: t.contiguous().roll(r.randrange(5), dims=0),
+    lambda t, _: t.reshape(-1),
+    lambda t, r: torch.cat([t.narrow(0, s := r.randrange(t.shape[0]), t.shape[0] - s), t.narrow(0, 0, s)]),
+    lambda t, r: torch.stack([t, t.flip(0)], dim=r.randrange(t.dim())),
+    lambda t, r: t[torch.tensor([r.randrange(t.shape[0]) for _ in range(3)])],
+    lambda t, r: t[[r.randrange(t.shape[0]) for _ in range(2)]],
+    lambda t, _: t.clone() * 3,
+    lambda t, _: t.to(torch.int16).to(torch.int32),
+    lambda t, _: t.contiguous().view(torch.int16) if t.stride(-1) == 1 else t,
+    lambda t, _: t.contiguous().to(torch.int32),
+]
+
+
+@settings(max_examples=200, deadline=None)
+@given(shape=st.lists(st.integers(1, 5), min_size=1, max_size=3), seed=st.integers(0, 2**32), steps=st.integers(0, 7))
+def test_whatever_is_worked_out_of_a_weight_is_what_torch_makes_of_it(shape: list[int], seed: int, steps: int) -> None:
+    raw = Raw("I32", tuple(shape), raw_bytes("I32", tuple(shape), seed % 100))
+    with tempfile.TemporaryDirectory() as home:
+        checkpoint = penstock.open(write_raw(Path(home) / "x.safetensors", {"w": raw}))
+        made = []
+        for lazily in (False, True):
+            chance = random.Random(seed)
+            with Recorder() as recorder:
+                value = dict(recorder.weights(checkpoint))["w"] if lazily else checkpoint.load()["w"]
+                for _ in range(steps):
+                    step = chance.choice(STEPS)
+                    if value.numel() and value.dim():
+                        value = step(value, chance)
+                places = [torch.zeros(value.shape, dtype=value.dtype)]
+                places[0].copy_(value)
+                if value.dim():
+                    places += [torch.zeros(row.shape, dtype=row.dtype) for row in value]
+                    for place, row in zip(places[1:], value, strict=True):
+                        place.copy_(row)
+            made.append(places)
+        assert all(torch.equal(one, other) for one, other in zip(*made, strict=True))
 
 
 @settings(max_examples=400, deadline=None)

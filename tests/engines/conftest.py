@@ -39,6 +39,8 @@ _TINY = {
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
+STATES = {"state_size": 16, "num_attention_heads": None, "num_key_value_heads": None}
+
 
 def save(kind: str, directory: Path, dtype: str, shards: str = "400KB", seed: int = 0, **other: Any) -> Path:
     """A model of random weights, as transformers saves it, in several shards."""
@@ -46,7 +48,9 @@ def save(kind: str, directory: Path, dtype: str, shards: str = "400KB", seed: in
     import transformers
 
     torch.manual_seed(seed)
-    config = getattr(transformers, f"{kind}Config")(**{**_TINY, **other})
+    # What a kind has no notion of is None.
+    described = {key: value for key, value in {**_TINY, **other}.items() if value is not None}
+    config = getattr(transformers, f"{kind}Config")(**described)
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
     model.to(getattr(torch, dtype)).save_pretrained(directory, max_shard_size=shards)
     return directory
@@ -135,6 +139,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             "Mixtral", home / "columns of experts", "float32", "40MB", hidden_size=512, intermediate_size=1024,
             num_attention_heads=8, num_key_value_heads=4, **EXPERTS,
         ),
+        # Whose loading code does more with weights than to cut them.
+        "Mamba": save("Mamba", home / "mamba", "bfloat16", **STATES),
+        "Mamba2": save("Mamba2", home / "mamba2", "bfloat16", num_heads=8, head_dim=32, n_groups=1, **STATES),
+        "GptOss": save("GptOss", home / "gpt-oss", "bfloat16", head_dim=32, **EXPERTS),
         # Of a kind whose attention can be whole on every rank.
         "attention": save(
             "Qwen3", home / "attention", "float32", hidden_size=256, num_attention_heads=8, num_key_value_heads=4,

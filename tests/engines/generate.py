@@ -84,7 +84,7 @@ class Looks:
                     parameter.zero_()
             if "writes to its weights" in how or f"rank {worker.rank} writes to its weights" in how:
                 loads = model.load_weights
-                model.load_weights = lambda weights: loads((name, weight.mul_(1)) for name, weight in weights)
+                model.load_weights = lambda weights: loads((name, weight.detach().mul_(1)) for name, weight in weights)
             loader.load_weights(model, config.model_config)
         sums = {
             name: hashlib.sha256(

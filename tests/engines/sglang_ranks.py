@@ -91,7 +91,7 @@ def in_silent_threads(loads: Any, model: Any, weights: Any) -> None:
 
 def writing(loads: Any, model: Any, weights: Any) -> None:
     """Weights are changed in place before they are copied."""
-    loads(model, ((name, weight.mul_(1)) for name, weight in weights))
+    loads(model, ((name, weight.detach().mul_(1)) for name, weight in weights))
 
 
 def failing(loads: Any, model: Any, weights: Any) -> None:

@@ -98,6 +98,7 @@ PLAIN = ["loaded", "penstock", None, {"record": False}]
 SHARED = ["loaded", "penstock", None, {"share": True}]
 WRITES = ["loaded", "penstock", None, {}, "writes to its weights"]
 QUANTISED = ["awq", "gptq", "fp8"]
+WORKED_OUT = ["Mamba", "Mamba2", "GptOss"]
 
 
 def pair(model: Path | None = None, **other: Any) -> list[list[Any]]:
@@ -120,7 +121,9 @@ def shared(vllm: Run, models: dict[str, Path]) -> dict[str, dict[str, Any]]:
         "dense": [*pair(), PLAIN, WRITES, *pair(models["wide"], dtype="float32"), *more],
     }
     if not OLDEST:
-        calls["experts"] = [*pair(), SHARED]
+        # Of an engine that has a group for experts.
+        more = [call for kind in WORKED_OUT for call in pair(models[kind], dtype="bfloat16")]
+        calls["experts"] = [*pair(), SHARED, *more]
     settings = (
         {"model": str(models[model]), "load_format": "penstock", "tensor_parallel_size": 2, "calls": wanted}
         for model, wanted in calls.items()
@@ -145,6 +148,20 @@ def test_quantised_weights_are_those_of_the_stock_loader(shared: Any, models: di
         figures = rank["figures"]
         assert (figures["plans"], figures["ordinary"]) == (1, 0), "recorded, and read as one plan"
         assert figures["bytes"] < 0.75 * figures["available_bytes"], "group scales of some are on each rank"
+
+
+@not_the_oldest
+@pytest.mark.parametrize("kind", WORKED_OUT)
+def test_weights_that_are_worked_out_are_those_of_the_stock_loader(
+    shared: Any, models: dict[str, Path], kind: str
+) -> None:
+    stock, ours = both(shared["experts"], pair(models[kind], dtype="bfloat16"))
+    for rank, other in zip(ours, stock, strict=True):
+        assert rank["sums"] == other["sums"]
+        figures = rank["figures"]
+        assert (figures["plans"], figures["ordinary"], figures["notes"]) == (1, 0, [])
+        # Mamba2's decays are made of what was copied to the parameter, one small tensor of each layer.
+        assert len(figures["materialised"]) == (2 if kind == "Mamba2" else 0)
 
 
 def test_each_rank_of_two_reads_its_share(shared: Any, models: dict[str, Path]) -> None:
@@ -308,6 +325,17 @@ def test_a_draft_model_is_loaded_by_the_ranks_that_have_it_without_a_word_to_oth
         # The latest load is the draft's, which is no matter of all ranks.
         assert figures["available_bytes"] == penstock.open(models["draft"]).nbytes
         assert (figures["shared"], figures["notes"], figures["plans"]) == (0, [], 1)
+
+
+def test_weights_of_another_format_are_refused_with_what_to_use(tmp_path: Path) -> None:
+    from vllm.config import LoadConfig
+
+    from penstock.engines.vllm.loader import PenstockModelLoader
+
+    (tmp_path / "pytorch_model.bin").write_bytes(b"pickled")
+    config = SimpleNamespace(model=str(tmp_path), model_weights="", revision=None, config_format="hf")
+    with pytest.raises(penstock.FormatError, match=r"no safetensors files, .* Use --load-format auto"):
+        list(PenstockModelLoader(LoadConfig(load_format="penstock")).weights(config, SimpleNamespace()))
 
 
 def test_unknown_settings_are_refused_with_the_known_ones(vllm: Run, models: dict[str, Path]) -> None:

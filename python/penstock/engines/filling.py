@@ -83,7 +83,7 @@ def fill(
 
 def no_safetensors(location: str) -> FormatError:
     """What to raise for a model whose files are of another format."""
-    cause = "its weights are no safetensors files"
+    cause = "there are no safetensors files"
     return FormatError(
         f"{location}: {cause}, which is all that --load-format penstock reads. Use --load-format auto",
         object=location,

@@ -75,7 +75,11 @@ def reading(shape: Sequence[int], view: View) -> Reading:
     if any(first + more >= size for first, more, size in zip(start, extent, shape, strict=True)):
         return _rows(shape, strides, view)
     packed = packed_strides([more + 1 for more in extent])
-    moved = tuple(0 if step is None else step[1] * packed[step[0]] for step in steps)
+    # The stride of a single element is no matter, but that torch wants 1 to view it as another dtype.
+    moved = tuple(
+        int(size == 1) if step is None else step[1] * packed[step[0]]
+        for size, step in zip(view.sizes, steps, strict=True)
+    )
     ranges = [(first, first + more + 1) for first, more in zip(start, extent, strict=True)]
     return Reading(ranges, View(view.sizes, moved, 0))
 

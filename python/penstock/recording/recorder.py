@@ -11,11 +11,13 @@ be read into makes the recorder flush first. What is not recorded falls back to 
 
 from __future__ import annotations
 
+import functools
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
-from typing import Any, NamedTuple
+from itertools import count, islice
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -24,35 +26,25 @@ from penstock._native import Config
 from penstock.checkpoint import Checkpoint
 from penstock.frameworks.torch import DTYPES, Torch
 from penstock.loading import Load
-from penstock.parts import Part, load_parts
+from penstock.parts import load_parts
 from penstock.progress import Progress, ProgressOption, teller
-from penstock.recording.geometry import View
-from penstock.recording.lazy import HARMLESS, LazyTensor, NotRecordableError, Stored, name_of
+from penstock.recording.calls import HARMLESS
+from penstock.recording.lazy import LazyTensor, NotRecordableError, name_of
 from penstock.recording.places import Places, memory_of, place_of
 from penstock.recording.sharing import Sharing
+from penstock.recording.sources import Computed, Stored, computed
 from penstock.recording.statistics import Statistics
+from penstock.recording.writes import Copy, Place, Write
 
 logger = logging.getLogger(__name__)
 
 _SMALL_BYTES = 256 << 10
 """A tensor of at most this size that is needed at once is read together with those of its kind that follow."""
 _TOGETHER_BYTES = 16 << 20
+_SMALL_TOGETHER_BYTES = 64 << 20
+"""When more than this was read of small tensors that were needed at once, they are let go."""
 _LARGE_AT_ONCE = 16
 """After this many larger tensors were needed at once, more than were recorded, the others come as ordinary ones."""
-
-
-class _Write(NamedTuple):
-    """A copy that is still to be made."""
-
-    checkpoint: Checkpoint
-    part: Part
-    device: str
-    memory: torch.Tensor
-    """The destination, held until then."""
-
-    @property
-    def nbytes(self) -> int:
-        return self.memory.numel() * self.memory.element_size()
 
 
 class Recorder(TorchFunctionMode):
@@ -86,11 +78,16 @@ class Recorder(TorchFunctionMode):
         self._config = config
         self._sharing = sharing
         self._checkpoints: list[Checkpoint] = []
-        self._pending: list[_Write] = []
+        self._pending: dict[int, Write] = {}
         self._places: dict[int, Places] = {}
-        self._written: dict[tuple[int, int, int, View], int] = {}
-        """Which of those that are pending writes exactly there."""
+        self._written: dict[int, dict[Place, int]] = {}
+        """By the address of a memory, which of those that are pending writes exactly there."""
+        self._computed: dict[tuple[int, str], int] = {}
+        """Which of those that are pending is of a computed value, by that and the device."""
+        self._numbers = count()
         self._small: dict[tuple[int, str], torch.Tensor] = {}
+        self._small_bytes = 0
+        self._places_in_order: tuple[Checkpoint, dict[str, int]] | None = None
         self._order: tuple[Checkpoint, list[str], int] | None = None
         self._at_once: list[tuple[str, torch.Tensor, int]] = []
         self._large_at_once = 0
@@ -134,8 +131,9 @@ class Recorder(TorchFunctionMode):
                 continue
             meta = torch.empty(info.shape, dtype=dtype, device="meta")
             self._order = (checkpoint, order, index)
-            yield prefix + name, LazyTensor(self, Stored(checkpoint, name, info.shape), meta, (), self._device)
-            self._small.pop((id(checkpoint), name), None)
+            lazy = LazyTensor(self, Stored(checkpoint, name, info.shape), meta, (), self._device)
+            lazy._is_own = True
+            yield prefix + name, lazy
             self._check_at_once()
 
     def _ordinary(self, checkpoint: Checkpoint, names: list[str], prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -158,7 +156,7 @@ class Recorder(TorchFunctionMode):
 
     def record(self, memory: torch.Tensor, lazy: LazyTensor) -> bool:
         """Notes that ``memory`` gets the value of ``lazy``. False where it has to be done at once."""
-        self._check_thread("copy_")
+        self.check_thread("copy_")
         with torch._C.DisableTorchFunctionSubclass():
             memory = memory.detach()
         shape = lazy._meta.shape
@@ -171,36 +169,47 @@ class Recorder(TorchFunctionMode):
         if memory.numel() == 0:
             return True
         place = (memory_of(memory), *place_of(memory))
-        before = self._written.get(place)
+        before = self._written.get(place[0], {}).get(place)
         if before is None:
             self._settle(memory)
-        source = lazy.source()
-        dtype = lazy._casts[-1] if lazy._casts else lazy._meta.dtype
-        stored = source.stored
-        if source.is_plain and memory.shape == shape and memory.dtype == dtype and memory.is_contiguous():
-            # Bytes are bytes: what was reinterpreted as another dtype goes there as it is.
-            part = Part(stored.name, source.ranges, into=memory)
         else:
-
-            def take(packed: torch.Tensor) -> None:
-                with torch.no_grad():
-                    memory.copy_(source.make(packed))
-
-            part = Part(stored.name, source.ranges, take=take)
-        write = _Write(stored.checkpoint, part, Torch().device(memory.device), memory)
-        self._count(write, 1)
-        if before is not None:
             # All of it is written again (one parameter for what three layers have each): the first need not be read.
-            self._count(self._pending[before], -1)
-            self._pending[before] = write
-            return True
+            self._forget(place, before)
+        number = self._noted(place, memory, lazy)
         if place[0]:
-            self._written[place] = len(self._pending)
-        self._pending.append(write)
-        self._places.setdefault(place[0], Places()).add(memory)
+            self._written.setdefault(place[0], {})[place] = number
+            if before is None:
+                self._places.setdefault(place[0], Places()).add(memory)
         return True
 
-    def _count(self, write: _Write, by: int) -> None:
+    def _noted(self, place: Place, memory: torch.Tensor, lazy: LazyTensor) -> int:
+        root, device, number = lazy._root, Torch().device(memory.device), next(self._numbers)
+        # Memory without an address is told from other such memory by the number.
+        key = place if place[0] else (0, number, 0, place[3])
+        if isinstance(root, Computed):
+            # Worked out once, however many places its parts go to.
+            number = self._computed.setdefault((id(root), device), number)
+            if number not in self._pending:
+                self._pending[number] = Write(computed(root), device, {}, None)
+            self._pending[number].copies[key] = Copy(memory, lazy.of_computed)
+            self.statistics.converted += 1
+            return number
+        source = lazy.source()
+        plain = source.is_plain and memory.shape == lazy._meta.shape and memory.is_contiguous()
+        # Bytes are bytes: what was reinterpreted as another dtype goes there as it is.
+        into = memory if plain and memory.dtype == lazy._meta.dtype else None
+        self._pending[number] = Write(source, device, {key: Copy(memory, _as_it_is)}, into)
+        self._count(self._pending[number], 1)
+        return number
+
+    def _forget(self, place: Place, number: int) -> None:
+        write = self._pending[number]
+        self._count(write, -1)
+        del write.copies[place]
+        if not write.copies:
+            del self._pending[number]
+
+    def _count(self, write: Write, by: int) -> None:
         if write.part.into is None:
             self.statistics.converted += by
         else:
@@ -208,7 +217,7 @@ class Recorder(TorchFunctionMode):
 
     def materialise(self, lazy: LazyTensor, func: Callable[..., Any]) -> torch.Tensor:
         """The real tensor in the place of a lazy one, which ``func`` needs."""
-        self._check_thread(name_of(func))
+        self.check_thread(name_of(func))
         if lazy._real is None:
             stored = lazy.stored()
             self.statistics.materialised.setdefault(stored.name, name_of(func))
@@ -216,11 +225,12 @@ class Recorder(TorchFunctionMode):
             # Tensors made under inference mode would not tell that they were written to.
             with torch.inference_mode(mode=False):
                 real = source.make(self._box(stored, source.ranges)).to(_device_of(lazy))
-            self._at_once.append((stored.name, real, real._version))
+            if not lazy._is_own:
+                self._at_once.append((stored.name, real, real._version))
             lazy._real = real
         return lazy._real
 
-    def _check_thread(self, what: str) -> None:
+    def check_thread(self, what: str) -> None:
         """Raises NotRecordableError in threads other than the one that records: what those do is not watched."""
         if self._active and threading.get_ident() != self._thread:
             # Kept, since whoever made the thread may not ask what became of it.
@@ -242,23 +252,41 @@ class Recorder(TorchFunctionMode):
             box = tuple(slice(*item) for item in ranges)
             return self._load(checkpoint, [name], {name: box} if box else None)[name]
         if (id(checkpoint), name) not in self._small:
-            together, room = [name], _TOGETHER_BYTES
-            for other in self._after(checkpoint, name):
-                nbytes = checkpoint[other].nbytes
-                room -= nbytes
-                if room < 0:
-                    break
-                if nbytes <= _SMALL_BYTES and other != name and checkpoint[other].dtype != "F4":
-                    together.append(other)
-            for loaded, tensor in self._load(checkpoint, together).items():
+            if self._small_bytes > _SMALL_TOGETHER_BYTES:
+                self._small.clear()
+                self._small_bytes = 0
+            for loaded, tensor in self._load(checkpoint, [name, *self._like(checkpoint, name)]).items():
                 self._small[id(checkpoint), loaded] = tensor
+                self._small_bytes += checkpoint[loaded].nbytes
         whole = self._small[id(checkpoint), name]
         return whole[tuple(slice(*item) for item in ranges)].clone(memory_format=torch.contiguous_format)
 
-    def _after(self, checkpoint: Checkpoint, name: str) -> Iterator[str]:
-        """The tensors that are handed out after this one, if it is the latest."""
-        if self._order is not None and self._order[0] is checkpoint and self._order[1][self._order[2]] == name:
-            yield from islice(self._order[1], self._order[2] + 1, None)
+    def _like(self, checkpoint: Checkpoint, name: str) -> Iterator[str]:
+        """Small tensors after this one that will be needed too, it is supposed: near it, and those of its kind.
+
+        Of a kind are those whose names differ in numbers, of layers and experts.
+        """
+        if self._order is None or self._order[0] is not checkpoint:
+            return
+        _, order, latest = self._order
+        at = latest if order[latest] == name else self._numbered(checkpoint, order).get(name, len(order))
+        near, room, kind = _TOGETHER_BYTES, _TOGETHER_BYTES, _kind(name)
+        for other in islice(order, at + 1, None):
+            nbytes = checkpoint[other].nbytes
+            near -= nbytes
+            if nbytes > _SMALL_BYTES or checkpoint[other].dtype == "F4" or not (near >= 0 or _kind(other) == kind):
+                continue
+            room -= nbytes
+            if room < 0:
+                return
+            if (id(checkpoint), other) not in self._small:
+                yield other
+
+    def _numbered(self, checkpoint: Checkpoint, order: list[str]) -> dict[str, int]:
+        """Where in the order that it is handed out in each tensor is."""
+        if self._places_in_order is None or self._places_in_order[0] is not checkpoint:
+            self._places_in_order = checkpoint, {name: place for place, name in enumerate(order)}
+        return self._places_in_order[1]
 
     def _load(self, checkpoint: Checkpoint, names: list[str], slices: Any = None) -> dict[str, torch.Tensor]:
         loaded = checkpoint.load(names, slices=slices, device=self._device, config=self._config)
@@ -296,8 +324,28 @@ class Recorder(TorchFunctionMode):
             memory = memory_of(tensor)
             places = self._places.get(memory)
             hidden = memory == 0 and tensor.numel() > 0 and not tensor.is_meta
-            if hidden or (places is not None and not places.are_clear_of(tensor)):
+            if hidden or not (places is None or places.are_clear_of(tensor) or self._filled(memory)):
                 self.flush()
+
+    def _filled(self, memory: int) -> bool:
+        """Makes now what is to be read to one memory, if all of it is of small tensors.
+
+        Code that works on a parameter of every layer once it is copied (``a.copy_(-a.exp())``), or looks at the scale
+        that another expert's tensor left there, would make a plan of each. False where there is more to be read.
+        """
+        numbers = self._written[memory]
+        writes = {number: self._pending[number] for number in numbers.values()}
+        if any(write.checkpoint[write.part.name].nbytes > _SMALL_BYTES for write in writes.values()):
+            return False
+        for place in numbers:
+            write = writes[numbers[place]]
+            self.statistics.materialised.setdefault(write.part.name, "a use of what it was copied to")
+            packed = self._box(write.source.stored, write.source.ranges)
+            Write(write.source, write.device, {place: write.copies.pop(place)}, None).fill(packed)
+            if not write.copies:
+                del self._pending[numbers[place]]
+        del self._written[memory], self._places[memory]
+        return True
 
     # Reading
 
@@ -305,20 +353,22 @@ class Recorder(TorchFunctionMode):
         """Reads everything that was recorded, and returns when it is where it belongs."""
         self._read(self._taken())
 
-    def _taken(self) -> list[_Write]:
-        pending, self._pending = self._pending, []
+    def _taken(self) -> list[Write]:
+        pending = list(self._pending.values())
+        self._pending.clear()
         self._places.clear()
         self._written.clear()
+        self._computed.clear()
         self.statistics.plans += bool(pending)
         return pending
 
     def _read(
         self,
-        writes: Sequence[_Write],
+        writes: Sequence[Write],
         told: Progress | None = None,
         begun: Callable[[Load], object] | None = None,
     ) -> None:
-        loads: dict[tuple[int, str], list[_Write]] = {}
+        loads: dict[tuple[int, str], list[Write]] = {}
         for write in writes:
             loads.setdefault((id(write.checkpoint), write.device), []).append(write)
         for (_, device), of in loads.items():
@@ -362,12 +412,22 @@ class Recorder(TorchFunctionMode):
             self._pending.clear()
             self._places.clear()
             self._written.clear()
+            self._computed.clear()
             self._small.clear()
 
 
 def _device_of(lazy: LazyTensor) -> torch.device:
     with torch._C.DisableTorchFunctionSubclass():
         return lazy.device
+
+
+@functools.cache
+def _kind(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
+
+
+def _as_it_is(value: torch.Tensor) -> torch.Tensor:
+    return value
 
 
 def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:

@@ -16,6 +16,7 @@ import dataclasses
 import time
 from collections.abc import Generator, Iterator
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -115,9 +116,15 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def _files(self, location: str, source: DefaultModelLoader.Source, model_config: Any) -> list[str]:
         # vLLM 0.24 tells three things, 0.32 a fourth.
-        prepared = self._stock._prepare_weights(
-            location, source.subfolder, source.revision, False, source.allow_patterns_overrides
-        )
+        try:
+            prepared = self._stock._prepare_weights(
+                location, source.subfolder, source.revision, False, source.allow_patterns_overrides
+            )
+        except RuntimeError as error:
+            # Which it says of other formats too, when it is asked for safetensors.
+            if "Cannot find any model weights" in str(error) and any(Path(location).glob("*.bin")):
+                raise no_safetensors(location) from error
+            raise
         files: list[str] = prepared[1]
         use_safetensors: bool = prepared[2]
         if not use_safetensors:

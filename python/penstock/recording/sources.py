@@ -1,0 +1,155 @@
+"""What a lazy tensor comes from: a tensor of a checkpoint, or a value that is worked out of one.
+
+Loading code does more with a weight than to cut it: ``-torch.exp(a.float())``, ``torch.cat`` of its rows in another
+order, ``reshape`` of what is transposed. Each makes a new tensor from views of one stored tensor. Such a call is kept
+(``Computed``) and made when the bytes are there, in the pass that reads them all, so that it costs no read of its own.
+It knows lazy tensors by what they come from and what view of it they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from penstock.recording.geometry import Reading, View, packed_strides, reading
+
+if TYPE_CHECKING:
+    from penstock.checkpoint import Checkpoint
+    from penstock.recording.lazy import LazyTensor
+
+
+class Stored(NamedTuple):
+    """A tensor of a checkpoint."""
+
+    checkpoint: Checkpoint
+    name: str
+    shape: tuple[int, ...]
+
+
+class Hole(NamedTuple):
+    """Where in a call's arguments a lazy tensor stood."""
+
+    number: int
+
+
+class Computed(NamedTuple):
+    """What a function of torch makes of lazy tensors that are all of one stored tensor: without gaps, and its own."""
+
+    func: Callable[..., Any]
+    args: Any
+    kwargs: dict[str, Any]
+    of: tuple[LazyTensor, ...]
+    order: tuple[int, ...] | None = None
+    """The dimensions of the result in the order of its elements, where that is another."""
+
+    def of_values(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The result for these tensors in the holes."""
+        device = values[0].device
+
+        def filled(value: Any) -> Any:
+            if isinstance(value, Hole):
+                return values[value.number]
+            if isinstance(value, torch.Tensor):
+                return value.to(device)
+            return mapped(filled, value)
+
+        result: torch.Tensor = self.func(*filled(self.args), **filled(self.kwargs))
+        return result
+
+
+class Source(NamedTuple):
+    """What to read for a lazy tensor, and how to make it of what was read."""
+
+    stored: Stored
+    ranges: list[tuple[int, int]]
+    make: Callable[[torch.Tensor], torch.Tensor]
+    """From the box, packed, to the lazy tensor's value."""
+    is_plain: bool
+    """Whether the value is the box as it is, byte by byte."""
+
+
+def mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """Arguments of a call with what ``change`` makes of the items of lists, tuples and dicts; others as they are."""
+    if isinstance(value, (list, tuple)):
+        items = [change(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        return {key: change(item) for key, item in value.items()}
+    return value
+
+
+def source_of(root: Stored | Computed, view: View, bits: torch.dtype, casts: Sequence[torch.dtype]) -> Source:
+    """What to read for a view of ``root``, as elements of ``bits``, converted to each of ``casts``."""
+    if isinstance(root, Stored):
+        made = _of_stored(root, view, bits)
+        if not casts:
+            return made
+        return Source(made.stored, made.ranges, lambda packed: converted(made.make(packed), casts), is_plain=False)
+    value = computed(root)
+
+    def make(packed: torch.Tensor) -> torch.Tensor:
+        return of_computed(value.make(packed), view, bits, casts)
+
+    return Source(value.stored, value.ranges, make, is_plain=False)
+
+
+def of_computed(value: torch.Tensor, view: View, bits: torch.dtype, casts: Sequence[torch.dtype]) -> torch.Tensor:
+    """A view of a computed value, as elements of ``bits``, converted to each of ``casts``."""
+    return converted(_strided(value.view(bits), view), casts)
+
+
+def converted(value: torch.Tensor, casts: Sequence[torch.dtype]) -> torch.Tensor:
+    """The tensor in each of these dtypes, one after the other."""
+    for dtype in casts:
+        value = value.to(dtype)
+    return value
+
+
+def _of_stored(stored: Stored, view: View, bits: torch.dtype) -> Source:
+    box: Reading = reading(stored.shape, view)
+
+    def cut(packed: torch.Tensor) -> torch.Tensor:
+        return _strided(packed.view(bits), box.view)
+
+    plain = box.view.is_packed() and _count(box.ranges) == view.numel()
+    return Source(stored, box.ranges, cut, plain)
+
+
+def computed(root: Computed) -> Source:
+    """What to read for a computed value, and how to work it out."""
+    sources = [lazy.source() for lazy in root.of]
+    # One box that holds what each needs: they are parts of the same tensor.
+    some = [source.ranges for source in sources if _count(source.ranges)] or [sources[0].ranges]
+    box = [(min(first for first, _ in at), max(end for _, end in at)) for at in zip(*some, strict=True)]
+
+    def part(packed: torch.Tensor, ranges: list[tuple[int, int]]) -> torch.Tensor:
+        ends = zip(ranges, box, strict=True)
+        inside = tuple(slice(max(first - begin, 0), max(end - begin, 0)) for (first, end), (begin, _) in ends)
+        return packed[inside].contiguous()
+
+    def compute(packed: torch.Tensor) -> torch.Tensor:
+        packed = packed.view([end - first for first, end in box])
+        values = [source.make(part(packed, source.ranges)) for source in sources]
+        value = root.of_values(values)
+        return (value if root.order is None else value.permute(root.order)).contiguous()
+
+    return Source(sources[0].stored, box, compute, is_plain=False)
+
+
+def is_contiguous(meta: torch.Tensor) -> bool:
+    """Whether a tensor, which may be on the meta device, is its memory from the first element on."""
+    view = View(tuple(meta.shape), meta.stride(), int(meta.storage_offset()))
+    return view.numel() == 0 or (view.is_packed() and view.strides == packed_strides(view.sizes))
+
+
+def _strided(packed: torch.Tensor, view: View) -> torch.Tensor:
+    return packed.as_strided(view.sizes, view.strides, int(packed.storage_offset()) + view.offset)
+
+
+def _count(ranges: list[tuple[int, int]]) -> int:
+    count = 1
+    for first, end in ranges:
+        count *= end - first
+    return count

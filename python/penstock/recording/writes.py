@@ -1,0 +1,46 @@
+"""What is still to be read, and the places that are filled of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from penstock.parts import Part
+from penstock.recording.geometry import View
+from penstock.recording.sources import Source
+
+
+class Copy(NamedTuple):
+    """A place that is to be filled, held until then, and how to make its value of what was read."""
+
+    memory: torch.Tensor
+    make: Callable[[torch.Tensor], torch.Tensor]
+
+
+Place = tuple[int, int, int, View]
+"""The address of a memory, and a view of it."""
+
+
+class Write:
+    """Something that is still to be read, for one copy, or for all copies of parts of one computed value."""
+
+    def __init__(self, source: Source, device: str, copies: dict[Place, Copy], into: torch.Tensor | None) -> None:
+        self.checkpoint = source.stored.checkpoint
+        self.source = source
+        self.device = device
+        self.copies = copies
+        take = self.fill if into is None else None
+        self.part = Part(source.stored.name, source.ranges, into=into, take=take)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(copy.memory.numel() * copy.memory.element_size() for copy in self.copies.values())
+
+    def fill(self, packed: torch.Tensor) -> None:
+        """Makes the copies, of the box."""
+        with torch.no_grad():
+            value = self.source.make(packed)
+            for copy in self.copies.values():
+                copy.memory.copy_(copy.make(value))
