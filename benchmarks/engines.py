@@ -47,7 +47,15 @@ def main(arguments: list[str] | None = None) -> None:
     files = sorted(model.glob("*.safetensors"))
     nbytes = sum(path.stat().st_size for path in files)
     print(f"{model.name}: {nbytes / 1e9:.2f} GB in {len(files)} files", file=sys.stderr)
-    measurements: list[dict[str, Any]] = []
+    result: dict[str, Any] = {
+        "machine": common.machine() | {"gpu": common.gpu_name(), "filesystem": common.filesystem(options.directory)},
+        "versions": {name: common.version_of(name) for name in ("torch", "transformers", "safetensors", "accelerate")},
+        "bytes": nbytes,
+        "device": options.device,
+        "dtype": options.dtype,
+        "measurements": [],
+    }
+    measurements: list[dict[str, Any]] = result["measurements"]
     with tempfile.TemporaryDirectory() as work:
         reference = Path(work) / "reference.json"
         reference.write_text(json.dumps(checksum.of_files(files)))
@@ -66,15 +74,8 @@ def main(arguments: list[str] | None = None) -> None:
                         | measured(task, files, state, Path(work), options.limit)
                     )
                     print(json.dumps(measurements[-1]), file=sys.stderr)
-    result = {
-        "machine": common.machine() | {"gpu": common.gpu_name(), "filesystem": common.filesystem(options.directory)},
-        "versions": {name: common.version_of(name) for name in ("torch", "transformers", "safetensors", "accelerate")},
-        "bytes": nbytes,
-        "device": options.device,
-        "dtype": options.dtype,
-        "measurements": measurements,
-    }
-    options.output.write_text(json.dumps(result, indent=1))
+                    # After each: a machine may be taken away before the last.
+                    options.output.write_text(json.dumps(result, indent=1) + "\n")
     print(table(measurements))
     if not options.keep:
         shutil.rmtree(model)
