@@ -101,7 +101,7 @@ def test_what_cannot_be_read_in_place_is_converted_from_its_part_alone(checkpoin
 def test_reading_what_is_still_to_be_read_makes_it_be_read_first(
     checkpoint: penstock.Checkpoint, monkeypatch: pytest.MonkeyPatch, small: int, plans: int
 ) -> None:
-    monkeypatch.setattr("penstock.recording.recorder._SMALL_BYTES", small)
+    monkeypatch.setattr("penstock.recording.at_once.SMALL_BYTES", small)
 
     def loads(memory: dict[str, Any], weights: Iterator[tuple[str, Any]]) -> None:
         for name, weight in weights:
@@ -123,7 +123,7 @@ def test_reading_what_is_still_to_be_read_makes_it_be_read_first(
 def test_the_last_of_two_copies_to_one_place_wins(
     checkpoint: penstock.Checkpoint, monkeypatch: pytest.MonkeyPatch, small: int, plans: int
 ) -> None:
-    monkeypatch.setattr("penstock.recording.recorder._SMALL_BYTES", small)
+    monkeypatch.setattr("penstock.recording.at_once.SMALL_BYTES", small)
 
     def loads(memory: dict[str, Any], weights: Iterator[tuple[str, Any]]) -> None:
         for name, weight in weights:

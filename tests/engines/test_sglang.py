@@ -423,6 +423,13 @@ def test_tokens_are_those_of_the_stock_loader(served: Any, model: str) -> None:
     assert "Succeeded to update model weights" in update
 
 
+def test_files_are_read_ahead_until_the_engine_s_process_loads(served: Any) -> None:
+    [[goes_on, done, _]] = served["experts", "penstock"]["ahead"]
+    assert (goes_on, done) == (False, True)
+    assert served["dense", "penstock"]["ahead"] == [], "it is in a bucket"
+    assert served["experts", "auto"]["ahead"] == []
+
+
 def test_what_people_look_for_in_the_log_is_there(served: Any) -> None:
     log = served["dense", "penstock"]["log"]
     assert log.count("Loading weights took ") >= 2, "the load and the update"

@@ -11,12 +11,10 @@ be read into makes the recorder flush first. What is not recorded falls back to 
 
 from __future__ import annotations
 
-import functools
 import logging
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import count, islice
+from itertools import count
 from typing import Any
 
 import torch
@@ -28,6 +26,7 @@ from penstock.frameworks.torch import DTYPES, Torch
 from penstock.loading import Load
 from penstock.parts import load_parts
 from penstock.progress import Progress, ProgressOption, teller
+from penstock.recording.at_once import AtOnce, is_small
 from penstock.recording.calls import HARMLESS
 from penstock.recording.lazy import LazyTensor, NotRecordableError, name_of
 from penstock.recording.places import Places, memory_of, place_of
@@ -38,11 +37,6 @@ from penstock.recording.writes import Copy, Place, Write
 
 logger = logging.getLogger(__name__)
 
-_SMALL_BYTES = 256 << 10
-"""A tensor of at most this size that is needed at once is read together with those of its kind that follow."""
-_TOGETHER_BYTES = 16 << 20
-_SMALL_TOGETHER_BYTES = 64 << 20
-"""When more than this was read of small tensors that were needed at once, they are let go."""
 _LARGE_AT_ONCE = 16
 """After this many larger tensors were needed at once, more than were recorded, the others come as ordinary ones."""
 
@@ -85,12 +79,9 @@ class Recorder(TorchFunctionMode):
         self._computed: dict[tuple[int, str], int] = {}
         """Which of those that are pending is of a computed value, by that and the device."""
         self._numbers = count()
-        self._small: dict[tuple[int, str], torch.Tensor] = {}
-        self._small_bytes = 0
-        self._places_in_order: tuple[Checkpoint, dict[str, int]] | None = None
-        self._order: tuple[Checkpoint, list[str], int] | None = None
-        self._at_once: list[tuple[str, torch.Tensor, int]] = []
-        self._large_at_once = 0
+        self._at_once = AtOnce(self._load)
+        self._real: list[tuple[str, torch.Tensor, int]] = []
+        """Names, tensors and versions of what was needed at once, to see whether somebody writes to it."""
         self._active = False
         self._thread = 0
         self._elsewhere: NotRecordableError | None = None
@@ -118,7 +109,7 @@ class Recorder(TorchFunctionMode):
         for index, name in enumerate(order):
             info = checkpoint[name]
             recorded = self.statistics.places + self.statistics.converted
-            if self._large_at_once >= max(_LARGE_AT_ONCE, recorded):
+            if self._at_once.large >= max(_LARGE_AT_ONCE, recorded):
                 yield from self._ordinary(checkpoint, order[index:], prefix)
                 return
             self.statistics.tensors += 1
@@ -130,11 +121,11 @@ class Recorder(TorchFunctionMode):
                 yield prefix + name, self._load(checkpoint, [name])[name]
                 continue
             meta = torch.empty(info.shape, dtype=dtype, device="meta")
-            self._order = (checkpoint, order, index)
+            self._at_once.hands_out(checkpoint, order, index)
             lazy = LazyTensor(self, Stored(checkpoint, name, info.shape), meta, (), self._device)
             lazy._is_own = True
             yield prefix + name, lazy
-            self._check_at_once()
+            self._check_real()
 
     def _ordinary(self, checkpoint: Checkpoint, names: list[str], prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
         self.statistics.notes.append(f"{len(names)} tensors as ordinary ones: most before them were needed at once")
@@ -224,9 +215,9 @@ class Recorder(TorchFunctionMode):
             source = lazy.source()
             # Tensors made under inference mode would not tell that they were written to.
             with torch.inference_mode(mode=False):
-                real = source.make(self._box(stored, source.ranges)).to(_device_of(lazy))
+                real = source.make(self._at_once.box(stored, source.ranges)).to(_device_of(lazy))
             if not lazy._is_own:
-                self._at_once.append((stored.name, real, real._version))
+                self._real.append((stored.name, real, real._version))
             lazy._real = real
         return lazy._real
 
@@ -237,56 +228,12 @@ class Recorder(TorchFunctionMode):
             self._elsewhere = NotRecordableError(f"{what} of a weight of the checkpoint in another thread")
             raise self._elsewhere
 
-    def _check_at_once(self) -> None:
+    def _check_real(self) -> None:
         """Raises NotRecordableError if one of the real tensors was written to: other views of it would not know."""
-        for name, real, version in self._at_once:
+        for name, real, version in self._real:
             if real._version != version:
                 raise NotRecordableError(f"something writes to the weight {name!r} of the checkpoint")
-        self._at_once.clear()
-
-    def _box(self, stored: Stored, ranges: list[tuple[int, int]]) -> torch.Tensor:
-        """A part of a tensor, packed."""
-        checkpoint, name = stored.checkpoint, stored.name
-        if checkpoint[name].nbytes > _SMALL_BYTES:
-            self._large_at_once += 1
-            box = tuple(slice(*item) for item in ranges)
-            return self._load(checkpoint, [name], {name: box} if box else None)[name]
-        if (id(checkpoint), name) not in self._small:
-            if self._small_bytes > _SMALL_TOGETHER_BYTES:
-                self._small.clear()
-                self._small_bytes = 0
-            for loaded, tensor in self._load(checkpoint, [name, *self._like(checkpoint, name)]).items():
-                self._small[id(checkpoint), loaded] = tensor
-                self._small_bytes += checkpoint[loaded].nbytes
-        whole = self._small[id(checkpoint), name]
-        return whole[tuple(slice(*item) for item in ranges)].clone(memory_format=torch.contiguous_format)
-
-    def _like(self, checkpoint: Checkpoint, name: str) -> Iterator[str]:
-        """Small tensors after this one that will be needed too, it is supposed: near it, and those of its kind.
-
-        Of a kind are those whose names differ in numbers, of layers and experts.
-        """
-        if self._order is None or self._order[0] is not checkpoint:
-            return
-        _, order, latest = self._order
-        at = latest if order[latest] == name else self._numbered(checkpoint, order).get(name, len(order))
-        near, room, kind = _TOGETHER_BYTES, _TOGETHER_BYTES, _kind(name)
-        for other in islice(order, at + 1, None):
-            nbytes = checkpoint[other].nbytes
-            near -= nbytes
-            if nbytes > _SMALL_BYTES or checkpoint[other].dtype == "F4" or not (near >= 0 or _kind(other) == kind):
-                continue
-            room -= nbytes
-            if room < 0:
-                return
-            if (id(checkpoint), other) not in self._small:
-                yield other
-
-    def _numbered(self, checkpoint: Checkpoint, order: list[str]) -> dict[str, int]:
-        """Where in the order that it is handed out in each tensor is."""
-        if self._places_in_order is None or self._places_in_order[0] is not checkpoint:
-            self._places_in_order = checkpoint, {name: place for place, name in enumerate(order)}
-        return self._places_in_order[1]
+        self._real.clear()
 
     def _load(self, checkpoint: Checkpoint, names: list[str], slices: Any = None) -> dict[str, torch.Tensor]:
         loaded = checkpoint.load(names, slices=slices, device=self._device, config=self._config)
@@ -335,12 +282,12 @@ class Recorder(TorchFunctionMode):
         """
         numbers = self._written[memory]
         writes = {number: self._pending[number] for number in numbers.values()}
-        if any(write.checkpoint[write.part.name].nbytes > _SMALL_BYTES for write in writes.values()):
+        if not all(is_small(write.checkpoint, write.part.name) for write in writes.values()):
             return False
         for place in numbers:
             write = writes[numbers[place]]
             self.statistics.materialised.setdefault(write.part.name, "a use of what it was copied to")
-            packed = self._box(write.source.stored, write.source.ranges)
+            packed = self._at_once.box(write.source.stored, write.source.ranges)
             Write(write.source, write.device, {place: write.copies.pop(place)}, None).fill(packed)
             if not write.copies:
                 del self._pending[numbers[place]]
@@ -413,17 +360,12 @@ class Recorder(TorchFunctionMode):
             self._places.clear()
             self._written.clear()
             self._computed.clear()
-            self._small.clear()
+            self._at_once.clear()
 
 
 def _device_of(lazy: LazyTensor) -> torch.device:
     with torch._C.DisableTorchFunctionSubclass():
         return lazy.device
-
-
-@functools.cache
-def _kind(name: str) -> str:
-    return re.sub(r"\d+", "#", name)
 
 
 def _as_it_is(value: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """SGLang: ``sglang serve … --load-format penstock``.
 
 SGLang finds ``register`` by its entry point (``sglang.srt.plugins``) in each of its processes. What the format does is
-in ``loader``, how SGLang comes to know it in ``hooks``, what it has to be told of object stores in ``stores``.
-Importing this package imports nothing of SGLang.
+in ``loader``, how SGLang comes to know it in ``hooks``, what it has to be told of object stores in ``stores``, what is
+read before the loader is asked in ``early``. Importing this package imports nothing of SGLang.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ def register() -> None:
     """
 
     def set_up() -> None:
-        from penstock.engines.sglang import hooks, stores
+        from penstock.engines.sglang import early, hooks, stores
 
         hooks.register()
         stores.register()
+        early.register()
 
     PLUGIN.register(set_up)
 

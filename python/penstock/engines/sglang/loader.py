@@ -24,7 +24,7 @@ from sglang.srt.model_loader.weight_utils import maybe_add_mtp_safetensors
 from sglang.srt.runtime_context import get_exec, get_model
 
 import penstock
-from penstock.engines import ranks
+from penstock.engines import early, ranks
 from penstock.engines.files import is_url
 from penstock.engines.filling import Pairs, Weights, fill, in_short, no_safetensors, ordinary, report
 from penstock.engines.options import Options
@@ -185,6 +185,8 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             def load(pairs: Pairs) -> None:
                 DefaultModelLoader.load_weights_only(model, weights.renamed(pairs), target_device)
 
+            for part in weights.weights:
+                early.end(part.checkpoint)
             PenstockModelLoader.recording = reason is None
             try:
                 _, statistics = fill(
