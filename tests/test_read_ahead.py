@@ -143,6 +143,16 @@ def test_another_process_ends_it(on_disk: Path, signs: Path) -> None:
     wait(ahead)
 
 
+def test_a_link_in_the_place_of_the_sign_is_not_followed(on_disk: Path, signs: Path, tmp_path: Path) -> None:
+    early.begin(penstock.open(on_disk))
+    [sign] = signs.iterdir()
+    early.end(penstock.open(on_disk))
+    early._begun.clear()
+    sign.symlink_to(tmp_path / "elsewhere")
+    assert not early.begin(penstock.open(on_disk))
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_where_no_file_can_be_made_nothing_is_begun(on_disk: Path, signs: Path) -> None:
     signs.rmdir()
     assert not early.begin(penstock.open(on_disk))
