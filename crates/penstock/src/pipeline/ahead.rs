@@ -22,7 +22,7 @@ use std::thread::JoinHandle;
 use super::mapped::steps;
 use crate::checkpoint::Checkpoint;
 use crate::memory::{Owner, Window, spare_bytes};
-use crate::store::{Lane, Object};
+use crate::store::{Lane, Object, is_remote};
 
 /// Stretches that the kernel works on at once: 64 MiB keep any single disk busy.
 const WINDOW: usize = 8;
@@ -55,7 +55,9 @@ impl Ahead {
     /// `until_gone` any more.
     pub fn begin(checkpoint: Arc<Checkpoint>, tensors: &[usize], until_gone: Option<PathBuf>) -> Self {
         let shared = Arc::new(Shared { until_gone, ..Shared::default() });
-        let wanted = steps(&checkpoint, tensors);
+        let mut wanted = steps(&checkpoint, tensors);
+        // Opening one of these would ask a server.
+        wanted.retain(|(index, _)| !is_remote(&checkpoint.lies_at(*index)));
         let told = Arc::clone(&shared);
         let work = move || bring(&checkpoint, wanted, &told);
         // Without a thread nothing is read ahead, and nothing is wrong.
