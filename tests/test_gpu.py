@@ -245,3 +245,23 @@ def test_models_are_built_on_the_gpu_without_initialisation(tmp_path: Path) -> N
         torch.equal(a.cpu(), b) for a, b in zip(made.state_dict().values(), model.state_dict().values(), strict=True)
     )
     assert made(torch.ones(1, 512, device="cuda")).shape == (1, 256)
+
+
+def test_what_is_worked_out_of_a_weight_is_to_the_bit_what_the_cpu_makes_of_it(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    from penstock.recording import Recorder
+
+    torch.manual_seed(0)
+    decays = torch.randn(100_000, dtype=torch.bfloat16)
+    save_file({"a": decays}, tmp_path / "x.safetensors")
+    places = {name: torch.zeros(100_000, device="cuda") for name in ("exp", "log", "pow")}
+    with Recorder("cuda:0") as recorder:
+        for _, weight in recorder.weights(penstock.open(tmp_path / "x.safetensors")):
+            places["exp"].copy_(-torch.exp(weight.float()))
+            places["log"].copy_(weight.float().abs().log())
+            places["pow"].copy_(weight.float().abs() ** 0.7)
+    expected = {"exp": -decays.float().exp(), "log": decays.float().abs().log(), "pow": decays.float().abs() ** 0.7}
+    assert recorder.statistics.materialised == {}
+    for name, place in places.items():
+        assert torch.equal(place.cpu(), expected[name]), name

@@ -34,6 +34,15 @@ class Hole(NamedTuple):
     number: int
 
 
+_ROUNDED = frozenset(
+    getattr(of, name)
+    for name in ("exp", "log", "sigmoid", "rsqrt", "pow", "__pow__")
+    for of in (torch.Tensor, torch)
+    if hasattr(of, name)
+)
+"""Functions whose last bit differs from processor to processor. The engines' own loaders do them on the CPU."""
+
+
 class Computed(NamedTuple):
     """What a function of torch makes of lazy tensors that are all of one stored tensor: without gaps, and its own."""
 
@@ -47,16 +56,17 @@ class Computed(NamedTuple):
     def of_values(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
         """The result for these tensors in the holes."""
         device = values[0].device
+        at = torch.device("cpu") if device.type == "cuda" and self.func in _ROUNDED else device
 
         def filled(value: Any) -> Any:
             if isinstance(value, Hole):
-                return values[value.number]
+                return values[value.number].to(at)
             if isinstance(value, torch.Tensor):
-                return value.to(device)
+                return value.to(at)
             return mapped(filled, value)
 
         result: torch.Tensor = self.func(*filled(self.args), **filled(self.kwargs))
-        return result
+        return result.to(device)
 
 
 class Source(NamedTuple):
