@@ -162,6 +162,25 @@ def test_fp8_weights_are_read_as_transformers_reads_them(tmp_path: Path) -> None
     assert torch.equal(outputs(ours), outputs(theirs))
 
 
+@pytest.mark.skipif(VERSION < 5, reason="transformers 4 saves these as pickles")
+@pytest.mark.parametrize("embeddings", [False, True])
+def test_what_torchao_has_quantised_is_quantised_and_read_as_by_transformers(tmp_path: Path, embeddings: bool) -> None:
+    quantization = pytest.importorskip("torchao.quantization")
+    path = saved(randomise(llama()).bfloat16(), tmp_path / "m")
+    how = transformers.TorchAoConfig(
+        quantization.Int8WeightOnlyConfig(), include_input_output_embeddings=embeddings, modules_to_not_convert=[]
+    )
+    theirs = transformers.LlamaForCausalLM.from_pretrained(path, quantization_config=how, dtype=torch.bfloat16)
+    ours = from_pretrained("auto", path, quantization_config=how, dtype=torch.bfloat16)
+    quantised = type(ours.model.layers[0].mlp.up_proj.weight)
+    assert quantised.__module__.startswith("torchao")
+    assert torch.equal(outputs(ours), outputs(theirs))
+    theirs.save_pretrained(tmp_path / "quantised", max_shard_size="20KB")
+    again = from_pretrained("auto", tmp_path / "quantised")
+    assert type(again.model.layers[0].mlp.up_proj.weight) is quantised
+    assert torch.equal(outputs(again), outputs(theirs))
+
+
 def test_parameters_are_the_memory_that_was_read_into(tmp_path: Path, monkeypatch: Any) -> None:
     path = saved(randomise(llama()), tmp_path / "m")
     handed_out = set()

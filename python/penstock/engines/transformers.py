@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock._native import Config
-from penstock.engines import own_adapters, reservation
+from penstock.engines import own_adapters, reservation, torchao
 from penstock.engines.files import Place, is_url, locate, open_weights
 from penstock.engines.lazy import LazyTensor
 from penstock.engines.libraries import required
@@ -182,7 +182,8 @@ def load(
         supply = Supply(checkpoint, groups, device, progress=progress, config=penstock_config)
     state = {tensor: LazyTensor(supply, checkpoint[tensor]) for group in groups for tensor in group}
     try:
-        with reservation.none() if adopts else nullcontext(False) as unreserved:
+        headers = torchao.told(checkpoint.metadata() or {}) if torchao.is_of(settings) else nullcontext()
+        with headers, reservation.none() if adopts else nullcontext(False) as unreserved:
             if unreserved:
                 supply.begin()
             result = cls.from_pretrained(

@@ -1,0 +1,51 @@
+"""Checkpoints that torchao has quantised: transformers reads in the files' headers what their tensors are parts of.
+
+Given a ``state_dict`` it has no files to look into, so it is told what the headers say, wherever they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+_here = threading.local()
+
+
+def is_of(config: Any) -> bool:
+    """Whether a model's configuration says that its weights are quantised by torchao."""
+    quantised = getattr(config, "quantization_config", None)
+    method = quantised.get("quant_method") if isinstance(quantised, dict) else getattr(quantised, "quant_method", None)
+    return getattr(method, "value", method) == "torchao"
+
+
+@contextmanager
+def told(headers: Mapping[str, str]) -> Iterator[None]:
+    """While this is active, models of torchao's that this thread loads are made by these strings of the headers.
+
+    What is put in the place of transformers' function to that end stays, and does nothing otherwise.
+    """
+    from transformers.quantizers import quantizer_torchao
+
+    quantizer = quantizer_torchao.TorchAoHfQuantizer
+    original = quantizer._process_model_before_weight_loading
+    if not hasattr(original, "_penstock"):
+
+        @functools.wraps(original)
+        def process(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(self, *args, **kwargs)
+            known = getattr(_here, "headers", None)
+            if known is not None:
+                self.metadata = dict(known)
+            return result
+
+        process._penstock = True  # type: ignore[attr-defined]
+        quantizer._process_model_before_weight_loading = process
+    before = getattr(_here, "headers", None)
+    _here.headers = headers
+    try:
+        yield
+    finally:
+        _here.headers = before
