@@ -12,9 +12,10 @@ import math
 import mmap
 import os
 import platform
+import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -278,3 +279,18 @@ def measure(script: Path, *arguments: str) -> dict[str, Any]:
         raise RuntimeError(f"{script.name} {' '.join(arguments)} failed:\n{done.stderr}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
+
+
+def shares_of_rounds(rounds: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Of each name, its rates over the mean of all in the same round, which a disk that wanders does not move."""
+    shares: dict[str, list[float]] = {}
+    for rates in rounds:
+        mean = statistics.mean(rates.values())
+        for name, rate in rates.items():
+            shares.setdefault(name, []).append(rate / mean)
+    return shares
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean of these values; zero for a single one."""
+    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0

@@ -122,14 +122,14 @@ def mean(measurements: list[dict[str, Any]], number: int) -> float:
 def table(measurements: list[dict[str, Any]]) -> str:
     """Of each: the mean of its rates over its rounds' means, their standard error, and its median rate."""
     rates: dict[str, list[float]] = {}
-    shares: dict[str, list[float]] = {}
-    means = {number: mean(measurements, number) for number in {item["round"] for item in measurements}}
+    rounds: dict[int, dict[str, float]] = {}
     for item in measurements:
         rates.setdefault(item["name"], []).append(item["gb_per_s"])
-        shares.setdefault(item["name"], []).append(item["gb_per_s"] / means[item["round"]])
+        rounds.setdefault(item["round"], {})[item["name"]] = item["gb_per_s"]
+    shares = common.shares_of_rounds(rounds.values())
     lines = ["| reader | of the mean of all | GB/s |", "|---|---|---|"]
     for name, of in sorted(shares.items(), key=lambda pair: -statistics.mean(pair[1])):
-        error = statistics.stdev(of) / len(of) ** 0.5 if len(of) > 1 else 0.0
+        error = common.standard_error(of)
         lines.append(f"| {name} | {statistics.mean(of):.3f} ± {error:.3f} | {statistics.median(rates[name]):.2f} |")
     return "\n".join(lines)
 

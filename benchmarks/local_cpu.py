@@ -199,14 +199,10 @@ def table(results: dict[str, Any]) -> None:
 
 def of_rounds(rows: list[dict[str, Any]]) -> dict[str, str]:
     """Of each row: the mean of its rates over its rounds' means, and their standard error."""
-    rates = {row["what"]: [1 / seconds for seconds in row["all_seconds"]] for row in rows}
-    means = [statistics.mean(of_round) for of_round in zip(*rates.values(), strict=True)]
-    told = {}
-    for what, of_row in rates.items():
-        shares = [rate / mean for rate, mean in zip(of_row, means, strict=True)]
-        error = statistics.stdev(shares) / len(shares) ** 0.5 if len(shares) > 1 else float("nan")
-        told[what] = f"{statistics.mean(shares):.2f} +- {error:.2f}"
-    return told
+    rates = zip(*([1 / seconds for seconds in row["all_seconds"]] for row in rows), strict=True)
+    rounds = (dict(zip([row["what"] for row in rows], of_round, strict=True)) for of_round in rates)
+    shares = common.shares_of_rounds(rounds)
+    return {what: f"{statistics.mean(of):.2f} +- {common.standard_error(of):.2f}" for what, of in shares.items()}
 
 
 if __name__ == "__main__":
