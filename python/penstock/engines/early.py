@@ -17,11 +17,15 @@ from __future__ import annotations
 import atexit
 import hashlib
 import logging
+import multiprocessing
 import os
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from penstock.engines.files import locate
 
 if TYPE_CHECKING:
     from penstock._native import Ahead
@@ -30,6 +34,34 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _begun: dict[Path, Ahead] = {}
+
+
+def at_start(engine: str, opened: Callable[[], Checkpoint | None], log: logging.Logger) -> None:
+    """Begins with what ``opened`` gives, in the process that starts the engine: those that it starts need not.
+
+    Args:
+        engine: what people call it.
+        opened: opens the files of the engine's model; None where they are not to be read ahead.
+        log: is told.
+    """
+    if multiprocessing.parent_process() is not None:
+        return
+    try:
+        checkpoint = opened()
+        if checkpoint is not None and begin(checkpoint):
+            gb, where = checkpoint.nbytes / 1e9, checkpoint.storage
+            log.info("Penstock: reading ahead while %s starts: %.2f GB on %s", engine, gb, where)
+    except Exception as error:  # noqa: BLE001 - the load itself will say what is wrong
+        log.debug("nothing is read ahead: %s", error)
+
+
+def here(model: str, revision: str | None, cache_dir: str | None) -> str:
+    """The directory of a model that is on this machine. What is not is fetched later, by whoever needs it.
+
+    Raises:
+        ObjectNotFoundError: it is not.
+    """
+    return locate(model, revision=revision, cache_dir=cache_dir, local_files_only=True).local
 
 
 def begin(checkpoint: Checkpoint) -> bool:

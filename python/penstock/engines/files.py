@@ -97,6 +97,24 @@ def locate(
     return inside
 
 
+def require_local(place: Place, left: str, brought: str) -> None:
+    """Refuses what a library's own loader is to read at a URL.
+
+    Args:
+        left: what is left to which library, as the beginning of a sentence.
+        brought: what to bring to this machine first, and how.
+
+    Raises:
+        ConfigError: where the weights are not on this machine.
+    """
+    if is_url(place.weights):
+        raise ConfigError(
+            f"{place.weights}: {left}, which reads local files: bring {brought}",
+            object=place.weights,
+            remedy="penstock.pull",
+        )
+
+
 def local_files(path: PathLike, *, subfolder: str = "", revision: str | None = None, **hub: Any) -> str:
     """A local directory that has a model's small files: for tokenizers, processors and configurations.
 

@@ -92,6 +92,12 @@ def named_by(config: PretrainedConfig) -> Any:
     return transformers.AutoModel
 
 
+def quantisation(config: PretrainedConfig, name: str) -> Any:
+    """A setting of how a checkpoint is quantised: of a dict as read from a file, or an object as made by hand."""
+    settings = getattr(config, "quantization_config", None)
+    return settings.get(name) if isinstance(settings, dict) else getattr(settings, name, None)
+
+
 def _mapped(mapping: Any, config: PretrainedConfig) -> Any:
     """The class that is known for a configuration; of several, the one that it names."""
     if type(config) not in mapping:

@@ -17,9 +17,8 @@ from dataclasses import MISSING, Field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock._native import Config
-from penstock.engines.files import Place, is_url, locate, open_weights
+from penstock.engines.files import Place, locate, open_weights, require_local
 from penstock.engines.libraries import required
-from penstock.errors import ConfigError
 from penstock.patching import patch_safetensors
 
 if TYPE_CHECKING:
@@ -181,13 +180,8 @@ def _is_left_to_peft(model: Any, place: Place, keywords: dict[str, Any]) -> bool
     devices = set((getattr(model, "hf_device_map", None) or {}).values())
     if len(devices) <= 1 and "adapters" not in keywords:
         return False
-    if is_url(place.weights):
-        raise ConfigError(
-            f"{place.weights}: adapters for models on several devices, and X-LoRA, are left to peft, which reads local "
-            "files: bring the adapter here first (penstock.pull)",
-            object=place.weights,
-            remedy="penstock.pull",
-        )
+    left = "adapters for models on several devices, and X-LoRA, are left to peft"
+    require_local(place, left, "the adapter here first (penstock.pull)")
     return True
 
 

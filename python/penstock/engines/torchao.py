@@ -11,14 +11,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from penstock.engines.model_classes import quantisation
+
 _here = threading.local()
 
 
 def is_of(config: Any) -> bool:
     """Whether a model's configuration says that its weights are quantised by torchao."""
-    quantised = getattr(config, "quantization_config", None)
-    method = quantised.get("quant_method") if isinstance(quantised, dict) else getattr(quantised, "quant_method", None)
-    return getattr(method, "value", method) == "torchao"
+    method = quantisation(config, "quant_method")
+    return bool(getattr(method, "value", method) == "torchao")
 
 
 @contextmanager

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._native import Config
 from penstock.engines import own_adapters, reservation, torchao
-from penstock.engines.files import Place, is_url, locate, open_weights
+from penstock.engines.files import Place, is_url, locate, open_weights, require_local
 from penstock.engines.lazy import LazyTensor
 from penstock.engines.libraries import required
-from penstock.engines.model_classes import configuration, named_by, resolve
+from penstock.engines.model_classes import configuration, named_by, quantisation, resolve
 from penstock.engines.supply import Supply, one_group, small_groups
 from penstock.engines.views import Views
 from penstock.errors import ConfigError
@@ -233,13 +233,8 @@ def _by_transformers(
     **kwargs: Any,
 ) -> Any:
     """What transformers' own loader makes of files that are here. It puts an adapter on by itself."""
-    if is_url(place.weights):
-        raise ConfigError(
-            f"{place.weights}: {theirs} is left to transformers, which reads local files: bring the model here first "
-            "(penstock.pull), or use device= for one device",
-            object=place.weights,
-            remedy="penstock.pull",
-        )
+    left = f"{theirs} is left to transformers"
+    require_local(place, left, "the model here first (penstock.pull), or use device= for one device")
     if trust_remote_code is not None:
         kwargs["trust_remote_code"] = trust_remote_code
     if isinstance(model_class, str) and model_class == "auto":
@@ -299,8 +294,7 @@ def _adopts(
     if isinstance(dtype, str):
         dtype = getattr(torch, dtype, None)
     # A checkpoint that is quantised stays so, unless it is to be undone.
-    quantised = getattr(config, "quantization_config", None)
-    stays = quantised is not None and not _setting(quantised, "dequantize")
+    stays = getattr(config, "quantization_config", None) is not None and not quantisation(config, "dequantize")
     converted = sum(
         info.nbytes
         for info in checkpoint.values()
@@ -311,11 +305,6 @@ def _adopts(
         and not (stays and DTYPES[info.dtype].itemsize == 1)
     )
     return converted <= checkpoint.nbytes // 100
-
-
-def _setting(quantisation: Any, name: str) -> Any:
-    """A setting of a quantisation, which is a dict as read from a file and an object as made by hand."""
-    return quantisation.get(name) if isinstance(quantisation, dict) else getattr(quantisation, name, None)
 
 
 def _generation(model: PreTrainedModel, place: Place, trust_remote_code: bool | None, kwargs: dict[str, Any]) -> None:

@@ -282,7 +282,7 @@ _VIEWS = [
     _T.narrow, _T.__getitem__, _T.chunk, _T.split, _T.split_with_sizes, _T.tensor_split, _T.unbind, _T.select,
     _T.view, _T.reshape, _T.t, _T.transpose, _T.swapaxes, _T.swapdims, _T.permute, _T.movedim, _T.moveaxis,
     _T.unsqueeze, _T.squeeze, _T.flatten, _T.unflatten, _T.expand, _T.expand_as, _T.view_as, _T.reshape_as,
-    _T.T.__get__, _T.mT.__get__, _T.diagonal, _T.unfold, _T.split_with_sizes, _T.hsplit, _T.vsplit,
+    _T.T.__get__, _T.mT.__get__, _T.diagonal, _T.unfold, _T.hsplit, _T.vsplit,
     torch.narrow, torch.chunk, torch.split, torch.tensor_split, torch.unbind, torch.select, torch.reshape, torch.t,
     torch.transpose, torch.permute, torch.movedim, torch.unsqueeze, torch.squeeze, torch.flatten, torch.unflatten,
     torch.swapaxes, torch.swapdims, torch.moveaxis, torch.split_with_sizes, torch.hsplit, torch.vsplit, torch.diagonal,

@@ -82,24 +82,21 @@ impl Ahead {
 
     /// Asks for nothing more, and waits until the thread has ended, which may be waiting for a stretch.
     pub fn stop(&mut self) {
+        // Its panic would be a bug, and is on the standard error stream; a hint fails nobody.
+        let _ = self.end().map(JoinHandle::join);
+    }
+
+    /// Has the thread end. To a forked child's C library it does not exist: there it is neither joined nor let go.
+    fn end(&mut self) -> Option<JoinHandle<()>> {
         self.shared.stop.store(true, Ordering::Relaxed);
-        // To a forked child's C library the thread does not exist: it is neither joined nor let go.
-        if self.owner.is_current()
-            && let Some(thread) = self.thread.take()
-        {
-            // Its panic would be a bug, and is on the standard error stream; a hint fails nobody.
-            let _ = thread.join();
-        }
+        if self.owner.is_current() { self.thread.take() } else { None }
     }
 }
 
 impl Drop for Ahead {
     /// Without waiting: the thread ends by itself, be its storage as slow as it may.
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
-        if self.owner.is_current() {
-            drop(self.thread.take());
-        }
+        drop(self.end());
     }
 }
 

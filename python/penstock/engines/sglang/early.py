@@ -6,15 +6,14 @@ pipeline, nor for a server of several machines.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
-import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
 import penstock
 from penstock.engines import early
-from penstock.engines.files import locate
 from penstock.engines.options import Options
 from penstock.engines.sglang import FORMAT
 
@@ -31,30 +30,22 @@ def register() -> None:
 
 def _after_format(server_args: Any, previous: Callable[[Any], None]) -> None:
     """``handle_load_format``."""
+    previous(server_args)
+    early.at_start("SGLang", functools.partial(_opened, server_args), logger)
+
+
+def _opened(server_args: Any) -> penstock.Checkpoint | None:
+    """The files of a server's model, if they are to be read ahead."""
     from sglang.srt.arg_groups.overrides import resolving_view
     from sglang.srt.utils.runai_utils import is_runai_obj_uri
 
-    previous(server_args)
     settings = resolving_view(server_args)
-    # Processes that SGLang started: the one that started them has begun.
-    if str(settings.load_format).lower() != FORMAT or multiprocessing.parent_process() is not None:
-        return
-    if settings.pp_size > 1 or settings.nnodes > 1 or is_runai_obj_uri(settings.model_path):
-        return
-    try:
-        # What is not there yet is fetched when it is needed, by whoever needs it.
-        hub = {"cache_dir": settings.download_dir, "local_files_only": True}
-        place = locate(settings.model_path, revision=settings.revision, **hub)
-        options = Options.of(_extra(settings.model_loader_extra_config))
-        checkpoint = penstock.open(place.local, config=options.config())
-        if early.begin(checkpoint):
-            gb, where = checkpoint.nbytes / 1e9, checkpoint.storage
-            logger.info("Penstock: reading ahead while SGLang starts: %.2f GB on %s", gb, where)
-    except Exception as error:  # noqa: BLE001 - the load itself will say what is wrong
-        logger.debug("nothing is read ahead: %s", error)
-
-
-def _extra(given: Any) -> dict[str, Any]:
-    """``--model-loader-extra-config`` is JSON until somebody reads it."""
-    read = json.loads(given) if isinstance(given, str) else given
-    return dict(read or {})
+    if str(settings.load_format).lower() != FORMAT or settings.pp_size > 1 or settings.nnodes > 1:
+        return None
+    if is_runai_obj_uri(settings.model_path):
+        return None
+    directory = early.here(settings.model_path, settings.revision, settings.download_dir)
+    extra = settings.model_loader_extra_config
+    # JSON until somebody reads it.
+    options = Options.of((json.loads(extra) if isinstance(extra, str) else extra) or {})
+    return penstock.open(directory, config=options.config())

@@ -7,13 +7,14 @@ pipeline.
 from __future__ import annotations
 
 import functools
-import multiprocessing
 from typing import Any
 
 from vllm.logger import init_logger
 
+import penstock
 from penstock.engines import early
-from penstock.engines.files import is_url, locate
+from penstock.engines.files import is_url
+from penstock.engines.vllm import FORMAT
 
 # Under vLLM's own name, so that vLLM's handlers show what is logged.
 logger = init_logger("vllm.penstock")
@@ -30,29 +31,20 @@ def register() -> None:
     @functools.wraps(original)
     def verify(self: Any) -> None:
         original(self)
-        try:
-            _begin(self)
-        except Exception as error:  # noqa: BLE001 - the load itself will say what is wrong
-            logger.debug("nothing is read ahead: %s", error)
+        early.at_start("vLLM", functools.partial(_opened, self), logger)
 
     verify._penstock_early = True  # type: ignore[attr-defined]
     VllmConfig.try_verify_and_update_config = verify
 
 
-def _begin(config: Any) -> None:
+def _opened(config: Any) -> penstock.Checkpoint | None:
+    """The files of a configuration's model, if they are to be read ahead."""
     from penstock.engines.vllm.loader import PenstockModelLoader
 
     model, load = config.model_config, config.load_config
-    if load.load_format != "penstock" or config.parallel_config.pipeline_parallel_size > 1:
-        return
-    # Processes that vLLM started: the one that started them has begun.
-    if multiprocessing.parent_process() is not None:
-        return
+    if load.load_format != FORMAT or config.parallel_config.pipeline_parallel_size > 1:
+        return None
     if is_url(model.model) or getattr(model, "model_weights", None):
-        return
-    # What is not there yet is fetched when it is needed, by whoever needs it.
-    place = locate(model.model, revision=model.revision, cache_dir=load.download_dir, local_files_only=True)
-    checkpoint = PenstockModelLoader(load).open_files(place.local, model)
-    if early.begin(checkpoint):
-        gb, where = checkpoint.nbytes / 1e9, checkpoint.storage
-        logger.info("Penstock: reading ahead while vLLM starts: %.2f GB on %s", gb, where)
+        return None
+    directory = early.here(model.model, model.revision, load.download_dir)
+    return PenstockModelLoader(load).open_files(directory, model)
