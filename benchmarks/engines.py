@@ -31,6 +31,8 @@ import checksum
 import common
 import processes
 
+# The page cache of the whole machine is dropped, not only the checkpoint's files.
+COLD_MACHINE = "cold-machine"
 MEASURED = Path(__file__).parent / "engines_measured.py"
 LOADERS = ("stock", "patched", "penstock")
 """On the CPU there is also ``mapped``: Penstock's views of the files, which is what stock's parameters are there."""
@@ -96,7 +98,7 @@ def parser_of(description: str | None, *, gb: float, limit: float) -> argparse.A
     parser.add_argument("--output", type=Path, required=True, help="the figures, as JSON")
     parser.add_argument("--gb", type=float, default=gb, help="about how large the model is; below 0.5, a tiny one")
     parser.add_argument("--files", type=int, default=4, help="into how many files")
-    parser.add_argument("--states", default="cold,warm", help="of the page cache")
+    parser.add_argument("--states", default="cold,warm", help=f"of the page cache: cold, half, warm, {COLD_MACHINE}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit", type=float, default=limit, help="seconds that one measurement may take")
     parser.add_argument("--keep", action="store_true", help="leave the model for the next run")
@@ -152,12 +154,17 @@ def measured(
     program: Path = MEASURED,
     env: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """One load in a fresh process, from a page cache in that state; a failure is an answer too."""
+    """One load in a fresh process, from a page cache in that state; a failure is an answer too.
+
+    ``cold-machine`` drops the page cache of the whole machine, so that Python, torch and the engine are cold too.
+    """
     try:
         if task["device"] == "cpu":
             # Memory that a virtual machine has not touched yet would be what is measured.
             common.settle_memory(int(1.5 * sum(path.stat().st_size for path in files)))
-        cached = common.set_cache(files, state)
+        cached = common.set_cache(files, "cold" if state == COLD_MACHINE else state)
+        if state == COLD_MACHINE:
+            common.drop_page_cache()
         began = time.monotonic()
         answer = processes.run(task, work, seconds=limit, env=OFFLINE | (env or {}), program=program)
     except (processes.FailedError, common.StateError) as error:

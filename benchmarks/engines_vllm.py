@@ -6,12 +6,13 @@
         --site runai_streamer@penstock=SITE
     python benchmarks/engines_vllm.py DIRECTORY --output X.json --device cpu --gb 0.01 --formats auto,penstock
 
-Builds a Llama of random BF16 weights in DIRECTORY (on a disk: a file in memory cannot be cold), then, round by round
-and in turn, starts vLLM on it with each format in a fresh process, from a page cache that is proved to be cold or warm,
-and lets it generate a few tokens. ``FORMAT@LABEL`` is a format once more, with the packages that ``--site`` puts first
-and the ``model_loader_extra_config`` of ``--extra``: so ``runai_streamer`` is measured with NVIDIA's package and with
-the one that brings Penstock, and with ``{"distributed": true}``, with which vLLM has it load to the GPU. Needs no
-network. With ``--append`` measurements are added to those that OUTPUT has.
+Builds a Llama of random BF16 weights in DIRECTORY (on a disk: a file in memory cannot be cold). Then each round starts
+vLLM with every format, in a drawn order and a fresh process, from a page cache that is proved to be cold or warm, and
+lets it generate a few tokens. ``--states cold-machine`` drops the whole page cache, libraries included.
+``FORMAT@LABEL`` is a format once more, with the packages that ``--site`` puts first and the
+``model_loader_extra_config`` of ``--extra``: so ``runai_streamer`` is measured with NVIDIA's package and with the one
+that brings Penstock, and with ``{"distributed": true}``, with which vLLM has it load to the GPU. Needs no network. With
+``--append`` measurements are added to those that OUTPUT has.
 
 Seconds for weights and model are what vLLM logs itself. Memory is torch's at the moment when vLLM says that the model
 is loaded: the most that was allocated, above what is. Tokens, and checksums of all parameters as vLLM has them after
@@ -26,6 +27,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shutil
 import statistics
 import sys
@@ -76,8 +78,7 @@ def main(arguments: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as work:
         for number in range(options.rounds):
             for state in options.states.split(","):
-                shift = number % len(formats)
-                for label in formats[shift:] + formats[:shift]:
+                for label in random.sample(formats, len(formats)):
                     task = {
                         "model": str(model),
                         "format": label.partition("@")[0],
@@ -120,10 +121,9 @@ def site(options: argparse.Namespace, label: str) -> dict[str, str]:
 
 def table(measurements: list[dict[str, Any]]) -> str:
     """Medians of each format in each state."""
-    lines = [
-        "| state | format | weights s | model s | ready s | allocated above the model | tokens, weights |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    columns = ["state", "format", "weights s", "model s", "ready s", "ready less import s", "later than the best s"]
+    columns += ["allocated above the model", "tokens, weights"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for item in measurements:
         groups.setdefault((item["state"], item["format"]), []).append(item)
@@ -131,15 +131,33 @@ def table(measurements: list[dict[str, Any]]) -> str:
     for (state, label), items in groups.items():
         good = [item for item in items if "tokens" in item]
         if not good:
-            lines.append(f"| {state} | {label} | failed: {items[0]['error']} |" + " |" * 4)
+            lines.append(f"| {state} | {label} | failed: {items[0]['error']} |" + " |" * 6)
             continue
         cells = [median([item[figure] for item in good]) for figure in FIGURES]
+        cells.append(median([less_import(item) for item in good]))
+        best = best_format(measurements, state)
+        later = [less_import(item) - best[item["round"]] for item in good if item["round"] in best]
+        cells.append(median(later))
         seen = [item["allocated_above"] for item in good if item["allocated_above"] is not None]
         above = f"{max(seen) / 2**20:.0f} MiB" if seen else "not seen"
         same = "unknown" if expected is None else "equal" if all(outcome(i) == expected for i in good) else "OTHERS"
         failed = f", {len(items) - len(good)} failed" if len(good) < len(items) else ""
         lines.append(f"| {state} | {label} | {' | '.join(cells)} | {above} | {same}{failed} |")
     return "\n".join(lines)
+
+
+def less_import(item: dict[str, Any]) -> float:
+    """Seconds until the engine answers, without those in which it was imported."""
+    return float(item["ready_seconds"] - item["import_seconds"])
+
+
+def best_format(measurements: list[dict[str, Any]], state: str) -> dict[int, float]:
+    """Of the format with the smallest median: by round, its seconds until it answers, less import."""
+    by_format: dict[str, dict[int, float]] = {}
+    for item in measurements:
+        if item["state"] == state and "tokens" in item:
+            by_format.setdefault(item["format"], {})[item["round"]] = less_import(item)
+    return min(by_format.values(), key=lambda rounds: statistics.median(rounds.values()))
 
 
 def outcome(item: dict[str, Any]) -> tuple[Any, Any]:

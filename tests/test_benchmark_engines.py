@@ -69,14 +69,15 @@ def test_what_fails_is_a_row(directory: Path) -> None:
 
 def test_formats_of_vllm_are_told_apart_by_what_they_logged_and_generated() -> None:
     figures = {"weights_seconds": 1.5, "model_seconds": 2.5, "ready_seconds": 30, "allocated_above": 3 << 20}
-    auto = {"state": "warm", "format": "auto", "tokens": [1, 2], "parameters": "a"} | figures
+    auto = {"state": "warm", "format": "auto", "round": 0, "tokens": [1, 2], "parameters": "a", "import_seconds": 20}
+    auto |= figures
     wrong = auto | {"format": "other", "tokens": [2, 1], "weights_seconds": None}
-    unlike = auto | {"format": "unlike", "parameters": "b"}
+    unlike = auto | {"format": "unlike", "parameters": "b", "ready_seconds": 33, "import_seconds": 21}
     failed = {"state": "warm", "format": "absent", "error": "exit code 1: ValueError: no"}
     printed = engines_vllm.table([auto, wrong, unlike, failed, auto | {"weights_seconds": 2.5}])
-    assert "| warm | auto | 2.00 | 2.50 | 30.00 | 3 MiB | equal |" in printed
-    assert "| warm | other | not heard | 2.50 | 30.00 | 3 MiB | OTHERS |" in printed
-    assert "| warm | unlike | 1.50 | 2.50 | 30.00 | 3 MiB | OTHERS |" in printed
+    assert "| warm | auto | 2.00 | 2.50 | 30.00 | 10.00 | 0.00 | 3 MiB | equal |" in printed
+    assert "| warm | other | not heard | 2.50 | 30.00 | 10.00 | 0.00 | 3 MiB | OTHERS |" in printed
+    assert "| warm | unlike | 1.50 | 2.50 | 33.00 | 12.00 | 2.00 | 3 MiB | OTHERS |" in printed
     assert "| warm | absent | failed: exit code 1: ValueError: no |" in printed
 
 
