@@ -80,7 +80,7 @@ def destinations(state: State, specs: list[list[Any]]) -> None:
             made = nn.Parameter(made, requires_grad=False)
             state.module.register_parameter(f"p{number}", made)
         elif kind == "viewed" and DTYPES[dtype] != torch.bfloat16:
-            state.arrays.append(made.numpy())
+            state.arrays.append(made.detach().numpy())
         elif kind in {"numpy", "overlap"}:
             array = np.arange(count + 2, dtype=np.float32)
             state.tensors.append(torch.from_numpy(array[:count]).reshape(SHAPES[shape]))
@@ -295,8 +295,7 @@ _WRITES: list[Callable[[Any, Any, int], Any]] = [
     lambda t, o, z: nn.init.constant_(t, z % 5),
     lambda t, o, z: torch._foreach_add_([t], 1),
     lambda t, o, z: torch._foreach_copy_([t], [o]),
-    lambda t, o, z: nn.utils.vector_to_parameters(o.reshape(-1), [t]),
-    lambda t, o, z: t.apply_(lambda value: value + 1),
+    lambda t, o, z: t.detach().apply_(lambda value: value + 1) if t.is_contiguous() and t.dtype.itemsize == 4 else None,
 ]  # fmt: skip
 
 
@@ -362,9 +361,11 @@ def state_dict(s: State, x: int, y: int, z: int) -> Any:
 
 @operation
 def swap(s: State, x: int, y: int, z: int) -> Any:
-    # Numbers are looked up without keeping references, which torch would refuse.
-    one, other = x % len(s.tensors), y % len(s.tensors)
-    torch.utils.swap_tensors(s.tensors[one], s.tensors[other])
+    # Tensors with views cannot be swapped; which have some, torch counts otherwise than by what can be seen.
+    own = [at for at, tensor in enumerate(s.tensors) if type(tensor) is nn.Parameter]
+    at = own[x % len(own)]
+    s.tensors.append(next(s.weights)[1])
+    torch.utils.swap_tensors(s.tensors[at], s.tensors[-1])
 
 
 @operation
@@ -378,7 +379,8 @@ def half(s: State, x: int, y: int, z: int) -> Any:
 @operation
 def to_numpy(s: State, x: int, y: int, z: int) -> Any:
     t = s.get(x)
-    s.arrays.append(t.detach().numpy() if y % 2 else np.asarray(t))
+    # Of an alias: an array of the tensor itself would dangle once that is given other memory.
+    s.arrays.append(t.detach().numpy() if y % 2 else np.asarray(t.detach()))
 
 
 @operation
@@ -411,7 +413,7 @@ def read_address(s: State, x: int, y: int, z: int) -> Any:
 
 @operation
 def dlpack(s: State, x: int, y: int, z: int) -> Any:
-    return s.add(torch.from_dlpack(s.get(x)))
+    return s.add(torch.from_dlpack(s.get(x).detach()))
 
 
 # Reading
@@ -514,15 +516,13 @@ def seen(state: State) -> list[Any]:
 
 
 def _seen(tensor: torch.Tensor) -> Any:
-    try:
-        grad = tensor.grad if tensor.is_leaf else None
-        about = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad, isinstance(tensor, nn.Parameter)
-        return about, _bytes(tensor), None if grad is None else _bytes(grad)
-    except RuntimeError as error:
-        # Views that autograd forbids to use any more.
-        return type(error).__name__
+    # Of views, torch knows whether they may be differentiated; it is not part of what a load leaves in memory.
+    is_parameter = isinstance(tensor, nn.Parameter)
+    about = tuple(tensor.shape), tensor.stride(), tensor.dtype, is_parameter, is_parameter and tensor.requires_grad
+    grad = tensor.grad if is_parameter else None
+    return about, _bytes(tensor), None if grad is None else _bytes(grad)
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    packed = tensor.detach().contiguous().view(-1) if tensor.numel() else None
+    packed = tensor.data.contiguous().view(-1) if tensor.numel() else None
     return b"" if packed is None else packed.view(torch.uint8).numpy().tobytes()

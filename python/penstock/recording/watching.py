@@ -220,6 +220,10 @@ def become_real(lazy: LazyTensor, swap: Callable[[Any, Any], None] | None = None
     real = lazy._recorder.real_later(lazy)
     with unwatched():
         alias = real.detach()
+        if real.requires_grad and real.is_leaf:
+            alias.requires_grad_(True)  # noqa: FBT003 - torch's own
+        if real.is_leaf:
+            alias.grad = real.grad
         lazy.__dict__.clear()
         lazy.__class__ = torch.Tensor  # type: ignore[assignment]
         (swap or torch._C._swap_tensor_impl)(lazy, alias)  # type: ignore[attr-defined, unused-ignore]

@@ -12,6 +12,7 @@ every parameter got its weight.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
 from collections.abc import Generator, Iterator
@@ -24,7 +25,11 @@ from torch import nn
 from vllm.distributed.parallel_state import get_tp_group, model_parallel_is_initialized
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader import register_model_loader
-from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+from vllm.model_executor.model_loader.base_loader import (
+    BaseModelLoader,
+    initialize_model,
+    set_default_torch_dtype,
+)
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
 from vllm.model_executor.model_loader.weight_utils import enable_tqdm
@@ -32,12 +37,13 @@ from vllm.platforms import current_platform
 
 import penstock
 from penstock.engines import early, ranks
-from penstock.engines.filling import Weights, fill, in_short, no_safetensors, ordinary, report
+from penstock.engines.filling import Weights, fill, in_short, no_safetensors, ordinary, report, verify
 from penstock.engines.objects import list_safetensors
 from penstock.engines.vllm import FORMAT
 from penstock.engines.vllm.options import Options
 from penstock.engines.vllm.stores import is_url
-from penstock.recording import Recorder, Sharing, Statistics
+from penstock.errors import ConfigError
+from penstock.recording import Recorder, Sharing, Statistics, copy_state
 
 # Under vLLM's own name, so that vLLM's handlers show what is logged.
 logger = init_logger("vllm.penstock")
@@ -59,6 +65,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         self._stock = DefaultModelLoader(
             dataclasses.replace(load_config, load_format="safetensors", model_loader_extra_config={})
         )
+        self._built: tuple[Any, str] | None = None
         self.local_expert_ids = None
         self._encoder_only_lm_prefixes = None
         self._encoder_only_weights_mapper = None
@@ -144,6 +151,14 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
 
     # Loading
 
+    def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> nn.Module:
+        """Builds the model and fills it."""
+        self._built = vllm_config, prefix
+        try:
+            return super().load_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)
+        finally:
+            self._built = None
+
     def load_weights(self, model: Any, model_config: Any) -> None:
         """Fills the model's parameters."""
         if model_config.quantization == "torchao":
@@ -165,9 +180,12 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         for part in offered:
             early.end(part.checkpoint)
         reason = self._reason_for_ordinary(model)
-        loaded, statistics = fill(
-            model.load_weights, offered, self._recorder, why_ordinary=reason, logger=logger, sharing=sharing
-        )
+        reference = self._reference(model, model_config) if self.options.record == "verify" else None
+        loaded, statistics = fill(model.load_weights, offered, self._recorder, why_ordinary=reason, sharing=sharing)
+        if reference is not None:
+            verify(
+                reference.load_weights, offered, self._recorder, model=model, reference=reference, logger=logger
+            )
         LATEST[:] = [statistics]
         report(logger, time.perf_counter() - began, statistics)
         track = self.enable_weights_track
@@ -190,7 +208,24 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def _recorder(self, sharing: Sharing | None = None) -> Recorder:
         progress = True if enable_tqdm(self.load_config.use_tqdm_on_load) else None
-        return Recorder(_device(self.load_config), progress=progress, config=self.options.config(), sharing=sharing)
+        device, config = _device(self.load_config), self.options.config()
+        return Recorder(device, progress=progress, config=config, sharing=sharing, keep="real")
+
+    def _reference(self, model: nn.Module, model_config: Any) -> Any:
+        """A second model like one that is not loaded yet, with the same bytes."""
+        if self._built is None:
+            raise ConfigError('{"record": "verify"} is for models that this loader builds, not for reloading weights')
+        vllm_config, prefix = self._built
+        # Layers register by name in the configuration, each name once.
+        compilation = copy.copy(vllm_config.compilation_config)
+        compilation.static_forward_context = {}
+        vllm_config = copy.copy(vllm_config)
+        vllm_config.compilation_config = compilation
+        target = torch.device(self.load_config.device or vllm_config.device_config.device)
+        with set_default_torch_dtype(model_config.dtype), target:
+            reference = initialize_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)
+        copy_state(model, reference)
+        return reference
 
     def _reason_for_ordinary(self, model: nn.Module) -> str | None:
         """Why this model is not to be recorded, or None."""
