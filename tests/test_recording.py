@@ -244,8 +244,6 @@ def test_a_value_whose_parts_go_to_many_places_is_read_and_worked_out_once(
             turned = weight.transpose(1, 2).contiguous()
             for expert in (*range(64), 0):  # the first once more
                 memory[expert].copy_(turned[expert, 24:])
-        with Counting():
-            recorder.flush()
     assert as_bytes(memory) == as_bytes(checkpoint.load()["experts"].transpose(1, 2)[:, 24:])
     assert (len(made), recorder.statistics.converted, recorder.statistics.plans) == (1, 64, 1)
     assert recorder.statistics.bytes == checkpoint.nbytes

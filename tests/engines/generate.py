@@ -7,6 +7,7 @@ Each argument is one engine's keywords, besides ``prompts`` and ``calls`` (metho
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import sys
@@ -82,9 +83,11 @@ class Looks:
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.zero_()
-            if "writes to its weights" in how or f"rank {worker.rank} writes to its weights" in how:
+            if "writes to its weights" in how:
                 loads = model.load_weights
                 model.load_weights = lambda weights: loads((name, weight.detach().mul_(1)) for name, weight in weights)
+            if "rank 1 does not record" in how and worker.rank == 1:
+                loader.options = dataclasses.replace(loader.options, record=False)
             loader.load_weights(model, config.model_config)
         sums = {
             name: hashlib.sha256(

@@ -40,7 +40,7 @@ def make(seed: int) -> Program:
         return chance.choice(["thread", "pool"]) if threads and chance.random() < 0.3 else ""
 
     operations = [
-        [name, *(chance.randrange(1000) for _ in range(3)), where(), grad and chance.random() < 0.7] for [name] in names
+        [name, *(chance.randrange(1000) for _ in range(3)), where(), grad] for [name] in names
     ]
     return {
         "seed": seed,
@@ -74,11 +74,17 @@ class Runner:
         self._pool.shutdown()
 
     def eager(self, program: Program) -> list[Any]:
-        weights = ((name, self._weights[name].clone()) for name in program["order"])
-        state = State(weights, self._pool)
+        state = State(self._cloned(program["order"]), self._pool)
         language.destinations(state, program["destinations"])
         language.run(program, state)
         return language.seen(state)
+
+    def _cloned(self, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name in names:
+            # As tensors that are not made under inference mode are: whoever has them may write to them.
+            with torch.inference_mode(mode=False):
+                weight = self._weights[name].clone()
+            yield name, weight
 
     def recorded(self, program: Program) -> list[Any]:
         at_once.SMALL_BYTES = program["small"]

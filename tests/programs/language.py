@@ -524,5 +524,5 @@ def _seen(tensor: torch.Tensor) -> Any:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    packed = tensor.data.contiguous().view(-1) if tensor.numel() else None
-    return b"" if packed is None else packed.view(torch.uint8).numpy().tobytes()
+    packed = tensor.data.clone(memory_format=torch.contiguous_format).reshape(-1)
+    return packed.view(torch.uint8).numpy().tobytes() if packed.numel() else b""

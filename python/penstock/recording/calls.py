@@ -171,7 +171,7 @@ def _result(call: Computed, of: list[LazyTensor]) -> Any:
     value = torch.empty(in_order.shape, dtype=meta.dtype, device="meta")
     result = of[0].copied(Value(call._replace(order=order if is_turned else None), value))
     if is_part:
-        result._memory.parent = of[0]
+        result._memory.parent = of[0]._memory, of[0]._value
         result._memory.part = lambda tensor: call.of_values([tensor]).permute(order)
     if not is_turned:
         return result

@@ -52,7 +52,8 @@ class Memory:
         value: what all of the memory holds, as it was read.
         device: where it is, or will be.
         real: the memory itself as a tensor of ``value``'s sizes and strides, once there has to be one.
-        parent: of whose memory this is a part, read in a way that is no view by strides (as elements of another size).
+        parent: the memory, and the value in it, that this one is in truth: the same elements, read in a way that is no
+            view by strides (as elements of another size).
         part: makes ``real`` of the parent's tensor.
     """
 
@@ -62,7 +63,7 @@ class Memory:
         self.value = value
         self.device = device
         self.real: torch.Tensor | None = None
-        self.parent: LazyTensor | None = None
+        self.parent: tuple[Memory, Value] | None = None
         self.part: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def is_all(self, value: Value) -> bool:
@@ -74,10 +75,10 @@ class Memory:
     def is_real(self) -> bool:
         """Whether there is a tensor for it."""
         if self.real is None and self.parent is not None and self.part is not None:
-            parent = self.parent.made()
-            if parent is not None:
+            memory, value = self.parent
+            if memory.is_real():
                 with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined, unused-ignore]
-                    self.real = self.part(parent)
+                    self.real = self.part(memory.tensor(value))
         return self.real is not None
 
     def offset_of(self, value: Value) -> int:
@@ -93,8 +94,7 @@ class Memory:
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined, unused-ignore]
             begin = int(real.storage_offset()) * real.element_size()
             offset = self.offset_of(value) + begin // value.dtype.itemsize
-            if value.dtype == real.dtype:
-                return real.as_strided(meta.shape, meta.stride(), offset)
+            # To autograd it is no view, which it would not let be written to in another mode than it was made in.
             empty = torch.empty(0, dtype=value.dtype, device=real.device)
             return empty.set_(real.untyped_storage(), offset, meta.shape, meta.stride())
 

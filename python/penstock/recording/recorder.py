@@ -246,10 +246,9 @@ class Recorder:
                     if lazy._part is None:
                         lazy._part = self._made(value, memory.device)
                     return lazy._part
-                if memory.parent is not None:
-                    self.materialise(memory.parent, func, only_read=False)
-                else:
-                    memory.real = self._made(memory.value, memory.device)
+                while memory.parent is not None:
+                    memory = memory.parent[0]
+                memory.real = self._made(memory.value, memory.device)
                 real = lazy.made()
             assert real is not None
             return real
@@ -258,9 +257,9 @@ class Recorder:
         """A tensor in the place of a lazy one, which is filled with what else is recorded."""
         with self._lock:
             memory = lazy._memory
-            if memory.parent is not None and lazy.made() is None:
-                self.real_later(memory.parent)
-            elif lazy.made() is None:
+            while memory.parent is not None:
+                memory = memory.parent[0]
+            if lazy.made() is None:
                 with unwatched():
                     memory.real = empty_for(memory)
                     recorded = self._active and is_watched(self) and self._record(memory.real, memory.value)
