@@ -253,7 +253,7 @@ def test_a_models_own_error_comes_through_and_its_code_is_not_run_again(checkpoi
         calls.append(next(weights))
         raise KeyError("layers.99.weight")
 
-    with pytest.raises(KeyError, match="layers.99") as raised:
+    with pytest.raises(KeyError, match=r"layers\.99") as raised:
         filled(checkpoint, load)
     assert (len(calls), raised.value.__cause__, raised.value.__context__) == (1, None, None)
 
@@ -273,7 +273,7 @@ def test_verifying_names_what_differs_and_takes_a_nan_for_a_nan() -> None:
 
 @pytest.mark.parametrize("first", [0, random.randrange(1 << 40)], ids=["fixed", "random"])
 def test_random_programs_leave_what_eager_loads_leave(tmp_path: Path, first: int) -> None:
-    print(f"programs from seed {first}")
+    print(f"programs from seed {first}")  # noqa: T201 - to run them again
     runner = Runner(tmp_path)
     try:
         for seed in range(first, first + (PROGRAMS if first == 0 else PROGRAMS // 10)):

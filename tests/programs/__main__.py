@@ -1,3 +1,4 @@
+# ruff: noqa: T201 - a command line
 """``python -m tests.programs``: see the package."""
 
 from __future__ import annotations

@@ -20,7 +20,17 @@ from penstock.recording import NotRecordableError, Recorder, at_once
 from . import language
 from .language import DESTINATIONS, DTYPES, OPERATIONS, SHAPES, WEIGHTS, Program, State
 
-_OFTEN = {"weight": 6, "view": 8, "copy": 9, "write": 7, "computed": 4, "copied": 3, "gather": 3, "set_data": 2, "read": 2}
+_OFTEN = {
+    "weight": 6,
+    "view": 8,
+    "copy": 9,
+    "write": 7,
+    "computed": 4,
+    "copied": 3,
+    "gather": 3,
+    "set_data": 2,
+    "read": 2,
+}
 _NAMES = list(OPERATIONS)
 _CHANCES = [_OFTEN.get(name, 1) for name in _NAMES]
 
@@ -39,9 +49,7 @@ def make(seed: int) -> Program:
     def where() -> str:
         return chance.choice(["thread", "pool"]) if threads and chance.random() < 0.3 else ""
 
-    operations = [
-        [name, *(chance.randrange(1000) for _ in range(3)), where(), grad] for [name] in names
-    ]
+    operations = [[name, *(chance.randrange(1000) for _ in range(3)), where(), grad] for [name] in names]
     return {
         "seed": seed,
         "order": chance.sample(sorted(WEIGHTS), len(WEIGHTS)),
@@ -149,7 +157,9 @@ def check(seeds: range, home: Path) -> Iterator[tuple[int, str]]:
 def described(runner: Runner, program: Program) -> str:
     small = runner.shrunk(program)
     lines = "\n".join(f"    {operation}" for operation in small["operations"])
-    return f"{runner.difference(small)}\n  destinations {small['destinations']}\n{lines}\n  --replay '{json.dumps(small)}'"
+    return (
+        f"{runner.difference(small)}\n  destinations {small['destinations']}\n{lines}\n  --replay '{json.dumps(small)}'"
+    )
 
 
 def _checkpoint(path: Path) -> Path:

@@ -106,7 +106,7 @@ def weight(s: State, x: int, y: int, z: int) -> Any:
 # Views, and what may be one
 
 _VIEWS: list[Callable[[Any, int, int], Any]] = [
-    lambda t, y, z: t.narrow(y % t.dim(), z % t.shape[y % t.dim()], 1 + z % (t.shape[y % t.dim()] - z % t.shape[y % t.dim()])),
+    lambda t, y, z: t.narrow(d := y % t.dim(), at := z % t.shape[d], 1 + z % (t.shape[d] - at)),
     lambda t, y, z: t[y % t.shape[0]],
     lambda t, y, z: t[y % 3 :: 1 + z % 3],
     lambda t, y, z: t[..., y % 2 : 5 - z % 2],
@@ -186,8 +186,12 @@ _COPIES: list[Callable[[Any, int], Any]] = [
     lambda t, z: torch.zeros_like(t),
     lambda t, z: t.new_zeros(3),
     lambda t, z: torch.Tensor(t),
-    lambda t, z: _saved(t),
 ]  # fmt: skip
+
+
+@operation
+def saved(s: State, x: int, y: int, z: int) -> Any:
+    return s.add(_saved(s.get(x)))
 
 
 def _saved(tensor: Any) -> Any:
@@ -428,7 +432,7 @@ _READS: list[Callable[[Any], Any]] = [
     lambda t: float(t.reshape(-1)[0]),
     lambda t: t.untyped_storage().tolist()[:8],
     lambda t: t.grad is None,
-    lambda t: len(t),
+    lambda t: len(t.shape and t),
     lambda t: bytes(np.array(t)),
     lambda t: isinstance(t, nn.Parameter),
     lambda t: t.float().numpy().tolist(),
@@ -468,7 +472,7 @@ def script(s: State, x: int, y: int, z: int) -> Any:
 
 @operation
 def drop(s: State, x: int, y: int, z: int) -> Any:
-    if len(s.tensors) > 2:  # noqa: PLR2004
+    if len(s.tensors) > 2:
         del s.tensors[x % len(s.tensors)]
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from penstock.checkpoint import Checkpoint
-from penstock.errors import FormatError, PenstockError
+from penstock.errors import FormatError
 from penstock.recording import Recorder, Sharing, Statistics
 from penstock.recording.verifying import verify_equal
 

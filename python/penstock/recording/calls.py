@@ -323,8 +323,8 @@ _DESCRIBES = [
     *(
         getattr(_T, name).__get__
         for name in (
-            "shape", "dtype", "ndim", "layout", "requires_grad", "is_leaf", "grad", "grad_fn", "is_sparse", "is_quantized",
-            "itemsize", "nbytes", "is_nested", "is_mkldnn",
+            "shape", "dtype", "ndim", "layout", "requires_grad", "is_leaf", "grad", "grad_fn", "is_sparse",
+            "is_quantized", "itemsize", "nbytes", "is_nested", "is_mkldnn",
         )
     ),
     _T.size, _T.dim, _T.ndimension, _T.numel, _T.nelement, _T.element_size, _T.stride,
@@ -418,9 +418,7 @@ READS_OTHERS.update(
     if hasattr(_T, name)
 )  # fmt: skip
 
-HARMLESS = frozenset(
-    [*_DESCRIBES, *_PLACED, *_VIEWS, _T.storage_offset, _T.detach, _T.data.__get__, torch.detach]
-)
+HARMLESS = frozenset([*_DESCRIBES, *_PLACED, *_VIEWS, _T.storage_offset, _T.detach, _T.data.__get__, torch.detach])
 """Functions that read no element of a tensor: they describe it, or make a view of it whatever its strides are.
 
 Of tensors in their further arguments some read elements (``tensor_split`` by a tensor of indices).

@@ -89,7 +89,8 @@ class Memory:
 
     def tensor(self, value: Value) -> torch.Tensor:
         """The tensor of a value in this memory, which is real."""
-        assert self.real is not None
+        if self.real is None:
+            raise RuntimeError("this memory is not real yet")
         real, meta = self.real, value.meta
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined, unused-ignore]
             begin = int(real.storage_offset()) * real.element_size()
@@ -151,6 +152,11 @@ class LazyTensor(torch.Tensor):
         if self._tensor is None and self._memory.is_real():
             self._tensor = self._memory.tensor(self._value)
         return self._tensor
+
+    def made_now(self) -> torch.Tensor:
+        """The tensor in its place; its memory is real."""
+        made = self.made()
+        return self._memory.tensor(self._value) if made is None else made
 
     def viewed(self, meta: torch.Tensor) -> LazyTensor:
         """Another lazy tensor of the same memory."""

@@ -169,14 +169,7 @@ class Recorder:
             if memory.is_inference() and not torch.is_inference_mode_enabled():
                 return False
             memory = memory.detach()
-            shape = value.meta.shape
-            if type(memory) is not torch.Tensor or memory.device.type not in {"cpu", "cuda"}:
-                return False
-            if memory.layout != torch.strided or memory.is_quantized or memory.is_conj() or memory.is_neg():
-                return False
-            if memory.shape != shape and not _broadcasts(shape, memory.shape):
-                return False
-            if memory.dtype.is_complex != value.dtype.is_complex or not has_no_overlap(memory):
+            if not _takes(memory, value):
                 return False
             if memory.numel() == 0:
                 return True
@@ -249,9 +242,7 @@ class Recorder:
                 while memory.parent is not None:
                     memory = memory.parent[0]
                 memory.real = self._made(memory.value, memory.device)
-                real = lazy.made()
-            assert real is not None
-            return real
+            return lazy.made_now()
 
     def real_later(self, lazy: LazyTensor) -> torch.Tensor:
         """A tensor in the place of a lazy one, which is filled with what else is recorded."""
@@ -266,9 +257,7 @@ class Recorder:
                 if not recorded:
                     memory.real = None
                     return self.materialise(lazy, torch.Tensor.data.__get__, only_read=False)
-            real = lazy.made()
-            assert real is not None
-            return real
+            return lazy.made_now()
 
     def _made(self, value: Value, device: torch.device) -> torch.Tensor:
         """A value, in a memory of its own that is laid out as the value is."""
@@ -276,7 +265,9 @@ class Recorder:
         # Tensors made under inference mode could not be written to outside of it.
         with unwatched(), torch.inference_mode(mode=False), torch.no_grad():
             made = source.make(self._at_once.box(value.stored(), source.ranges)).to(device)
-            packed = made.storage_offset() == 0 and made.untyped_storage().nbytes() == made.numel() * made.element_size()
+            packed = (
+                made.storage_offset() == 0 and made.untyped_storage().nbytes() == made.numel() * made.element_size()
+            )
             if packed and made.stride() == value.meta.stride():
                 return made
             if value.meta.numel() and not has_no_overlap(value.meta):
@@ -463,13 +454,26 @@ class Recorder:
         for write in self._pending.values():
             for (address, *_), copy in write.copies.items():
                 if memory_of(copy.memory) != address:
-                    cause = f"the memory that tensor {write.part.name!r} was copied to was replaced, past torch's functions"
+                    cause = (
+                        f"the memory that tensor {write.part.name!r} was copied to was replaced, past torch's functions"
+                    )
                     raise NotRecordableError(
                         f'{cause}. Load this model with {{"record": false}}',
                         tensor=write.part.name,
                         cause=cause,
                         remedy='Load this model with {"record": false}',
                     )
+
+
+def _takes(memory: torch.Tensor, value: Value) -> bool:
+    """Whether ``copy_`` of a value into memory is what a load does, later: torch refuses or warns of all else."""
+    if type(memory) is not torch.Tensor or memory.device.type not in {"cpu", "cuda"}:
+        return False
+    if memory.layout != torch.strided or memory.is_quantized or memory.is_conj() or memory.is_neg():
+        return False
+    if memory.dtype.is_complex != value.dtype.is_complex or not has_no_overlap(memory):
+        return False
+    return memory.shape == value.meta.shape or _broadcasts(value.meta.shape, memory.shape)
 
 
 def _as_it_is(value: torch.Tensor) -> torch.Tensor:

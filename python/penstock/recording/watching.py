@@ -221,7 +221,7 @@ def become_real(lazy: LazyTensor, swap: Callable[[Any, Any], None] | None = None
     with unwatched():
         alias = real.detach()
         if real.requires_grad and real.is_leaf:
-            alias.requires_grad_(True)  # noqa: FBT003 - torch's own
+            alias.requires_grad_(True)
         if real.is_leaf:
             alias.grad = real.grad
         lazy.__dict__.clear()

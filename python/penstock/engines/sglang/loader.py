@@ -212,9 +212,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
                 def load_reference(pairs: Pairs) -> None:
                     DefaultModelLoader.load_weights_only(reference, weights.renamed(pairs), target_device)
 
-                verify(
-                    load_reference, weights.weights, self.recorder, model=model, reference=reference, logger=logger
-                )
+                verify(load_reference, weights.weights, self.recorder, model=model, reference=reference, logger=logger)
             LATEST[:] = [statistics]
             report(logger, time.perf_counter() - self.counter_before_loading_weights, statistics)
         if model_config is not None:

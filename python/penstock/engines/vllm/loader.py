@@ -183,9 +183,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         reference = self._reference(model, model_config) if self.options.record == "verify" else None
         loaded, statistics = fill(model.load_weights, offered, self._recorder, why_ordinary=reason, sharing=sharing)
         if reference is not None:
-            verify(
-                reference.load_weights, offered, self._recorder, model=model, reference=reference, logger=logger
-            )
+            verify(reference.load_weights, offered, self._recorder, model=model, reference=reference, logger=logger)
         LATEST[:] = [statistics]
         report(logger, time.perf_counter() - began, statistics)
         track = self.enable_weights_track
