@@ -44,7 +44,9 @@ def make(seed: int) -> Program:
     ]
     names = [["weight"], *([name] for name in chance.choices(_NAMES, _CHANCES, k=chance.randint(3, 18)))]
     grad = chance.random() < 0.2
-    threads = chance.random() < 0.3
+    inference = chance.random() < 0.05
+    # Inference mode is a thread's own; tensors of one are not for others to write to.
+    threads = not inference and chance.random() < 0.3
 
     def where() -> str:
         return chance.choice(["thread", "pool"]) if threads and chance.random() < 0.3 else ""
@@ -57,7 +59,7 @@ def make(seed: int) -> Program:
         "operations": operations,
         "keep": chance.choice(["lazy", "real"]),
         "small": chance.choice([8, 1 << 18]),
-        "inference": chance.random() < 0.05,
+        "inference": inference,
     }
 
 

@@ -10,9 +10,8 @@ from typing import Any, SupportsIndex
 
 import torch
 
-from penstock.recording.lazy import HANDLERS, READS, READS_OTHERS, Handler, LazyTensor, empty_for, has_lazy
+from penstock.recording.lazy import HANDLERS, READS, READS_OTHERS, Handler, LazyTensor, empty_for, has_lazy, unwatched
 from penstock.recording.sources import Computed, Hole, Value, is_contiguous, mapped
-from penstock.recording.watching import unwatched
 
 
 def _first_is_lazy(args: tuple[Any, ...]) -> bool:

@@ -16,7 +16,8 @@ Which function of torch is treated how is in ``calls``. This module knows record
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,6 +44,13 @@ class NotRecordableError(PenstockError, RuntimeError):
 
     It is raised before the model is used. ``{"record": false}`` loads such a model.
     """
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Torch's functions are called as they are, past modes and subclasses."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined, unused-ignore]
+        yield
 
 
 class Memory:
@@ -77,7 +85,7 @@ class Memory:
         if self.real is None and self.parent is not None and self.part is not None:
             memory, value = self.parent
             if memory.is_real():
-                with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined, unused-ignore]
+                with unwatched(), torch.inference_mode(mode=False):
                     self.real = self.part(memory.tensor(value))
         return self.real is not None
 
@@ -92,7 +100,7 @@ class Memory:
         if self.real is None:
             raise RuntimeError("this memory is not real yet")
         real, meta = self.real, value.meta
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined, unused-ignore]
+        with unwatched(), torch.inference_mode(mode=False):
             begin = int(real.storage_offset()) * real.element_size()
             offset = self.offset_of(value) + begin // value.dtype.itemsize
             # To autograd it is no view, which it would not let be written to in another mode than it was made in.

@@ -24,7 +24,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from penstock.recording.lazy import LazyTensor, has_lazy
+from penstock.recording.lazy import LazyTensor, has_lazy, unwatched
 
 if TYPE_CHECKING:
     from penstock.recording.recorder import Recorder
@@ -80,14 +80,7 @@ def replaced() -> Iterator[None]:
                     setattr(owner, name, original)
 
 
-@contextmanager
-def unwatched() -> Iterator[None]:
-    """Torch's functions are called as they are, past modes and subclasses."""
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined, unused-ignore]
-        yield
-
-
-class _Functions(TorchFunctionMode):
+class _Functions(TorchFunctionMode):  # type: ignore[no-untyped-call, unused-ignore]
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder = recorder
@@ -110,7 +103,7 @@ class _Operators(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self._recorder = recorder
 
     def __torch_dispatch__(
@@ -218,7 +211,7 @@ def _swap(original: Any) -> Any:
 def become_real(lazy: LazyTensor, swap: Callable[[Any, Any], None] | None = None) -> None:
     """Makes the Python object an ordinary tensor."""
     real = lazy._recorder.real_later(lazy)
-    with unwatched():
+    with unwatched(), torch.inference_mode(mode=False):
         alias = real.detach()
         if real.requires_grad and real.is_leaf:
             alias.requires_grad_(True)
@@ -226,4 +219,4 @@ def become_real(lazy: LazyTensor, swap: Callable[[Any, Any], None] | None = None
             alias.grad = real.grad
         lazy.__dict__.clear()
         lazy.__class__ = torch.Tensor  # type: ignore[assignment]
-        (swap or torch._C._swap_tensor_impl)(lazy, alias)  # type: ignore[attr-defined, unused-ignore]
+        (swap or torch._C._swap_tensor_impl)(lazy, alias)

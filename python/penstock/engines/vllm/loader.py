@@ -155,7 +155,8 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         """Builds the model and fills it."""
         self._built = vllm_config, prefix
         try:
-            return super().load_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)
+            model: nn.Module = super().load_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)
+            return model
         finally:
             self._built = None
 
