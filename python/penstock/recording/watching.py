@@ -159,7 +159,7 @@ def _start(original: Any) -> Any:
             run = self.run
 
             def watched_run() -> None:
-                del self.run  # type: ignore[method-assign]
+                del self.run
                 _under(recorders, run)
 
             self.run = watched_run  # type: ignore[method-assign]
