@@ -120,8 +120,11 @@ impl Session {
     /// the caller keeps alive until they have landed or the session was stopped. Copies to a device wait for the work
     /// that is queued on the stream `consumer_stream`.
     fn attach(&self, py: Python<'_>, addresses: Vec<u64>, consumer_stream: u64) -> Outcome<()> {
-        // SAFETY: the callers, all in `penstock.frameworks` and `penstock.loading`, pass addresses of tensors whose
-        // size and device they checked, and hold those tensors until they have landed or the session was stopped.
+        // SAFETY: there are two callers. `penstock.parts.Places` passes addresses that `Framework.destination` gave for
+        // contiguous memory of the planned size on this device, or that `Framework.empties` made; it looks again whether
+        // the memory is still there, and holds tensors that own it until the session was stopped. `FreshDevice` of
+        // `penstock.loading` does so with what `Framework.empties` made. `load_into` has refused overlapping memory. That
+        // nobody else resizes or uses the memory meanwhile is what `load_into` asks of its callers.
         self.locked(py, |session| unsafe { session.attach(&addresses, consumer_stream) }).map_err(Failure)
     }
 

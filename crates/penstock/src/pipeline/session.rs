@@ -16,7 +16,7 @@ use super::shared::{Message, Shared};
 use crate::checkpoint::Checkpoint;
 use crate::device::{Device, Fence};
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::{HostSlab, HostTensor, Lease, Owner};
+use crate::memory::{HostSlab, HostTensor, Lease, Owner, PAGE};
 use crate::plan::{Layout, Plan};
 use crate::stats::LoadStats;
 use crate::store::SLOT_SLACK;
@@ -182,8 +182,9 @@ impl Session {
     /// allocated and is neither read nor written by anyone else until the tensor has landed or the session is dropped.
     ///
     /// # Errors
-    /// `Destination` where there are more addresses than tensors left, or for a session that has a slab of its own;
-    /// `Device` where the driver refuses.
+    /// `Destination` where there are more addresses than tensors left, for an address that no memory of the tensor's
+    /// length can have (null, or past the end of the address space), or for a session that has a slab of its own;
+    /// `Device` where the driver refuses. None of the addresses is used then.
     #[allow(unsafe_code)]
     pub unsafe fn attach(&mut self, addresses: &[u64], consumer_stream: u64) -> Result<()> {
         self.check_owner()?;
@@ -220,11 +221,34 @@ impl Session {
             ));
         }
         for (tensor, address) in (self.attached..end).zip(addresses) {
+            self.check_address(tensor, *address)?;
+        }
+        for (tensor, address) in (self.attached..end).zip(addresses) {
             self.shared.destinations.set(tensor, *address);
         }
         self.shared.attached(self.attached..end, fence);
         self.attached = end;
         Ok(())
+    }
+
+    /// Refuses addresses where no memory can be. No other can be told from good ones: those are the caller's promise.
+    fn check_address(&self, tensor: usize, address: u64) -> Result<()> {
+        let planned = &self.shared.plan.tensors()[tensor];
+        let bytes = planned.bytes();
+        let cause = match address.checked_add(bytes) {
+            _ if bytes == 0 => return Ok(()),
+            // No system maps the first page, and what lies there is an offset into a tensor without memory.
+            _ if address < PAGE as u64 => "has no memory",
+            // Objects in memory are shorter than half of the address space.
+            Some(end) if end <= i64::MAX as u64 => return Ok(()),
+            _ => "reaches past the end of the address space",
+        };
+        Err(Error::new(
+            ErrorKind::Destination,
+            format!("its destination of {bytes} bytes at address {address:#x} {cause}"),
+        )
+        .tensor(&*planned.name)
+        .remedy("Give a tensor with memory of its own"))
     }
 
     /// The next tensor that has landed, waiting for at most `timeout`.

@@ -746,6 +746,35 @@ fn too_many_destinations_are_refused() {
     assert!(slab.take_host(0).is_none(), "it has not landed");
 }
 
+#[test]
+fn addresses_where_no_memory_can_be_are_refused_by_tensor_and_nothing_is_attached() {
+    let _alone = alone();
+    let model = Model::new();
+    let plan = model.plan(64 * KIB);
+    for way in Way::all().into_iter().filter(|way| !matches!(way, Way::Slab)) {
+        for (bad, words) in [
+            (0, "has no memory"),
+            (8, "has no memory"),
+            (u64::MAX - 1, "past the end"),
+            (i64::MAX as u64, "past the end"),
+        ] {
+            let mut load = Load::begin(&model, &plan, &way, 2);
+            let wanted = (0..plan.tensors().len()).rev().find(|t| plan.tensors()[*t].bytes() > 1).unwrap();
+            let mut addresses: Vec<_> =
+                load.memory.iter_mut().map(|memory| memory.as_mut_ptr() as usize as u64).collect();
+            addresses[wanted] = bad;
+            // SAFETY: nothing is written, since the attachment is refused.
+            let error = unsafe { load.session.attach(&addresses, 0) }.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Destination);
+            assert_eq!(error.tensor_name(), Some(&*plan.tensors()[wanted].name));
+            assert!(error.to_string().contains(words), "{error}");
+            assert_eq!(load.session.attached(), 0);
+            drop(load.session);
+            assert!(load.memory.iter().flatten().all(|byte| *byte == 0xA5), "something was written");
+        }
+    }
+}
+
 // Ending early
 
 #[test]
