@@ -9,15 +9,18 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from penstock import _native
 from penstock._native import Ahead, Config, LoadStats, TensorInfo
-from penstock.errors import DestinationError, SelectionError, TensorNotFoundError
-from penstock.frameworks.base import Destination, Framework, framework
-from penstock.loading import Existing, FreshDevice, FreshHost, Load, Planned, read_ahead
-from penstock.progress import Progress, ProgressOption, teller
+from penstock.destinations import DtypeMismatch, plan
+from penstock.errors import ConfigError, SelectionError, TensorNotFoundError
+from penstock.frameworks.base import Framework, framework
+from penstock.loading import FreshDevice, FreshHost, Load, Planned, collection_paused, read_ahead
+from penstock.parts import load_parts
+from penstock.progress import ProgressOption, Several, teller
 from penstock.selection import Selection, resolve
 from penstock.state import IncompatibleKeys, report, state_of
 
@@ -71,14 +74,13 @@ class Checkpoint(Mapping[str, TensorInfo]):
 
     Made by ``penstock.open``. May be used from several threads at once.
 
-    Attributes:
-        stats: figures of the last load that ended well, or None.
     """
 
     def __init__(self, native: _native.Checkpoint, config: Config) -> None:
         self._native = native
         self._config = config
-        self.stats: LoadStats | None = None
+        self._last: LoadStats | None = None
+        self._here = threading.local()
 
     def __getitem__(self, name: str) -> TensorInfo:
         return self._native.tensor(name)
@@ -91,6 +93,15 @@ class Checkpoint(Mapping[str, TensorInfo]):
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and name in self._native
+
+    @property
+    def stats(self) -> LoadStats | None:
+        """Figures of the last load that ended well in the calling thread; if there was none, in any thread; or None.
+
+        A load ends in the thread that takes its last tensor. ``load_into`` to several devices is a load for each.
+        """
+        mine: LoadStats | None = getattr(self._here, "stats", None)
+        return self._last if mine is None else mine
 
     @property
     def config(self) -> Config:
@@ -153,7 +164,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
             filter: of those, only the ones for whose names this is true.
             slices: parts of tensors: integers and slices by tensor name, such as ``{"w": (slice(0, 10), 3)}``.
             device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or what the framework uses.
-            dtype: what floating-point tensors are converted to, on the device, as they arrive.
+            dtype: the floating-point dtype that floating-point tensors are converted to, on the device, as they arrive.
             framework: ``"pt"``, ``"np"``, ``"jax"``, or ``"dlpack"``.
             mmap: views of the mapped files instead (``device="cpu"`` only). Nothing is read before it is touched;
                 writes stay in this process; a file truncated later kills the process that touches its pages.
@@ -168,7 +179,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
             return self._views(names, filter, slices, device, dtype, framework, prefault, config)
         config = self._config if config is None else config
         names = None if names is None else list(dict.fromkeys(names))
-        load, library, indices = self._start(names, filter, slices, device, framework, progress, config)
+        load, library, indices = self._start(names, filter, slices, device, framework, progress, config, dtype)
         if dtype is None and not indices:
             loaded = load.collect()
         else:
@@ -196,7 +207,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         Args and exceptions are those of ``load``. What is wrong with them is raised here, not by the first ``next``.
         """
         config = self._config if config is None else config
-        load, library, indices = self._start(names, filter, slices, device, framework, progress, config)
+        load, library, indices = self._start(names, filter, slices, device, framework, progress, config, dtype)
         tensors = load.stream(read_ahead(config))
         return tensors if dtype is None and not indices else _finished(tensors, library, indices, dtype)
 
@@ -206,6 +217,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         *,
         names: Iterable[str] | None = None,
         strict: bool = True,
+        dtype_mismatch: DtypeMismatch = "convert",
         progress: ProgressOption = None,
         config: Config | None = None,
     ) -> IncompatibleKeys:
@@ -214,20 +226,36 @@ class Checkpoint(Mapping[str, TensorInfo]):
         Everything is checked before the first byte is written: a refused call has changed nothing. A load that fails
         later (the storage, a file that changes) leaves the destinations partly written, and says so by raising.
 
+        The result is that of ``destination.copy_(tensor)`` for every tensor: version counters are bumped, leaf
+        parameters that require gradients are fine, elements are converted. Contiguous memory of the checkpoint's dtype
+        is read into directly; for the rest, temporary memory is bounded by ``config.read_ahead_bytes``.
+
+        Of a ``DTensor`` (``fully_shard``, ``parallelize_module``, ``distribute_tensor``), each rank reads its local
+        shard and nothing else; no rank waits for another. A tensor under several names (tied) is read once. Nobody
+        else may resize or free destinations meanwhile: ``untyped_storage().resize_()`` in another thread is a write to
+        freed memory.
+
         Args:
             destinations: a ``torch.nn.Module`` (its parameters and persistent buffers), or a mapping from names to
-                torch tensors or numpy arrays. Contiguous, of the checkpoint's shapes and dtypes; on any mix of devices.
+                torch tensors or numpy arrays. Of the checkpoint's shapes; on any mix of devices.
             names: of the checkpoint's tensors, only these.
             strict: whether names that only one side has are an error.
+            dtype_mismatch: ``"convert"`` rounds floating-point numbers to the destination's dtype as ``copy_`` does,
+                and converts integers where every value fits; ``"error"`` refuses any other dtype than the checkpoint's.
             progress, config: as for ``load``.
 
         Returns:
             The names that only the destinations have, and those that only the checkpoint has, as torch does.
 
         Raises:
-            DestinationError: naming the tensor, and what of its destination does not fit.
+            DestinationError: naming the tensor, and what of its destination does not fit: another shape; a conversion
+                that would cut off numbers; no memory of its own (meta tensors, wrapper subclasses, ``Partial``
+                placements, a module that FSDP has gathered at the moment); memory that overlaps another's.
+            ConfigError: for another ``dtype_mismatch``.
             TensorNotFoundError: with ``strict``, for names that only one side has.
         """
+        if dtype_mismatch not in {"convert", "error"}:
+            raise ConfigError(f'dtype_mismatch={dtype_mismatch!r} is neither "convert" nor "error"')
         owner, tensors, aliases = state_of(destinations)
         wanted = self._names(names, None)
         chosen = set(wanted)
@@ -238,28 +266,17 @@ class Checkpoint(Mapping[str, TensorInfo]):
             report(owner, keys)
 
         library = framework("np" if _are_numpy(tensors.values()) else "pt")
-        by_device: dict[str, dict[str, Destination]] = {}
-        filled: set[tuple[str, int]] = set()
-        for name in wanted:
-            if name not in tensors:
-                continue
-            destination = library.destination(name, tensors[name])
-            self._check(name, destination)
-            if destination.nbytes and (destination.device, destination.address) in filled:
-                # Tied: one memory under two names. The checkpoint holds it twice; the first is as good as the second.
-                continue
-            filled.add((destination.device, destination.address))
-            by_device.setdefault(destination.device, {})[name] = destination
+        shared = [name for name in wanted if name in tensors]
+        with collection_paused():
+            planned = plan(self, shared, tensors, library, dtype_mismatch)
         config = self._config if config is None else config
-        total = sum(d.nbytes for group in by_device.values() for d in group.values())
-        shared = _Shared(teller(progress, total), len(by_device))
-        for device, group in by_device.items():
-            session = self._native.session(list(group), {}, "host" if device == "cpu" else device, config)
-            addresses = {name: destination.address for name, destination in group.items()}
-            held = {name: tensors[name] for name in group}
-            planned = Planned(*session.tensors)
-            existing = Existing(session, planned, held, addresses, library.consumer_stream(device))
-            Load(session, planned, existing, shared, self._done).collect()
+        reporter = teller(progress, planned.nbytes)
+        try:
+            for device, parts in (planned.parts or {"cpu": []}).items():
+                self._done(load_parts(self, parts, device, Several(reporter), config, library=library))
+        finally:
+            library.written(planned.written)
+            reporter.close()
         return keys
 
     def read_ahead(
@@ -297,19 +314,6 @@ class Checkpoint(Mapping[str, TensorInfo]):
         wanted = None if names is None else self._names(names, None)
         return self._native.read_ahead(wanted, until_gone, self._config if config is None else config)
 
-    def _check(self, name: str, destination: Destination) -> None:
-        info = self[name]
-        for what, wants, has in (
-            ("dtype", info.dtype, destination.dtype),
-            ("shape", list(info.shape), list(destination.shape)),
-            ("size in bytes", info.nbytes, destination.nbytes),
-        ):
-            if wants != has:
-                cause = f"the checkpoint's {what} is {wants}, the destination's {has}"
-                raise DestinationError(
-                    f"{info.object}: tensor {name!r}: {cause}", object=info.object, tensor=name, cause=cause
-                )
-
     def _names(self, names: Iterable[str] | None, keep: Callable[[str], bool] | None) -> list[str]:
         wanted = self._native.offset_keys() if names is None else list(dict.fromkeys(names))
         return wanted if keep is None else [name for name in wanted if keep(name)]
@@ -323,6 +327,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         framework_name: str,
         progress: ProgressOption,
         config: Config,
+        dtype: Any = None,
     ) -> tuple[Load, Framework, dict[str, tuple[int | slice, ...]]]:
         library = framework(framework_name)
         where = library.device(device)
@@ -332,6 +337,8 @@ class Checkpoint(Mapping[str, TensorInfo]):
         boxes, indices = self._boxes(slices or {}, wanted)
         session = self._native.session(wanted, boxes, "slab" if where == "cpu" else where, config)
         planned = Planned(*session.tensors)
+        if dtype is not None:
+            library.check_cast(set(planned.dtypes), dtype)
         fresh = FreshHost(session, library) if where == "cpu" else FreshDevice(session, planned, library, where)
         return Load(session, planned, fresh, teller(progress, sum(planned.nbytes)), self._done), library, indices
 
@@ -378,7 +385,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         return {name: loaded[name] if view is None else library.adopt(view) for name, view in views}
 
     def _done(self, stats: LoadStats) -> None:
-        self.stats = stats
+        self._last = self._here.stats = stats
 
 
 def _finished(
@@ -396,19 +403,3 @@ def _finished(
 
 def _are_numpy(tensors: Iterable[Any]) -> bool:
     return all(type(tensor).__module__.partition(".")[0] == "numpy" for tensor in tensors)
-
-
-class _Shared:
-    """One progress for several sessions, closed by the last."""
-
-    def __init__(self, inner: Progress, users: int) -> None:
-        self._inner = inner
-        self._users = users
-
-    def advance(self, nbytes: int) -> None:
-        self._inner.advance(nbytes)
-
-    def close(self) -> None:
-        self._users -= 1
-        if self._users <= 0:
-            self._inner.close()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from penstock._native import HostArray
 from penstock.errors import DestinationError, SelectionError
-from penstock.frameworks.base import Destination, HostOnly
+from penstock.frameworks.base import Destination, HostOnly, Piece
 
 
 class DLPack(HostOnly):
@@ -17,9 +18,28 @@ class DLPack(HostOnly):
     def adopt(self, array: HostArray) -> Any:
         return array
 
+    def shape(self, tensor: Any) -> tuple[int, ...]:
+        return tuple(tensor.shape)
+
+    def pieces(self, name: str, tensor: Any) -> list[Piece]:
+        cause = f"tensors of framework {self.name!r} cannot be written to"
+        raise DestinationError(f"tensor {name!r}: {cause}", tensor=name, cause=cause)
+
     def destination(self, name: str, tensor: Any) -> Destination:
         cause = f"tensors of framework {self.name!r} cannot be written to"
         raise DestinationError(f"tensor {name!r}: {cause}", tensor=name, cause=cause)
+
+    def holds(self, memory: Any, address: int) -> bool:
+        return False
+
+    def cannot_convert(self, dtype: str, memory: Any) -> str | None:
+        return f"tensors of framework {self.name!r} cannot be written to"
+
+    def put(self, memory: Any, value: Any) -> None:
+        raise DestinationError(f"tensors of framework {self.name!r} cannot be written to")
+
+    def check_cast(self, dtypes: Collection[str], dtype: Any) -> None:
+        self.cast(None, dtype)
 
     def cast(self, tensor: Any, dtype: Any) -> Any:
         raise SelectionError(f"dtype={dtype!r}: framework {self.name!r} does not convert; do so in your library")
@@ -46,6 +66,15 @@ class Jax(DLPack):
             return self._jax.dlpack.from_dlpack(array)
         except (BufferError, TypeError, ValueError, RuntimeError):
             return self._jax.numpy.asarray(Numpy().adopt(array))
+
+    def check_cast(self, dtypes: Collection[str], dtype: Any) -> None:
+        try:
+            floating = self._jax.numpy.issubdtype(dtype, self._jax.numpy.floating)
+        except TypeError as error:
+            raise SelectionError(f"dtype={dtype!r} is not a dtype of JAX", cause=str(error)) from error
+        if not floating:
+            cause = f"dtype={dtype!r} holds no floating-point numbers: weights would be cut off"
+            raise SelectionError(cause, cause=cause)
 
     def cast(self, tensor: Any, dtype: Any) -> Any:
         floating = self._jax.numpy.issubdtype(tensor.dtype, self._jax.numpy.floating)
