@@ -116,7 +116,8 @@ pub trait Object: Send + Sync {
     /// now, `Cancelled` after [`Store::interrupt`].
     fn read_into(&self, offset: u64, into: Window<'_>, lane: &mut Lane) -> Result<()>;
 
-    /// Fills each window with the bytes that start at its offset; offsets rise, and windows do not overlap.
+    /// Fills each window with the bytes that start at its offset; offsets rise, and neither windows nor the ranges of the
+    /// object that they are filled from overlap.
     ///
     /// # Errors
     /// As [`Object::read_into`].
@@ -198,6 +199,8 @@ pub struct Lane {
     /// Whether this lane wants open files of its own, so that the storage sees each reader go from front to back. A hint:
     /// a store that has no open files has nothing to do.
     pub own_handles: bool,
+    /// What [`Object::is_cached`] has said of what is read next, so that the object need not find out again.
+    pub cached: Option<bool>,
     pub(crate) scratch: Option<crate::memory::Region>,
     pub(crate) handle: Option<local::OwnHandle>,
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use penstock::memory::Window;
+use penstock::memory::{FileMapping, Window};
 use penstock::store::{Entry, Identity, Lane, LocalStore, Object, Store};
 use penstock::{Error, Result};
 
@@ -24,6 +24,13 @@ pub struct Control {
     pub delay_us: AtomicU64,
     /// Whether reads come in small pieces, and to an odd place of a slot.
     pub piecemeal: AtomicBool,
+    /// Whether objects cannot tell what of them is cached.
+    pub silent: AtomicBool,
+    /// How often objects were asked, and what reads were told of the answer.
+    pub asked_cached: AtomicUsize,
+    pub told_cached: Mutex<Vec<Option<bool>>>,
+    /// Whether objects map less than they hold.
+    pub maps_less: AtomicBool,
     /// The ranges that were read.
     pub log: Mutex<Vec<Range<u64>>>,
     /// The ranges that were asked to be read ahead, none of which is ever there before.
@@ -40,6 +47,9 @@ impl Control {
         }
         self.delay_us.store(0, SeqCst);
         self.piecemeal.store(false, SeqCst);
+        self.silent.store(false, SeqCst);
+        self.asked_cached.store(0, SeqCst);
+        self.told_cached.lock().unwrap().clear();
         self.log.lock().unwrap().clear();
         self.asked.lock().unwrap().clear();
         *self.gate.lock().unwrap() = false;
@@ -112,7 +122,15 @@ impl Object for FaultyObject {
     }
 
     fn is_cached(&self, range: &Range<u64>) -> Option<bool> {
-        self.object.is_cached(range)
+        self.control.asked_cached.fetch_add(1, SeqCst);
+        if self.control.silent.load(SeqCst) { None } else { self.object.is_cached(range) }
+    }
+
+    fn map(&self) -> Result<FileMapping> {
+        if self.control.maps_less.load(SeqCst) {
+            return FileMapping::map(std::fs::File::open(self.location()).unwrap(), self.bytes() - 1);
+        }
+        self.object.map()
     }
 
     fn read_ahead(&self, range: Range<u64>) -> bool {
@@ -121,6 +139,7 @@ impl Object for FaultyObject {
     }
 
     fn read_into(&self, offset: u64, mut into: Window<'_>, lane: &mut Lane) -> Result<()> {
+        self.control.told_cached.lock().unwrap().push(lane.cached);
         self.control.before(self.location(), offset..offset + into.len() as u64)?;
         if !self.control.piecemeal.load(SeqCst) {
             return self.object.read_into(offset, into, lane);
@@ -142,6 +161,7 @@ impl Object for FaultyObject {
             self.read_into(range.start, slot.part(ODD, len), lane)?;
             return Ok(ODD);
         }
+        self.control.told_cached.lock().unwrap().push(lane.cached);
         self.control.before(self.location(), range.clone())?;
         self.object.read_to_slot(range, slot, lane)
     }

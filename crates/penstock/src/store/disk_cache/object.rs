@@ -219,6 +219,8 @@ impl Object for CachingObject {
             // It says what is wrong.
             return self.remote.read_into(offset, into, lane);
         };
+        // What was said of the remote object does not hold for the file.
+        lane.cached = None;
         let mut at = offset;
         while at < end {
             let (local, until) = self.run(at, end);
