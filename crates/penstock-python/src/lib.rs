@@ -17,6 +17,7 @@
 mod ahead;
 mod checkpoint;
 mod config;
+mod detached;
 mod errors;
 mod host_array;
 mod objects;

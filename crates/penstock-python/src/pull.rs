@@ -8,6 +8,7 @@ use penstock::store::{self, RemoteStore, Store};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
 
+use crate::detached::Detached;
 use crate::errors::{Failure, Outcome};
 use crate::signals::{SIGNAL_CHECK, interruptibly};
 
@@ -56,19 +57,20 @@ impl Source {
         }
         let store = RemoteStore::default();
         let inner = py.detach(|| pull::Pull::start(&store, items, &destination, readers))?;
-        Ok(Pull { inner: Mutex::new(inner) })
+        Ok(Pull { inner: Detached::new(Mutex::new(inner)) })
     }
 }
 
 /// A pull under way.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Pull {
-    inner: Mutex<pull::Pull>,
+    inner: Detached<Mutex<pull::Pull>>,
 }
 
 impl Pull {
     fn locked<T: Send>(&self, py: Python<'_>, body: impl FnOnce(&mut pull::Pull) -> T + Send) -> T {
-        py.detach(|| body(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner)))
+        let inner = &*self.inner;
+        py.detach(|| body(&mut inner.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 }
 
