@@ -16,7 +16,8 @@ const NOBODY: u32 = 65_534;
 /// Reads all of it; the lane says from where.
 fn read(object: &Arc<dyn Object>, cached: Option<bool>) -> Lane {
     let mut bytes = vec![0; usize::try_from(object.bytes()).unwrap()];
-    let mut lane = Lane { cached, ..Lane::default() };
+    let mut lane = Lane::default();
+    lane.cached = cached;
     object.read_into(0, Window::from_slice(&mut bytes), &mut lane).unwrap();
     assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == (at % 251) as u8));
     lane
