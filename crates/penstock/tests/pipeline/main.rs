@@ -869,6 +869,7 @@ fn a_load_that_was_stopped_says_so_whoever_asks_afterwards() {
         stopped.take(2);
         stopped.session.stop();
         assert_eq!(stopped.session.next(LONG).unwrap_err().kind(), ErrorKind::Cancelled);
+        drop(stopped);
         nothing_remains(&model, &way);
         // One that came to its end is none that was cancelled.
         let mut whole = Load::begin(&model, &plan, &way, 4);
