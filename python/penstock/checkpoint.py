@@ -20,6 +20,7 @@ from penstock.loading import Existing, FreshDevice, FreshHost, Load, Planned, re
 from penstock.progress import Progress, ProgressOption, teller
 from penstock.selection import Selection, resolve
 from penstock.state import IncompatibleKeys, report, state_of
+from penstock.storage_options import engine_options
 
 PathLike = str | os.PathLike[str]
 
@@ -29,6 +30,7 @@ def open(  # noqa: A001
     *,
     cache_dir: PathLike | None = None,
     cache_bytes: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     config: Config | None = None,
 ) -> Checkpoint:
     """Opens a checkpoint: reads the headers of its safetensors files, all of them in parallel, and nothing else.
@@ -42,6 +44,9 @@ def open(  # noqa: A001
             ``PENSTOCK_CACHE_DIR``, else nothing is kept. ``""`` for nothing in any case.
         cache_bytes: the most bytes kept there (``PENSTOCK_CACHE_BYTES``); those used longest ago go first. By default
             80 % of the disk's free space and what is there already.
+        storage_options: credentials, endpoint and settings of the remote store, under the names of fsspec (s3fs, gcsfs,
+            adlfs, huggingface_hub) or object_store: ``{"key": …, "secret": …, "endpoint_url": …}``. They come before
+            the environment and serve the checkpoint's loads. The environment itself is read here, once.
         config: settings; by default each is found by itself (or read from ``PENSTOCK_*``).
 
     Raises:
@@ -50,6 +55,7 @@ def open(  # noqa: A001
             credentials for it.
         FormatError: a header or an index is malformed.
         StorageError: reading failed.
+        ConfigError: a storage option is unknown, or an impossible setting of the environment.
     """
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     config = Config() if config is None else config
@@ -57,7 +63,8 @@ def open(  # noqa: A001
         config = config.with_disk_cache(cache_dir, cache_bytes)
     if config.cache_dir is not None:
         _flush_at_exit()
-    return Checkpoint(_native.Checkpoint([os.fspath(item) for item in paths], config), config)
+    options = engine_options(storage_options)
+    return Checkpoint(_native.Checkpoint([os.fspath(item) for item in paths], config, options), config)
 
 
 @functools.cache

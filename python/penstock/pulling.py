@@ -6,13 +6,14 @@ The engine does the work; here it is asked for, waited for and told of.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from penstock._native import Config, Source
 from penstock.progress import ProgressOption, teller
+from penstock.storage_options import engine_options
 
 
 class PulledFile(NamedTuple):
@@ -58,6 +59,7 @@ def pull(
     allow: str | Iterable[str] | None = None,
     ignore: str | Iterable[str] | None = None,
     progress: ProgressOption = None,
+    storage_options: Mapping[str, Any] | None = None,
     config: Config | None = None,
 ) -> Pulled:
     """Brings remote objects to a directory: many ranges at once, each file under its name only when it is complete.
@@ -75,6 +77,7 @@ def pull(
             also matches slashes; a pattern that ends in a slash means everything below.
         ignore: patterns of objects to leave out.
         progress: ``True`` for a bar, or a function of (bytes done, bytes in all).
+        storage_options: credentials, endpoint and settings of the remote store, as for ``penstock.open``.
         config: settings; of them, ``readers`` counts here: the requests in flight (32 where nothing is said).
 
     Raises:
@@ -83,9 +86,10 @@ def pull(
             written to.
         ObjectChangedError: an object was replaced while it came.
         StorageError: the network or the disk failed, or the disk is full.
+        ConfigError: a storage option is unknown.
     """
     allowed, ignored = _patterns(allow), _patterns(ignore) or []
-    source = Source(url)
+    source = Source(url, engine_options(storage_options))
     wanted = [
         index
         for index, (path, _) in enumerate(source.entries)

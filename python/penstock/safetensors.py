@@ -7,7 +7,7 @@ Writing is safetensors' business and delegated to it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from types import TracebackType
 from typing import Any
@@ -19,7 +19,14 @@ from penstock.frameworks.base import framework
 from penstock.selection import Selection, is_basic
 
 
-def load_file(filename: PathLike, device: Any = "cpu", *, framework: str = "pt", backend: Any = None) -> dict[str, Any]:
+def load_file(
+    filename: PathLike,
+    device: Any = "cpu",
+    *,
+    framework: str = "pt",
+    backend: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Loads all tensors of a safetensors file, as ``safetensors.torch.load_file`` does.
 
     Args:
@@ -27,12 +34,13 @@ def load_file(filename: PathLike, device: Any = "cpu", *, framework: str = "pt",
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or the number of a GPU.
         framework: ``"pt"`` or ``"np"``.
         backend: accepted for compatibility; Penstock finds the way to read by itself.
+        storage_options: as for ``penstock.open``.
 
     Raises:
         PenstockError: see ``penstock.open`` and ``Checkpoint.load``.
     """
     del backend
-    return open(filename).load(device=device, framework=framework)
+    return open(filename, storage_options=storage_options).load(device=device, framework=framework)
 
 
 def save_file(
@@ -103,6 +111,8 @@ class safe_open:  # noqa: N801 - the name people know
         framework: ``"pt"``, ``"np"``, ``"jax"`` or ``"dlpack"``.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or the number of a GPU.
         backend: accepted for compatibility; Penstock finds the way to read by itself.
+        storage_options: as for ``penstock.open``.
+        config: settings, as for ``penstock.open``.
 
     Raises:
         PenstockError: see ``penstock.open``. FileNotFoundError, ValueError and their like also catch it.
@@ -115,6 +125,7 @@ class safe_open:  # noqa: N801 - the name people know
         device: Any = "cpu",
         *,
         backend: Any = None,
+        storage_options: Mapping[str, Any] | None = None,
         config: Config | None = None,
     ) -> None:
         del backend
@@ -124,7 +135,7 @@ class safe_open:  # noqa: N801 - the name people know
         # Headers can be read where the GPU that tensors are for is not, as with safetensors.
         self._framework = framework
         self._device = device
-        self._open: Checkpoint | None = open(filename, config=config)
+        self._open: Checkpoint | None = open(filename, storage_options=storage_options, config=config)
 
     @property
     def _checkpoint(self) -> Checkpoint:

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use penstock::pipeline;
 use penstock::plan::{Plan, Selection};
-use penstock::store::{CachePolicy, DiskCache, Store, is_remote};
+use penstock::store::{CachePolicy, DiskCache, Router, Store, is_remote};
 use penstock::tune::{Kind, Settings, Storage, Survey};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
@@ -14,6 +14,7 @@ use pyo3::types::PyTuple;
 
 use crate::ahead::Ahead;
 use crate::config::Config;
+use crate::environment::{Options, environment};
 use crate::errors::{Failure, Outcome};
 use crate::session::{Mapped, Session};
 use crate::signals::interruptibly;
@@ -81,6 +82,7 @@ impl TensorInfo {
 pub struct Checkpoint {
     inner: Arc<penstock::checkpoint::Checkpoint>,
     survey: Survey,
+    router: Router,
     disk_cache: Option<DiskCache>,
 }
 
@@ -106,7 +108,8 @@ impl Checkpoint {
         if config.disk_cache() == self.disk_cache {
             return Arc::clone(&self.inner);
         }
-        Arc::new(self.inner.in_store(Arc::new(config.router())))
+        let policy = config.inner.cache.unwrap_or_default();
+        Arc::new(self.inner.in_store(Arc::new(self.router.cached_in(policy, config.disk_cache()))))
     }
 
     /// What most of these bytes lie on; each number belongs to an object.
@@ -127,39 +130,59 @@ impl Checkpoint {
 impl Checkpoint {
     /// Opens the checkpoint that `inputs` name: reads headers only, all of them in parallel.
     ///
-    /// Looks for signals while it waits for a server, so Ctrl-C raises KeyboardInterrupt from here.
+    /// The environment is copied here, with the GIL held, and serves the checkpoint's loads too. Looks for signals while it
+    /// waits for a server, so Ctrl-C raises KeyboardInterrupt from here.
     #[new]
-    fn new(py: Python<'_>, inputs: Vec<String>, config: &Config) -> PyResult<Self> {
-        let store = Arc::new(config.router());
+    #[pyo3(signature = (inputs, config, storage_options=None))]
+    fn new(
+        py: Python<'_>,
+        inputs: Vec<String>,
+        config: &Config,
+        storage_options: Option<Options>,
+    ) -> PyResult<Self> {
+        let router = config.router(environment(&inputs, storage_options)?);
+        let store = Arc::new(router.clone());
+        let inputs = absolute(inputs);
         let open = || penstock::checkpoint::Checkpoint::open(Arc::clone(&store) as _, &inputs);
         let inner = match inputs.iter().any(|input| is_remote(input)) {
             true => interruptibly(py, open, || store.interrupt())?,
             false => py.detach(open).map_err(Failure)?,
         };
         let disk_cache = config.disk_cache();
-        Ok(Self { inner: Arc::new(inner), survey: Survey::default(), disk_cache })
+        Ok(Self { inner: Arc::new(inner), survey: Survey::default(), router, disk_cache })
     }
 
     /// A catalogue of byte ranges (first, end) of any objects, each a tensor of bytes called "object:range" by their
     /// numbers. Headers are not read.
     #[staticmethod]
-    #[pyo3(signature = (ranges, config))]
-    fn of_ranges(py: Python<'_>, ranges: Vec<(String, Vec<(u64, u64)>)>, config: &Config) -> Outcome<Self> {
-        let store = Arc::new(config.router());
+    #[pyo3(signature = (ranges, config, storage_options=None))]
+    fn of_ranges(
+        py: Python<'_>,
+        ranges: Vec<(String, Vec<(u64, u64)>)>,
+        config: &Config,
+        storage_options: Option<Options>,
+    ) -> PyResult<Self> {
+        let locations: Vec<_> = ranges.iter().map(|(location, _)| location.clone()).collect();
+        let router = config.router(environment(&locations, storage_options)?);
+        let store = Arc::new(router.clone());
         let span = |(start, end): (u64, u64)| start..end;
         let wanted: Vec<_> = ranges
             .into_iter()
             .map(|(location, ranges)| (location, ranges.into_iter().map(span).collect()))
             .collect();
-        let inner = py.detach(|| penstock::checkpoint::Checkpoint::of_ranges(store, &wanted))?;
+        let open = || penstock::checkpoint::Checkpoint::of_ranges(Arc::clone(&store) as _, &wanted);
+        let inner = match locations.iter().any(|location| is_remote(location)) {
+            true => interruptibly(py, open, || store.interrupt())?,
+            false => py.detach(open).map_err(Failure)?,
+        };
         let disk_cache = config.disk_cache();
-        Ok(Self { inner: Arc::new(inner), survey: Survey::default(), disk_cache })
+        Ok(Self { inner: Arc::new(inner), survey: Survey::default(), router, disk_cache })
     }
 
     /// The same catalogue, of which each tensor is its bytes one after the other.
     fn as_bytes(&self) -> Self {
-        let disk_cache = self.disk_cache.clone();
-        Self { inner: Arc::new(self.inner.as_bytes()), survey: Survey::default(), disk_cache }
+        let (router, disk_cache) = (self.router.clone(), self.disk_cache.clone());
+        Self { inner: Arc::new(self.inner.as_bytes()), survey: Survey::default(), router, disk_cache }
     }
 
     /// Names of all tensors, sorted.
@@ -342,6 +365,19 @@ impl Checkpoint {
             Session::start(checkpoint, Arc::new(plan), &target, &settings, &storage)
         })
     }
+}
+
+/// Paths as they are from any working directory: it may be another one when the load begins. Those that cannot be are
+/// left as they are.
+fn absolute(inputs: Vec<String>) -> Vec<String> {
+    let absolute = |input: String| {
+        // The empty path, `~` and mistyped URLs are refused by what was typed.
+        let kept = input.is_empty() || input.starts_with(['/', '~']) || input.contains(':');
+        let made =
+            (!kept).then(|| std::path::absolute(&input).ok()?.into_os_string().into_string().ok()).flatten();
+        made.unwrap_or(input)
+    };
+    inputs.into_iter().map(absolute).collect()
 }
 
 /// The selection of `ranges` of a tensor, or of all of it.

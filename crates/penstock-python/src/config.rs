@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use penstock::store::{CachePolicy, DiskCache, Router};
+use penstock::store::{CachePolicy, DiskCache, Environment, Router};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
 
@@ -17,13 +17,9 @@ pub struct Config {
 }
 
 impl Config {
-    /// The stores that these settings lead to.
-    pub fn router(&self) -> Router {
-        let policy = self.inner.cache.unwrap_or_default();
-        match self.disk_cache() {
-            Some(cache) => Router::with_disk_cache(policy, cache),
-            None => Router::new(policy),
-        }
+    /// The stores that these settings and an environment lead to.
+    pub fn router(&self, environment: Environment) -> Router {
+        Router::with_environment(self.inner.cache.unwrap_or_default(), self.disk_cache(), environment)
     }
 
     pub fn disk_cache(&self) -> Option<DiskCache> {

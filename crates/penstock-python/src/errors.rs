@@ -2,7 +2,7 @@
 
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{IntoPyDict, PyDict};
 
 /// The engine's failure on its way to Python.
 pub struct Failure(pub Error);
@@ -45,6 +45,9 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     context.set_item("cause", error.cause())?;
     context.set_item("remedy", error.remedy_text())?;
     context.set_item("errno", error.os_error())?;
+    context.set_item("code", error.error_code().as_str())?;
+    context
+        .set_item("details", error.details().iter().map(|(name, value)| (*name, value)).into_py_dict(py)?)?;
     let class = py.import("penstock.errors")?.getattr(class)?;
     Ok(PyErr::from_value(class.call((error.to_string(),), Some(&context))?))
 }

@@ -4,12 +4,15 @@
 use std::path::Path;
 
 use penstock::memory::Window;
-use penstock::store::{CachePolicy, Entry, Lane, RemoteStore, Router, Store, is_remote};
+use penstock::store::{
+    CachePolicy, Entry, Lane, LocalStore, Patience, RemoteStore, Router, Store, is_remote,
+};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::errors::{Failure, Outcome};
+use crate::environment::{Options, environment};
+use crate::errors::Failure;
 use crate::signals::interruptibly;
 
 /// Locations, names and bytes of objects; names of what has objects below it.
@@ -20,16 +23,19 @@ type Listed = (Vec<(String, String, u64)>, Vec<String>);
 ///
 /// Looks for signals while it waits for a server, so Ctrl-C raises KeyboardInterrupt from here.
 #[pyfunction]
-pub fn list_objects(py: Python<'_>, location: &str) -> PyResult<Listed> {
+#[pyo3(signature = (location, storage_options=None))]
+pub fn list_objects(py: Python<'_>, location: &str, storage_options: Option<Options>) -> PyResult<Listed> {
+    let environment = environment(&[location.to_owned()], storage_options)?;
     if !is_remote(location) {
-        let entries = py.detach(|| Router::new(CachePolicy::default()).list(location)).map_err(Failure)?;
+        let entries =
+            py.detach(|| LocalStore::new(CachePolicy::default()).list(location)).map_err(Failure)?;
         let named = |Entry { location, bytes }| {
             let name = Path::new(&location).file_name().map(|name| name.to_string_lossy().into_owned());
             (location, name.unwrap_or_default(), bytes)
         };
         return Ok((entries.into_iter().map(named).collect(), Vec::new()));
     }
-    let store = RemoteStore::default();
+    let store = RemoteStore::new(environment, Patience::default());
     let listing = interruptibly(py, || store.find(location, false), || store.interrupt())?;
     let objects = listing.objects.into_iter().map(|found| (found.location, found.path, found.bytes));
     Ok((objects.collect(), listing.directories))
@@ -37,13 +43,24 @@ pub fn list_objects(py: Python<'_>, location: &str) -> PyResult<Listed> {
 
 /// The bytes of an object that is not larger than `limit`.
 #[pyfunction]
-pub fn read_object<'py>(py: Python<'py>, location: String, limit: u64) -> Outcome<Bound<'py, PyBytes>> {
-    let bytes = py.detach(|| read(&location, limit))?;
+#[pyo3(signature = (location, limit, storage_options=None))]
+pub fn read_object<'py>(
+    py: Python<'py>,
+    location: String,
+    limit: u64,
+    storage_options: Option<Options>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let environment = environment(std::slice::from_ref(&location), storage_options)?;
+    let router = Router::with_environment(CachePolicy::default(), None, environment);
+    let bytes = match is_remote(&location) {
+        true => interruptibly(py, || read(&router, &location, limit), || router.interrupt())?,
+        false => py.detach(|| read(&router, &location, limit)).map_err(Failure)?,
+    };
     Ok(PyBytes::new(py, &bytes))
 }
 
-fn read(location: &str, limit: u64) -> penstock::Result<Vec<u8>> {
-    let object = Router::new(CachePolicy::default()).open(location)?;
+fn read(router: &Router, location: &str, limit: u64) -> penstock::Result<Vec<u8>> {
+    let object = router.open(location)?;
     let size = object.bytes();
     let Some(len) = usize::try_from(size).ok().filter(|_| size <= limit) else {
         let cause = format!("it has {size} bytes, and at most {limit} are read whole");

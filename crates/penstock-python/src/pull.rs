@@ -4,11 +4,13 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use penstock::pull::{self, How, Item};
-use penstock::store::{self, RemoteStore, Store};
+use penstock::store::{self, Patience, RemoteStore, Store};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
 
+use crate::environment::{Options, environment};
 use crate::errors::{Failure, Outcome};
+use crate::logging;
 use crate::signals::{SIGNAL_CHECK, interruptibly};
 
 /// Paths, bytes and how each came; bytes that came over the network; seconds.
@@ -18,17 +20,20 @@ type Ended = (Vec<(String, u64, &'static str)>, u64, f64);
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Source {
     location: String,
+    store: RemoteStore,
     items: Vec<Item>,
 }
 
 #[pymethods]
 impl Source {
-    /// Finds what is there; Ctrl-C raises KeyboardInterrupt from here.
+    /// Finds what is there; Ctrl-C raises KeyboardInterrupt from here. The environment is copied here, for the pull too.
     #[new]
-    fn new(py: Python<'_>, location: String) -> PyResult<Self> {
-        let store = RemoteStore::default();
+    #[pyo3(signature = (location, storage_options=None))]
+    fn new(py: Python<'_>, location: String, storage_options: Option<Options>) -> PyResult<Self> {
+        let environment = environment(std::slice::from_ref(&location), storage_options)?;
+        let store = RemoteStore::new(environment, Patience::default());
         let items = interruptibly(py, || pull::find(&store, &location), || store.interrupt())?;
-        Ok(Self { location, items })
+        Ok(Self { location, store, items })
     }
 
     /// (path below the URL, bytes) of every object. Bytes are 0 where they are not known before it is opened.
@@ -54,8 +59,7 @@ impl Source {
                     .remedy("Check allow= and ignore=: they are compared with the whole path below the URL"),
             ));
         }
-        let store = RemoteStore::default();
-        let inner = py.detach(|| pull::Pull::start(&store, items, &destination, readers))?;
+        let inner = py.detach(|| pull::Pull::start(&self.store, items, &destination, readers))?;
         Ok(Pull { inner: Mutex::new(inner) })
     }
 }
@@ -78,7 +82,9 @@ impl Pull {
     ///
     /// Looks for signals, so Ctrl-C raises KeyboardInterrupt from here.
     fn wait(&self, py: Python<'_>) -> PyResult<Option<Ended>> {
-        let ended = self.locked(py, |pull| pull.wait(SIGNAL_CHECK)).map_err(Failure)?;
+        let ended = self.locked(py, |pull| pull.wait(SIGNAL_CHECK)).map_err(Failure);
+        logging::emit(py);
+        let ended = ended?;
         py.check_signals()?;
         Ok(ended.map(|pulled| {
             let how = |how| match how {

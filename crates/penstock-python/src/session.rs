@@ -152,7 +152,10 @@ impl Session {
             })?;
             match landed {
                 Some(landed) => return Ok(landed),
-                None => py.check_signals()?,
+                None => {
+                    crate::logging::emit(py);
+                    py.check_signals()?;
+                }
             }
         }
     }

@@ -7,6 +7,7 @@ use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
 
 use crate::errors::Failure;
+use crate::logging;
 
 /// How long a wait goes on before it looks for signals (Ctrl-C).
 pub const SIGNAL_CHECK: Duration = Duration::from_millis(50);
@@ -29,7 +30,9 @@ pub fn interruptibly<T: Send>(
             )
         })?;
         loop {
-            match py.detach(|| done.recv_timeout(SIGNAL_CHECK)) {
+            let waited = py.detach(|| done.recv_timeout(SIGNAL_CHECK));
+            logging::emit(py);
+            match waited {
                 Ok(done) => return done.map_err(|error| Failure(error).into()),
                 Err(RecvTimeoutError::Timeout) => py.check_signals().inspect_err(|_| {
                     interrupt();

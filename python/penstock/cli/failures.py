@@ -70,6 +70,7 @@ def describe(error: BaseException) -> dict[str, object]:
     message, remedy = _split(error)
     return {
         "type": type(error).__name__,
+        "code": getattr(error, "code", None) if isinstance(error, errors.PenstockError) else None,
         "message": message,
         "object": getattr(error, "object", None),
         "tensor": getattr(error, "tensor", None),

@@ -11,12 +11,12 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::closest::closest;
 use super::header::ParsedTensor;
 use super::open_all::{Opened, open_all};
 use super::place::shown;
 use super::source::{Resolved, ResolvedIndex, resolve};
 use super::{Dtype, TensorInfo};
+use crate::closest::closest;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{Identity, Object, Store};
 

@@ -9,7 +9,6 @@
 //! Nothing here reads a tensor's bytes, and nothing knows where they will go.
 
 mod catalogue;
-mod closest;
 mod common;
 mod dtype;
 pub mod header;

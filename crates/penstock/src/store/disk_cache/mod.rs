@@ -58,6 +58,12 @@ impl CachingStore {
         Self { inner, local: LocalStore::new(policy), directory: cache.map(Directory::new) }
     }
 
+    /// The same remote store behind another cache, or none.
+    #[must_use]
+    pub fn cached_in(&self, cache: Option<DiskCache>, policy: CachePolicy) -> Self {
+        Self::new(self.inner.clone(), cache, policy)
+    }
+
     /// The same store for another load, whose requests share nothing with those of this one but connections.
     #[must_use]
     pub fn another_course(&self) -> Self {

@@ -71,7 +71,7 @@ pub(super) fn make(address: &Address, environment: &Environment, connector: Conn
     if let Some(parts) = &parts {
         // Some name the endpoint only.
         if ["AccountKey", "SharedAccessSignature"].iter().any(|part| parts.contains_key(*part)) {
-            credentials = CONNECTION_STRING;
+            credentials = environment.origin(CONNECTION_STRING);
         }
         builder = connected(builder, parts, environment);
     } else if environment.is_set(&["AZURE_STORAGE_USE_EMULATOR"]) && of_location.is_none() {
@@ -114,6 +114,7 @@ fn source(environment: &Environment) -> &'static str {
     ]
     .into_iter()
     .find(|name| environment.get(&[name]).is_some())
+    .map(|name| environment.origin(name))
     .unwrap_or("the machine's managed identity")
 }
 

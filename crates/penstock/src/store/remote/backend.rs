@@ -16,7 +16,7 @@ use super::keys::Renewable;
 use super::retry::Patience;
 use super::runtime::Net;
 use super::transport::{ClientKey, Connector};
-use super::{azure, gcs, s3, trust};
+use super::{azure, gcs, s3};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Where credentials for a plain HTTP server are from.
@@ -31,7 +31,7 @@ pub(super) struct BackendKey {
     account: Option<(String, String)>,
     /// A signature that comes with the location, or the URL of a plain HTTP object.
     query: String,
-    environment: u64,
+    environment: Arc<Environment>,
     patience: Patience,
 }
 
@@ -88,11 +88,8 @@ impl Backend {
         region: Option<String>,
         course: &Course,
     ) -> Result<Self> {
-        let client = ClientKey {
-            patience,
-            bundle: trust::bundle(environment, address.provider),
-            follow: address.provider == Provider::Web,
-        };
+        let client =
+            ClientKey::of(environment, address.provider, patience, address.provider == Provider::Web)?;
         // A setting that cannot be is met here rather than by every request.
         client.tls()?;
         let connector = Connector(client.clone());
@@ -143,13 +140,13 @@ impl Backend {
     }
 }
 
-fn key(address: &Address, environment: &Environment, patience: Patience) -> BackendKey {
+fn key(address: &Address, environment: &Arc<Environment>, patience: Patience) -> BackendKey {
     BackendKey {
         provider: address.provider,
         bucket: address.bucket.clone(),
         account: address.account.clone(),
         query: address.query.clone(),
-        environment: environment.fingerprint(),
+        environment: Arc::clone(environment),
         patience,
     }
 }

@@ -169,7 +169,7 @@ impl Object for RemoteObject {
         if self.meta.e_tag.is_some() || self.meta.version.is_some() || dated {
             return Ok(());
         }
-        let now = super::inspect(&self.backend, &self.path, &Course::default())
+        let now = super::inspect(&self.backend, &self.path, &Course::hasty())
             .map_err(|error| error.object(&self.location))?;
         if super::fetch::is_same(&self.meta, &now) {
             return Ok(());

@@ -34,7 +34,7 @@ use super::listing::Listing;
 use super::object::{self, RemoteObject};
 use super::retry::Patience;
 use super::transport::ClientKey;
-use super::{open, told, trust};
+use super::{open, told};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::standin::StandIn;
 use crate::store::{Identity, LocalStore, Object, Store};
@@ -231,8 +231,7 @@ impl<'a> Hub<'a> {
             Error::new(ErrorKind::Config, format!("HF_ENDPOINT={endpoint} is no URL"))
                 .remedy("Write HF_ENDPOINT=https://host, or unset it")
         })?;
-        let bundle = trust::bundle(self.environment, Provider::Hub);
-        let client = ClientKey { patience: self.patience, bundle, follow: false };
+        let client = ClientKey::of(self.environment, Provider::Hub, self.patience, false)?;
         let sender = Sender::new(client.clone(), &endpoint, token.as_deref());
         Ok(match login {
             Some(url) => sender.logged_in(&client.client()?, url),

@@ -4,7 +4,7 @@
 //! finger. The search is linear over all names with a bounded edit distance, and runs only when an error is made.
 
 /// Up to three of `names` that `wanted` may have meant, the likeliest first.
-pub(super) fn closest<'n>(wanted: &str, names: impl Iterator<Item = &'n str>) -> Vec<&'n str> {
+pub(crate) fn closest<'n>(wanted: &str, names: impl Iterator<Item = &'n str>) -> Vec<&'n str> {
     let mut scored: Vec<_> = names.filter_map(|name| Some((score(wanted, name)?, name))).collect();
     scored.sort_unstable();
     scored.into_iter().take(3).map(|(_, name)| name).collect()
