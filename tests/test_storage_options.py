@@ -30,10 +30,12 @@ def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def gateway(tmp_path: Path, plain: None) -> Iterator[tuple[servers.Remote, dict[str, Raw]]]:
+def gateway(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[servers.Remote, dict[str, Raw]]]:
     (tmp_path / "one").mkdir()
     body, held = shard(tmp_path, 0)
     with servers.s3(tmp_path / "one") as remote:
+        # Later than the server, which is found below the user's directory.
+        request.getfixturevalue("plain")
         remote.put("m/a.safetensors", body)
         yield remote, held
 

@@ -397,7 +397,8 @@ fn a_listing_whose_pages_lead_back_is_an_error() {
         Act::Refuse(200, vec![("link", format!("<?cursor={next}>; rel=\"next\""))], "[]".into())
     });
     let endpoint = server.url("");
-    let store = RemoteStore::new(Environment::of([("HF_ENDPOINT", &*endpoint), ("HF_HOME", "/nowhere")]), patience());
+    let store =
+        RemoteStore::new(Environment::of([("HF_ENDPOINT", &*endpoint), ("HF_HOME", "/nowhere")]), patience());
     let error = soon(move || store.list("hf://org/model").unwrap_err());
     assert_eq!(error.error_code(), Code::EndlessListing, "{error}");
     assert!(server.requests() <= 5, "{:?}", server.log());

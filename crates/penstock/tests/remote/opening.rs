@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use penstock::{Code, ErrorKind};
 use penstock::checkpoint::{Checkpoint, resolve};
 use penstock::store::{Environment, RemoteStore, Store};
+use penstock::{Code, ErrorKind};
 
 use super::servers::http::{Act, Server, Source};
 use super::servers::{self, patience};
@@ -306,7 +306,10 @@ fn anonymous(root: &str, url: &str) -> Environment {
         "gs" => Environment::of([("STORAGE_EMULATOR_HOST", url)]),
         _ => {
             let connection = format!("AccountName=devstoreaccount1;BlobEndpoint={url}");
-            Environment::of([("AZURE_STORAGE_CONNECTION_STRING", &*connection), ("AZURE_SKIP_SIGNATURE", "true")])
+            Environment::of([
+                ("AZURE_STORAGE_CONNECTION_STRING", &*connection),
+                ("AZURE_SKIP_SIGNATURE", "true"),
+            ])
         }
     }
 }
@@ -322,14 +325,18 @@ fn opening_outlasts_what_loading_outlasts() {
         let again = act.clone();
         server.script(move |_, number| if number < failures { again.clone() } else { Act::Serve });
         let (store, location) = (store.clone(), location.clone());
-        let opened = super::soon(move || open(&store, &location)).unwrap_or_else(|error| panic!("{act:?}: {error}"));
+        let opened =
+            super::soon(move || open(&store, &location)).unwrap_or_else(|error| panic!("{act:?}: {error}"));
         assert_eq!((opened.tensors().len(), server.requests()), (1, failures + 1), "{act:?}");
     }
     // Listings, too.
     server.script(move |_, number| match number < failures {
         true => Act::Refuse(503, Vec::new(), String::new()),
-        false => Act::Answer("<ListBucketResult><Contents><Key>p/a</Key><Size>1</Size><LastModified>2026-11-21T06:47:41Z\
-                              </LastModified></Contents></ListBucketResult>".into()),
+        false => Act::Answer(
+            "<ListBucketResult><Contents><Key>p/a</Key><Size>1</Size><LastModified>2026-11-21T06:47:41Z\
+                              </LastModified></Contents></ListBucketResult>"
+                .into(),
+        ),
     });
     let store = RemoteStore::new(anonymous("s3://b", &server.url("")), patience());
     assert_eq!(super::soon(move || store.list("s3://b/p/")).unwrap().len(), 1);
