@@ -275,7 +275,7 @@ pub(super) fn gave_up(backend: &Backend, given_up: &GivenUp, loading: bool) -> E
         let error = Error::new(ErrorKind::Access, cause).code(given_up.code);
         return error.remedy(no_credentials(backend));
     }
-    let remedy = if cause.contains("the proxy ") {
+    let remedy = if cause.contains("no connection to the proxy") {
         "Check the proxy that the variable names, or unset the variable; what is to be reached without it goes to NO_PROXY"
     } else if cause.contains("no connection") {
         "Check the endpoint, the network and its proxies (HTTP_PROXY, HTTPS_PROXY, NO_PROXY)"
