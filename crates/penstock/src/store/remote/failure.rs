@@ -343,10 +343,10 @@ fn denied(backend: &Backend, code: &str) -> String {
         "ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired" | "invalid_grant" => {
             return match &*backend.credentials() {
                 "environment variables" => {
-                    "The session has expired: set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN anew"
+                    "The credentials have expired: set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN anew"
                         .into()
                 }
-                "storage_options" => "The session has expired: give new key, secret and token".into(),
+                "storage_options" => "The credentials have expired: give new key, secret and token".into(),
                 origin => format!("The credentials ({origin}) have expired: sign in again"),
             };
         }

@@ -308,7 +308,9 @@ pub(super) fn http_error(error: reqwest::Error) -> HttpError {
 /// A failure without an answer, in the words of whoever noticed it first, which name no URL.
 fn words(error: &reqwest::Error, host: &str, proxy: Option<String>) -> String {
     // Where a tunnel or a greeting failed, the proxy was reached.
-    let tunnel = causes(error).any(|cause| cause.to_string().starts_with("tunnel error"));
+    let tunnel = causes(error)
+        .map(ToString::to_string)
+        .any(|cause| cause.starts_with("tunnel error") && !cause.contains("underlying connection"));
     let proxy = proxy
         .filter(|_| error.is_connect() && !tunnel && !causes(error).any(|cause| cause.is::<rustls::Error>()));
     let place = match &proxy {

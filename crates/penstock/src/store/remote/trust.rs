@@ -59,7 +59,8 @@ pub(super) fn bundle(environment: &Environment, provider: Provider) -> Option<Bu
         (!paths.is_empty()).then_some(Bundle { variable: OPENSSL[0], paths })
     };
     let of_all = || ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"].into_iter().find_map(named);
-    of_provider.or_else(of_openssl).or_else(of_all)
+    let file_is_set = environment.get(&[OPENSSL[0]]).is_some();
+    of_provider.or_else(|| (!file_is_set).then(of_all).flatten()).or_else(of_openssl)
 }
 
 /// The settings of TLS with the certificates of `bundle`, else the system's.
