@@ -1,7 +1,7 @@
 """Storage options as people give them, for the engine.
 
-``storage_options`` names credentials, endpoints and settings of remote stores for one call, as in pandas and fsspec. Which
-names there are, and what they mean, the engine knows; here only what Python adds is unpacked: nested mappings, paths
+``storage_options`` names credentials, endpoints and settings of remote stores for one call, as in pandas and fsspec.
+Which names there are, and what they mean, the engine knows; here only what Python adds is unpacked: nested mappings, paths
 and numbers.
 """
 
@@ -22,8 +22,8 @@ def engine_options(given: Mapping[str, Any] | None) -> list[tuple[str, str]] | N
     """The options as text, without those that are None.
 
     Raises:
-        ConfigError: what is given is no mapping from names, or a value is nothing that can be written as text. Values are
-            not shown: they may be secret.
+        ConfigError: what is given is no mapping from names, or a value is nothing that can be written as text. Values
+            are not shown: they may be secret.
     """
     if given is None:
         return None
@@ -54,7 +54,7 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, Mapping) and name == "token":  # of gcsfs: a service account's key
         return json.dumps(dict(value))
     raise ConfigError(
-        f"storage_options: the value of {name!r} is a {type(value).__name__}; text, a path, a number or a bool is needed"
+        f"storage_options: the value of {name!r} is a {type(value).__name__}: text, path, number or bool is needed"
     )
 
 

@@ -93,7 +93,8 @@ def number(name: str, least: int) -> int | None:
 
 def storage_options(paths: Iterable[str], given: S3Credentials | None = None) -> dict[str, str]:
     """What Penstock is to reach the store of these paths with: the credentials given, and what this interface's
-    variables say of stores. The environment stays as it is."""
+    variables say of stores. The environment stays as it is.
+    """
     path = next(iter(paths), "")
     if is_s3_path(path):
         endpoint = os.environ.get("RUNAI_STREAMER_S3_ENDPOINT")
