@@ -1,8 +1,8 @@
 """Storage options as people give them, for the engine.
 
 ``storage_options`` names credentials, endpoints and settings of remote stores for one call, as in pandas and fsspec.
-Which names there are, and what they mean, the engine knows; here only what Python adds is unpacked: nested mappings, paths
-and numbers.
+The engine knows which names there are, and what they mean. Here only what Python adds is unpacked: nested mappings,
+paths and numbers.
 """
 
 from __future__ import annotations
