@@ -5,6 +5,7 @@ The engine does the work; here it is asked for, waited for and told of.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
@@ -13,6 +14,8 @@ from typing import Literal, NamedTuple
 
 from penstock._native import Config, Source
 from penstock.progress import ProgressOption, teller
+
+logger = logging.getLogger(__name__)
 
 
 class PulledFile(NamedTuple):
@@ -64,7 +67,8 @@ def pull(
 
     What is there already, of the same size and version, is not fetched again. A pull that was cut off, even by a kill,
     is taken up where it stopped by the next one to the same directory; what it needs for that is in ``dst/.penstock``.
-    Pulls to one directory take turns, so every process of a job may call this.
+    Pulls to one directory take turns, so every process of a job may call this; one that waits for another for some
+    seconds says so in the log, with the lock's path.
 
     Args:
         url: a prefix of an object store (``s3://``, ``gs://``, ``az://``, …), with everything below it; a repository of
@@ -79,8 +83,8 @@ def pull(
 
     Raises:
         ObjectNotFoundError: nothing is there, or nothing that is wanted.
-        ObjectAccessError: the store denies access; a key or a link would lead out of the directory, which cannot be
-            written to.
+        ObjectAccessError: the store denies access; a key or a link would lead out of the directory; ``dst`` is a file, or
+            a directory that cannot be written to.
         ObjectChangedError: an object was replaced while it came.
         StorageError: the network or the disk failed, or the disk is full.
     """
@@ -108,7 +112,11 @@ def pull_entries(
     told = 0
     shown = teller(progress, total, "Pulling")
     try:
+        said = False
         while (ended := running.wait()) is None:
+            if not said and (lock := running.waits_for()) is not None:
+                logger.warning("another pull to %s is running: waiting for it (it holds %s)", os.fspath(dst), lock)
+                said = True
             done, _ = running.progress()
             shown.advance(done - told)
             told = done

@@ -97,6 +97,11 @@ impl Pull {
         (progress.done_bytes, progress.bytes)
     }
 
+    /// The lock for which it has been waiting for some seconds, as another pull to the same directory goes on; else None.
+    fn waits_for(&self, py: Python<'_>) -> Option<String> {
+        self.locked(py, |pull| pull.waits_for()).map(|lock| lock.display().to_string())
+    }
+
     /// Stops it, and returns when nothing of it runs. What came so far is kept for the next pull.
     fn stop(&self, py: Python<'_>) {
         self.locked(py, pull::Pull::stop);

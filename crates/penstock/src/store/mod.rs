@@ -61,7 +61,9 @@ pub trait Store: Send + Sync {
 
     /// Opens the object at `location` for reading if it is still the version with that identity.
     ///
-    /// A store that can ask for a version by name does not ask what is there now: every read will.
+    /// A store that can ask for a version by name does not ask what is there now: every read will. Where it cannot be told
+    /// whether a file is the same (only its change time differs), it is opened, and its identity is another: whoever relies
+    /// on what was read of it before has to compare that.
     ///
     /// # Errors
     /// `Changed` if it is not; as for [`Store::open`].
@@ -70,9 +72,7 @@ pub trait Store: Send + Sync {
         if object.identity() == *identity {
             return Ok(object);
         }
-        Err(Error::new(ErrorKind::Changed, "the file was replaced or written to since its header was read")
-            .object(object.location())
-            .remedy("Open the checkpoint again"))
+        Err(replaced(object.location()))
     }
 
     /// The objects directly under `prefix` (a directory), sorted by location; not recursive.
@@ -96,6 +96,13 @@ pub trait Store: Send + Sync {
     /// Has what waits for this store end now, with `Cancelled`, and later reads and openings not begin. A hint: what takes
     /// no longer than a disk does may go on.
     fn interrupt(&self) {}
+}
+
+/// The failure of [`Store::reopen`] where another version is there.
+fn replaced(location: &str) -> Error {
+    Error::new(ErrorKind::Changed, "the file was replaced or written to since its header was read")
+        .object(location)
+        .remedy("Open the checkpoint again")
 }
 
 /// An open object: a fixed sequence of bytes that many threads may read at once.

@@ -15,10 +15,13 @@ mod reading;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{Entry, Identity, Object, Store};
+use super::{Entry, Identity, Object, Store, replaced};
 use crate::error::{Error, ErrorKind, Result};
 
 use file::LocalFile;
+
+#[cfg(feature = "remote")]
+pub(super) use file::differ_in_change_time;
 
 pub(crate) use handle::OwnHandle;
 
@@ -73,13 +76,25 @@ impl LocalStore {
     }
 }
 
-impl Store for LocalStore {
-    fn open(&self, location: &str) -> Result<Arc<dyn Object>> {
+impl LocalStore {
+    fn open_file(&self, location: &str) -> Result<LocalFile> {
         if let Some((scheme, _)) = location.split_once("://") {
             let cause = format!("{scheme}:// locations are not supported");
             return Err(Error::new(ErrorKind::NotFound, cause).remedy("Give a path of this machine"));
         }
-        Ok(Arc::new(LocalFile::open(Path::new(location), self.cache)?))
+        LocalFile::open(Path::new(location), self.cache)
+    }
+}
+
+impl Store for LocalStore {
+    fn open(&self, location: &str) -> Result<Arc<dyn Object>> {
+        self.open_file(location).map(|file| Arc::new(file) as Arc<dyn Object>)
+    }
+
+    /// A file whose change time alone differs is opened: see `file`.
+    fn reopen(&self, location: &str, identity: &Identity) -> Result<Arc<dyn Object>> {
+        let file = self.open_file(location)?;
+        if file.is_likely(identity) { Ok(Arc::new(file)) } else { Err(replaced(location)) }
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<Entry>> {

@@ -44,6 +44,9 @@ pub(super) struct Backend {
     keys: Option<Arc<dyn Renewable>>,
     /// S3: the region that requests are signed for.
     pub(super) region: Option<String>,
+    /// What serves the bucket, whatever region or host name it is reached by: no two backends of one endpoint have
+    /// different buckets of one name. Without secrets. Empty where the location says it.
+    pub(super) endpoint: String,
     /// The hub: the repository's page.
     pub(super) page: Option<String>,
     pub(super) environment: Arc<Environment>,
@@ -56,6 +59,7 @@ pub(super) struct Made {
     pub(super) credentials: String,
     pub(super) keys: Option<Arc<dyn Renewable>>,
     pub(super) region: Option<String>,
+    pub(super) endpoint: String,
 }
 
 impl Backend {
@@ -112,8 +116,8 @@ impl Backend {
         environment: Arc<Environment>,
         patience: Patience,
     ) -> Self {
-        let Made { store, credentials, keys, region } = made;
-        Self { provider, store, credentials, keys, region, page: None, environment, patience }
+        let Made { store, credentials, keys, region, endpoint } = made;
+        Self { provider, store, credentials, keys, region, endpoint, page: None, environment, patience }
     }
 
     /// The same, for a repository with a page.
@@ -182,5 +186,12 @@ fn web(address: &Address, connector: Connector) -> Result<Made> {
         (false, false) => OF_QUERY,
         (false, true) => "none",
     };
-    Ok(Made { store: Arc::new(store), credentials: credentials.into(), keys: None, region: None })
+    let endpoint = String::new();
+    Ok(Made { store: Arc::new(store), credentials: credentials.into(), keys: None, region: None, endpoint })
+}
+
+/// A URL of a setting as part of [`Backend::endpoint`]: without secrets, and written in one way.
+pub(super) fn normal(url: &str) -> String {
+    let parsed = url::Url::parse(url).map_or_else(|_| url.to_owned(), String::from);
+    crate::store::shown(&parsed).trim_end_matches('/').to_owned()
 }

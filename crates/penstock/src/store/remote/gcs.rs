@@ -12,7 +12,7 @@ use std::sync::Arc;
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 
 use super::address::Address;
-use super::backend::{Made, never_again, refused};
+use super::backend::{Made, never_again, normal, refused};
 use super::environment::Environment;
 use super::google::{self, Account, well_known};
 use super::keys::{Keys, Renewable};
@@ -96,6 +96,8 @@ pub(super) fn make(
     if let Some(keys) = &keys {
         builder = builder.with_credentials(Arc::clone(keys) as _);
     }
+    let endpoint = builder.get_config_value(&GoogleConfigKey::BaseUrl);
+    let endpoint = normal(endpoint.as_deref().unwrap_or("https://storage.googleapis.com"));
     let store = builder
         .with_bucket_name(&address.bucket)
         .with_retry(never_again())
@@ -103,7 +105,7 @@ pub(super) fn make(
         .build()
         .map_err(|error| refused(address, environment, &error).remedy(REMEDY))?;
     let keys = keys.map(|keys| keys as Arc<dyn Renewable>);
-    Ok(Made { store: Arc::new(store), credentials, keys, region: None })
+    Ok(Made { store: Arc::new(store), credentials, keys, region: None, endpoint })
 }
 
 /// What to do where there are no credentials.

@@ -46,6 +46,7 @@ mod web;
 mod whole;
 mod witness;
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -127,23 +128,34 @@ impl RemoteStore {
         object::is_likely(listed, opened)
     }
 
-    /// Bytes of the version that an identity stands for, and whether a tag names it; `None` where nothing does, not even
-    /// a date.
-    pub(super) fn described(identity: &Identity) -> Option<(u64, bool)> {
-        let named = object::is_likely(identity, identity);
-        let meta = object::version(&Path::default(), identity).filter(|_| named)?;
-        Some((meta.size, meta.e_tag.is_some() || meta.version.is_some()))
+    /// Bytes of the version that an identity stands for, if something names these bytes and no others.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub(super) fn bytes_of_named(identity: &Identity) -> Result<u64, Cow<'static, str>> {
+        object::bytes_of_named(identity)
     }
 
-    /// A location without secrets, as far as it is needed to tell an object from others with the same tag: on the hub
-    /// not its revision, as an unchanged file is the same object in the next commit. Of a key it is all of it: what is
-    /// there under that name is not there under another, so no part of it is a signature.
-    pub(super) fn lasting(location: &str) -> String {
-        match Hub::of_any_revision(location) {
-            Some(of_hub) => of_hub,
-            None if super::is_key(location) => location.to_owned(),
-            None => super::shown(location).into_owned(),
+    /// What a location names whatever its version: the endpoint and the account that serve it, and the location without
+    /// secrets and without the query of an HTTP URL. On the hub also without its revision, as an unchanged file is the
+    /// same object in the next commit. Of a key it is all of it: what is there under that name is not there under
+    /// another, so no part of it is a signature.
+    ///
+    /// # Errors
+    /// As for [`Store::open`], where it is no location.
+    pub(super) fn resource(&self, location: &str) -> Result<String> {
+        if let Some(file) = Hub::of_any_revision(location) {
+            return Ok(format!("{}\n{file}", self.hub(&self.environment()).endpoint()));
         }
+        let plain = match super::is_key(location) {
+            true => location.to_owned(),
+            false => super::shown(location).into_owned(),
+        };
+        if Address::parse(location)?.provider == Provider::Web {
+            return Ok(plain);
+        }
+        let (_, backend, _) = self.reach(location)?;
+        Ok(format!("{}\n{plain}", backend.endpoint))
     }
 
     fn hub<'a>(&'a self, environment: &'a Arc<Environment>) -> Hub<'a> {

@@ -20,7 +20,7 @@ use object_store::aws::AmazonS3Builder;
 
 use super::address::Address;
 use super::aws::{Chain, DEFAULT_REGION, load};
-use super::backend::{Made, never_again, refused};
+use super::backend::{Made, never_again, normal, refused};
 use super::course::Course;
 use super::environment::Environment;
 use super::keys::{Keys, Renewable};
@@ -69,6 +69,8 @@ pub(super) fn make(
         .with_http_connector(Connector(client));
     let endpoint = endpoint(environment, files.as_ref());
     let express = bucket.ends_with("--x-s3");
+    // Names of buckets are unique within a partition of AWS.
+    let served_by = endpoint.as_deref().map_or_else(|| s3_hosts::partition(&region).to_owned(), normal);
     builder = match endpoint {
         Some(endpoint) => {
             let by_host = by_host(environment, files.as_ref());
@@ -104,7 +106,13 @@ pub(super) fn make(
     let credentials = if anonymous { "none (AWS_SKIP_SIGNATURE)" } else { "AWS's default chain" };
     let store = builder.build().map_err(|error| refused(address, environment, &error))?;
     let keys = keys.map(|keys| keys as Arc<dyn Renewable>);
-    Ok(Made { store: Arc::new(store), credentials: credentials.into(), keys, region: Some(region) })
+    Ok(Made {
+        store: Arc::new(store),
+        credentials: credentials.into(),
+        keys,
+        region: Some(region),
+        endpoint: served_by,
+    })
 }
 
 /// Credentials in variables, which come first in AWS's chain too.

@@ -98,6 +98,11 @@ impl<'a> Hub<'a> {
         Some(HubAddress::parse(location).ok()?.of_any_revision())
     }
 
+    /// Where the hub is, without secrets.
+    pub(super) fn endpoint(&self) -> &str {
+        &self.settings.endpoint
+    }
+
     /// Opens a file at the commit that its revision is.
     pub(super) fn open(&self, location: &str) -> Result<Arc<dyn Object>> {
         let address = HubAddress::parse(location)?;
@@ -128,7 +133,7 @@ impl<'a> Hub<'a> {
         let opened = || {
             let commit = self.commit(&address)?;
             if let Some(object) =
-                self.cached(&address, &commit)?.filter(|object| object.identity() == *identity)
+                self.cached(&address, &commit)?.filter(|object| local::is_likely(&object.identity(), identity))
             {
                 return Ok(object);
             }
@@ -156,7 +161,7 @@ impl<'a> Hub<'a> {
         let commit = self.commit(&address).ok()?;
         let file = CachedRepository::of(&self.settings, &address)?.file(&commit, &address.path)?;
         let opened = self.local.open(file.to_str()?).ok()?;
-        (local::identity(&file, &*opened) == *identity).then_some(file)
+        local::is_likely(&local::identity(&file, &*opened), identity).then_some(file)
     }
 
     /// What is in a repository or a directory of it.
@@ -255,6 +260,7 @@ impl<'a> Hub<'a> {
             credentials: self.settings.token_from.clone(),
             keys: None,
             region: None,
+            endpoint: self.settings.endpoint.clone(),
         };
         let environment = Arc::new(self.settings.with_token(self.environment));
         let page = address.page(&self.settings.endpoint);
