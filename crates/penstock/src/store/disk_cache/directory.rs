@@ -13,7 +13,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -42,6 +42,8 @@ const SHARE: (u64, u64) = (4, 5);
 /// How long to wait for a process that makes or removes entries: longer than removing large files takes.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 const LOCK_CHECK: Duration = Duration::from_millis(5);
+/// How long after that nobody waits at all, so that a load of many shards does not wait once for each.
+const LOCKED_OUT: Duration = Duration::from_secs(60);
 
 /// A directory of entries.
 #[derive(Debug, Clone)]
@@ -49,6 +51,8 @@ pub(super) struct Directory {
     root: PathBuf,
     earlier: Vec<PathBuf>,
     bound: Option<u64>,
+    /// When the lock could not be had in time: others do not wait for it again so soon.
+    locked_out: Arc<Mutex<Option<Instant>>>,
 }
 
 /// A complete entry, which stays as long as this is held.
@@ -102,7 +106,8 @@ struct Candidate {
 impl Directory {
     pub(super) fn new(settings: DiskCache) -> Self {
         let earlier = EARLIER.iter().map(|format| settings.directory.join(format)).collect();
-        Self { root: settings.directory.join(FORMAT), earlier, bound: settings.bytes }
+        let root = settings.directory.join(FORMAT);
+        Self { root, earlier, bound: settings.bytes, locked_out: Arc::default() }
     }
 
     /// The entry of that key, if it is complete.
@@ -178,13 +183,16 @@ impl Directory {
         let how = &mut OpenOptions::new();
         let lock = open(&self.root.join("lock"), how.write(true).create(true).truncate(false).mode(0o644));
         let lock = CloseOnForkFile::new(lock.map_err(|error| self.not_writable(&error))?);
-        let end = Instant::now() + LOCK_PATIENCE;
+        let locked_out = || self.locked_out.lock().unwrap_or_else(PoisonError::into_inner);
+        let recently = locked_out().is_some_and(|then| then.elapsed() < LOCKED_OUT);
+        let end = Instant::now() + if recently { Duration::ZERO } else { LOCK_PATIENCE };
         loop {
             match flock(&*lock, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(lock),
                 Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < end => std::thread::sleep(LOCK_CHECK),
                 Err(Errno::WOULDBLOCK | Errno::INTR) => {
                     let lock = self.root.join("lock");
+                    *locked_out() = Some(Instant::now());
                     return Err(format!(
                         "the disk cache was not used: another process holds {} for longer than {} s",
                         lock.display(),
