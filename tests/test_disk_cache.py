@@ -181,7 +181,8 @@ def test_a_child_that_outlives_a_killed_load_keeps_no_entry_locked(model: Model,
         [sys.executable, "-c", KILLED, model.url, str(model.cache)], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    child = int(process.stdout.readline())
+    with process.stdout:
+        child = int(process.stdout.readline())
     try:
         process.wait(60)
         (entry,) = (entry for entry in model.cache.glob("*/*") if entry.is_dir())

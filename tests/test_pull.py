@@ -292,7 +292,8 @@ def test_a_forked_child_does_not_keep_the_lock(slow: Slow, tmp_path: Path, how: 
         [sys.executable, "-c", FORKED, slow.url, str(tmp_path), how], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    child = int(process.stdout.readline())
+    with process.stdout:
+        child = int(process.stdout.readline())
     try:
         if how == "live":
             assert process.wait(60) == 0

@@ -274,8 +274,7 @@ impl Checkpoint {
         let header = super::header::read(object, &mut Lane::default());
         let is_same = header.is_ok_and(|header| {
             let start = header.data_start;
-            let there: HashMap<_, _> =
-                header.tensors.iter().map(|tensor| (&*tensor.name, tensor)).collect();
+            let there: HashMap<_, _> = header.tensors.iter().map(|tensor| (&*tensor.name, tensor)).collect();
             start == self.objects[index].data_start
                 && ours.all(|ours| {
                     there.get(&*ours.name).is_some_and(|there| {

@@ -72,8 +72,7 @@ fn register(descriptor: i32) -> &'static AtomicI32 {
     // SAFETY: null, or leaked below and never freed; `next` is written before the place is published.
     let mut at = unsafe { head.cast_const().as_ref() };
     while let Some(place) = at {
-        let taken =
-            place.descriptor.compare_exchange(FREE, descriptor, Ordering::AcqRel, Ordering::Relaxed);
+        let taken = place.descriptor.compare_exchange(FREE, descriptor, Ordering::AcqRel, Ordering::Relaxed);
         if taken.is_ok() {
             return &place.descriptor;
         }

@@ -184,7 +184,8 @@ impl Part {
 
     /// The checksum of the whole file, once it is complete.
     pub(super) fn checksum(&self) -> u64 {
-        let blocks = (0..self.blocks()).map(|block| (self.map.get(block).unwrap_or(0), length(&self.map.range(block))));
+        let blocks = (0..self.blocks())
+            .map(|block| (self.map.get(block).unwrap_or(0), length(&self.map.range(block))));
         blocks.reduce(append).map_or_else(|| checksum(b""), |(all, _)| all)
     }
 

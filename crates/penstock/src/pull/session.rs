@@ -151,7 +151,9 @@ impl Pull {
     pub fn wait(&mut self, timeout: Duration) -> Result<Option<Pulled>> {
         if !self.owner.is_current() {
             let cause = "the pull belongs to the process that this one was forked from";
-            return Err(Error::new(ErrorKind::Cancelled, cause).remedy("Begin a pull of its own in the child"));
+            return Err(
+                Error::new(ErrorKind::Cancelled, cause).remedy("Begin a pull of its own in the child")
+            );
         }
         let Some(ended) = &self.ended else { return Err(cancelled()) };
         match ended.recv_timeout(timeout) {
@@ -221,7 +223,9 @@ impl Shared {
         for (number, item) in self.items.iter().enumerate() {
             let stat = tree.stat(&tree.directory_of(&item.path)?, &item.path)?;
             match stat {
-                Some(stat) if matches!(ledger.holds(item, &stat), Known::Same) => self.done(number, item.bytes, How::Kept),
+                Some(stat) if matches!(ledger.holds(item, &stat), Known::Same) => {
+                    self.done(number, item.bytes, How::Kept)
+                }
                 _ => wanted.push(number),
             }
         }
@@ -236,7 +240,8 @@ impl Shared {
             .remedy("Free some space, or pull to another disk"));
         }
         let ends = wanted.clone();
-        let blocks = wanted.iter().map(|number| 1 + self.items[*number].bytes / RequestSize::FIRST_BYTES).sum::<u64>();
+        let blocks =
+            wanted.iter().map(|number| 1 + self.items[*number].bytes / RequestSize::FIRST_BYTES).sum::<u64>();
         let work = Arc::new(Work::of(wanted));
         *lock(&self.work) = Some(Arc::clone(&work));
         if self.is_cancelled() {
@@ -292,7 +297,9 @@ impl Shared {
             }
             let buffer = match &mut buffer {
                 Some(buffer) => buffer,
-                none => none.insert(Region::reserve(MOST_BLOCKS * usize::try_from(BLOCK_BYTES).unwrap_or(0))?),
+                none => {
+                    none.insert(Region::reserve(MOST_BLOCKS * usize::try_from(BLOCK_BYTES).unwrap_or(0))?)
+                }
             };
             match task {
                 Task::Over => {}
@@ -302,7 +309,8 @@ impl Shared {
                     opened?;
                 }
                 Task::Blocks(part, blocks) => {
-                    let (came, last) = part.bring(tree, blocks, buffer, &mut lane, &|| self.is_cancelled())?;
+                    let (came, last) =
+                        part.bring(tree, blocks, buffer, &mut lane, &|| self.is_cancelled())?;
                     size.learn(&came);
                     self.fetched_bytes.fetch_add(came.fetched, Ordering::Relaxed);
                     self.done_bytes.fetch_add(came.resumed + came.fetched, Ordering::Relaxed);

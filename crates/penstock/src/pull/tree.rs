@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use crc_fast::CrcAlgorithm;
 use rustix::fs::{
-    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, fstatvfs, fsync, mkdirat, openat,
-    renameat, statat, unlinkat,
+    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, fstatvfs, fsync, mkdirat,
+    openat, renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
 

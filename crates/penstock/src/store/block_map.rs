@@ -51,7 +51,12 @@ impl BlockMap {
     ///
     /// # Errors
     /// What the file system fails with.
-    pub(crate) fn open(file: CloseOnForkFile, name: &str, bytes: u64, block_bytes: u64) -> io::Result<(Self, bool)> {
+    pub(crate) fn open(
+        file: CloseOnForkFile,
+        name: &str,
+        bytes: u64,
+        block_bytes: u64,
+    ) -> io::Result<(Self, bool)> {
         let known = Self::is_of(&file, name, bytes, block_bytes);
         if !known {
             file.set_len(0)?;

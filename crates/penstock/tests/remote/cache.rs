@@ -585,14 +585,8 @@ fn rustix_is_root() -> bool {
 fn forge_complete(entry: &Path) {
     use std::os::unix::fs::MetadataExt;
     let is = fs::metadata(entry.join("data")).unwrap();
-    let said = format!(
-        "{} {}.{:09} {}.{:09}\n",
-        is.len(),
-        is.mtime(),
-        is.mtime_nsec(),
-        is.ctime(),
-        is.ctime_nsec()
-    );
+    let said =
+        format!("{} {}.{:09} {}.{:09}\n", is.len(), is.mtime(), is.mtime_nsec(), is.ctime(), is.ctime_nsec());
     fs::write(entry.join("complete"), said).unwrap();
 }
 
@@ -611,7 +605,11 @@ fn a_complete_entry_that_cannot_be_read_costs_no_load() {
     File::options().write(true).open(&data).unwrap().set_len(BLOCK as u64).unwrap();
     assert!(read(&*opened, 2 * BLOCK, 1000).unwrap().0 == bytes[2 * BLOCK..2 * BLOCK + 1000]);
     check(&*opened, 0, &bytes);
-    assert!(opened.remarks().iter().any(|remark| remark.contains("could not be read")), "{:?}", opened.remarks());
+    assert!(
+        opened.remarks().iter().any(|remark| remark.contains("could not be read")),
+        "{:?}",
+        opened.remarks()
+    );
     drop(opened);
     // And the entry heals.
     File::options().write(true).open(&data).unwrap().set_len(SIZE as u64).unwrap();
@@ -633,7 +631,11 @@ fn a_block_that_was_compared_and_cannot_be_read_any_more_costs_no_load() {
     check(&*object, 0, &bytes[..len]);
     File::options().write(true).open(entry.join("data")).unwrap().set_len(BLOCK as u64).unwrap();
     check(&*object, 0, &bytes[..len]);
-    assert!(object.remarks().iter().any(|remark| remark.contains("could not be read")), "{:?}", object.remarks());
+    assert!(
+        object.remarks().iter().any(|remark| remark.contains("could not be read")),
+        "{:?}",
+        object.remarks()
+    );
     drop(object);
     flush();
     load(&cached.store(), &url, &bytes);

@@ -65,6 +65,11 @@ fn a_write_during_a_load_with_the_time_put_back_is_noted() {
     assert!(notes(&*object).contains("put the time back"));
     // One that leaves its time is an error.
     let object = checkpoint.open_object(0).unwrap();
-    File::options().write(true).open(&path).unwrap().write_all_at(b"y", checkpoint.objects()[0].data_start).unwrap();
+    File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .write_all_at(b"y", checkpoint.objects()[0].data_start)
+        .unwrap();
     assert_eq!(object.verify_unchanged().unwrap_err().kind(), ErrorKind::Changed);
 }

@@ -13,8 +13,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{
@@ -150,9 +150,9 @@ impl Directory {
 
     /// Why neither the directory of all entries nor that one is to be trusted, if so. What is missing is.
     fn distrusted(&self, entry: &Path) -> Option<String> {
-        distrust(&self.root, true).or_else(|| distrust(entry, false)).or_else(|| {
-            ["data", "map"].iter().find_map(|file| distrust(&entry.join(file), false))
-        })
+        distrust(&self.root, true)
+            .or_else(|| distrust(entry, false))
+            .or_else(|| ["data", "map"].iter().find_map(|file| distrust(&entry.join(file), false)))
     }
 
     /// The entry of that key; none where it is not there, or is not what it should be.
@@ -189,7 +189,9 @@ impl Directory {
         loop {
             match flock(&*lock, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(lock),
-                Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < end => std::thread::sleep(LOCK_CHECK),
+                Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < end => {
+                    std::thread::sleep(LOCK_CHECK)
+                }
                 Err(Errno::WOULDBLOCK | Errno::INTR) => {
                     let lock = self.root.join("lock");
                     *locked_out() = Some(Instant::now());

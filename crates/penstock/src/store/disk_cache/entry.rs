@@ -236,7 +236,10 @@ impl Entry {
 /// A remark: what is kept at `path` was not used to the end.
 pub(super) fn unreadable(path: &Path, error: &Error) -> String {
     let place = path.parent().unwrap_or(path).display();
-    format!("the disk cache could not be read ({place}), and bytes came over the network instead: {}", error.cause())
+    format!(
+        "the disk cache could not be read ({place}), and bytes came over the network instead: {}",
+        error.cause()
+    )
 }
 
 /// Writes a small file in one step.

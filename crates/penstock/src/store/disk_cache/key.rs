@@ -26,7 +26,11 @@ impl Key {
     ///
     /// # Errors
     /// Why there is none: nothing names the version, so that another could be taken for it.
-    pub(super) fn of(store: &RemoteStore, location: &str, identity: &Identity) -> Result<Self, Cow<'static, str>> {
+    pub(super) fn of(
+        store: &RemoteStore,
+        location: &str,
+        identity: &Identity,
+    ) -> Result<Self, Cow<'static, str>> {
         let bytes = RemoteStore::bytes_of_named(identity)?;
         let resource = store.resource(location).map_err(|error| error.cause().to_owned())?;
         let mut label = format!("{resource}\n{}", identity.0);
@@ -56,12 +60,19 @@ fn name_of(parameter: &str) -> String {
 /// Whether a parameter belongs to a signature, among parameters of these names. All names are in lower case.
 fn is_of_signature(name: &str, all: &[String]) -> bool {
     /// Of S3 (version 2), Google Cloud Storage (version 2) and CloudFront.
-    const SIGNED: [&str; 7] =
-        ["signature", "expires", "awsaccesskeyid", "googleaccessid", "policy", "key-pair-id", "hash-algorithm"];
+    const SIGNED: [&str; 7] = [
+        "signature",
+        "expires",
+        "awsaccesskeyid",
+        "googleaccessid",
+        "policy",
+        "key-pair-id",
+        "hash-algorithm",
+    ];
     /// Of Azure's shared access signatures; `rscc` and the like set headers of the answer.
     const SHARED_ACCESS: [&str; 27] = [
-        "sig", "sv", "ss", "srt", "sr", "st", "se", "sp", "sip", "spr", "si", "ses", "sdd", "skoid", "sktid", "skt",
-        "ske", "sks", "skv", "saoid", "suoid", "scid", "rscc", "rscd", "rsce", "rscl", "rsct",
+        "sig", "sv", "ss", "srt", "sr", "st", "se", "sp", "sip", "spr", "si", "ses", "sdd", "skoid", "sktid",
+        "skt", "ske", "sks", "skv", "saoid", "suoid", "scid", "rscc", "rscd", "rsce", "rscl", "rsct",
     ];
     let has = |wanted: &str| all.iter().any(|name| name == wanted);
     // Short names mean something else where nothing is signed.
@@ -84,7 +95,12 @@ mod tests {
     }
 
     /// A key in an environment with credentials and these variables.
-    fn key(variables: &[(&str, &str)], location: &str, tag: &str, date: &str) -> Result<Key, Cow<'static, str>> {
+    fn key(
+        variables: &[(&str, &str)],
+        location: &str,
+        tag: &str,
+        date: &str,
+    ) -> Result<Key, Cow<'static, str>> {
         let common = [
             ("AWS_SKIP_SIGNATURE", "true"),
             ("GOOGLE_SKIP_SIGNATURE", "true"),
@@ -105,7 +121,10 @@ mod tests {
         let of = |location: &str, tag: &str, date: &str| key(&[], location, tag, date);
         let one = of("https://me:SECRET@h/a?id=SECRET&sig=SECRET", "\"t\"", DAY).unwrap();
         assert!(!one.label.contains("SECRET") && one.bytes == 12);
-        assert_ne!(of("https://h/a", "\"u\"", DAY).unwrap().name, of("https://h/a", "\"t\"", DAY).unwrap().name);
+        assert_ne!(
+            of("https://h/a", "\"u\"", DAY).unwrap().name,
+            of("https://h/a", "\"t\"", DAY).unwrap().name
+        );
         assert!(!same("https://h/a", "https://h/b"));
         // Keys are taken to the letter.
         assert!(!same("s3://b/a?id=1", "s3://b/a?id=2"));
@@ -127,7 +146,10 @@ mod tests {
             ("https://h/a?X-Goog-Signature=1&x-goog-date=1&id=1", "https://h/a?id=1"),
             ("https://h/a?AWSAccessKeyId=1&Expires=1&Signature=1", "https://h/a"),
             ("https://h/a?Policy=1&Key-Pair-Id=1&Signature=1#x", "https://h/a?"),
-            ("https://acc.blob.core.windows.net/c/a?sig=1&sp=r", "https://acc.blob.core.windows.net/c/a?sig=2"),
+            (
+                "https://acc.blob.core.windows.net/c/a?sig=1&sp=r",
+                "https://acc.blob.core.windows.net/c/a?sig=2",
+            ),
         ] {
             assert!(same(one, other), "{one} {other}");
         }
@@ -147,22 +169,31 @@ mod tests {
     fn endpoints_and_accounts_are_part_of_a_key() {
         type Variables = &'static [(&'static str, &'static str)];
         let cases: [(&str, &[Variables]); 4] = [
-            ("s3://b/a", &[
-                &[],
-                &[("AWS_REGION", "cn-north-1")],
-                &[("AWS_ENDPOINT_URL", "http://dev:9000")],
-                &[("AWS_ENDPOINT_URL_S3", "http://prod:9000")],
-                &[("AWS_ENDPOINT_URL", "http://dev:9001")],
-            ]),
-            ("az://c/a", &[
-                &[],
-                &[("AZURE_STORAGE_ACCOUNT", "other")],
-                &[("AZURE_STORAGE_USE_EMULATOR", "true")],
-                &[("AZURE_STORAGE_CONNECTION_STRING", "AccountName=acc;BlobEndpoint=http://h:1/acc")],
-                &[("AZURE_STORAGE_ENDPOINT", "https://acc.blob.core.usgovcloudapi.net")],
-            ]),
+            (
+                "s3://b/a",
+                &[
+                    &[],
+                    &[("AWS_REGION", "cn-north-1")],
+                    &[("AWS_ENDPOINT_URL", "http://dev:9000")],
+                    &[("AWS_ENDPOINT_URL_S3", "http://prod:9000")],
+                    &[("AWS_ENDPOINT_URL", "http://dev:9001")],
+                ],
+            ),
+            (
+                "az://c/a",
+                &[
+                    &[],
+                    &[("AZURE_STORAGE_ACCOUNT", "other")],
+                    &[("AZURE_STORAGE_USE_EMULATOR", "true")],
+                    &[("AZURE_STORAGE_CONNECTION_STRING", "AccountName=acc;BlobEndpoint=http://h:1/acc")],
+                    &[("AZURE_STORAGE_ENDPOINT", "https://acc.blob.core.usgovcloudapi.net")],
+                ],
+            ),
             ("gs://b/a", &[&[], &[("STORAGE_EMULATOR_HOST", "h:1")], &[("STORAGE_EMULATOR_HOST", "h:2")]]),
-            ("hf://o/n/a", &[&[], &[("HF_ENDPOINT", "https://mirror")], &[("HF_ENDPOINT", "https://mirror/2")]]),
+            (
+                "hf://o/n/a",
+                &[&[], &[("HF_ENDPOINT", "https://mirror")], &[("HF_ENDPOINT", "https://mirror/2")]],
+            ),
         ];
         for (location, environments) in cases {
             let keys: Vec<_> = environments

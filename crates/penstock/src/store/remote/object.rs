@@ -233,7 +233,9 @@ pub(super) fn bytes_of_named(identity: &Identity) -> Result<u64, Cow<'static, st
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     match meta.last_modified.timestamp() {
         // The epoch stands for a date that was not given.
-        0 if meta.e_tag.is_some() => Err("the server gives this object's versions no name but a weak ETag".into()),
+        0 if meta.e_tag.is_some() => {
+            Err("the server gives this object's versions no name but a weak ETag".into())
+        }
         0 => Err("the server gives this object's versions no name".into()),
         written if i64::try_from(now).unwrap_or(i64::MAX) - written < SETTLED => {
             Err("the object was written less than a minute ago, and only its date names its version".into())

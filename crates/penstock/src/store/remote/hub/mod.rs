@@ -132,8 +132,9 @@ impl<'a> Hub<'a> {
         let address = HubAddress::parse(location)?;
         let opened = || {
             let commit = self.commit(&address)?;
-            if let Some(object) =
-                self.cached(&address, &commit)?.filter(|object| local::is_likely(&object.identity(), identity))
+            if let Some(object) = self
+                .cached(&address, &commit)?
+                .filter(|object| local::is_likely(&object.identity(), identity))
             {
                 return Ok(object);
             }
