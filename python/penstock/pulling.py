@@ -83,8 +83,8 @@ def pull(
 
     Raises:
         ObjectNotFoundError: nothing is there, or nothing that is wanted.
-        ObjectAccessError: the store denies access; a key or a link would lead out of the directory; ``dst`` is a file, or
-            a directory that cannot be written to.
+        ObjectAccessError: the store denies access; a key or a link would lead out of the directory; ``dst`` is a file,
+            or a directory that cannot be written to.
         ObjectChangedError: an object was replaced while it came.
         StorageError: the network or the disk failed, or the disk is full.
     """
