@@ -4,6 +4,7 @@
 //! for.
 
 use std::collections::{BTreeSet, HashSet};
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -170,7 +171,7 @@ impl Pull {
     pub fn stop(&mut self) {
         if !self.owner.is_current() {
             // To the child's C library the threads do not exist, and what they held when the process forked stays locked.
-            std::mem::forget((self.thread.take(), self.ended.take(), Arc::clone(&self.shared)));
+            let _ = ManuallyDrop::new((self.thread.take(), self.ended.take(), Arc::clone(&self.shared)));
             return;
         }
         self.shared.cancel();
@@ -224,7 +225,7 @@ impl Shared {
             let stat = tree.stat(&tree.directory_of(&item.path)?, &item.path)?;
             match stat {
                 Some(stat) if matches!(ledger.holds(item, &stat), Known::Same) => {
-                    self.done(number, item.bytes, How::Kept)
+                    self.done(number, item.bytes, How::Kept);
                 }
                 _ => wanted.push(number),
             }

@@ -32,9 +32,10 @@ impl RequestSize {
     /// Learns from what a request brought.
     pub(super) fn learn(&mut self, came: &Came) {
         if came.fetched > 0 {
-            let per_second = came.fetched as f64 / came.took.max(Duration::from_millis(1)).as_secs_f64();
-            let blocks = per_second * REQUEST_TIME.as_secs_f64() / BLOCK_BYTES as f64;
-            self.0 = (blocks as usize).clamp(1, MOST_BLOCKS);
+            let took = came.took.max(Duration::from_millis(1)).as_nanos();
+            let bytes = u128::from(came.fetched) * REQUEST_TIME.as_nanos() / took;
+            let blocks = usize::try_from(bytes / u128::from(BLOCK_BYTES)).unwrap_or(MOST_BLOCKS);
+            self.0 = blocks.clamp(1, MOST_BLOCKS);
         }
     }
 }

@@ -190,7 +190,7 @@ impl Directory {
             match flock(&*lock, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(lock),
                 Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < end => {
-                    std::thread::sleep(LOCK_CHECK)
+                    std::thread::sleep(LOCK_CHECK);
                 }
                 Err(Errno::WOULDBLOCK | Errno::INTR) => {
                     let lock = self.root.join("lock");
