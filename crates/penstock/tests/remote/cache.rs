@@ -669,10 +669,9 @@ fn a_process_that_holds_the_lock_for_ever_stops_no_load() {
     let lock = File::create(root.join("lock")).unwrap();
     lock.lock().unwrap();
     let store = cached.store();
-    let expected = bytes.clone();
     let remarks = super::soon(move || {
         let object = store.open(&url).unwrap();
-        check(&*object, 0, &expected);
+        check(&*object, 0, &bytes);
         object.remarks()
     });
     assert!(remarks[0].contains("another process holds"), "{remarks:?}");
