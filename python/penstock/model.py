@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._native import Config
 from penstock.errors import ConfigError, DestinationError
+from penstock.patches import Replacement
 from penstock.progress import ProgressOption
 from penstock.state import IncompatibleKeys, report, state_of
 
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_lock = threading.Lock()
-_users = 0
-_original: Any = None
 _here = threading.local()
 
 
@@ -41,21 +39,12 @@ def no_init() -> Iterator[None]:
     """
     import torch
 
-    global _users, _original  # noqa: PLW0603 - torch's class is the whole process's, so is the count of its users
-    with _lock:
-        if not _users:
-            _original = torch.nn.Module.register_parameter
-            torch.nn.Module.register_parameter = _registering(_original)  # type: ignore[method-assign]
-        _users += 1
-    _here.depth = getattr(_here, "depth", 0) + 1
-    try:
-        yield
-    finally:
-        _here.depth -= 1
-        with _lock:
-            _users -= 1
-            if not _users:
-                torch.nn.Module.register_parameter = _original  # type: ignore[method-assign]
+    with _REGISTERING.on(torch.nn.Module):
+        _here.depth = getattr(_here, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            _here.depth -= 1
 
 
 def _registering(register: Any) -> Any:
@@ -73,6 +62,9 @@ def _registering(register: Any) -> Any:
             module._parameters[name] = meta
 
     return register_on_meta
+
+
+_REGISTERING = Replacement("torch.nn.Module.register_parameter", _registering)
 
 
 def _has_no_memory(parameter: torch.nn.Parameter) -> bool:
