@@ -156,6 +156,12 @@ PATCHES = (
         WITHIN,
         "Calls the original, then gives the quantiser the files' metadata, in the thread that loads.",
     ),
+    Patch(
+        "diffusers.DiffusionPipeline.lora_state_dict",
+        "`penstock.engines.diffusers.load_lora_weights` is given a URL",
+        "until the call ends",
+        "Of the one pipeline that is given, not of the class: adds the settings from the file's metadata.",
+    ),
 )
 """Everything, in the order of the manual's table."""
 
