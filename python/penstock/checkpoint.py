@@ -266,7 +266,6 @@ class Checkpoint(Mapping[str, TensorInfo]):
         self,
         names: Iterable[str] | None = None,
         *,
-        until_gone: PathLike | None = None,
         config: Config | None = None,
     ) -> Ahead:
         """Has the disk work before the load begins: brings files into the page cache, on a thread of its own.
@@ -284,7 +283,6 @@ class Checkpoint(Mapping[str, TensorInfo]):
 
         Args:
             names: of which tensors; all by default.
-            until_gone: a file; when it is removed, by whatever process, this ends as if ``stop`` was called.
             config: settings: ``cache`` is heeded.
 
         Returns:
@@ -295,7 +293,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
             TensorNotFoundError: for a name that is not there.
         """
         wanted = None if names is None else self._names(names, None)
-        return self._native.read_ahead(wanted, until_gone, self._config if config is None else config)
+        return self._native.read_ahead(wanted, self._config if config is None else config)
 
     def _check(self, name: str, destination: Destination) -> None:
         info = self[name]

@@ -1,7 +1,6 @@
 //! The catalogue of a checkpoint.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use penstock::pipeline;
@@ -293,16 +292,10 @@ impl Checkpoint {
         })
     }
 
-    /// Begins to bring the bytes of the named tensors (`None`: all) into the page cache, as long as the file `until_gone`
-    /// is there if one is named. Does nothing where a load would read them in another way.
-    #[pyo3(signature = (names, until_gone, config))]
-    fn read_ahead(
-        &self,
-        py: Python<'_>,
-        names: Option<Vec<String>>,
-        until_gone: Option<PathBuf>,
-        config: &Config,
-    ) -> Outcome<Ahead> {
+    /// Begins to bring the bytes of the named tensors (`None`: all) into the page cache. Does nothing where a load would
+    /// read them in another way.
+    #[pyo3(signature = (names, config))]
+    fn read_ahead(&self, py: Python<'_>, names: Option<Vec<String>>, config: &Config) -> Outcome<Ahead> {
         let indices = self.select(names.as_deref())?;
         let checkpoint = self.for_load(config);
         Ok(Ahead::new(py.detach(|| {
@@ -314,7 +307,7 @@ impl Checkpoint {
                 Kind::Disk | Kind::Nfs | Kind::Smb | Kind::Virtiofs | Kind::NineP | Kind::Image
                     if !passes =>
                 {
-                    pipeline::Ahead::begin(checkpoint, &indices, until_gone)
+                    pipeline::Ahead::begin(checkpoint, &indices)
                 }
                 _ => pipeline::Ahead::none(),
             }

@@ -1,6 +1,7 @@
 //! A store that fails, dawdles, waits or panics when told to, over real files.
 
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -28,6 +29,8 @@ pub struct Control {
     pub log: Mutex<Vec<Range<u64>>>,
     /// The ranges that were asked to be read ahead, none of which is ever there before.
     pub asked: Mutex<Vec<Range<u64>>>,
+    /// How often somebody asked where an object lies.
+    pub located: AtomicUsize,
     gate: Mutex<bool>,
     opened: Condvar,
 }
@@ -35,7 +38,7 @@ pub struct Control {
 impl Control {
     /// Forgets reads and faults.
     pub fn reset(&self) {
-        for number in [&self.reads, &self.fail_at, &self.panic_at, &self.block_from] {
+        for number in [&self.reads, &self.fail_at, &self.panic_at, &self.block_from, &self.located] {
             number.store(0, SeqCst);
         }
         self.delay_us.store(0, SeqCst);
@@ -90,6 +93,11 @@ impl Store for FaultyStore {
 
     fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
         self.inner.list(prefix)
+    }
+
+    fn file_of(&self, location: &str, identity: &Identity) -> Option<PathBuf> {
+        self.control.located.fetch_add(1, SeqCst);
+        self.inner.file_of(location, identity)
     }
 }
 
