@@ -122,14 +122,7 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
         return list(made[0].outputs[0].token_ids)
 
     found: dict[str, Any] = {} if settings["load_format"] == "dummy" else {"tokens": tokens()}
-    if "ahead" in calls:
-        from penstock.engines import early
-
-        # Of this process, which need not be the one that loads.
-        found["ahead"] = [[sign.exists(), ahead.done, ahead.bytes] for sign, ahead in early._begun.items()]
     for call in calls:
-        if call == "ahead":
-            continue
         name, *arguments = [call] if isinstance(call, str) else call
         if name == "tokens":
             found["tokens after"] = tokens()
