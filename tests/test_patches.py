@@ -201,7 +201,7 @@ def test_a_variable_turns_integrations_off(monkeypatch: pytest.MonkeyPatch, valu
 def test_a_patch_does_nothing_while_it_is_turned_off(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    safetensors = pytest.importorskip("safetensors")
+    pytest.importorskip("safetensors")
     numpy = pytest.importorskip("numpy")
     import safetensors.numpy
 

@@ -65,14 +65,14 @@ def test_what_s3_denies_beside_what_it_gives_is_absent(handler, tmp_path: Path, 
 
 def test_a_folder_of_which_nothing_may_be_read_is_an_access_error(handler, tmp_path: Path) -> None:
     _, root = handler
-    with pytest.raises(penstock.ObjectAccessError, match="model/config.json"):
+    with pytest.raises(penstock.ObjectAccessError, match=r"model/config\.json"):
         fetch(f"{root}/model", str(tmp_path))
 
 
 def test_denial_of_the_file_that_describes_the_model_is_an_access_error(handler, tmp_path: Path) -> None:
     server, root = handler
     server.files = {"/model/vocab.json": b"{}"}
-    with pytest.raises(penstock.ObjectAccessError, match="model/config.json"):
+    with pytest.raises(penstock.ObjectAccessError, match=r"model/config\.json"):
         fetch(f"{root}/model", str(tmp_path))
 
 

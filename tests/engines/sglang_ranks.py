@@ -4,7 +4,8 @@
 
 The first argument is the process's place; each other one a load: ``model``, ``load_format``, ``dtype``, ``extra`` (of
 ``--model-loader-extra-config``), ``how`` (what the model's own loading code does besides, or a dict of that by rank),
-``logged`` (what is logged at INFO is printed), ``unprocessed`` (weights stay as they were loaded: this processor has no kernels that would want them in another form),
+``logged`` (what is logged at INFO is printed), ``unprocessed`` (weights stay as they were loaded: this processor has no
+kernels that would want them in another form),
 ``updated_by`` (a rank that updates the model from its files, while the others do not), ``environment``.
 """
 

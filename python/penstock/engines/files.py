@@ -75,7 +75,7 @@ class Place(NamedTuple):
             self.hub.fetch([escape(f"{self._folder()}{name}") for name in wanted])
 
     def fetch_weights(self, variant: str | None = None) -> None:
-        """Of a model on the Hub, has the safetensors files of this folder on the local disk, for a library's own loader.
+        """Of a model on the Hub, has this folder's safetensors files on the local disk, for a library's own loader.
 
         Without copies in other formats (``consolidated``), and of variants that which is asked for.
         """

@@ -45,7 +45,7 @@ class Plugin:
                 return
             self.check()
             setting_up()
-        except Exception as error:  # noqa: BLE001 - engines do not guard their plugins
+        except Exception as error:  # engines do not guard their plugins
             self.logger.debug(
                 "%s: --load-format penstock is not available: %s: %s",
                 *(self.engine, type(error).__name__, error),

@@ -57,9 +57,7 @@ class Prefetch:
         ahead.stop()
         if ahead.bytes:
             gb = ahead.bytes / 1e9
-            self._log.info(
-                "Penstock: %.2f GB prefetched from %s while the model was being built", gb, self._storage
-            )
+            self._log.info("Penstock: %.2f GB prefetched from %s while the model was being built", gb, self._storage)
         else:
             self._log.debug("Penstock: nothing was prefetched from %s", self._storage)
 

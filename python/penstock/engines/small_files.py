@@ -100,7 +100,7 @@ def fetch(url: str, directory: str) -> list[str]:
 
 
 def _may_be_absent(error: ObjectAccessError) -> bool:
-    """Whether a denied name may be of no file: S3 answers so for absent keys to whom it does not let list the bucket."""
+    """Whether there may be no such file: S3 denies absent keys too, to whoever may not list the bucket."""
     return re.search(r"HTTP 403 AccessDenied\b", error.cause or str(error)) is not None
 
 

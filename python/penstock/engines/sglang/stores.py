@@ -2,8 +2,8 @@
 
 SGLang turns the format of whatever is on an object store into ``runai_streamer``, and fetches the small files beside
 the weights with the package of that name. For servers that ask for Penstock, the format stays what was asked for, more
-locations are known (``hf://``, ``abfss://``, ``https://``), and where that package is absent, Penstock fetches the small
-files. A server asks by ``--load-format penstock``, or, for whatever format of models on object stores, by
+locations are known (``hf://``, ``abfss://``, ``https://``), and where that package is absent, Penstock fetches the
+small files. A server asks by ``--load-format penstock``, or, for whatever format of models on object stores, by
 ``PENSTOCK_SGLANG_OBJECT_STORES=1``.
 
 For all other servers each function replaced here calls the original with the same arguments.

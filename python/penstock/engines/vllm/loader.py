@@ -147,7 +147,8 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         """Builds the model, while its files are prefetched, and fills it."""
         self._prefetch.begin(lambda: self._to_prefetch(vllm_config.parallel_config, model_config))
         try:
-            return super().load_model(vllm_config, model_config, *args, **kwargs)
+            model: nn.Module = super().load_model(vllm_config, model_config, *args, **kwargs)
+            return model
         finally:
             self._prefetch.end()
 
