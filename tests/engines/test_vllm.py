@@ -127,10 +127,10 @@ def test_a_plugin_that_cannot_register_does_not_stop_other_formats(
         "sys.meta_path.insert(0, Finder())\n"
     )
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    environment = {"PYTHONPATH": path, "VLLM_LOGGING_LEVEL": "DEBUG"}
+    environment = {"PYTHONPATH": path}
     [result] = vllm({"model": str(models["dense"]), "load_format": "auto", "calls": []}, environment=environment)
     assert result["tokens"] == alone["dense", "auto"]["tokens"]
-    assert "--load-format penstock is not available: TypeError: vLLM wants another argument" in result["log"]
+    assert "vLLM wants another argument" not in result["log"]
     asked = {"model": str(models["dense"]), "load_format": "penstock", "calls": []}
     assert "Load format `penstock` is not supported" in vllm(asked, environment=environment, fails=True)
 
