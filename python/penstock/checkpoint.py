@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import atexit
 import functools
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
 from typing import Any
 
 from penstock import _native
-from penstock._native import Ahead, Config, LoadStats, TensorInfo
-from penstock.errors import DestinationError, SelectionError, TensorNotFoundError
+from penstock._native import Ahead, Config, LoadStats, TensorInfo, shown
+from penstock.arguments import PathLike, location, locations, name_filter, tensor_names
+from penstock.errors import ConfigError, DestinationError, SelectionError, TensorNotFoundError
 from penstock.frameworks.base import Destination, Framework, framework
 from penstock.loading import Existing, FreshDevice, FreshHost, Load, Planned, read_ahead
 from penstock.progress import Progress, ProgressOption, teller
 from penstock.selection import Selection, resolve
 from penstock.state import IncompatibleKeys, report, state_of
-
-PathLike = str | os.PathLike[str]
-
 
 def open(  # noqa: A001
     path: PathLike | Iterable[PathLike],
@@ -37,33 +35,42 @@ def open(  # noqa: A001
         path: a safetensors file, several of them, a directory, a glob, a shard index
             (``model.safetensors.index.json``), or a model of a Hugging Face cache (``models--org--name``). Or any
             of these on an object store or HTTP server: ``s3://``, ``gs://``, ``az://``, ``abfss://``, ``https://``; or
-            a repository of the Hugging Face hub: ``hf://org/name[@revision][/path]``.
+            a repository of the Hugging Face hub: ``hf://org/name[@revision][/path]``. Paths may be ``bytes`` or hold
+            surrogate escapes, as file names need not be UTF-8; a leading ``~`` is the home directory.
         cache_dir: a local directory in which what comes over the network is kept for the next load; by default
             ``PENSTOCK_CACHE_DIR``, else nothing is kept. ``""`` for nothing in any case.
         cache_bytes: the most bytes kept there (``PENSTOCK_CACHE_BYTES``); those used longest ago go first. By default
             80 % of the disk's free space and what is there already.
         config: settings; by default each is found by itself (or read from ``PENSTOCK_*``).
 
+    Returns:
+        The checkpoint. No file stays open, so nothing has to be closed; ``with`` works all the same.
+
     Raises:
+        ConfigError: ``path`` is neither a path nor several of them, or a setting is impossible.
         ObjectNotFoundError: nothing is there, or a directory holds no checkpoint.
         ObjectAccessError: a file may not be read, or is no regular file; a store denies access, or there are no
             credentials for it.
         FormatError: a header or an index is malformed.
         StorageError: reading failed.
     """
-    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    paths = locations(path)
     config = Config() if config is None else config
     if cache_dir is not None or cache_bytes is not None:
         config = config.with_disk_cache(cache_dir, cache_bytes)
     if config.cache_dir is not None:
         _flush_at_exit()
-    return Checkpoint(_native.Checkpoint([os.fspath(item) for item in paths], config), config)
+    return Checkpoint(_native.Checkpoint(paths, config), config, paths)
 
 
 @functools.cache
 def _flush_at_exit() -> None:
     """A load does not wait for its disk cache, so the process does when it ends: else the last bytes are not kept."""
     atexit.register(_native.flush_disk_cache)
+
+
+def _reopened(paths: list[str], config: Config) -> Checkpoint:
+    return open(paths, config=config)
 
 
 class Checkpoint(Mapping[str, TensorInfo]):
@@ -75,13 +82,34 @@ class Checkpoint(Mapping[str, TensorInfo]):
         stats: figures of the last load that ended well, or None.
     """
 
-    def __init__(self, native: _native.Checkpoint, config: Config) -> None:
+    def __init__(self, native: _native.Checkpoint, config: Config, paths: list[str] | None = None) -> None:
         self._native = native
         self._config = config
+        self._paths = paths
         self.stats: LoadStats | None = None
 
+    def __enter__(self) -> Checkpoint:  # noqa: PYI034 - Self needs Python 3.11
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Does nothing: a checkpoint keeps no file open, and may be used after the block."""
+
+    def __reduce__(self) -> tuple[Callable[[list[str], Config], Checkpoint], tuple[list[str], Config]]:
+        """Pickles where the checkpoint is and its settings: unpickling opens it again, with that process's credentials.
+
+        Raises:
+            ConfigError: for a URL with a user or a query, which may be secret, and so does not belong into a pickle.
+        """
+        if self._paths is None or any(shown(path) != path for path in self._paths):
+            cause = "this checkpoint cannot be pickled: its location may hold secrets, or is not known"
+            remedy = "Pass the location by a safe way, and open it in the other process"
+            raise ConfigError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+        return _reopened, (self._paths, self._config)
+
     def __getitem__(self, name: str) -> TensorInfo:
-        return self._native.tensor(name)
+        return self._native.tensor(*tensor_names([name]))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._native.keys())
@@ -90,7 +118,10 @@ class Checkpoint(Mapping[str, TensorInfo]):
         return len(self._native)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._native
+        try:
+            return isinstance(name, str) and name in self._native
+        except UnicodeEncodeError:
+            return False
 
     @property
     def config(self) -> Config:
@@ -100,7 +131,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
     def __repr__(self) -> str:
         objects = self._native.objects
         where = objects[0][0] if len(objects) == 1 else f"{len(objects)} files"
-        return f"<penstock.Checkpoint {where}: {len(self)} tensors, {self.nbytes / 1e9:.2f} GB>"
+        return f"<penstock.Checkpoint {where}: {len(self)} tensors, {size(self.nbytes)}>"
 
     def offset_keys(self) -> list[str]:
         """Names of all tensors in the order of their bytes, object by object."""
@@ -149,7 +180,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         Each tensor owns its memory and is freed when it is dropped, unless ``mmap`` is set.
 
         Args:
-            names: which tensors; all by default.
+            names: which tensors; all by default. A single string is one name.
             filter: of those, only the ones for whose names this is true.
             slices: parts of tensors: integers and slices by tensor name, such as ``{"w": (slice(0, 10), 3)}``.
             device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or what the framework uses.
@@ -167,8 +198,8 @@ class Checkpoint(Mapping[str, TensorInfo]):
         if mmap:
             return self._views(names, filter, slices, device, dtype, framework, prefault, config)
         config = self._config if config is None else config
-        names = None if names is None else list(dict.fromkeys(names))
-        load, library, indices = self._start(names, filter, slices, device, framework, progress, config)
+        names = None if names is None else tensor_names(names)
+        load, library, indices = self._start(names, filter, slices, device, framework, progress, config, dtype)
         if dtype is None and not indices:
             loaded = load.collect()
         else:
@@ -196,7 +227,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         Args and exceptions are those of ``load``. What is wrong with them is raised here, not by the first ``next``.
         """
         config = self._config if config is None else config
-        load, library, indices = self._start(names, filter, slices, device, framework, progress, config)
+        load, library, indices = self._start(names, filter, slices, device, framework, progress, config, dtype)
         tensors = load.stream(read_ahead(config))
         return tensors if dtype is None and not indices else _finished(tensors, library, indices, dtype)
 
@@ -295,6 +326,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
             TensorNotFoundError: for a name that is not there.
         """
         wanted = None if names is None else self._names(names, None)
+        until_gone = None if until_gone is None else location(until_gone, "until_gone")
         return self._native.read_ahead(wanted, until_gone, self._config if config is None else config)
 
     def _check(self, name: str, destination: Destination) -> None:
@@ -311,8 +343,11 @@ class Checkpoint(Mapping[str, TensorInfo]):
                 )
 
     def _names(self, names: Iterable[str] | None, keep: Callable[[str], bool] | None) -> list[str]:
-        wanted = self._native.offset_keys() if names is None else list(dict.fromkeys(names))
-        return wanted if keep is None else [name for name in wanted if keep(name)]
+        wanted = self._native.offset_keys() if names is None else tensor_names(names)
+        if keep is None:
+            return wanted
+        wants = name_filter(keep)
+        return [name for name in wanted if wants(name)]
 
     def _start(
         self,
@@ -323,21 +358,38 @@ class Checkpoint(Mapping[str, TensorInfo]):
         framework_name: str,
         progress: ProgressOption,
         config: Config,
+        dtype: Any = None,
     ) -> tuple[Load, Framework, dict[str, tuple[int | slice, ...]]]:
         library = framework(framework_name)
         where = library.device(device)
         if config.cache_dir is not None:
             _flush_at_exit()
         wanted = None if names is None and keep is None else self._names(names, keep)
-        boxes, indices = self._boxes(slices or {}, wanted)
+        if dtype is not None:
+            self._check_conversion(library, wanted, dtype)
+        boxes, indices = self._boxes({} if slices is None else slices, wanted)
         session = self._native.session(wanted, boxes, "slab" if where == "cpu" else where, config)
         planned = Planned(*session.tensors)
         fresh = FreshHost(session, library) if where == "cpu" else FreshDevice(session, planned, library, where)
         return Load(session, planned, fresh, teller(progress, sum(planned.nbytes)), self._done), library, indices
 
+    def _check_conversion(self, library: Framework, names: list[str] | None, dtype: Any) -> None:
+        """Refuses a dtype that is none, and tensors that no framework converts, before anything is read."""
+        library.floating_dtype(dtype)
+        for name in self if names is None else names:
+            info = self[name]
+            if info.dtype == "F4":
+                cause = f"{info.dtype} cannot be converted: its numbers are packed, and mean something with their scales only"
+                remedy = "Load it without dtype; filter= leaves tensors out"
+                message = f"{info.object}: tensor {name!r}: {cause}. {remedy}"
+                raise SelectionError(message, object=info.object, tensor=name, cause=cause, remedy=remedy)
+
     def _boxes(
         self, slices: Mapping[str, Selection], names: list[str] | None
     ) -> tuple[dict[str, list[tuple[int, int]]], dict[str, tuple[int | slice, ...]]]:
+        if not isinstance(slices, Mapping):
+            cause = f"slices must be a mapping from names of tensors to slices, not {type(slices).__name__}"
+            raise SelectionError(cause, cause=cause)
         boxes, indices = {}, {}
         wanted = self if names is None else set(names)
         for name, selection in slices.items():
@@ -361,11 +413,16 @@ class Checkpoint(Mapping[str, TensorInfo]):
         prefault: bool,
         config: Config | None,
     ) -> dict[str, Any]:
+        wrong = [
+            f"{argument}={value!r}"
+            for argument, value in (("device", device), ("slices", slices or None), ("dtype", dtype))
+            if value is not None and not (argument == "device" and str(value).partition(":")[0] == "cpu")
+        ]
+        if wrong:
+            cause = f"mmap=True gives views of the files as they are, on the CPU: not with {' and '.join(wrong)}"
+            raise SelectionError(f"{cause}. Load without mmap", cause=cause, remedy="Load without mmap")
         library = framework(framework_name)
-        if library.device(device) != "cpu" or slices or dtype is not None:
-            raise SelectionError(
-                "mmap=True gives views of the files as they are: device='cpu', no slices, no dtype. Load without mmap"
-            )
+        library.device(device)
         config = self._config if config is None else config
         wanted = self._names(names, keep)
         mapped = self._native.map(wanted, config)

@@ -1,7 +1,7 @@
 //! The catalogue of a checkpoint.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
+use std::ffi::OsString;
 use std::sync::Arc;
 
 use penstock::pipeline;
@@ -15,6 +15,7 @@ use pyo3::types::PyTuple;
 use crate::ahead::Ahead;
 use crate::config::Config;
 use crate::errors::{Failure, Outcome};
+use crate::paths::{LocationArgument, PathArgument, to_python};
 use crate::session::{Mapped, Session};
 use crate::signals::interruptibly;
 
@@ -60,8 +61,8 @@ impl TensorInfo {
 
     /// The path or URL of the object that holds it.
     #[getter]
-    fn object(&self) -> &str {
-        &self.checkpoint.objects()[self.info().object as usize].location
+    fn object(&self) -> OsString {
+        to_python(&self.checkpoint.objects()[self.info().object as usize].location)
     }
 
     /// Its first byte in the object, and the one after its last.
@@ -129,7 +130,8 @@ impl Checkpoint {
     ///
     /// Looks for signals while it waits for a server, so Ctrl-C raises KeyboardInterrupt from here.
     #[new]
-    fn new(py: Python<'_>, inputs: Vec<String>, config: &Config) -> PyResult<Self> {
+    fn new(py: Python<'_>, inputs: Vec<LocationArgument>, config: &Config) -> PyResult<Self> {
+        let inputs: Vec<_> = inputs.into_iter().map(|LocationArgument(input)| input).collect();
         let store = Arc::new(config.router());
         let open = || penstock::checkpoint::Checkpoint::open(Arc::clone(&store) as _, &inputs);
         let inner = match inputs.iter().any(|input| is_remote(input)) {
@@ -144,12 +146,16 @@ impl Checkpoint {
     /// numbers. Headers are not read.
     #[staticmethod]
     #[pyo3(signature = (ranges, config))]
-    fn of_ranges(py: Python<'_>, ranges: Vec<(String, Vec<(u64, u64)>)>, config: &Config) -> Outcome<Self> {
+    fn of_ranges(
+        py: Python<'_>,
+        ranges: Vec<(LocationArgument, Vec<(u64, u64)>)>,
+        config: &Config,
+    ) -> Outcome<Self> {
         let store = Arc::new(config.router());
         let span = |(start, end): (u64, u64)| start..end;
         let wanted: Vec<_> = ranges
             .into_iter()
-            .map(|(location, ranges)| (location, ranges.into_iter().map(span).collect()))
+            .map(|(location, ranges)| (location.0, ranges.into_iter().map(span).collect()))
             .collect();
         let inner = py.detach(|| penstock::checkpoint::Checkpoint::of_ranges(store, &wanted))?;
         let disk_cache = config.disk_cache();
@@ -187,8 +193,8 @@ impl Checkpoint {
 
     /// (location, bytes) of every object.
     #[getter]
-    fn objects(&self) -> Vec<(&str, u64)> {
-        self.inner.objects().iter().map(|object| (object.location.as_str(), object.bytes)).collect()
+    fn objects(&self) -> Vec<(OsString, u64)> {
+        self.inner.objects().iter().map(|object| (to_python(&object.location), object.bytes)).collect()
     }
 
     /// Bytes of all tensors.
@@ -300,7 +306,7 @@ impl Checkpoint {
         &self,
         py: Python<'_>,
         names: Option<Vec<String>>,
-        until_gone: Option<PathBuf>,
+        until_gone: Option<PathArgument>,
         config: &Config,
     ) -> Outcome<Ahead> {
         let indices = self.select(names.as_deref())?;
@@ -314,7 +320,7 @@ impl Checkpoint {
                 Kind::Disk | Kind::Nfs | Kind::Smb | Kind::Virtiofs | Kind::NineP | Kind::Image
                     if !passes =>
                 {
-                    pipeline::Ahead::begin(checkpoint, &indices, until_gone)
+                    pipeline::Ahead::begin(checkpoint, &indices, until_gone.map(|path| path.0))
                 }
                 _ => pipeline::Ahead::none(),
             }

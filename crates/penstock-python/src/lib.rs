@@ -9,6 +9,7 @@
 //! * `host_array`: `HostArray`: the memory of one host tensor, for numpy and DLPack.
 //! * `objects`: listings, and the bytes of small objects.
 //! * `pull`: `Source`, `Pull`: remote objects brought to a directory.
+//! * `paths`: paths and URLs as arguments and results.
 //! * `config`: `Config`. `errors`: exceptions. `signals`: Ctrl-C while waiting for a server.
 
 // PyO3's macros expand to unsafe code of their own; ours is in `host_array` only.
@@ -20,6 +21,7 @@ mod config;
 mod errors;
 mod host_array;
 mod objects;
+mod paths;
 mod pull;
 mod session;
 mod signals;

@@ -1,6 +1,6 @@
 //! Finding what a URL names, and bringing it to a directory.
 
-use std::path::PathBuf;
+use std::ffi::OsString;
 use std::sync::{Mutex, PoisonError};
 
 use penstock::pull::{self, How, Item};
@@ -9,6 +9,7 @@ use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
 
 use crate::errors::{Failure, Outcome};
+use crate::paths::{LocationArgument, PathArgument, to_python};
 use crate::signals::{SIGNAL_CHECK, interruptibly};
 
 /// Paths, bytes and how each came; bytes that came over the network; seconds.
@@ -25,7 +26,8 @@ pub struct Source {
 impl Source {
     /// Finds what is there; Ctrl-C raises KeyboardInterrupt from here.
     #[new]
-    fn new(py: Python<'_>, location: String) -> PyResult<Self> {
+    fn new(py: Python<'_>, location: LocationArgument) -> PyResult<Self> {
+        let LocationArgument(location) = location;
         let store = RemoteStore::default();
         let items = interruptibly(py, || pull::find(&store, &location), || store.interrupt())?;
         Ok(Self { location, items })
@@ -41,7 +43,7 @@ impl Source {
     fn pull(
         &self,
         py: Python<'_>,
-        destination: PathBuf,
+        destination: PathArgument,
         indices: Vec<usize>,
         readers: Option<usize>,
     ) -> Outcome<Pull> {
@@ -55,7 +57,7 @@ impl Source {
             ));
         }
         let store = RemoteStore::default();
-        let inner = py.detach(|| pull::Pull::start(&store, items, &destination, readers))?;
+        let inner = py.detach(|| pull::Pull::start(&store, items, &destination.0, readers))?;
         Ok(Pull { inner: Mutex::new(inner) })
     }
 }
@@ -105,8 +107,8 @@ impl Pull {
 
 /// A location without what may be secret: a URL's user and query.
 #[pyfunction]
-pub fn shown(location: &str) -> String {
-    store::shown(location).into_owned()
+pub fn shown(location: LocationArgument) -> OsString {
+    to_python(&store::shown(&location.0))
 }
 
 /// Waits until what loads have read is in their disk caches, at most so many seconds; whether it is.

@@ -252,6 +252,10 @@ macro_rules! getters {
                 $(dict.set_item(stringify!($name), self.$name())?;)*
                 Ok(dict)
             }
+
+            fn __repr__(&self) -> String {
+                summary(&self.inner)
+            }
         }
     };
 }
@@ -311,6 +315,31 @@ getters! {
     limited_by: &'static str = |s| s.limited_by();
     /// Fallbacks taken and limits met, in words.
     notes: Vec<String> = |s| s.notes.clone();
+}
+
+/// The figures that people look at first.
+fn summary(stats: &penstock::stats::LoadStats) -> String {
+    let seconds = stats.wall.as_secs_f64();
+    let speed = if seconds > 0.0 { stats.bytes as f64 / seconds } else { 0.0 };
+    format!(
+        "<penstock.LoadStats: {} tensors, {} in {seconds:.3} s ({}/s), limited by {}; {} readers, storage {:?}>",
+        stats.tensors,
+        scaled(stats.bytes as f64),
+        scaled(speed),
+        stats.limited_by(),
+        stats.readers,
+        stats.storage,
+    )
+}
+
+/// Bytes with the unit that leaves few digits before the point.
+fn scaled(bytes: f64) -> String {
+    let units = [(1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
+    // From half a digit below the unit, which would be rounded up to it.
+    match units.iter().find(|(unit, _)| bytes >= unit * 0.9995) {
+        Some((unit, name)) => format!("{:.2} {name}", bytes / unit),
+        None => format!("{bytes:.0} B"),
+    }
 }
 
 /// Gives staging memory that no load is using back to the system; returns the bytes.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crossbeam_channel::{RecvTimeoutError, bounded};
-use penstock::{Error, ErrorKind};
+use penstock::{Error, ErrorKind, threads};
 use pyo3::prelude::*;
 
 use crate::errors::Failure;
@@ -22,12 +22,7 @@ pub fn interruptibly<T: Send>(
         let (sender, done) = bounded(1);
         let thread = std::thread::Builder::new().name("penstock-open".into());
         let working = thread.spawn_scoped(scope, move || drop(sender.send(work())));
-        let working = working.map_err(|error| {
-            Failure(
-                Error::new(ErrorKind::Memory, format!("a thread could not be started: {error}"))
-                    .remedy("Raise the limit of processes (ulimit -u, cgroup pids.max)"),
-            )
-        })?;
+        let working = working.map_err(|error| Failure(threads::not_started(&error)))?;
         loop {
             match py.detach(|| done.recv_timeout(SIGNAL_CHECK)) {
                 Ok(done) => return done.map_err(|error| Failure(error).into()),

@@ -11,6 +11,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 
+use crate::store::readable;
+
 /// The result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -81,6 +83,11 @@ impl Error {
         use std::io::ErrorKind as Io;
         let kind = match error.kind() {
             Io::NotFound | Io::NotADirectory => ErrorKind::NotFound,
+            // A path that names nothing: its links lead in a circle, it is too long, or it holds a NUL.
+            _ if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENAMETOOLONG)) => {
+                ErrorKind::NotFound
+            }
+            Io::InvalidInput if error.raw_os_error().is_none() => ErrorKind::NotFound,
             Io::PermissionDenied => ErrorKind::Access,
             Io::OutOfMemory => ErrorKind::Memory,
             _ => ErrorKind::Storage,
@@ -158,17 +165,17 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { cause, object, tensor, range, remedy, .. } = &*self.0;
         if let Some(object) = object {
-            write!(f, "{object}: ")?;
+            write!(f, "{}: ", readable(object))?;
         }
         if let Some(tensor) = tensor {
             write!(f, "tensor {tensor:?}: ")?;
         }
-        f.write_str(cause)?;
+        f.write_str(&readable(cause))?;
         if let Some(range) = range {
             write!(f, " (bytes {}..{})", range.start, range.end)?;
         }
         if let Some(remedy) = remedy {
-            write!(f, ". {remedy}")?;
+            write!(f, ". {}", readable(remedy))?;
         }
         Ok(())
     }

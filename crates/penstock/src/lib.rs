@@ -31,6 +31,7 @@ pub mod plan;
 pub mod pull;
 pub mod stats;
 pub mod store;
+pub mod threads;
 pub mod tune;
 
 pub use error::{Error, ErrorKind, Result};

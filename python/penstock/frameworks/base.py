@@ -54,6 +54,13 @@ class Framework(Protocol):
     def consumer_stream(self, device: str) -> int:
         """The handle of the stream that the calling thread's work on ``device`` goes to; 0 on the host."""
 
+    def floating_dtype(self, dtype: Any) -> Any:
+        """The library's dtype of that name, if it is one that floating-point numbers can be converted to.
+
+        Raises:
+            SelectionError: for what is no dtype of the library, and for integers.
+        """
+
     def cast(self, tensor: Any, dtype: Any) -> Any:
         """``tensor`` as ``dtype`` if it holds floating-point numbers, else as it is."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock._native import HostArray
+from penstock.arguments import no_dtype, no_floating_dtype
 from penstock.errors import DestinationError, MissingDependencyError, SelectionError
 from penstock.frameworks.base import Destination, HostOnly
 
@@ -36,6 +37,9 @@ _ML_DTYPES = {
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "F8_E8M0": "float8_e8m0fnu",
 }
+
+
+_FLOATING = frozenset(["F16", "F32", "F64", *_ML_DTYPES])
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
@@ -85,9 +89,14 @@ class Numpy(HostOnly):
 
     def adopt(self, array: HostArray) -> np.ndarray[Any, Any]:
         dtype = dtype_of(array.dtype)
-        if array.nbytes == 0:
-            return np.empty(array.shape, dtype)
-        return np.asarray(_Memory(array)).view(dtype).reshape(array.shape)
+        try:
+            if array.nbytes == 0:
+                return np.empty(array.shape, dtype)
+            return np.asarray(_Memory(array)).view(dtype).reshape(array.shape)
+        except ValueError as error:
+            cause = f"numpy {np.__version__} has no arrays of {len(array.shape)} dimensions: {error}"
+            remedy = "Load the tensor with framework='pt' or 'dlpack'"
+            raise SelectionError(f"{cause}. {remedy}", cause=cause, remedy=remedy) from error
 
     def destination(self, name: str, tensor: Any) -> Destination:
         def wrong(cause: str) -> DestinationError:
@@ -104,9 +113,21 @@ class Numpy(HostOnly):
             raise wrong(f"the destination's dtype {tensor.dtype} is none of safetensors'")
         return Destination(tensor.ctypes.data, tensor.nbytes, known.pop() or "", tensor.shape, "cpu")
 
+    def floating_dtype(self, dtype: Any) -> np.dtype[Any]:
+        named = dtype if isinstance(dtype, str) else ""
+        # numpy knows the names of ml_dtypes, "bfloat16" among them, once that is imported.
+        name = next((ours for ours, numpy_name in _ML_DTYPES.items() if named == numpy_name), named)
+        try:
+            wanted = dtype_of(name) if name in _NUMPY or name in _ML_DTYPES else np.dtype(dtype)
+        except (TypeError, ValueError) as error:
+            raise no_dtype(dtype, "numpy") from error
+        if wanted.kind != "c" and dtype_name(wanted) not in _FLOATING:
+            raise no_floating_dtype(dtype)
+        return wanted
+
     def cast(self, tensor: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
-        wanted = dtype_of(dtype) if dtype in _NUMPY or dtype in _ML_DTYPES else np.dtype(dtype)
-        floating = dtype_name(tensor.dtype) in {"F16", "F32", "F64", *_ML_DTYPES}
+        wanted = self.floating_dtype(dtype)
+        floating = dtype_name(tensor.dtype) in _FLOATING
         return tensor.astype(wanted, copy=False) if floating else tensor
 
     def index(self, tensor: np.ndarray[Any, Any], index: tuple[int | slice, ...]) -> Any:

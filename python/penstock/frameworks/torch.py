@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from penstock._native import HostArray
+from penstock.arguments import device_meant, no_dtype, no_floating_dtype
 from penstock.errors import DestinationError, DeviceError, SelectionError
 from penstock.frameworks.base import Destination
 
@@ -79,8 +80,13 @@ class Torch:
     def device(self, device: Any) -> str:
         try:
             parsed = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+            if isinstance(device, bool):
+                raise TypeError("a number of a GPU is no truth value")  # noqa: TRY301 - as torch's own complaints
         except (RuntimeError, TypeError) as error:
-            raise DeviceError(f"device={device!r} is not a device of torch: {error}", cause=str(error)) from error
+            meant = device_meant(device)
+            remedy = f"Did you mean {meant!r}?" if meant else "Give 'cpu', 'cuda' or 'cuda:N'"
+            cause = f"device={device!r} is not a device of torch"
+            raise DeviceError(f"{cause}. {remedy}", cause=cause, remedy=remedy) from error
         if parsed.type == "cpu":
             return "cpu"
         if parsed.type != "cuda":
@@ -164,13 +170,26 @@ class Torch:
     def consumer_stream(self, device: str) -> int:
         return 0 if device == "cpu" else int(torch.cuda.current_stream(torch.device(device)).cuda_stream)
 
-    def cast(self, tensor: torch.Tensor, dtype: Any) -> torch.Tensor:
+    def floating_dtype(self, dtype: Any) -> torch.dtype:
         wanted = dtype_of(dtype) if isinstance(dtype, str) and dtype in _NAMES else dtype
         if isinstance(wanted, str):
             wanted = getattr(torch, wanted, None)
         if not isinstance(wanted, torch.dtype):
-            raise SelectionError(f"dtype={dtype!r} is not a dtype of torch")
-        return tensor.to(wanted) if tensor.is_floating_point() else tensor
+            raise no_dtype(dtype, "torch")
+        if not (wanted.is_floating_point or wanted.is_complex):
+            raise no_floating_dtype(dtype)
+        return wanted
+
+    def cast(self, tensor: torch.Tensor, dtype: Any) -> torch.Tensor:
+        wanted = self.floating_dtype(dtype)
+        if not tensor.is_floating_point():
+            return tensor
+        try:
+            return tensor.to(wanted)
+        except NotImplementedError as error:
+            cause = f"torch {torch.__version__} does not convert {tensor.dtype} to {wanted}"
+            remedy = "Load without dtype"
+            raise SelectionError(f"{cause}. {remedy}", cause=cause, remedy=remedy) from error
 
     def index(self, tensor: torch.Tensor, index: tuple[int | slice, ...]) -> torch.Tensor:
         return tensor[index].clone()

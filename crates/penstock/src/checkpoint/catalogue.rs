@@ -18,7 +18,7 @@ use super::place::shown;
 use super::source::{Resolved, ResolvedIndex, resolve};
 use super::{Dtype, TensorInfo};
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{Identity, Object, Store};
+use crate::store::{Identity, Object, Store, location_of};
 
 /// One object of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -282,7 +282,7 @@ impl Checkpoint {
     pub fn lies_at(&self, index: usize) -> Cow<'_, str> {
         let object = &self.objects[index];
         match self.store.file_of(&self.locations[index], &object.identity) {
-            Some(file) => Cow::Owned(file.to_string_lossy().into_owned()),
+            Some(file) => Cow::Owned(location_of(file)),
             None => Cow::Borrowed(&object.location),
         }
     }

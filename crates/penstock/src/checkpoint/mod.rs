@@ -17,6 +17,7 @@ mod hub_cache;
 mod index;
 mod json;
 mod layout;
+mod local_glob;
 mod open_all;
 mod place;
 mod refusal;

@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 
 use super::shared::Shared;
 use crate::error::{Error, ErrorKind, Result};
+use crate::threads;
 use crate::tune::Readers;
 
 /// What a reader's thread does.
@@ -65,20 +66,14 @@ impl Crew {
                 // Fewer readers than wished for are a slower load, not a failed one.
                 Err(error) if !self.threads.is_empty() => {
                     let note = format!(
-                        "{} of {of} reader threads could be started: {error}; raise the limit of processes (ulimit \
-                         -u, cgroup pids.max)",
-                        self.threads.len()
+                        "{} of {of} reader threads could be started: {error}. {}",
+                        self.threads.len(),
+                        threads::remedy()
                     );
                     shared.with_stats(|stats| stats.note(note));
                     break;
                 }
-                Err(error) => {
-                    return Err(Error::new(
-                        ErrorKind::Memory,
-                        format!("a thread could not be started: {error}"),
-                    )
-                    .remedy("Raise the limit of processes (ulimit -u, cgroup pids.max)"));
-                }
+                Err(error) => return Err(threads::not_started(&error)),
             }
         }
         Ok(())

@@ -17,6 +17,7 @@ use super::work::{Task, Work};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Region;
 use crate::store::{Lane, RemoteStore, Store, shown};
+use crate::threads;
 
 /// Requests in flight, where nothing is said: as many as a load from an object store begins with.
 const READERS: usize = 32;
@@ -336,10 +337,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn start_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    std::thread::Builder::new().name(name.to_owned()).spawn(work).map_err(|error| {
-        Error::new(ErrorKind::Memory, format!("a thread could not be started: {error}"))
-            .remedy("Raise the limit of processes (ulimit -u, cgroup pids.max)")
-    })
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(work)
+        .map_err(|error| threads::not_started(&error))
 }
 
 fn cancelled() -> Error {

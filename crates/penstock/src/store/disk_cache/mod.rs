@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::standin::StandIn;
-use super::{CachePolicy, Entry, Identity, LocalStore, Object, RemoteStore, Store};
+use super::{CachePolicy, Entry, Identity, LocalStore, Object, RemoteStore, Store, location_of};
 use crate::error::Result;
 
 use directory::Directory;
@@ -67,7 +67,7 @@ impl CachingStore {
     /// The object of the cache that is that version, if it is there completely.
     fn complete(&self, location: &str, key: &Key) -> Option<Arc<dyn Object>> {
         let held = self.directory.as_ref()?.complete(key)?;
-        let file = self.local.open(held.path().to_str()?).ok()?;
+        let file = self.local.open(&location_of(held.path())).ok()?;
         Some(Arc::new(StandIn::new(file, location.to_owned(), key.identity.clone()).holding(held)))
     }
 

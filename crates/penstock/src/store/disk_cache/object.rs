@@ -13,7 +13,7 @@ use super::entry::Entry;
 use super::writers::{BUFFER_BYTES, Writers};
 use crate::error::Result;
 use crate::memory::Window;
-use crate::store::{Identity, Lane, LocalStore, Object, Store};
+use crate::store::{Identity, Lane, LocalStore, Object, Store, location_of};
 
 /// Blocks of one object that are being put together, at most: 32 MiB.
 const MOST_PIECES: usize = 64;
@@ -40,7 +40,7 @@ struct Pieces {
 
 impl CachingObject {
     pub(super) fn new(remote: Arc<dyn Object>, entry: Arc<Entry>, store: &LocalStore) -> Self {
-        let local = entry.data_path().to_str().and_then(|path| store.open(path).ok());
+        let local = store.open(&location_of(entry.data_path())).ok();
         Self { remote, local, entry, pieces: Mutex::default() }
     }
 

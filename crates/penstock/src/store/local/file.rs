@@ -14,6 +14,7 @@ use super::CachePolicy;
 use super::cache::{Probe, Residency};
 use super::failure::failed;
 use super::handle::{DirectFile, OwnHandle};
+use super::path::location_of;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileMapping, Window};
 use crate::store::{Identity, Lane, Object};
@@ -61,7 +62,7 @@ impl LocalFile {
     /// # Errors
     /// `NotFound`; `Access` where it is unreadable, or a directory, FIFO, socket or device; `Storage`.
     pub(super) fn open(path: &Path, cache: CachePolicy) -> Result<Self> {
-        let location = path.display().to_string();
+        let location = location_of(path);
         let refused = |error: io::Error| opening_failed(&error, path).object(location.clone());
         // Looked at before it is opened: opening a FIFO waits for a writer, opening a device may do anything.
         refuse_special(&std::fs::metadata(path).map_err(refused)?, &location)?;

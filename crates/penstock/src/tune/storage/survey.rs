@@ -1,11 +1,12 @@
 //! Where the bytes of a load are.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Storage, System};
-use crate::store::is_remote;
+use crate::store::{is_remote, path_of};
 
 /// The storage of a checkpoint's directories, each looked at once, when a load first reads from it.
 #[derive(Debug, Default)]
@@ -76,13 +77,20 @@ impl Survey {
                 }
                 let storage = Arc::new(match file.to_str().filter(|location| is_remote(location)) {
                     Some(url) => Storage::of_url(url),
-                    None => self.system.look(file, mounts.get_or_insert_with(|| self.system.mounts())),
+                    None => {
+                        self.system.look(&file_at(file), mounts.get_or_insert_with(|| self.system.mounts()))
+                    }
                 });
                 known.insert(directory.to_owned(), Arc::clone(&storage));
                 storage
             })
             .collect()
     }
+}
+
+/// The file that a path of a location's text names.
+fn file_at(location: &Path) -> Cow<'_, Path> {
+    location.to_str().map_or(Cow::Borrowed(location), path_of)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! for at it, and a load that begins an hour later is of the same files. A file that the cache of huggingface_hub holds
 //! at that commit is read from there, like any local file; the cache is never written to.
 //!
-//! * `address`: locations taken apart. `settings`: variables and files that count.
+//! * `address`: locations taken apart. `one_part`: names without an organisation. `settings`: variables and files that count.
 //! * `local`: the cache. `api`: commits and listings.
 //! * `sender`: redirects, and the token that stays at home. `service`: a file as `object_store` asks for it.
 //! * `refusal`: what the hub's refusals mean; `page`: addresses that are of its pages.
@@ -13,6 +13,7 @@
 mod address;
 mod api;
 mod local;
+mod one_part;
 mod page;
 mod refusal;
 mod sender;
@@ -37,7 +38,7 @@ use super::transport::ClientKey;
 use super::{open, told, trust};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::standin::StandIn;
-use crate::store::{Identity, LocalStore, Object, Store};
+use crate::store::{Identity, LocalStore, Object, Store, location_of};
 
 use address::{HubAddress, Kind};
 use api::Api;
@@ -106,7 +107,8 @@ impl<'a> Hub<'a> {
 
     fn open_address(&self, address: &HubAddress) -> Result<Arc<dyn Object>> {
         if address.path.is_empty() {
-            return Err(Error::new(ErrorKind::NotFound, "the location names a repository, not a file"));
+            let cause = "the location names a repository, not a file";
+            return Err(Error::new(ErrorKind::NotFound, cause).remedy(address.remedy_for_no_file()));
         }
         let commit = self.commit(address)?;
         if let Some(object) = self.cached(address, &commit)? {
@@ -155,7 +157,7 @@ impl<'a> Hub<'a> {
         let address = HubAddress::parse(location).ok()?;
         let commit = self.commit(&address).ok()?;
         let file = CachedRepository::of(&self.settings, &address)?.file(&commit, &address.path)?;
-        let opened = self.local.open(file.to_str()?).ok()?;
+        let opened = self.local.open(&location_of(&file)).ok()?;
         (local::identity(&file, &*opened) == *identity).then_some(file)
     }
 
@@ -202,8 +204,7 @@ impl<'a> Hub<'a> {
         let Some(file) = cached.and_then(|cached| cached.file(commit, &address.path)) else {
             return Ok(None);
         };
-        let Some(path) = file.to_str() else { return Ok(None) };
-        let opened = self.local.open(path)?;
+        let opened = self.local.open(&location_of(&file))?;
         let identity = local::identity(&file, &*opened);
         Ok(Some(Arc::new(StandIn::new(opened, address.pinned(commit, &address.path), identity))))
     }
