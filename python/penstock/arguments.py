@@ -12,11 +12,11 @@ from typing import Any
 
 from penstock.errors import ConfigError, ObjectNotFoundError, SelectionError, TensorNotFoundError
 
-PathLike = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 """A path of this machine (bytes and surrogate escapes for names that are not UTF-8), or a URL."""
 
 
-def locations(given: PathLike | Iterable[PathLike], argument: str = "path") -> list[str]:
+def locations(given: AnyPath | Iterable[AnyPath], argument: str = "path") -> list[str]:
     """What ``penstock.open`` was given, as a list of paths and URLs.
 
     Raises:
@@ -30,7 +30,7 @@ def locations(given: PathLike | Iterable[PathLike], argument: str = "path") -> l
     return [location(item, argument) for item in given]
 
 
-def location(given: PathLike, argument: str = "path") -> str:
+def location(given: AnyPath, argument: str = "path") -> str:
     """A path or URL as text. ``~`` and ``~user`` become home directories, unless something of that very name exists.
 
     Raises:
@@ -46,6 +46,11 @@ def location(given: PathLike, argument: str = "path") -> str:
         cause = f"{argument}={given!r} holds a character that no file name can ({error.reason})"
         raise ObjectNotFoundError(cause, cause=cause) from None
     return os.path.expanduser(text) if text.startswith("~") and not os.path.lexists(text) else text  # noqa: PTH111
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path is a URL of another machine."""
+    return "://" in path and not path.startswith("file://")
 
 
 def _no_path(given: object, argument: str) -> ConfigError:
@@ -130,7 +135,9 @@ def no_dtype(given: object, library: str) -> SelectionError:
 
 def no_floating_dtype(given: object) -> SelectionError:
     """``given`` cannot hold what floating-point tensors hold."""
-    cause = f"dtype={given!r}: floating-point tensors are not converted to a dtype of integers, which would truncate them"
+    cause = (
+        f"dtype={given!r}: floating-point tensors are not converted to a dtype of integers, which would truncate them"
+    )
     remedy = "Give a floating-point dtype; for quantised weights, use a quantised checkpoint"
     return SelectionError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
 

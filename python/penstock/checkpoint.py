@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
 from penstock import _native
 from penstock._native import Ahead, Config, LoadStats, TensorInfo, shown
-from penstock.arguments import PathLike, location, locations, name_filter, tensor_names
+from penstock.arguments import AnyPath, location, locations, name_filter, tensor_names
 from penstock.errors import ConfigError, DestinationError, SelectionError, TensorNotFoundError
 from penstock.frameworks.base import Destination, Framework, framework
 from penstock.loading import Existing, FreshDevice, FreshHost, Load, Planned, read_ahead
 from penstock.progress import Progress, ProgressOption, teller
 from penstock.selection import Selection, resolve
 from penstock.state import IncompatibleKeys, report, state_of
+from penstock.units import size
+
+PathLike = str | os.PathLike[str]
+
 
 def open(  # noqa: A001
-    path: PathLike | Iterable[PathLike],
+    path: AnyPath | Iterable[AnyPath],
     *,
-    cache_dir: PathLike | None = None,
+    cache_dir: AnyPath | None = None,
     cache_bytes: int | None = None,
     config: Config | None = None,
 ) -> Checkpoint:
@@ -57,10 +62,14 @@ def open(  # noqa: A001
     paths = locations(path)
     config = Config() if config is None else config
     if cache_dir is not None or cache_bytes is not None:
-        config = config.with_disk_cache(cache_dir, cache_bytes)
+        config = config.with_disk_cache(_directory(cache_dir), cache_bytes)
     if config.cache_dir is not None:
         _flush_at_exit()
     return Checkpoint(_native.Checkpoint(paths, config), config, paths)
+
+
+def _directory(given: AnyPath | None) -> str | None:
+    return None if given is None else location(given, "cache_dir")
 
 
 @functools.cache
@@ -297,7 +306,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         self,
         names: Iterable[str] | None = None,
         *,
-        until_gone: PathLike | None = None,
+        until_gone: AnyPath | None = None,
         config: Config | None = None,
     ) -> Ahead:
         """Has the disk work before the load begins: brings files into the page cache, on a thread of its own.
@@ -379,7 +388,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         for name in self if names is None else names:
             info = self[name]
             if info.dtype == "F4":
-                cause = f"{info.dtype} cannot be converted: its numbers are packed, and mean something with their scales only"
+                cause = "F4 cannot be converted: its numbers are packed, and mean nothing without their scales"
                 remedy = "Load it without dtype; filter= leaves tensors out"
                 message = f"{info.object}: tensor {name!r}: {cause}. {remedy}"
                 raise SelectionError(message, object=info.object, tensor=name, cause=cause, remedy=remedy)

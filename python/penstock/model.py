@@ -22,7 +22,8 @@ from penstock.state import IncompatibleKeys, report, state_of
 if TYPE_CHECKING:
     import torch
 
-    from penstock.checkpoint import Checkpoint, PathLike
+    from penstock.arguments import AnyPath
+    from penstock.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ def _has_no_memory(parameter: torch.nn.Parameter) -> bool:
 
 def load_model(
     build: Callable[[], torch.nn.Module],
-    path: PathLike | Any,
+    path: AnyPath | Any,
     device: Any = "cpu",
     *,
     dtype: Any = None,
@@ -111,7 +112,9 @@ def load_model(
         TensorNotFoundError: with ``strict``, for missing or unexpected keys, which it lists as torch does.
         DestinationError: where a shape differs, or a buffer was built on the meta device and is in no checkpoint;
             nothing has been read then.
-        ConfigError: for a module in the place of ``build``, which is what safetensors' function of this name takes.
+        ConfigError: for a module in the place of ``build``, which is what safetensors' function of this name takes, and
+            for anything else that is no function.
+        SelectionError: for a ``dtype`` that is none, or one of integers.
     """
     import torch
 
@@ -125,6 +128,13 @@ def load_model(
             remedy=remedy,
         )
 
+    if not callable(build):
+        swapped = callable(path) or isinstance(path, torch.nn.Module)
+        remedy = "Write load_model(build, path)" if swapped else "Give one such as lambda: MyModel(config)"
+        cause = f"load_model takes a function that builds the module, then the path; {build!r} is no function"
+        raise ConfigError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+    if dtype is not None:
+        dtype = Torch().floating_dtype(dtype)
     checkpoint = path if isinstance(path, Checkpoint) else open(path, config=config)
     where = Torch().device(device)
     with checkpoint.read_ahead(config=config), no_init():

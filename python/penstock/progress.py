@@ -50,8 +50,8 @@ class _Bar:
             from tqdm.auto import tqdm
         except ModuleNotFoundError as error:
             raise MissingDependencyError(
-                "progress=True needs the package 'tqdm'. Install it (pip install 'penstock[cli]'), or give a function "
-                "of (bytes done, bytes in all)",
+                "progress=True needs the package 'tqdm'. Install it (pip install tqdm), or give a function of (bytes "
+                "done, bytes in all)",
                 cause=str(error),
                 remedy="pip install tqdm",
             ) from error

@@ -5,13 +5,13 @@ The engine does the work; here it is asked for, waited for and told of.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from penstock._native import Config, Source
+from penstock.arguments import AnyPath, location
 from penstock.progress import ProgressOption, teller
 
 
@@ -53,7 +53,7 @@ class Pulled(NamedTuple):
 
 def pull(
     url: str,
-    dst: str | os.PathLike[str],
+    dst: AnyPath,
     *,
     allow: str | Iterable[str] | None = None,
     ignore: str | Iterable[str] | None = None,
@@ -85,25 +85,27 @@ def pull(
         StorageError: the network or the disk failed, or the disk is full.
     """
     allowed, ignored = _patterns(allow), _patterns(ignore) or []
-    source = Source(url)
+    directory = location(dst, "dst")
+    source = Source(location(url, "url"))
     wanted = [
         index
         for index, (path, _) in enumerate(source.entries)
         if (allowed is None or _matches(path, allowed)) and not _matches(path, ignored)
     ]
-    return pull_entries(source, wanted, dst, progress=progress, config=config)
+    return pull_entries(source, wanted, directory, progress=progress, config=config)
 
 
 def pull_entries(
     source: Source,
     wanted: list[int],
-    dst: str | os.PathLike[str],
+    dst: AnyPath,
     *,
     progress: ProgressOption = None,
     config: Config | None = None,
 ) -> Pulled:
     """As ``pull``, of those of the source's entries that have these indices."""
-    running = source.pull(dst, wanted, None if config is None else config.readers)
+    directory = location(dst, "dst")
+    running = source.pull(directory, wanted, None if config is None else config.readers)
     _, total = running.progress()
     told = 0
     shown = teller(progress, total, "Pulling")
@@ -118,7 +120,7 @@ def pull_entries(
         running.stop()
         shown.close()
     files, fetched_bytes, seconds = ended
-    return Pulled(Path(dst), [PulledFile(*file) for file in files], fetched_bytes, seconds)
+    return Pulled(Path(directory), [PulledFile(*file) for file in files], fetched_bytes, seconds)
 
 
 def _patterns(given: str | Iterable[str] | None) -> list[str] | None:

@@ -13,31 +13,38 @@ from types import TracebackType
 from typing import Any
 
 from penstock._native import Config, TensorInfo
-from penstock.checkpoint import Checkpoint, PathLike, open
+from penstock.arguments import AnyPath
+from penstock.checkpoint import Checkpoint, open
 from penstock.errors import ConfigError, MissingDependencyError, PenstockError, SafetensorError, SelectionError
 from penstock.frameworks.base import framework
 from penstock.selection import Selection, is_basic
 
 
-def load_file(filename: PathLike, device: Any = "cpu", *, framework: str = "pt", backend: Any = None) -> dict[str, Any]:
+def _check_backend(backend: Any) -> None:
+    if backend not in {None, "mmap", "pread"}:
+        cause = f"backend={backend!r} is not one of 'mmap' and 'pread'"
+        raise ConfigError(f"{cause}. Leave it out: Penstock finds the way to read by itself", cause=cause)
+
+
+def load_file(filename: AnyPath, device: Any = "cpu", *, framework: str = "pt", backend: Any = None) -> dict[str, Any]:
     """Loads all tensors of a safetensors file, as ``safetensors.torch.load_file`` does.
 
     Args:
         filename: the file, or anything else that ``penstock.open`` takes.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or the number of a GPU.
         framework: ``"pt"`` or ``"np"``.
-        backend: accepted for compatibility; Penstock finds the way to read by itself.
+        backend: ``"mmap"`` or ``"pread"``, as for safetensors, but without effect.
 
     Raises:
         PenstockError: see ``penstock.open`` and ``Checkpoint.load``.
     """
-    del backend
+    _check_backend(backend)
     return open(filename).load(device=device, framework=framework)
 
 
 def save_file(
     tensors: dict[str, Any],
-    filename: PathLike,
+    filename: AnyPath,
     metadata: dict[str, str] | None = None,
     *,
     framework: str = "pt",
@@ -102,7 +109,7 @@ class safe_open:  # noqa: N801 - the name people know
         filename: the file, or anything else that ``penstock.open`` takes.
         framework: ``"pt"``, ``"np"``, ``"jax"`` or ``"dlpack"``.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or the number of a GPU.
-        backend: accepted for compatibility; Penstock finds the way to read by itself.
+        backend: ``"mmap"`` or ``"pread"``, as for safetensors, but without effect.
 
     Raises:
         PenstockError: see ``penstock.open``. FileNotFoundError, ValueError and their like also catch it.
@@ -110,14 +117,14 @@ class safe_open:  # noqa: N801 - the name people know
 
     def __init__(
         self,
-        filename: PathLike,
+        filename: AnyPath,
         framework: str = "pt",
         device: Any = "cpu",
         *,
         backend: Any = None,
         config: Config | None = None,
     ) -> None:
-        del backend
+        _check_backend(backend)
         library = _framework(framework)
         if not isinstance(device, int) and not str(device).startswith("cuda"):
             library.device(device)

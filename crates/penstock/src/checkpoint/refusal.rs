@@ -59,9 +59,6 @@ pub(super) fn missing(store: &dyn Store, location: &str) -> Error {
     if location.is_empty() {
         return error.remedy("Give the path of a file or directory");
     }
-    if let Some(meant) = url_meant(location) {
-        return error.remedy(format!("The scheme of a URL ends in ://. Write {meant}"));
-    }
     if location.starts_with('~') {
         return error.remedy("`~` stands for no directory here: give the full path");
     }
@@ -87,15 +84,26 @@ pub(super) fn missing(store: &dyn Store, location: &str) -> Error {
     error.remedy(format!("Check the path: its directory holds {}", list(&candidates)))
 }
 
-/// The URL that a location is short of a slash or two from being: of `s3:/bucket/model`, `s3://bucket/model`.
-fn url_meant(location: &str) -> Option<String> {
+/// The refusal of a path that does not exist and is a slash or two short of a URL: of `s3:/bucket/model`.
+pub(super) fn nearly_url(location: &str) -> Option<Error> {
     let (scheme, rest) = location.split_once(':')?;
     let known = SCHEMES.iter().any(|known| scheme.eq_ignore_ascii_case(known));
     let rest = rest.trim_start_matches('/');
-    (known && !rest.is_empty()).then(|| {
-        let slash = if scheme.eq_ignore_ascii_case("file") { "/" } else { "" };
-        shown(&format!("{scheme}://{slash}{rest}")).into_owned()
-    })
+    if !known || rest.is_empty() {
+        return None;
+    }
+    let slash = if scheme.eq_ignore_ascii_case("file") { "/" } else { "" };
+    // It may carry a signature, as the URL would.
+    let url = format!("{scheme}://{slash}{rest}");
+    let meant = shown(&url);
+    Some(
+        Error::new(
+            ErrorKind::NotFound,
+            "no such file or directory: this is taken for a path of this machine",
+        )
+        .object(meant.replacen("://", ":", 1))
+        .remedy(format!("The scheme of a URL ends in ://. Write {meant}")),
+    )
 }
 
 /// The names, or the first few and how many more there are.

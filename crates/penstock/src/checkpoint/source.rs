@@ -77,7 +77,11 @@ pub fn resolve(store: &dyn Store, inputs: &[String]) -> Result<Resolved> {
             found.remote_glob(&location)?;
             continue;
         }
-        match place(&location) {
+        let place = place(&location);
+        if let Some(refused) = refusal::nearly_url(&location).filter(|_| place == Place::Missing) {
+            return Err(refused);
+        }
+        match place {
             Place::Object => found.object(&location)?,
             Place::Directory => found.directory(&location)?,
             Place::Missing if location.contains(['*', '?', '[']) => found.glob(&location)?,
