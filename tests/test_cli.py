@@ -108,7 +108,8 @@ class TestInspect:
         assert all(len(line) <= columns for line in table)
         rows = [line for line in table if "1000" in line]
         assert len(rows) == 2, "a row for each tensor, however narrow"
-        assert all("q_proj" in row or "…" in row for row in rows)
+        assert all("self_attn" in row or "…" in row for row in rows)
+        assert all(" kB" in row for row in rows), "sizes are not cut off"
 
     def test_models_that_have_nothing_in_common_are_noted(self, tmp_path: Path) -> None:
         for part in ("unet", "vae"):

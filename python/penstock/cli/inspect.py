@@ -23,6 +23,7 @@ from penstock import Checkpoint, TensorInfo
 from penstock._native import list_objects
 from penstock._native import shown as without_secrets
 from penstock.cli.output import (
+    NARROW,
     UNBOUNDED,
     Output,
     as_json,
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _METADATA_SHOWN = 160
-_NARROW = 60
-"""Columns of a terminal that is too narrow for files and dtypes."""
+_BETWEEN = 3
+"""Columns between two cells of a table."""
 _NAME_SHOWN = 12
 """At least so many characters of a name."""
 _SHARD = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
@@ -159,7 +160,7 @@ def catalogue(paths: Sequence[str], ckpt: Checkpoint, tensors: Sequence[TensorIn
 
 def table(tensors: Sequence[TensorInfo], files: Sequence[str], out: Output) -> Table:
     """A row for every tensor; its file where there are several, in full where the terminal has room for it."""
-    if out.width < _NARROW:
+    if out.width < NARROW:
         return _narrow_table(tensors, out.width)
     if len(files) == 1:
         return _table(tensors, None)
@@ -172,8 +173,8 @@ def table(tensors: Sequence[TensorInfo], files: Sequence[str], out: Output) -> T
 def _narrow_table(tensors: Sequence[TensorInfo], width: int) -> Table:
     """Name, shape and size: what fits where a name would be broken into many lines."""
     cells = [(shape(tensor.shape), size(tensor.nbytes)) for tensor in tensors]
-    taken = sum(max(map(len, column), default=0) + 2 for column in zip(*cells, strict=True))
-    room = max(width - max(taken, 15), _NAME_SHOWN)
+    widths = [max(map(len, column)) for column in zip(("shape", "size"), *cells, strict=True)]
+    room = max(width - sum(widths) - _BETWEEN * len(widths), _NAME_SHOWN)
     made = bare_table()
     made.add_column("tensor", no_wrap=True)
     made.add_column("shape", no_wrap=True)

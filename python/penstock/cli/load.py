@@ -21,7 +21,7 @@ from rich.text import Text
 
 import penstock
 from penstock.cli.failures import interrupt_ends_process
-from penstock.cli.output import Output, as_json, bare_table, plural, printable, rate, size
+from penstock.cli.output import NARROW, Output, as_json, bare_table, plural, printable, rate, size
 from penstock.cli.selecting import matching, no_match
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ ADVICE = {
     "disk": "the disk is what limits: a faster disk, or files that are in the page cache, would load faster",
     "network": "the network or the store is what limits: --cache-dir keeps what comes for the next load",
     "cores": "the CPU cores are what limits: give the process more of them",
-    "page cache": "copying from the page cache is what limits: that is as fast as this machine's memory allows",
+    "page cache": "copying from the page cache is what limits: the storage is not",
     "pcie": "the copies to the device are what limits: check that the GPU has its full PCIe width (nvidia-smi -q)",
     "memory": "host memory is what limits: copying and page faults, not the storage",
     "consumer": "the consumer is what limits: storage waited for memory to read into",
@@ -143,7 +143,7 @@ def load(wish: Wish, *, stats: Stats, quiet: bool, json: bool) -> None:
     if ckpt.stats:
         found = ckpt.stats.as_dict()
         out.print()
-        out.print(table(found, every=stats is Stats.every))
+        out.print(table(found, every=stats is Stats.every, explained=out.width >= NARROW))
         out.print()
         advice = ADVICE.get(found["limited_by"]) if nbytes else None
         out.lines(filter(None, [advice, *(f"note: {printable(str(note))}" for note in found["notes"])]))
@@ -224,24 +224,27 @@ def summary(figures: dict[str, Any]) -> str:
     return f"{plural(figures['tensors'], 'tensor')}, {size(nbytes)} {how} in {times}: {rate(nbytes, total)}{limit}"
 
 
-def table(stats: dict[str, Any], *, every: bool) -> Table:
-    """Figures by group; without ``every``, those that say something. Figures that this version of the command does not
-    know are shown all the same.
+def table(stats: dict[str, Any], *, every: bool, explained: bool = True) -> Table:
+    """Figures by group, with what they mean if ``explained``; without ``every``, those that say something.
+
+    Figures that this version of the command does not know are shown all the same.
     """
     made = bare_table()
     made.add_column("figure", no_wrap=True)
     made.add_column("value", justify="right", overflow="fold")
-    made.add_column("meaning", style="dim")
+    if explained:
+        made.add_column("meaning", style="dim")
     groups = dict.fromkeys(figure.group for figure in FIGURES.values()) | {"other": None}
     for group in groups:
         known = [name for name, figure in FIGURES.items() if figure.group == group and name in stats]
         names = known if group != "other" else [name for name in stats if name not in FIGURES and name != "notes"]
         shown = [name for name in names if every or stats[name] not in (0, None, False, [])]
         if shown:
-            made.add_row(Text(group, style="bold"), "", "")
+            made.add_row(Text(group, style="bold"))
         for name in shown:
             figure = FIGURES.get(name, Figure("other", name.replace("_", " "), ""))
-            made.add_row(Text(f"  {figure.label}"), Text(_figure(name, stats[name])), Text(figure.meaning))
+            cells = [f"  {figure.label}", _figure(name, stats[name]), *([figure.meaning] if explained else [])]
+            made.add_row(*map(Text, cells))
     return made
 
 

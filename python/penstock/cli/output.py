@@ -22,12 +22,14 @@ from rich.text import Text
 from penstock.units import rate, size
 
 __all__ = [
-    "UNBOUNDED", "Output", "as_json", "bare_table", "count", "glyph", "natural", "plural", "printable", "rate", "shape",
-    "shortened", "size",
+    "NARROW", "UNBOUNDED", "Output", "as_json", "bare_table", "count", "glyph", "natural", "plural", "printable",
+    "rate", "shape", "shortened", "size",
 ]  # fmt: skip
 
 UNBOUNDED = 100_000
 """The width of what is no terminal."""
+NARROW = 60
+"""The columns of a terminal below which tables show only what matters most."""
 
 
 class Output(Console):
