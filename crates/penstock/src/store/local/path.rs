@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn an_escape_never_makes_a_separator() {
-        for text in ["..\02f..", "\x002f", "\0ZZ", "\0f", "\0é0", "\0+f"] {
+        for text in ["..\x002f..", "\x002f", "\0ZZ", "\0f", "\0é0", "\0+f"] {
             assert_eq!(path_of(text).as_os_str().as_bytes(), text.as_bytes(), "{text:?}");
         }
     }
