@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -100,6 +101,23 @@ class TestInspect:
         assert all(len(line) <= 80 for line in lines)
         assert any("q_proj.weight" in line and line.rstrip().endswith("2/2") for line in lines)
 
+    @pytest.mark.parametrize("columns", [40, 60, 80, 120])
+    def test_fits_terminals_of_every_width(self, sharded: Path, columns: int) -> None:
+        lines = penstock("inspect", sharded, columns=columns).stdout.splitlines()
+        table = lines[: lines.index("")]
+        assert all(len(line) <= columns for line in table)
+        rows = [line for line in table if "1000" in line]
+        assert len(rows) == 2, "a row for each tensor, however narrow"
+        assert all("self_attn" in row or "…" in row for row in rows)
+        assert all(" kB" in row for row in rows), "sizes are not cut off"
+
+    def test_models_that_have_nothing_in_common_are_noted(self, tmp_path: Path) -> None:
+        for part in ("unet", "vae"):
+            save_file({f"{part}.w": np.zeros(1, np.float32)}, tmp_path / f"{part}.safetensors")
+        assert "note: 2 files without an index" in penstock("inspect", tmp_path).stdout
+        save_file({"unet.v": np.zeros(1, np.float32)}, tmp_path / "more.safetensors")
+        assert "note:" not in penstock("inspect", tmp_path).stdout
+
     def test_tells_files_of_one_name_apart(self, tmp_path: Path) -> None:
         for part in ("unet", "vae"):
             (tmp_path / part).mkdir()
@@ -152,8 +170,8 @@ class TestInspect:
 
     def test_says_that_nothing_matches(self, single: Path) -> None:
         shown = penstock("inspect", single, "--filter", "nothing.*")
-        assert shown.returncode == 0
-        assert "0 of 14 tensors" in shown.stdout
+        assert (shown.returncode, shown.stdout) == (8, "")
+        assert "no tensor matches 'nothing.*' (there are 14)" in shown.stderr
 
     @pytest.mark.parametrize(("limit", "rows", "more"), [(5, 5, "9 more"), (0, 14, None), (14, 14, None)])
     def test_shows_as_many_rows_as_asked_for(self, single: Path, limit: int, rows: int, more: str | None) -> None:
@@ -190,25 +208,56 @@ class TestLoad:
         assert done.returncode == 0, done.stderr
         (line,) = done.stdout.splitlines()
         assert line.startswith("14 tensors, 4.83 kB to cpu in ")
-        assert " s: " in line
-        assert "GB/s, limited by " in line
+        assert re.search(r"in \d+\.\d{3} s \(\d+\.\d{3} s of it to open\): [\d.]+ [kMG]?B/s, limited by ", line)
         assert done.stderr == "", "no progress bar where stderr is no terminal"
 
-    def test_stats_are_a_table_of_all_figures(self, single: Path) -> None:
+    def test_all_stats_are_a_table_of_all_figures(self, single: Path) -> None:
         import penstock as package
+        from penstock.cli.load import FIGURES
 
         checkpoint = package.open(single)
         checkpoint.load(framework="np")
         assert checkpoint.stats is not None
-        shown = load(single, "--stats").stdout
-        for figure in checkpoint.stats.as_dict().keys() - {"notes"}:
-            assert figure.replace("_", " ") in shown
+        assert checkpoint.stats.as_dict().keys() - {"notes"} == FIGURES.keys()
+        shown = [line.strip() for line in load(single, "--all-stats").stdout.splitlines()]
+        for figure in FIGURES.values():
+            assert any(line.startswith(f"{figure.label} ") for line in shown), figure
+
+    def test_stats_leave_out_what_is_zero_and_end_in_what_limits(self, single: Path) -> None:
+        from penstock.cli.load import ADVICE
+
+        shown = load(single, "--stats", "--cache", "use").stdout
+        assert "load time" in shown
+        assert "throttled" not in shown
+        assert "from network" not in shown
+        assert any(advice in shown for advice in ADVICE.values())
+
+    def test_figures_that_are_not_known_are_shown_all_the_same(self) -> None:
+        from penstock.cli.load import table
+        from penstock.cli.output import Output
+
+        out = Output()
+        with out.capture() as captured:
+            out.print(table({"bytes": 3, "new_figure": 7}, every=False))
+        assert "new figure" in captured.get()
+
+    def test_names_and_filters_are_both_meant(self, single: Path) -> None:
+        assert answer(load(single, "--json", "--names", "step", "--names", "embed", "--filter", "s*"))["tensors"] == 1
+        refused = load(single, "--names", "step", "--filter", "layer.*")
+        assert refused.returncode == 8
+        assert "no tensor matches 'layer.*' (of the 1 that --names chose)" in refused.stderr
+
+    def test_a_disk_cache_for_local_files_is_ignored_with_a_note(self, single: Path, tmp_path: Path) -> None:
+        done = load(single, "--cache-dir", tmp_path / "cache")
+        assert done.returncode == 0
+        assert done.stderr.startswith("note: --cache-dir is ignored")
+        assert not (tmp_path / "cache").exists()
 
     def test_as_json_holds_the_stats(self, sharded: Path) -> None:
         told = answer(load(sharded, "--json"))
         assert (told["tensors"], told["bytes"], told["device"], told["framework"]) == (2, 12000, "cpu", "np")
-        assert 0 < told["open_seconds"] < told["seconds"]
-        assert told["gb_per_s"] == pytest.approx(12000 / told["seconds"] / 1e9, abs=1e-6)
+        assert 0 < told["open_seconds"] < told["total_seconds"]
+        assert told["total_gb_per_s"] == pytest.approx(12000 / told["total_seconds"] / 1e9, abs=1e-6)
         assert told["stats"]["bytes"] == 12000
         assert told["stats"]["limited_by"]
 
@@ -243,12 +292,13 @@ class TestLoad:
         assert _stderr_of_a_terminal("load", single, "--framework", "np", option) == ""
 
 
-def _stderr_of_a_terminal(*arguments: object) -> str:
+def _stderr_of_a_terminal(*arguments: object, code: int = 0, **settings: str) -> str:
     """What the command writes to stderr when that is a terminal."""
     ours, theirs = pty.openpty()
     try:
         command = [*COMMAND, *map(str, arguments)]
-        environment = os.environ | {"TERM": "xterm"}
+        environment = {key: value for key, value in os.environ.items() if key not in {"NO_COLOR", "FORCE_COLOR"}}
+        environment |= {"TERM": "xterm"} | settings
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=environment) as process:
             os.close(theirs)
             seen = b""
@@ -257,7 +307,7 @@ def _stderr_of_a_terminal(*arguments: object) -> str:
                     seen += chunk
             except OSError:  # Linux says "input/output error" when the other side is closed.
                 pass
-        assert process.returncode == 0, seen
+        assert process.returncode == code, seen
     finally:
         os.close(ours)
     return seen.decode()
@@ -271,7 +321,11 @@ class TestFailures:
         for arguments, code, words in [
             (["inspect", tmp_path / "none"], 3, "none"),
             (["inspect", tmp_path / "empty"], 3, "empty"),
-            (["load", single, "--framework", "np", "--names", "nope"], 3, "nope"),
+            (["load", single, "--framework", "np", "--names", "nope"], 8, "nope"),
+            (["load", single, "--device", "gpu"], 2, "Did you mean cuda?"),
+            (["inspect", single, "--sort", "nope"], 2, "'nope' is not one of name, offset, size"),
+            (["inspect", single, "--filter", "nope*"], 8, "nope*"),
+            (["pull", tmp_path, tmp_path / "to"], 2, "not a URL"),
             (["inspect", malformed], 4, "header"),
             (["inspect", "/dev/null"], 5, "/dev/null"),
             (["load", single, "--framework", "np", "--device", "cuda:99"], 7, "cuda:99"),
@@ -285,8 +339,10 @@ class TestFailures:
         ]:
             done = penstock(*arguments)
             assert done.returncode == code, (arguments, done)
-            assert words in done.stderr, (arguments, done)
+            # The box of a wrong command line is folded to the terminal.
+            assert words in " ".join(done.stderr.replace("│", " ").split()), (arguments, done)
             assert "Traceback" not in done.stderr
+            assert "Value error" not in done.stderr
             assert done.stdout == ""
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -315,6 +371,60 @@ class TestFailures:
         assert done.returncode == 4
         assert "Traceback" in done.stderr
         assert "FormatError" in done.stderr
+
+    @pytest.mark.parametrize(
+        "arguments", [["load", "--json"], ["load", "x", "--json", "--cache", "no"], ["nope", "--json"]]
+    )
+    def test_wrong_usage_is_json_where_json_was_asked_for(self, arguments: list[str]) -> None:
+        done = penstock(*arguments)
+        assert done.returncode == 2
+        error = json.loads(done.stdout)["error"]
+        assert error["type"] == "UsageError"
+        assert error["message"]
+        assert done.stderr.startswith("error: ")
+
+    @pytest.mark.parametrize("json_option", [[], ["--json"]])
+    def test_a_full_disk_under_stdout_is_named(self, single: Path, json_option: list[str]) -> None:
+        command = [*COMMAND, "inspect", str(single), *json_option]
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+        assert done.returncode == 6
+        error, remedy = done.stderr.splitlines()
+        assert error == "error: the output could not be written: No space left on device"
+        assert remedy.startswith("  try: ")
+
+    @pytest.mark.parametrize(
+        ("settings", "colored"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+    )
+    def test_errors_have_colors_on_a_terminal_that_shows_them(
+        self, tmp_path: Path, settings: dict[str, str], colored: bool
+    ) -> None:
+        seen = _stderr_of_a_terminal("inspect", tmp_path / "none", code=3, **settings)
+        assert ("\x1b[1;31merror:\x1b[0m" in seen) == colored
+        assert ("\x1b[36mtry:\x1b[0m" in seen) == colored
+        assert "error:" in seen
+
+    @pytest.mark.parametrize("json_option", ["False", "True"])
+    def test_an_interrupt_that_a_library_would_swallow_ends_it(self, json_option: str) -> None:
+        program = (
+            "import os, signal; from penstock.cli.failures import interrupt_ends_process\n"
+            f"with interrupt_ends_process(as_json={json_option}):\n"
+            "    try: os.kill(os.getpid(), signal.SIGINT); [None for _ in range(1000)]\n"
+            "    except KeyboardInterrupt: pass\n"
+            "    print('went on')"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+        assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+        assert "went on" not in done.stdout
+        assert json_option != "True" or json.loads(done.stdout)["error"]["type"] == "KeyboardInterrupt"
+
+    def test_interrupts_are_python_s_again_afterwards(self) -> None:
+        from penstock.cli.failures import interrupt_ends_process
+
+        before = signal.getsignal(signal.SIGINT)
+        with interrupt_ends_process(as_json=False):
+            assert signal.getsignal(signal.SIGINT) is not before or before is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGINT) is before
 
     @pytest.mark.parametrize("options", ["", "--json"])
     def test_a_reader_that_has_seen_enough_is_no_failure(self, tmp_path: Path, options: str) -> None:
@@ -370,8 +480,47 @@ class TestCommand:
 
         shown = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "80", "NO_COLOR": "1"})
         assert shown.exit_code == 0
-        assert "Exit codes: 0 success" in shown.output
-        assert "130 interrupted" in shown.output
+        folded = " ".join(shown.output.split())
+        assert "Exit codes: 0 success" in folded
+        assert "130 interrupted" in folded
+        assert "<bool> Print" not in folded
+
+    @pytest.mark.parametrize("command", ["inspect", "load", "pull"])
+    def test_help_shows_urls_and_examples(self, command: str) -> None:
+        from typer.testing import CliRunner
+
+        from penstock.cli.app import app
+
+        shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "100", "NO_COLOR": "1"}).output
+        lines = [line.strip() for line in shown.splitlines()]
+        assert "Examples:" in lines
+        assert any(line.startswith(f"- penstock {command} ") and "s3://" in line for line in lines)
+        assert "hf://" in shown
+
+    def test_python_runs_the_package(self) -> None:
+        command = [sys.executable, "-m", "penstock", "--version"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        assert done.stdout.startswith("penstock ")
+
+    def test_the_version_needs_no_other_package(self) -> None:
+        program = "import sys; sys.modules['typer'] = sys.modules['rich'] = None; from penstock.cli import main; main()"
+        command = [sys.executable, "-c", program, "--version"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        assert done.stdout.startswith("penstock ")
+
+    def test_what_the_command_needs_comes_with_the_package(self) -> None:
+        text = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+        (needed,) = re.findall(r"^dependencies = \[(.*)\]$", text, re.MULTILINE)
+        assert [re.split(r"\W", name)[0] for name in re.findall(r'"([^"]+)"', needed)] == ["typer", "rich"]
+
+    def test_shells_complete_commands_and_paths(self, single: Path) -> None:
+        shell = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_CWORD": "2"}
+        words = f"penstock inspect {single.parent}/mod"
+        done = penstock(COMP_WORDS=words, **shell)
+        assert done.stdout.split() == [str(single)]
+        source = penstock(_PENSTOCK_COMPLETE="source_bash")
+        assert "penstock" in source.stdout
+        assert source.returncode == 0
 
     def test_runs_in_the_process_of_whoever_calls_the_app(self, single: Path) -> None:
         from typer.testing import CliRunner
@@ -388,7 +537,7 @@ class TestCommand:
         assert done.returncode == 1
         (line,) = done.stderr.splitlines()
         assert repr(missing) in line
-        assert "pip install 'penstock[cli]'" in line
+        assert line.endswith("pip install typer rich")
 
     @pytest.mark.parametrize(
         ("imported", "absent"),

@@ -30,7 +30,9 @@ def test_an_engine_without_its_library_says_what_to_install(engine: str) -> None
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     remedy = rf"pip install '{library}>=[\d.]+'"
-    sentence = rf"This engine needs the package '{library}', which is not installed\. Install it: {remedy}"
+    sentence = (
+        rf"penstock\.engines\.{engine} needs the package '{library}', which is not installed\. Install it: {remedy}"
+    )
     assert re.fullmatch(rf"{sentence} \| {remedy}\n", done.stdout)
     assert done.stderr == ""
 
@@ -47,7 +49,7 @@ def test_one_that_is_too_old_is_named_with_what_is_needed(monkeypatch: pytest.Mo
     pytest.importorskip("safetensors")
     monkeypatch.setattr(libraries.importlib.metadata, "version", lambda _: "0.3.9")
     with pytest.raises(penstock.MissingDependencyError, match=r"needs safetensors>=0\.4; version 0\.3\.9 is installed"):
-        libraries.required("safetensors")
+        libraries.required("safetensors", by="penstock.engines.x")
 
 
 def test_one_that_is_newer_than_any_that_was_tried_is_used_with_one_warning(
@@ -57,12 +59,12 @@ def test_one_that_is_newer_than_any_that_was_tried_is_used_with_one_warning(
     monkeypatch.setattr(libraries.importlib.metadata, "version", lambda _: "9.0.1rc1")
     monkeypatch.setattr(libraries, "_warned", set())
     for _ in range(2):
-        libraries.required("safetensors")
+        libraries.required("safetensors", by="penstock.engines.x")
     (record,) = caplog.records
     assert "safetensors 9.0.1 is newer than what this Penstock was tried with (up to 0.8)" in record.getMessage()
     # A later version of the same major number is nothing to speak of.
     monkeypatch.setattr(libraries.importlib.metadata, "version", lambda _: "0.99")
-    libraries.required("safetensors")
+    libraries.required("safetensors", by="penstock.engines.x")
     assert len(caplog.records) == 1
 
 

@@ -308,3 +308,26 @@ def test_ctrl_c_during_a_read_that_hangs_is_raised_when_the_read_returns(model: 
     failed(answer, "KeyboardInterrupt")
     assert 1.5 < answer["seconds"] < 2.0 + 1.0
     assert answer["longest_pause"] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("what", "ended"),
+    [
+        ("stop_while_waiting", ["CancelledError", "CancelledError", "nothing raised", "CancelledError"]),
+        ("cancel", ["CancelledError"]),
+        ("close_supply", ["CancelledError", "None"]),
+        ("abandon", ["came back"]),
+    ],
+)
+def test_a_load_that_is_ended_while_storage_is_slow_keeps_no_thread_waiting(
+    model: Model, shim: Path, tmp_path: Path, what: str, ended: list[str]
+) -> None:
+    if what == "close_supply":
+        pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, str(HERE / "ending.py"), what, str(tmp_path / "hold"), *map(str, model.paths)],
+        capture_output=True, text=True, timeout=100, check=False,
+        env=os.environ | {"LD_PRELOAD": str(shim), "FAULT_PATH": MARKER},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ended

@@ -58,10 +58,33 @@ def test_destinations_at_any_address_are_filled_with_their_bytes_only(tmp_path: 
         assert torch.equal(memory, untouched)
 
 
+def freed() -> torch.Tensor:
+    tensor = torch.zeros(2, 3)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def wrapped() -> torch.Tensor:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    return TwoTensor(torch.zeros(2, 3), torch.zeros(2, 3))
+
+
+def fake() -> torch.Tensor:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.zeros(2, 3)
+
+
 WRONG = {
-    "shape": (lambda: torch.zeros(3, 2), "shape"),
-    "dtype": (lambda: torch.zeros(2, 3, dtype=torch.float16), "dtype"),
-    "layout": (lambda: torch.zeros(3, 2).t(), "not contiguous"),
+    "shape": (lambda: torch.zeros(3, 2), "shape is .2, 3., the destination's .3, 2.. Build"),
+    "dtype": (lambda: torch.zeros(2, 3, dtype=torch.int32), "no others are cut off. Load it with"),
+    "expanded": (lambda: torch.zeros(3).expand(2, 3), "share memory"),
+    "a wrapper subclass": (wrapped, r"TwoTensor, a tensor without memory of its own\. Load first"),
+    "a fake tensor": (fake, "FakeTensor, a tensor without memory"),
+    "a tensor of zeros without storage": (lambda: torch._efficientzerotensor(2, 3), "no memory"),
+    "freed": (freed, "no memory"),
     "sparse": (lambda: torch.zeros(2, 3).to_sparse(), "not contiguous"),
     "meta": (lambda: torch.zeros(2, 3, device="meta"), "meta"),
     "no tensor": (lambda: [[0.0] * 3] * 2, "list"),
@@ -80,7 +103,9 @@ def test_a_destination_that_does_not_fit_is_named_and_nothing_was_written(tmp_pa
     with pytest.raises(penstock.DestinationError, match=words) as raised:
         penstock.open(path).load_into({"good": good, "w": make()})
     assert raised.value.tensor == "w"
+    assert raised.value.object == str(path)
     assert not good.any()
+    assert good._version == 0
 
 
 def test_read_only_arrays_are_refused(tmp_path: Path) -> None:

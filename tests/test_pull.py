@@ -21,7 +21,7 @@ import servers
 from conftest import Raw, Remains, raw_bytes, write_raw
 
 BODY = raw_bytes("U8", (20 << 20,), 3)
-"""Three blocks."""
+"""Three of the largest requests."""
 
 
 class Slow:
@@ -75,15 +75,15 @@ def begin(url: str, to: Path, *more: str) -> subprocess.Popen[str]:
 
 
 def until_first_block(to: Path) -> None:
-    """Waits until the map of the partial file says that a block is there."""
+    """Waits until the map of the partial file says that the first 8 MiB are there, 16 blocks."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         maps = list(to.glob(".penstock/parts/*.map"))
-        if maps and any(maps[0].read_bytes()[-8:]):
-            length = len(maps[0].read_bytes())
-            if length > 40 + len("big.bin"):
-                time.sleep(0.2)
-                return
+        # A word for each block after the header, which holds the name and the version.
+        there = maps[0].read_bytes() if maps else b""
+        words = there[(32 + int.from_bytes(there[24:32], "little") + 7) // 8 * 8 :]
+        if len(words) >= 16 * 8 and all(any(words[at : at + 8]) for at in range(0, 16 * 8, 8)):
+            return
         time.sleep(0.02)
     raise AssertionError("nothing comes")
 
@@ -261,3 +261,123 @@ def test_a_key_with_an_empty_part_hides_no_others(
         there = [file.name for file in (tmp_path / "engine").iterdir() if file.is_file()]
         assert there == ["config.json"]
         assert "'/lost.json' is left out" in caplog.text
+
+
+FORKED = """
+import os, signal, sys, time
+import penstock
+
+url, to, how = sys.argv[1:]
+children = []
+
+def progress(done, total):
+    if done and not children:
+        children.append(os.fork())
+        if not children[0]:
+            time.sleep(60)
+            os._exit(0)
+        print(children[0], flush=True)
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+penstock.pull(url, to, progress=progress)
+"""
+
+
+@pytest.mark.parametrize("how", ["kill", "live"])
+def test_a_forked_child_does_not_keep_the_lock(slow: Slow, tmp_path: Path, how: str) -> None:
+    """A worker that is forked during a pull and lives on, while its parent ends or is killed."""
+    slow.pause = 0.05
+    process = subprocess.Popen(
+        [sys.executable, "-c", FORKED, slow.url, str(tmp_path), how], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        child = int(process.stdout.readline())
+    try:
+        if how == "live":
+            assert process.wait(60) == 0
+        else:
+            process.wait(60)
+        slow.pause = 0.0
+        os.kill(child, 0)
+        done: list[penstock.Pulled] = []
+        pulling = threading.Thread(target=lambda: done.append(penstock.pull(slow.url, tmp_path)), daemon=True)
+        pulling.start()
+        pulling.join(30)
+        assert done, "the child keeps the directory locked"
+        assert (tmp_path / "big.bin").read_bytes() == BODY
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+IN_CHILD = """
+import os, sys, time
+import penstock
+from penstock._native import Source
+
+source = Source(sys.argv[1])
+running = source.pull(sys.argv[2], [0], None)
+while running.progress()[0] == 0:
+    running.wait()
+child = os.fork()
+if not child:
+    try:
+        running.wait()
+    except penstock.CancelledError as error:
+        assert "forked" in str(error), error
+    else:
+        os._exit(2)
+    running.stop()
+    del running
+    os._exit(0)
+deadline = time.monotonic() + 30
+while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+    if time.monotonic() > deadline:
+        os.kill(child, 9)
+        raise SystemExit("the child hangs")
+    time.sleep(0.02)
+assert ended[1] == 0, ended
+while running.wait() is None:
+    pass
+"""
+
+
+def test_a_forked_childs_copy_of_a_pull_can_be_dropped(slow: Slow, tmp_path: Path) -> None:
+    slow.pause = 0.02
+    done = subprocess.run(
+        [sys.executable, "-c", IN_CHILD, slow.url, str(tmp_path)],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "big.bin").read_bytes() == BODY
+
+
+def test_a_pull_that_waits_for_another_says_so(slow: Slow, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    slow.pause = 5.0
+    other = begin(slow.url, tmp_path)
+    until_first_block(tmp_path)
+    done: list[penstock.Pulled] = []
+    waiting = threading.Thread(target=lambda: done.append(penstock.pull(slow.url, tmp_path)), daemon=True)
+    waiting.start()
+    deadline = time.monotonic() + 60
+    while not caplog.messages and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert str(tmp_path / ".penstock" / "lock") in caplog.text
+    slow.pause = 0.0
+    other.kill()
+    other.communicate()
+    waiting.join(60)
+    assert done[0].files[0].nbytes == len(BODY)
+    assert len(caplog.messages) == 1
+
+
+def test_a_file_as_the_directory_is_said_to_be_one(bucket: servers.Remote, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(penstock.ObjectAccessError, match="this is a file") as raised:
+        penstock.pull(f"{bucket.root}/model", tmp_path / "file")
+    assert "directory" in (raised.value.remedy or "")
+    assert (tmp_path / "file").read_text() == "precious"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tempfile
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import pytest
 
 import penstock
 from conftest import Raw, drop_cache, raw_bytes, write_raw
-from penstock.engines import early
+from penstock.engines.prefetch import Prefetch
 
 MIB = 1 << 20
 
@@ -67,12 +65,6 @@ def test_of_some_tensors_only_those_are_brought_in(on_disk: Path) -> None:
         checkpoint.read_ahead(["t9"])
 
 
-def test_without_its_file_it_reads_nothing(on_disk: Path, tmp_path: Path) -> None:
-    ahead = penstock.open(on_disk).read_ahead(until_gone=tmp_path / "was never there")
-    wait(ahead)
-    assert ahead.bytes == 0
-
-
 def test_who_rules_the_page_cache_out_has_nothing_read_into_it(on_disk: Path) -> None:
     ahead = penstock.open(on_disk).read_ahead(config=penstock.Config(cache="bypass"))
     assert ahead.done
@@ -112,54 +104,66 @@ def test_a_model_is_built_while_its_weights_come_in(on_disk: Path) -> None:
     assert checkpoint.stats.cached_bytes > 0
 
 
-# Between the processes of an engine
+# While an engine builds its model
+
+
+class Building:
+    """An engine's model that is being built until the test says otherwise, and the log."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.DEBUG)
+        self._log = caplog
+        self.prefetch = Prefetch(logging.getLogger("engine"))
+
+    def wait(self) -> None:
+        assert self.prefetch._ahead is not None
+        wait(self.prefetch._ahead)
+
+    def log(self) -> list[tuple[str, str]]:
+        return [(record.levelname, record.message) for record in self._log.records if record.name == "engine"]
 
 
 @pytest.fixture
-def signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the files lie that say that it goes on."""
-    directory = tmp_path / "signs"
-    directory.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(directory))
-    monkeypatch.setattr(early, "_begun", {})
-    return directory
+def building(caplog: pytest.LogCaptureFixture) -> Building:
+    return Building(caplog)
 
 
-def test_a_process_begins_once(on_disk: Path, signs: Path) -> None:
-    assert early.begin(penstock.open(on_disk))
-    assert not early.begin(penstock.open([on_disk]))
-    [sign] = signs.iterdir()
-    assert sign.stat().st_mode & 0o777 == 0o600
-    early.end(penstock.open(on_disk))
-    assert not list(signs.iterdir())
+def test_what_was_prefetched_while_a_model_was_built_is_logged_when_that_ends(
+    on_disk: Path, building: Building
+) -> None:
+    checkpoint = penstock.open(on_disk)
+    building.prefetch.begin(lambda: checkpoint)
+    building.wait()
+    assert building.log() == []
+    building.prefetch.end()
+    [(level, message)] = building.log()
+    assert level == "INFO"
+    assert "0.10 GB prefetched from" in message
+    assert cached_bytes(checkpoint) == checkpoint.nbytes
+    building.prefetch.end()
+    assert len(building.log()) == 1
 
 
-def test_another_process_ends_it(on_disk: Path, signs: Path) -> None:
-    early.begin(penstock.open(on_disk))
-    script = "import sys, penstock; from penstock.engines import early; early.end(penstock.open(sys.argv[1]))"
-    subprocess.run([sys.executable, "-c", script, on_disk], check=True, env={"TMPDIR": str(signs)}, timeout=60)
-    assert not list(signs.iterdir())
-    [ahead] = early._begun.values()
-    wait(ahead)
+def test_a_prefetch_that_brings_nothing_in_is_not_announced(on_disk: Path, building: Building) -> None:
+    bypassing = penstock.open(on_disk, config=penstock.Config(cache="bypass"))
+    building.prefetch.begin(lambda: bypassing)
+    building.prefetch.end()
+    building.prefetch.begin(lambda: "prefetch is False")
+    building.prefetch.end()
+
+    def fails() -> penstock.Checkpoint:
+        raise RuntimeError("whatever an engine raises")
+
+    building.prefetch.begin(fails)
+    building.prefetch.end()
+    assert [level for level, _ in building.log()] == ["DEBUG"] * 3
+    assert "prefetch is False" in building.log()[1][1]
+    assert "whatever an engine raises" in building.log()[2][1]
+    assert cached_bytes(penstock.open(on_disk)) == 0
 
 
-def test_a_link_in_the_place_of_the_sign_is_not_followed(on_disk: Path, signs: Path, tmp_path: Path) -> None:
-    early.begin(penstock.open(on_disk))
-    [sign] = signs.iterdir()
-    early.end(penstock.open(on_disk))
-    early._begun.clear()
-    sign.symlink_to(tmp_path / "elsewhere")
-    assert not early.begin(penstock.open(on_disk))
-    assert not (tmp_path / "elsewhere").exists()
-
-
-def test_where_no_file_can_be_made_nothing_is_begun(on_disk: Path, signs: Path) -> None:
-    signs.rmdir()
-    assert not early.begin(penstock.open(on_disk))
-    early.end(penstock.open(on_disk))
-
-
-def test_a_process_that_ends_leaves_no_sign(on_disk: Path, signs: Path) -> None:
-    script = "import sys, penstock; from penstock.engines import early; assert early.begin(penstock.open(sys.argv[1]))"
-    subprocess.run([sys.executable, "-c", script, on_disk], check=True, env={"TMPDIR": str(signs)}, timeout=60)
-    assert not list(signs.iterdir())
+@pytest.mark.usefixtures("nothing_remains")
+def test_a_prefetch_that_is_dropped_ends(on_disk: Path) -> None:
+    prefetch = Prefetch(logging.getLogger("engine"))
+    prefetch.begin(lambda: penstock.open(on_disk))
+    del prefetch

@@ -16,8 +16,10 @@ from penstock.engines.options import Options
 
 
 @pytest.fixture
-def version(monkeypatch: pytest.MonkeyPatch) -> object:
+def version(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> object:
     """Makes an SGLang seem to be installed, or none."""
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setattr(plugin, "_warned", set())
 
     def pretend(number: tuple[int, ...] | None, installed: bool = True) -> None:
         monkeypatch.setattr(importlib.util, "find_spec", lambda _: object() if installed else None)
@@ -36,26 +38,32 @@ def test_an_absent_engine_is_one_sentence(version, caplog: pytest.LogCaptureFixt
         sglang.PLUGIN.check()
     sglang.register()
     [record] = caplog.records
-    assert record.exc_info is None
+    assert record.levelno == logging.DEBUG
     assert "pip install sglang" in record.message
 
 
-def test_an_engine_that_is_too_old_or_not_whole_is_one_sentence(version, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_engine_that_is_too_old_or_not_whole_goes_on_without_a_word_above_debug(
+    version, caplog: pytest.LogCaptureFixture
+) -> None:
     version((0, 5, 12))
     sglang.register()
     version((0, 5, 23))
     sglang.register()
     old, broken = caplog.records
     assert "SGLang 0.5.12 is too old for --load-format penstock, which needs 0.5.20 or newer" in old.message
-    assert "SGLang 0.5.23: --load-format penstock is not available" in broken.message
-    assert old.exc_info is None
-    assert broken.exc_info is None
+    assert "SGLang: --load-format penstock is not available: ModuleNotFoundError" in broken.message
+    assert old.levelno == broken.levelno == logging.DEBUG
 
 
 @pytest.mark.parametrize("number", [(0, 5, 24), (0, 6), (1, 0, 0)])
-def test_a_newer_engine_is_tried_with_a_warning(version, caplog: pytest.LogCaptureFixture, number) -> None:
+def test_a_newer_engine_gets_no_word_until_the_format_is_used_and_then_one_warning(
+    version, caplog: pytest.LogCaptureFixture, number
+) -> None:
     version(number)
-    sglang.PLUGIN.check()
+    sglang.PLUGIN.register(lambda: None)
+    assert caplog.records == []
+    sglang.PLUGIN.warn_if_untried()
+    sglang.PLUGIN.warn_if_untried()
     assert [(record.levelno, "newer" in record.message) for record in caplog.records] == [(logging.WARNING, True)]
 
 
@@ -84,7 +92,7 @@ def test_settings_are_checked() -> None:
     for wrong, words in (
         (
             {"readrs": 1},
-            "does not know 'readrs'. It knows block_bytes, cache, read_ahead_bytes, readers, record, share",
+            "does not know 'readrs'. It knows block_bytes, cache, prefetch, read_ahead_bytes, readers, record, share",
         ),
         # vLLM's alone.
         ({"enable_weights_track": True}, "does not know 'enable_weights_track'"),

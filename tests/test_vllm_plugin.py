@@ -14,15 +14,17 @@ from penstock.engines.vllm.options import Options
 
 
 @pytest.fixture
-def version(monkeypatch: pytest.MonkeyPatch) -> object:
+def version(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> object:
     """Makes a vLLM seem to be installed, or none."""
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setattr(plugin, "_warned", set())
 
     def pretend(number: tuple[int, int] | None, installed: bool = True) -> None:
         monkeypatch.setattr(importlib.util, "find_spec", lambda _: object() if installed else None)
         monkeypatch.setattr(plugin.Plugin, "version", lambda _: number)
         # As if it could not be imported, whatever there is.
         monkeypatch.setitem(sys.modules, "vllm", None)
-        for name in ("early", "loader", "stores"):
+        for name in ("loader", "stores"):
             monkeypatch.delitem(sys.modules, f"penstock.engines.vllm.{name}", raising=False)
             monkeypatch.delattr(vllm, name, raising=False)
 
@@ -35,25 +37,45 @@ def test_an_absent_engine_is_one_sentence(version, caplog: pytest.LogCaptureFixt
         vllm.PLUGIN.check()
     vllm.register()
     [record] = caplog.records
-    assert record.exc_info is None
+    assert record.levelno == logging.DEBUG
     assert "pip install vllm" in record.message
 
 
-def test_an_engine_that_is_too_old_or_not_whole_is_one_sentence(version, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_engine_that_is_too_old_or_not_whole_goes_on_without_a_word_above_debug(
+    version, caplog: pytest.LogCaptureFixture
+) -> None:
     version((0, 9))
     vllm.register()
     version((0, 32))
     vllm.register()
     old, broken = caplog.records
     assert "vLLM 0.9 is too old" in old.message
-    assert "vLLM 0.32: --load-format penstock is not available" in broken.message
-    assert old.exc_info is None
-    assert broken.exc_info is None
+    assert "vLLM: --load-format penstock is not available: ModuleNotFoundError" in broken.message
+    assert old.levelno == broken.levelno == logging.DEBUG
 
 
-def test_a_newer_engine_is_tried_with_a_warning(version, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [TypeError("a new argument"), KeyError("x"), OSError(2, "x"), RuntimeError("x")])
+def test_whatever_registering_raises_does_not_reach_the_engine(
+    version, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    def fails() -> None:
+        raise error
+
+    version((0, 32))
+    vllm.PLUGIN.register(fails)
+    [record] = caplog.records
+    assert record.levelno == logging.DEBUG
+    assert type(error).__name__ in record.message
+
+
+def test_a_newer_engine_gets_no_word_until_the_format_is_used_and_then_one_warning(
+    version, caplog: pytest.LogCaptureFixture
+) -> None:
     version((1, 0))
-    vllm.PLUGIN.check()
+    vllm.PLUGIN.register(lambda: None)
+    assert caplog.records == []
+    vllm.PLUGIN.warn_if_untried()
+    vllm.PLUGIN.warn_if_untried()
     assert [(record.levelno, "newer" in record.message) for record in caplog.records] == [(logging.WARNING, True)]
 
 
@@ -63,6 +85,7 @@ def test_settings_are_checked() -> None:
     for wrong, words in (
         ({"readrs": 1, "x": 2}, "does not know 'readrs', 'x'. It knows block_bytes, cache, enable_weights_track"),
         ({"readers": "3"}, "'readers' must be of type int, not '3'"),
+        ({"prefetch": 1}, "'prefetch' must be of type bool"),
         ({"record": 1}, "'record' must be of type bool"),
         ({"cache": "sometimes"}, "sometimes"),
         ([], "must be a dict"),

@@ -9,26 +9,34 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
 from typing import Any
 
 from penstock import _native
-from penstock._native import Ahead, Config, LoadStats, TensorInfo
-from penstock.errors import DestinationError, SelectionError, TensorNotFoundError
-from penstock.frameworks.base import Destination, Framework, framework
-from penstock.loading import Existing, FreshDevice, FreshHost, Load, Planned, read_ahead
-from penstock.progress import Progress, ProgressOption, teller
+from penstock._native import Ahead, Config, LoadStats, TensorInfo, shown
+from penstock.arguments import AnyPath, location, locations, name_filter, tensor_names
+from penstock.destinations import DtypeMismatch, plan
+from penstock.errors import ConfigError, SelectionError, TensorNotFoundError
+from penstock.frameworks.base import Framework, framework
+from penstock.loading import FreshDevice, FreshHost, Load, Planned, collection_paused, read_ahead
+from penstock.parts import load_parts
+from penstock.progress import ProgressOption, Several, teller
 from penstock.selection import Selection, resolve
 from penstock.state import IncompatibleKeys, report, state_of
+from penstock.storage_options import engine_options
+from penstock.units import size
 
 PathLike = str | os.PathLike[str]
 
 
 def open(  # noqa: A001
-    path: PathLike | Iterable[PathLike],
+    path: AnyPath | Iterable[AnyPath],
     *,
-    cache_dir: PathLike | None = None,
+    cache_dir: AnyPath | None = None,
     cache_bytes: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     config: Config | None = None,
 ) -> Checkpoint:
     """Opens a checkpoint: reads the headers of its safetensors files, all of them in parallel, and nothing else.
@@ -37,27 +45,42 @@ def open(  # noqa: A001
         path: a safetensors file, several of them, a directory, a glob, a shard index
             (``model.safetensors.index.json``), or a model of a Hugging Face cache (``models--org--name``). Or any
             of these on an object store or HTTP server: ``s3://``, ``gs://``, ``az://``, ``abfss://``, ``https://``; or
-            a repository of the Hugging Face hub: ``hf://org/name[@revision][/path]``.
+            a repository of the Hugging Face hub: ``hf://org/name[@revision][/path]``. Paths may be ``bytes`` or hold
+            surrogate escapes, as file names need not be UTF-8; a leading ``~`` is the home directory.
         cache_dir: a local directory in which what comes over the network is kept for the next load; by default
             ``PENSTOCK_CACHE_DIR``, else nothing is kept. ``""`` for nothing in any case.
         cache_bytes: the most bytes kept there (``PENSTOCK_CACHE_BYTES``); those used longest ago go first. By default
             80 % of the disk's free space and what is there already.
+        storage_options: credentials, endpoint and settings of the remote store, under the names of fsspec (s3fs, gcsfs,
+            adlfs, huggingface_hub) or object_store: ``{"key": …, "secret": …, "endpoint_url": …}``. They come before
+            the environment and serve the checkpoint's loads. The environment itself is read here, once.
         config: settings; by default each is found by itself (or read from ``PENSTOCK_*``).
 
+    Returns:
+        The checkpoint. No file stays open, so nothing has to be closed; ``with`` works all the same.
+
     Raises:
+        ConfigError: ``path`` is neither a path nor several of them, or a setting is impossible.
         ObjectNotFoundError: nothing is there, or a directory holds no checkpoint.
         ObjectAccessError: a file may not be read, or is no regular file; a store denies access, or there are no
             credentials for it.
         FormatError: a header or an index is malformed.
         StorageError: reading failed.
+        ConfigError: a storage option is unknown, or an impossible setting of the environment.
     """
-    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    paths = locations(path)
     config = Config() if config is None else config
     if cache_dir is not None or cache_bytes is not None:
-        config = config.with_disk_cache(cache_dir, cache_bytes)
+        config = config.with_disk_cache(_directory(cache_dir), cache_bytes)
     if config.cache_dir is not None:
         _flush_at_exit()
-    return Checkpoint(_native.Checkpoint([os.fspath(item) for item in paths], config), config)
+    options = engine_options(storage_options)
+    # Storage options may be secrets: a checkpoint that was opened with some is not pickled.
+    return Checkpoint(_native.Checkpoint(paths, config, options), config, None if options else paths)
+
+
+def _directory(given: AnyPath | None) -> str | None:
+    return None if given is None else location(given, "cache_dir")
 
 
 @functools.cache
@@ -66,22 +89,48 @@ def _flush_at_exit() -> None:
     atexit.register(_native.flush_disk_cache)
 
 
+def _reopened(paths: list[str], config: Config) -> Checkpoint:
+    return open(paths, config=config)
+
+
 class Checkpoint(Mapping[str, TensorInfo]):
     """The tensors of a checkpoint, and the ways to load them. A mapping from names to ``TensorInfo``.
 
     Made by ``penstock.open``. May be used from several threads at once.
 
-    Attributes:
-        stats: figures of the last load that ended well, or None.
     """
 
-    def __init__(self, native: _native.Checkpoint, config: Config) -> None:
+    def __init__(self, native: _native.Checkpoint, config: Config, paths: list[str] | None = None) -> None:
         self._native = native
         self._config = config
-        self.stats: LoadStats | None = None
+        self._paths = paths
+        self._last: LoadStats | None = None
+        self._here = threading.local()
+
+    def __enter__(self) -> Checkpoint:  # noqa: PYI034 - Self needs Python 3.11
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Does nothing: a checkpoint keeps no file open, and may be used after the block."""
+
+    def __reduce__(self) -> tuple[Callable[[list[str], Config], Checkpoint], tuple[list[str], Config]]:
+        """Pickles where the checkpoint is and its settings: unpickling opens it again, with that process's credentials.
+
+        Raises:
+            ConfigError: for a URL with a user or a query, which may be secret, and so does not belong into a pickle.
+        """
+        if self._paths is None or any(shown(path) != path for path in self._paths):
+            cause = (
+                "this checkpoint cannot be pickled: its location or storage options may hold secrets, or are not known"
+            )
+            remedy = "Pass the location by a safe way, and open it in the other process"
+            raise ConfigError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+        return _reopened, (self._paths, self._config)
 
     def __getitem__(self, name: str) -> TensorInfo:
-        return self._native.tensor(name)
+        return self._native.tensor(*tensor_names([name]))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._native.keys())
@@ -90,7 +139,19 @@ class Checkpoint(Mapping[str, TensorInfo]):
         return len(self._native)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._native
+        try:
+            return isinstance(name, str) and name in self._native
+        except UnicodeEncodeError:
+            return False
+
+    @property
+    def stats(self) -> LoadStats | None:
+        """Figures of the last load that ended well in the calling thread; if there was none, in any thread; or None.
+
+        A load ends in the thread that takes its last tensor. ``load_into`` to several devices is a load for each.
+        """
+        mine: LoadStats | None = getattr(self._here, "stats", None)
+        return self._last if mine is None else mine
 
     @property
     def config(self) -> Config:
@@ -100,7 +161,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
     def __repr__(self) -> str:
         objects = self._native.objects
         where = objects[0][0] if len(objects) == 1 else f"{len(objects)} files"
-        return f"<penstock.Checkpoint {where}: {len(self)} tensors, {self.nbytes / 1e9:.2f} GB>"
+        return f"<penstock.Checkpoint {where}: {len(self)} tensors, {size(self.nbytes)}>"
 
     def offset_keys(self) -> list[str]:
         """Names of all tensors in the order of their bytes, object by object."""
@@ -149,11 +210,11 @@ class Checkpoint(Mapping[str, TensorInfo]):
         Each tensor owns its memory and is freed when it is dropped, unless ``mmap`` is set.
 
         Args:
-            names: which tensors; all by default.
+            names: which tensors; all by default. A single string is one name.
             filter: of those, only the ones for whose names this is true.
             slices: parts of tensors: integers and slices by tensor name, such as ``{"w": (slice(0, 10), 3)}``.
             device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or what the framework uses.
-            dtype: what floating-point tensors are converted to, on the device, as they arrive.
+            dtype: the floating-point dtype that floating-point tensors are converted to, on the device, as they arrive.
             framework: ``"pt"``, ``"np"``, ``"jax"``, or ``"dlpack"``.
             mmap: views of the mapped files instead (``device="cpu"`` only). Nothing is read before it is touched;
                 writes stay in this process; a file truncated later kills the process that touches its pages.
@@ -167,8 +228,8 @@ class Checkpoint(Mapping[str, TensorInfo]):
         if mmap:
             return self._views(names, filter, slices, device, dtype, framework, prefault, config)
         config = self._config if config is None else config
-        names = None if names is None else list(dict.fromkeys(names))
-        load, library, indices = self._start(names, filter, slices, device, framework, progress, config)
+        names = None if names is None else tensor_names(names)
+        load, library, indices = self._start(names, filter, slices, device, framework, progress, config, dtype)
         if dtype is None and not indices:
             loaded = load.collect()
         else:
@@ -196,7 +257,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         Args and exceptions are those of ``load``. What is wrong with them is raised here, not by the first ``next``.
         """
         config = self._config if config is None else config
-        load, library, indices = self._start(names, filter, slices, device, framework, progress, config)
+        load, library, indices = self._start(names, filter, slices, device, framework, progress, config, dtype)
         tensors = load.stream(read_ahead(config))
         return tensors if dtype is None and not indices else _finished(tensors, library, indices, dtype)
 
@@ -206,6 +267,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         *,
         names: Iterable[str] | None = None,
         strict: bool = True,
+        dtype_mismatch: DtypeMismatch = "convert",
         progress: ProgressOption = None,
         config: Config | None = None,
     ) -> IncompatibleKeys:
@@ -214,20 +276,36 @@ class Checkpoint(Mapping[str, TensorInfo]):
         Everything is checked before the first byte is written: a refused call has changed nothing. A load that fails
         later (the storage, a file that changes) leaves the destinations partly written, and says so by raising.
 
+        The result is that of ``destination.copy_(tensor)`` for every tensor: version counters are bumped, leaf
+        parameters that require gradients are fine, elements are converted. Contiguous memory of the checkpoint's dtype
+        is read into directly; for the rest, temporary memory is bounded by ``config.read_ahead_bytes``.
+
+        Of a ``DTensor`` (``fully_shard``, ``parallelize_module``, ``distribute_tensor``), each rank reads its local
+        shard and nothing else; no rank waits for another. A tensor under several names (tied) is read once. Nobody
+        else may resize or free destinations meanwhile: ``untyped_storage().resize_()`` in another thread is a write to
+        freed memory.
+
         Args:
             destinations: a ``torch.nn.Module`` (its parameters and persistent buffers), or a mapping from names to
-                torch tensors or numpy arrays. Contiguous, of the checkpoint's shapes and dtypes; on any mix of devices.
+                torch tensors or numpy arrays. Of the checkpoint's shapes; on any mix of devices.
             names: of the checkpoint's tensors, only these.
             strict: whether names that only one side has are an error.
+            dtype_mismatch: ``"convert"`` rounds floating-point numbers to the destination's dtype as ``copy_`` does,
+                and converts integers where every value fits; ``"error"`` refuses any other dtype than the checkpoint's.
             progress, config: as for ``load``.
 
         Returns:
             The names that only the destinations have, and those that only the checkpoint has, as torch does.
 
         Raises:
-            DestinationError: naming the tensor, and what of its destination does not fit.
+            DestinationError: naming the tensor, and what of its destination does not fit: another shape; a conversion
+                that would cut off numbers; no memory of its own (meta tensors, wrapper subclasses, ``Partial``
+                placements, a module that FSDP has gathered at the moment); memory that overlaps another's.
+            ConfigError: for another ``dtype_mismatch``.
             TensorNotFoundError: with ``strict``, for names that only one side has.
         """
+        if dtype_mismatch not in {"convert", "error"}:
+            raise ConfigError(f'dtype_mismatch={dtype_mismatch!r} is neither "convert" nor "error"')
         owner, tensors, aliases = state_of(destinations)
         wanted = self._names(names, None)
         chosen = set(wanted)
@@ -238,35 +316,23 @@ class Checkpoint(Mapping[str, TensorInfo]):
             report(owner, keys)
 
         library = framework("np" if _are_numpy(tensors.values()) else "pt")
-        by_device: dict[str, dict[str, Destination]] = {}
-        filled: set[tuple[str, int]] = set()
-        for name in wanted:
-            if name not in tensors:
-                continue
-            destination = library.destination(name, tensors[name])
-            self._check(name, destination)
-            if destination.nbytes and (destination.device, destination.address) in filled:
-                # Tied: one memory under two names. The checkpoint holds it twice; the first is as good as the second.
-                continue
-            filled.add((destination.device, destination.address))
-            by_device.setdefault(destination.device, {})[name] = destination
+        shared = [name for name in wanted if name in tensors]
+        with collection_paused():
+            planned = plan(self, shared, tensors, library, dtype_mismatch)
         config = self._config if config is None else config
-        total = sum(d.nbytes for group in by_device.values() for d in group.values())
-        shared = _Shared(teller(progress, total), len(by_device))
-        for device, group in by_device.items():
-            session = self._native.session(list(group), {}, "host" if device == "cpu" else device, config)
-            addresses = {name: destination.address for name, destination in group.items()}
-            held = {name: tensors[name] for name in group}
-            planned = Planned(*session.tensors)
-            existing = Existing(session, planned, held, addresses, library.consumer_stream(device))
-            Load(session, planned, existing, shared, self._done).collect()
+        reporter = teller(progress, planned.nbytes)
+        try:
+            for device, parts in (planned.parts or {"cpu": []}).items():
+                self._done(load_parts(self, parts, device, Several(reporter), config, library=library))
+        finally:
+            library.written(planned.written)
+            reporter.close()
         return keys
 
     def read_ahead(
         self,
         names: Iterable[str] | None = None,
         *,
-        until_gone: PathLike | None = None,
         config: Config | None = None,
     ) -> Ahead:
         """Has the disk work before the load begins: brings files into the page cache, on a thread of its own.
@@ -284,7 +350,6 @@ class Checkpoint(Mapping[str, TensorInfo]):
 
         Args:
             names: of which tensors; all by default.
-            until_gone: a file; when it is removed, by whatever process, this ends as if ``stop`` was called.
             config: settings: ``cache`` is heeded.
 
         Returns:
@@ -295,24 +360,14 @@ class Checkpoint(Mapping[str, TensorInfo]):
             TensorNotFoundError: for a name that is not there.
         """
         wanted = None if names is None else self._names(names, None)
-        return self._native.read_ahead(wanted, until_gone, self._config if config is None else config)
-
-    def _check(self, name: str, destination: Destination) -> None:
-        info = self[name]
-        for what, wants, has in (
-            ("dtype", info.dtype, destination.dtype),
-            ("shape", list(info.shape), list(destination.shape)),
-            ("size in bytes", info.nbytes, destination.nbytes),
-        ):
-            if wants != has:
-                cause = f"the checkpoint's {what} is {wants}, the destination's {has}"
-                raise DestinationError(
-                    f"{info.object}: tensor {name!r}: {cause}", object=info.object, tensor=name, cause=cause
-                )
+        return self._native.read_ahead(wanted, self._config if config is None else config)
 
     def _names(self, names: Iterable[str] | None, keep: Callable[[str], bool] | None) -> list[str]:
-        wanted = self._native.offset_keys() if names is None else list(dict.fromkeys(names))
-        return wanted if keep is None else [name for name in wanted if keep(name)]
+        wanted = self._native.offset_keys() if names is None else tensor_names(names)
+        if keep is None:
+            return wanted
+        wants = name_filter(keep)
+        return [name for name in wanted if wants(name)]
 
     def _start(
         self,
@@ -323,21 +378,40 @@ class Checkpoint(Mapping[str, TensorInfo]):
         framework_name: str,
         progress: ProgressOption,
         config: Config,
+        dtype: Any = None,
     ) -> tuple[Load, Framework, dict[str, tuple[int | slice, ...]]]:
         library = framework(framework_name)
         where = library.device(device)
         if config.cache_dir is not None:
             _flush_at_exit()
         wanted = None if names is None and keep is None else self._names(names, keep)
-        boxes, indices = self._boxes(slices or {}, wanted)
+        if dtype is not None:
+            self._check_conversion(library, wanted, dtype)
+        boxes, indices = self._boxes({} if slices is None else slices, wanted)
         session = self._native.session(wanted, boxes, "slab" if where == "cpu" else where, config)
         planned = Planned(*session.tensors)
+        if dtype is not None:
+            library.check_cast(set(planned.dtypes), dtype)
         fresh = FreshHost(session, library) if where == "cpu" else FreshDevice(session, planned, library, where)
         return Load(session, planned, fresh, teller(progress, sum(planned.nbytes)), self._done), library, indices
+
+    def _check_conversion(self, library: Framework, names: list[str] | None, dtype: Any) -> None:
+        """Refuses a dtype that is none, and tensors that no framework converts, before anything is read."""
+        library.floating_dtype(dtype)
+        for name in self if names is None else names:
+            info = self[name]
+            if info.dtype == "F4":
+                cause = "F4 cannot be converted: its numbers are packed, and mean nothing without their scales"
+                remedy = "Load it without dtype; filter= leaves tensors out"
+                message = f"{info.object}: tensor {name!r}: {cause}. {remedy}"
+                raise SelectionError(message, object=info.object, tensor=name, cause=cause, remedy=remedy)
 
     def _boxes(
         self, slices: Mapping[str, Selection], names: list[str] | None
     ) -> tuple[dict[str, list[tuple[int, int]]], dict[str, tuple[int | slice, ...]]]:
+        if not isinstance(slices, Mapping):
+            cause = f"slices must be a mapping from names of tensors to slices, not {type(slices).__name__}"
+            raise SelectionError(cause, cause=cause)
         boxes, indices = {}, {}
         wanted = self if names is None else set(names)
         for name, selection in slices.items():
@@ -361,11 +435,16 @@ class Checkpoint(Mapping[str, TensorInfo]):
         prefault: bool,
         config: Config | None,
     ) -> dict[str, Any]:
+        wrong = [
+            f"{argument}={value!r}"
+            for argument, value in (("device", device), ("slices", slices or None), ("dtype", dtype))
+            if value is not None and not (argument == "device" and str(value).partition(":")[0] == "cpu")
+        ]
+        if wrong:
+            cause = f"mmap=True gives views of the files as they are, on the CPU: not with {' and '.join(wrong)}"
+            raise SelectionError(f"{cause}. Load without mmap", cause=cause, remedy="Load without mmap")
         library = framework(framework_name)
-        if library.device(device) != "cpu" or slices or dtype is not None:
-            raise SelectionError(
-                "mmap=True gives views of the files as they are: device='cpu', no slices, no dtype. Load without mmap"
-            )
+        library.device(device)
         config = self._config if config is None else config
         wanted = self._names(names, keep)
         mapped = self._native.map(wanted, config)
@@ -378,7 +457,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         return {name: loaded[name] if view is None else library.adopt(view) for name, view in views}
 
     def _done(self, stats: LoadStats) -> None:
-        self.stats = stats
+        self._last = self._here.stats = stats
 
 
 def _finished(
@@ -396,19 +475,3 @@ def _finished(
 
 def _are_numpy(tensors: Iterable[Any]) -> bool:
     return all(type(tensor).__module__.partition(".")[0] == "numpy" for tensor in tensors)
-
-
-class _Shared:
-    """One progress for several sessions, closed by the last."""
-
-    def __init__(self, inner: Progress, users: int) -> None:
-        self._inner = inner
-        self._users = users
-
-    def advance(self, nbytes: int) -> None:
-        self._inner.advance(nbytes)
-
-    def close(self) -> None:
-        self._users -= 1
-        if self._users <= 0:
-            self._inner.close()

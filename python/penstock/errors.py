@@ -20,9 +20,13 @@ class PenstockError(Exception):
         cause: what went wrong, without the context.
         remedy: what to try, or None.
         errno: the operating system's error number, where one was the cause.
+        code: what went wrong, for programs: ``"not_found"``, ``"throttled"``, ``"truncated"`` and others. Codes are
+            added to, never renamed; the documentation of remote stores lists them.
+        details: values that the message speaks of, by name, for codes that have any.
     """
 
     errno: int | None = None
+    code: str = "error"
 
     def __init__(
         self,
@@ -34,6 +38,8 @@ class PenstockError(Exception):
         cause: str | None = None,
         remedy: str | None = None,
         errno: int | None = None,
+        code: str | None = None,
+        details: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -42,8 +48,11 @@ class PenstockError(Exception):
         self.byte_range = byte_range
         self.cause = message if cause is None else cause
         self.remedy = remedy
+        self.details = {} if details is None else details
         if errno is not None:
             self.errno = errno
+        if code is not None:
+            self.code = code
 
     def __str__(self) -> str:
         # KeyError and OSError would show a tuple or a repr.
@@ -57,18 +66,25 @@ class ObjectNotFoundError(PenstockError, FileNotFoundError):
     """A file, directory or glob that is not there, or a directory without a checkpoint."""
 
     errno = ENOENT
+    code = "not_found"
 
 
 class ObjectAccessError(PenstockError, PermissionError):
     """An object that may not be read, or is no regular file; a store that wants other credentials."""
 
+    code = "access_denied"
+
 
 class StorageError(PenstockError, OSError):
     """A store failed while reading: a disk, or a server that could not be reached or did not answer in the end."""
 
+    code = "storage"
+
 
 class ObjectChangedError(PenstockError, OSError):
     """An object was truncated, written to or replaced between opening it and the end of the load."""
+
+    code = "changed"
 
 
 class SafetensorError(PenstockError):
@@ -78,38 +94,58 @@ class SafetensorError(PenstockError):
 class FormatError(SafetensorError, ValueError):
     """Bytes that are not a valid safetensors file or shard index."""
 
+    code = "bad_format"
+
 
 class TensorNotFoundError(SafetensorError, KeyError):
     """A tensor that the checkpoint does not hold."""
+
+    code = "tensor_not_found"
 
 
 class SelectionError(SafetensorError, ValueError, IndexError):
     """A slice, filter or dtype that does not fit the tensor. An ``IndexError``, so that ``for row in slice`` ends."""
 
+    code = "selection"
+
 
 class DestinationError(PenstockError, ValueError):
     """A destination of the wrong shape, dtype, device or layout."""
+
+    code = "destination"
 
 
 class DeviceError(PenstockError, RuntimeError):
     """A device that is not there, or failed."""
 
+    code = "device"
+
 
 class OutOfMemoryError(PenstockError, MemoryError):
     """Host or device memory could not be had."""
+
+    code = "out_of_memory"
 
 
 class ConfigError(SafetensorError, ValueError):
     """A setting with an impossible value."""
 
+    code = "config"
+
 
 class CancelledError(PenstockError, RuntimeError):
     """The load was stopped by its owner while someone waited for it."""
+
+    code = "cancelled"
 
 
 class PeerError(PenstockError, RuntimeError):
     """Another process failed, or is gone, of those that load something together; or they do not load the same."""
 
+    code = "peer"
+
 
 class MissingDependencyError(PenstockError, ImportError):
     """A package that the call needs is not installed."""
+
+    code = "missing_dependency"

@@ -2,7 +2,7 @@
 
 Two kinds of destinations, one loop. *Fresh*: the engine's slab on the host, tensors of the framework's allocator on a
 device; attached as the window allows, so that a stream holds no more than its read-ahead, whatever the consumer's pace.
-*Existing*: memory of the caller, attached as it is.
+*Existing*: memory of the caller, attached as it is (``penstock.parts``).
 
 Destinations are held here until they have landed or the session has stopped; a load that ends early, by an exception,
 a closed generator or Ctrl-C, stops the session first and lets go of them afterwards.
@@ -17,7 +17,7 @@ import gc
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
@@ -117,36 +117,6 @@ class FreshDevice:
         return tensors
 
 
-class Existing:
-    """Memory of the caller, by tensor name."""
-
-    def __init__(
-        self,
-        session: Session,
-        planned: Planned,
-        tensors: Mapping[str, Any],
-        addresses: Mapping[str, int],
-        stream: int,
-    ) -> None:
-        self._session = session
-        self._tensors = tensors
-        self._addresses = addresses
-        self._stream = stream
-        self._names = planned.names
-
-    def ahead(self) -> None:
-        return None
-
-    def attach(self, begin: int, end: int) -> None:
-        self._session.attach([self._addresses[name] for name in self._names[begin:end]], self._stream)
-
-    def let_go(self) -> None:
-        pass
-
-    def landed(self, indices: list[int]) -> list[Any]:
-        return [self._tensors[self._names[index]] for index in indices]
-
-
 class Destinations(Protocol):
     """Where a session's tensors go."""
 
@@ -233,7 +203,7 @@ _pauses = 0
 
 
 @contextmanager
-def _collection_paused() -> Iterator[None]:
+def collection_paused() -> Iterator[None]:
     """No garbage collection while many tensors are made: Python would look through all objects of the process again and
     again, which takes as long as making the tensors (0.15 s for 100,000), and find nothing, as all of them are kept.
 
@@ -263,7 +233,7 @@ class Load:
         session: a session with nothing attached.
         planned: its tensors.
         destinations: where its tensors go.
-        progress: told of what has landed and was taken.
+        progress: told of what has landed and was taken; closed when the load ends, if it was begun.
         done: called with the statistics after the last tensor.
         room: what each tensor counts for in the window of a stream, in bytes; its size where nothing is said.
     """
@@ -281,6 +251,8 @@ class Load:
         self._destinations = destinations
         self._progress = progress
         self._done = done
+        self.stats: LoadStats | None = None
+        """Figures of this load, once it has ended well."""
         self._planned = planned
         self._room = planned.nbytes if room is None else room
         self._attaching = _Attaching(destinations, self._room)
@@ -292,8 +264,9 @@ class Load:
         and neighbours that share a block with it.
         """
         names, nbytes, room = self._planned.names, self._planned.nbytes, self._room
-        window = _Window(self._attaching, self._session.attached_to_land, limit)
         try:
+            self._progress.advance(0)
+            window = _Window(self._attaching, self._session.attached_to_land, limit)
             window.fill()
             while indices := self._session.wait():
                 window.landed(indices)
@@ -308,7 +281,7 @@ class Load:
                     self._progress.advance(nbytes[index])
                     window.taken(room[index])
                 window.fill()
-            self._done(self._session.finish())
+            self._finish()
         finally:
             self._end()
 
@@ -321,7 +294,8 @@ class Load:
         names, nbytes = self._planned.names, self._planned.nbytes
         tensors: list[Any] = [None] * len(names)
         try:
-            with _collection_paused():
+            self._progress.advance(0)
+            with collection_paused():
                 ahead = self._destinations.ahead()
                 window = None if ahead is None else _Window(self._attaching, self._session.attached_to_land, ahead)
                 if window is None:
@@ -329,7 +303,7 @@ class Load:
                 else:
                     window.fill()
             while indices := self._session.wait():
-                with _collection_paused():
+                with collection_paused():
                     landed = self._destinations.landed(indices)
                     if window is not None:
                         window.landed(indices)
@@ -339,7 +313,7 @@ class Load:
                     tensors[index] = landed[number]
                 landed.clear()
                 self._progress.advance(sum(nbytes[index] for index in indices))
-            self._done(self._session.finish())
+            self._finish()
         except BaseException:
             # The exception holds this frame: without this, whoever catches it to try again would not have the memory.
             tensors.clear()
@@ -347,6 +321,10 @@ class Load:
         finally:
             self._end()
         return dict(zip(names, tensors, strict=True))
+
+    def _finish(self) -> None:
+        self.stats = self._session.finish()
+        self._done(self.stats)
 
     def _end(self) -> None:
         self._session.stop()

@@ -10,25 +10,24 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from penstock._native import Config
 from penstock.errors import ConfigError, DestinationError
+from penstock.patches import Replacement
 from penstock.progress import ProgressOption
 from penstock.state import IncompatibleKeys, report, state_of
 
 if TYPE_CHECKING:
     import torch
 
-    from penstock.checkpoint import Checkpoint, PathLike
+    from penstock.arguments import AnyPath
+    from penstock.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
-_lock = threading.Lock()
-_users = 0
-_original: Any = None
 _here = threading.local()
 
 
@@ -36,26 +35,23 @@ _here = threading.local()
 def no_init() -> Iterator[None]:
     """While this is active, modules that this thread constructs have parameters without memory and real buffers.
 
-    A parameter that is registered twice (tied) stays one. Initialisers do nothing: they write to no memory. Other
-    threads construct as they always do.
+    A parameter that is registered twice (tied) stays one, whether it is taken from the module that has it or from a
+    variable. Initialisers do nothing: they write to no memory. Other threads construct as they always do.
     """
     import torch
+    from torch.utils.weak import WeakIdKeyDictionary
 
-    global _users, _original  # noqa: PLW0603 - torch's class is the whole process's, so is the count of its users
-    with _lock:
-        if not _users:
-            _original = torch.nn.Module.register_parameter
-            torch.nn.Module.register_parameter = _registering(_original)  # type: ignore[method-assign]
-        _users += 1
-    _here.depth = getattr(_here, "depth", 0) + 1
-    try:
-        yield
-    finally:
-        _here.depth -= 1
-        with _lock:
-            _users -= 1
-            if not _users:
-                torch.nn.Module.register_parameter = _original  # type: ignore[method-assign]
+    with _REGISTERING.on(torch.nn.Module):
+        _here.depth = getattr(_here, "depth", 0) + 1
+        if _here.depth == 1:
+            # Weak: what nobody but the module had must go, or the block would hold a whole model.
+            _here.without_memory = WeakIdKeyDictionary()
+        try:
+            yield
+        finally:
+            _here.depth -= 1
+            if not _here.depth:
+                del _here.without_memory
 
 
 def _registering(register: Any) -> Any:
@@ -65,14 +61,20 @@ def _registering(register: Any) -> Any:
         register(module, name, param)
         registered = module._parameters.get(name)
         if getattr(_here, "depth", 0) and registered is not None and not _has_no_memory(registered):
-            meta = torch.nn.Parameter(registered.detach().to("meta"), requires_grad=registered.requires_grad)
-            # Some libraries subclass Parameter or hang attributes on it.
-            if type(registered) is not torch.nn.Parameter:
-                meta.__class__ = type(registered)
-            meta.__dict__.update(registered.__dict__)
+            meta = _here.without_memory.get(registered)
+            if meta is None:
+                meta = torch.nn.Parameter(registered.detach().to("meta"), requires_grad=registered.requires_grad)
+                # Some libraries subclass Parameter or hang attributes on it.
+                if type(registered) is not torch.nn.Parameter:
+                    meta.__class__ = type(registered)
+                meta.__dict__.update(registered.__dict__)
+                _here.without_memory[registered] = meta
             module._parameters[name] = meta
 
     return register_on_meta
+
+
+_REGISTERING = Replacement("torch.nn.Module.register_parameter", _registering)
 
 
 def _has_no_memory(parameter: torch.nn.Parameter) -> bool:
@@ -83,7 +85,7 @@ def _has_no_memory(parameter: torch.nn.Parameter) -> bool:
 
 def load_model(
     build: Callable[[], torch.nn.Module],
-    path: PathLike | Any,
+    path: AnyPath | Any,
     device: Any = "cpu",
     *,
     dtype: Any = None,
@@ -111,7 +113,9 @@ def load_model(
         TensorNotFoundError: with ``strict``, for missing or unexpected keys, which it lists as torch does.
         DestinationError: where a shape differs, or a buffer was built on the meta device and is in no checkpoint;
             nothing has been read then.
-        ConfigError: for a module in the place of ``build``, which is what safetensors' function of this name takes.
+        ConfigError: for a module in the place of ``build``, which is what safetensors' function of this name takes, and
+            for anything else that is no function.
+        SelectionError: for a ``dtype`` that is none, or one of integers.
     """
     import torch
 
@@ -125,6 +129,13 @@ def load_model(
             remedy=remedy,
         )
 
+    if not callable(build):
+        swapped = callable(path) or isinstance(path, torch.nn.Module)
+        remedy = "Write load_model(build, path)" if swapped else "Give one such as lambda: MyModel(config)"
+        cause = f"load_model takes a function that builds the module, then the path; {build!r} is no function"
+        raise ConfigError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+    if dtype is not None:
+        dtype = Torch().floating_dtype(dtype)
     checkpoint = path if isinstance(path, Checkpoint) else open(path, config=config)
     where = Torch().device(device)
     with checkpoint.read_ahead(config=config), no_init():
@@ -167,6 +178,8 @@ def place(
     keys = IncompatibleKeys(missing, [stored for name, stored in names.items() if name not in tensors])
     if strict:
         report(owner, keys)
+        _check_left_out(model, tensors)
+    _check_kinds(wanted, tensors)
     _check_shapes(checkpoint, wanted, tensors)
     # One name for every tensor: the others follow it.
     single = {id(tensors[name]): name for name in reversed(wanted)}
@@ -186,6 +199,16 @@ def place(
     return keys
 
 
+def _check_left_out(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuses parameters that are in no state_dict: they were not initialised, and no checkpoint can hold them."""
+    there = {id(tensor) for tensor in tensors.values()}
+    for name, parameter in model.named_parameters():
+        if parameter.device.type == "meta" and id(parameter) not in there:
+            cause = "a hook of the module leaves this parameter out of its state_dict, so nothing would be loaded to it"
+            remedy = "Build the model as usual and fill it with load_into, or give strict=False to initialise it"
+            raise DestinationError(f"parameter {name!r}: {cause}. {remedy}", tensor=name, cause=cause, remedy=remedy)
+
+
 def _check_buffers(model: torch.nn.Module, loaded: Any) -> None:
     """Refuses buffers that would stay without memory: nobody knows what was to be in them."""
     for name, buffer in model.named_buffers():
@@ -193,6 +216,18 @@ def _check_buffers(model: torch.nn.Module, loaded: Any) -> None:
             cause = "this buffer was built on the meta device, and the checkpoint does not hold it"
             remedy = "Build the model without torch.device('meta'): load_model keeps parameters off memory by itself"
             raise DestinationError(f"buffer {name!r}: {cause}. {remedy}", tensor=name, cause=cause, remedy=remedy)
+
+
+def _check_kinds(names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuses parameters in whose place an ordinary tensor cannot be put: sharded ones, and wrapper subclasses."""
+    import torch
+
+    for name in names:
+        kind = type(tensors[name])
+        if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            cause = f"it is a {kind.__qualname__}, which a loaded tensor cannot take the place of"
+            remedy = "Use module.to_empty(device=…), then penstock.open(path).load_into(module)"
+            raise DestinationError(f"parameter {name!r}: {cause}. {remedy}", tensor=name, cause=cause, remedy=remedy)
 
 
 def _check_shapes(checkpoint: Checkpoint, names: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> None:
@@ -203,9 +238,9 @@ def _check_shapes(checkpoint: Checkpoint, names: Mapping[str, str], tensors: Map
         has, wants = tuple(tensors[name].shape), torch_shape(info.dtype, info.shape)
         if has != wants:
             cause = f"the checkpoint's shape is {list(wants)}, the model's {list(has)}"
-            raise DestinationError(
-                f"{info.object}: tensor {name!r}: {cause}", object=info.object, tensor=name, cause=cause
-            )
+            remedy = "Build the model with the checkpoint's sizes (its configuration)"
+            message = f"{info.object}: tensor {name!r}: {cause}. {remedy}"
+            raise DestinationError(message, object=info.object, tensor=name, cause=cause, remedy=remedy)
 
 
 def _assign(model: torch.nn.Module, loaded: Mapping[int, torch.Tensor], device: torch.device) -> None:
@@ -213,6 +248,7 @@ def _assign(model: torch.nn.Module, loaded: Mapping[int, torch.Tensor], device: 
     import torch
 
     parameters: dict[int, torch.nn.Parameter] = {}
+    buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is None or id(parameter) not in loaded:
@@ -228,10 +264,15 @@ def _assign(model: torch.nn.Module, loaded: Mapping[int, torch.Tensor], device: 
                 # Keeps the old one alive too: its id must not be reused while it is a key.
                 parameters[key] = made
             module._parameters[name] = parameters[key]
+    for module in model.modules():
         for name, buffer in module._buffers.items():
-            if buffer is not None:
-                replacement = loaded.get(id(buffer))
-                module._buffers[name] = buffer.to(device) if replacement is None else replacement
+            if buffer is None:
+                continue
+            if id(buffer) not in buffers:
+                replacement = parameters.get(id(buffer), loaded.get(id(buffer)))
+                # With the old one, whose id must not be reused while it is a key.
+                buffers[id(buffer)] = (buffer, buffer.to(device) if replacement is None else replacement)
+            module._buffers[name] = buffers[id(buffer)][1]
 
 
 def _fill_rest(model: torch.nn.Module, device: torch.device, dtype: Callable[[str], Any]) -> None:

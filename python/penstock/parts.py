@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock._native import Config, LoadStats, Session
 from penstock.errors import DestinationError
-from penstock.frameworks.base import Framework, framework
+from penstock.frameworks.base import Destination, Framework, framework
 from penstock.loading import Load, Planned, read_ahead
 from penstock.progress import Progress
 
@@ -32,10 +32,12 @@ class Part(NamedTuple):
     """A contiguous tensor of the box's shape and dtype, or None."""
     take: Callable[[Any], object] | None = None
     """Called with the box as a fresh tensor, as soon as that is complete, where ``into`` is None."""
+    destination: Destination | None = None
+    """What the framework says of ``into``, where that was asked already."""
 
 
 class Places:
-    """The destinations of a session of parts. See ``penstock.loading.Existing``."""
+    """The destinations of a session of parts. See ``penstock.loading.Destinations``."""
 
     def __init__(
         self, session: Session, planned: Planned, parts: Sequence[Part], library: Framework, device: str
@@ -46,6 +48,8 @@ class Places:
         self._library = library
         self._device = device
         self._fresh: dict[int, Any] = {}
+        # All are checked before the first is written to.
+        self._addresses = [0 if part.into is None else self._address(index) for index, part in enumerate(parts)]
 
     def ahead(self) -> None:
         return None
@@ -58,18 +62,29 @@ class Places:
         )
         self._fresh.update(zip(fresh, made, strict=True))
         at = dict(zip(fresh, addresses, strict=True))
-        places = [at[index] if index in at else self._address(index) for index in range(begin, end)]
+        places = [at[index] if index in at else self._still(index) for index in range(begin, end)]
         self._session.attach(places, self._library.consumer_stream(self._device))
 
     def _address(self, index: int) -> int:
         part = self._parts[index]
-        place = self._library.destination(part.name, part.into)
-        if place.nbytes != self._planned.nbytes[index] or place.device != self._device:
+        place = part.destination or self._library.destination(part.name, part.into)
+        if place.nbytes != self._planned.nbytes[index] or place.device != self._device or place.strides is not None:
             cause = (
                 f"{self._planned.nbytes[index]} bytes of it are for a destination of {place.nbytes} on {place.device}"
             )
             raise DestinationError(f"tensor {part.name!r}: {cause}", tensor=part.name, cause=cause)
         return place.address
+
+    def _still(self, index: int) -> int:
+        """The address of a destination, if it is still there."""
+        part, address = self._parts[index], self._addresses[index]
+        if not self._library.holds(part.into, address):
+            cause = "its destination was resized or moved while the load was running"
+            remedy = "Leave destinations alone until load_into returns"
+            raise DestinationError(
+                f"tensor {part.name!r}: {cause}. {remedy}", tensor=part.name, cause=cause, remedy=remedy
+            )
+        return address
 
     def let_go(self) -> None:
         self._fresh.clear()
@@ -90,6 +105,7 @@ def load_parts(
     progress: Progress,
     config: Config | None = None,
     begun: Callable[[Load], object] | None = None,
+    library: Framework | None = None,
 ) -> LoadStats:
     """Loads ``parts`` to one device, and returns when all are where they belong.
 
@@ -97,11 +113,12 @@ def load_parts(
 
     Args:
         checkpoint: where from.
-        parts: of its tensors; of one tensor as many as there are uses for it. Torch tensors.
+        parts: of its tensors; of one tensor as many as there are uses for it.
         device: ``"cpu"`` or ``"cuda:N"``, where all of ``into`` are and the tensors for ``take`` come to be.
         progress: told of the bytes of parts.
         config: settings of this load.
         begun: given the load before anything is read, so that another thread can cancel it.
+        library: of which framework the tensors are; torch by default.
 
     Raises:
         DestinationError: for a destination of another size or device than its part; it has not been written to.
@@ -113,13 +130,20 @@ def load_parts(
     session = checkpoint._native.session_of_parts(wanted, target, config)
     planned = Planned(*session.tensors)
     ordered = [parts[item] for item in session.items]
-    done: list[LoadStats] = []
-    places = Places(session, planned, ordered, framework("pt"), device)
+    places = Places(session, planned, ordered, framework("pt") if library is None else library, device)
     # What goes into existing memory needs no room: only the rest counts towards the window.
     room = [0 if part.into is not None else size for part, size in zip(ordered, planned.nbytes, strict=True)]
-    load = Load(session, planned, places, progress, done.append, room)
+    load = Load(session, planned, places, progress, _nobody, room)
     if begun is not None:
         begun(load)
-    for _ in load.stream(read_ahead(config)):
-        pass
-    return done[0]
+    if any(room):
+        for _ in load.stream(read_ahead(config)):
+            pass
+    else:
+        load.collect()
+    assert load.stats is not None  # noqa: S101 - a load that ended without an exception has them
+    return load.stats
+
+
+def _nobody(stats: LoadStats) -> None:
+    """Nobody is told: the caller gets the figures."""

@@ -11,6 +11,7 @@ was, also in modules that were imported meanwhile.
   class attribute, a closure), and ``safetensors.torch.load``, which is given bytes.
 * **What Penstock does not load** goes to safetensors as before: frameworks and devices that it does not know, and what
   a later ``safe_open`` does besides (0.9's ``prefetch`` and ``get_tensor_meta``).
+* **How to turn it off**: with ``PENSTOCK_DISABLE=1`` in the environment when a block is entered, it does nothing.
 
 Tensors on the CPU are views of the mapped file, as safetensors' are: the same memory, the same cost where the file is
 cached. Where it is not, many threads bring it in ahead of whoever takes tensors one by one. ``mmap=False`` gives
@@ -19,6 +20,7 @@ tensors that own their memory.
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,10 +31,13 @@ from typing import Any, NamedTuple
 
 from penstock._native import Config
 from penstock.errors import MissingDependencyError, PenstockError, SafetensorError
+from penstock.patches import DISABLE, is_disabled, listed
 from penstock.read_ahead import ReadAhead
 from penstock.safetensors import Slice
 from penstock.safetensors import safe_open as our_safe_open
 from penstock.selection import Selection, is_basic, resolve
+
+logger = logging.getLogger(__name__)
 
 _BACKENDS = {"mmap", "pread"}
 _TORCH = {"pt", "torch", "pytorch"}
@@ -70,12 +75,17 @@ class patch_safetensors(ContextDecorator):  # noqa: N801 - called like the funct
     def __init__(self, *, mmap: bool = True, config: Config | None = None) -> None:
         self._mmap = mmap
         self._config = config
-        self._entered: list[_Settings] = []
+        self._entered: list[_Settings | None] = []
+        """None for what was entered while it was turned off."""
 
     def _recreate_cm(self) -> patch_safetensors:
         return patch_safetensors(mmap=self._mmap, config=self._config)
 
     def __enter__(self) -> None:
+        if is_disabled():
+            logger.debug("%s is set: patch_safetensors does nothing", DISABLE)
+            self._entered.append(None)
+            return
         settings = _Settings(self._mmap, self._config)
         with _lock:
             if not _open:
@@ -88,6 +98,8 @@ class patch_safetensors(ContextDecorator):  # noqa: N801 - called like the funct
     ) -> None:
         with _lock:
             settings = self._entered.pop()
+            if settings is None:
+                return
             # This very one: another block may have equal settings.
             at = next(number for number, item in enumerate(_open) if item is settings)
             del _open[at]
@@ -104,12 +116,14 @@ def _install() -> None:
             cause=str(error),
             remedy="pip install safetensors",
         ) from error
+    listed("safetensors.safe_open")
     pairs: list[tuple[Any, Any]] = [(safetensors.safe_open, _opening(safetensors.safe_open))]
     try:
         import safetensors.torch
     except ModuleNotFoundError:
         pass  # without torch, there is no such function
     else:
+        listed("safetensors.torch.load_file")
         pairs.append((safetensors.torch.load_file, _loading(safetensors.torch.load_file)))
     _replaced.extend(pairs)
     for theirs, ours in pairs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from penstock.errors import MissingDependencyError
@@ -16,7 +17,7 @@ class Progress(Protocol):
     """Someone who is told of progress."""
 
     def advance(self, nbytes: int) -> None:
-        """``nbytes`` more have landed and were taken by the consumer."""
+        """``nbytes`` more have landed and were taken by the consumer. 0 when the load begins."""
 
     def close(self) -> None:
         """The load has ended, in whatever way."""
@@ -38,30 +39,50 @@ class _Function:
 
     def advance(self, nbytes: int) -> None:
         self._done += nbytes
-        self._function(self._done, self._total)
+        if nbytes:
+            self._function(self._done, self._total)
 
     def close(self) -> None:
         pass
 
 
 class _Bar:
+    """A bar that is shown when the load begins: a stream that is never iterated has none to close."""
+
     def __init__(self, total: int, description: str) -> None:
         try:
             from tqdm.auto import tqdm
         except ModuleNotFoundError as error:
             raise MissingDependencyError(
-                "progress=True needs the package 'tqdm'. Install it (pip install 'penstock[cli]'), or give a function "
-                "of (bytes done, bytes in all)",
+                "progress=True needs the package 'tqdm'. Install it (pip install tqdm), or give a function of (bytes "
+                "done, bytes in all)",
                 cause=str(error),
                 remedy="pip install tqdm",
             ) from error
-        self._bar: Any = tqdm(total=total, unit="B", unit_scale=True, desc=description)
+        self._show = partial(tqdm, total=total, unit="B", unit_scale=True, desc=description)
+        self._bar: Any = None
 
     def advance(self, nbytes: int) -> None:
+        if self._bar is None:
+            self._bar = self._show()
         self._bar.update(nbytes)
 
     def close(self) -> None:
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()
+
+
+class Several:
+    """One progress for several loads, one after the other: it ends when its owner says so, not with one of them."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def advance(self, nbytes: int) -> None:
+        self._progress.advance(nbytes)
+
+    def close(self) -> None:
+        pass
 
 
 def teller(option: ProgressOption, total: int, description: str = "Loading weights") -> Progress:

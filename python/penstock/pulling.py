@@ -5,14 +5,19 @@ The engine does the work; here it is asked for, waited for and told of.
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from penstock._native import Config, Source
+from penstock.arguments import AnyPath, location
 from penstock.progress import ProgressOption, teller
+from penstock.storage_options import engine_options
+
+logger = logging.getLogger(__name__)
 
 
 class PulledFile(NamedTuple):
@@ -53,18 +58,20 @@ class Pulled(NamedTuple):
 
 def pull(
     url: str,
-    dst: str | os.PathLike[str],
+    dst: AnyPath,
     *,
     allow: str | Iterable[str] | None = None,
     ignore: str | Iterable[str] | None = None,
     progress: ProgressOption = None,
+    storage_options: Mapping[str, Any] | None = None,
     config: Config | None = None,
 ) -> Pulled:
     """Brings remote objects to a directory: many ranges at once, each file under its name only when it is complete.
 
     What is there already, of the same size and version, is not fetched again. A pull that was cut off, even by a kill,
     is taken up where it stopped by the next one to the same directory; what it needs for that is in ``dst/.penstock``.
-    Pulls to one directory take turns, so every process of a job may call this.
+    Pulls to one directory take turns, so every process of a job may call this; one that waits for another for some
+    seconds says so in the log, with the lock's path.
 
     Args:
         url: a prefix of an object store (``s3://``, ``gs://``, ``az://``, …), with everything below it; a repository of
@@ -75,40 +82,48 @@ def pull(
             also matches slashes; a pattern that ends in a slash means everything below.
         ignore: patterns of objects to leave out.
         progress: ``True`` for a bar, or a function of (bytes done, bytes in all).
+        storage_options: credentials, endpoint and settings of the remote store, as for ``penstock.open``.
         config: settings; of them, ``readers`` counts here: the requests in flight (32 where nothing is said).
 
     Raises:
         ObjectNotFoundError: nothing is there, or nothing that is wanted.
-        ObjectAccessError: the store denies access; a key or a link would lead out of the directory, which cannot be
-            written to.
+        ObjectAccessError: the store denies access; a key or a link would lead out of the directory; ``dst`` is a file,
+            or a directory that cannot be written to.
         ObjectChangedError: an object was replaced while it came.
         StorageError: the network or the disk failed, or the disk is full.
+        ConfigError: a storage option is unknown.
     """
     allowed, ignored = _patterns(allow), _patterns(ignore) or []
-    source = Source(url)
+    directory = location(dst, "dst")
+    source = Source(location(url, "url"), engine_options(storage_options))
     wanted = [
         index
         for index, (path, _) in enumerate(source.entries)
         if (allowed is None or _matches(path, allowed)) and not _matches(path, ignored)
     ]
-    return pull_entries(source, wanted, dst, progress=progress, config=config)
+    return pull_entries(source, wanted, directory, progress=progress, config=config)
 
 
 def pull_entries(
     source: Source,
     wanted: list[int],
-    dst: str | os.PathLike[str],
+    dst: AnyPath,
     *,
     progress: ProgressOption = None,
     config: Config | None = None,
 ) -> Pulled:
     """As ``pull``, of those of the source's entries that have these indices."""
-    running = source.pull(dst, wanted, None if config is None else config.readers)
+    directory = location(dst, "dst")
+    running = source.pull(directory, wanted, None if config is None else config.readers)
     _, total = running.progress()
     told = 0
     shown = teller(progress, total, "Pulling")
     try:
+        said = False
         while (ended := running.wait()) is None:
+            if not said and (lock := running.waits_for()) is not None:
+                logger.warning("another pull to %s is running: waiting for it (it holds %s)", os.fspath(dst), lock)
+                said = True
             done, _ = running.progress()
             shown.advance(done - told)
             told = done
@@ -118,7 +133,7 @@ def pull_entries(
         running.stop()
         shown.close()
     files, fetched_bytes, seconds = ended
-    return Pulled(Path(dst), [PulledFile(*file) for file in files], fetched_bytes, seconds)
+    return Pulled(Path(directory), [PulledFile(*file) for file in files], fetched_bytes, seconds)
 
 
 def _patterns(given: str | Iterable[str] | None) -> list[str] | None:

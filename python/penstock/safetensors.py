@@ -7,37 +7,52 @@ Writing is safetensors' business and delegated to it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from types import TracebackType
 from typing import Any
 
 from penstock._native import Config, TensorInfo
-from penstock.checkpoint import Checkpoint, PathLike, open
+from penstock.arguments import AnyPath
+from penstock.checkpoint import Checkpoint, open
 from penstock.errors import ConfigError, MissingDependencyError, PenstockError, SafetensorError, SelectionError
 from penstock.frameworks.base import framework
 from penstock.selection import Selection, is_basic
 
 
-def load_file(filename: PathLike, device: Any = "cpu", *, framework: str = "pt", backend: Any = None) -> dict[str, Any]:
+def _check_backend(backend: Any) -> None:
+    if backend not in {None, "mmap", "pread"}:
+        cause = f"backend={backend!r} is not one of 'mmap' and 'pread'"
+        raise ConfigError(f"{cause}. Leave it out: Penstock finds the way to read by itself", cause=cause)
+
+
+def load_file(
+    filename: AnyPath,
+    device: Any = "cpu",
+    *,
+    framework: str = "pt",
+    backend: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Loads all tensors of a safetensors file, as ``safetensors.torch.load_file`` does.
 
     Args:
         filename: the file, or anything else that ``penstock.open`` takes.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or the number of a GPU.
         framework: ``"pt"`` or ``"np"``.
-        backend: accepted for compatibility; Penstock finds the way to read by itself.
+        backend: ``"mmap"`` or ``"pread"``, as for safetensors, but without effect.
+        storage_options: as for ``penstock.open``.
 
     Raises:
         PenstockError: see ``penstock.open`` and ``Checkpoint.load``.
     """
-    del backend
-    return open(filename).load(device=device, framework=framework)
+    _check_backend(backend)
+    return open(filename, storage_options=storage_options).load(device=device, framework=framework)
 
 
 def save_file(
     tensors: dict[str, Any],
-    filename: PathLike,
+    filename: AnyPath,
     metadata: dict[str, str] | None = None,
     *,
     framework: str = "pt",
@@ -102,7 +117,9 @@ class safe_open:  # noqa: N801 - the name people know
         filename: the file, or anything else that ``penstock.open`` takes.
         framework: ``"pt"``, ``"np"``, ``"jax"`` or ``"dlpack"``.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or the number of a GPU.
-        backend: accepted for compatibility; Penstock finds the way to read by itself.
+        backend: ``"mmap"`` or ``"pread"``, as for safetensors, but without effect.
+        storage_options: as for ``penstock.open``.
+        config: settings, as for ``penstock.open``.
 
     Raises:
         PenstockError: see ``penstock.open``. FileNotFoundError, ValueError and their like also catch it.
@@ -110,21 +127,22 @@ class safe_open:  # noqa: N801 - the name people know
 
     def __init__(
         self,
-        filename: PathLike,
+        filename: AnyPath,
         framework: str = "pt",
         device: Any = "cpu",
         *,
         backend: Any = None,
+        storage_options: Mapping[str, Any] | None = None,
         config: Config | None = None,
     ) -> None:
-        del backend
+        _check_backend(backend)
         library = _framework(framework)
         if not isinstance(device, int) and not str(device).startswith("cuda"):
             library.device(device)
         # Headers can be read where the GPU that tensors are for is not, as with safetensors.
         self._framework = framework
         self._device = device
-        self._open: Checkpoint | None = open(filename, config=config)
+        self._open: Checkpoint | None = open(filename, storage_options=storage_options, config=config)
 
     @property
     def _checkpoint(self) -> Checkpoint:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import DestinationError, TensorNotFoundError
+
+if TYPE_CHECKING:
+    import torch
 
 _SHOWN = 20
 """Names listed in a message."""
@@ -32,9 +35,16 @@ def state_of(destinations: Any) -> tuple[str, dict[str, Any], dict[str, list[str
         raise DestinationError(cause, cause=cause)
     import torch
 
+    from penstock.frameworks.sharded import check_module
+
+    if isinstance(destinations, torch.nn.Module):
+        # Before its hooks run: those of FSDP change the module.
+        check_module(destinations)
     # A module may keep more than tensors (``get_extra_state``), which no checkpoint of tensors holds.
     state = destinations.state_dict(keep_vars=True)
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    if isinstance(destinations, torch.nn.Module):
+        tensors = _own(destinations, tensors)
     for name, tensor in tensors.items():
         if torch.nn.parameter.is_lazy(tensor):
             cause = "it has no shape before the first forward pass (a lazy module)"
@@ -44,6 +54,33 @@ def state_of(destinations: Any) -> tuple[str, dict[str, Any], dict[str, list[str
     for name, tensor in tensors.items():
         groups.setdefault(id(tensor), []).append(name)
     return type(destinations).__name__, tensors, {name: groups[id(tensor)] for name, tensor in tensors.items()}
+
+
+def _own(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Of a module's state, the tensors that are its parameters and buffers, or views of them.
+
+    Raises:
+        DestinationError: for a copy that a hook made: what is written to it does not reach the module.
+    """
+    known = {id(tensor): tensor for tensor in [*module.parameters(), *module.buffers()]}
+    others = {name: tensor for name, tensor in tensors.items() if id(tensor) not in known}
+    if not others:
+        return tensors
+    memories = {_memory(tensor) for tensor in known.values()} - {None}
+    for name, tensor in others.items():
+        if name.rpartition(".")[2] != "_extra_state" and tensor.numel() and _memory(tensor) not in memories:
+            cause = "state_dict() gives a copy of it, so what is written there does not reach the module"
+            remedy = "Use load_state_dict, or give a mapping of the tensors to fill"
+            raise DestinationError(f"tensor {name!r}: {cause}. {remedy}", tensor=name, cause=cause, remedy=remedy)
+    return {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] != "_extra_state"}
+
+
+def _memory(tensor: torch.Tensor) -> int | None:
+    """What tells a tensor's memory from that of others, on the meta device too."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return None
 
 
 def report(owner: str, keys: IncompatibleKeys) -> None:

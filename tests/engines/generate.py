@@ -7,6 +7,7 @@ Each argument is one engine's keywords, besides ``prompts`` and ``calls`` (metho
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import sys
@@ -82,9 +83,11 @@ class Looks:
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.zero_()
-            if "writes to its weights" in how or f"rank {worker.rank} writes to its weights" in how:
+            if "writes to its weights" in how:
                 loads = model.load_weights
                 model.load_weights = lambda weights: loads((name, weight.detach().mul_(1)) for name, weight in weights)
+            if "rank 1 does not record" in how and worker.rank == 1:
+                loader.options = dataclasses.replace(loader.options, record=False)
             loader.load_weights(model, config.model_config)
         sums = {
             name: hashlib.sha256(
@@ -122,14 +125,7 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
         return list(made[0].outputs[0].token_ids)
 
     found: dict[str, Any] = {} if settings["load_format"] == "dummy" else {"tokens": tokens()}
-    if "ahead" in calls:
-        from penstock.engines import early
-
-        # Of this process, which need not be the one that loads.
-        found["ahead"] = [[sign.exists(), ahead.done, ahead.bytes] for sign, ahead in early._begun.items()]
     for call in calls:
-        if call == "ahead":
-            continue
         name, *arguments = [call] if isinstance(call, str) else call
         if name == "tokens":
             found["tokens after"] = tokens()

@@ -16,9 +16,6 @@ from typing import Any
 def run(settings: dict[str, Any]) -> dict[str, Any]:
     import sglang
 
-    from penstock.engines import early
-
-    early._begun.clear()
     updates = settings.pop("updates", [])
     engine = sglang.Engine(
         device="cpu",
@@ -56,9 +53,7 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
         updated.append(message)
         found.append(tokens())
     engine.shutdown()
-    # Of this process, which loads nothing itself.
-    ahead = [[sign.exists(), ahead.done, ahead.bytes] for sign, ahead in early._begun.items()]
-    return {"tokens": found, "updated": updated, "ahead": ahead}
+    return {"tokens": found, "updated": updated}
 
 
 if __name__ == "__main__":

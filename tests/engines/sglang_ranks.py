@@ -4,7 +4,8 @@
 
 The first argument is the process's place; each other one a load: ``model``, ``load_format``, ``dtype``, ``extra`` (of
 ``--model-loader-extra-config``), ``how`` (what the model's own loading code does besides, or a dict of that by rank),
-``unprocessed`` (weights stay as they were loaded: this processor has no kernels that would want them in another form),
+``logged`` (what is logged at INFO is printed), ``unprocessed`` (weights stay as they were loaded: this processor has no
+kernels that would want them in another form),
 ``updated_by`` (a rank that updates the model from its files, while the others do not), ``environment``.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -115,6 +117,8 @@ def load(case: dict[str, Any]) -> dict[str, Any]:
 
     from penstock.engines.sglang import last_load
 
+    if case.get("logged"):
+        logging.basicConfig(level=logging.INFO, stream=sys.stdout, force=True)
     load_format = case["load_format"]
     if "://" in case["model"]:
         load_format = resolving_view(arguments(case["model"], load_format)).load_format

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import pytest
 pytest.importorskip("sglang")
 
 import conftest
+import penstock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import hub
@@ -24,15 +27,11 @@ HERE = Path(__file__).parent
 VARIABLE = "PENSTOCK_SGLANG_OBJECT_STORES"
 MODELS = ["dense", "converted", "tied", "experts"]
 QUANTISED = ["awq", "gptq", "fp8"]
-FALLS_BACK = {
-    "in threads": "copy_ of a weight of the checkpoint in another thread",
-    "in silent threads": "copy_ of a weight of the checkpoint in another thread",
-    "writing": "mul_ writes to a weight",
-}
+UNUSUAL = ["in threads", "in silent threads", "writing"]
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "key": (
         {"readrs": 4},
-        "does not know 'readrs'. It knows block_bytes, cache, read_ahead_bytes, readers, record, share",
+        "does not know 'readrs'. It knows block_bytes, cache, prefetch, read_ahead_bytes, readers, record, share",
     ),
     "type": ({"readers": "4"}, "'readers' must be of type int, not '4'"),
 }
@@ -109,18 +108,20 @@ def alone(
     loads = {
         **{(model, how): case(models[model], how) for model in MODELS for how in ("auto", "penstock")},
         **{(model, how): case(models[model], how, **half) for model in QUANTISED for how in ("auto", "penstock")},
-        **{(how, "penstock"): case(models["dense"], "penstock", how=how) for how in FALLS_BACK},
+        **{(how, "penstock"): case(models["dense"], "penstock", how=how) for how in UNUSUAL},
         ("plain", "penstock"): case(models["dense"], "penstock", extra={"record": False, "readers": 2}),
         ("shouted", "penstock"): case(models["dense"], "PENSTOCK"),
         **{(wrong, "penstock"): case(models["dense"], "penstock", extra=extra) for wrong, (extra, _) in WRONG.items()},
-        **{("s3", asked): case(f"{bucket.root}/dense", asked) for asked in ("auto", "penstock")},
-        ("left", "auto"): case(f"{bucket.root}/dense", "auto", environment={VARIABLE: "0"}),
+        ("left", "auto"): case(f"{bucket.root}/dense", "auto"),
+        ("s3", "penstock"): case(f"{bucket.root}/dense", "penstock"),
+        ("s3", "auto"): case(f"{bucket.root}/dense", "auto", environment={VARIABLE: "1"}),
         ("meaningless", "auto"): case(f"{bucket.root}/dense", "auto", environment={VARIABLE: "yes"}),
     }
     with hub.hub() as repositories:
         repositories.push("org/dense", {file.name: file.read_bytes() for file in models["dense"].iterdir()})
-        there = {"HF_ENDPOINT": repositories.endpoint, "HF_HUB_OFFLINE": "0", VARIABLE: ""}
-        loads |= {("hf", asked): case("hf://org/dense", asked, environment=there) for asked in ("auto", "penstock")}
+        there = {"HF_ENDPOINT": repositories.endpoint, "HF_HUB_OFFLINE": "0"}
+        for (name, asked), opted_in in ((("hf left", "auto"), ""), (("hf", "penstock"), ""), (("hf", "auto"), "1")):
+            loads[name, asked] = case("hf://org/dense", asked, environment={**there, VARIABLE: opted_in})
         environment = bucket.environment | {"SGLANG_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
         [results] = ranks(1, list(loads.values()), environment=environment)
     return dict(zip(loads, results, strict=True))
@@ -150,13 +151,11 @@ def test_quantised_weights_are_those_of_the_stock_loader(alone: Any, method: str
     assert (ours["figures"]["materialised"], ours["figures"]["ordinary"]) == ({}, 0)
 
 
-@pytest.mark.parametrize("how", FALLS_BACK)
-def test_a_model_that_cannot_be_recorded_gets_ordinary_tensors(alone: Any, how: str) -> None:
+@pytest.mark.parametrize("how", UNUSUAL)
+def test_a_model_that_copies_in_threads_or_writes_to_its_weights_loads_once(alone: Any, how: str) -> None:
     result = alone[how, "penstock"]
     assert result["sums"] == alone["dense", "auto"]["sums"]
-    figures = result["figures"]
-    assert figures["ordinary"] == figures["tensors"] > 0
-    assert FALLS_BACK[how] in figures["notes"][0]
+    assert not any("ordinary tensors:" in note for note in result["figures"]["notes"])
 
 
 def test_ordinary_tensors_can_be_asked_for(alone: Any) -> None:
@@ -208,9 +207,78 @@ def test_models_elsewhere_are_loaded_from_there(alone: Any, where: str, asked: s
     assert sum(load["network_bytes"] for load in figures["loads"]) == figures["available_bytes"]
 
 
-def test_object_stores_are_left_to_sglang_if_that_is_wanted(alone: Any) -> None:
+def test_object_stores_are_left_to_sglang_unless_penstock_is_asked_for(alone: Any) -> None:
     assert "No module named 'runai_model_streamer'" in alone["left", "auto"]["error"]
+    assert "error" in alone["hf left", "auto"]
     assert "PENSTOCK_SGLANG_OBJECT_STORES must be 0 or 1, not 'yes'" in alone["meaningless", "auto"]["error"]
+
+
+PREFETCHED = re.compile(r"Penstock: [\d.]+ GB prefetched from .* while the model was being built")
+
+
+def test_one_of_two_ranks_prefetches_while_the_model_is_built_unless_that_is_turned_off(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    loads = []
+    for number, extra in enumerate(({}, {"prefetch": False})):
+        cold = tmp_path / str(number)
+        shutil.copytree(models["dense"], cold)
+        for file in cold.glob("*.safetensors"):
+            with file.open("rb+") as written:
+                os.fsync(written.fileno())
+                os.posix_fadvise(written.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        loads.append(case(cold, "penstock", extra=extra, logged=True))
+    on_disk = "tmpfs" not in penstock.open(tmp_path / "0").storage
+    first, second = ranks(2, loads, tp_size=2)
+    assert first[0]["sums"] == first[1]["sums"]
+    # A rank's log is that of all its loads.
+    assert [len(PREFETCHED.findall(results[-1]["log"])) for results in (first, second)] == [on_disk, 0]
+
+
+# For those who do not ask for the format
+
+PLUGIN = """
+import json, sys
+if "broken" in sys.argv:
+    import penstock.engines.sglang.hooks as hooks
+    def fails(*_, **__):
+        raise TypeError("SGLang wants another argument")
+    hooks.register = fails
+from sglang.srt.plugins import load_plugins
+load_plugins()
+from sglang.srt.configs.load_config import LoadConfig
+from sglang.srt.model_loader.loader import get_model_loader
+found = {}
+for load_format in ("auto", "safetensors", "nonsense", "penstock"):
+    try:
+        found[load_format] = type(get_model_loader(LoadConfig(load_format=load_format), None)).__name__
+    except Exception as error:
+        found[load_format] = f"{type(error).__name__}: {error}"
+from sglang.srt.utils.runai_utils import is_runai_obj_uri
+found["objects"] = [is_runai_obj_uri(place) for place in ("s3://b/m", "hf://o/m", "https://h/m", "/m")]
+print("RESULT", json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("how", ["broken", "off"])
+def test_a_plugin_that_cannot_register_or_is_turned_off_leaves_sglang_as_it_is(how: str, tmp_path: Path) -> None:
+    def formats(how: str, **environment: str) -> dict[str, Any]:
+        own = os.environ | OWN | {"SGLANG_CACHE_DIR": str(tmp_path)} | environment
+        command = [sys.executable, "-c", PLUGIN, how]
+        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        [line] = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+        found: dict[str, Any] = json.loads(line[7:])
+        return found
+
+    ours = formats("registered")
+    without = formats("absent", SGLANG_PLUGINS="another")
+    left = formats(how, **({"PENSTOCK_DISABLE": "1"} if how == "off" else {}))
+    assert ours.pop("penstock") == "PenstockModelLoader"
+    assert left == without
+    assert "Error" in without.pop("penstock")
+    assert ours == without
+    assert ours["auto"] == "DefaultModelLoader"
 
 
 # Two ranks
@@ -258,7 +326,6 @@ def test_layers_and_experts_of_other_ranks_are_not_read(
 SHARED: dict[str, Any] = {"extra": {"share": True}}
 COLUMNS = ["columns", "columns of experts"]
 UNABLE = {
-    "writing": "NotRecordableError: mul_ writes to a weight",
     "failing": "ValueError: a model's own",
     "cannot open": "StorageError: the disk is broken",
 }
@@ -335,10 +402,7 @@ def test_where_one_rank_cannot_the_other_reads_for_itself(together: Any, how: st
     assert (able["figures"]["shared"], able["figures"]["plans"]) == (0, 1)
     [note] = able["figures"]["notes"]
     assert note.startswith(f"each rank read for itself: rank 1 does: {UNABLE[how]}")
-    if how == "writing":
-        assert unable["sums"] == together["stock"][1]["sums"]
-    else:
-        assert UNABLE[how] in unable["error"]
+    assert UNABLE[how] in unable["error"]
 
 
 def test_an_update_is_a_matter_of_each_rank(together: Any) -> None:
@@ -423,11 +487,9 @@ def test_tokens_are_those_of_the_stock_loader(served: Any, model: str) -> None:
     assert "Succeeded to update model weights" in update
 
 
-def test_files_are_read_ahead_until_the_engine_s_process_loads(served: Any) -> None:
-    [[goes_on, done, _]] = served["experts", "penstock"]["ahead"]
-    assert (goes_on, done) == (False, True)
-    assert served["dense", "penstock"]["ahead"] == [], "it is in a bucket"
-    assert served["experts", "auto"]["ahead"] == []
+def test_only_what_was_prefetched_is_announced(served: Any) -> None:
+    assert "prefetched" not in served["dense", "penstock"]["log"], "it is in a bucket"
+    assert "prefetched" not in served["experts", "auto"]["log"]
 
 
 def test_what_people_look_for_in_the_log_is_there(served: Any) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +20,7 @@ pytest.importorskip("vllm")
 
 from importlib.metadata import version
 
-from conftest import Run, save
+from conftest import SETTINGS, Run, save
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import servers
@@ -74,24 +76,101 @@ def test_what_people_look_for_in_the_log_is_there(alone: Any) -> None:
     assert "GB (100% of the checkpoint)" in log
 
 
-def test_files_are_read_ahead_until_the_engine_s_process_loads(
-    vllm: Run, alone: Any, models: dict[str, Path], tmp_path: Path
-) -> None:
-    shutil.copytree(models["dense"], tmp_path / "cold")
-    for file in (tmp_path / "cold").glob("*.safetensors"):
+def cooled(model: Path, copy: Path) -> Path:
+    """A copy that is not in the page cache."""
+    shutil.copytree(model, copy)
+    for file in copy.glob("*.safetensors"):
         with file.open("rb+") as written:
             os.fsync(written.fileno())
             os.posix_fadvise(written.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    [result] = vllm(
-        {"model": str(tmp_path / "cold"), "load_format": "penstock", "calls": ["ahead", "figures"]},
-        environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+    return copy
+
+
+PREFETCHED = re.compile(r"Penstock: [\d.]+ GB prefetched from .* while the model was being built")
+
+
+def test_files_are_prefetched_while_the_model_is_built_unless_that_is_turned_off(
+    vllm: Run, alone: Any, models: dict[str, Path], tmp_path: Path
+) -> None:
+    for extra, wanted in (({}, True), ({"prefetch": False}, False)):
+        cold = cooled(models["dense"], tmp_path / f"cold-{wanted}")
+        [result] = vllm(
+            {"model": str(cold), "load_format": "penstock", "calls": ["figures"], "model_loader_extra_config": extra},
+            environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+        )
+        assert result["tokens"] == alone["dense", "auto"]["tokens"]
+        on_disk = "tmpfs" not in penstock.open(cold).storage
+        assert (PREFETCHED.search(result["log"]) is not None) == (wanted and on_disk)
+
+
+def test_one_of_two_ranks_prefetches(vllm: Run, models: dict[str, Path], tmp_path: Path) -> None:
+    cold = cooled(models["dense"], tmp_path / "cold")
+    case = {"model": str(cold), "load_format": "penstock", "tensor_parallel_size": 2, "calls": ["figures"]}
+    [result] = vllm(case)
+    assert len(PREFETCHED.findall(result["log"])) == ("tmpfs" not in penstock.open(cold).storage)
+
+
+# For those who do not ask for the format
+
+
+@pytest.mark.parametrize("module", ["loader", "stores"])
+def test_a_plugin_that_cannot_register_does_not_stop_other_formats(
+    vllm: Run, alone: Any, models: dict[str, Path], tmp_path: Path, module: str
+) -> None:
+    # In every process, before vLLM calls the plugin.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == 'penstock.engines.vllm.{module}':\n"
+        "            raise TypeError('vLLM wants another argument')\n"
+        "sys.meta_path.insert(0, Finder())\n"
     )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = {"PYTHONPATH": path}
+    [result] = vllm({"model": str(models["dense"]), "load_format": "auto", "calls": []}, environment=environment)
     assert result["tokens"] == alone["dense", "auto"]["tokens"]
-    [[goes_on, done, nbytes]] = result["ahead"]
-    assert (goes_on, done) == (False, True)
-    on_disk = "tmpfs" not in penstock.open(tmp_path / "cold").storage
-    assert (nbytes > 0) == on_disk
-    assert "Penstock: reading ahead while vLLM starts: 0.00 GB on " in result["log"]
+    assert "vLLM wants another argument" not in result["log"]
+    asked = {"model": str(models["dense"]), "load_format": "penstock", "calls": []}
+    assert "Load format `penstock` is not supported" in vllm(asked, environment=environment, fails=True)
+
+
+def test_a_variable_turns_the_plugin_off(vllm: Run, alone: Any, models: dict[str, Path]) -> None:
+    off = {"PENSTOCK_DISABLE": "1"}
+    [result] = vllm({"model": str(models["dense"]), "load_format": "auto", "calls": []}, environment=off)
+    assert result["tokens"] == alone["dense", "auto"]["tokens"]
+    asked = {"model": str(models["dense"]), "load_format": "penstock", "calls": []}
+    assert "Load format `penstock` is not supported" in vllm(asked, environment=off, fails=True)
+
+
+CONFIGURE = """
+import json, sys
+from vllm.engine.arg_utils import EngineArgs
+found = {}
+for load_format in sys.argv[2:]:
+    try:
+        EngineArgs(sys.argv[1], load_format=load_format, skip_tokenizer_init=True).create_engine_config()
+    except Exception as error:
+        found[load_format] = f"{type(error).__name__}: {error}"
+from vllm.config import VllmConfig
+from vllm.transformers_utils import runai_utils
+patched = [VllmConfig.try_verify_and_update_config.__module__, type(runai_utils.runai_pull_files).__module__]
+print("RESULT", json.dumps([found, patched]))
+"""
+
+
+def test_models_on_object_stores_fail_with_other_formats_as_without_penstock() -> None:
+    def errors(**environment: str) -> list[Any]:
+        command = [sys.executable, "-c", CONFIGURE, "s3://bucket/absent", "auto", "runai_streamer", "safetensors"]
+        own = os.environ | SETTINGS | {"HF_HUB_OFFLINE": "1"} | environment
+        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=300, check=False)
+        [line] = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")] or [done.stderr]
+        return json.loads(line[7:])
+
+    (ours, patched), (without, untouched) = errors(), errors(PENSTOCK_DISABLE="1")
+    assert ours == without
+    assert len(ours) == 3
+    assert patched == untouched
 
 
 PLAIN = ["loaded", "penstock", None, {"record": False}]
@@ -174,7 +253,7 @@ def test_each_rank_of_two_reads_its_share(shared: Any, models: dict[str, Path]) 
 
 # What several ranks want is read by one of them
 
-UNABLE = ["loaded", "penstock", None, {"share": True}, "rank 1 writes to its weights"]
+UNABLE = ["loaded", "penstock", None, {"share": True}, "rank 1 does not record"]
 APART = ["loaded", "penstock", None, {"share": False}]
 
 
@@ -228,7 +307,7 @@ def test_where_one_rank_cannot_record_each_reads_for_itself(columns: Any) -> Non
     assert [able["sums"], unable["sums"]] == [rank["sums"] for rank in stock]
     assert (able["figures"]["shared"], able["figures"]["plans"]) == (0, 1)
     [note] = able["figures"]["notes"]
-    assert note.startswith("each rank read for itself: rank 1 does: NotRecordableError: mul_ writes to a weight")
+    assert note.startswith("each rank read for itself: rank 1 does: record is False")
     assert unable["figures"]["ordinary"] == unable["figures"]["tensors"]
 
 
@@ -293,18 +372,16 @@ def test_layers_and_experts_of_other_ranks_are_not_read(
         assert rank["figures"]["bytes"] < 0.65 * checkpoint_bytes(models[model])
 
 
-@pytest.mark.parametrize("call", [PLAIN, WRITES], ids=["as asked", "as the model needs them"])
-def test_a_model_gets_ordinary_tensors(shared: Any, call: list[Any]) -> None:
+@pytest.mark.parametrize("call", [PLAIN, WRITES], ids=["ordinary", "materialised"])
+def test_a_model_gets_tensors_that_it_may_write_to(shared: Any, call: list[Any]) -> None:
     stock = shared["dense"][json.dumps(pair()[0])]
     for rank, other in zip(shared["dense"][json.dumps(call)], stock, strict=True):
         assert rank["sums"] == other["sums"]
         figures = rank["figures"]
-        assert figures["ordinary"] == figures["tensors"]
-        assert (
-            "record is False" in figures["notes"][0]
-            if call is PLAIN
-            else "mul_ writes to a weight" in figures["notes"][0]
-        )
+        if call is PLAIN:
+            assert (figures["ordinary"], "record is False" in figures["notes"][0]) == (figures["tensors"], True)
+        else:
+            assert "mul_" in figures["materialised"].values()
 
 
 # A draft model, of a directory of its own
@@ -342,7 +419,10 @@ def test_unknown_settings_are_refused_with_the_known_ones(vllm: Run, models: dic
     case = {"model": str(models["dense"]), "load_format": "penstock", "model_loader_extra_config": {"readrs": 4}}
     log = vllm(case, fails=True)
     assert "does not know 'readrs'" in log
-    assert "block_bytes, cache, enable_weights_track, read_ahead_bytes, readers, record, share, staging_bytes" in log
+    assert (
+        "block_bytes, cache, enable_weights_track, prefetch, read_ahead_bytes, readers, record, share, staging_bytes"
+        in log
+    )
 
 
 # From an object store, and by way of runai_streamer

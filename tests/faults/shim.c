@@ -10,6 +10,7 @@
  *   FAULT_EMPTY=1        reads give nothing, as at the end of the file; FAULT_AT as above
  *   FAULT_SHORT=bytes    reads give at most so many bytes
  *   FAULT_HANG=ms        reads take so long; FAULT_AT as above
+ *   FAULT_HOLD=file      reads wait as long as the file is there, and make one called file.held; FAULT_AT as above
  *   FAULT_THREADS=n      only n more threads can be started, whatever FAULT_PATH says
  */
 #define _GNU_SOURCE
@@ -56,6 +57,14 @@ static void sleep_for(long ms) {
     }
 }
 
+static void wait_while_there(const char *file) {
+    char held[PATH_MAX + 1];
+    snprintf(held, sizeof held, "%s.held", file);
+    FILE *made = fopen(held, "w");
+    if (made) fclose(made);
+    while (access(file, F_OK) == 0) sleep_for(1);
+}
+
 typedef ssize_t read_function(int, void *, size_t, off64_t);
 
 static ssize_t read_faultily(read_function *real, int fd, void *into, size_t count, off64_t offset) {
@@ -72,7 +81,9 @@ static ssize_t read_faultily(read_function *real, int fd, void *into, size_t cou
             here = false;
         }
     }
+    const char *hold = getenv("FAULT_HOLD");
     if (here && hang) sleep_for(hang);
+    if (here && hold && *hold) wait_while_there(hold);
     if (here && empty) return 0;
     if (here && number && atomic_fetch_add(&calls, 1) % setting("FAULT_EVERY", 1) == 0) {
         errno = (int)number;

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))
 
 from runai_model_streamer import (  # noqa: E402
     DistributedStreamer,
@@ -28,7 +29,7 @@ from runai_model_streamer._penstock import (  # noqa: E402
     RunaiStreamerInvalidInputException,
     RunaiStreamerMemoryLimitException,
     config,
-    credentials,
+    storage_options,
 )
 from runai_model_streamer.s3_utils.s3_utils import S3Credentials  # noqa: E402
 from runai_model_streamer.safetensors_streamer import safetensors_pytorch  # noqa: E402
@@ -36,6 +37,7 @@ from runai_model_streamer.safetensors_streamer.safetensors_pytorch import prepar
 from runai_model_streamer.safetensors_streamer.streamer_mock import StreamerPatcher  # noqa: E402
 
 import penstock  # noqa: E402
+import servers  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn]
 
@@ -384,40 +386,71 @@ def test_the_environment_sets_what_it_says(monkeypatch: pytest.MonkeyPatch, file
             config()
 
 
-def test_credentials_are_there_for_a_call_and_gone_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_REGION", "before")
+def test_credentials_of_a_call_come_before_variables_and_leave_the_environment_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("RUNAI_STREAMER_S3_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("RUNAI_STREAMER_S3_UNSIGNED", "1")
+    before = dict(os.environ)
     given = S3Credentials(access_key_id="id", secret_access_key="secret", region_name="given")
-    with credentials(given):
-        seen = {name: os.environ.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_REGION", "AWS_ENDPOINT_URL")}
-        assert os.environ["AWS_SKIP_SIGNATURE"] == "true"
-    assert seen == {"AWS_ACCESS_KEY_ID": "id", "AWS_REGION": "given", "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
-    assert os.environ["AWS_REGION"] == "before"
-    assert not {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_SKIP_SIGNATURE"} & set(
-        os.environ
-    )
+    assert storage_options(["s3://b/k"], given) == {
+        "key": "id",
+        "secret": "secret",
+        "region": "given",
+        "endpoint_url": "http://127.0.0.1:9",
+        "anon": "true",
+    }
+    assert storage_options(["/a/path"], given) == {}
+    assert dict(os.environ) == before
     assert "secret" not in repr(given)
+
+
+def test_credentials_of_a_call_serve_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening and loading, whatever the environment says: nothing of it leads to this store."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    weights = {"w": torch.arange(300_000, dtype=torch.float32)}
+    penstock.safetensors.save_file(weights, tmp_path / "m.safetensors")
+    with servers.s3(tmp_path / "s3") as remote:
+        remote.put("model/m.safetensors", (tmp_path / "m.safetensors").read_bytes())
+        setting = remote.environment
+        given = S3Credentials(
+            access_key_id=setting["AWS_ACCESS_KEY_ID"],
+            secret_access_key=setting["AWS_SECRET_ACCESS_KEY"],
+            region_name="us-east-1",
+            endpoint=setting["AWS_ENDPOINT_URL"],
+        )
+        before = dict(os.environ)
+        url = f"{remote.root}/model/m.safetensors"
+        with SafetensorsStreamer() as streamer:
+            streamer.stream_files([url], s3_credentials=given)
+            assert same(dict(streamer.get_tensors())["w"], weights["w"])
+        with FileStreamer() as files:
+            files.stream_files([FileChunks(3, url, [0], [8])], given)
+            assert [(path, index) for path, index, _ in files.get_chunks()] == [(3, 0)]
+        assert list_safetensors(f"{remote.root}/model", given) == [url]
+        pull_files(f"{remote.root}/model", str(tmp_path / "pulled"), s3_credentials=given)
+        assert (tmp_path / "pulled" / "m.safetensors").stat().st_size == (tmp_path / "m.safetensors").stat().st_size
+        assert dict(os.environ) == before
+        # Without them, there is no way to it.
+        with SafetensorsStreamer() as streamer, pytest.raises(ValueError, match="credentials"):
+            streamer.stream_files([url])
 
 
 def test_variables_for_other_stores_are_there_under_the_names_that_penstock_knows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    google = ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SKIP_SIGNATURE", "STORAGE_EMULATOR_HOST")
-    names = (*google, "AZURE_STORAGE_ENDPOINT")
-    for name in names:
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RUNAI_STREAMER_GCS_CREDENTIAL_FILE", "/keys/of-robot.json")
-    monkeypatch.setenv("RUNAI_STREAMER_GCS_USE_ANONYMOUS_CREDENTIALS", "true")
-    monkeypatch.setenv("CLOUD_STORAGE_EMULATOR_ENDPOINT", "http://127.0.0.1:9")
+    assert storage_options(["gs://b/k"]) == {"application_credentials": "/keys/of-robot.json"}
+    monkeypatch.setenv("CLOUD_STORAGE_EMULATOR_ENDPOINT", "127.0.0.1:9")
+    assert storage_options(["gs://b/k"])["endpoint_url"] == "http://127.0.0.1:9"
     monkeypatch.setenv("AZURE_STORAGE_ENDPOINT_SUFFIX", "blob.core.usgovcloudapi.net")
-    with credentials():  # the account is not named: no endpoint can be made of the suffix
-        seen = [os.environ.get(name) for name in names]
-    assert seen == ["/keys/of-robot.json", "true", "http://127.0.0.1:9", None]
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    # The account is not named: no endpoint can be made of the suffix.
+    assert storage_options(["az://c/k"]) == {}
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "models")
-    with credentials():
-        assert os.environ["AZURE_STORAGE_ENDPOINT"] == "https://models.blob.core.usgovcloudapi.net"
-    assert not set(names) & set(os.environ)
+    assert storage_options(["az://c/k"]) == {"endpoint": "https://models.blob.core.usgovcloudapi.net"}
 
 
 def test_the_log_goes_where_it_is_asked_to(files: Any) -> None:

@@ -1,12 +1,12 @@
 //! The catalogue of a checkpoint.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
+use std::ffi::OsString;
 use std::sync::Arc;
 
 use penstock::pipeline;
 use penstock::plan::{Plan, Selection};
-use penstock::store::{CachePolicy, DiskCache, Store, is_remote};
+use penstock::store::{CachePolicy, DiskCache, Router, Store, is_remote, location_of, path_of};
 use penstock::tune::{Kind, Settings, Storage, Survey};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
@@ -14,7 +14,9 @@ use pyo3::types::PyTuple;
 
 use crate::ahead::Ahead;
 use crate::config::Config;
+use crate::environment::{Options, environment};
 use crate::errors::{Failure, Outcome};
+use crate::paths::{LocationArgument, PathArgument, to_python};
 use crate::session::{Mapped, Session};
 use crate::signals::interruptibly;
 
@@ -60,8 +62,8 @@ impl TensorInfo {
 
     /// The path or URL of the object that holds it.
     #[getter]
-    fn object(&self) -> &str {
-        &self.checkpoint.objects()[self.info().object as usize].location
+    fn object(&self) -> OsString {
+        to_python(&self.checkpoint.objects()[self.info().object as usize].location)
     }
 
     /// Its first byte in the object, and the one after its last.
@@ -81,6 +83,7 @@ impl TensorInfo {
 pub struct Checkpoint {
     inner: Arc<penstock::checkpoint::Checkpoint>,
     survey: Survey,
+    router: Router,
     disk_cache: Option<DiskCache>,
 }
 
@@ -106,7 +109,8 @@ impl Checkpoint {
         if config.disk_cache() == self.disk_cache {
             return Arc::clone(&self.inner);
         }
-        Arc::new(self.inner.in_store(Arc::new(config.router())))
+        let policy = config.inner.cache.unwrap_or_default();
+        Arc::new(self.inner.in_store(Arc::new(self.router.cached_in(policy, config.disk_cache()))))
     }
 
     /// What most of these bytes lie on; each number belongs to an object.
@@ -127,39 +131,60 @@ impl Checkpoint {
 impl Checkpoint {
     /// Opens the checkpoint that `inputs` name: reads headers only, all of them in parallel.
     ///
-    /// Looks for signals while it waits for a server, so Ctrl-C raises KeyboardInterrupt from here.
+    /// The environment is copied here, with the GIL held, and serves the checkpoint's loads too. Looks for signals while it
+    /// waits for a server, so Ctrl-C raises KeyboardInterrupt from here.
     #[new]
-    fn new(py: Python<'_>, inputs: Vec<String>, config: &Config) -> PyResult<Self> {
-        let store = Arc::new(config.router());
+    #[pyo3(signature = (inputs, config, storage_options=None))]
+    fn new(
+        py: Python<'_>,
+        inputs: Vec<LocationArgument>,
+        config: &Config,
+        storage_options: Option<Options>,
+    ) -> PyResult<Self> {
+        let inputs: Vec<_> = inputs.into_iter().map(|LocationArgument(input)| input).collect();
+        let router = config.router(environment(&inputs, storage_options)?);
+        let store = Arc::new(router.clone());
+        let inputs = absolute(inputs);
         let open = || penstock::checkpoint::Checkpoint::open(Arc::clone(&store) as _, &inputs);
         let inner = match inputs.iter().any(|input| is_remote(input)) {
             true => interruptibly(py, open, || store.interrupt())?,
             false => py.detach(open).map_err(Failure)?,
         };
         let disk_cache = config.disk_cache();
-        Ok(Self { inner: Arc::new(inner), survey: Survey::default(), disk_cache })
+        Ok(Self { inner: Arc::new(inner), survey: Survey::default(), router, disk_cache })
     }
 
     /// A catalogue of byte ranges (first, end) of any objects, each a tensor of bytes called "object:range" by their
     /// numbers. Headers are not read.
     #[staticmethod]
-    #[pyo3(signature = (ranges, config))]
-    fn of_ranges(py: Python<'_>, ranges: Vec<(String, Vec<(u64, u64)>)>, config: &Config) -> Outcome<Self> {
-        let store = Arc::new(config.router());
+    #[pyo3(signature = (ranges, config, storage_options=None))]
+    fn of_ranges(
+        py: Python<'_>,
+        ranges: Vec<(LocationArgument, Vec<(u64, u64)>)>,
+        config: &Config,
+        storage_options: Option<Options>,
+    ) -> PyResult<Self> {
+        let locations: Vec<_> = ranges.iter().map(|(location, _)| location.0.clone()).collect();
+        let router = config.router(environment(&locations, storage_options)?);
+        let store = Arc::new(router.clone());
         let span = |(start, end): (u64, u64)| start..end;
         let wanted: Vec<_> = ranges
             .into_iter()
-            .map(|(location, ranges)| (location, ranges.into_iter().map(span).collect()))
+            .map(|(location, ranges)| (location.0, ranges.into_iter().map(span).collect()))
             .collect();
-        let inner = py.detach(|| penstock::checkpoint::Checkpoint::of_ranges(store, &wanted))?;
+        let open = || penstock::checkpoint::Checkpoint::of_ranges(Arc::clone(&store) as _, &wanted);
+        let inner = match locations.iter().any(|location| is_remote(location)) {
+            true => interruptibly(py, open, || store.interrupt())?,
+            false => py.detach(open).map_err(Failure)?,
+        };
         let disk_cache = config.disk_cache();
-        Ok(Self { inner: Arc::new(inner), survey: Survey::default(), disk_cache })
+        Ok(Self { inner: Arc::new(inner), survey: Survey::default(), router, disk_cache })
     }
 
     /// The same catalogue, of which each tensor is its bytes one after the other.
     fn as_bytes(&self) -> Self {
-        let disk_cache = self.disk_cache.clone();
-        Self { inner: Arc::new(self.inner.as_bytes()), survey: Survey::default(), disk_cache }
+        let (router, disk_cache) = (self.router.clone(), self.disk_cache.clone());
+        Self { inner: Arc::new(self.inner.as_bytes()), survey: Survey::default(), router, disk_cache }
     }
 
     /// Names of all tensors, sorted.
@@ -187,8 +212,8 @@ impl Checkpoint {
 
     /// (location, bytes) of every object.
     #[getter]
-    fn objects(&self) -> Vec<(&str, u64)> {
-        self.inner.objects().iter().map(|object| (object.location.as_str(), object.bytes)).collect()
+    fn objects(&self) -> Vec<(OsString, u64)> {
+        self.inner.objects().iter().map(|object| (to_python(&object.location), object.bytes)).collect()
     }
 
     /// Bytes of all tensors.
@@ -293,16 +318,10 @@ impl Checkpoint {
         })
     }
 
-    /// Begins to bring the bytes of the named tensors (`None`: all) into the page cache, as long as the file `until_gone`
-    /// is there if one is named. Does nothing where a load would read them in another way.
-    #[pyo3(signature = (names, until_gone, config))]
-    fn read_ahead(
-        &self,
-        py: Python<'_>,
-        names: Option<Vec<String>>,
-        until_gone: Option<PathBuf>,
-        config: &Config,
-    ) -> Outcome<Ahead> {
+    /// Begins to bring the bytes of the named tensors (`None`: all) into the page cache. Does nothing where a load would
+    /// read them in another way.
+    #[pyo3(signature = (names, config))]
+    fn read_ahead(&self, py: Python<'_>, names: Option<Vec<String>>, config: &Config) -> Outcome<Ahead> {
         let indices = self.select(names.as_deref())?;
         let checkpoint = self.for_load(config);
         Ok(Ahead::new(py.detach(|| {
@@ -314,7 +333,7 @@ impl Checkpoint {
                 Kind::Disk | Kind::Nfs | Kind::Smb | Kind::Virtiofs | Kind::NineP | Kind::Image
                     if !passes =>
                 {
-                    pipeline::Ahead::begin(checkpoint, &indices, until_gone)
+                    pipeline::Ahead::begin(checkpoint, &indices)
                 }
                 _ => pipeline::Ahead::none(),
             }
@@ -342,6 +361,18 @@ impl Checkpoint {
             Session::start(checkpoint, Arc::new(plan), &target, &settings, &storage)
         })
     }
+}
+
+/// Paths as they are from any working directory: it may be another one when the load begins. Those that cannot be are
+/// left as they are.
+fn absolute(inputs: Vec<String>) -> Vec<String> {
+    let absolute = |input: String| {
+        // The empty path, `~` and mistyped URLs are refused by what was typed.
+        let kept = input.is_empty() || input.starts_with(['/', '~']) || input.contains(':');
+        let made = (!kept).then(|| std::path::absolute(path_of(&input)).ok().map(location_of)).flatten();
+        made.unwrap_or(input)
+    };
+    inputs.into_iter().map(absolute).collect()
 }
 
 /// The selection of `ranges` of a tensor, or of all of it.

@@ -1,12 +1,15 @@
 //! The settings of a load.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use penstock::store::{CachePolicy, DiskCache, Router};
+use penstock::store::{CachePolicy, DiskCache, Environment, Router};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict};
 
 use crate::errors::Outcome;
+use crate::paths::PathArgument;
 
 /// Settings of a load. Every one of them is found by itself where neither a keyword nor the environment says
 /// otherwise; they exist for benchmarks and for ruling things out.
@@ -17,13 +20,9 @@ pub struct Config {
 }
 
 impl Config {
-    /// The stores that these settings lead to.
-    pub fn router(&self) -> Router {
-        let policy = self.inner.cache.unwrap_or_default();
-        match self.disk_cache() {
-            Some(cache) => Router::with_disk_cache(policy, cache),
-            None => Router::new(policy),
-        }
+    /// The stores that these settings and an environment lead to.
+    pub fn router(&self, environment: Environment) -> Router {
+        Router::with_environment(self.inner.cache.unwrap_or_default(), self.disk_cache(), environment)
     }
 
     pub fn disk_cache(&self) -> Option<DiskCache> {
@@ -42,42 +41,43 @@ impl Config {
     ))]
     #[allow(clippy::too_many_arguments, reason = "keywords")]
     fn new(
-        readers: Option<usize>,
-        block_bytes: Option<u64>,
-        staging_bytes: Option<u64>,
-        read_ahead_bytes: Option<u64>,
-        cache: Option<&str>,
-        cache_dir: Option<PathBuf>,
-        cache_bytes: Option<u64>,
+        readers: Option<Bound<'_, PyAny>>,
+        block_bytes: Option<Bound<'_, PyAny>>,
+        staging_bytes: Option<Bound<'_, PyAny>>,
+        read_ahead_bytes: Option<Bound<'_, PyAny>>,
+        cache: Option<Bound<'_, PyAny>>,
+        cache_dir: Option<Bound<'_, PyAny>>,
+        cache_bytes: Option<Bound<'_, PyAny>>,
     ) -> Outcome<Self> {
-        let cache = cache
-            .map(|name| {
-                CachePolicy::from_name(name).ok_or_else(|| {
-                    Error::new(
-                        ErrorKind::Config,
-                        format!("cache={name:?} is not one of auto, use, bypass, populate"),
-                    )
-                })
-            })
-            .transpose()?;
+        let readers = number("readers", readers, "a number of threads, 1 to 256")?;
         let given = penstock::config::Config {
-            readers,
-            block_bytes,
-            staging_bytes,
-            read_ahead_bytes,
-            cache,
-            cache_dir,
-            cache_bytes,
+            readers: readers.map(|readers| usize::try_from(readers).unwrap_or(usize::MAX)),
+            block_bytes: number("block_bytes", block_bytes, "a number of bytes, 4 KiB to 64 MiB")?,
+            staging_bytes: number("staging_bytes", staging_bytes, "a number of bytes, 1 MiB and more")?,
+            read_ahead_bytes: number("read_ahead_bytes", read_ahead_bytes, BYTES)?,
+            cache: cache
+                .map(|given| {
+                    let name = given.extract::<String>().ok();
+                    let known = name.as_deref().and_then(CachePolicy::from_name);
+                    known.ok_or_else(|| refused("cache", &given, "one of auto, use, bypass, populate"))
+                })
+                .transpose()?,
+            cache_dir: directory(cache_dir)?,
+            cache_bytes: number("cache_bytes", cache_bytes, BYTES)?,
         };
         Ok(Self { inner: given.or_environment(|name| std::env::var(name).ok())? })
     }
 
     /// The same settings with another disk cache; `None` leaves each of the two as it is.
     #[pyo3(signature = (cache_dir, cache_bytes))]
-    fn with_disk_cache(&self, cache_dir: Option<PathBuf>, cache_bytes: Option<u64>) -> Outcome<Self> {
+    fn with_disk_cache(
+        &self,
+        cache_dir: Option<Bound<'_, PyAny>>,
+        cache_bytes: Option<Bound<'_, PyAny>>,
+    ) -> Outcome<Self> {
         let inner = penstock::config::Config {
-            cache_dir: cache_dir.or_else(|| self.inner.cache_dir.clone()),
-            cache_bytes: cache_bytes.or(self.inner.cache_bytes),
+            cache_dir: directory(cache_dir)?.or_else(|| self.inner.cache_dir.clone()),
+            cache_bytes: number("cache_bytes", cache_bytes, BYTES)?.or(self.inner.cache_bytes),
             ..self.inner.clone()
         };
         Ok(Self { inner: inner.or_environment(|name| std::env::var(name).ok())? })
@@ -85,10 +85,10 @@ impl Config {
 
     /// Where what comes over the network is kept for the next load; None for nowhere.
     #[getter]
-    fn cache_dir(&self) -> Option<String> {
+    fn cache_dir(&self) -> Option<OsString> {
         let directory =
             self.inner.cache_dir.as_ref().filter(|directory| !directory.as_os_str().is_empty())?;
-        Some(directory.to_string_lossy().into_owned())
+        Some(directory.into())
     }
 
     #[getter]
@@ -121,6 +121,20 @@ impl Config {
         self.inner.cache.map(CachePolicy::name)
     }
 
+    /// What `pickle` and `copy` make another one of: the settings as they are, the environment's among them.
+    fn __getnewargs_ex__<'py>(&self, py: Python<'py>) -> PyResult<((), Bound<'py, PyDict>)> {
+        let keywords = PyDict::new(py);
+        keywords.set_item("readers", self.inner.readers)?;
+        keywords.set_item("block_bytes", self.inner.block_bytes)?;
+        keywords.set_item("staging_bytes", self.inner.staging_bytes)?;
+        keywords.set_item("read_ahead_bytes", self.inner.read_ahead_bytes)?;
+        keywords.set_item("cache", self.cache())?;
+        keywords
+            .set_item("cache_dir", self.inner.cache_dir.as_ref().map(|directory| directory.as_os_str()))?;
+        keywords.set_item("cache_bytes", self.inner.cache_bytes)?;
+        Ok(((), keywords))
+    }
+
     fn __repr__(&self) -> String {
         let show = |value: Option<u64>| value.map_or("None".to_owned(), |value| value.to_string());
         format!(
@@ -135,4 +149,30 @@ impl Config {
             show(self.inner.cache_bytes),
         )
     }
+}
+
+const BYTES: &str = "a number of bytes";
+
+/// A setting that is a whole number.
+fn number(name: &str, given: Option<Bound<'_, PyAny>>, expected: &str) -> Outcome<Option<u64>> {
+    let Some(given) = given else { return Ok(None) };
+    // Python counts True as 1; a setting that was meant to be switched on is no number.
+    match given.extract() {
+        Ok(number) if !given.is_instance_of::<PyBool>() => Ok(Some(number)),
+        _ => Err(refused(name, &given, expected).into()),
+    }
+}
+
+fn directory(given: Option<Bound<'_, PyAny>>) -> Outcome<Option<PathBuf>> {
+    let Some(given) = given else { return Ok(None) };
+    match given.extract() {
+        Ok(PathArgument(path)) => Ok(Some(path)),
+        Err(_) => Err(refused("cache_dir", &given, "a path: a str, bytes or os.PathLike").into()),
+    }
+}
+
+fn refused(name: &str, given: &Bound<'_, PyAny>, expected: &str) -> Error {
+    let shown = given.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string());
+    Error::new(ErrorKind::Config, format!("{name}={shown} is not {expected}"))
+        .remedy("Leave it unset: Penstock finds good values by itself")
 }

@@ -1,8 +1,11 @@
 //! Errors of the engine as exceptions of `penstock.errors`.
 
+use penstock::store::readable;
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{IntoPyDict, PyDict};
+
+use crate::paths::to_python;
 
 /// The engine's failure on its way to Python.
 pub struct Failure(pub Error);
@@ -39,12 +42,15 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         _ => "StorageError",
     };
     let context = PyDict::new(py);
-    context.set_item("object", error.object_name())?;
+    context.set_item("object", error.object_name().map(to_python))?;
     context.set_item("tensor", error.tensor_name())?;
     context.set_item("byte_range", error.byte_range().map(|range| (range.start, range.end)))?;
-    context.set_item("cause", error.cause())?;
-    context.set_item("remedy", error.remedy_text())?;
+    context.set_item("cause", readable(error.cause()))?;
+    context.set_item("remedy", error.remedy_text().map(readable))?;
     context.set_item("errno", error.os_error())?;
+    context.set_item("code", error.error_code().as_str())?;
+    context
+        .set_item("details", error.details().iter().map(|(name, value)| (*name, value)).into_py_dict(py)?)?;
     let class = py.import("penstock.errors")?.getattr(class)?;
     Ok(PyErr::from_value(class.call((error.to_string(),), Some(&context))?))
 }

@@ -9,7 +9,9 @@
 //! * `host_array`: `HostArray`: the memory of one host tensor, for numpy and DLPack.
 //! * `objects`: listings, and the bytes of small objects.
 //! * `pull`: `Source`, `Pull`: remote objects brought to a directory.
-//! * `config`: `Config`. `errors`: exceptions. `signals`: Ctrl-C while waiting for a server.
+//! * `config`: `Config`. `environment`: variables and storage options. `errors`: exceptions. `paths`: paths and URLs as
+//!   arguments and results. `logging`: the core's log. `signals`: Ctrl-C while waiting for a server.
+//! * `detached`: what is dropped without the GIL.
 
 // PyO3's macros expand to unsafe code of their own; ours is in `host_array` only.
 #![allow(unsafe_code, unreachable_pub)]
@@ -17,9 +19,13 @@
 mod ahead;
 mod checkpoint;
 mod config;
+mod detached;
+mod environment;
 mod errors;
 mod host_array;
+mod logging;
 mod objects;
+mod paths;
 mod pull;
 mod session;
 mod signals;
@@ -48,6 +54,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        super::logging::install();
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -1,14 +1,18 @@
 //! Finding what a URL names, and bringing it to a directory.
 
-use std::path::PathBuf;
+use std::ffi::OsString;
 use std::sync::{Mutex, PoisonError};
 
 use penstock::pull::{self, How, Item};
-use penstock::store::{self, RemoteStore, Store};
+use penstock::store::{self, Patience, RemoteStore, Store};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
 
+use crate::detached::Detached;
+use crate::environment::{Options, environment};
 use crate::errors::{Failure, Outcome};
+use crate::logging;
+use crate::paths::{LocationArgument, PathArgument, to_python};
 use crate::signals::{SIGNAL_CHECK, interruptibly};
 
 /// Paths, bytes and how each came; bytes that came over the network; seconds.
@@ -18,17 +22,21 @@ type Ended = (Vec<(String, u64, &'static str)>, u64, f64);
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Source {
     location: String,
+    store: RemoteStore,
     items: Vec<Item>,
 }
 
 #[pymethods]
 impl Source {
-    /// Finds what is there; Ctrl-C raises KeyboardInterrupt from here.
+    /// Finds what is there; Ctrl-C raises KeyboardInterrupt from here. The environment is copied here, for the pull too.
     #[new]
-    fn new(py: Python<'_>, location: String) -> PyResult<Self> {
-        let store = RemoteStore::default();
+    #[pyo3(signature = (location, storage_options=None))]
+    fn new(py: Python<'_>, location: LocationArgument, storage_options: Option<Options>) -> PyResult<Self> {
+        let LocationArgument(location) = location;
+        let environment = environment(std::slice::from_ref(&location), storage_options)?;
+        let store = RemoteStore::new(environment, Patience::default());
         let items = interruptibly(py, || pull::find(&store, &location), || store.interrupt())?;
-        Ok(Self { location, items })
+        Ok(Self { location, store, items })
     }
 
     /// (path below the URL, bytes) of every object. Bytes are 0 where they are not known before it is opened.
@@ -41,7 +49,7 @@ impl Source {
     fn pull(
         &self,
         py: Python<'_>,
-        destination: PathBuf,
+        destination: PathArgument,
         indices: Vec<usize>,
         readers: Option<usize>,
     ) -> Outcome<Pull> {
@@ -54,21 +62,21 @@ impl Source {
                     .remedy("Check allow= and ignore=: they are compared with the whole path below the URL"),
             ));
         }
-        let store = RemoteStore::default();
-        let inner = py.detach(|| pull::Pull::start(&store, items, &destination, readers))?;
-        Ok(Pull { inner: Mutex::new(inner) })
+        let inner = py.detach(|| pull::Pull::start(&self.store, items, &destination.0, readers))?;
+        Ok(Pull { inner: Detached::new(Mutex::new(inner)) })
     }
 }
 
 /// A pull under way.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Pull {
-    inner: Mutex<pull::Pull>,
+    inner: Detached<Mutex<pull::Pull>>,
 }
 
 impl Pull {
     fn locked<T: Send>(&self, py: Python<'_>, body: impl FnOnce(&mut pull::Pull) -> T + Send) -> T {
-        py.detach(|| body(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner)))
+        let inner = &*self.inner;
+        py.detach(|| body(&mut inner.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 }
 
@@ -78,7 +86,9 @@ impl Pull {
     ///
     /// Looks for signals, so Ctrl-C raises KeyboardInterrupt from here.
     fn wait(&self, py: Python<'_>) -> PyResult<Option<Ended>> {
-        let ended = self.locked(py, |pull| pull.wait(SIGNAL_CHECK)).map_err(Failure)?;
+        let ended = self.locked(py, |pull| pull.wait(SIGNAL_CHECK)).map_err(Failure);
+        logging::emit(py);
+        let ended = ended?;
         py.check_signals()?;
         Ok(ended.map(|pulled| {
             let how = |how| match how {
@@ -97,6 +107,11 @@ impl Pull {
         (progress.done_bytes, progress.bytes)
     }
 
+    /// The lock for which it has been waiting for some seconds, as another pull to the same directory goes on; else None.
+    fn waits_for(&self, py: Python<'_>) -> Option<String> {
+        self.locked(py, |pull| pull.waits_for()).map(|lock| lock.display().to_string())
+    }
+
     /// Stops it, and returns when nothing of it runs. What came so far is kept for the next pull.
     fn stop(&self, py: Python<'_>) {
         self.locked(py, pull::Pull::stop);
@@ -105,8 +120,8 @@ impl Pull {
 
 /// A location without what may be secret: a URL's user and query.
 #[pyfunction]
-pub fn shown(location: &str) -> String {
-    store::shown(location).into_owned()
+pub fn shown(location: LocationArgument) -> OsString {
+    to_python(&store::shown(&location.0))
 }
 
 /// Waits until what loads have read is in their disk caches, at most so many seconds; whether it is.

@@ -3,13 +3,13 @@
 //! A session is locked only while the GIL is released, and never the other way round: a thread that waits for landed
 //! tensors cannot keep another from running.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use penstock::checkpoint::Dtype;
 use penstock::device::CudaDevice;
 use penstock::memory::Arena;
-use penstock::pipeline::{self, Next, Target};
+use penstock::pipeline::{self, Canceller, Next, Target};
 use penstock::plan::Plan;
 use penstock::tune::{Settings, Storage};
 use penstock::{Error, ErrorKind};
@@ -17,6 +17,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
 use crate::checkpoint::cuda_ordinal;
+use crate::detached::Detached;
 use crate::errors::{Failure, Outcome};
 use crate::host_array::{HostArray, Owner};
 use crate::signals::SIGNAL_CHECK;
@@ -27,10 +28,41 @@ type Columns<'a, 'py> = (Vec<&'a str>, Vec<Bound<'py, PyString>>, Vec<Bound<'py,
 /// One load: destinations are attached in the order of `tensors`, landed tensors are taken from `wait`.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Session {
-    inner: Mutex<pipeline::Session>,
+    inner: Detached<Inner>,
     tensors: Vec<(Arc<str>, Dtype, Vec<u64>, u64)>,
     items: Vec<usize>,
     leaves_a_core: bool,
+}
+
+struct Inner {
+    session: Mutex<pipeline::Session>,
+    canceller: Canceller,
+}
+
+/// How long a thread that finds the session with another one leaves it alone.
+const CONTENDED: Duration = Duration::from_millis(1);
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, pipeline::Session> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The session, once no other thread has it; none where the load is cancelled meanwhile. Whoever cancelled it may have
+    /// the session until storage answers, which must not keep others from hearing of it. In a forked child it may be
+    /// with a thread of the parent.
+    fn lock_unless_cancelled(&self) -> Result<MutexGuard<'_, pipeline::Session>, Error> {
+        loop {
+            match self.session.try_lock() {
+                Ok(session) => return Ok(session),
+                Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) => {}
+            }
+            if self.canceller.is_cancelled() || !self.canceller.is_ours() {
+                return Err(Error::new(ErrorKind::Cancelled, "the load was cancelled"));
+            }
+            std::thread::sleep(CONTENDED);
+        }
+    }
 }
 
 impl Session {
@@ -57,18 +89,18 @@ impl Session {
         let items = plan.tensors().iter().map(|tensor| tensor.item).collect();
         let inner = pipeline::Session::start(checkpoint, plan, target, settings.readers)?;
         inner.on_storage(storage, settings);
-        Ok(Self { inner: Mutex::new(inner), tensors, items, leaves_a_core: settings.leaves_a_core })
+        let canceller = inner.canceller();
+        let inner = Detached::new(Inner { session: Mutex::new(inner), canceller });
+        Ok(Self { inner, tensors, items, leaves_a_core: settings.leaves_a_core })
     }
 
-    fn locked<T>(&self, py: Python<'_>, body: impl FnOnce(&mut pipeline::Session) -> T + Send) -> T
-    where
-        T: Send,
-    {
-        py.detach(|| body(&mut self.lock()))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, pipeline::Session> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn locked<T: Send>(
+        &self,
+        py: Python<'_>,
+        body: impl FnOnce(&mut pipeline::Session) -> Result<T, Error> + Send,
+    ) -> Outcome<T> {
+        let inner = &*self.inner;
+        py.detach(|| body(&mut *inner.lock_unless_cancelled()?)).map_err(Failure)
     }
 }
 
@@ -112,27 +144,31 @@ impl Session {
 
     /// For every tensor, how many tensors must have destinations before it can land: neighbours may share a block.
     #[getter]
-    fn attached_to_land(&self, py: Python<'_>) -> Vec<usize> {
-        self.locked(py, |session| session.plan().attached_to_land())
+    fn attached_to_land(&self, py: Python<'_>) -> Outcome<Vec<usize>> {
+        self.locked(py, |session| Ok(session.plan().attached_to_land()))
     }
 
     /// Gives the next tensors their destinations: addresses of memory of the tensors' bytes on the load's target, which
     /// the caller keeps alive until they have landed or the session was stopped. Copies to a device wait for the work
     /// that is queued on the stream `consumer_stream`.
     fn attach(&self, py: Python<'_>, addresses: Vec<u64>, consumer_stream: u64) -> Outcome<()> {
-        // SAFETY: the callers, all in `penstock.frameworks` and `penstock.loading`, pass addresses of tensors whose
-        // size and device they checked, and hold those tensors until they have landed or the session was stopped.
-        self.locked(py, |session| unsafe { session.attach(&addresses, consumer_stream) }).map_err(Failure)
+        // SAFETY: there are two callers. `penstock.parts.Places` passes addresses that `Framework.destination` gave for
+        // contiguous memory of the planned size on this device, or that `Framework.empties` made; it looks again whether
+        // the memory is still there, and holds tensors that own it until the session was stopped. `FreshDevice` of
+        // `penstock.loading` does so with what `Framework.empties` made. `load_into` has refused overlapping memory. That
+        // nobody else resizes or uses the memory meanwhile is what `load_into` asks of its callers.
+        self.locked(py, |session| unsafe { session.attach(&addresses, consumer_stream) })
     }
 
     /// Lets the next `tensors` be read to fresh host memory.
     fn attach_slab(&self, py: Python<'_>, tensors: usize) -> Outcome<()> {
-        self.locked(py, |session| session.attach_slab(tensors)).map_err(Failure)
+        self.locked(py, |session| session.attach_slab(tensors))
     }
 
     /// Waits until tensors have landed and returns their indices; an empty list when all were returned.
     ///
-    /// Looks for signals while it waits, so Ctrl-C raises KeyboardInterrupt from here.
+    /// Looks for signals while it waits, so Ctrl-C raises KeyboardInterrupt from here. Raises CancelledError as soon as
+    /// another thread stops the load, however long that takes to end.
     fn wait(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
         loop {
             let landed = self.locked(py, |session| {
@@ -145,14 +181,17 @@ impl Session {
                         Ok(_) => return Ok((!landed.is_empty()).then_some(landed)),
                         // What has landed is handed out first; the failure stays and comes with the next call.
                         Err(_) if !landed.is_empty() => return Ok(Some(landed)),
-                        Err(error) => return Err(Failure(error)),
+                        Err(error) => return Err(error),
                     }
                     patience = Duration::ZERO;
                 }
             })?;
             match landed {
                 Some(landed) => return Ok(landed),
-                None => py.check_signals()?,
+                None => {
+                    crate::logging::emit(py);
+                    py.check_signals()?;
+                }
             }
         }
     }
@@ -162,10 +201,12 @@ impl Session {
         self.locked(py, |session| {
             let array = |tensor: u32| {
                 let memory = session.take_host(tensor).ok_or_else(|| {
-                    Error::new(
-                        ErrorKind::Destination,
-                        format!("tensor number {tensor} has not landed or was taken already"),
-                    )
+                    session.ended_early().unwrap_or_else(|| {
+                        Error::new(
+                            ErrorKind::Destination,
+                            format!("tensor number {tensor} has not landed or was taken already"),
+                        )
+                    })
                 })?;
                 let (_, dtype, shape, bytes) = &self.tensors[tensor as usize];
                 Ok(HostArray::new(Owner::Tensor(memory), *dtype, shape.clone(), *bytes))
@@ -179,21 +220,29 @@ impl Session {
         Ok(LoadStats { inner: self.locked(py, pipeline::Session::finish)? })
     }
 
-    /// Stops reading and waits until nothing is in flight. May be called at any time and more than once.
+    /// Stops reading and waits until nothing is in flight. May be called at any time, by any thread and more than once.
     fn stop(&self, py: Python<'_>) {
-        self.locked(py, pipeline::Session::stop);
+        let inner = &*self.inner;
+        py.detach(|| {
+            // A forked child has no part in its parent's load.
+            if inner.canceller.is_ours() {
+                inner.canceller.cancel();
+                inner.lock().stop();
+            }
+        });
     }
 
     /// What was done so far.
     fn stats(&self, py: Python<'_>) -> LoadStats {
-        LoadStats { inner: self.locked(py, |session| session.stats()) }
+        let inner = &*self.inner;
+        LoadStats { inner: py.detach(|| inner.lock().stats()) }
     }
 }
 
 /// Mapped files, and the tensors in them.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Mapped {
-    inner: pipeline::Mapped,
+    inner: Detached<pipeline::Mapped>,
     checkpoint: Arc<penstock::checkpoint::Checkpoint>,
     tensors: Vec<usize>,
     readers: usize,
@@ -205,7 +254,7 @@ impl Mapped {
         tensors: Vec<usize>,
         readers: usize,
     ) -> Outcome<Self> {
-        let inner = pipeline::Mapped::new(Arc::clone(&checkpoint), &tensors)?;
+        let inner = Detached::new(pipeline::Mapped::new(Arc::clone(&checkpoint), &tensors)?);
         Ok(Self { inner, checkpoint, tensors, readers })
     }
 }
@@ -229,7 +278,8 @@ impl Mapped {
 
     /// Makes the tensors' pages present, with many threads.
     fn prefault(&self, py: Python<'_>) -> Outcome<()> {
-        py.detach(|| self.inner.prefault(&self.tensors, self.readers)).map_err(Failure)
+        let inner = &*self.inner;
+        py.detach(|| inner.prefault(&self.tensors, self.readers)).map_err(Failure)
     }
 }
 
@@ -251,6 +301,10 @@ macro_rules! getters {
                 let dict = pyo3::types::PyDict::new(py);
                 $(dict.set_item(stringify!($name), self.$name())?;)*
                 Ok(dict)
+            }
+
+            fn __repr__(&self) -> String {
+                summary(&self.inner)
             }
         }
     };
@@ -311,6 +365,31 @@ getters! {
     limited_by: &'static str = |s| s.limited_by();
     /// Fallbacks taken and limits met, in words.
     notes: Vec<String> = |s| s.notes.clone();
+}
+
+/// The figures that people look at first.
+fn summary(stats: &penstock::stats::LoadStats) -> String {
+    let seconds = stats.wall.as_secs_f64();
+    let speed = if seconds > 0.0 { stats.bytes as f64 / seconds } else { 0.0 };
+    format!(
+        "<penstock.LoadStats: {} tensors, {} in {seconds:.3} s ({}/s), limited by {}; {} readers, storage {:?}>",
+        stats.tensors,
+        scaled(stats.bytes as f64),
+        scaled(speed),
+        stats.limited_by(),
+        stats.readers,
+        stats.storage,
+    )
+}
+
+/// Bytes with the unit that leaves few digits before the point.
+fn scaled(bytes: f64) -> String {
+    let units = [(1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
+    // From half a digit below the unit, which would be rounded up to it.
+    match units.iter().find(|(unit, _)| bytes >= unit * 0.9995) {
+        Some((unit, name)) => format!("{:.2} {name}", bytes / unit),
+        None => format!("{bytes:.0} B"),
+    }
 }
 
 /// Gives staging memory that no load is using back to the system; returns the bytes.

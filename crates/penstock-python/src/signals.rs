@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use crossbeam_channel::{RecvTimeoutError, bounded};
-use penstock::{Error, ErrorKind};
+use penstock::{Error, ErrorKind, threads};
 use pyo3::prelude::*;
 
 use crate::errors::Failure;
+use crate::logging;
 
 /// How long a wait goes on before it looks for signals (Ctrl-C).
 pub const SIGNAL_CHECK: Duration = Duration::from_millis(50);
@@ -22,14 +23,11 @@ pub fn interruptibly<T: Send>(
         let (sender, done) = bounded(1);
         let thread = std::thread::Builder::new().name("penstock-open".into());
         let working = thread.spawn_scoped(scope, move || drop(sender.send(work())));
-        let working = working.map_err(|error| {
-            Failure(
-                Error::new(ErrorKind::Memory, format!("a thread could not be started: {error}"))
-                    .remedy("Raise the limit of processes (ulimit -u, cgroup pids.max)"),
-            )
-        })?;
+        let working = working.map_err(|error| Failure(threads::not_started(&error)))?;
         loop {
-            match py.detach(|| done.recv_timeout(SIGNAL_CHECK)) {
+            let waited = py.detach(|| done.recv_timeout(SIGNAL_CHECK));
+            logging::emit(py);
+            match waited {
                 Ok(done) => return done.map_err(|error| Failure(error).into()),
                 Err(RecvTimeoutError::Timeout) => py.check_signals().inspect_err(|_| {
                     interrupt();

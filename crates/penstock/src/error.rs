@@ -1,7 +1,7 @@
 //! What can go wrong, in one type.
 //!
 //! Every failure says five things where they are known: which **object** (file or URL), which **tensor**, which byte
-//! **range** of the object, the **cause**, and the **remedy** (what to try). [`ErrorKind`] is what callers branch on;
+//! **range** of the object, the **cause**, and the **remedy** (what to try). [`ErrorKind`] is what callers branch on, [`Code`] where that is too coarse;
 //! the Python package turns each kind into an exception class of its own.
 //!
 //! This module knows nothing of stores, devices or Python. It must not be given secrets: whoever builds an error from
@@ -10,6 +10,8 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
+
+use crate::store::readable;
 
 /// The result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -44,6 +46,124 @@ pub enum ErrorKind {
     Cancelled,
 }
 
+/// What went wrong, finer than by [`ErrorKind`]: for programs that decide by it. Codes are added to, never renamed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Code {
+    /// Nothing is there.
+    NotFound,
+    /// It is there and may not be read.
+    AccessDenied,
+    /// There are no credentials, or they are refused as such: unknown, expired, of someone else.
+    Credentials,
+    /// Reading failed in some other way.
+    Storage,
+    /// A server says that it is asked too often (429, 503, `SlowDown`).
+    Throttled,
+    /// A server fails (5xx).
+    ServerError,
+    /// No connection, or one that was lost: unknown host, refused, reset, TLS, proxy.
+    Connection,
+    /// Nothing came in time.
+    Timeout,
+    /// A listing that does not end.
+    EndlessListing,
+    /// The object is not what it was when it was opened.
+    Changed,
+    /// A file that is malformed in some other way.
+    BadFormat,
+    /// A file that ends before its header says so.
+    Truncated,
+    /// A file with bytes that its header does not account for.
+    TrailingBytes,
+    /// Bytes between tensors that belong to none.
+    Gap,
+    /// Tensors whose bytes overlap.
+    Overlap,
+    /// A header longer than any is.
+    HeaderTooLarge,
+    /// A header that is not the JSON of a header.
+    BadHeader,
+    /// A header that is not UTF-8.
+    HeaderNotUtf8,
+    /// A tensor whose shape and dtype need another number of bytes than it has.
+    SizeMismatch,
+    /// A dtype that is not known.
+    UnknownDtype,
+    /// A shard index that is malformed.
+    BadIndex,
+    /// The checkpoint holds no such tensor.
+    TensorNotFound,
+    /// A selection that does not fit.
+    Selection,
+    /// A destination that does not fit.
+    Destination,
+    /// A device is missing or failed.
+    Device,
+    /// No memory.
+    OutOfMemory,
+    /// A setting with an impossible value.
+    Config,
+    /// Stopped by its owner.
+    Cancelled,
+}
+
+impl Code {
+    /// The code as programs in other languages see it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NotFound => "not_found",
+            Self::AccessDenied => "access_denied",
+            Self::Credentials => "credentials",
+            Self::Storage => "storage",
+            Self::Throttled => "throttled",
+            Self::ServerError => "server_error",
+            Self::Connection => "connection",
+            Self::Timeout => "timeout",
+            Self::EndlessListing => "endless_listing",
+            Self::Changed => "changed",
+            Self::BadFormat => "bad_format",
+            Self::Truncated => "truncated",
+            Self::TrailingBytes => "trailing_bytes",
+            Self::Gap => "gap",
+            Self::Overlap => "overlap",
+            Self::HeaderTooLarge => "header_too_large",
+            Self::BadHeader => "bad_header",
+            Self::HeaderNotUtf8 => "header_not_utf8",
+            Self::SizeMismatch => "size_mismatch",
+            Self::UnknownDtype => "unknown_dtype",
+            Self::BadIndex => "bad_index",
+            Self::TensorNotFound => "tensor_not_found",
+            Self::Selection => "selection",
+            Self::Destination => "destination",
+            Self::Device => "device",
+            Self::OutOfMemory => "out_of_memory",
+            Self::Config => "config",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+impl ErrorKind {
+    /// The code of a failure of which nothing finer is known.
+    fn code(self) -> Code {
+        match self {
+            Self::NotFound => Code::NotFound,
+            Self::Access => Code::AccessDenied,
+            Self::Storage => Code::Storage,
+            Self::Changed => Code::Changed,
+            Self::Format => Code::BadFormat,
+            Self::TensorNotFound => Code::TensorNotFound,
+            Self::Selection => Code::Selection,
+            Self::Destination => Code::Destination,
+            Self::Device => Code::Device,
+            Self::Memory => Code::OutOfMemory,
+            Self::Config => Code::Config,
+            Self::Cancelled => Code::Cancelled,
+        }
+    }
+}
+
 /// A failure with its context. Cheap to move: one pointer.
 #[derive(Debug, Clone)]
 pub struct Error(Box<Inner>);
@@ -51,6 +171,8 @@ pub struct Error(Box<Inner>);
 #[derive(Debug, Clone)]
 struct Inner {
     kind: ErrorKind,
+    code: Code,
+    details: Vec<(&'static str, String)>,
     cause: Cow<'static, str>,
     object: Option<String>,
     tensor: Option<String>,
@@ -64,6 +186,8 @@ impl Error {
     pub fn new(kind: ErrorKind, cause: impl Into<Cow<'static, str>>) -> Self {
         Self(Box::new(Inner {
             kind,
+            code: kind.code(),
+            details: Vec::new(),
             cause: cause.into(),
             object: None,
             tensor: None,
@@ -81,6 +205,11 @@ impl Error {
         use std::io::ErrorKind as Io;
         let kind = match error.kind() {
             Io::NotFound | Io::NotADirectory => ErrorKind::NotFound,
+            // A path that names nothing: its links lead in a circle, it is too long, or it holds a NUL.
+            _ if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENAMETOOLONG)) => {
+                ErrorKind::NotFound
+            }
+            Io::InvalidInput if error.raw_os_error().is_none() => ErrorKind::NotFound,
             Io::PermissionDenied => ErrorKind::Access,
             Io::OutOfMemory => ErrorKind::Memory,
             _ => ErrorKind::Storage,
@@ -116,6 +245,30 @@ impl Error {
     pub fn remedy(mut self, remedy: impl Into<Cow<'static, str>>) -> Self {
         self.0.remedy.get_or_insert_with(|| remedy.into());
         self
+    }
+
+    /// Says what went wrong, finer than by kind.
+    #[must_use]
+    pub fn code(mut self, code: Code) -> Self {
+        self.0.code = code;
+        self
+    }
+
+    /// Names a value that the cause speaks of, for programs that would else look for it in the text.
+    #[must_use]
+    pub fn detail(mut self, name: &'static str, value: impl fmt::Display) -> Self {
+        self.0.details.push((name, value.to_string()));
+        self
+    }
+
+    /// What went wrong, for programs.
+    pub fn error_code(&self) -> Code {
+        self.0.code
+    }
+
+    /// Values that the cause speaks of, by name.
+    pub fn details(&self) -> &[(&'static str, String)] {
+        &self.0.details
     }
 
     /// The class of the failure.
@@ -158,17 +311,17 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { cause, object, tensor, range, remedy, .. } = &*self.0;
         if let Some(object) = object {
-            write!(f, "{object}: ")?;
+            write!(f, "{}: ", readable(object))?;
         }
         if let Some(tensor) = tensor {
             write!(f, "tensor {tensor:?}: ")?;
         }
-        f.write_str(cause)?;
+        f.write_str(&readable(cause))?;
         if let Some(range) = range {
             write!(f, " (bytes {}..{})", range.start, range.end)?;
         }
         if let Some(remedy) = remedy {
-            write!(f, ". {remedy}")?;
+            write!(f, ". {}", readable(remedy))?;
         }
         Ok(())
     }
@@ -191,6 +344,15 @@ mod tests {
             error.to_string(),
             "/m/model.safetensors: tensor \"lm_head.weight\": the file ended early (bytes 8..16). Load it again"
         );
+    }
+
+    #[test]
+    fn every_failure_has_a_code_which_may_be_finer_than_its_kind() {
+        let error = Error::new(ErrorKind::Storage, "x");
+        assert_eq!(error.error_code().as_str(), "storage");
+        let error = error.code(Code::Throttled).detail("status", 503);
+        assert_eq!((error.error_code().as_str(), error.kind()), ("throttled", ErrorKind::Storage));
+        assert_eq!(error.details(), [("status", "503".to_owned())]);
     }
 
     #[test]

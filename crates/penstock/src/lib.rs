@@ -21,6 +21,7 @@
 //! `unsafe` is allowed in `memory`, `device` and the file readers of `store`, and denied everywhere else.
 
 pub mod checkpoint;
+mod closest;
 pub mod config;
 pub mod device;
 pub mod error;
@@ -31,6 +32,7 @@ pub mod plan;
 pub mod pull;
 pub mod stats;
 pub mod store;
+pub mod threads;
 pub mod tune;
 
-pub use error::{Error, ErrorKind, Result};
+pub use error::{Code, Error, ErrorKind, Result};

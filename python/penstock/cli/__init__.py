@@ -1,6 +1,6 @@
 """The ``penstock`` command: what a checkpoint holds, how fast it loads here, and bringing it here.
 
-* ``main``: the entry point. Without typer and rich it says, in one sentence, how to get them.
+* ``main``: the entry point. ``--version`` needs neither typer nor rich; all else says what is missing.
 * ``app``: commands and their options. ``inspect``, ``load``, ``pull``: what the commands do.
 * ``failures``: errors and exit codes. ``output``: how figures, names and tables are written.
 
@@ -19,8 +19,20 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Runs the command line. Exit codes are those of ``penstock.cli.failures``."""
+    if sys.argv[1:] == ["--version"]:
+        from penstock import __version__
+
+        sys.stdout.write(f"penstock {__version__}\n")
+        return
     try:
-        _app()(prog_name="penstock")
+        app = _app()
+        if "--json" in sys.argv[1:]:
+            from penstock.cli.failures import usage_as_json
+
+            with usage_as_json():
+                app(prog_name="penstock", standalone_mode=False)
+        else:
+            app(prog_name="penstock")
     except KeyboardInterrupt:  # before a command began; afterwards it is the command's
         sys.stderr.write("error: interrupted\n")
         sys.exit(130)
@@ -32,6 +44,6 @@ def _app() -> typer.Typer:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in {"typer", "rich", "click"}:
             raise
-        sys.stderr.write(f"error: the penstock command needs the package {error.name!r}: pip install 'penstock[cli]'\n")
+        sys.stderr.write(f"error: the penstock command needs the package {error.name!r}: pip install typer rich\n")
         sys.exit(1)
     return app

@@ -5,41 +5,69 @@ Nothing heavy is imported before a command runs, so that ``--help`` and ``--vers
 
 from __future__ import annotations
 
+import os
 import re
-from enum import Enum
+import sys
+from collections.abc import Callable
+from glob import escape, glob
 from typing import Annotated
 
 import typer
 
 import penstock
+from penstock.arguments import device_meant, is_remote
 from penstock.cli.failures import CODES_HELP, handled
 
 app = typer.Typer(
     name="penstock",
-    help="Look into safetensors checkpoints, load them, and bring them here.",
+    help="Inspect, load and download safetensors checkpoints.",
     epilog=CODES_HELP,
-    add_completion=False,
+    add_completion=True,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-class Order(str, Enum):
-    """How ``inspect`` sorts."""
-
-    name = "name"
-    offset = "offset"
-    size = "size"
+ORDERS = ("name", "offset", "size")
+POLICIES = ("auto", "use", "bypass", "populate")
+"""``Config.cache``."""
 
 
-class Cache(str, Enum):
-    """``Config.cache``."""
+def one_of(words: tuple[str, ...]) -> Callable[[str], str]:
+    """A parser of an option that is one of these words."""
 
-    auto = "auto"
-    use = "use"
-    bypass = "bypass"
-    populate = "populate"
+    def parse(text: str) -> str:
+        if text not in words:
+            raise typer.BadParameter(f"{text!r} is not one of {', '.join(words)}.")
+        return text
+
+    return parse
+
+
+def parse_device(text: str) -> str:
+    """``cpu``, ``cuda`` or ``cuda:N``. Whether it is there, the load will say."""
+    if re.fullmatch(r"cpu|cuda(:\d+)?", text):
+        return text
+    meant = device_meant(text)
+    raise typer.BadParameter(
+        f"{text!r} is not a device. " + (f"Did you mean {meant}?" if meant else "Give cpu or cuda:N.")
+    )
+
+
+def parse_remote(text: str) -> str:
+    """A URL: what is on this machine need not be fetched."""
+    if "://" not in text:
+        raise typer.BadParameter(
+            f"{text!r} is not a URL such as s3://bucket/model/ or hf://org/name: only remote objects are pulled."
+        )
+    return text
+
+
+def completed_paths(incomplete: str) -> list[str]:
+    """Paths that begin so, directories with a slash: a shell asks for them when the tab key is pressed."""
+    found = glob(f"{escape(os.path.expanduser(incomplete))}*")  # noqa: PTH111, PTH207 - text as it was typed
+    return sorted(f"{path}/" if os.path.isdir(path) else path for path in found)  # noqa: PTH112
 
 
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "KiB": 1 << 10, "M": 1 << 20, "MiB": 1 << 20, "G": 1 << 30, "GiB": 1 << 30}
@@ -58,10 +86,24 @@ Paths = Annotated[
     list[str],
     typer.Argument(
         metavar="PATH",
-        help="A file, several, a directory, a quoted glob, a shard index, or a model of a Hugging Face cache.",
+        help="A file, several, a directory, a quoted glob, a shard index, or a model of a Hugging Face cache; or a "
+        "URL: s3://, gs://, az://, abfss://, https://, hf://org/name[@revision].",
         show_default=False,
+        autocompletion=completed_paths,
     ),
 ]
+_LOADED = ("model.safetensors", "s3://bucket/llama-3-8b/", "hf://openai-community/gpt2")
+_PULLED = ("hf://org/name models/name", "s3://bucket/model/ models/model --allow '*.safetensors' --allow '*.json'")
+
+
+def _epilog(command: str, examples: tuple[str, ...]) -> str:
+    # An empty line is what starts a new line here; without indentation they would run on.
+    lines = ["Examples:", *(f"- penstock {command} {example}" for example in examples), CODES_HELP]
+    return "\n\n".join(lines)
+
+
+_FLAG = ""
+"""The metavar of an option that takes no value."""
 _SELECTION = "Selection"
 _SETTINGS = "Settings (found by themselves when left out)"
 
@@ -73,8 +115,8 @@ Filter = Annotated[
         rich_help_panel=_SELECTION,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, errors too.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Json = Annotated[bool, typer.Option("--json", metavar=_FLAG, help="Print JSON on stdout, errors too.")]
+Debug = Annotated[bool, typer.Option("--debug", metavar=_FLAG, help="Show the traceback of an error.")]
 
 
 def _version(wanted: bool) -> None:
@@ -86,18 +128,26 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", metavar=_FLAG, callback=_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     del version
 
 
-@app.command("inspect", epilog=CODES_HELP)
+@app.command("inspect", epilog=_epilog("inspect", _LOADED))
 def inspect_command(
     paths: Paths,
     filter: Filter = None,  # noqa: A002 - the option's name
-    sort: Annotated[Order, typer.Option(help="By name, by place in the files, or the largest first.")] = Order.name,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Rows of the table; 0 for all.")] = 50,
+    sort: Annotated[
+        str,
+        typer.Option(
+            parser=one_of(ORDERS),
+            metavar="|".join(ORDERS),
+            help="By name, by place in the files, or the largest first.",
+        ),
+    ] = "name",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, metavar="N", help="Rows of the table; 0 for all.")] = 50,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -108,10 +158,10 @@ def inspect_command(
     with handled(as_json=json, debug=debug):
         from penstock.cli.inspect import inspect
 
-        inspect(paths, filter or [], sort.value, limit, json=json)
+        inspect(paths, filter or [], sort, limit, json=json)
 
 
-@app.command("load", epilog=CODES_HELP)
+@app.command("load", epilog=_epilog("load", _LOADED))
 def load_command(
     paths: Paths,
     names: Annotated[
@@ -119,12 +169,16 @@ def load_command(
         typer.Option(metavar="NAME", help="Only this tensor. Repeat for more.", rich_help_panel=_SELECTION),
     ] = None,
     filter: Filter = None,  # noqa: A002
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[
+        str, typer.Option("--device", parser=parse_device, metavar="DEVICE", help="cpu, cuda or cuda:N.")
+    ] = "cpu",
     framework: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="pt, np, jax or dlpack (pt where torch is installed, else np)."),
     ] = None,
-    mmap: Annotated[bool, typer.Option("--mmap", help="Map the files and bring all pages in; cpu only.")] = False,
+    mmap: Annotated[
+        bool, typer.Option("--mmap", metavar=_FLAG, help="Map the files and bring all pages in; cpu only.")
+    ] = False,
     readers: Annotated[
         int | None, typer.Option(metavar="N", help="Threads that read.", rich_help_panel=_SETTINGS)
     ] = None,
@@ -138,12 +192,22 @@ def load_command(
         ),
     ] = None,
     cache: Annotated[
-        Cache | None,
-        typer.Option(help="Use of the page cache; auto decides block by block.", rich_help_panel=_SETTINGS),
+        str | None,
+        typer.Option(
+            parser=one_of(POLICIES),
+            metavar="|".join(POLICIES),
+            help="Use of the page cache; auto decides block by block.",
+            rich_help_panel=_SETTINGS,
+        ),
     ] = None,
     cache_dir: Annotated[
         str | None,
-        typer.Option(metavar="DIRECTORY", help="Keep what comes over the network here.", rich_help_panel="Disk cache"),
+        typer.Option(
+            metavar="DIRECTORY",
+            help="Keep what comes over the network here.",
+            rich_help_panel="Disk cache",
+            autocompletion=completed_paths,
+        ),
     ] = None,
     cache_bytes: Annotated[
         int | None,
@@ -154,39 +218,52 @@ def load_command(
             rich_help_panel="Disk cache",
         ),
     ] = None,
-    stats: Annotated[bool, typer.Option("--stats", help="Print all figures of the load.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress bar.")] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", metavar=_FLAG, help="Print what was read, from where, and what limited it.")
+    ] = False,
+    all_stats: Annotated[
+        bool, typer.Option("--all-stats", metavar=_FLAG, help="Print every figure, those that are zero too.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", metavar=_FLAG, help="Show no progress bar.")] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Load a checkpoint for real, and say how long that took."""
+    """Load a checkpoint into memory, and say how long that took."""
     with handled(as_json=json, debug=debug):
-        from penstock.cli.load import Wish, load
+        from penstock.cli.load import Stats, Wish, load
 
         config = penstock.Config(
             readers=readers,
             block_bytes=block_bytes,
-            cache=cache.value if cache else None,
+            cache=cache,  # type: ignore[arg-type]
             cache_dir=cache_dir,
             cache_bytes=cache_bytes,
         )
         wish = Wish(paths, names or [], filter or [], device, framework, mmap, config)
-        load(wish, stats=stats, quiet=quiet, json=json)
+        if cache_dir and not any(is_remote(path) for path in paths):
+            sys.stderr.write("note: --cache-dir is ignored: what lies on this machine needs no disk cache\n")
+        load(wish, stats=Stats.of(some=stats, every=all_stats), quiet=quiet, json=json)
 
 
-@app.command("pull", epilog=CODES_HELP)
+@app.command("pull", epilog=_epilog("pull", _PULLED))
 def pull_command(
     url: Annotated[
         str,
         typer.Argument(
             metavar="URL",
+            parser=parse_remote,
             help="A prefix of an object store, a repository (hf://org/name[@revision]), or one object.",
             show_default=False,
         ),
     ],
     directory: Annotated[
         str,
-        typer.Argument(metavar="DIRECTORY", help="Where the files go; made where it is missing.", show_default=False),
+        typer.Argument(
+            metavar="DIRECTORY",
+            help="Where the files go; made where it is missing.",
+            show_default=False,
+            autocompletion=completed_paths,
+        ),
     ],
     allow: Annotated[
         list[str] | None,
@@ -196,11 +273,11 @@ def pull_command(
         list[str] | None, typer.Option(metavar="GLOB", help="Leave out objects whose paths match. Repeat for more.")
     ] = None,
     readers: Annotated[int | None, typer.Option(metavar="N", help="Requests in flight (32).")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress bar.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", metavar=_FLAG, help="Show no progress bar.")] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Bring remote objects to a directory. What is there already stays; what was cut off goes on where it stopped."""
+    """Download a model (resumable): files that are complete are kept, files that were cut off are continued."""
     with handled(as_json=json, debug=debug):
         from penstock.cli.pull import Wish, pull
 

@@ -6,12 +6,12 @@ code  meaning
 0     all went well
 1     anything not listed here, a missing package among them
 2     the command line is wrong
-3     a file, a directory or a tensor is not there
+3     a file or a directory is not there
 4     a file is malformed
 5     a file may not be read
 6     the storage failed, or a file changed while it was read
 7     a device failed or is not there, or memory ran out
-8     a setting or a selection is impossible
+8     a setting or a selection is impossible: a tensor that is not there, a pattern that matches none
 130   interrupted (Ctrl-C)
 ===== ===========================================================
 
@@ -21,11 +21,15 @@ seen what it wanted: that is code 0, and silence.
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 from penstock import errors
 from penstock.cli.output import as_json as print_json
@@ -34,7 +38,7 @@ from penstock.cli.output import printable
 # In this order: Penstock's errors derive from the built-in ones, which follow.
 CODES: list[tuple[type[BaseException], int]] = [
     (errors.ObjectNotFoundError, 3),
-    (errors.TensorNotFoundError, 3),
+    (errors.TensorNotFoundError, 8),
     (errors.FormatError, 4),
     (errors.ObjectAccessError, 5),
     (errors.StorageError, 6),
@@ -52,9 +56,13 @@ CODES: list[tuple[type[BaseException], int]] = [
     (KeyboardInterrupt, 130),
 ]
 
+_OUTPUT_FAILURES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""What writing to stdout fails with. Writing elsewhere is the engine's, whose errors are of another type."""
+
 CODES_HELP = (
-    "Exit codes: 0 success, 1 other failure, 2 wrong usage, 3 not found, 4 malformed file, 5 no access, "
-    "6 storage failed or file changed, 7 device or memory, 8 impossible setting or selection, 130 interrupted."
+    "Exit codes: 0 success, 1 other failure, 2 wrong usage, 3 no such file or object, 4 malformed file, 5 no access, "
+    "6 storage failed or file changed, 7 device or memory, 8 impossible setting or selection (no such tensor), "
+    "130 interrupted."
 )
 
 
@@ -70,6 +78,7 @@ def describe(error: BaseException) -> dict[str, object]:
     message, remedy = _split(error)
     return {
         "type": type(error).__name__,
+        "code": getattr(error, "code", None) if isinstance(error, errors.PenstockError) else None,
         "message": message,
         "object": getattr(error, "object", None),
         "tensor": getattr(error, "tensor", None),
@@ -94,22 +103,90 @@ def handled(*, as_json: bool, debug: bool) -> Iterator[None]:
         if as_json:
             try:
                 print_json({"error": describe(error)})
-            except BrokenPipeError:
+            except OSError:
                 _abandon_stdout()
-        sys.stderr.write(block(error))
+        if _is_outputs(error):
+            _abandon_stdout()
+        sys.stderr.write(block(error, color=_is_colored()))
         sys.exit(code_of(error))
 
 
-def block(error: BaseException) -> str:
+@contextmanager
+def usage_as_json() -> Iterator[None]:
+    """Reports a wrong command line as ``handled`` reports other failures, for someone who reads JSON."""
+    try:
+        yield
+    except Exception as error:
+        # The parser's errors, whose module is typer's business: they know their exit code and their message.
+        if not hasattr(error, "exit_code") or not hasattr(error, "format_message"):
+            raise
+        message = error.format_message()
+        failure = {"type": "UsageError", "message": message, "object": None, "tensor": None, "byte_range": None}
+        print_json({"error": failure | {"cause": message, "remedy": "penstock --help shows what can be written"}})
+        sys.stderr.write(f"{_word('error:', '1;31', color=_is_colored())} {_lines(message)}\n")
+        sys.exit(error.exit_code)
+
+
+@contextmanager
+def interrupt_ends_process(*, as_json: bool) -> Iterator[None]:
+    """In the block, Ctrl-C ends the process at once, reported as ever, instead of raising KeyboardInterrupt.
+
+    For imports of libraries that lose the exception: torch's initialisation drops one that is raised in a callback.
+    Does nothing off the main thread, and where the process does not take SIGINT.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        interrupted = KeyboardInterrupt()
+        if as_json:
+            print_json({"error": describe(interrupted)})
+        sys.stderr.write(block(interrupted, color=_is_colored()))
+        sys.stderr.flush()
+        os._exit(130)
+
+    if before is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def block(error: BaseException, *, color: bool = False) -> str:
     """``error`` for people: what happened, and what to try."""
     message, remedy = _split(error)
-    return f"error: {_lines(message)}\n" + (f"  try: {_lines(remedy)}\n" if remedy else "")
+    happened = f"{_word('error:', '1;31', color=color)} {_lines(message)}\n"
+    return happened + (f"  {_word('try:', '36', color=color)} {_lines(remedy)}\n" if remedy else "")
+
+
+def _word(word: str, style: str, *, color: bool) -> str:
+    return f"\x1b[{style}m{word}\x1b[0m" if color else word
+
+
+def _is_colored() -> bool:
+    """Whether stderr shows colors: https://no-color.org and FORCE_COLOR, as rich has them for stdout."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in {"dumb", "unknown"}
 
 
 def _split(error: BaseException) -> tuple[str, str | None]:
     """The message without the remedy it ends with, and the remedy."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", None
+    if _is_outputs(error):
+        return (
+            f"the output could not be written: {getattr(error, 'strerror', error)}",
+            "Free space where it is redirected to",
+        )
     if not isinstance(error, errors.PenstockError):
         return f"{type(error).__name__}: {error}", "--debug shows where this comes from"
     message, remedy = error.message, error.remedy
@@ -117,6 +194,12 @@ def _split(error: BaseException) -> tuple[str, str | None]:
         begin = message.rindex(remedy)
         message, remedy = message[:begin].rstrip(". "), message[begin:]
     return message, remedy
+
+
+def _is_outputs(error: BaseException) -> bool:
+    """Whether it was writing to stdout that failed, for want of space."""
+    ours = isinstance(error, errors.PenstockError)
+    return isinstance(error, OSError) and not ours and error.errno in _OUTPUT_FAILURES
 
 
 def _lines(text: str) -> str:

@@ -7,7 +7,7 @@ A remote prefix without a checkpoint is listed instead, as ``ls`` would.
 
 from __future__ import annotations
 
-import os.path
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +23,7 @@ from penstock import Checkpoint, TensorInfo
 from penstock._native import list_objects
 from penstock._native import shown as without_secrets
 from penstock.cli.output import (
+    NARROW,
     UNBOUNDED,
     Output,
     as_json,
@@ -33,14 +34,19 @@ from penstock.cli.output import (
     plural,
     printable,
     shape,
+    shortened,
     size,
 )
-from penstock.cli.selecting import matching
+from penstock.cli.selecting import matching, no_match
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 _METADATA_SHOWN = 160
+_BETWEEN = 3
+"""Columns between two cells of a table."""
+_NAME_SHOWN = 12
+"""At least so many characters of a name."""
 _SHARD = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
 
 
@@ -55,6 +61,8 @@ def inspect(paths: list[str], patterns: list[str], order: str, limit: int, *, js
         show_directory(paths[0], *listed, json=json)
         return
     tensors = ordered(ckpt, matching(patterns), order)
+    if patterns and not tensors:
+        raise no_match(patterns, f"there are {len(ckpt):,}")
     if json:
         as_json(catalogue(paths, ckpt, tensors))
         return
@@ -65,6 +73,22 @@ def inspect(paths: list[str], patterns: list[str], order: str, limit: int, *, js
         out.lines([f"{glyph('… ', '')}and {len(tensors) - limit:,} more; --limit 0 shows all"], style="dim")
     out.print()
     out.lines(summary(ckpt, tensors))
+    if not patterns and are_unrelated(paths, ckpt):
+        number = plural(len(ckpt.objects), "file")
+        out.lines([f"note: {number} without an index, and with no names in common, are shown as one checkpoint"])
+
+
+def are_unrelated(paths: Sequence[str], ckpt: Checkpoint) -> bool:
+    """Whether a directory's files seem to be several models: no index, no numbers of shards, no common beginnings."""
+    files = [path for path, _ in ckpt.objects]
+    if len(paths) != 1 or len(files) < 2 or shard_numbers(files):  # noqa: PLR2004
+        return False
+    if not os.path.isdir(paths[0]) or any(name.endswith(".index.json") for name in os.listdir(paths[0])):  # noqa: PTH112, PTH208
+        return False
+    owners: dict[str, set[str]] = {}
+    for tensor in ckpt.values():
+        owners.setdefault(tensor.name.partition(".")[0], set()).add(tensor.object)
+    return all(len(objects) == 1 for objects in owners.values())
 
 
 def remote_directory(paths: Sequence[str]) -> tuple[list[tuple[str, int]], list[str]] | None:
@@ -136,12 +160,28 @@ def catalogue(paths: Sequence[str], ckpt: Checkpoint, tensors: Sequence[TensorIn
 
 def table(tensors: Sequence[TensorInfo], files: Sequence[str], out: Output) -> Table:
     """A row for every tensor; its file where there are several, in full where the terminal has room for it."""
+    if out.width < NARROW:
+        return _narrow_table(tensors, out.width)
     if len(files) == 1:
         return _table(tensors, None)
     full = _table(tensors, dict(zip(files, file_names(files), strict=True)))
     numbers = shard_numbers(files)
     wide = Measurement.get(out, out.options.update(width=UNBOUNDED), full).maximum > out.width
     return _table(tensors, numbers) if wide and numbers else full
+
+
+def _narrow_table(tensors: Sequence[TensorInfo], width: int) -> Table:
+    """Name, shape and size: what fits where a name would be broken into many lines."""
+    cells = [(shape(tensor.shape), size(tensor.nbytes)) for tensor in tensors]
+    widths = [max(map(len, column)) for column in zip(("shape", "size"), *cells, strict=True)]
+    room = max(width - sum(widths) - _BETWEEN * len(widths), _NAME_SHOWN)
+    made = bare_table()
+    made.add_column("tensor", no_wrap=True)
+    made.add_column("shape", no_wrap=True)
+    made.add_column("size", justify="right", no_wrap=True)
+    for tensor, (dimensions, nbytes) in zip(tensors, cells, strict=True):
+        made.add_row(Text(shortened(printable(tensor.name), room)), Text(dimensions), Text(nbytes))
+    return made
 
 
 def _table(tensors: Iterable[TensorInfo], files: dict[str, str] | None) -> Table:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
@@ -19,44 +20,75 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.text import Text
 
 import penstock
-from penstock.cli.output import Output, as_json, bare_table, plural, printable, size
-from penstock.cli.selecting import matching
-from penstock.errors import SelectionError
+from penstock.cli.failures import interrupt_ends_process
+from penstock.cli.output import NARROW, Output, as_json, bare_table, plural, printable, rate, size
+from penstock.cli.selecting import matching, no_match
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 Report = Callable[[int, int], object]
 
-MEANINGS = {
-    "bytes": "of the tensors",
-    "read_bytes": "read, gaps and alignment included",
-    "cached_bytes": "of those, from the page cache",
-    "direct_bytes": "of those, from the device, past the page cache",
-    "buffered_bytes": "of those, from the device, through the page cache",
-    "network_bytes": "of those, from an object store or HTTP server",
-    "calls": "reads asked of the storage",
-    "push_backs": "of those, answered with 'too fast' by an object store",
-    "tensors": "loaded",
-    "blocks": "pieces the work was cut into",
-    "readers": "threads that read, at most at once",
-    "first_readers": "of those, at the beginning",
-    "cores_share": "of their time, at work on a core or waiting for one",
-    "tried": "numbers of readers, and the rate of each",
-    "block_bytes": "bytes of a piece",
-    "staging_bytes": "most host memory on the way to a device",
-    "storage": "what most of the bytes lie on",
-    "pinned": "whether that memory was registered with the device",
-    "seconds": "from start to the last byte",
-    "gb_per_s": "1e9 bytes a second",
-    "reading_seconds": "of the readers' time: reading",
-    "cached_reading_seconds": "of that: copying from the page cache",
-    "copying_seconds": "of the readers' time: copying in host memory",
-    "device_wait_seconds": "of the readers' time: waiting for the device",
-    "consumer_wait_seconds": "of the readers' time: waiting for memory to fill",
-    "limited_by": "where most of the readers' time went",
+
+class Figure(NamedTuple):
+    """How a figure of ``LoadStats`` is shown."""
+
+    group: str
+    label: str
+    meaning: str
+
+
+FIGURES = {
+    "storage": Figure("source", "storage", "what most of the bytes lie on"),
+    "bytes": Figure("source", "tensor bytes", "bytes of the tensors"),
+    "tensors": Figure("source", "tensors", "tensors loaded"),
+    "read_bytes": Figure("source", "bytes read", "with gaps and alignment"),
+    "cached_bytes": Figure("source", "from page cache", "copied from the page cache"),
+    "direct_bytes": Figure("source", "direct I/O", "read past the page cache (O_DIRECT)"),
+    "buffered_bytes": Figure("source", "buffered I/O", "read through the page cache"),
+    "network_bytes": Figure("source", "from network", "from an object store or HTTP server"),
+    "calls": Figure("source", "read calls", "reads or requests made"),
+    "push_backs": Figure("source", "throttled", "requests answered 429 or 503"),
+    "seconds": Figure("time", "load time", "from start to the last byte; opening is not in it"),
+    "gb_per_s": Figure("time", "load rate", "tensor bytes in that time"),
+    "reading_seconds": Figure("time", "reading", "summed over reader threads"),
+    "cached_reading_seconds": Figure("time", "reading page cache", "the part of reading that was copying cached pages"),
+    "copying_seconds": Figure("time", "host copies", "summed over reader threads"),
+    "device_wait_seconds": Figure("time", "waiting for device", "summed over reader threads"),
+    "consumer_wait_seconds": Figure("time", "waiting for memory", "for destinations to read into, summed"),
+    "limited_by": Figure("time", "limited by", "where most of the reader threads' time went"),
+    "readers": Figure("threads", "readers", "most reader threads at once"),
+    "first_readers": Figure("threads", "readers at start", "reader threads that the load began with"),
+    "cores_share": Figure("threads", "reader CPU share", "share of their time on a core, or ready to run"),
+    "tried": Figure("threads", "tuning", "reader threads tried, and the rate of each"),
+    "blocks": Figure("memory", "blocks", "pieces the work was cut into"),
+    "block_bytes": Figure("memory", "block size", "bytes of a block"),
+    "staging_bytes": Figure("memory", "staging memory", "most host memory on the way to a device"),
+    "pinned": Figure("memory", "pinned", "whether staging memory was registered with the device"),
 }
-"""What the figures of ``LoadStats`` say, in a few words each."""
+
+ADVICE = {
+    "disk": "the disk is what limits: a faster disk, or files that are in the page cache, would load faster",
+    "network": "the network or the store is what limits: --cache-dir keeps what comes for the next load",
+    "cores": "the CPU cores are what limits: give the process more of them",
+    "page cache": "copying from the page cache is what limits: the storage is not",
+    "pcie": "the copies to the device are what limits: check that the GPU has its full PCIe width (nvidia-smi -q)",
+    "memory": "host memory is what limits: copying and page faults, not the storage",
+    "consumer": "the consumer is what limits: storage waited for memory to read into",
+}
+"""What follows from ``limited_by``, in a sentence."""
+
+
+class Stats(Enum):
+    """Which figures of the load are shown."""
+
+    none = 0
+    some = 1
+    every = 2
+
+    @classmethod
+    def of(cls, *, some: bool, every: bool) -> Stats:
+        return cls.every if every else cls.some if some else cls.none
 
 
 class Wish(NamedTuple):
@@ -71,23 +103,24 @@ class Wish(NamedTuple):
     config: penstock.Config
 
 
-def load(wish: Wish, *, stats: bool, quiet: bool, json: bool) -> None:
+def load(wish: Wish, *, stats: Stats, quiet: bool, json: bool) -> None:
     """Loads and reports."""
     shown = not (quiet or json) and sys.stderr.isatty()
     framework = wish.framework or default_framework()
-    device = wake(framework, wish.device)
+    with interrupt_ends_process(as_json=json):
+        device = wake(framework, wish.device)
     began = time.perf_counter()
     ckpt = penstock.open(wish.paths, config=wish.config)
     opened = time.perf_counter()
     names = chosen(ckpt, wish)
-    with bar(f"loading to {device}", shown=shown) as report:
+    nbytes = sum(ckpt[name].nbytes for name in names)
+    with bar(f"loading to {device}", shown=shown, total=nbytes) as report:
         if wish.mmap:
             tensors = ckpt.load(names, device=device, framework=framework, mmap=True, prefault=True)
         else:
             tensors = ckpt.load(names, device=device, framework=framework, progress=report)
     settle(framework, device)
     seconds = time.perf_counter() - began
-    nbytes = sum(ckpt[name].nbytes for name in tensors)
     figures: dict[str, Any] = {
         "paths": wish.paths,
         "device": device,
@@ -95,9 +128,9 @@ def load(wish: Wish, *, stats: bool, quiet: bool, json: bool) -> None:
         "mmap": wish.mmap,
         "tensors": len(tensors),
         "bytes": nbytes,
-        "seconds": round(seconds, 6),
+        "total_seconds": round(seconds, 6),
         "open_seconds": round(opened - began, 6),
-        "gb_per_s": round(nbytes / seconds / 1e9, 6),
+        "total_gb_per_s": round(nbytes / seconds / 1e9, 6),
         "stats": ckpt.stats.as_dict() if ckpt.stats else None,
     }
     if json:
@@ -105,10 +138,16 @@ def load(wish: Wish, *, stats: bool, quiet: bool, json: bool) -> None:
         return
     out = Output()
     out.lines([summary(figures)])
-    if stats and ckpt.stats:
+    if stats is Stats.none:
+        return
+    if ckpt.stats:
+        found = ckpt.stats.as_dict()
         out.print()
-        out.print(table(ckpt.stats.as_dict()))
-    elif stats:
+        out.print(table(found, every=stats is Stats.every, explained=out.width >= NARROW))
+        out.print()
+        advice = ADVICE.get(found["limited_by"]) if nbytes else None
+        out.lines(filter(None, [advice, *(f"note: {printable(str(note))}" for note in found["notes"])]))
+    else:
         out.lines(["a mapped load has no further figures: the kernel does the reading"], style="dim")
 
 
@@ -125,10 +164,8 @@ def chosen(ckpt: penstock.Checkpoint, wish: Wish) -> list[str]:
     keep = matching(wish.patterns)
     names = [name for name in ckpt.offset_keys() if (not asked or name in asked) and keep(name)]
     if not names and wish.patterns:
-        patterns = " or ".join(map(repr, wish.patterns))
-        raise SelectionError(
-            f"no tensor matches {patterns} (there are {len(ckpt):,})",
-            remedy="penstock inspect shows the names; quote patterns, so that the shell leaves them alone",
+        raise no_match(
+            wish.patterns, f"of the {len(asked):,} that --names chose" if asked else f"there are {len(ckpt):,}"
         )
     return names
 
@@ -160,7 +197,7 @@ def settle(framework: str, device: str) -> None:
 
 
 @contextmanager
-def bar(description: str, *, shown: bool) -> Iterator[Report | None]:
+def bar(description: str, *, shown: bool, total: int | None = None) -> Iterator[Report | None]:
     """A progress bar on stderr, gone when the load is over; what it is told of is a function of (done, total)."""
     if not shown:
         yield None
@@ -173,44 +210,55 @@ def bar(description: str, *, shown: bool) -> Iterator[Report | None]:
         TimeRemainingColumn(compact=True),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as progress:
-        task = progress.add_task(description, total=None)
+        task = progress.add_task(description, total=total)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def summary(figures: dict[str, Any]) -> str:
     """The load in one line."""
-    seconds, nbytes = figures["seconds"], figures["bytes"]
+    nbytes = figures["bytes"]
     how = "mapped" if figures["mmap"] else f"to {figures['device']}"
     limit = f", limited by {figures['stats']['limited_by']}" if figures["stats"] and nbytes else ""
-    rate = figures["gb_per_s"]
-    speed = f"{rate:.1f}" if rate >= 10 else f"{rate:.2f}" if rate >= 0.1 else f"{rate:.2g}"  # noqa: PLR2004
-    return f"{plural(figures['tensors'], 'tensor')}, {size(nbytes)} {how} in {seconds:.3f} s: {speed} GB/s{limit}"
+    total, opening = figures["total_seconds"], figures["open_seconds"]
+    times = f"{total:.3f} s ({opening:.3f} s of it to open)"
+    return f"{plural(figures['tensors'], 'tensor')}, {size(nbytes)} {how} in {times}: {rate(nbytes, total)}{limit}"
 
 
-def table(stats: dict[str, Any]) -> Table:
-    """Every figure with what it says. Figures that this version of the command does not know are shown all the same."""
+def table(stats: dict[str, Any], *, every: bool, explained: bool = True) -> Table:
+    """Figures by group, with what they mean if ``explained``; without ``every``, those that say something.
+
+    Figures that this version of the command does not know are shown all the same.
+    """
     made = bare_table()
     made.add_column("figure", no_wrap=True)
-    made.add_column("value", justify="right")
-    made.add_column("meaning", style="dim")
-    for name, value in stats.items():
-        if name == "notes" and isinstance(value, list):
-            for note in value:
-                made.add_row("note", "", Text(printable(str(note))))
-            continue
-        made.add_row(Text(name.replace("_", " ")), Text(_figure(name, value)), Text(MEANINGS.get(name, "")))
+    made.add_column("value", justify="right", overflow="fold")
+    if explained:
+        made.add_column("meaning", style="dim")
+    groups = dict.fromkeys(figure.group for figure in FIGURES.values()) | {"other": None}
+    for group in groups:
+        known = [name for name, figure in FIGURES.items() if figure.group == group and name in stats]
+        names = known if group != "other" else [name for name in stats if name not in FIGURES and name != "notes"]
+        shown = [name for name in names if every or stats[name] not in (0, None, False, [])]
+        if shown:
+            made.add_row(Text(group, style="bold"))
+        for name in shown:
+            figure = FIGURES.get(name, Figure("other", name.replace("_", " "), ""))
+            cells = [f"  {figure.label}", _figure(name, stats[name]), *([figure.meaning] if explained else [])]
+            made.add_row(*map(Text, cells))
     return made
 
 
-def _figure(name: str, value: object) -> str:
+def _figure(name: str, value: object) -> str:  # noqa: PLR0911
     if value is None or isinstance(value, bool):
-        return {True: "yes", False: "no", None: "not looked at"}[value]
+        return {True: "yes", False: "no", None: "not measured"}[value]
     if isinstance(value, int):
         if name.endswith("bytes"):
             return size(value, binary=name in {"block_bytes", "staging_bytes"})
         return f"{value:,}"
     if name == "tried" and isinstance(value, list):
-        return ", ".join(f"{readers}: {rate:.2f} GB/s" for readers, rate in value) or "nothing"
+        return ", ".join(f"{readers}: {rate(gb * 1e9, 1)}" for readers, gb in value) or "none"
+    if name == "gb_per_s" and isinstance(value, float):
+        return rate(value * 1e9, 1)
     if isinstance(value, float):
         return f"{value:.3f} s" if name.endswith("seconds") else f"{value:.3f}"
     return str(value)

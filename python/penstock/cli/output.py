@@ -19,10 +19,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from penstock.units import rate, size
+
+__all__ = [
+    "NARROW", "UNBOUNDED", "Output", "as_json", "bare_table", "count", "glyph", "natural", "plural", "printable",
+    "rate", "shape", "shortened", "size",
+]  # fmt: skip
+
 UNBOUNDED = 100_000
 """The width of what is no terminal."""
-_DECIMAL = ("B", "kB", "MB", "GB", "TB")
-_BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
+NARROW = 60
+"""The columns of a terminal below which tables show only what matters most."""
 
 
 class Output(Console):
@@ -58,22 +65,18 @@ def printable(text: str) -> str:
     return shown.encode(encoding, "backslashreplace").decode(encoding)
 
 
+def shortened(text: str, width: int) -> str:
+    """``text`` in at most ``width`` characters, without its middle if need be: both ends tell names apart."""
+    mark = glyph("…", "~")
+    if len(text) <= width:
+        return text
+    tail = max(width - len(mark), 0) * 2 // 3
+    return text[: max(width - len(mark) - tail, 0)] + mark + text[len(text) - tail :]
+
+
 def glyph(wanted: str, plain: str) -> str:
     """``wanted`` where stdout can show it, else ``plain``."""
     return wanted if printable(wanted) == wanted else plain
-
-
-def size(nbytes: int, *, binary: bool = False) -> str:
-    """``nbytes`` with three or four digits: ``4.98 GB``, or ``2 MiB`` where powers of two are meant."""
-    base, units = (1024, _BINARY) if binary else (1000, _DECIMAL)
-    value, unit = float(nbytes), 0
-    # Half of the last digit shown less than the base: 999,999 bytes are 1 MB, not 1000 kB.
-    while value >= base - 0.5 and unit < len(units) - 1:
-        value /= base
-        unit += 1
-    digits = 0 if unit == 0 else 2 if value < 10 else 1 if value < 100 else 0  # noqa: PLR2004
-    number = f"{value:.{digits}f}"
-    return f"{number.rstrip('0').rstrip('.') if binary and '.' in number else number} {units[unit]}"
 
 
 def count(number: int) -> str:

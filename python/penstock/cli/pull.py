@@ -9,7 +9,7 @@ from typing import NamedTuple
 import penstock
 from penstock._native import shown as without_secrets
 from penstock.cli.load import bar
-from penstock.cli.output import Output, as_json, plural, printable, size
+from penstock.cli.output import Output, as_json, plural, printable, rate, size
 
 
 class Wish(NamedTuple):
@@ -55,8 +55,8 @@ def summary(pulled: penstock.Pulled) -> str:
     seconds = pulled.seconds
     line = f"{plural(len(pulled.files), 'file')}, {size(pulled.nbytes)} in {pulled.directory}"
     if pulled.fetched_bytes:
-        speed = pulled.fetched_bytes / max(seconds, 1e-9) / 1e9
-        line += f": {size(pulled.fetched_bytes)} fetched in {seconds:.3f} s, {speed:.2g} GB/s"
+        speed = rate(pulled.fetched_bytes, seconds)
+        line += f": {size(pulled.fetched_bytes)} fetched in {seconds:.3f} s, {speed}"
     if ways["kept"]:
         line += f", {ways['kept']:,} already there"
     if ways["resumed"]:

@@ -27,6 +27,7 @@ from penstock.engines.libraries import required
 from penstock.engines.small_files import joined
 from penstock.engines.together import Together
 from penstock.errors import ConfigError, ObjectNotFoundError
+from penstock.patches import listed
 from penstock.patching import patch_safetensors
 from penstock.progress import ProgressOption
 
@@ -74,7 +75,7 @@ def from_pretrained(
         ObjectNotFoundError: nothing is there.
         PenstockError: see ``penstock.open`` and ``Checkpoint.stream``. What diffusers raises comes through.
     """
-    required("torch", "diffusers", "accelerate")
+    required("torch", "diffusers", "accelerate", by="penstock.engines.diffusers")
     import diffusers
 
     from penstock.frameworks.torch import Torch
@@ -125,7 +126,7 @@ def from_single_file(
         ConfigError: for a pipeline at a URL.
         PenstockError: see ``penstock.open`` and ``Checkpoint.load``. What diffusers raises comes through.
     """
-    required("torch", "diffusers", "accelerate")
+    required("torch", "diffusers", "accelerate", by="penstock.engines.diffusers")
     import diffusers
 
     from penstock.checkpoint import open
@@ -174,7 +175,7 @@ def load_lora_weights(
         MissingDependencyError: where diffusers or peft is absent or too old.
         PenstockError: see ``penstock.open`` and ``Checkpoint.load``. What diffusers raises comes through.
     """
-    required("torch", "diffusers", "peft")
+    required("torch", "diffusers", "peft", by="penstock.engines.diffusers")
     if adapter_name is not None:
         kwargs["adapter_name"] = adapter_name
     if not is_url(path):
@@ -203,6 +204,7 @@ def _with_settings(pipeline: Any, settings: Any) -> Iterator[None]:
     if settings is None:
         yield
         return
+    listed("diffusers.DiffusionPipeline.lora_state_dict")
     original = pipeline.lora_state_dict
 
     def lora_state_dict(*arguments: Any, **keywords: Any) -> Any:
@@ -213,7 +215,8 @@ def _with_settings(pipeline: Any, settings: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        del pipeline.lora_state_dict
+        if vars(pipeline).get("lora_state_dict") is lora_state_dict:
+            del pipeline.lora_state_dict
 
 
 def _model(
@@ -242,6 +245,7 @@ def _model(
             if built is not None:
                 together.run()
                 return built()
+    where.fetch_weights(variant)
     keywords = ({} if dtype is None else {dtype_keyword(): dtype}) | kwargs
     if kwargs.get("low_cpu_mem_usage") is False:
         # diffusers takes a device only for models that it builds without memory.

@@ -2,15 +2,18 @@
 
 Libraries read small files by path, so those have to be local; weights are opened where they lie. What may be given is
 what the libraries take (a directory, the name of a model on the Hub) and what ``penstock.open`` takes. Small files from
-a URL are fetched (``small_files``), folder by folder, as they are needed.
+a URL are fetched (``small_files``), folder by folder, as they are needed. Of a model on the Hub they are fetched first,
+to huggingface_hub's cache, and weights only when they are opened: the files that the library would load, no others.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +25,24 @@ if TYPE_CHECKING:
     from penstock.checkpoint import Checkpoint, PathLike
 
 
+class HubModel(NamedTuple):
+    """A model on the Hub, at one commit, in huggingface_hub's cache."""
+
+    name: str
+    snapshot: str
+    """The directory of the commit, whose name is the commit's."""
+    options: dict[str, Any]
+    """Other arguments of ``snapshot_download``."""
+
+    def fetch(self, patterns: list[str], ignored: list[str] | None = None) -> None:
+        """Has what matches on the local disk, of the same commit. There may be nothing that does.
+
+        Raises:
+            ObjectNotFoundError: the Hub does not answer as it should.
+        """
+        _download(self.name, Path(self.snapshot).name, patterns, ignored, self.options)
+
+
 class Place(NamedTuple):
     """A model's directory."""
 
@@ -29,12 +50,14 @@ class Place(NamedTuple):
     """A directory on the local disk that has the small files."""
     weights: str
     """Where the weights are: the same directory, or a URL."""
+    hub: HubModel | None = None
+    """The model on the Hub whose cache this is in: weights come there when they are fetched."""
 
     def inside(self, folder: str) -> Place:
         """The place of a folder in there, which need not exist."""
         if not folder:
             return self
-        found = Place(str(Path(self.local, folder)), joined(self.weights, folder))
+        found = Place(str(Path(self.local, folder)), joined(self.weights, folder), self.hub)
         if is_url(found.weights) and not Path(found.local).exists():
             fetch(found.weights, found.local)
         return found
@@ -44,6 +67,30 @@ class Place(NamedTuple):
         if is_url(self.weights):
             with ThreadPoolExecutor(16) as pool:
                 list(pool.map(self.inside, folders))
+
+    def fetch(self, names: Iterable[str]) -> None:
+        """Of a model on the Hub, has files of these names on the local disk, as far as there are such."""
+        wanted = [name for name in names if not Path(self.local, name).exists()]
+        if self.hub is not None and wanted:
+            self.hub.fetch([escape(f"{self._folder()}{name}") for name in wanted])
+
+    def fetch_weights(self, variant: str | None = None) -> None:
+        """Of a model on the Hub, has this folder's safetensors files on the local disk, for a library's own loader.
+
+        Without copies in other formats (``consolidated``), and of variants that which is asked for.
+        """
+        if self.hub is None:
+            return
+        folder = escape(self._folder())
+        ignored = [f"{folder}*/*", f"{folder}consolidated*"]
+        if variant is None:
+            ignored.append(f"{folder}*.*.safetensors")
+        self.hub.fetch([f"{folder}*.safetensors"], ignored)
+
+    def _folder(self) -> str:
+        """The folder within the model on the Hub, with a slash at its end, or nothing."""
+        inside = os.path.relpath(self.local, self.hub.snapshot) if self.hub is not None else "."
+        return "" if inside == "." else f"{inside}/"
 
     def holds(self, name: str) -> bool:
         """Whether there is a small file of that name."""
@@ -81,32 +128,36 @@ def locate(
             raise ObjectNotFoundError(f"{url}: there are no configurations or other small files", object=url)
         return place
     directory = Path(text.removeprefix("file://")).expanduser()
+    on_hub: HubModel | None = None
     if directory.is_file():
         directory = directory.parent
     if directory.is_dir():
         found = str(_snapshot(directory))
     elif download and _is_hub_name(text):
-        found = _from_hub(text, revision, hub)
+        on_hub = _from_hub(text, subfolder, revision, hub)
+        found = on_hub.snapshot
     else:
         raise ObjectNotFoundError(
             f"{text}: there is no such directory, and it is no name of a model on the Hub (org/name)", object=text
         )
-    inside = Place(found, found).inside(subfolder)
+    inside = Place(found, found, on_hub).inside(subfolder)
     if not Path(inside.local).is_dir():
         raise ObjectNotFoundError(f"{text}: there is no folder {subfolder!r} in it", object=inside.local)
     return inside
 
 
-def require_local(place: Place, left: str, brought: str) -> None:
-    """Refuses what a library's own loader is to read at a URL.
+def require_local(place: Place, left: str, brought: str, variant: str | None = None) -> None:
+    """Refuses what a library's own loader is to read at a URL; of a model on the Hub, fetches its weights.
 
     Args:
         left: what is left to which library, as the beginning of a sentence.
         brought: what to bring to this machine first, and how.
+        variant: of the weights.
 
     Raises:
         ConfigError: where the weights are not on this machine.
     """
+    place.fetch_weights(variant)
     if is_url(place.weights):
         raise ConfigError(
             f"{place.weights}: {left}, which reads local files: bring {brought}",
@@ -122,7 +173,8 @@ def local_files(path: PathLike, *, subfolder: str = "", revision: str | None = N
 
         tokenizer = AutoTokenizer.from_pretrained(local_files("s3://bucket/model/"))
 
-    Args and exceptions are those of ``locate``. What was fetched from a URL is removed when the process ends.
+    No weights are fetched. Args and exceptions are those of ``locate``. What was fetched from a URL is removed when the
+    process ends.
     """
     return locate(path, subfolder=subfolder, revision=revision, **hub).local
 
@@ -164,9 +216,13 @@ def open_weights(
     elif variant:
         names = [f"{stem}.safetensors.index.{variant}.json", f"{stem}.{variant}.safetensors"]
         names.append(f"{stem}.safetensors.{variant}.index.json")  # as older diffusers wrote it
+    besides = list(besides)
     for name in names:
         path = joined(place.weights, name)
+        place.fetch([name])
         if is_url(path) or Path(path).exists():
+            if place.hub is not None:
+                place.fetch([*_shards(path), *besides])
             try:
                 return open([path, *_there(place, besides, config)], config=config)
             except ObjectNotFoundError:
@@ -177,6 +233,16 @@ def open_weights(
     raise ObjectNotFoundError(
         f"{place.weights}: there is neither {' nor '.join(names)}{hint}", object=place.weights, cause="no weights"
     )
+
+
+def _shards(path: str) -> list[str]:
+    """The files that a shard index names; none for what is no index. ``penstock.open`` says what is wrong with it."""
+    if not path.endswith(".json"):
+        return []
+    try:
+        return sorted(set(json.loads(Path(path).read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []
 
 
 def _own_file(place: Place, name: str) -> str:
@@ -230,12 +296,22 @@ def _is_hub_name(text: str) -> bool:
     return bool(re.fullmatch(r"[\w.-]+(/[\w.-]+)?", text)) and not text.startswith(".")
 
 
-def _from_hub(name: str, revision: str | None, hub: dict[str, Any]) -> str:
+def _from_hub(name: str, subfolder: str, revision: str | None, options: dict[str, Any]) -> HubModel:
+    """A model on the Hub, of which the small files are on the local disk."""
+    # Copies of weights in their authors' own formats have small files too.
+    ignored = None if subfolder.startswith("original") else ["original/*"]
+    return HubModel(name, _download(name, revision, SMALL, ignored, options), options)
+
+
+def _download(
+    name: str, revision: str | None, patterns: list[str], ignored: list[str] | None, options: dict[str, Any]
+) -> str:
     import huggingface_hub
 
-    patterns = ["*.safetensors", *SMALL]
     try:
-        found: str = huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns, **hub)
+        found: str = huggingface_hub.snapshot_download(
+            name, revision=revision, allow_patterns=patterns, ignore_patterns=ignored, **options
+        )
     except (OSError, ValueError) as error:
         raise ObjectNotFoundError(
             f"{name}: there is no such directory, and the Hub gave no model of that name: {error}",

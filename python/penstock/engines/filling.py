@@ -1,4 +1,7 @@
-"""Filling an engine's model: with lazy tensors, as one plan; with ordinary ones where that is not possible.
+"""Filling an engine's model: with lazy tensors, as one plan; with ordinary ones where the engine needs them.
+
+A model's loading code runs once. What it does with a tensor that cannot be recorded is done with that tensor, read at
+once; an error that it raises is the model's own.
 
 What engines' plugins share once they know which checkpoints a model is made of. It knows torch and no engine.
 """
@@ -12,8 +15,9 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from penstock.checkpoint import Checkpoint
-from penstock.errors import FormatError, PenstockError
+from penstock.errors import FormatError
 from penstock.recording import Recorder, Sharing, Statistics
+from penstock.recording.verifying import verify_equal
 
 Pairs = Iterator[tuple[str, torch.Tensor]]
 T = TypeVar("T")
@@ -45,18 +49,15 @@ def fill(
     recorder: Callable[[Sharing | None], Recorder],
     *,
     why_ordinary: str | None,
-    logger: logging.Logger,
     sharing: Sharing | None = None,
 ) -> tuple[T, Statistics]:
     """Has a model load itself; returns what it returned, and the figures.
 
     Args:
-        load: the model's own code, which takes ``(name, tensor)`` pairs. It is called once more, with ordinary tensors,
-            if it fails with lazy ones for a reason other than that they cannot be read.
+        load: the model's own code, which takes ``(name, tensor)`` pairs. It is called once.
         offered: what it gets.
         recorder: makes a recorder, which reads together with other ranks or not.
         why_ordinary: why it is not to get lazy tensors, or None.
-        logger: is told of a second attempt.
         sharing: the other ranks, who are told if this one cannot record. If this raises, telling them is the caller's.
 
     Raises:
@@ -64,21 +65,42 @@ def fill(
     """
     if why_ordinary is None:
         recording = recorder(sharing)
-        try:
-            with recording:
-                result = load(lazy(recording, offered))
-        except PenstockError:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, ordinary tensors decide whether it is the model's
-            logger.warning("Penstock: %s; loading once more, with ordinary tensors", in_short(error))
-            why_ordinary = f"loading failed with lazy tensors: {in_short(error)}"
-        else:
-            return result, recording.statistics
-    elif sharing is not None:
+        with recording:
+            result = load(lazy(recording, offered))
+        return result, recording.statistics
+    if sharing is not None:
         sharing.withdraw(why_ordinary)
     plain = recorder(None)
     plain.statistics.notes.append(f"ordinary tensors: {why_ordinary}")
     return load(ordinary(plain, offered)), plain.statistics
+
+
+def verify(
+    load: Callable[[Pairs], object],
+    offered: Sequence[Weights],
+    recorder: Callable[[Sharing | None], Recorder],
+    *,
+    model: torch.nn.Module,
+    reference: torch.nn.Module,
+    logger: logging.Logger,
+) -> None:
+    """Fills a second model with ordinary tensors, and compares the two.
+
+    Args:
+        load: the second model's own code.
+        offered: what the first model got.
+        recorder: makes a recorder.
+        model: the first model, which is loaded.
+        reference: the second model. Before the first was loaded it was given the same bytes (``copy_state``), so that
+            what no weight fills is the same.
+        logger: is told that all are equal.
+
+    Raises:
+        VerificationError: tensors differ; it names the first of them.
+    """
+    load(ordinary(recorder(None), offered))
+    count = verify_equal(model, reference)
+    logger.info("Penstock: verified: all %d parameters and buffers are equal to those of an eager load", count)
 
 
 def no_safetensors(location: str) -> FormatError:

@@ -38,10 +38,14 @@ KNOWN = {
 _warned: set[str] = set()
 
 
-def required(*names: str) -> None:
+def required(*names: str, by: str) -> None:
     """Checks that libraries are installed, in versions that the engine knows.
 
     A version of a later major number than any that was tried is used, with one warning in the log.
+
+    Args:
+        names: their distributions.
+        by: the module that needs them, as the user wrote it.
 
     Raises:
         MissingDependencyError: naming the library, what is installed, and what to install.
@@ -52,7 +56,7 @@ def required(*names: str) -> None:
         remedy = f"pip install '{wanted}'"
         if importlib.util.find_spec(name) is None:
             raise MissingDependencyError(
-                f"This engine needs the package {name!r}, which is not installed. Install it: {remedy}",
+                f"{by} needs the package {name!r}, which is not installed. Install it: {remedy}",
                 cause=f"{name!r} is not installed",
                 remedy=remedy,
             )
@@ -60,7 +64,7 @@ def required(*names: str) -> None:
         if version and version < known.minimum:
             installed = ".".join(map(str, version))
             raise MissingDependencyError(
-                f"This engine needs {wanted}; version {installed} is installed. Update it: {remedy}",
+                f"{by} needs {wanted}; version {installed} is installed. Update it: {remedy}",
                 cause=f"{name} {installed} is too old",
                 remedy=remedy,
             )

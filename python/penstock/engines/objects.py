@@ -7,36 +7,43 @@ that everything here uses.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatch
+from typing import Any
 
 from penstock._native import Source, list_objects, shown
 from penstock.engines.files import is_url
 from penstock.pulling import pull_entries
+from penstock.storage_options import engine_options
 
 logger = logging.getLogger(__name__)
 
 
-def list_files(prefix: str, *, recursive: bool = False) -> list[tuple[str, int]]:
+def list_files(
+    prefix: str, *, recursive: bool = False, storage_options: Mapping[str, Any] | None = None
+) -> list[tuple[str, int]]:
     """(location, bytes) of the objects under a prefix, or the files directly in a directory, sorted by location.
 
     Args:
         prefix: the prefix, or a directory of this machine.
         recursive: of a prefix, also what lies deeper.
+        storage_options: as for ``penstock.open``.
 
     Raises:
         ObjectNotFoundError: nothing is there.
         ObjectAccessError, StorageError: as ``penstock.open`` does.
     """
+    options = engine_options(storage_options)
     if recursive and is_url(prefix):
-        return sorted((f"{prefix.rstrip('/')}/{path}", nbytes) for path, nbytes in Source(prefix).entries)
-    objects, _ = list_objects(prefix)
+        return sorted((f"{prefix.rstrip('/')}/{path}", nbytes) for path, nbytes in Source(prefix, options).entries)
+    objects, _ = list_objects(prefix, options)
     return [(location, nbytes) for location, _, nbytes in objects]
 
 
-def list_safetensors(path: str = "") -> list[str]:
+def list_safetensors(path: str = "", storage_options: Mapping[str, Any] | None = None) -> list[str]:
     """Locations of the safetensors files directly under a prefix or in a directory."""
-    return [location for location, _ in list_files(path) if location.endswith(".safetensors")]
+    found = list_files(path, storage_options=storage_options)
+    return [location for location, _ in found if location.endswith(".safetensors")]
 
 
 def pull(
@@ -44,6 +51,7 @@ def pull(
     dst: str,
     allow_pattern: Iterable[str] | None = None,
     ignore_pattern: Iterable[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Brings the objects under a prefix, at any depth, to a directory, as ``penstock.pull`` does. It may bring nothing.
 
@@ -54,12 +62,13 @@ def pull(
         dst: the directory; made if it is not there.
         allow_pattern: shell patterns, of which the location or the name has to match one; all by default.
         ignore_pattern: shell patterns, of which neither may match any.
+        storage_options: as for ``penstock.open``.
 
     Raises:
         ObjectNotFoundError: nothing is under the prefix.
         ObjectAccessError, ObjectChangedError, StorageError: as ``penstock.pull`` does.
     """
-    source = Source(model_path)
+    source = Source(model_path, engine_options(storage_options))
     allowed = None if allow_pattern is None else list(allow_pattern)
     ignored = list(ignore_pattern or ())
 

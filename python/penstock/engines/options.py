@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 class Options:
     """Settings of a load. None has to be set: each is found, or has a default that suits."""
 
-    record: bool = True
-    """Record what the model does with its weights and read only that; False gives it ordinary tensors."""
+    record: bool | Literal["verify"] = True
+    """Record what the model does with its weights and read only that; False gives it ordinary tensors. ``"verify"``
+    records, loads a second model with ordinary tensors, and raises if a parameter or buffer differs."""
     share: bool | None = None
     """Whether tensor-parallel ranks read together what several of them want of a tensor; by default where it comes over
     a network and, between GPUs, from a disk."""
+    prefetch: bool = True
+    """Whether local files are prefetched into the page cache while the engine builds the model."""
     readers: int | None = None
     block_bytes: int | None = None
     staging_bytes: int | None = None
@@ -48,6 +51,8 @@ class Options:
                 remedy="Leave it out: nothing has to be set",
             )
         for key, value in extra.items():
+            if key == "record" and value == "verify":
+                continue
             wanted = {"bool": bool, "int": int, "str": str}[known[key].partition(" ")[0]]
             if value is not None and (type(value) is not wanted):
                 raise ConfigError(

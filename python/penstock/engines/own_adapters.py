@@ -51,7 +51,7 @@ def look(name: str, place: Place, *, has_config: bool, hub: dict[str, Any]) -> F
     if place.holds("config.json") or has_config:
         # Like transformers, which does not look for adapters where peft is absent.
         return Found(name, place, place if is_installed("peft") else None)
-    required("peft")
+    required("peft", by="penstock.engines.transformers")
     base = json.loads(Path(place.local, _SETTINGS).read_text()).get("base_model_name_or_path")
     if not base:
         remedy = "Load that model, and then penstock.engines.peft.from_pretrained(model, path)"

@@ -96,7 +96,7 @@ def from_pretrained(
         ObjectNotFoundError: nothing is there.
         PenstockError: see ``penstock.open`` and ``Checkpoint.load``. What peft raises comes through.
     """
-    required("torch", "peft")
+    required("torch", "peft", by="penstock.engines.peft")
     from peft import MODEL_TYPE_TO_PEFT_MODEL_MAPPING, PeftModel
 
     place = _place(path, subfolder, revision, hub)
@@ -145,7 +145,7 @@ def load_adapter(
     Returns:
         The names that only one side had, as peft returns them.
     """
-    required("torch", "peft")
+    required("torch", "peft", by="penstock.engines.peft")
     place = _place(path, subfolder, revision, hub)
     if _is_left_to_peft(model, place, hub):
         keywords = {"key_mapping": key_mapping, "ignore_mismatched_sizes": ignore_mismatched_sizes}

@@ -1,7 +1,8 @@
 """What plugins of engines have in common before the engine is imported: is it there, and is it one that we know?
 
-An engine calls a plugin in each of its processes, whether its format is asked for or not. So whatever is missing is one
-sentence in the log, never a stack trace, and the engine goes on without the format.
+An engine calls a plugin in each of its processes, whether its format is asked for or not. So nothing that goes wrong
+here may reach the engine, and nothing is said above DEBUG: the engine goes on without the format, and refuses it in its
+own words if it is asked for. Only who uses the format hears of versions (``warn_if_untried``).
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.errors import MissingDependencyError
+from penstock.patches import DISABLE, is_disabled
+
+_warned: set[str] = set()
+"""Engines whose users were warned in this process."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +38,22 @@ class Plugin:
     logger: logging.Logger
 
     def register(self, setting_up: Callable[[], None]) -> None:
-        """Does what makes the engine know the format, or logs in one sentence why it cannot be done."""
+        """Does what makes the engine know the format. If that fails, or is turned off, it is logged at DEBUG."""
         try:
+            if is_disabled():
+                self.logger.debug("%s is set: --load-format penstock is not registered", DISABLE)
+                return
             self.check()
             setting_up()
-        except MissingDependencyError as error:
-            self.logger.error("%s", error)  # noqa: TRY400 - one sentence, no stack trace
-        except (ImportError, AttributeError, ValueError) as error:
-            self.logger.error("%s: --load-format penstock is not available: %s", self.described(), error)  # noqa: TRY400
+        except Exception as error:  # engines do not guard their plugins
+            self.logger.debug(
+                "%s: --load-format penstock is not available: %s: %s",
+                *(self.engine, type(error).__name__, error),
+                exc_info=True,
+            )
 
     def check(self) -> None:
-        """Checks that an engine is installed that the format can work with.
+        """Checks that an engine is installed that is not too old.
 
         Raises:
             MissingDependencyError: in one sentence, what is missing and what to do.
@@ -55,16 +65,23 @@ class Plugin:
                 remedy=f"pip install {name}",
             )
         version = self.version()
-        if version is None:
-            self.logger.warning(
-                "the version of %s is not known; penstock was tried with %s %s",
-                *(self.engine, self.engine, _dotted(self.newest_tried)),
-            )
-        elif version < self.oldest:
+        if version is not None and version < self.oldest:
             raise MissingDependencyError(
                 f"{self.described()} is too old for --load-format penstock, which needs {_dotted(self.oldest)} or "
                 f"newer. Update {self.engine}, or {self.instead}",
                 remedy=f"Update {self.engine}",
+            )
+
+    def warn_if_untried(self) -> None:
+        """Warns of a version that the tests have not run with; once in a process. For those who use the format."""
+        if self.engine in _warned:
+            return
+        _warned.add(self.engine)
+        version = self.version()
+        if version is None:
+            self.logger.warning(
+                "the version of %s is not known; penstock was tried with %s %s",
+                *(self.engine, self.engine, _dotted(self.newest_tried)),
             )
         elif version[: len(self.newest_tried)] > self.newest_tried:
             self.logger.warning(

@@ -11,11 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-NAME = "caching_allocator_warmup"
+from penstock.patches import Replacement
 
-_lock = threading.Lock()
-_users = 0
-_original: Any = None
 _here = threading.local()
 
 
@@ -27,22 +24,12 @@ def none() -> Iterator[bool]:
     """
     from transformers import modeling_utils
 
-    global _users, _original  # noqa: PLW0603 - the function is the whole process's, so is the count of its users
-    with _lock:
-        if not _users:
-            _original = getattr(modeling_utils, NAME, None)
-            if _original is not None:
-                setattr(modeling_utils, NAME, _unless_here(_original))
-        _users += 1
-    _here.depth = getattr(_here, "depth", 0) + 1
-    try:
-        yield _original is not None
-    finally:
-        _here.depth -= 1
-        with _lock:
-            _users -= 1
-            if not _users and _original is not None:
-                setattr(modeling_utils, NAME, _original)
+    with _RESERVING.on(modeling_utils) as exists:
+        _here.depth = getattr(_here, "depth", 0) + 1
+        try:
+            yield exists
+        finally:
+            _here.depth -= 1
 
 
 def _unless_here(original: Any) -> Any:
@@ -50,3 +37,6 @@ def _unless_here(original: Any) -> Any:
         return None if getattr(_here, "depth", 0) else original(*arguments, **keywords)
 
     return reserve
+
+
+_RESERVING = Replacement("transformers.modeling_utils.caching_allocator_warmup", _unless_here)

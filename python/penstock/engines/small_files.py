@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from penstock import _native
-from penstock.errors import ObjectNotFoundError
+from penstock.errors import ObjectAccessError, ObjectNotFoundError
 
 SMALL = ["*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "*.spm", "*.vocab", "*.bpe"]
 """Files that libraries read beside weights."""
@@ -31,6 +32,9 @@ USUAL = [
     *("preprocessor_config.json", "processor_config.json", "chat_template.json"),
 ]
 """What transformers, diffusers and peft write, for servers that cannot list."""
+
+DESCRIBING = {name for name in USUAL if name.endswith("config.json") or name == "model_index.json"}
+"""Of these every folder that a library loads from has at least one."""
 
 _root: Path | None = None
 _owner = 0
@@ -63,11 +67,14 @@ def fetch(url: str, directory: str) -> list[str]:
     Nothing where there is no such prefix.
 
     Raises:
+        ObjectAccessError: access is denied: to a file that is there or, on a server that cannot list, to whatever
+            describes a model.
         PenstockError: what the store reports of a file that is there.
     """
     names = _listed(url)
     certain = names is not None
     Path(directory).mkdir(parents=True, exist_ok=True)
+    denied: dict[str, ObjectAccessError] = {}
 
     def bring(name: str) -> str | None:
         try:
@@ -76,11 +83,25 @@ def fetch(url: str, directory: str) -> list[str]:
             if certain:
                 raise
             return None
+        except ObjectAccessError as error:
+            if certain or not _may_be_absent(error):
+                raise
+            denied[name] = error
+            return None
         Path(directory, name).write_bytes(data)
         return name
 
     with ThreadPoolExecutor(16) as pool:
-        return [name for name in pool.map(bring, USUAL if names is None else names) if name is not None]
+        found = [name for name in pool.map(bring, USUAL if names is None else names) if name is not None]
+    # Where one of these is, who asks may read here, so the others are not there.
+    if denied and DESCRIBING.isdisjoint(found):
+        raise next(denied[name] for name in USUAL if name in denied)
+    return found
+
+
+def _may_be_absent(error: ObjectAccessError) -> bool:
+    """Whether there may be no such file: S3 denies absent keys too, to whoever may not list the bucket."""
+    return re.search(r"HTTP 403 AccessDenied\b", error.cause or str(error)) is not None
 
 
 def _listed(url: str) -> Iterable[str] | None:

@@ -189,9 +189,10 @@ class Supply:
         if self._unread[number] == 1:
             # Its end is when it is checked that no file has changed, and when its figures are there.
             next(stream, None)
+            stats = self._loads[number].stats
             del self._streams[number], self._loads[number]
-            if self._checkpoint.stats is not None:
-                self.stats.append(self._checkpoint.stats)
+            if stats is not None:
+                self.stats.append(stats)
         return landed
 
     def _read_ahead(self) -> None:

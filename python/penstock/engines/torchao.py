@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.engines.model_classes import quantisation
+from penstock.patches import Replacement
 
 _here = threading.local()
 
@@ -24,29 +25,30 @@ def is_of(config: Any) -> bool:
 
 @contextmanager
 def told(headers: Mapping[str, str]) -> Iterator[None]:
-    """While this is active, models of torchao's that this thread loads are made by these strings of the headers.
-
-    What is put in the place of transformers' function to that end stays, and does nothing otherwise.
-    """
+    """While this is active, models of torchao's that this thread loads are made by these strings of the headers."""
     from transformers.quantizers import quantizer_torchao
 
-    quantizer = quantizer_torchao.TorchAoHfQuantizer
-    original = quantizer._process_model_before_weight_loading
-    if not hasattr(original, "_penstock"):
-
-        @functools.wraps(original)
-        def process(self: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(self, *args, **kwargs)
-            known = getattr(_here, "headers", None)
-            if known is not None:
-                self.metadata = dict(known)
-            return result
-
-        process._penstock = True  # type: ignore[attr-defined]
-        quantizer._process_model_before_weight_loading = process
     before = getattr(_here, "headers", None)
-    _here.headers = headers
-    try:
-        yield
-    finally:
-        _here.headers = before
+    with _PROCESSING.on(quantizer_torchao.TorchAoHfQuantizer):
+        _here.headers = headers
+        try:
+            yield
+        finally:
+            _here.headers = before
+
+
+def _with_headers(original: Any) -> Any:
+    @functools.wraps(original)
+    def process(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        known = getattr(_here, "headers", None)
+        if known is not None:
+            self.metadata = dict(known)
+        return result
+
+    return process
+
+
+_PROCESSING = Replacement(
+    "transformers.quantizers.quantizer_torchao.TorchAoHfQuantizer._process_model_before_weight_loading", _with_headers
+)

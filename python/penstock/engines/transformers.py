@@ -89,7 +89,7 @@ def from_pretrained(
             what is left to transformers' own loader (a ``device_map`` of several devices) is not local.
         PenstockError: see ``penstock.open`` and ``Checkpoint.stream``. What transformers raises comes through.
     """
-    required("torch", "transformers", "accelerate")
+    required("torch", "transformers", "accelerate", by="penstock.engines.transformers")
     if kwargs.pop("state_dict", None) is not None:
         raise ConfigError(f"{path}: a state_dict is for transformers' own from_pretrained, without a path")
     # Both may be given; transformers prefers the newer name.
@@ -234,7 +234,8 @@ def _by_transformers(
 ) -> Any:
     """What transformers' own loader makes of files that are here. It puts an adapter on by itself."""
     left = f"{theirs} is left to transformers"
-    require_local(place, left, "the model here first (penstock.pull), or use device= for one device")
+    brought = "the model here first (penstock.pull), or use device= for one device"
+    require_local(place, left, brought, kwargs.get("variant"))
     if trust_remote_code is not None:
         kwargs["trust_remote_code"] = trust_remote_code
     if isinstance(model_class, str) and model_class == "auto":

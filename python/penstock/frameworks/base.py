@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from penstock._native import HostArray
@@ -10,15 +10,31 @@ from penstock.errors import ConfigError, DeviceError, MissingDependencyError
 
 
 class Destination(NamedTuple):
-    """Memory that a tensor is to be read into, as its framework describes it."""
+    """Memory that a tensor is to be read into, as its framework describes it.
+
+    Two destinations that are equal are tied: the same memory, seen in the same way.
+    """
 
     address: int
+    """Of the first element. Never 0 where there are elements."""
     nbytes: int
+    """Bytes of the elements."""
     dtype: str
     """As safetensors spells it: ``"BF16"``."""
     shape: tuple[int, ...]
     device: str
     """``"cpu"`` or ``"cuda:N"``."""
+    strides: tuple[int, ...] | None = None
+    """In bytes, where bytes cannot be read there as they are: the memory is not contiguous. None where they can."""
+
+
+class Piece(NamedTuple):
+    """A box of a checkpoint's tensor, and the memory of this process that holds it."""
+
+    ranges: tuple[tuple[int, int], ...]
+    """``(start, end)`` for each of the first dimensions; the others are taken whole. Empty for the whole tensor."""
+    memory: Any
+    """A tensor of the box's shape. It keeps the memory, whatever becomes of the tensor that the caller gave."""
 
 
 class Framework(Protocol):
@@ -44,15 +60,47 @@ class Framework(Protocol):
     def has_in_reserve(self, nbytes: int, device: str) -> bool:
         """Whether tensors of so many bytes can be made without asking the driver for memory, as far as is known."""
 
-    def destination(self, name: str, tensor: Any) -> Destination:
-        """The memory of an existing tensor.
+    def shape(self, tensor: Any) -> tuple[int, ...]:
+        """The shape of an existing tensor as a header gives it; of a sharded tensor that of the whole."""
+
+    def pieces(self, name: str, tensor: Any) -> list[Piece]:
+        """What this process holds of an existing tensor: all of it, or its local shard.
 
         Raises:
-            DestinationError: for what is no tensor of this framework, not contiguous, or not writable.
+            DestinationError: for what is no tensor of this framework, or has no memory of its own to be written to.
         """
+
+    def destination(self, name: str, tensor: Any) -> Destination:
+        """The memory of an existing tensor of this process.
+
+        Raises:
+            DestinationError: for what is no tensor of this framework, has no memory, or is not writable.
+        """
+
+    def holds(self, memory: Any, address: int) -> bool:
+        """Whether the memory of a piece is still where it was."""
+
+    def cannot_convert(self, dtype: str, memory: Any) -> str | None:
+        """Why the library cannot copy elements of ``dtype`` to ``memory``, or None where it can."""
+
+    def put(self, memory: Any, value: Any) -> None:
+        """Copies ``value`` to ``memory`` of the same shape, converting its elements."""
+
+    def written(self, tensors: Sequence[Any]) -> None:
+        """Says that these tensors, as the caller gave them, were written to. For automatic differentiation."""
 
     def consumer_stream(self, device: str) -> int:
         """The handle of the stream that the calling thread's work on ``device`` goes to; 0 on the host."""
+
+    def floating_dtype(self, dtype: Any) -> Any:
+        """The library's dtype of that name, if it is one that floating-point numbers can be converted to.
+
+        Raises:
+            SelectionError: for what is no dtype of the library, and for integers.
+        """
+
+    def check_cast(self, dtypes: Collection[str], dtype: Any) -> None:
+        """Raises SelectionError where ``cast`` to ``dtype`` would fail for tensors of the safetensors ``dtypes``."""
 
     def cast(self, tensor: Any, dtype: Any) -> Any:
         """``tensor`` as ``dtype`` if it holds floating-point numbers, else as it is."""
@@ -135,3 +183,6 @@ class HostOnly:
     def consumer_stream(self, device: str) -> int:
         del device
         return 0
+
+    def written(self, tensors: Sequence[Any]) -> None:
+        del tensors

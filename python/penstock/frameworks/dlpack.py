@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from penstock._native import HostArray
+from penstock.arguments import no_dtype, no_floating_dtype
 from penstock.errors import DestinationError, SelectionError
-from penstock.frameworks.base import Destination, HostOnly
+from penstock.frameworks.base import Destination, HostOnly, Piece
 
 
 class DLPack(HostOnly):
@@ -17,12 +19,34 @@ class DLPack(HostOnly):
     def adopt(self, array: HostArray) -> Any:
         return array
 
+    def shape(self, tensor: Any) -> tuple[int, ...]:
+        return tuple(tensor.shape)
+
+    def pieces(self, name: str, tensor: Any) -> list[Piece]:
+        cause = f"tensors of framework {self.name!r} cannot be written to"
+        raise DestinationError(f"tensor {name!r}: {cause}", tensor=name, cause=cause)
+
     def destination(self, name: str, tensor: Any) -> Destination:
         cause = f"tensors of framework {self.name!r} cannot be written to"
         raise DestinationError(f"tensor {name!r}: {cause}", tensor=name, cause=cause)
 
-    def cast(self, tensor: Any, dtype: Any) -> Any:
+    def holds(self, memory: Any, address: int) -> bool:
+        return False
+
+    def cannot_convert(self, dtype: str, memory: Any) -> str | None:
+        return f"tensors of framework {self.name!r} cannot be written to"
+
+    def put(self, memory: Any, value: Any) -> None:
+        raise DestinationError(f"tensors of framework {self.name!r} cannot be written to")
+
+    def check_cast(self, dtypes: Collection[str], dtype: Any) -> None:
+        self.floating_dtype(dtype)
+
+    def floating_dtype(self, dtype: Any) -> Any:
         raise SelectionError(f"dtype={dtype!r}: framework {self.name!r} does not convert; do so in your library")
+
+    def cast(self, tensor: Any, dtype: Any) -> Any:
+        return self.floating_dtype(dtype)
 
     def index(self, tensor: Any, index: tuple[int | slice, ...]) -> Any:
         raise SelectionError(f"framework {self.name!r} reads ranges only, no integer indices and no steps: {index!r}")
@@ -47,9 +71,19 @@ class Jax(DLPack):
         except (BufferError, TypeError, ValueError, RuntimeError):
             return self._jax.numpy.asarray(Numpy().adopt(array))
 
+    def floating_dtype(self, dtype: Any) -> Any:
+        try:
+            wanted = self._jax.numpy.dtype(dtype)
+        except TypeError as error:
+            raise no_dtype(dtype, "jax") from error
+        if not self._jax.numpy.issubdtype(wanted, self._jax.numpy.inexact):
+            raise no_floating_dtype(dtype)
+        return wanted
+
     def cast(self, tensor: Any, dtype: Any) -> Any:
+        wanted = self.floating_dtype(dtype)
         floating = self._jax.numpy.issubdtype(tensor.dtype, self._jax.numpy.floating)
-        return tensor.astype(dtype) if floating else tensor
+        return tensor.astype(wanted) if floating else tensor
 
     def index(self, tensor: Any, index: tuple[int | slice, ...]) -> Any:
         return tensor[index]

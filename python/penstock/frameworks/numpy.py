@@ -5,13 +5,16 @@ numpy itself has no BF16 and no FP8; the package ``ml_dtypes`` brings them (it i
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
 from penstock._native import HostArray
-from penstock.errors import DestinationError, MissingDependencyError, SelectionError
-from penstock.frameworks.base import Destination, HostOnly
+from penstock.arguments import no_dtype, no_floating_dtype
+from penstock.errors import DestinationError, MissingDependencyError, PenstockError, SelectionError
+from penstock.frameworks.base import Destination, HostOnly, Piece
 
 _NUMPY = {
     "BOOL": "bool",
@@ -36,6 +39,8 @@ _ML_DTYPES = {
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "F8_E8M0": "float8_e8m0fnu",
 }
+
+_FLOATS = frozenset(["F16", "F32", "F64", *_ML_DTYPES])
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
@@ -83,34 +88,98 @@ class Numpy(HostOnly):
 
     name = "numpy"
 
+    def __init__(self) -> None:
+        self._unresizable: list[weakref.ref[Any]] = []
+
     def adopt(self, array: HostArray) -> np.ndarray[Any, Any]:
         dtype = dtype_of(array.dtype)
-        if array.nbytes == 0:
-            return np.empty(array.shape, dtype)
-        return np.asarray(_Memory(array)).view(dtype).reshape(array.shape)
+        try:
+            if array.nbytes == 0:
+                return np.empty(array.shape, dtype)
+            return np.asarray(_Memory(array)).view(dtype).reshape(array.shape)
+        except ValueError as error:
+            cause = f"numpy {np.__version__} has no arrays of {len(array.shape)} dimensions: {error}"
+            remedy = "Load the tensor with framework='pt' or 'dlpack'"
+            raise SelectionError(f"{cause}. {remedy}", cause=cause, remedy=remedy) from error
+
+    def empties(
+        self, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]], device: str
+    ) -> tuple[list[Any], list[int]]:
+        del device
+        made = [np.empty(shape, dtype_of(dtype)) for dtype, shape in zip(dtypes, shapes, strict=True)]
+        return made, [array.ctypes.data for array in made]
+
+    def shape(self, tensor: Any) -> tuple[int, ...]:
+        return tuple(tensor.shape)
+
+    def pieces(self, name: str, tensor: Any) -> list[Piece]:
+        if not isinstance(tensor, np.ndarray):
+            raise _wrong(name, f"the destination is a {type(tensor).__name__}, not a numpy array")
+        owner: Any = tensor
+        while isinstance(owner, np.ndarray):
+            # numpy resizes no array that has a weak reference, not even with refcheck=False.
+            self._unresizable.append(weakref.ref(owner))
+            owner = owner.base
+        return [Piece((), tensor)]
 
     def destination(self, name: str, tensor: Any) -> Destination:
-        def wrong(cause: str) -> DestinationError:
-            return DestinationError(f"tensor {name!r}: {cause}", tensor=name, cause=cause)
-
         if not isinstance(tensor, np.ndarray):
-            raise wrong(f"the destination is a {type(tensor).__name__}, not a numpy array")
-        if not tensor.flags.c_contiguous:
-            raise wrong(f"the destination is not contiguous (shape {tensor.shape}, strides {tensor.strides})")
+            raise _wrong(name, f"the destination is a {type(tensor).__name__}, not a numpy array")
         if not tensor.flags.writeable:
-            raise wrong("the destination is read-only")
-        known = {dtype_name(tensor.dtype)} - {None}
-        if not known:
-            raise wrong(f"the destination's dtype {tensor.dtype} is none of safetensors'")
-        return Destination(tensor.ctypes.data, tensor.nbytes, known.pop() or "", tensor.shape, "cpu")
+            raise _wrong(name, "the destination is read-only")
+        dtype = dtype_name(tensor.dtype)
+        if dtype is None:
+            raise _wrong(name, f"the destination's dtype {tensor.dtype} is none of safetensors'")
+        strides = None if tensor.flags.c_contiguous else tensor.strides
+        return Destination(tensor.ctypes.data, tensor.nbytes, dtype, tensor.shape, "cpu", strides)
+
+    def holds(self, memory: Any, address: int) -> bool:
+        # `pieces` keeps numpy from resizing what a piece is of.
+        return bool(memory.ctypes.data == address)
+
+    def cannot_convert(self, dtype: str, memory: Any) -> str | None:
+        try:
+            self.put(np.empty(1, memory.dtype), np.zeros(1, dtype_of(dtype)))
+        except (PenstockError, TypeError, ValueError) as error:
+            return str(error)
+        return None
+
+    def put(self, memory: Any, value: Any) -> None:
+        with np.errstate(all="ignore"):
+            np.copyto(memory, value, casting="unsafe")
+
+    def check_cast(self, dtypes: Collection[str], dtype: Any) -> None:
+        wanted = self.floating_dtype(dtype)
+        for name in _FLOATS.intersection(dtypes):
+            refused = self.cannot_convert(name, np.empty(1, wanted))
+            if refused is not None:
+                raise SelectionError(f"dtype={dtype!r}: {name} cannot be converted to it: {refused}", cause=refused)
+
+    def floating_dtype(self, dtype: Any) -> np.dtype[Any]:
+        named = dtype if isinstance(dtype, str) else ""
+        # numpy knows the names of ml_dtypes, "bfloat16" among them, once that is imported.
+        name = next((ours for ours, numpy_name in _ML_DTYPES.items() if named == numpy_name), named)
+        try:
+            wanted = dtype_of(name) if name in _NUMPY or name in _ML_DTYPES else np.dtype(dtype)
+        except (TypeError, ValueError) as error:
+            raise no_dtype(dtype, "numpy") from error
+        if wanted.kind != "c" and dtype_name(wanted) not in _FLOATS:
+            raise no_floating_dtype(dtype)
+        return wanted
 
     def cast(self, tensor: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
-        wanted = dtype_of(dtype) if dtype in _NUMPY or dtype in _ML_DTYPES else np.dtype(dtype)
-        floating = dtype_name(tensor.dtype) in {"F16", "F32", "F64", *_ML_DTYPES}
-        return tensor.astype(wanted, copy=False) if floating else tensor
+        wanted = self.floating_dtype(dtype)
+        if dtype_name(tensor.dtype) not in _FLOATS:
+            return tensor
+        with np.errstate(all="ignore"):
+            return tensor.astype(wanted, copy=False)
 
     def index(self, tensor: np.ndarray[Any, Any], index: tuple[int | slice, ...]) -> Any:
         return np.array(tensor[index])
+
+
+def _wrong(name: str, cause: str) -> DestinationError:
+    return DestinationError(f"tensor {name!r}: {cause}", tensor=name, cause=cause)
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 
 from penstock._native import HostArray
+from penstock.arguments import device_meant, no_dtype, no_floating_dtype
 from penstock.errors import DestinationError, DeviceError, SelectionError
-from penstock.frameworks.base import Destination
+from penstock.frameworks.base import Destination, Piece
+from penstock.frameworks.sharded import is_dtensor, local_pieces
 
 _NAMES = {
     "BOOL": "bool",
@@ -79,8 +82,13 @@ class Torch:
     def device(self, device: Any) -> str:
         try:
             parsed = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+            if isinstance(device, bool):
+                raise TypeError("a number of a GPU is no truth value")  # noqa: TRY301 - as torch's own complaints
         except (RuntimeError, TypeError) as error:
-            raise DeviceError(f"device={device!r} is not a device of torch: {error}", cause=str(error)) from error
+            meant = device_meant(device)
+            remedy = f"Did you mean {meant!r}?" if meant else "Give 'cpu', 'cuda' or 'cuda:N'"
+            cause = f"device={device!r} is not a device of torch"
+            raise DeviceError(f"{cause}. {remedy}", cause=cause, remedy=remedy) from error
         if parsed.type == "cpu":
             return "cpu"
         if parsed.type != "cuda":
@@ -138,39 +146,141 @@ class Torch:
             # An allocator that was plugged in need not know.
             return False
 
-    def destination(self, name: str, tensor: Any) -> Destination:
-        def wrong(cause: str) -> DestinationError:
-            return DestinationError(f"tensor {name!r}: {cause}", tensor=name, cause=cause)
+    def shape(self, tensor: Any) -> tuple[int, ...]:
+        shape = tuple(tensor.shape)
+        return (*shape[:-1], shape[-1] * 2) if shape and DTYPE_NAMES.get(tensor.dtype) == "F4" else shape
 
+    def pieces(self, name: str, tensor: Any) -> list[Piece]:
         if not isinstance(tensor, torch.Tensor):
-            raise wrong(f"the destination is a {type(tensor).__name__}, not a torch tensor")
-        if tensor.device.type == "meta":
-            raise wrong("the destination is on the meta device and has no memory; use load_model or to_empty()")
-        if tensor.layout != torch.strided or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-            raise wrong(
-                f"the destination is not contiguous (shape {list(tensor.shape)}"
-                + (f", strides {list(tensor.stride())}" if tensor.layout == torch.strided else f", {tensor.layout}")
-                + "); make it contiguous, or load and copy_ it"
-            )
+            raise _wrong(name, f"the destination is a {type(tensor).__name__}, not a torch tensor")
+        if type(tensor) in _PLAIN or not is_dtensor(tensor):
+            _check_plain(name, tensor)
+            # An alias: `tensor.data = other` in another thread takes the tensor's memory away, not this one's.
+            return [Piece((), tensor.detach())]
+        local, pieces = local_pieces(name, tensor)
+        _check_plain(name, local)
+        scale = 2 if DTYPE_NAMES.get(tensor.dtype) == "F4" else 1
+        found = []
+        for ranges, memory in pieces:
+            if scale > 1:
+                # Two elements of the header's are one of torch's, along the last dimension.
+                ranges = (*ranges[:-1], (ranges[-1][0] * scale, ranges[-1][1] * scale))  # noqa: PLW2901
+            found.append(Piece(ranges, memory.detach()))
+        return found
+
+    def destination(self, name: str, tensor: Any) -> Destination:
+        if not isinstance(tensor, torch.Tensor):
+            raise _wrong(name, f"the destination is a {type(tensor).__name__}, not a torch tensor")
+        _check_plain(name, tensor)
+        device = tensor.device
+        if device.type == "meta":
+            cause = "the destination is on the meta device and has no memory"
+            raise _wrong(name, cause, "Use penstock.load_model, or module.to_empty(device=…) first")
+        if tensor.layout != torch.strided:
+            raise _wrong(name, f"the destination is not contiguous and has no strides ({tensor.layout})")
         dtype = DTYPE_NAMES.get(tensor.dtype)
         if dtype is None:
-            raise wrong(f"the destination's dtype {tensor.dtype} is none of safetensors'")
-        shape = tuple(tensor.shape)
-        if dtype == "F4" and shape:
-            shape = (*shape[:-1], shape[-1] * 2)
-        nbytes = tensor.numel() * tensor.element_size()
-        return Destination(tensor.data_ptr(), nbytes, dtype, shape, self.device(tensor.device))
+            raise _wrong(name, f"the destination's dtype {tensor.dtype} is none of safetensors'")
+        size = tensor.element_size()
+        nbytes = tensor.numel() * size
+        strides = None
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            strides = tuple(stride * size for stride in tensor.stride())
+        try:
+            address = tensor.data_ptr()
+        except RuntimeError as error:
+            raise _wrong(name, f"the destination has no memory ({str(error).splitlines()[0]})") from error
+        if nbytes and not address:
+            raise _wrong(name, f"the destination, a {type(tensor).__name__}, has no memory: its storage is empty")
+        where = "cpu" if device.type == "cpu" else self.device(device)
+        return Destination(address, nbytes, dtype, self.shape(tensor), where, strides)
+
+    def holds(self, memory: Any, address: int) -> bool:
+        # Resizing a storage gives it other memory.
+        return bool(memory.data_ptr() == address)
+
+    def cannot_convert(self, dtype: str, memory: Any) -> str | None:
+        source = DTYPES.get(dtype)
+        if source is None:
+            return f"torch {torch.__version__} has no dtype for {dtype}"
+        return _copy_refused(source, memory.dtype, memory.device.type)
+
+    def put(self, memory: Any, value: Any) -> None:
+        # Nobody may write to an inference tensor outside of inference mode.
+        with torch.inference_mode() if memory.is_inference() else torch.no_grad():
+            memory.copy_(value)
+
+    def written(self, tensors: Sequence[Any]) -> None:
+        # Those made under inference mode have no version.
+        versioned = [tensor for tensor in tensors if not tensor.is_inference()]
+        try:
+            torch.autograd.graph.increment_version(versioned)
+        except (AttributeError, TypeError):
+            # An older torch takes one tensor.
+            for tensor in versioned:
+                torch.autograd.graph.increment_version(tensor)
 
     def consumer_stream(self, device: str) -> int:
         return 0 if device == "cpu" else int(torch.cuda.current_stream(torch.device(device)).cuda_stream)
 
-    def cast(self, tensor: torch.Tensor, dtype: Any) -> torch.Tensor:
+    def floating_dtype(self, dtype: Any) -> torch.dtype:
         wanted = dtype_of(dtype) if isinstance(dtype, str) and dtype in _NAMES else dtype
         if isinstance(wanted, str):
             wanted = getattr(torch, wanted, None)
         if not isinstance(wanted, torch.dtype):
-            raise SelectionError(f"dtype={dtype!r} is not a dtype of torch")
-        return tensor.to(wanted) if tensor.is_floating_point() else tensor
+            raise no_dtype(dtype, "torch")
+        if not (wanted.is_floating_point or wanted.is_complex):
+            raise no_floating_dtype(dtype)
+        return wanted
+
+    def check_cast(self, dtypes: Collection[str], dtype: Any) -> None:
+        wanted = self.floating_dtype(dtype)
+        for name in dtypes:
+            source = DTYPES.get(name)
+            if source is None or not source.is_floating_point or source == wanted:
+                continue
+            refused = _copy_refused(source, wanted, "cpu")
+            if refused is not None:
+                raise SelectionError(f"dtype={dtype!r}: {name} cannot be converted to it: {refused}", cause=refused)
+
+    def cast(self, tensor: torch.Tensor, dtype: Any) -> torch.Tensor:
+        wanted = self.floating_dtype(dtype)
+        if not tensor.is_floating_point():
+            return tensor
+        try:
+            return tensor.to(wanted)
+        except NotImplementedError as error:
+            cause = f"torch {torch.__version__} does not convert {tensor.dtype} to {wanted}"
+            remedy = "Load without dtype"
+            raise SelectionError(f"{cause}. {remedy}", cause=cause, remedy=remedy) from error
 
     def index(self, tensor: torch.Tensor, index: tuple[int | slice, ...]) -> torch.Tensor:
         return tensor[index].clone()
+
+
+_PLAIN = frozenset([torch.Tensor, torch.nn.Parameter])
+
+
+def _wrong(name: str, cause: str, remedy: str | None = None) -> DestinationError:
+    message = f"tensor {name!r}: {cause}" + (f". {remedy}" if remedy else "")
+    return DestinationError(message, tensor=name, cause=cause, remedy=remedy)
+
+
+def _check_plain(name: str, tensor: torch.Tensor) -> None:
+    """Refuses subclasses that answer for torch's operations themselves: their elements are not simply in memory."""
+    kind = type(tensor)
+    if kind in _PLAIN or kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
+        return
+    cause = f"the destination is a {kind.__module__}.{kind.__qualname__}, a tensor without memory of its own"
+    raise _wrong(name, cause, "Load first and make it from the loaded tensor, or use load_state_dict")
+
+
+@functools.cache
+def _copy_refused(source: torch.dtype, destination: torch.dtype, device: str) -> str | None:
+    """What torch says to copying elements of one dtype to another, or None."""
+    try:
+        torch.empty(1, dtype=destination, device=device).copy_(torch.empty(1, dtype=source, device=device))
+    except (RuntimeError, TypeError) as error:
+        # NotImplementedError is a RuntimeError.
+        return f"torch cannot do it: {str(error).splitlines()[0]}"
+    return None

@@ -13,5 +13,19 @@ from penstock.recording.recorder import Recorder
 from penstock.recording.relay import Relay, Source
 from penstock.recording.sharing import Sharing
 from penstock.recording.statistics import Statistics
+from penstock.recording.verifying import VerificationError, copy_state, differing, verify_equal
 
-__all__ = ["LazyTensor", "NotRecordableError", "Peers", "Recorder", "Relay", "Sharing", "Source", "Statistics"]
+__all__ = [
+    "LazyTensor",
+    "NotRecordableError",
+    "Peers",
+    "Recorder",
+    "Relay",
+    "Sharing",
+    "Source",
+    "Statistics",
+    "VerificationError",
+    "copy_state",
+    "differing",
+    "verify_equal",
+]

@@ -5,50 +5,63 @@ Handlers return NotImplemented for what they do not know: it is then done with r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, SupportsIndex
 
 import torch
 
-from penstock.recording.lazy import HANDLERS, Handler, LazyTensor, device_of, name_of
-from penstock.recording.sources import Computed, Hole, is_contiguous, mapped
+from penstock.recording.lazy import HANDLERS, READS, READS_OTHERS, Handler, LazyTensor, empty_for, has_lazy, unwatched
+from penstock.recording.sources import Computed, Hole, Value, is_contiguous, mapped
 
 
 def _first_is_lazy(args: tuple[Any, ...]) -> bool:
     return bool(args) and isinstance(args[0], LazyTensor)
 
 
-def _has_lazy(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(_has_lazy(item) for item in value)
-    return isinstance(value, LazyTensor)
-
-
 def _described(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Shape, dtype and the like: the wrapper knows."""
+    if not _first_is_lazy(args):
+        return NotImplemented
     with torch._C.DisableTorchFunctionSubclass():
         return func(*args, **kwargs)
 
 
 def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Views are torch's own, of the meta tensor."""
-    if not _first_is_lazy(args) or _has_lazy(args[1:]) or any(map(_has_lazy, kwargs.values())):
+    if not _first_is_lazy(args) or has_lazy(args[1:]) or has_lazy(kwargs):
         return NotImplemented
     lazy: LazyTensor = args[0]
-    if lazy._real is not None:
-        return func(lazy._real, *args[1:], **kwargs)
     if func is torch.Tensor.__getitem__ and not _is_basic(args[1]):
         return NotImplemented
-    reinterprets = func is torch.Tensor.view and any(isinstance(a, torch.dtype) for a in (*args[1:], *kwargs.values()))
-    if reinterprets and lazy._casts:
+    meta, casts = lazy._value.meta, lazy._value.casts
+    if casts and func is torch.Tensor.view and any(isinstance(a, torch.dtype) for a in (*args[1:], *kwargs.values())):
         return NotImplemented
-    views = func(lazy._meta, *args[1:], **kwargs)
+    if is_static(args[1:]) and is_static(kwargs):
+        with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined, unused-ignore]
+            views = func(meta, *args[1:], **kwargs)
+    else:
+        views = func(meta, *args[1:], **kwargs)
     made = []
     for view in views if isinstance(views, (list, tuple)) else [views]:
-        same = isinstance(view, torch.Tensor) and torch._C._is_alias_of(view, lazy._meta)  # type: ignore[attr-defined, unused-ignore]
-        if not same or view.element_size() != lazy._meta.element_size():
+        if not _is_alias(view, meta) or view.element_size() != meta.element_size():
             return NotImplemented
-        made.append(lazy.derived(view))
+        made.append(lazy.viewed(view))
     return type(views)(made) if isinstance(views, (list, tuple)) else made[0]
+
+
+def is_static(value: Any) -> bool:
+    """Whether arguments are numbers and the like, so that no tensor's values decide anything."""
+    if isinstance(value, (list, tuple)):
+        return all(map(is_static, value))
+    if isinstance(value, dict):
+        return all(map(is_static, value.values()))
+    if isinstance(value, slice):
+        return is_static((value.start, value.stop, value.step))
+    return value is None or value is Ellipsis or isinstance(value, (int, str, torch.dtype))
+
+
+def _is_alias(one: Any, other: torch.Tensor) -> bool:
+    return isinstance(one, torch.Tensor) and bool(torch._C._is_alias_of(one, other))  # type: ignore[attr-defined, unused-ignore]
 
 
 def _is_basic(index: Any) -> bool:
@@ -65,25 +78,34 @@ def _is_basic(index: Any) -> bool:
 def _same(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What gives the same values in the same memory."""
     del func, kwargs
-    lazy = args[0]
-    return NotImplemented if not _first_is_lazy(args) else lazy.derived() if lazy._real is None else lazy._real.detach()
+    return args[0].viewed(args[0]._value.meta) if _first_is_lazy(args) else NotImplemented
+
+
+def _offset(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    del func, kwargs
+    return args[0]._memory.offset_of(args[0]._value)
+
+
+def _placed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Where it is: torch's C++ code does not know."""
+    if len(args) > 1 or kwargs or not _first_is_lazy(args):
+        return NotImplemented
+    return _PLACED[func](args[0]._memory.device)
 
 
 def _packed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``contiguous``, ``clone`` of what is in row-major order: as it is, since nobody can write to it."""
+    """``contiguous``, ``clone`` of what is in row-major order: itself, and the same in another memory."""
     if not _first_is_lazy(args) or len(args) > 1 or kwargs:
         return NotImplemented
     lazy: LazyTensor = args[0]
-    if lazy._real is not None:
-        return func(lazy._real)
-    if not lazy._meta.is_contiguous():
+    if not lazy._value.meta.is_contiguous():
         return NotImplemented
-    return lazy.derived() if func is torch.Tensor.contiguous else _own(lazy.derived(root=lazy._root))
+    return lazy if func is torch.Tensor.contiguous else lazy.copied()
 
 
 def _iterated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     del func, kwargs
-    return iter(args[0].unbind(0)) if args[0].dim() else NotImplemented
+    return iter(args[0].unbind(0)) if _first_is_lazy(args) and args[0].dim() else NotImplemented
 
 
 def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -103,28 +125,40 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not of or "out" in kwargs or sum(constant.numel() for constant in constants) > _CONSTANT:
         return NotImplemented
     first = of[0]
-    first._recorder.check_thread(name_of(func))
-    if any(lazy._real is not None or lazy.stored() != first.stored() for lazy in of):
+    if any(lazy._value.stored() != first._value.stored() for lazy in of):
         return NotImplemented
+    allowed = _DTYPES.get(func)
+    if allowed is not None and any(lazy._value.dtype not in allowed for lazy in of):
+        return NotImplemented
+    for constant in constants:
+        if type(constant) not in _ORDINARY or (constant.requires_grad and torch.is_grad_enabled()):
+            return NotImplemented
     # They may change before they are used.
     first._recorder.settle(constants)
-    own = {id(constant): constant.detach().clone() for constant in constants}
+    with unwatched():
+        own = {id(constant): constant.detach().clone() for constant in constants}
 
     def held(value: Any) -> Any:
         return own[id(value)] if id(value) in own else mapped(held, value)
 
     of.clear()
-    call = Computed(func, kept(held(args)), kept(held(kwargs)), tuple(of))
-    return _result(call, first)
+    holed = kept(held(args)), kept(held(kwargs))
+    with unwatched():
+        call = Computed(func, *holed, tuple(lazy._value for lazy in of), torch.get_default_dtype())
+        return _result(call, of)
 
 
-def _result(call: Computed, first: LazyTensor) -> Any:
+def _result(call: Computed, of: list[LazyTensor]) -> Any:
     """A lazy tensor for the result of a call; NotImplemented for one whose elements have gaps between them."""
+    metas = [value.as_meta() for value in call.of]
     try:
-        meta = call.of_values([_meta_of(lazy) for lazy in call.of])
+        meta = call.of_values(metas)
     except Exception:  # noqa: BLE001 - its shape depends on its values, or torch refuses it: a real tensor tells which
         return NotImplemented
     if type(meta) is not torch.Tensor or not meta.is_meta:
+        return NotImplemented
+    is_part = any(_is_alias(meta, operand) for operand in metas)
+    if is_part and len(metas) > 1:
         return NotImplemented
     # Of a transposed tensor's elements, most functions keep the order.
     strides = meta.stride()
@@ -134,15 +168,21 @@ def _result(call: Computed, first: LazyTensor) -> Any:
         return NotImplemented
     is_turned = order != tuple(range(meta.dim()))
     value = torch.empty(in_order.shape, dtype=meta.dtype, device="meta")
-    result = _own(first.derived(value, root=call._replace(order=order if is_turned else None), casts=()))
-    return result.permute([order.index(dimension) for dimension in range(meta.dim())]) if is_turned else result
+    result = of[0].copied(Value(call._replace(order=order if is_turned else None), value))
+    if is_part:
+        result._memory.parent = of[0]._memory, of[0]._value
+        result._memory.part = lambda tensor: call.of_values([tensor]).permute(order)
+    if not is_turned:
+        return result
+    return result.viewed(value.permute([order.index(dimension) for dimension in range(meta.dim())]))
 
 
 def _chosen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Rows by a list of numbers: of the experts that a rank has, no others are read."""
     lazy, index = args
-    if not _first_is_lazy(args) or not isinstance(index, (list, torch.Tensor)) or lazy._real is not None:
+    if not _first_is_lazy(args) or not isinstance(index, (list, torch.Tensor)) or has_lazy(index):
         return NotImplemented
+    lazy._recorder.settle(index)
     numbers = index.tolist() if isinstance(index, torch.Tensor) and index.dtype == torch.int64 else index
     if not isinstance(numbers, list) or not numbers or not all(type(number) is int for number in numbers):
         return NotImplemented
@@ -152,57 +192,52 @@ def _chosen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _computed(func, (lazy.narrow(0, first, last - first + 1), [number - first for number in numbers]), kwargs)
 
 
-def _own(lazy: LazyTensor) -> LazyTensor:
-    """A copy, whose values nobody else sees change."""
-    lazy._is_own = True
-    return lazy
-
-
-def _meta_of(lazy: LazyTensor) -> torch.Tensor:
-    return lazy._meta.to(lazy._casts[-1]) if lazy._casts else lazy._meta
-
-
 def _made_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``zeros_like``, ``new_zeros`` and the like want to know what it is like, not what it holds."""
-    if not _first_is_lazy(args) or _has_lazy(args[1:]) or any(map(_has_lazy, kwargs.values())):
+    if not _first_is_lazy(args) or has_lazy(args[1:]) or has_lazy(kwargs):
         return NotImplemented
-    return func(_meta_of(args[0]), *args[1:], **{"device": device_of(args[0]), **kwargs})
+    lazy: LazyTensor = args[0]
+    return func(lazy._value.as_meta(), *args[1:], **{"device": lazy._memory.device, **kwargs})
 
 
 def _converted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``to``, ``float``, ``cpu`` and the like: another dtype, another place."""
-    if not _first_is_lazy(args) or _has_lazy(args[1:]):
+    """``to``, ``float``, ``cpu`` and the like: another dtype, another device."""
+    if not _first_is_lazy(args) or has_lazy(args[1:]) or has_lazy(kwargs):
         return NotImplemented
     lazy: LazyTensor = args[0]
-    if lazy._real is not None:
-        return func(lazy._real, *args[1:], **kwargs)
     target = _target(func, args[1:], kwargs)
     if target is None:
         return NotImplemented
-    device, dtype = target
+    device, dtype, copies = target
     if device is not None and device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    now = lazy._casts[-1] if lazy._casts else lazy._meta.dtype
-    if dtype is None or dtype == now:
-        return lazy.derived(device=device)
-    if lazy._meta.to(dtype).stride() == lazy._meta.stride():
-        return _own(lazy.derived(root=lazy._root, casts=(*lazy._casts, dtype), device=device))
+    value = lazy._value
+    dtype = value.dtype if dtype is None else dtype
+    if not copies and dtype == value.dtype and device in {None, lazy._memory.device}:
+        return lazy
+    with unwatched():
+        strides = value.meta.to(dtype, copy=True).stride()
+    if strides == value.meta.stride():
+        casts = value.casts if dtype == value.dtype else (*value.casts, dtype)
+        return lazy.copied(value._replace(casts=casts), device)
     # What had gaps between its elements has none when it is converted.
-    packed = _computed(torch.Tensor.to, (lazy, dtype), {})
-    return packed if packed is NotImplemented or device is None else packed.derived(device=device)
+    packed = _computed(torch.Tensor.to, (lazy, dtype), {"copy": True})
+    return packed if packed is NotImplemented or device is None else packed.copied(device=device)
 
 
 def _target(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[torch.device | None, torch.dtype | None] | None:
-    """The device and dtype that a conversion names, or None where it is another."""
+) -> tuple[torch.device | None, torch.dtype | None, bool] | None:
+    """The device and dtype that a conversion names and whether it always copies, or None where it is another."""
     if func in _CASTS:
-        return None if args or kwargs else (None, _CASTS[func])
+        return None if args or kwargs else (None, _CASTS[func], False)
     if func is torch.Tensor.cpu:
-        return torch.device("cpu"), None
+        return None if args or kwargs else (torch.device("cpu"), None, False)
     if func is torch.Tensor.type:
         # By the name of a class it is another device's too.
-        return (None, args[0]) if len(args) == 1 and not kwargs and isinstance(args[0], torch.dtype) else None
+        return (None, args[0], False) if len(args) == 1 and not kwargs and isinstance(args[0], torch.dtype) else None
+    flags = [value for value in args if isinstance(value, bool)]
+    copies = bool(kwargs.get("copy")) or flags[1:] == [True]
     kept = {key: value for key, value in kwargs.items() if key not in {"copy", "non_blocking"}}
     try:
         device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kept)  # type: ignore[attr-defined, unused-ignore]
@@ -210,19 +245,25 @@ def _target(
         return None
     if memory_format is not None or (device is not None and device.type == "meta"):
         return None
-    return device, dtype
+    return device, dtype, copies
 
 
 def _overwritten(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``zero_``, ``fill_`` of what its holder alone has: none of it is read."""
-    if not _first_is_lazy(args) or _has_lazy(args[1:]) or not args[0]._is_own or args[0]._real is not None:
+    """``zero_``, ``fill_`` of a whole memory: none of it is read."""
+    if not _first_is_lazy(args) or has_lazy(args[1:]) or has_lazy(kwargs):
         return NotImplemented
     lazy: LazyTensor = args[0]
-    lazy._recorder.check_thread(name_of(func))
+    if lazy._memory.parent is not None or not lazy._memory.is_all(lazy._value):
+        return NotImplemented
     lazy._recorder.settle((args[1:], kwargs))
-    with torch.inference_mode(mode=False):
-        lazy._real = torch.empty_like(_meta_of(lazy), device=device_of(lazy))
-    return func(lazy._real, *args[1:], **kwargs)
+    with unwatched():
+        real = empty_for(lazy._memory)
+    lazy._memory.real = real
+    try:
+        return func(lazy.made(), *args[1:], **kwargs)
+    except BaseException:
+        lazy._memory.real = lazy._tensor = None
+        raise
 
 
 def _copied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -240,16 +281,27 @@ def _assigned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     memory, index, lazy = args
     if isinstance(memory, LazyTensor) or not isinstance(lazy, LazyTensor) or not _is_basic(index):
         return NotImplemented
+    if memory.requires_grad and torch.is_grad_enabled():
+        return NotImplemented
     with torch._C.DisableTorchFunctionSubclass():
         place = memory.detach()[index]
-    # Assignment lets go of leading dimensions of size one, which copying does not.
-    shape = lazy._meta.shape
+    # Assignment drops leading dimensions of size one, which copying does not.
+    shape = lazy._value.meta.shape
     while len(shape) > place.dim() and shape[0] == 1:
         lazy = lazy[0]
         shape = shape[1:]
     return None if lazy._recorder.record(place, lazy) else NotImplemented
 
 
+def _kept(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``parameter.data = lazy``: an ordinary tensor, which is filled with all else that is recorded."""
+    if len(args) != 2 or kwargs or isinstance(args[0], LazyTensor):  # noqa: PLR2004
+        return NotImplemented
+    memory, lazy = args
+    return func(memory, lazy._recorder.real_later(lazy))
+
+
+_ORDINARY = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
 _CONSTANT = 1 << 20
 """As many elements of ordinary tensors (an order, a padding) are kept for what is worked out with them."""
 
@@ -270,37 +322,55 @@ _DESCRIBES = [
     *(
         getattr(_T, name).__get__
         for name in (
-            "shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda", "is_cpu", "is_meta", "is_leaf",
-            "grad", "grad_fn", "is_sparse", "is_quantized", "itemsize", "nbytes", "is_nested", "is_mkldnn", "is_xpu",
+            "shape", "dtype", "ndim", "layout", "requires_grad", "is_leaf", "grad", "grad_fn", "is_sparse",
+            "is_quantized", "itemsize", "nbytes", "is_nested", "is_mkldnn",
         )
     ),
-    _T.size, _T.dim, _T.ndimension, _T.numel, _T.nelement, _T.element_size, _T.stride, _T.storage_offset,
-    _T.is_contiguous, _T.is_floating_point, _T.is_complex, _T.is_signed, _T.get_device, _T.__len__,
+    _T.size, _T.dim, _T.ndimension, _T.numel, _T.nelement, _T.element_size, _T.stride,
+    _T.is_contiguous, _T.is_floating_point, _T.is_complex, _T.is_signed, _T.__len__, _T.__hash__,
     torch.is_floating_point, torch.is_complex, torch.numel,
 ]  # fmt: skip
+_PLACED: dict[Any, Callable[[torch.device], Any]] = {
+    _T.device.__get__: lambda device: device,
+    _T.is_cpu.__get__: lambda device: device.type == "cpu",
+    _T.is_cuda.__get__: lambda device: device.type == "cuda",
+    _T.is_xpu.__get__: lambda device: device.type == "xpu",
+    _T.is_meta.__get__: lambda _: False,
+    _T.get_device: lambda device: -1 if device.type == "cpu" else device.index,
+}
 _VIEWS = [
-    _T.narrow, _T.__getitem__, _T.chunk, _T.split, _T.split_with_sizes, _T.tensor_split, _T.unbind, _T.select,
-    _T.view, _T.reshape, _T.t, _T.transpose, _T.swapaxes, _T.swapdims, _T.permute, _T.movedim, _T.moveaxis,
-    _T.unsqueeze, _T.squeeze, _T.flatten, _T.unflatten, _T.expand, _T.expand_as, _T.view_as, _T.reshape_as,
+    _T.narrow, _T.chunk, _T.split, _T.split_with_sizes, _T.tensor_split, _T.unbind, _T.select,
+    _T.view, _T.t, _T.transpose, _T.swapaxes, _T.swapdims, _T.permute, _T.movedim, _T.moveaxis,
+    _T.unsqueeze, _T.squeeze, _T.unflatten, _T.expand, _T.expand_as, _T.view_as,
     _T.T.__get__, _T.mT.__get__, _T.diagonal, _T.unfold, _T.hsplit, _T.vsplit,
-    torch.narrow, torch.chunk, torch.split, torch.tensor_split, torch.unbind, torch.select, torch.reshape, torch.t,
-    torch.transpose, torch.permute, torch.movedim, torch.unsqueeze, torch.squeeze, torch.flatten, torch.unflatten,
+    torch.narrow, torch.chunk, torch.split, torch.tensor_split, torch.unbind, torch.select, torch.t,
+    torch.transpose, torch.permute, torch.movedim, torch.unsqueeze, torch.squeeze, torch.unflatten,
     torch.swapaxes, torch.swapdims, torch.moveaxis, torch.split_with_sizes, torch.hsplit, torch.vsplit, torch.diagonal,
 ]  # fmt: skip
+_MAY_COPY = [_T.__getitem__, _T.reshape, _T.flatten, _T.reshape_as, torch.reshape, torch.flatten]
+_INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+_OF_NUMBERS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64, *_INTEGERS} - {torch.bool})
 _LIKE = [
     torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like,
     _T.new_zeros, _T.new_ones, _T.new_empty, _T.new_full,
 ]  # fmt: skip
+_ARITHMETIC = [
+    _T.neg, _T.__neg__, _T.exp, _T.log, _T.abs, _T.sqrt, _T.rsqrt, _T.reciprocal, _T.square, _T.sigmoid, _T.clamp,
+    _T.add, _T.__add__, _T.__radd__, _T.sub, _T.__sub__, _T.__rsub__, _T.mul, _T.__mul__, _T.__rmul__, _T.div,
+    _T.__truediv__, _T.pow, _T.__pow__, torch.neg, torch.exp, torch.log, torch.abs, torch.sqrt, torch.rsqrt,
+    torch.reciprocal, torch.square, torch.sigmoid, torch.clamp, torch.add, torch.sub, torch.mul, torch.div,
+    torch.pow,
+]  # fmt: skip
+_BITWISE = [
+    _T.bitwise_and, _T.__and__, _T.bitwise_or, _T.__or__, _T.bitwise_xor, _T.__xor__, _T.bitwise_not, _T.__invert__,
+    _T.__lshift__, _T.__rshift__, torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor, torch.bitwise_not,
+    torch.bitwise_left_shift, torch.bitwise_right_shift,
+]  # fmt: skip
+_DTYPES = {**dict.fromkeys(_ARITHMETIC, _OF_NUMBERS), **dict.fromkeys(_BITWISE, _INTEGERS)}
+"""Dtypes that these functions exist for on every device; what torch refuses it has to refuse at once."""
 _COMPUTES = [
     # Of other elements.
-    _T.neg, _T.__neg__, _T.exp, _T.log, _T.abs, _T.sqrt, _T.rsqrt, _T.reciprocal, _T.square, _T.sigmoid, _T.clamp,
-    _T.add, _T.__add__, _T.__radd__, _T.sub, _T.__sub__, _T.__rsub__, _T.mul, _T.__mul__, _T.__rmul__,
-    _T.div, _T.__truediv__, _T.pow, _T.__pow__, _T.bitwise_and, _T.__and__, _T.bitwise_or, _T.__or__,
-    _T.bitwise_xor, _T.__xor__, _T.bitwise_not, _T.__invert__, _T.__lshift__, _T.__rshift__,
-    torch.neg, torch.exp, torch.log, torch.abs, torch.sqrt, torch.rsqrt, torch.reciprocal, torch.square,
-    torch.sigmoid, torch.clamp, torch.add, torch.sub, torch.mul, torch.div, torch.pow, torch.where,
-    torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor, torch.bitwise_not,
-    torch.bitwise_left_shift, torch.bitwise_right_shift,
+    *_ARITHMETIC, *_BITWISE, torch.where,
     # In another order.
     torch.cat, torch.concat, torch.concatenate, torch.stack, torch.hstack, torch.vstack, torch.flip, torch.roll,
     torch.repeat_interleave, torch.index_select, torch.tile, torch.nn.functional.pad, torch.reshape, torch.flatten,
@@ -309,7 +379,9 @@ _COMPUTES = [
 ]  # fmt: skip
 _FIRST: dict[Any, Handler] = {
     **dict.fromkeys(_DESCRIBES, _described),
-    **dict.fromkeys(_VIEWS, _viewed),
+    **dict.fromkeys(_PLACED, _placed),
+    _T.storage_offset: _offset,
+    **dict.fromkeys([*_VIEWS, *_MAY_COPY], _viewed),
     **dict.fromkeys([_T.detach, _T.data.__get__, torch.detach], _same),
     **dict.fromkeys([_T.contiguous, _T.clone, torch.clone], _packed),
     **dict.fromkeys([*_CASTS, _T.to, _T.cpu, _T.type], _converted),
@@ -318,10 +390,44 @@ _FIRST: dict[Any, Handler] = {
     _T.copy_: _copied,
     _T.__setitem__: _assigned,
     **dict.fromkeys([_T.zero_, _T.fill_], _overwritten),
+    **dict.fromkeys([_T.data.__set__, _T.grad.__set__], _kept),
 }
 for _handlers in (_FIRST, {_T.__getitem__: _chosen}, dict.fromkeys(_COMPUTES, _computed)):
     for _func, _handler in _handlers.items():
         HANDLERS.setdefault(_func, []).append(_handler)
 
-HARMLESS = frozenset([*_DESCRIBES, *_VIEWS, _T.detach, _T.data.__get__, torch.detach])
-"""Functions that read no element of a tensor."""
+_ALIASES = {_T.contiguous, _T.view, _T.reshape, _T.flatten, _T.__getitem__, torch.reshape, torch.flatten}
+_NUMBERS = (
+    "item", "tolist", "__bool__", "__float__", "__int__", "__index__", "__contains__", "max", "min", "amax", "amin",
+    "aminmax", "sum", "mean", "prod", "std", "var", "norm", "all", "any", "argmax", "argmin", "equal", "allclose",
+    "isclose", "isnan", "isinf", "isfinite", "eq", "ne", "lt", "le", "gt", "ge", "__eq__", "__ne__", "__lt__", "__le__",
+    "__gt__", "__ge__", "nonzero", "count_nonzero", "unique", "matmul", "mm", "mv", "dot", "__matmul__", "maximum",
+    "minimum", "sort", "argsort", "topk", "cumsum", "round", "floor", "ceil", "sign", "isin", "bincount", "gather",
+    "take", "masked_select", "tril", "triu", "logical_not", "logical_and", "logical_or",
+)  # fmt: skip
+READS.update(set(_COMPUTES) - _ALIASES)
+READS.update(getattr(of, name) for name in _NUMBERS for of in (_T, torch) if hasattr(of, name))
+READS_OTHERS.update(
+    getattr(_T, name)
+    for name in (
+        "copy_", "__setitem__", "add_", "sub_", "mul_", "div_", "__iadd__", "__isub__", "__imul__", "__itruediv__",
+        "index_copy_", "index_add_", "index_fill_", "masked_fill_", "masked_scatter_", "scatter_", "scatter_add_",
+        "lerp_", "addcmul_", "maximum", "logical_and_", "logical_or_", "bitwise_and_", "bitwise_or_", "fill_",
+    )
+    if hasattr(_T, name)
+)  # fmt: skip
+
+HARMLESS = frozenset([*_DESCRIBES, *_PLACED, *_VIEWS, _T.storage_offset, _T.detach, _T.data.__get__, torch.detach])
+"""Functions that read no element of a tensor: they describe it, or make a view of it whatever its strides are.
+
+Of tensors in their further arguments some read elements (``tensor_split`` by a tensor of indices).
+"""
+MAY_COPY = frozenset([*_MAY_COPY, _T.contiguous, _T.to])
+"""Functions that make a view or copy. If they copy, they call an operator that the dispatcher sees."""
+EXPOSES = frozenset(
+    [
+        *(getattr(_T, name) for name in ("data_ptr", "untyped_storage", "storage", "_typed_storage", "__dlpack__")),
+        _T.__cuda_array_interface__.__get__,  # type: ignore[attr-defined, unused-ignore]
+    ]
+)
+"""Functions after which memory may be used without calling torch."""

@@ -1,28 +1,29 @@
 """Lazy tensors: tensors of a checkpoint that are read when it is known what for.
 
-A ``LazyTensor`` is a ``torch.Tensor`` with shape, dtype and device, and without memory. What torch makes views of
+A ``LazyTensor`` is a ``torch.Tensor`` with shape, dtype and device, and without storage. What torch makes views of
 (``narrow``, indexing, ``chunk``, ``view``, ``t`` …) gives another lazy tensor: the views are torch's own, made of a
 tensor on the meta device, so sizes, strides and offsets are right by construction. Conversions of dtype (``to``,
-``float``) and what is worked out of one weight alone (``contiguous``, ``exp``, ``cat`` of its parts …) are noted.
-``copy_`` and assignment into existing memory go to the recorder, which reads all such places together later. Everything
-else is told to the recorder too, and is done by torch with a real tensor.
+``float``) and what is computed from one weight alone (``contiguous``, ``exp``, ``cat`` of its parts …) are noted.
+``copy_`` and assignment into existing memory go to the recorder, which reads all such places together later.
 
-Nothing may see a lazy tensor's value change: a function that writes to one cannot be imitated, and raises
-``NotRecordableError``, upon which the whole load is begun again with ordinary tensors. One of which there is no view is
-its holder's own, and becomes a real tensor when it is written to.
+Everything else is done by torch with a materialised tensor. Lazy tensors that alias each other share a ``Memory``. A
+function that only reads gets a tensor of what it reads. A function that may write to its argument, or keep an alias of
+it, makes the whole memory real, once; all lazy tensors of that memory are views of it from then on. So nobody can tell
+a lazy tensor from an ordinary one by writing to it.
 
-What is done with which function of torch is in ``calls``.
+Which function of torch is treated how is in ``calls``. This module knows recorders by what it asks of them only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from penstock.recording.geometry import View
-from penstock.recording.sources import Computed, Source, Stored, mapped, of_computed, source_of
+from penstock.errors import PenstockError
+from penstock.recording.sources import Value, mapped, view_of
 
 if TYPE_CHECKING:
     from penstock.recording.recorder import Recorder
@@ -32,92 +33,147 @@ Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 HANDLERS: dict[Any, list[Handler]] = {}
 """By functions of torch, what does them, or returns NotImplemented: then the next, at last torch with real tensors."""
+READS: set[Any] = set()
+"""Functions that read their arguments, and neither write to them nor return or keep an alias of them."""
+READS_OTHERS: set[Any] = set()
+"""Functions that do the same with all arguments but the first."""
 
 
-class NotRecordableError(RuntimeError):
-    """A model's code did with a lazy tensor what only an ordinary tensor can do."""
+class NotRecordableError(PenstockError, RuntimeError):
+    """Memory that something was to be read into was replaced by code that recording does not see.
+
+    It is raised before the model is used. ``{"record": false}`` loads such a model.
+    """
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Torch's functions are called as they are, past modes and subclasses."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined, unused-ignore]
+        yield
+
+
+class Memory:
+    """What lazy tensors that alias each other have in common.
+
+    Attributes:
+        value: what all of the memory holds, as it was read.
+        device: where it is, or will be.
+        real: the memory itself as a tensor of ``value``'s sizes and strides, once there has to be one.
+        parent: the memory, and the value in it, that this one is in truth: the same elements, read in a way that is no
+            view by strides (as elements of another size).
+        part: makes ``real`` of the parent's tensor.
+    """
+
+    __slots__ = ("__weakref__", "device", "parent", "part", "real", "value")
+
+    def __init__(self, value: Value, device: torch.device) -> None:
+        self.value = value
+        self.device = device
+        self.real: torch.Tensor | None = None
+        self.parent: tuple[Memory, Value] | None = None
+        self.part: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def is_all(self, value: Value) -> bool:
+        """Whether a value of this memory is all of it."""
+        whole, part = view_of(self.value.meta), view_of(value.meta)
+        same = value.meta.element_size() == self.value.meta.element_size() and whole.offset == part.offset
+        return same and whole.numel() == part.numel() and (whole == part or part._replace(offset=0).is_packed())
+
+    def is_real(self) -> bool:
+        """Whether there is a tensor for it."""
+        if self.real is None and self.parent is not None and self.part is not None:
+            memory, value = self.parent
+            if memory.is_real():
+                with unwatched(), torch.inference_mode(mode=False):
+                    self.real = self.part(memory.tensor(value))
+        return self.real is not None
+
+    def offset_of(self, value: Value) -> int:
+        """The storage offset, in its elements, of a value in this memory."""
+        base, view = self.value.meta, value.meta
+        nbytes = view.storage_offset() * view.element_size() - base.storage_offset() * base.element_size()
+        return int(nbytes // view.element_size())
+
+    def tensor(self, value: Value) -> torch.Tensor:
+        """The tensor of a value in this memory, which is real."""
+        if self.real is None:
+            raise RuntimeError("this memory is not real yet")
+        real, meta = self.real, value.meta
+        with unwatched(), torch.inference_mode(mode=False):
+            begin = int(real.storage_offset()) * real.element_size()
+            offset = self.offset_of(value) + begin // value.dtype.itemsize
+            # To autograd it is no view, which it would not let be written to in another mode than it was made in.
+            empty = torch.empty(0, dtype=value.dtype, device=real.device)
+            return empty.set_(real.untyped_storage(), offset, meta.shape, meta.stride())
 
 
 class LazyTensor(torch.Tensor):
     """See the module. Made by a ``Recorder``."""
 
     _recorder: Recorder
-    _root: Stored | Computed
-    _meta: torch.Tensor
-    _casts: tuple[torch.dtype, ...]
-    _real: torch.Tensor | None
-    _is_own: bool
-    """Whether there are no views of it, and it is none: to write to it changes nothing else."""
+    _value: Value
+    _memory: Memory
+    _tensor: torch.Tensor | None
+    """The tensor in its place, an alias of the memory, once that is real."""
+    _part: torch.Tensor | None
+    """Its elements, for who reads them only."""
 
     @staticmethod
     def __new__(  # noqa: PYI034 - Self is newer than Python 3.10
         cls: type[LazyTensor],
         recorder: Recorder,
-        root: Stored | Computed,
-        meta: torch.Tensor,
-        casts: tuple[torch.dtype, ...],
+        value: Value,
         device: torch.device,
+        memory: Memory | None = None,
     ) -> LazyTensor:
         """A lazy tensor.
 
         Args:
             recorder: whom to tell.
-            root: what it is a view of.
-            meta: the view, on the meta device: its storage stands for all of ``root``.
-            casts: dtypes it is converted to, one after the other.
+            value: what it holds.
             device: where it says it is, and where a real tensor in its place is made.
+            memory: of what it is a view; a memory of its own by default.
         """
+        meta = value.meta
+        # To torch's C++ code it is on the meta device, and names another only if asked: setters that do not look for
+        # subclasses (``parameter.data = lazy``) then refuse it, where they would make a parameter without storage.
         lazy: LazyTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined, unused-ignore]
             cls,
             meta.shape,
             strides=meta.stride(),
             storage_offset=meta.storage_offset(),
-            dtype=casts[-1] if casts else meta.dtype,
-            device=device,
+            dtype=value.dtype,
+            device=torch.device("meta"),
+            dispatch_device=True,
         )
-        lazy._recorder, lazy._root, lazy._meta, lazy._casts, lazy._real = recorder, root, meta, casts, None
-        lazy._is_own = False
+        lazy._recorder, lazy._value, lazy._tensor, lazy._part = recorder, value, None, None
+        lazy._memory = recorder.memory(value, device) if memory is None else memory
         return lazy
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override, unused-ignore]
-        shape, dtype = list(self._meta.shape), self._casts[-1] if self._casts else self._meta.dtype
-        return f"LazyTensor({self.stored().name!r}, shape={shape}, dtype={dtype})"
+        value = self._value
+        return f"LazyTensor({value.stored().name!r}, shape={list(value.meta.shape)}, dtype={value.dtype})"
 
-    def stored(self) -> Stored:
-        """The tensor of the checkpoint that it comes from."""
-        root = self._root
-        return root if isinstance(root, Stored) else root.of[0].stored()
+    def made(self) -> torch.Tensor | None:
+        """The tensor in its place, if its memory is real."""
+        if self._tensor is None and self._memory.is_real():
+            self._tensor = self._memory.tensor(self._value)
+        return self._tensor
 
-    def view_of_root(self) -> View:
-        """Its place in ``root``'s elements."""
-        meta = self._meta
-        return View(tuple(meta.shape), meta.stride(), int(meta.storage_offset()))
+    def made_now(self) -> torch.Tensor:
+        """The tensor in its place; its memory is real."""
+        made = self.made()
+        return self._memory.tensor(self._value) if made is None else made
 
-    def source(self) -> Source:
-        """What to read for it."""
-        return source_of(self._root, self.view_of_root(), self._meta.dtype, self._casts)
+    def viewed(self, meta: torch.Tensor) -> LazyTensor:
+        """Another lazy tensor of the same memory."""
+        return LazyTensor(self._recorder, self._value._replace(meta=meta), self._memory.device, self._memory)
 
-    def of_computed(self, value: torch.Tensor) -> torch.Tensor:
-        """Its value, of the value of a root that is computed."""
-        return of_computed(value, self.view_of_root(), self._meta.dtype, self._casts)
-
-    def derived(
-        self,
-        meta: torch.Tensor | None = None,
-        *,
-        root: Stored | Computed | None = None,
-        casts: tuple[torch.dtype, ...] | None = None,
-        device: torch.device | None = None,
-    ) -> LazyTensor:
-        """Another lazy tensor that differs in what is given."""
-        self._is_own = self._is_own and root is not None
-        return LazyTensor(
-            self._recorder,
-            self._root if root is None else root,
-            self._meta if meta is None else meta,
-            self._casts if casts is None else casts,
-            device_of(self) if device is None else device,
-        )
+    def copied(self, value: Value | None = None, device: torch.device | None = None) -> LazyTensor:
+        """A lazy tensor of a memory of its own."""
+        value = self._value if value is None else value
+        return LazyTensor(self._recorder, value, self._memory.device if device is None else device)
 
     @classmethod
     def __torch_function__(
@@ -125,11 +181,28 @@ class LazyTensor(torch.Tensor):
     ) -> Any:
         del types
         named = {} if kwargs is None else dict(kwargs)
-        for handler in HANDLERS.get(func, ()):
-            result = handler(func, args, named)
-            if result is not NotImplemented:
-                return result
-        return really(func, args, named)
+        lazy: list[LazyTensor] = []
+        recorders: dict[int, Recorder] = {}
+
+        def real(value: Any) -> Any:
+            if isinstance(value, LazyTensor):
+                recorders[id(value._recorder)] = value._recorder
+                tensor = value.made()
+                if tensor is None:
+                    lazy.append(value)
+                return value if tensor is None else tensor
+            return mapped(real, value)
+
+        args, named = real(args), real(named)
+        if lazy:
+            for handler in HANDLERS.get(func, ()):
+                result = handler(func, args, named)
+                if result is not NotImplemented:
+                    return result
+            return really(func, args, named)
+        for recorder in recorders.values():
+            recorder.before(func, args, named)
+        return func(*args, **named)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override, unused-ignore]
@@ -137,39 +210,58 @@ class LazyTensor(torch.Tensor):
     ) -> Any:
         """For what reaches torch's dispatcher without passing ``__torch_function__``: never lazily."""
         del types
+        if func is torch.ops.prim.device.default:
+            return args[0]._memory.device
         return really(func, args, {} if kwargs is None else dict(kwargs))
 
 
-def device_of(tensor: torch.Tensor) -> torch.device:
-    """Where a tensor says it is, without asking its subclass."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return tensor.device
+def empty_for(memory: Memory) -> torch.Tensor:
+    """Memory for what is still to be read."""
+    value = memory.value
+    # Tensors made under inference mode could not be written to outside of it.
+    with torch.inference_mode(mode=False):
+        return torch.empty_strided(value.meta.shape, value.meta.stride(), dtype=value.dtype, device=memory.device)
+
+
+def has_lazy(value: Any) -> bool:
+    """Whether arguments of a call hold a lazy tensor."""
+    if isinstance(value, (list, tuple)):
+        return any(has_lazy(item) for item in value)
+    if isinstance(value, dict):
+        return any(has_lazy(item) for item in value.values())
+    return isinstance(value, LazyTensor)
 
 
 def really(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Does ``func`` with real tensors in the places of lazy ones.
+    """Does ``func`` with real tensors in the places of lazy ones."""
+    recorders: dict[int, Recorder] = {}
 
-    Raises:
-        NotRecordableError: if it wrote to one of them.
-    """
-    made: list[tuple[torch.Tensor, int, bool]] = []
-    recorders = set()
-
-    def real(value: Any) -> Any:
+    def real(value: Any, *, only_read: bool) -> Any:
         if isinstance(value, LazyTensor):
-            recorders.add(value._recorder)
-            tensor = value._recorder.materialise(value, func)
-            made.append((tensor, tensor._version, value._is_own))
-            return tensor
-        return mapped(real, value)
+            recorders[id(value._recorder)] = value._recorder
+            return value._recorder.materialise(value, func, only_read=only_read)
+        return mapped(lambda item: real(item, only_read=only_read), value)
 
-    args, kwargs = real(args), real(kwargs)
-    for recorder in recorders:
-        recorder.settle((args, kwargs))
-    result = func(*args, **kwargs)
-    if any(tensor._version != version and not is_own for tensor, version, is_own in made):
-        raise NotRecordableError(f"{name_of(func)} writes to a weight of the checkpoint")
-    return result
+    reads = _reads(func)
+    args = tuple(real(value, only_read=reads(number) and "out" not in kwargs) for number, value in enumerate(args))
+    kwargs = {name: real(value, only_read=reads(name) and name != "out") for name, value in kwargs.items()}
+    for recorder in recorders.values():
+        recorder.before(func, args, kwargs)
+    return func(*args, **kwargs)
+
+
+def _reads(func: Any) -> Callable[[int | str], bool]:
+    """Whether a function only reads an argument, by its number or name."""
+    schema = getattr(func, "_schema", None)
+    if schema is not None:
+        of = schema.arguments
+        changed = {key for at, of_one in enumerate(of) if of_one.alias_info is not None for key in (at, of_one.name)}
+        return lambda key: key not in changed
+    if func in READS:
+        return lambda _: True
+    if func in READS_OTHERS:
+        return lambda key: isinstance(key, int) and key > 0
+    return lambda _: False
 
 
 def name_of(func: Any) -> str:

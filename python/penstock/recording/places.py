@@ -54,6 +54,17 @@ def place_of(tensor: torch.Tensor) -> tuple[int, int, View]:
     return view.offset * size, size, view
 
 
+def has_no_overlap(tensor: torch.Tensor) -> bool:
+    """Whether each element of a tensor has memory of its own. False where that is not clear."""
+    sizes = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
+    reach = 0
+    for stride, size in sizes:
+        if stride <= reach:
+            return False
+        reach += (size - 1) * stride
+    return True
+
+
 def memory_of(tensor: torch.Tensor) -> int:
     """The address of a tensor's storage; 0 where it has none."""
     try:

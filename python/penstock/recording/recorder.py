@@ -4,21 +4,23 @@ A model's ``load_weights`` takes ``(name, tensor)`` pairs and copies parts of te
 tensors, it copies nothing: the recorder notes each copy, and ``flush`` reads exactly those bytes straight into their
 places, all at once, with full read-ahead. So a rank of a tensor-parallel model reads its share and nothing else.
 
-It is exactly as if the copies had been made when they were asked for, because the recorder watches (as a
-``TorchFunctionMode``) every use of torch while it is active: whoever reads or writes memory that something is still to
-be read into makes the recorder flush first. What is not recorded falls back to real tensors and is counted.
+While it is active, uses of torch are watched (``watching``): whoever reads or writes memory that something is still to
+be read into makes the recorder flush first. Memory that others than torch may see (a NumPy array is made of it, its
+address was taken) is filled when it is copied to. What is not recorded is materialised, tensor by tensor, and counted.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import count
-from typing import Any
+from typing import Any, Literal
+from weakref import WeakSet
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from penstock._native import Config
 from penstock.checkpoint import Checkpoint
@@ -27,12 +29,13 @@ from penstock.loading import Load
 from penstock.parts import load_parts
 from penstock.progress import Progress, ProgressOption, teller
 from penstock.recording.at_once import AtOnce, is_small
-from penstock.recording.calls import HARMLESS
-from penstock.recording.lazy import LazyTensor, NotRecordableError, name_of
-from penstock.recording.places import Places, memory_of, place_of
+from penstock.recording.calls import EXPOSES, HARMLESS, MAY_COPY, is_static
+from penstock.recording.lazy import LazyTensor, Memory, NotRecordableError, empty_for, name_of, unwatched
+from penstock.recording.places import Places, has_no_overlap, memory_of, place_of
 from penstock.recording.sharing import Sharing
-from penstock.recording.sources import Computed, Stored, computed
+from penstock.recording.sources import Computed, Stored, Value, computed
 from penstock.recording.statistics import Statistics
+from penstock.recording.watching import become_real, is_watched, replaced, watched
 from penstock.recording.writes import Copy, Place, Write
 
 logger = logging.getLogger(__name__)
@@ -41,7 +44,7 @@ _LARGE_AT_ONCE = 16
 """After this many larger tensors were needed at once, more than were recorded, the others come as ordinary ones."""
 
 
-class Recorder(TorchFunctionMode):
+class Recorder:
     """Use as a context around the code that loads; what was recorded is read when the context ends without an error.
 
     ::
@@ -56,6 +59,8 @@ class Recorder(TorchFunctionMode):
         config: settings of the loads.
         sharing: the other ranks of the model, to read with them what several want. They are told how it ends, whatever
             happens in the context.
+        keep: what becomes of lazy tensors that the loading code has kept when the context ends. ``"lazy"``: they stay
+            lazy, and each is read when it is used. ``"real"``: they become ordinary tensors, read with all else.
     """
 
     def __init__(
@@ -65,8 +70,8 @@ class Recorder(TorchFunctionMode):
         progress: ProgressOption = None,
         config: Config | None = None,
         sharing: Sharing | None = None,
+        keep: Literal["lazy", "real"] = "lazy",
     ) -> None:
-        super().__init__()
         self._device = torch.device(Torch().device(device))
         self._progress = progress
         self._config = config
@@ -80,11 +85,14 @@ class Recorder(TorchFunctionMode):
         """Which of those that are pending is of a computed value, by that and the device."""
         self._numbers = count()
         self._at_once = AtOnce(self._load)
-        self._real: list[tuple[str, torch.Tensor, int]] = []
-        """Names, tensors and versions of what was needed at once, to see whether somebody writes to it."""
+        self._keep = keep
+        self._memories: WeakSet[Memory] = WeakSet()
+        """What lazy tensors that are still there are views of."""
+        self._exposed: dict[int, torch.UntypedStorage] = {}
+        """Storages, by address, whose address was taken: others than torch may read or write them."""
         self._active = False
-        self._thread = 0
-        self._elsewhere: NotRecordableError | None = None
+        self._lock = threading.RLock()
+        self._entered = ExitStack()
         self.statistics = Statistics()
 
     # Handing out
@@ -122,10 +130,7 @@ class Recorder(TorchFunctionMode):
                 continue
             meta = torch.empty(info.shape, dtype=dtype, device="meta")
             self._at_once.hands_out(checkpoint, order, index)
-            lazy = LazyTensor(self, Stored(checkpoint, name, info.shape), meta, (), self._device)
-            lazy._is_own = True
-            yield prefix + name, lazy
-            self._check_real()
+            yield prefix + name, LazyTensor(self, Value(Stored(checkpoint, name, info.shape), meta), self._device)
 
     def _ordinary(self, checkpoint: Checkpoint, names: list[str], prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
         self.statistics.notes.append(f"{len(names)} tensors as ordinary ones: most before them were needed at once")
@@ -145,51 +150,62 @@ class Recorder(TorchFunctionMode):
 
     # Recording
 
+    def memory(self, value: Value, device: torch.device) -> Memory:
+        """A memory for lazy tensors."""
+        memory = Memory(value, device)
+        self._memories.add(memory)
+        return memory
+
     def record(self, memory: torch.Tensor, lazy: LazyTensor) -> bool:
-        """Notes that ``memory`` gets the value of ``lazy``. False where it has to be done at once."""
-        self.check_thread("copy_")
-        with torch._C.DisableTorchFunctionSubclass():
+        """Notes that ``memory`` gets the value of ``lazy``. False where that has to be copied now."""
+        with self._lock:
+            # What a thread does that is not watched would not make it be read first.
+            return self._active and is_watched(self) and self._record(memory, lazy._value)
+
+    def _record(self, memory: torch.Tensor, value: Value) -> bool:
+        if memory.requires_grad and torch.is_grad_enabled():
+            return False
+        with unwatched():
+            if memory.is_inference() and not torch.is_inference_mode_enabled():
+                return False
             memory = memory.detach()
-        shape = lazy._meta.shape
-        if not self._active or lazy._real is not None or memory.device.type not in {"cpu", "cuda"}:
-            return False
-        if memory.layout != torch.strided or memory.is_quantized or memory.is_conj() or memory.is_neg():
-            return False
-        if type(memory) is not torch.Tensor or (memory.shape != shape and not _broadcasts(shape, memory.shape)):
-            return False
-        if memory.numel() == 0:
-            return True
-        place = (memory_of(memory), *place_of(memory))
-        before = self._written.get(place[0], {}).get(place)
-        if before is None:
-            self._settle(memory)
-        else:
-            # All of it is written again (one parameter for what three layers have each): the first need not be read.
-            self._forget(place, before)
-        number = self._noted(place, memory, lazy)
-        if place[0]:
+            if not _takes(memory, value):
+                return False
+            if memory.numel() == 0:
+                return True
+            place = (memory_of(memory), *place_of(memory))
+            # NumPy and others who share memory with torch forbid torch to resize it.
+            if place[0] in self._exposed or not place[0] or not memory.untyped_storage().resizable():
+                return False
+            before = self._written.get(place[0], {}).get(place)
+            if before is None:
+                self._settle(memory)
+            else:
+                # All of it is written again (one parameter for what three layers have each): no need to read the first.
+                self._forget(place, before)
+            number = self._noted(place, memory, value)
             self._written.setdefault(place[0], {})[place] = number
             if before is None:
                 self._places.setdefault(place[0], Places()).add(memory)
-        return True
+            if not memory.is_inference():
+                torch.autograd.graph.increment_version(memory)
+            return True
 
-    def _noted(self, place: Place, memory: torch.Tensor, lazy: LazyTensor) -> int:
-        root, device, number = lazy._root, Torch().device(memory.device), next(self._numbers)
-        # Memory without an address is told from other such memory by the number.
-        key = place if place[0] else (0, number, 0, place[3])
+    def _noted(self, place: Place, memory: torch.Tensor, value: Value) -> int:
+        root, device, number = value.root, Torch().device(memory.device), next(self._numbers)
         if isinstance(root, Computed):
-            # Worked out once, however many places its parts go to.
+            # Computed once, however many places its parts go to.
             number = self._computed.setdefault((id(root), device), number)
             if number not in self._pending:
-                self._pending[number] = Write(computed(root), device, {}, None)
-            self._pending[number].copies[key] = Copy(memory, lazy.of_computed)
+                self._pending[number] = Write(computed(root), device, {}, None, keeps=root)
+            self._pending[number].copies[place] = Copy(memory, value.of_computed)
             self.statistics.converted += 1
             return number
-        source = lazy.source()
-        plain = source.is_plain and memory.shape == lazy._meta.shape and memory.is_contiguous()
+        source = value.source()
+        plain = source.is_plain and memory.shape == value.meta.shape and memory.is_contiguous()
         # Bytes are bytes: what was reinterpreted as another dtype goes there as it is.
-        into = memory if plain and memory.dtype == lazy._meta.dtype else None
-        self._pending[number] = Write(source, device, {key: Copy(memory, _as_it_is)}, into)
+        into = memory if plain and memory.dtype == value.meta.dtype else None
+        self._pending[number] = Write(source, device, {place: Copy(memory, _as_it_is)}, into)
         self._count(self._pending[number], 1)
         return number
 
@@ -206,34 +222,58 @@ class Recorder(TorchFunctionMode):
         else:
             self.statistics.places += by
 
-    def materialise(self, lazy: LazyTensor, func: Callable[..., Any]) -> torch.Tensor:
-        """The real tensor in the place of a lazy one, which ``func`` needs."""
-        self.check_thread(name_of(func))
-        if lazy._real is None:
-            stored = lazy.stored()
-            self.statistics.materialised.setdefault(stored.name, name_of(func))
-            source = lazy.source()
-            # Tensors made under inference mode would not tell that they were written to.
-            with torch.inference_mode(mode=False):
-                real = source.make(self._at_once.box(stored, source.ranges)).to(_device_of(lazy))
-            if not lazy._is_own:
-                self._real.append((stored.name, real, real._version))
-            lazy._real = real
-        return lazy._real
+    def materialise(self, lazy: LazyTensor, func: Callable[..., Any], *, only_read: bool) -> torch.Tensor:
+        """The tensor in the place of a lazy one, for ``func``.
 
-    def check_thread(self, what: str) -> None:
-        """Raises NotRecordableError in threads other than the one that records: what those do is not watched."""
-        if self._active and threading.get_ident() != self._thread:
-            # Kept, since whoever made the thread may not ask what became of it.
-            self._elsewhere = NotRecordableError(f"{what} of a weight of the checkpoint in another thread")
-            raise self._elsewhere
+        Args:
+            lazy: the lazy tensor.
+            func: what needs it.
+            only_read: whether ``func`` neither writes to it nor keeps an alias of it: then no more is read than it is.
+        """
+        with self._lock:
+            real = lazy.made()
+            if real is None:
+                memory, value = lazy._memory, lazy._value
+                self.statistics.materialised.setdefault(value.stored().name, name_of(func))
+                if only_read and not (memory.parent is None and memory.is_all(value)):
+                    if lazy._part is None:
+                        lazy._part = self._made(value, memory.device)
+                    return lazy._part
+                while memory.parent is not None:
+                    memory = memory.parent[0]
+                memory.real = self._made(memory.value, memory.device)
+            return lazy.made_now()
 
-    def _check_real(self) -> None:
-        """Raises NotRecordableError if one of the real tensors was written to: other views of it would not know."""
-        for name, real, version in self._real:
-            if real._version != version:
-                raise NotRecordableError(f"something writes to the weight {name!r} of the checkpoint")
-        self._real.clear()
+    def real_later(self, lazy: LazyTensor) -> torch.Tensor:
+        """A tensor in the place of a lazy one, which is filled with what else is recorded."""
+        with self._lock:
+            memory = lazy._memory
+            while memory.parent is not None:
+                memory = memory.parent[0]
+            if lazy.made() is None:
+                with unwatched():
+                    memory.real = empty_for(memory)
+                    recorded = self._active and is_watched(self) and self._record(memory.real, memory.value)
+                if not recorded:
+                    memory.real = None
+                    return self.materialise(lazy, torch.Tensor.detach, only_read=False)
+            return lazy.made_now()
+
+    def _made(self, value: Value, device: torch.device) -> torch.Tensor:
+        """A value, in a memory of its own that is laid out as the value is."""
+        source = value.source()
+        # Tensors made under inference mode could not be written to outside of it.
+        with unwatched(), torch.inference_mode(mode=False), torch.no_grad():
+            made = source.make(self._at_once.box(value.stored(), source.ranges)).to(device)
+            packed = (
+                made.storage_offset() == 0 and made.untyped_storage().nbytes() == made.numel() * made.element_size()
+            )
+            if packed and made.stride() == value.meta.stride():
+                return made
+            if value.meta.numel() and not has_no_overlap(value.meta):
+                # Repeated elements: who only reads does not mind.
+                return made
+            return torch.empty_strided(made.shape, value.meta.stride(), dtype=made.dtype, device=device).copy_(made)
 
     def _load(self, checkpoint: Checkpoint, names: list[str], slices: Any = None) -> dict[str, torch.Tensor]:
         loaded = checkpoint.load(names, slices=slices, device=self._device, config=self._config)
@@ -252,14 +292,33 @@ class Recorder(TorchFunctionMode):
             self.settle((args, named))
         return func(*args, **named)
 
+    def before(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Called before a function of torch, with no lazy tensors. Whether it reads no element of a tensor."""
+        if not self._active:
+            return False
+        seen = is_watched(self)
+        harmless = func in HARMLESS and is_static(args[1:]) and is_static(kwargs)
+        # Functions that may copy call operators, which are seen too.
+        if self._pending and not (seen and (harmless or func in MAY_COPY)):
+            self.settle((args, kwargs))
+        if func in EXPOSES:
+            self._expose(args[0])
+        return harmless
+
+    def _expose(self, tensor: torch.Tensor) -> None:
+        with self._lock, unwatched():
+            if memory := memory_of(tensor):
+                self._exposed[memory] = tensor.untyped_storage()
+
     def settle(self, value: Any) -> None:
         """Flushes if any tensor in ``value`` shares memory with what is still to be read."""
         if not self._pending:
             return
         if isinstance(value, torch.Tensor):
             if not isinstance(value, LazyTensor):
-                self._settle(value)
-        elif isinstance(value, (list, tuple)):
+                with self._lock, unwatched():
+                    self._settle(value)
+        elif isinstance(value, (list, tuple, set, frozenset)):
             for item in value:
                 self.settle(item)
         elif isinstance(value, Mapping):
@@ -298,7 +357,13 @@ class Recorder(TorchFunctionMode):
 
     def flush(self) -> None:
         """Reads everything that was recorded, and returns when it is where it belongs."""
-        self._read(self._taken())
+        with self._lock, unwatched():
+            writes = self._taken()
+            self._read(writes)
+            if threading.current_thread() is not threading.main_thread():
+                # Other threads' streams do not wait for this one's.
+                for device in {write.device for write in writes} - {"cpu"}:
+                    torch.cuda.synchronize(device)
 
     def _taken(self) -> list[Write]:
         pending = list(self._pending.values())
@@ -339,33 +404,76 @@ class Recorder(TorchFunctionMode):
         )
 
     def __enter__(self) -> Recorder:  # noqa: PYI034 - Self is newer than Python 3.10
+        with ExitStack() as entered:
+            entered.enter_context(replaced())
+            entered.enter_context(watched(self))
+            self._entered = entered.pop_all()
         self._active = True
-        self._thread = threading.get_ident()
-        super().__enter__()  # type: ignore[no-untyped-call, unused-ignore]
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call, unused-ignore]
-        self._active = False
         try:
-            failure = self._elsewhere if kind is None else error
-            if failure is None:
-                self._finish()
-            elif self._sharing is not None and isinstance(failure, Exception):
+            if error is None:
+                if self._keep == "real":
+                    self._keep_real()
+                with self._lock, unwatched():
+                    # From here on nothing is recorded, in other threads neither.
+                    self._active = False
+                    self._check()
+                    self._finish()
+            elif self._sharing is not None and isinstance(error, Exception):
+                self._sharing.withdraw(f"{type(error).__name__}: {error}")
+        except NotRecordableError as failure:
+            if self._sharing is not None:
                 self._sharing.withdraw(f"{type(failure).__name__}: {failure}")
-            if kind is None and self._elsewhere is not None:
-                raise self._elsewhere
+            raise
         finally:
-            self._pending.clear()
-            self._places.clear()
-            self._written.clear()
-            self._computed.clear()
-            self._at_once.clear()
+            with self._lock:
+                self._active = False
+                self._pending.clear()
+                self._places.clear()
+                self._written.clear()
+                self._computed.clear()
+                self._exposed.clear()
+                self._at_once.clear()
+            self._entered.close()
+
+    def _keep_real(self) -> None:
+        """Makes ordinary tensors of the lazy ones that loading code has kept."""
+        if not len(self._memories):
+            return
+        gc.collect()
+        if not len(self._memories):
+            return
+        for kept in gc.get_objects():
+            if type(kept) is LazyTensor and kept._recorder is self:
+                become_real(kept)
+
+    def _check(self) -> None:
+        """Raises NotRecordableError if memory was replaced in a way that was not seen."""
+        for write in self._pending.values():
+            for (address, *_), copy in write.copies.items():
+                if memory_of(copy.memory) != address:
+                    cause = (
+                        f"the memory that tensor {write.part.name!r} was copied to was replaced, past torch's functions"
+                    )
+                    raise NotRecordableError(
+                        f'{cause}. Load this model with {{"record": false}}',
+                        tensor=write.part.name,
+                        cause=cause,
+                        remedy='Load this model with {"record": false}',
+                    )
 
 
-def _device_of(lazy: LazyTensor) -> torch.device:
-    with torch._C.DisableTorchFunctionSubclass():
-        return lazy.device
+def _takes(memory: torch.Tensor, value: Value) -> bool:
+    """Whether ``copy_`` of a value into memory is what a load does, later: torch refuses or warns of all else."""
+    if type(memory) is not torch.Tensor or memory.device.type not in {"cpu", "cuda"}:
+        return False
+    if memory.layout != torch.strided or memory.is_quantized or memory.is_conj() or memory.is_neg():
+        return False
+    if memory.dtype.is_complex != value.dtype.is_complex or not has_no_overlap(memory):
+        return False
+    return memory.shape == value.meta.shape or _broadcasts(value.meta.shape, memory.shape)
 
 
 def _as_it_is(value: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 Loading code does more with a weight than to cut it: ``-torch.exp(a.float())``, ``torch.cat`` of its rows in another
 order, ``reshape`` of what is transposed. Each makes a new tensor from views of one stored tensor. Such a call is kept
 (``Computed``) and made when the bytes are there, in the pass that reads them all, so that it costs no read of its own.
-It knows lazy tensors by what they come from and what view of it they are.
+A ``Value`` says what a lazy tensor holds, and never changes: what is written to a weight later does not concern it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from penstock.recording.geometry import Reading, View, packed_strides, reading
 
 if TYPE_CHECKING:
     from penstock.checkpoint import Checkpoint
-    from penstock.recording.lazy import LazyTensor
 
 
 class Stored(NamedTuple):
@@ -34,6 +33,46 @@ class Hole(NamedTuple):
     number: int
 
 
+class Value(NamedTuple):
+    """What a lazy tensor holds: a view of ``root``, converted."""
+
+    root: Stored | Computed
+    meta: torch.Tensor
+    """The view, on the meta device: its storage stands for all of ``root``."""
+    casts: tuple[torch.dtype, ...] = ()
+    """Dtypes it is converted to, one after the other."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.casts[-1] if self.casts else self.meta.dtype
+
+    def stored(self) -> Stored:
+        """The tensor of the checkpoint that it comes from."""
+        root = self.root
+        return root if isinstance(root, Stored) else root.of[0].stored()
+
+    def view_of_root(self) -> View:
+        """Its place in ``root``'s elements."""
+        return view_of(self.meta)
+
+    def as_meta(self) -> torch.Tensor:
+        """A tensor like it on the meta device."""
+        return self.meta.to(self.casts[-1]) if self.casts else self.meta
+
+    def source(self) -> Source:
+        """What to read for it."""
+        return source_of(self.root, self.view_of_root(), self.meta.dtype, self.casts)
+
+    def of_computed(self, value: torch.Tensor) -> torch.Tensor:
+        """Its value, of the value of a root that is computed."""
+        return of_computed(value, self.view_of_root(), self.meta.dtype, self.casts)
+
+
+def view_of(tensor: torch.Tensor) -> View:
+    """Where a tensor's elements lie in its memory."""
+    return View(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+
 _ROUNDED = frozenset(
     getattr(of, name)
     for name in ("exp", "log", "sigmoid", "rsqrt", "pow", "__pow__")
@@ -44,12 +83,14 @@ _ROUNDED = frozenset(
 
 
 class Computed(NamedTuple):
-    """What a function of torch makes of lazy tensors that are all of one stored tensor: without gaps, and its own."""
+    """What a function of torch makes of values that are all of one stored tensor: without gaps, and its own."""
 
     func: Callable[..., Any]
     args: Any
     kwargs: dict[str, Any]
-    of: tuple[LazyTensor, ...]
+    of: tuple[Value, ...]
+    default_dtype: torch.dtype
+    """torch's at the time of the call, which the dtype of some results depends on."""
     order: tuple[int, ...] | None = None
     """The dimensions of the result in the order of its elements, where that is another."""
 
@@ -65,7 +106,14 @@ class Computed(NamedTuple):
                 return value.to(at)
             return mapped(filled, value)
 
-        result: torch.Tensor = self.func(*filled(self.args), **filled(self.kwargs))
+        before = torch.get_default_dtype()
+        if before != self.default_dtype:
+            torch.set_default_dtype(self.default_dtype)
+        try:
+            result: torch.Tensor = self.func(*filled(self.args), **filled(self.kwargs))
+        finally:
+            if before != self.default_dtype:
+                torch.set_default_dtype(before)
         return result.to(device)
 
 
@@ -129,7 +177,7 @@ def _of_stored(stored: Stored, view: View, bits: torch.dtype) -> Source:
 
 def computed(root: Computed) -> Source:
     """What to read for a computed value, and how to work it out."""
-    sources = [lazy.source() for lazy in root.of]
+    sources = [value.source() for value in root.of]
     # One box that holds what each needs: they are parts of the same tensor.
     some = [source.ranges for source in sources if _count(source.ranges)] or [sources[0].ranges]
     box = [(min(first for first, _ in at), max(end for _, end in at)) for at in zip(*some, strict=True)]
@@ -150,7 +198,7 @@ def computed(root: Computed) -> Source:
 
 def is_contiguous(meta: torch.Tensor) -> bool:
     """Whether a tensor, which may be on the meta device, is its memory from the first element on."""
-    view = View(tuple(meta.shape), meta.stride(), int(meta.storage_offset()))
+    view = view_of(meta)
     return view.numel() == 0 or (view.is_packed() and view.strides == packed_strides(view.sizes))
 
 

@@ -26,10 +26,19 @@ Place = tuple[int, int, int, View]
 class Write:
     """Something that is still to be read, for one copy, or for all copies of parts of one computed value."""
 
-    def __init__(self, source: Source, device: str, copies: dict[Place, Copy], into: torch.Tensor | None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        device: str,
+        copies: dict[Place, Copy],
+        into: torch.Tensor | None,
+        keeps: object = None,
+    ) -> None:
+        """``keeps`` is kept as long as this is, so that its ``id`` means it."""
         self.checkpoint = source.stored.checkpoint
         self.source = source
         self.device = device
+        self._keeps = keeps
         self.copies = copies
         take = self.fill if into is None else None
         self.part = Part(source.stored.name, source.ranges, into=into, take=take)
@@ -40,7 +49,9 @@ class Write:
 
     def fill(self, packed: torch.Tensor) -> None:
         """Makes the copies, of the box."""
-        with torch.no_grad():
+        # Tensors that were made under inference mode may be written to under it only.
+        inference = any(copy.memory.is_inference() for copy in self.copies.values())
+        with torch.inference_mode(mode=inference), torch.no_grad():
             value = self.source.make(packed)
             for copy in self.copies.values():
                 copy.memory.copy_(copy.make(value))

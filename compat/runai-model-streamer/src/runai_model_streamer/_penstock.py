@@ -3,42 +3,29 @@
 from __future__ import annotations
 
 import os
-import re
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import penstock
-from runai_model_streamer.s3_utils.s3_utils import S3Credentials
+from runai_model_streamer.s3_utils.s3_utils import S3Credentials, is_azure_path, is_gs_path, is_s3_path
 
 MEMORY_LIMIT = "RUNAI_STREAMER_MEMORY_LIMIT"
 UNLIMITED = 1 << 62
 """Bytes of read-ahead where the limit is lifted."""
 
-_WORDS = [
-    (re.compile(pattern), words)
-    for pattern, words in (
-        (r"it is incomplete|too few for a safetensors header|the file is empty", "Corrupted File: it is truncated"),
-        (r"its header accounts for", "Corrupted File: extra trailing bytes"),
-        (
-            r"(tensor \"[^\"]*\"): \d+ bytes before this tensor",
-            r"Corrupted File: a gap, \1 does not start where it should",
-        ),
-        (r"overlap those of (tensor \"[^\"]*\")", r"Corrupted File: \1 overlaps with next tensor"),
-        (r"the header length \d+ exceeds \d+", "Corrupted File: Header size exceeds limit"),
-        (r"the header is malformed", "Corrupted File: Header is not valid JSON"),
-        (r"the header is not UTF-8", "Corrupted File: Header is not valid UTF-8"),
-        (
-            r"(tensor \"[^\"]*\"): (shape .*) needs (\d+) bytes, but data_offsets \[.*\] give it (\d+)",
-            r"Corrupted \1: Shape claims \3 bytes, but offsets reserve \4 bytes",
-        ),
-        (r"unknown dtype \"([^\"]*)\"", r"Unsupported dtype '\1'"),
-    )
-]
-"""What Penstock says of malformed files, and how the interface puts it."""
-
-_environment = threading.RLock()
+_WORDS = {
+    "truncated": "Corrupted File: it is truncated",
+    "trailing_bytes": "Corrupted File: extra trailing bytes",
+    "gap": 'Corrupted File: a gap, tensor "{tensor}" does not start where it should',
+    "overlap": 'Corrupted File: tensor "{other}" overlaps with next tensor',
+    "header_too_large": "Corrupted File: Header size exceeds limit",
+    "bad_header": "Corrupted File: Header is not valid JSON",
+    "header_not_utf8": "Corrupted File: Header is not valid UTF-8",
+    "size_mismatch": 'Corrupted tensor "{tensor}": Shape claims {needed} bytes, but offsets reserve {given} bytes',
+    "unknown_dtype": "Unsupported dtype '{dtype}'",
+}
+"""How the interface says what is wrong with a malformed file, by the code of Penstock's error."""
 
 
 class RunaiStreamerMemoryLimitException(Exception):  # noqa: N818 - the name that callers know
@@ -104,46 +91,40 @@ def number(name: str, least: int) -> int | None:
     return found
 
 
-@contextmanager
-def credentials(given: S3Credentials | None = None) -> Iterator[None]:
-    """While this is active, Penstock finds the credentials given, and what this interface's variables for stores say,
-    under the names that it knows.
-
-    Clients are made when something is opened, so that is all that has to happen within. The environment is as before
-    afterwards. One thread at a time: the environment is the whole process's.
+def storage_options(paths: Iterable[str], given: S3Credentials | None = None) -> dict[str, str]:
+    """What Penstock is to reach the store of these paths with: the credentials given, and what this interface's
+    variables say of stores. The environment stays as it is.
     """
-    wanted: dict[str, str | None] = {
-        "AWS_ENDPOINT_URL": os.environ.get("RUNAI_STREAMER_S3_ENDPOINT"),
-        "AWS_SKIP_SIGNATURE": _switch("RUNAI_STREAMER_S3_UNSIGNED"),
-        "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": _switch("RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING"),
-        "GOOGLE_APPLICATION_CREDENTIALS": os.environ.get("RUNAI_STREAMER_GCS_CREDENTIAL_FILE") or None,
-        "GOOGLE_SKIP_SIGNATURE": _switch("RUNAI_STREAMER_GCS_USE_ANONYMOUS_CREDENTIALS"),
-        "STORAGE_EMULATOR_HOST": os.environ.get("CLOUD_STORAGE_EMULATOR_ENDPOINT") or None,
-        "AZURE_STORAGE_ENDPOINT": _azure_endpoint(),
-    }
-    if given is not None:
-        wanted |= {
-            "AWS_ACCESS_KEY_ID": given.access_key_id,
-            "AWS_SECRET_ACCESS_KEY": given.secret_access_key,
-            "AWS_SESSION_TOKEN": given.session_token,
-            "AWS_REGION": given.region_name,
+    path = next(iter(paths), "")
+    if is_s3_path(path):
+        endpoint = os.environ.get("RUNAI_STREAMER_S3_ENDPOINT")
+        options: dict[str, str | None] = {
+            "endpoint_url": endpoint,
+            "anon": _switch("RUNAI_STREAMER_S3_UNSIGNED"),
+            "virtual_hosted_style_request": _switch("RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING"),
         }
-        wanted["AWS_ENDPOINT_URL"] = given.endpoint or wanted["AWS_ENDPOINT_URL"]
-    changed = {name: value for name, value in wanted.items() if value is not None}
-    if not changed:
-        yield
-        return
-    with _environment:
-        before = {name: os.environ.get(name) for name in changed}
-        os.environ.update(changed)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+        if given is not None:
+            options |= {
+                "key": given.access_key_id,
+                "secret": given.secret_access_key,
+                "token": given.session_token,
+                "region": given.region_name,
+                "endpoint_url": given.endpoint or endpoint,
+            }
+    elif is_gs_path(path):
+        emulator = os.environ.get("CLOUD_STORAGE_EMULATOR_ENDPOINT")
+        options = {
+            "application_credentials": os.environ.get("RUNAI_STREAMER_GCS_CREDENTIAL_FILE"),
+            "anon": _switch("RUNAI_STREAMER_GCS_USE_ANONYMOUS_CREDENTIALS"),
+        }
+        if emulator:
+            url = emulator if "://" in emulator else f"http://{emulator}"
+            options |= {"endpoint_url": url, "anon": "true"}
+    elif is_azure_path(path):
+        options = {"endpoint": _azure_endpoint()}
+    else:
+        options = {}
+    return {name: value for name, value in options.items() if value}
 
 
 def _azure_endpoint() -> str | None:
@@ -165,10 +146,10 @@ def as_value_errors() -> Iterator[None]:
     try:
         yield
     except penstock.FormatError as error:
-        said = next((found.expand(words) for pattern, words in _WORDS if (found := pattern.search(str(error)))), None)
-        if said is None:
+        words = _WORDS.get(error.code)
+        if words is None:
             raise
-        raise ValueError(f"{said} - {error}") from error
+        raise ValueError(f"{words.format(tensor=error.tensor, **error.details)} - {error}") from error
     except penstock.PenstockError as error:
         if isinstance(error, (ValueError, MemoryError)):
             raise

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::{Dtype, json, layout, sniff};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Code, Error, ErrorKind, Result};
 use crate::memory::{Region, Window};
 use crate::store::{Lane, Object};
 
@@ -100,6 +100,7 @@ pub fn parse(json: &[u8], object_bytes: u64) -> Result<Header> {
         let found = json.get(at).copied().unwrap_or_default();
         let position = LENGTH_BYTES + at as u64;
         Error::new(ErrorKind::Format, format!("the header is not UTF-8: invalid byte 0x{found:02x}"))
+            .code(Code::HeaderNotUtf8)
             .range(position..position + 1)
             .remedy("The file is damaged or not a safetensors file: download it again")
     })?;
@@ -119,6 +120,7 @@ fn json_range(prefix: &[u8], object_bytes: u64) -> Result<Range<u64>> {
             .remedy("The file was created but never written, or the download stopped: download it again")
     } else if length > MAX_HEADER_BYTES {
         Error::new(ErrorKind::Format, format!("the header length {length} exceeds {MAX_HEADER_BYTES}"))
+            .code(Code::HeaderTooLarge)
             .remedy("The file is damaged or not a safetensors file")
     } else if length > object_bytes - LENGTH_BYTES {
         beyond_the_end(length, object_bytes)
@@ -130,7 +132,7 @@ fn json_range(prefix: &[u8], object_bytes: u64) -> Result<Range<u64>> {
 
 fn too_short(prefix: &[u8], object_bytes: u64) -> Error {
     let error = if object_bytes == 0 {
-        Error::new(ErrorKind::Format, "the file is empty")
+        Error::new(ErrorKind::Format, "the file is empty").code(Code::Truncated)
     } else if object_bytes >= LENGTH_BYTES {
         return Error::new(
             ErrorKind::Format,
@@ -138,7 +140,7 @@ fn too_short(prefix: &[u8], object_bytes: u64) -> Error {
         );
     } else {
         let cause = format!("the file has {object_bytes} bytes, too few for a safetensors header");
-        sniff::explain(prefix).unwrap_or_else(|| Error::new(ErrorKind::Format, cause))
+        sniff::explain(prefix).unwrap_or_else(|| Error::new(ErrorKind::Format, cause).code(Code::Truncated))
     };
     error.remedy("Download it again, and check the free disk space").range(0..object_bytes)
 }
@@ -148,6 +150,7 @@ fn beyond_the_end(length: u64, object_bytes: u64) -> Error {
     let cause =
         format!("the file has {object_bytes} bytes, but its header alone says {needed}: it is incomplete");
     Error::new(ErrorKind::Format, cause)
+        .code(Code::Truncated)
         .range(0..object_bytes)
         .remedy("Download it again, and check the free disk space")
 }

@@ -10,7 +10,7 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 
 use super::json::Text;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Code, Error, ErrorKind, Result};
 
 /// A parsed shard index.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +29,7 @@ impl ShardIndex {
     pub fn parse(json: &[u8]) -> Result<Self> {
         let malformed = |cause: &dyn fmt::Display| {
             Error::new(ErrorKind::Format, format!("the shard index is malformed: {cause}"))
+                .code(Code::BadIndex)
                 .remedy("Download the index file again")
         };
         if json.starts_with(b"version https://git-lfs") {

@@ -15,7 +15,7 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::Dtype;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Code, Error, ErrorKind, Result};
 
 /// A header as written.
 pub(super) struct RawHeader<'a> {
@@ -44,7 +44,8 @@ pub(super) fn read(text: &str) -> Result<RawHeader<'_>> {
         .deserialize_map(HeaderVisitor { tensor: &mut tensor })
         .and_then(|header| deserializer.end().map(|()| header))
         .map_err(|error| {
-            let made = Error::new(ErrorKind::Format, format!("the header is malformed: {error}"));
+            let made = Error::new(ErrorKind::Format, format!("the header is malformed: {error}"))
+                .code(Code::BadHeader);
             match tensor {
                 Some(name) => made.tensor(name),
                 None => made,

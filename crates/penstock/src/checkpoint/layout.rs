@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::Dtype;
 use super::header::ParsedTensor;
 use super::json::{RawDtype, RawTensor};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Code, Error, ErrorKind, Result};
 
 /// Checks the tensors against each other and the `data_bytes` that follow the header, and sorts them by offset.
 ///
@@ -34,6 +34,7 @@ pub(super) fn check(
                 ErrorKind::Format,
                 format!("{} bytes before this tensor belong to no tensor", begin - covered),
             )
+            .code(Code::Gap)
             .tensor(&*parsed.name)
             .range(absolute(data_start, covered..begin))
             .remedy("The file was written by a broken tool: save it again with safetensors"));
@@ -45,6 +46,8 @@ pub(super) fn check(
                 ErrorKind::Format,
                 format!("its bytes overlap those of tensor {other:?}"),
             )
+            .code(Code::Overlap)
+            .detail("other", other)
             .tensor(&*parsed.name)
             .range(absolute(data_start, parsed.range)));
         }
@@ -61,6 +64,7 @@ pub(super) fn check(
                 ErrorKind::Format,
                 format!("the file has {end} bytes, but its header accounts for {named} only"),
             )
+            .code(Code::TrailingBytes)
             .range(named..end)
             .remedy("Something was appended to the file, or its header is not its own: download it again"))
         }
@@ -75,8 +79,9 @@ fn incomplete(tensors: &[ParsedTensor], data_start: u64, data_bytes: u64) -> Err
         data_start.saturating_add(data_bytes),
         u128::from(data_start) + u128::from(covered),
     );
-    let error =
-        Error::new(ErrorKind::Format, cause).remedy("Download it again, and check the free disk space");
+    let error = Error::new(ErrorKind::Format, cause)
+        .code(Code::Truncated)
+        .remedy("Download it again, and check the free disk space");
     match tensors.iter().find(|tensor| tensor.range.end > data_bytes) {
         Some(cut) => error.tensor(&*cut.name).range(absolute(data_start, cut.range.clone())),
         None => error,
@@ -95,10 +100,13 @@ fn check_one(name: Cow<'_, str>, raw: RawTensor, data_start: u64) -> Result<Pars
         RawDtype::Known(dtype) => dtype,
         RawDtype::Unknown(other) => {
             let known: Vec<_> = Dtype::ALL.iter().map(|dtype| dtype.name()).collect();
-            return Err(refuse(format!("unknown dtype {other:?}")).remedy(format!(
-                "Update penstock if the format has gained it; known are {}",
-                known.join(", ")
-            )));
+            return Err(refuse(format!("unknown dtype {other:?}"))
+                .code(Code::UnknownDtype)
+                .detail("dtype", other)
+                .remedy(format!(
+                    "Update penstock if the format has gained it; known are {}",
+                    known.join(", ")
+                )));
         }
     };
     let Some(length) = end.checked_sub(begin) else {
@@ -124,7 +132,10 @@ fn check_one(name: Cow<'_, str>, raw: RawTensor, data_start: u64) -> Result<Pars
         return Err(refuse(format!(
             "shape {shape:?} of {dtype} needs {} bytes, but data_offsets [{begin}, {end}] give it {length}",
             bits / 8
-        )));
+        ))
+        .code(Code::SizeMismatch)
+        .detail("needed", bits / 8)
+        .detail("given", length));
     }
     Ok(ParsedTensor { name: Arc::from(name), dtype, shape: raw.shape, range: begin..end })
 }

@@ -9,7 +9,6 @@
 //! Nothing here reads a tensor's bytes, and nothing knows where they will go.
 
 mod catalogue;
-mod closest;
 mod common;
 mod dtype;
 pub mod header;
@@ -17,6 +16,7 @@ mod hub_cache;
 mod index;
 mod json;
 mod layout;
+mod local_glob;
 mod open_all;
 mod place;
 mod refusal;

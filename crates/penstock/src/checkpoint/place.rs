@@ -4,12 +4,15 @@
 //! what sub-directories there are. For local paths that is asked of the file system here, in two functions and nowhere
 //! else in this module; for URLs the name itself decides.
 
+use std::ffi::OsStr;
+use std::io::ErrorKind as Io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use super::header;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Window;
-use crate::store::{Lane, Store};
+use crate::store::{Lane, Store, location_of, path_of};
 pub(super) use crate::store::{is_http, is_url, shown};
 
 /// The most that is read of an object that is read whole: an index, a reference.
@@ -30,19 +33,19 @@ pub(super) fn place(location: &str) -> Place {
         let object = [".safetensors", ".json"].iter().any(|end| path.ends_with(end));
         return if object { Place::Object } else { Place::Directory };
     }
-    match std::fs::metadata(location) {
+    match std::fs::metadata(path_of(location)) {
         Ok(metadata) if metadata.is_dir() => Place::Directory,
-        Err(error) if Error::from_io("", &error).kind() == ErrorKind::NotFound => Place::Missing,
+        Err(error) if matches!(error.kind(), Io::NotFound | Io::NotADirectory) => Place::Missing,
         _ => Place::Object,
     }
 }
 
 /// The names of the directories in a local directory, sorted; none where it cannot be read.
 pub(super) fn sub_directories(directory: &str) -> Vec<String> {
-    let entries = std::fs::read_dir(or_here(directory)).into_iter().flatten().flatten();
+    let entries = std::fs::read_dir(path_of(or_here(directory))).into_iter().flatten().flatten();
     let mut names: Vec<_> = entries
         .filter(|entry| Path::is_dir(&entry.path()))
-        .filter_map(|entry| entry.file_name().into_string().ok())
+        .map(|entry| location_of(entry.file_name()))
         .collect();
     names.sort_unstable();
     names
@@ -74,7 +77,7 @@ pub(super) fn without_file_scheme(location: &str) -> Result<String> {
             Some(value) => decoded.push(value),
         }
     }
-    String::from_utf8(decoded).map_err(|_| refuse("is not UTF-8 once its escapes are decoded"))
+    Ok(location_of(OsStr::from_bytes(&decoded)))
 }
 
 /// A location without its query, and the query: only HTTP URLs have one.
@@ -153,19 +156,12 @@ mod tests {
         assert_eq!(without_file_scheme("file:///a%20b/%C3%BC").unwrap(), "/a b/ü");
         assert_eq!(without_file_scheme("file://localhost/a").unwrap(), "/a");
         assert_eq!(without_file_scheme("/a%20b").unwrap(), "/a%20b");
+        assert_eq!(without_file_scheme("file:///%ff").unwrap(), "/\0ff");
     }
 
     #[test]
     fn bad_file_urls_are_refused() {
-        for url in [
-            "file://host/a",
-            "file://a",
-            "file:///%",
-            "file:///%2",
-            "file:///%zz",
-            "file:///%00",
-            "file:///%ff",
-        ] {
+        for url in ["file://host/a", "file://a", "file:///%", "file:///%2", "file:///%zz", "file:///%00"] {
             assert_eq!(without_file_scheme(url).unwrap_err().object_name(), Some(url));
         }
     }

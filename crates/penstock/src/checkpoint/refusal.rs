@@ -3,7 +3,7 @@
 //! "No such file" at night is not enough: these errors say what was found instead of weights and how to get from there
 //! to something that loads.
 
-use super::place::{self, Place, place};
+use super::place::{self, Place, place, shown};
 use super::source::INDEX_SUFFIX;
 use crate::error::{Error, ErrorKind};
 use crate::store::Store;
@@ -13,6 +13,12 @@ const LISTED: usize = 8;
 
 const CONVERT: &str = "Fetch the safetensors version of the model, or convert it: load it with transformers and call \
                        save_pretrained(..., safe_serialization=True)";
+
+/// Schemes of URLs that can be opened.
+const SCHEMES: [&str; 15] = [
+    "s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "adl", "wasb", "wasbs", "hf", "http", "https",
+    "file",
+];
 
 /// Endings that say what a directory without weights holds, and what to do about it.
 const HELD: &[(&[&str], &str)] = &[
@@ -54,7 +60,7 @@ pub(super) fn missing(store: &dyn Store, location: &str) -> Error {
         return error.remedy("Give the path of a file or directory");
     }
     if location.starts_with('~') {
-        return error.remedy("`~` is expanded by shells only: give the full path");
+        return error.remedy("`~` stands for no directory here: give the full path");
     }
     let directory = place::parent(location);
     if place(place::or_here(directory)) != Place::Directory {
@@ -76,6 +82,28 @@ pub(super) fn missing(store: &dyn Store, location: &str) -> Error {
         return error.remedy("Check the path");
     }
     error.remedy(format!("Check the path: its directory holds {}", list(&candidates)))
+}
+
+/// The refusal of a path that does not exist and is a slash or two short of a URL: of `s3:/bucket/model`.
+pub(super) fn nearly_url(location: &str) -> Option<Error> {
+    let (scheme, rest) = location.split_once(':')?;
+    let known = SCHEMES.iter().any(|known| scheme.eq_ignore_ascii_case(known));
+    let rest = rest.trim_start_matches('/');
+    if !known || rest.is_empty() {
+        return None;
+    }
+    let slash = if scheme.eq_ignore_ascii_case("file") { "/" } else { "" };
+    // It may carry a signature, as the URL would.
+    let url = format!("{scheme}://{slash}{rest}");
+    let meant = shown(&url);
+    Some(
+        Error::new(
+            ErrorKind::NotFound,
+            "no such file or directory: this is taken for a path of this machine",
+        )
+        .object(meant.replacen("://", ":", 1))
+        .remedy(format!("The scheme of a URL ends in ://. Write {meant}")),
+    )
 }
 
 /// The names, or the first few and how many more there are.

@@ -4,13 +4,14 @@
 //! objects and, where there is one, the index that decides what in them counts. The rules are those of the libraries
 //! that wrote these directories; where a directory is ambiguous or holds something else, the error says what is there.
 //!
-//! Names of models on the Hub are not resolved here, and `~` is the shell's to expand.
+//! Names of models on the Hub are not resolved here. `~` is expanded by the Python package and by shells.
 
 use std::collections::HashMap;
 use std::fmt;
 
 use super::ShardIndex;
 use super::hub_cache;
+use super::local_glob::LocalGlob;
 use super::place::{self, Place, place};
 use super::refusal;
 use crate::error::{Error, ErrorKind, Result};
@@ -76,7 +77,11 @@ pub fn resolve(store: &dyn Store, inputs: &[String]) -> Result<Resolved> {
             found.remote_glob(&location)?;
             continue;
         }
-        match place(&location) {
+        let place = place(&location);
+        if let Some(refused) = refusal::nearly_url(&location).filter(|_| place == Place::Missing) {
+            return Err(refused);
+        }
+        match place {
             Place::Object => found.object(&location)?,
             Place::Directory => found.directory(&location)?,
             Place::Missing if location.contains(['*', '?', '[']) => found.glob(&location)?,
@@ -212,16 +217,11 @@ impl Found<'_> {
                 .object(pattern)
                 .remedy("Check the pattern; quote it if the shell must not expand it")
         };
-        let options = glob::MatchOptions { require_literal_leading_dot: true, ..glob::MatchOptions::new() };
-        let matches = glob::glob_with(pattern, options)
-            .map_err(|error| refuse(format!("no such file, and not a valid pattern: {error}")))?;
+        let matches = LocalGlob::new(pattern)
+            .map_err(|error| refuse(format!("no such file, and not a valid pattern: {error}")))?
+            .matches()?;
         let (mut files, mut directories) = (Vec::new(), Vec::new());
-        for path in matches {
-            let path = path.map_err(|error| Error::from_io("listing", error.error()).object(pattern))?;
-            let location = path
-                .to_str()
-                .ok_or_else(|| refuse(format!("the name {} is not UTF-8", path.display())))?
-                .to_owned();
+        for location in matches {
             if place(&location) == Place::Directory {
                 directories.push(location);
             } else {

@@ -40,14 +40,23 @@ pub trait Device: Send + Sync {
     /// How staging memory is registered with this kind of device.
     fn pinning(&self) -> Arc<dyn Pinning>;
 
-    /// A stream for the calling thread, which also makes the device current there.
+    /// Makes the device current on the calling thread for good, as using its streams needs. For threads that belong to a
+    /// load: on a thread of the program this would change the device that the program uses.
+    ///
+    /// # Errors
+    /// `Device` where the driver refuses.
+    fn bind_thread(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// A stream, to be used by a thread that [`Device::bind_thread`] was called on. Leaves the calling thread as it is.
     ///
     /// # Errors
     /// `Device` where the driver refuses.
     fn stream(&self) -> Result<Box<dyn CopyStream>>;
 
     /// A point on the consumer's stream `handle` (0 is the default stream) that copies to memory allocated before now
-    /// must not overtake: work queued there may still use that memory.
+    /// must not overtake: work queued there may still use that memory. Leaves the calling thread as it is.
     ///
     /// # Errors
     /// `Device` where the driver refuses.

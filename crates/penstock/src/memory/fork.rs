@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 static FORKS: AtomicU32 = AtomicU32::new(0);
-static COUNTING: AtomicBool = AtomicBool::new(false);
+static HANDLER: AtomicBool = AtomicBool::new(false);
 
 /// The process that made something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,10 +19,10 @@ pub struct Owner {
 impl Owner {
     /// The process that runs now.
     pub fn current() -> Self {
-        if !COUNTING.load(Ordering::Relaxed) && !COUNTING.swap(true, Ordering::Relaxed) {
-            // SAFETY: the handler stays loaded as long as this code, and only adds to an atomic integer, which is
-            // allowed in a child of a process with threads.
-            unsafe { libc::pthread_atfork(None, None, Some(count)) };
+        if !HANDLER.load(Ordering::Relaxed) && !HANDLER.swap(true, Ordering::Relaxed) {
+            // SAFETY: the handler stays loaded as long as this code, and only uses atomic integers and system calls, which
+            // is allowed in a child of a process with threads.
+            unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         }
         Self { pid: std::process::id(), forks: FORKS.load(Ordering::Relaxed) }
     }
@@ -33,8 +33,10 @@ impl Owner {
     }
 }
 
-unsafe extern "C" fn count() {
+unsafe extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
+    #[cfg(feature = "remote")]
+    super::close_on_fork::release_in_child();
 }
 
 /// A value of which every process makes its own at the first use, to keep until its end. A child leaves alone what its

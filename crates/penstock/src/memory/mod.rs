@@ -6,12 +6,15 @@
 //! * [`FileMapping`]: a private mapping of a file, for views without a copy.
 //! * [`Arena`]: the staging slots of the process, reused by every load; a load has a [`Lease`] of one.
 //! * `headroom`: how much memory there is to spare. `numa`: which memory lies beside which device.
-//! * [`Owner`]: which process something was made by, for children after `fork`.
+//! * [`Owner`]: which process something was made by, for children after `fork`. `close_on_fork`: files that they do not
+//!   inherit, for locks.
 //!
 //! Nothing here reads files or talks to a device: registering slots with one is a callback of its caller.
 #![allow(unsafe_code)]
 
 mod arena;
+#[cfg(feature = "remote")]
+mod close_on_fork;
 mod file_mapping;
 mod fork;
 mod headroom;
@@ -21,6 +24,8 @@ mod slab;
 mod window;
 
 pub use arena::{Arena, ArenaUse, Lease, Pinning, Slot};
+#[cfg(feature = "remote")]
+pub(crate) use close_on_fork::CloseOnForkFile;
 pub use file_mapping::FileMapping;
 pub use fork::Owner;
 pub(crate) use fork::PerProcess;

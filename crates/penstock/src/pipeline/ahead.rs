@@ -3,8 +3,7 @@
 //! Where nothing else waits for the disk, whatever it brings before the load begins is won. One thread asks the kernel for
 //! stretch after stretch, in the order in which a load reads them, and waits until an earlier one is there before it asks
 //! for another: so whoever stops it never leaves more than [`WINDOW`] stretches behind that the disk still works on. The
-//! load itself needs to know nothing of it: it looks block by block what is cached, as always. It may run in another
-//! process, which then ends the reading ahead by removing a file.
+//! load itself needs to know nothing of it: it looks block by block what is cached, as always.
 //!
 //! A hint from end to end. What is cached is not asked for again, what cannot be read is left to the load, which says why;
 //! it stops before it would fill more than half of the memory that is free, since what comes in last would push out what
@@ -14,7 +13,6 @@
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -40,24 +38,14 @@ pub struct Ahead {
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
-    until_gone: Option<PathBuf>,
     bytes: AtomicU64,
 }
 
-impl Shared {
-    fn is_over(&self) -> bool {
-        self.stop.load(Ordering::Relaxed) || self.until_gone.as_ref().is_some_and(|file| !file.exists())
-    }
-}
-
 impl Ahead {
-    /// Begins with the bytes of `tensors` (indices into the checkpoint's). Ends by itself when there is no file
-    /// `until_gone` any more.
-    pub fn begin(checkpoint: Arc<Checkpoint>, tensors: &[usize], until_gone: Option<PathBuf>) -> Self {
-        let shared = Arc::new(Shared { until_gone, ..Shared::default() });
-        let mut wanted = steps(&checkpoint, tensors);
-        // Opening one of these would ask a server.
-        wanted.retain(|(index, _)| !is_remote(&checkpoint.lies_at(*index)));
+    /// Begins with the bytes of `tensors` (indices into the checkpoint's).
+    pub fn begin(checkpoint: Arc<Checkpoint>, tensors: &[usize]) -> Self {
+        let shared = Arc::new(Shared::default());
+        let wanted = steps(&checkpoint, tensors);
         let told = Arc::clone(&shared);
         let work = move || bring(&checkpoint, wanted, &told);
         // Without a thread nothing is read ahead, and nothing is wrong.
@@ -102,15 +90,23 @@ impl Drop for Ahead {
 
 fn bring(checkpoint: &Checkpoint, wanted: Vec<(usize, Range<u64>)>, shared: &Shared) {
     let most = spare_bytes().map_or(u64::MAX, |bytes| bytes / SHARE);
-    let mut object: Option<(usize, Arc<dyn Object>)> = None;
+    // Steps come object by object; where one lies is looked up once, which costs system calls for a URL.
+    let mut current: Option<(usize, Option<Arc<dyn Object>>)> = None;
     let mut asked: VecDeque<(Arc<dyn Object>, u64)> = VecDeque::with_capacity(WINDOW);
     for (index, range) in wanted {
-        if object.as_ref().is_none_or(|(open, _)| *open != index) {
-            let Ok(opened) = checkpoint.open_object(index) else { return };
-            object = Some((index, opened));
+        if current.as_ref().is_none_or(|(open, _)| *open != index) {
+            // Opening one that is not on this machine would ask a server.
+            let opened = match is_remote(&checkpoint.lies_at(index)) {
+                true => None,
+                false => match checkpoint.open_object(index) {
+                    Ok(opened) => Some(opened),
+                    Err(_) => return,
+                },
+            };
+            current = Some((index, opened));
         }
-        let Some((_, file)) = &object else { return };
-        if shared.is_over() || shared.bytes.load(Ordering::Relaxed) >= most {
+        let Some((_, Some(file))) = &current else { continue };
+        if shared.stop.load(Ordering::Relaxed) || shared.bytes.load(Ordering::Relaxed) >= most {
             return;
         }
         let last = range.end - 1;

@@ -1,28 +1,32 @@
 //! The threads of a load's readers: started when they are wanted, gone when the load is.
 //!
-//! A thread costs some 0.1 ms of a core, so a load that begins with few readers has the others started when it wants them.
+//! A thread costs some 0.1 ms of a core, so a load that begins with few readers has the others started when it wants them,
+//! by whichever reader finds that out: the consumer may be busy for long.
 //! A limit of the system on threads makes a load slower and is noted; it fails one only where no reader can be started. A
 //! reader that panics fails its load and nothing else.
 //!
 //! Knows neither what readers read nor when a load is over: whoever joins them has told them before.
 
-use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use super::shared::Shared;
 use crate::error::{Error, ErrorKind, Result};
+use crate::threads;
 use crate::tune::Readers;
 
 /// What a reader's thread does.
-pub(super) type Run = Box<dyn FnOnce(&Shared) -> Result<()> + Send>;
+pub(super) type Run = Box<dyn FnOnce(&Arc<Shared>) -> Result<()> + Send>;
 
 type Make = dyn Fn() -> Run + Send + Sync;
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct Crew {
+pub(super) struct Crew(Mutex<Threads>);
+
+#[derive(Default)]
+struct Threads {
     threads: Vec<JoinHandle<()>>,
     /// How many are not started yet, and how each is made.
     rest: Option<(usize, Box<Make>)>,
@@ -34,28 +38,50 @@ impl Crew {
     /// # Errors
     /// `Memory` where not even one thread can be started.
     pub(super) fn start(
+        &self,
         shared: &Arc<Shared>,
         readers: Readers,
         make: impl Fn() -> Run + Send + Sync + 'static,
-    ) -> Result<Self> {
-        let mut crew = Self::default();
+    ) -> Result<()> {
+        let mut crew = self.lock();
         let (first, most) = (readers.first(), readers.most());
         crew.add(shared, first, most, &make)?;
         if crew.threads.len() == first && first < most {
             crew.rest = Some((most - first, Box::new(make)));
         }
-        Ok(crew)
+        Ok(())
     }
 
-    /// Starts the others, if there are any.
+    /// Starts the others, if there are any. Called by a reader.
     ///
     /// # Errors
-    /// As [`Crew::start`].
-    pub(super) fn start_rest(&mut self, shared: &Arc<Shared>) -> Result<()> {
-        let Some((count, make)) = self.rest.take() else { return Ok(()) };
-        self.add(shared, count, self.threads.len() + count, &*make)
+    /// None: a reader is running, so a thread that cannot be started is noted.
+    pub(super) fn start_rest(&self, shared: &Arc<Shared>) -> Result<()> {
+        let mut crew = self.lock();
+        let Some((count, make)) = crew.rest.take() else { return Ok(()) };
+        let of = crew.threads.len() + count;
+        crew.add(shared, count, of, &*make)
     }
 
+    /// Waits until all have ended; none is started from now on.
+    pub(super) fn join(&self) {
+        let mut crew = self.lock();
+        crew.rest = None;
+        let threads = std::mem::take(&mut crew.threads);
+        // A reader that is about to start others takes the lock before it ends.
+        drop(crew);
+        for thread in threads {
+            // A reader's panic was already turned into the load's failure.
+            let _ = thread.join();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Threads> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Threads {
     fn add(&mut self, shared: &Arc<Shared>, count: usize, of: usize, make: &Make) -> Result<()> {
         for index in self.threads.len()..self.threads.len() + count {
             let (run, told) = (make(), Arc::clone(shared));
@@ -65,46 +91,30 @@ impl Crew {
                 // Fewer readers than wished for are a slower load, not a failed one.
                 Err(error) if !self.threads.is_empty() => {
                     let note = format!(
-                        "{} of {of} reader threads could be started: {error}; raise the limit of processes (ulimit \
-                         -u, cgroup pids.max)",
-                        self.threads.len()
+                        "{} of {of} reader threads could be started: {error}. {}",
+                        self.threads.len(),
+                        threads::remedy()
                     );
                     shared.with_stats(|stats| stats.note(note));
                     break;
                 }
-                Err(error) => {
-                    return Err(Error::new(
-                        ErrorKind::Memory,
-                        format!("a thread could not be started: {error}"),
-                    )
-                    .remedy("Raise the limit of processes (ulimit -u, cgroup pids.max)"));
-                }
+                Err(error) => return Err(threads::not_started(&error)),
             }
         }
         Ok(())
     }
+}
 
-    /// Waits until all have ended; none is started from now on.
-    pub(super) fn join(&mut self) {
-        self.rest = None;
-        for thread in self.threads.drain(..) {
-            // A reader's panic was already turned into the load's failure.
-            let _ = thread.join();
-        }
-    }
-
-    /// Neither joins them nor lets them go: to a forked child's C library they do not exist.
-    pub(super) fn forget(&mut self) {
-        let _ = ManuallyDrop::new(std::mem::take(self));
+fn carry_out(run: Run, shared: &Arc<Shared>) {
+    if let Err(error) = guarded(|| run(shared)) {
+        shared.fail(error);
     }
 }
 
-fn carry_out(run: Run, shared: &Shared) {
-    // A panic is a bug, but it must not leave the consumer waiting for ever.
-    let done = catch_unwind(AssertUnwindSafe(|| run(shared))).unwrap_or_else(|_| {
+/// What reading comes to, in whatever thread. A panic is a bug, but it must neither leave the consumer waiting for ever
+/// nor be something else than an error to it.
+pub(super) fn guarded(read: impl FnOnce() -> Result<()>) -> Result<()> {
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| {
         Err(Error::new(ErrorKind::Storage, "a reader panicked; this is a bug of Penstock"))
-    });
-    if let Err(error) = done {
-        shared.fail(error);
-    }
+    })
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::device::{CopyStream, Piece};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{HostSlab, HostTensor, Region, Window};
 use crate::plan::{Block, Plan, Segment};
 use crate::store::{Lane, Object, SLOT_SLACK};
@@ -22,7 +22,7 @@ const SEGMENT_WORTH_A_READ: u64 = 256 << 10;
 /// Addresses of a load's destinations, set as they are attached.
 pub(super) struct Destinations {
     addresses: Box<[AtomicU64]>,
-    /// Whether the destinations lie in one slab as the plan's layout says, so that gaps between them belong to no one.
+    /// Whether the destinations lie in one slab as the plan's layout says: in the plan's order, without overlap.
     slab: bool,
 }
 
@@ -39,20 +39,39 @@ impl Destinations {
         self.addresses[segment.tensor as usize].load(Ordering::Acquire) + segment.dst
     }
 
-    /// The address where the block's range goes as it is, if it does: one run of host memory.
-    fn in_one_run(&self, block: &Block, segments: &[Segment]) -> Option<u64> {
+    /// The address where the block's range goes as it is, if it does: one run of host memory that holds nothing but the
+    /// block's segments and, in a slab, padding between two tensors.
+    fn in_one_run(&self, plan: &Plan, block: &Block, segments: &[Segment]) -> Option<u64> {
         let first = segments.first()?;
         let shift = self.of(first).wrapping_sub(first.src);
         let mut end = block.range.start;
+        let mut before: Option<&Segment> = None;
         for segment in segments {
-            let follows = segment.count == 1 && (self.slab || segment.src == end);
-            if !follows || self.of(segment).wrapping_sub(segment.src) != shift {
+            // Where ranges overlap in the file, a gap of the file may be another tensor's memory in the slab.
+            let follows = segment.src == end
+                || (self.slab
+                    && segment.src > end
+                    && before.is_some_and(|before| only_padding_between(plan, before, segment)));
+            let one_piece = segment.count == 1;
+            if !follows || !one_piece || self.of(segment).wrapping_sub(segment.src) != shift {
                 return None;
             }
             end = segment.src + segment.len;
+            before = Some(segment);
         }
-        Some(shift.wrapping_add(block.range.start))
+        (end == block.range.end).then(|| shift.wrapping_add(block.range.start))
     }
+}
+
+/// Whether no tensor of a slab has bytes between the end of `before` and the beginning of `after`. Tensors lie in the
+/// slab in the plan's order, so that is so where one ends, the other begins, and those between them are empty.
+fn only_padding_between(plan: &Plan, before: &Segment, after: &Segment) -> bool {
+    let tensors = plan.tensors();
+    let (one, other) = (before.tensor as usize, after.tensor as usize);
+    one < other
+        && after.dst == 0
+        && before.dst + before.bytes() == tensors[one].bytes()
+        && tensors[one + 1..other].iter().all(|tensor| tensor.bytes() == 0)
 }
 
 /// Time a reader spent on one block.
@@ -93,6 +112,22 @@ fn read(
     })
 }
 
+/// As [`Object::read_to_slot`], of any object: where it says that the range begins is checked, as it is about to become an
+/// address.
+fn read_to_slot(object: &dyn Object, range: &Range<u64>, slot: Window<'_>, lane: &mut Lane) -> Result<usize> {
+    let (len, room) = (to_usize(range.end - range.start), slot.len());
+    let start = object.read_to_slot(range.clone(), slot, lane)?;
+    if start.checked_add(len).is_some_and(|end| end <= room) {
+        return Ok(start);
+    }
+    let cause =
+        format!("the store says that it put {len} bytes at position {start} of a buffer of {room} bytes");
+    Err(Error::new(ErrorKind::Storage, cause)
+        .object(object.location())
+        .range(range.clone())
+        .remedy("This is a bug of the store: report it to its authors"))
+}
+
 /// Reads a block to its destinations in host memory, at most `request` bytes at once: in place where the destinations
 /// allow, else through `scratch`.
 pub(super) fn to_host(
@@ -107,15 +142,16 @@ pub(super) fn to_host(
     let began = Instant::now();
     let segments = plan.segments(block);
     let len = to_usize(block.range.end - block.range.start);
-    if let Some(address) = destinations.in_one_run(block, segments) {
-        // SAFETY: the run consists of the block's own spans of attached destinations and, in a slab, of gaps between
-        // them that belong to no tensor and to no other block.
+    if let Some(address) = destinations.in_one_run(plan, block, segments) {
+        // SAFETY: the run consists of the block's own spans of attached destinations and, in a slab, of padding between
+        // the end of one tensor and the beginning of another. Only the block that has both may write to that padding.
         let window = unsafe { Window::from_raw(pointer(address), len) }.lasting();
         read(object, block.range.start, window, request, lane)?;
         return Ok(Spent { reading: began.elapsed(), copying: Duration::ZERO });
     }
     let wanted: u64 = segments.iter().map(Segment::bytes).sum();
-    let simple = segments.iter().all(|segment| segment.count == 1);
+    // Bytes that several tensors want are read once, to scratch memory.
+    let simple = segments.iter().all(|segment| segment.count == 1) && are_apart(segments);
     if simple && (object.scatters() || wanted >= segments.len() as u64 * SEGMENT_WORTH_A_READ) {
         let window = |segment: &Segment| {
             // SAFETY: this segment's own span of an attached destination.
@@ -136,10 +172,9 @@ pub(super) fn to_host(
         Some(region) => region,
         None => scratch.insert(Region::reserve(to_usize(plan.block_bytes()) + SLOT_SLACK)?),
     };
-    let start = object.read_to_slot(block.range.clone(), region.window(), lane)?;
+    let start = read_to_slot(object, &block.range, region.window(), lane)?;
     let reading = began.elapsed();
-    // SAFETY: the store filled these bytes of the scratch region.
-    let bytes = unsafe { std::slice::from_raw_parts(region.as_ptr().add(start), len) };
+    let bytes = &region.as_mut_slice()[start..start + len];
     for segment in segments {
         let (piece, target) = (to_usize(segment.len), destinations.of(segment));
         for i in 0..segment.count {
@@ -171,9 +206,9 @@ pub(super) fn to_device(
     let began = Instant::now();
     let memory = slot.as_ptr();
     let len = slot.len();
-    let start = object.read_to_slot(range.clone(), slot.part(0, len), lane)?;
+    let start = read_to_slot(object, range, slot.part(0, len), lane)?;
     let reading = began.elapsed();
-    // SAFETY: the store filled the range's bytes from `start` on.
+    // SAFETY: the range's bytes, from `start` on, lie in the slot, as `read_to_slot` has checked.
     let base = unsafe { memory.add(start) };
     pieces.clear();
     let apart = are_apart(segments);
@@ -181,7 +216,7 @@ pub(super) fn to_device(
     let touched = begin_before_its_end.filter(|segment| segment.src + segment.span() > range.start);
     for segment in touched.map(|segment| segment.within(range)) {
         let at = to_usize(segment.src - range.start);
-        // SAFETY: what is within the range was read to the slot.
+        // SAFETY: `at` is within the range, whose bytes lie in the slot.
         let source = unsafe { base.add(at) };
         let (piece, stride) = (to_usize(segment.len), to_usize(segment.stride));
         let destination = destinations.of(&segment);

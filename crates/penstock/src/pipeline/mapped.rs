@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use super::crew::guarded;
 use crate::checkpoint::{Checkpoint, TensorInfo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::FileMapping;
@@ -35,6 +36,11 @@ impl Mapped {
             if files[index].is_none() {
                 let object = checkpoint.open_object(index)?;
                 let mapping = Arc::new(object.map()?);
+                // Views are made of addresses, so what the store says is checked.
+                if (mapping.len() as u64) < checkpoint.objects()[index].bytes {
+                    let cause = format!("only {} bytes of it were mapped", mapping.len());
+                    return Err(Error::new(ErrorKind::Storage, cause).object(object.location()));
+                }
                 files[index] = Some((object, mapping));
             }
         }
@@ -155,7 +161,7 @@ fn in_parallel(
         let spawn =
             |_| std::thread::Builder::new().name("penstock-map".into()).spawn_scoped(scope, work).ok();
         let others: Vec<_> = (1..threads.min(steps.len())).filter_map(spawn).collect();
-        let own = work();
+        let own = guarded(work);
         let panicked = || Err(Error::new(ErrorKind::Storage, "a thread panicked; this is a bug of Penstock"));
         others.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).fold(own, Result::and)
     })

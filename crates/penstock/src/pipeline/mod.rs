@@ -2,6 +2,7 @@
 //!
 //! * [`Session`]: one load. Its owner attaches destinations in plan order, as many as it wants in flight, and takes
 //!   tensors as they land; readers wait for destinations (back-pressure) and for nothing else.
+//! * [`Canceller`]: ends a load from another thread.
 //! * [`Mapped`]: the other way to have tensors, as views of mapped files; nothing moves but pages.
 //! * [`Ahead`]: what may be done before either, bringing files into the page cache.
 //! * `reader`: the two loops, to host memory in place and to a device through staging slots; `crew`: their threads.
@@ -34,3 +35,4 @@ mod watch;
 pub use ahead::Ahead;
 pub use mapped::Mapped;
 pub use session::{Next, Session, Target};
+pub use shared::Canceller;

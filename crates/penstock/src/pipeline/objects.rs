@@ -3,8 +3,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use super::queue::Kind;
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
+use crate::plan::Block;
 use crate::store::{Object, Store};
 
 /// A checkpoint's objects, each opened by the first reader that needs it.
@@ -12,14 +14,17 @@ pub(super) struct Objects {
     checkpoint: Arc<Checkpoint>,
     store: Arc<dyn Store>,
     open: Vec<OnceLock<Result<Arc<dyn Object>>>>,
+    /// Those that could not tell what of them is cached, at least once.
+    silent: Vec<AtomicBool>,
     avoid_direct: AtomicBool,
 }
 
 impl Objects {
     pub(super) fn of(checkpoint: Arc<Checkpoint>) -> Self {
         let open = checkpoint.objects().iter().map(|_| OnceLock::new()).collect();
+        let silent = checkpoint.objects().iter().map(|_| AtomicBool::new(false)).collect();
         let store = checkpoint.store_for_load();
-        Self { checkpoint, store, open, avoid_direct: AtomicBool::new(false) }
+        Self { checkpoint, store, open, silent, avoid_direct: AtomicBool::new(false) }
     }
 
     /// Says that direct reads gain nothing, of objects that are opened from now on.
@@ -40,12 +45,35 @@ impl Objects {
         opened.as_ref().map_err(Clone::clone)
     }
 
+    /// Whether the block is in the page cache, where its object can tell and can be opened.
+    pub(super) fn is_cached(&self, block: &Block) -> Option<bool> {
+        let cached = self.get(block.object).ok()?.is_cached(&block.range);
+        if cached.is_none() {
+            self.silent[block.object as usize].store(true, Ordering::Relaxed);
+        }
+        cached
+    }
+
+    /// What [`Objects::is_cached`] said of a block that is now read as work of that kind, so that its object need not
+    /// find out again.
+    pub(super) fn was_cached(&self, block: &Block, kind: Kind) -> Option<bool> {
+        match kind {
+            Kind::Copy => Some(true),
+            Kind::Fetch => (!self.silent[block.object as usize].load(Ordering::Relaxed)).then_some(false),
+        }
+    }
+
     /// Fails if an object that was read from is no longer the version that was opened.
     pub(super) fn verify_unchanged(&self) -> Result<()> {
         self.open
             .iter()
             .filter_map(|open| open.get()?.as_ref().ok())
             .try_for_each(|object| object.verify_unchanged())
+    }
+
+    /// The store that they are read from.
+    pub(super) fn store(&self) -> Arc<dyn Store> {
+        Arc::clone(&self.store)
     }
 
     /// Has what waits for the storage end now.

@@ -35,14 +35,15 @@ impl Account {
     }
 
     /// Says that a block of this kind is begun, in this thread.
-    fn begins(&mut self, shared: &Shared, kind: Kind) {
+    fn begins(&mut self, shared: &Arc<Shared>, block: &Block, kind: Kind) {
+        self.lane.cached = shared.objects.was_cached(block, kind);
         if kind == Kind::Fetch && !self.watched {
             self.watched = true;
             shared.watch_this_thread();
         }
     }
 
-    fn spent(&mut self, shared: &Shared, block: &Block, kind: Kind, spent: &Spent) {
+    fn spent(&mut self, shared: &Arc<Shared>, block: &Block, kind: Kind, spent: &Spent) {
         if self.lane.push_backs > self.stats.push_backs {
             self.stats.push_backs = self.lane.push_backs;
             shared.pushed_back();
@@ -78,7 +79,7 @@ impl HostReader {
     }
 
     /// Reads until nothing is left.
-    pub(super) fn run(mut self, shared: &Shared) -> Result<()> {
+    pub(super) fn run(mut self, shared: &Arc<Shared>) -> Result<()> {
         let mut done = None;
         loop {
             match shared.take(done.take()) {
@@ -95,7 +96,7 @@ impl HostReader {
     }
 
     /// Reads all blocks that are ready, in the thread of the caller.
-    pub(super) fn run_inline(&mut self, shared: &Shared) -> Result<()> {
+    pub(super) fn run_inline(&mut self, shared: &Arc<Shared>) -> Result<()> {
         let mut done = None;
         while let Take::Block(index, kind) = shared.take(done) {
             self.block(shared, index, kind)?;
@@ -104,9 +105,9 @@ impl HostReader {
         Ok(())
     }
 
-    fn block(&mut self, shared: &Shared, index: usize, kind: Kind) -> Result<()> {
-        self.account.begins(shared, kind);
+    fn block(&mut self, shared: &Arc<Shared>, index: usize, kind: Kind) -> Result<()> {
         let block = &shared.plan.blocks()[index];
+        self.account.begins(shared, block, kind);
         let object = shared.objects.get(block.object)?;
         let (to, request) = (&shared.destinations, shared.request_bytes());
         let Account { lane, .. } = &mut self.account;
@@ -161,7 +162,7 @@ impl DeviceReader {
     }
 
     /// Reads until nothing is left and everything has landed.
-    pub(super) fn run(mut self, shared: &Shared) -> Result<()> {
+    pub(super) fn run(mut self, shared: &Arc<Shared>) -> Result<()> {
         let mut done = None;
         loop {
             self.land_what_is_done(shared)?;
@@ -200,15 +201,18 @@ impl DeviceReader {
         Ok(())
     }
 
-    fn block(&mut self, shared: &Shared, index: usize, kind: Kind) -> Result<()> {
-        self.account.begins(shared, kind);
-        let Some(mut slot) = self.slot(shared)? else { return Ok(()) };
+    fn block(&mut self, shared: &Arc<Shared>, index: usize, kind: Kind) -> Result<()> {
         let block = &shared.plan.blocks()[index];
+        self.account.begins(shared, block, kind);
+        let Some(mut slot) = self.slot(shared)? else { return Ok(()) };
         let object = shared.objects.get(block.object)?;
         let stream = match &mut self.stream {
             Some(stream) => stream,
             // Made when there is something to copy: a reader that is never wanted costs nothing of the device.
-            none => none.insert(self.device.stream()?),
+            none => {
+                self.device.bind_thread()?;
+                none.insert(self.device.stream()?)
+            }
         };
         if let Some((number, fence)) = shared.fence_after(self.fence) {
             stream.wait_for(fence.as_ref())?;

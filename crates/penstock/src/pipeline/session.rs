@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, unbounded};
 
-use super::crew::Crew;
+use super::crew::guarded;
 use super::landing::host_tensor;
 use super::reader::{DEPTH, DeviceReader, HostReader};
-use super::shared::{Message, Shared};
+use super::shared::{Canceller, Message, Shared};
 use crate::checkpoint::Checkpoint;
 use crate::device::{Device, Fence};
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::{HostSlab, HostTensor, Lease, Owner};
+use crate::memory::{HostSlab, HostTensor, Lease, Owner, PAGE};
 use crate::plan::{Layout, Plan};
 use crate::stats::LoadStats;
 use crate::store::SLOT_SLACK;
@@ -52,7 +52,6 @@ pub enum Next {
 pub struct Session {
     shared: Arc<Shared>,
     owner: Owner,
-    crew: Crew,
     /// Reads in the caller's own thread, where a load is too small for threads to pay.
     inline: Option<HostReader>,
     landed: Receiver<Message>,
@@ -94,7 +93,6 @@ impl Session {
         let mut session = Self {
             shared,
             owner: Owner::current(),
-            crew: Crew::default(),
             inline: None,
             landed,
             device: None,
@@ -113,8 +111,8 @@ impl Session {
                 session.inline = Some(HostReader::new(&session.shared));
             }
             _ => {
-                session.crew = Crew::start(&session.shared, readers, || {
-                    Box::new(|shared: &Shared| HostReader::new(shared).run(shared))
+                session.shared.crew.start(&session.shared, readers, || {
+                    Box::new(|shared: &Arc<Shared>| HostReader::new(shared).run(shared))
                 })?;
             }
         }
@@ -127,16 +125,17 @@ impl Session {
         device: &Arc<dyn Device>,
         staging: usize,
     ) -> Result<()> {
-        let slot_bytes = usize::try_from(self.shared.plan.block_bytes()).unwrap_or(usize::MAX) + SLOT_SLACK;
+        let slot_bytes =
+            usize::try_from(self.shared.plan.block_bytes()).unwrap_or(usize::MAX).saturating_add(SLOT_SLACK);
         // A failing device fails here, not in a thread.
         drop(device.stream()?);
         let slots = readers.slots(DEPTH).min(self.shared.plan.blocks().len());
         let lease = Arc::new(Lease::begin(slot_bytes, staging, slots, device.pinning()));
         self.device = Some(Arc::clone(device));
         let device = Arc::clone(device);
-        self.crew = Crew::start(&self.shared, readers, move || {
+        self.shared.crew.start(&self.shared, readers, move || {
             let (device, lease) = (Arc::clone(&device), Arc::clone(&lease));
-            Box::new(move |shared: &Shared| {
+            Box::new(move |shared: &Arc<Shared>| {
                 let done = DeviceReader::new(shared, device, Arc::clone(&lease)).run(shared);
                 let usage = lease.usage();
                 shared.with_stats(|stats| {
@@ -146,8 +145,7 @@ impl Session {
                 });
                 done
             })
-        })?;
-        Ok(())
+        })
     }
 
     /// Says where the objects lie, for the statistics, and how they are read: whether reading them directly can gain
@@ -169,6 +167,21 @@ impl Session {
         &self.shared.plan
     }
 
+    /// What cancels this load from another thread, whoever has the session.
+    pub fn canceller(&self) -> Canceller {
+        self.shared.canceller()
+    }
+
+    /// Why the load ended before its last tensor was taken, if it did: its first failure, or `Cancelled`.
+    pub fn ended_early(&self) -> Option<Error> {
+        if !self.shared.is_cancelled() {
+            return None;
+        }
+        let unfinished = self.delivered < self.given.len();
+        let cancelled = || Error::new(ErrorKind::Cancelled, "the load was cancelled");
+        self.shared.failure().or_else(|| unfinished.then(cancelled))
+    }
+
     /// How many tensors have destinations.
     pub fn attached(&self) -> usize {
         self.attached
@@ -182,11 +195,13 @@ impl Session {
     /// allocated and is neither read nor written by anyone else until the tensor has landed or the session is dropped.
     ///
     /// # Errors
-    /// `Destination` where there are more addresses than tensors left, or for a session that has a slab of its own;
-    /// `Device` where the driver refuses.
+    /// `Destination` where there are more addresses than tensors left, for an address that no memory of the tensor's
+    /// length can have (null, or past the end of the address space), or for a session that has a slab of its own;
+    /// `Device` where the driver refuses; once the load has failed or was cancelled, as [`Session::next`]. None of the
+    /// addresses is used then.
     #[allow(unsafe_code)]
     pub unsafe fn attach(&mut self, addresses: &[u64], consumer_stream: u64) -> Result<()> {
-        self.check_owner()?;
+        self.check_running()?;
         if self.slab.is_some() {
             return Err(Error::new(ErrorKind::Destination, "this load brings its own memory"));
         }
@@ -197,8 +212,10 @@ impl Session {
     /// Lets the next `tensors` of the plan be read to the session's slab.
     ///
     /// # Errors
-    /// `Destination` where fewer tensors are left, or for a session without a slab.
+    /// `Destination` where fewer tensors are left, or for a session without a slab; once the load has failed or was
+    /// cancelled, as [`Session::next`].
     pub fn attach_slab(&mut self, tensors: usize) -> Result<()> {
+        self.check_running()?;
         let Some((slab, layout)) = &self.slab else {
             return Err(Error::new(
                 ErrorKind::Destination,
@@ -211,13 +228,15 @@ impl Session {
     }
 
     fn attach_all(&mut self, addresses: &[u64], fence: Option<Arc<dyn Fence>>) -> Result<()> {
-        self.check_owner()?;
         let end = self.attached + addresses.len();
         if end > self.given.len() {
             return Err(Error::new(
                 ErrorKind::Destination,
                 format!("{end} destinations for {} tensors", self.given.len()),
             ));
+        }
+        for (tensor, address) in (self.attached..end).zip(addresses) {
+            self.check_address(tensor, *address)?;
         }
         for (tensor, address) in (self.attached..end).zip(addresses) {
             self.shared.destinations.set(tensor, *address);
@@ -227,17 +246,32 @@ impl Session {
         Ok(())
     }
 
+    /// Refuses addresses where no memory can be. No other can be told from good ones: those are the caller's promise.
+    fn check_address(&self, tensor: usize, address: u64) -> Result<()> {
+        let planned = &self.shared.plan.tensors()[tensor];
+        let bytes = planned.bytes();
+        let cause = match address.checked_add(bytes) {
+            _ if bytes == 0 => return Ok(()),
+            // No system maps the first page, and what lies there is an offset into a tensor without memory.
+            _ if address < PAGE as u64 => "has no memory",
+            // Objects in memory are shorter than half of the address space.
+            Some(end) if end <= i64::MAX as u64 => return Ok(()),
+            _ => "reaches past the end of the address space",
+        };
+        Err(Error::new(
+            ErrorKind::Destination,
+            format!("its destination of {bytes} bytes at address {address:#x} {cause}"),
+        )
+        .tensor(&*planned.name)
+        .remedy("Give a tensor with memory of its own"))
+    }
+
     /// The next tensor that has landed, waiting for at most `timeout`.
     ///
     /// # Errors
-    /// The first failure of the load; after it, the session only ends.
+    /// The first failure of the load, or `Cancelled` where it was cancelled or stopped; after it, the session only ends.
     pub fn next(&mut self, timeout: Duration) -> Result<Next> {
-        self.check_owner()?;
-        let failure = self.shared.failure();
-        if let Some(error) = failure {
-            self.stop_failed();
-            return Err(error);
-        }
+        self.check_running().inspect_err(|_| self.stop_failed())?;
         if self.delivered == self.given.len() {
             return Ok(Next::Done);
         }
@@ -252,14 +286,7 @@ impl Session {
                     }
                     return Ok(Next::Landed(tensor));
                 }
-                Ok(Message::More) => self.crew.start_rest(&self.shared)?,
-                Ok(Message::Failed) => {
-                    self.stop_failed();
-                    let failure = self.shared.failure();
-                    return Err(
-                        failure.unwrap_or_else(|| Error::new(ErrorKind::Cancelled, "the load was cancelled"))
-                    );
-                }
+                Ok(Message::Ended) => self.check_running().inspect_err(|_| self.stop_failed())?,
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Ok(Next::Waiting),
             }
         }
@@ -267,7 +294,8 @@ impl Session {
 
     fn read_inline(&mut self) -> Result<()> {
         if let Some(reader) = &mut self.inline {
-            reader.run_inline(&self.shared).inspect_err(|error| self.shared.fail(error.clone()))?;
+            let shared = &self.shared;
+            guarded(|| reader.run_inline(shared)).inspect_err(|error| shared.fail(error.clone()))?;
         }
         Ok(())
     }
@@ -320,10 +348,20 @@ impl Session {
         }
     }
 
-    /// Ends a load that has failed. What landed before can still be taken.
+    /// Ends a load that has failed. What landed before can still be taken. One that was cancelled is ended by its owner: a
+    /// reader may be waiting for storage, which must not delay the answer.
     fn stop_failed(&mut self) {
-        self.stop_reading();
-        self.close_objects();
+        if self.owner.is_current() && self.shared.failure().is_some() {
+            self.stop_reading();
+            self.close_objects();
+        }
+    }
+
+    /// # Errors
+    /// As [`Session::next`], and as [`Session::check_owner`].
+    fn check_running(&self) -> Result<()> {
+        self.check_owner()?;
+        self.ended_early().map_or(Ok(()), Err)
     }
 
     /// # Errors
@@ -338,12 +376,13 @@ impl Session {
 
     fn stop_reading(&mut self) {
         if !self.owner.is_current() {
-            self.crew.forget();
+            // To a child's C library its parent's threads do not exist: they are neither joined nor let go.
+            let _ = ManuallyDrop::new(Arc::clone(&self.shared));
             let _ = ManuallyDrop::new(std::mem::replace(&mut self.landed, never()));
             return;
         }
         self.shared.cancel();
-        self.crew.join();
+        self.shared.crew.join();
         if let Some(reader) = self.inline.take() {
             reader.finish(&self.shared);
         }

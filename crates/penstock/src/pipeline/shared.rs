@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 
+use super::crew::Crew;
 use super::landing::Destinations;
 use super::meter::Meter;
 use super::objects::Objects;
@@ -14,10 +15,10 @@ use super::queue::{Found, Kind, Queue, Room};
 use crate::checkpoint::Checkpoint;
 use crate::device::Fence;
 use crate::error::Error;
-use crate::memory::PAGE;
+use crate::memory::{Owner, PAGE};
 use crate::plan::{Block, Plan};
 use crate::stats::LoadStats;
-use crate::store::Lane;
+use crate::store::{Lane, Store};
 use crate::tune::Readers;
 
 /// How long a look at clocks that were not ready for it is put off, at least.
@@ -27,10 +28,8 @@ const SHORTEST_WATCH: Duration = Duration::from_millis(1);
 pub(super) enum Message {
     /// A tensor has landed.
     Landed(u32),
-    /// Readers that were not started are wanted.
-    More,
-    /// The load has failed; [`Shared::failure`] says how.
-    Failed,
+    /// The load has failed, as [`Shared::failure`] says, or was cancelled.
+    Ended,
 }
 
 /// What the owner and the readers of a load share.
@@ -38,6 +37,7 @@ pub(super) struct Shared {
     pub(super) plan: Arc<Plan>,
     pub(super) objects: Objects,
     pub(super) destinations: Destinations,
+    pub(super) crew: Crew,
     remaining: Box<[AtomicU64]>,
     work: Mutex<Work>,
     wake: Condvar,
@@ -47,7 +47,8 @@ pub(super) struct Shared {
     copies: usize,
     own_handles: bool,
     request_bytes: AtomicU64,
-    cancelled: AtomicBool,
+    /// Shared with cancellers, which outlive this.
+    cancelled: Arc<AtomicBool>,
     failure: Mutex<Option<Error>>,
     stats: Mutex<LoadStats>,
     messages: Sender<Message>,
@@ -96,6 +97,7 @@ impl Shared {
         Self {
             objects: Objects::of(checkpoint),
             destinations: Destinations::new(tensors.len(), slab),
+            crew: Crew::default(),
             remaining: tensors.iter().map(|tensor| AtomicU64::new(tensor.bytes())).collect(),
             work: Mutex::new(Work {
                 queue: Queue::new(plan.blocks().len(), readers.own_runs),
@@ -111,7 +113,7 @@ impl Shared {
             copies: readers.copies,
             own_handles: readers.own_runs,
             request_bytes: AtomicU64::new(u64::MAX),
-            cancelled: AtomicBool::new(false),
+            cancelled: Arc::default(),
             failure: Mutex::new(None),
             stats: Mutex::new(LoadStats {
                 bytes: plan.bytes(),
@@ -216,7 +218,7 @@ impl Shared {
 
     /// Waits until there is something to do or the load is over. While clocks are watched, one of those that wait looks at
     /// them.
-    pub(super) fn wait_for_work(&self) {
+    pub(super) fn wait_for_work(self: &Arc<Self>) {
         let mut work = lock(&self.work);
         work.asleep += 1;
         while !work.queue.is_over() && !self.is_cancelled() && !work.queue.wants_more(self.room()) {
@@ -236,7 +238,7 @@ impl Shared {
     }
 
     /// Waits until it is time to look at the clocks, or something has happened before.
-    fn watch<'a>(&'a self, work: MutexGuard<'a, Work>) -> MutexGuard<'a, Work> {
+    fn watch<'a>(self: &'a Arc<Self>, work: MutexGuard<'a, Work>) -> MutexGuard<'a, Work> {
         let rest = self.meter.until_look(Instant::now()).max(SHORTEST_WATCH);
         let (work, waited) = self.wake.wait_timeout(work, rest).unwrap_or_else(PoisonError::into_inner);
         if !waited.timed_out() {
@@ -254,7 +256,7 @@ impl Shared {
     }
 
     /// Has the clock of this reader's thread watched, if the tuner asks for that.
-    pub(super) fn watch_this_thread(&self) {
+    pub(super) fn watch_this_thread(self: &Arc<Self>) {
         if self.meter.watches() {
             let more = self.meter.join_watch();
             self.want_more(more);
@@ -262,9 +264,12 @@ impl Shared {
     }
 
     /// Has those that may now work besides the others do so.
-    fn want_more(&self, more: bool) {
-        if more && !self.all_wanted.swap(true, Ordering::Relaxed) {
-            self.send(Message::More);
+    fn want_more(self: &Arc<Self>, more: bool) {
+        if more
+            && !self.all_wanted.swap(true, Ordering::Relaxed)
+            && let Err(error) = self.crew.start_rest(self)
+        {
+            self.fail(error);
         }
         if more {
             self.wake_one(&lock(&self.work));
@@ -285,14 +290,14 @@ impl Shared {
     fn kind_of(&self, block: usize) -> Kind {
         let block = &self.plan.blocks()[block];
         // What the store cannot tell is fetched, and so is what cannot be opened: its reader meets the failure again.
-        match self.objects.get(block.object).map(|object| object.is_cached(&block.range)) {
-            Ok(Some(true)) => Kind::Copy,
+        match self.objects.is_cached(block) {
+            Some(true) => Kind::Copy,
             _ => Kind::Fetch,
         }
     }
 
     /// Counts what a reader fetched, and wakes another if more of them are wanted now.
-    pub(super) fn fetched(&self, block: &Block, reading: Duration) {
+    pub(super) fn fetched(self: &Arc<Self>, block: &Block, reading: Duration) {
         let more = self.meter.count(block.range.end - block.range.start, reading);
         self.want_more(more);
     }
@@ -335,7 +340,17 @@ impl Shared {
         self.cancelled.load(Ordering::Acquire)
     }
 
-    /// Stops readers at their next block.
+    /// What ends this load from elsewhere.
+    pub(super) fn canceller(&self) -> Canceller {
+        Canceller {
+            owner: Owner::current(),
+            cancelled: Arc::clone(&self.cancelled),
+            store: self.objects.store(),
+            messages: self.messages.clone(),
+        }
+    }
+
+    /// Stops readers at their next block, and wakes the owner if it waits for a tensor.
     pub(super) fn cancel(&self) {
         // Under the lock, so that no reader misses it between looking and going to sleep.
         let work = lock(&self.work);
@@ -344,18 +359,52 @@ impl Shared {
         self.wake.notify_all();
         self.meter.end_watch();
         self.objects.interrupt();
+        self.send(Message::Ended);
     }
 
     /// Ends the load with `error`, unless it has failed already.
     pub(super) fn fail(&self, error: Error) {
         lock(&self.failure).get_or_insert(error);
         self.cancel();
-        self.send(Message::Failed);
     }
 
     fn send(&self, message: Message) {
         // The receiver lives as long as the session, which outlives its readers.
         let _ = self.messages.send(message);
+    }
+}
+
+/// Cancels one load from any thread, without waiting for anything: neither for its readers nor for whoever holds its
+/// [`Session`](super::Session). Afterwards [`Session::next`](super::Session::next) fails with `Cancelled`, and the
+/// session's owner ends it.
+#[derive(Clone)]
+pub struct Canceller {
+    owner: Owner,
+    cancelled: Arc<AtomicBool>,
+    store: Arc<dyn Store>,
+    messages: Sender<Message>,
+}
+
+impl Canceller {
+    /// Cancels the load. Does nothing in a forked child, whose parent the load belongs to.
+    pub fn cancel(&self) {
+        if !self.is_ours() {
+            return;
+        }
+        // Readers that sleep have nothing to read; they are woken when the session ends.
+        self.cancelled.store(true, Ordering::Release);
+        self.store.interrupt();
+        let _ = self.messages.send(Message::Ended);
+    }
+
+    /// Whether the load was cancelled, has failed or was ended.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Acquire)
+    }
+
+    /// Whether the load belongs to this process, not to the one that it was forked from.
+    pub fn is_ours(&self) -> bool {
+        self.owner.is_current()
     }
 }
 

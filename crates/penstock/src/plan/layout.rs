@@ -37,12 +37,13 @@ impl Layout {
                         .filter(|(object, _)| *object == tensor.object)
                         .and_then(|(_, at)| start.checked_sub(at))
                         .filter(|gap| *gap < PAGE as u64);
-                    gap.map_or_else(|| next_with_phase(end, start, step), |gap| end + gap)
+                    gap.map_or_else(|| next_with_phase(end, start, step), |gap| end.saturating_add(gap))
                 }
-                None => end.next_multiple_of(ALIGN),
+                None => end.checked_next_multiple_of(ALIGN).unwrap_or(u64::MAX),
             };
             offsets.push(offset);
-            end = offset + bytes;
+            // More than can be addressed: reserving it fails.
+            end = offset.saturating_add(bytes);
             follows = in_phase.map(|start| (tensor.object, start + bytes));
         }
         Self { offsets, bytes: end }
@@ -63,8 +64,8 @@ impl Layout {
 /// pages; runs within it only with its pages, since a huge page for every short run would waste memory.
 fn next_with_phase(end: u64, file_offset: u64, step: u64) -> u64 {
     let phase = file_offset % step;
-    let base = end / step * step;
-    if base + phase >= end { base + phase } else { base + step + phase }
+    let base = (end / step * step).saturating_add(phase);
+    if base >= end { base } else { base.saturating_add(step) }
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
 //! What was pulled before: for each file the version of the object that it is, and what the file was like then.
 //!
 //! A line of JSON for each file, added after the file got its name. A line that was cut off, or is of a file that was
-//! written to since, says nothing; then the file is pulled again.
+//! written to since, says nothing; then the file is pulled again. Where only the change time of a file differs, it may be
+//! that it was written to and its modification time put back, or that `chmod`, `chown` or a hard link was all: then its
+//! bytes are compared with the checksum that the line holds.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -23,6 +25,22 @@ struct Line {
     version: String,
     bytes: u64,
     modified: (i64, i64),
+    /// Lines of earlier versions have neither this nor a checksum.
+    #[serde(default)]
+    changed: Option<(i64, i64)>,
+    /// CRC-64/NVME of the file.
+    #[serde(default)]
+    checksum: Option<u64>,
+}
+
+/// What the ledger says of a file that is there.
+pub(super) enum Known {
+    /// It is the version that was found.
+    Same,
+    /// It is, if its bytes have this checksum.
+    If(u64),
+    /// It is not, or nothing is known of it.
+    No,
 }
 
 /// The ledger of one destination.
@@ -61,20 +79,27 @@ impl Ledger {
     }
 
     /// Whether the file that is there is the version that was found.
-    pub(super) fn holds(&self, item: &Item, stat: &Stat) -> bool {
-        self.known.get(&item.path).is_some_and(|line| {
+    pub(super) fn holds(&self, item: &Item, stat: &Stat) -> Known {
+        let line = self.known.get(&item.path).filter(|line| {
             let same_file = line.modified == modified(stat) && u64::try_from(stat.st_size) == Ok(line.bytes);
             same_file && RemoteStore::is_likely(&item.identity, &Identity(line.version.clone()))
-        })
+        });
+        match line {
+            None => Known::No,
+            Some(line) if line.changed.is_none_or(|then| then == changed(stat)) => Known::Same,
+            Some(line) => line.checksum.map_or(Known::No, Known::If),
+        }
     }
 
     /// Writes down a file that has got its name.
-    pub(super) fn add(&mut self, path: &str, version: &Identity, stat: &Stat) {
+    pub(super) fn add(&mut self, path: &str, version: &Identity, stat: &Stat, checksum: u64) {
         let line = Line {
             path: path.to_owned(),
             version: version.0.clone(),
             bytes: u64::try_from(stat.st_size).unwrap_or(0),
             modified: modified(stat),
+            changed: Some(changed(stat)),
+            checksum: Some(checksum),
         };
         // A ledger that cannot be written costs the next pull time, not this one its success.
         if let Err(error) = self.file.write_all(written(&line).as_bytes()) {
@@ -91,4 +116,8 @@ fn written(line: &Line) -> String {
 
 fn modified(stat: &Stat) -> (i64, i64) {
     (stat.st_mtime, i64::try_from(stat.st_mtime_nsec).unwrap_or(0))
+}
+
+pub(super) fn changed(stat: &Stat) -> (i64, i64) {
+    (stat.st_ctime, i64::try_from(stat.st_ctime_nsec).unwrap_or(0))
 }

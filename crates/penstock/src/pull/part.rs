@@ -1,25 +1,33 @@
 //! A file on its way: the open object, the partial file, the map of what of it is there.
+//!
+//! The map counts small blocks, so that little is lost when a pull is cut off; a request brings many of them. How many is
+//! the caller's choice (`work`).
 
 use std::fs::File;
+use std::num::NonZeroU64;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
+use crc_fast::CrcAlgorithm;
 use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate, fdatasync};
 use rustix::io::Errno;
 
 use super::source::Item;
 use super::tree::Tree;
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::Region;
+use crate::memory::{CloseOnForkFile, Region};
 use crate::store::block_map::{BlockMap, checksum};
 use crate::store::{Identity, Lane, Object};
 
-/// Bytes of a block: what is asked for at once.
-pub(super) const BLOCK_BYTES: u64 = 8 << 20;
-/// Bytes written at once: how long a pull that is stopped may have to wait for the disk.
-const WRITE_BYTES: usize = 1 << 20;
+/// Bytes of a block, which is kept if it has come whole. Also what is written at once: how long a pull that is stopped may
+/// have to wait for the disk.
+pub(super) const BLOCK_BYTES: u64 = 512 << 10;
+/// Blocks of the largest request.
+pub(super) const MOST_BLOCKS: usize = 16;
 
 /// One file being pulled.
 pub(super) struct Part {
@@ -36,11 +44,14 @@ pub(super) struct Part {
     pub(super) resumed: AtomicBool,
 }
 
-/// Where the bytes of a block came from.
-pub(super) enum Came {
-    /// From where a pull before had left them.
-    Resumed(u64),
-    Fetched(u64),
+/// Where the bytes of some blocks came from.
+#[derive(Default)]
+pub(super) struct Came {
+    /// Bytes that a pull before had left.
+    pub(super) resumed: u64,
+    pub(super) fetched: u64,
+    /// How long fetching took.
+    pub(super) took: Duration,
 }
 
 impl Part {
@@ -50,7 +61,7 @@ impl Part {
         let directory = tree.directory_of(&item.path)?;
         tree.stat(&directory, &item.path)?;
         let (name, bytes) = (part_name(&item.path), object.bytes());
-        let (file, map) = (tree.part(&name)?, tree.part(&format!("{name}.map"))?);
+        let (file, map) = (tree.part(&name)?, CloseOnForkFile::new(tree.part(&format!("{name}.map"))?));
         // An object without a version of its own cannot be told from the one that came half before.
         let version = Some(object.identity())
             .filter(|identity| crate::store::RemoteStore::is_likely(identity, identity));
@@ -92,51 +103,90 @@ impl Part {
         self.object.identity()
     }
 
-    /// Makes sure that a block is there: compares what a pull before left, or fetches it. Says whether it was the last
-    /// one that was missing.
-    pub(super) fn block(
+    /// Makes sure that blocks are there: compares what a pull before left, and fetches the others, with one request for
+    /// each run of them. Says whether they were the last that were missing.
+    pub(super) fn bring(
         &self,
         tree: &Tree,
-        block: usize,
+        blocks: Range<usize>,
         buffer: &mut Region,
         lane: &mut Lane,
         is_cancelled: &dyn Fn() -> bool,
     ) -> Result<(Came, bool)> {
-        let range = self.map.range(block);
-        let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
-        let failed = |error: std::io::Error| match error.raw_os_error() {
-            Some(libc::ENOSPC | libc::EDQUOT) => {
-                no_room(range.end - range.start).object(tree.shown(&self.path))
+        let (count, mut came) = (blocks.len(), Came::default());
+        let mut missing = blocks.start..blocks.start;
+        for block in blocks {
+            if self.is_there(tree, block, buffer)? {
+                self.fetch(tree, missing, buffer, lane, is_cancelled, &mut came)?;
+                came.resumed += length(&self.map.range(block));
+                missing = block + 1..block + 1;
+            } else {
+                missing.end = block + 1;
             }
-            _ => Error::from_io("writing", &error).object(tree.shown(&self.path)).range(range.clone()),
-        };
-        let expected = self.map.get(block);
-        if let Some(expected) = expected {
-            let there = &mut buffer.as_mut_slice()[..len];
-            if self.file.read_exact_at(there, range.start).is_ok() && checksum(there) == expected {
-                self.resumed.store(true, Ordering::Relaxed);
-                return Ok((Came::Resumed(len as u64), self.is_last()));
-            }
-            self.map.set(block, 0).map_err(failed)?;
         }
-        self.object.read_into(range.start, buffer.window().part(0, len), lane)?;
-        let fetched = &buffer.as_mut_slice()[..len];
-        let mut at = range.start;
-        for piece in fetched.chunks(WRITE_BYTES) {
+        self.fetch(tree, missing, buffer, lane, is_cancelled, &mut came)?;
+        if came.resumed > 0 {
+            self.resumed.store(true, Ordering::Relaxed);
+        }
+        Ok((came, self.missing.fetch_sub(count, Ordering::AcqRel) == count))
+    }
+
+    /// Whether a pull before left the block, and its bytes are those that it left.
+    fn is_there(&self, tree: &Tree, block: usize, buffer: &mut Region) -> Result<bool> {
+        let Some(expected) = self.map.get(block) else { return Ok(false) };
+        let range = self.map.range(block);
+        let there = &mut buffer.as_mut_slice()[..to_usize(length(&range))];
+        if self.file.read_exact_at(there, range.start).is_ok() && checksum(there) == expected {
+            return Ok(true);
+        }
+        self.map.set(block, 0).map_err(|error| self.writing_failed(tree, &range, &error))?;
+        Ok(false)
+    }
+
+    fn fetch(
+        &self,
+        tree: &Tree,
+        blocks: Range<usize>,
+        buffer: &mut Region,
+        lane: &mut Lane,
+        is_cancelled: &dyn Fn() -> bool,
+        came: &mut Came,
+    ) -> Result<()> {
+        let Some(last) = blocks.clone().next_back() else { return Ok(()) };
+        let range = self.map.range(blocks.start).start..self.map.range(last).end;
+        let began = Instant::now();
+        self.object.read_into(range.start, buffer.window().part(0, to_usize(length(&range))), lane)?;
+        came.took += began.elapsed();
+        for block in blocks {
             if is_cancelled() {
                 return Err(Error::new(ErrorKind::Cancelled, "the pull was stopped"));
             }
-            self.file.write_all_at(piece, at).map_err(failed)?;
+            let (at, len) = (self.map.range(block), length(&self.map.range(block)));
+            let from = to_usize(at.start - range.start);
+            let bytes = &buffer.as_mut_slice()[from..from + to_usize(len)];
+            let written = self.file.write_all_at(bytes, at.start);
+            written.map_err(|error| self.writing_failed(tree, &at, &error))?;
             // For pages just written this means: begin to write them out. Then the end has little left to wait for.
-            let _ = fadvise(&self.file, at, std::num::NonZeroU64::new(piece.len() as u64), Advice::DontNeed);
-            at += piece.len() as u64;
+            let _ = fadvise(&self.file, at.start, NonZeroU64::new(len), Advice::DontNeed);
+            let noted = self.map.set(block, checksum(bytes));
+            noted.map_err(|error| self.writing_failed(tree, &at, &error))?;
+            came.fetched += len;
         }
-        self.map.set(block, checksum(fetched)).map_err(failed)?;
-        Ok((Came::Fetched(len as u64), self.is_last()))
+        Ok(())
     }
 
-    fn is_last(&self) -> bool {
-        self.missing.fetch_sub(1, Ordering::AcqRel) == 1
+    fn writing_failed(&self, tree: &Tree, range: &Range<u64>, error: &std::io::Error) -> Error {
+        match error.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => no_room(length(range)).object(tree.shown(&self.path)),
+            _ => Error::from_io("writing", error).object(tree.shown(&self.path)).range(range.clone()),
+        }
+    }
+
+    /// The checksum of the whole file, once it is complete.
+    pub(super) fn checksum(&self) -> u64 {
+        let blocks = (0..self.blocks())
+            .map(|block| (self.map.get(block).unwrap_or(0), length(&self.map.range(block))));
+        blocks.reduce(append).map_or_else(|| checksum(b""), |(all, _)| all)
     }
 
     /// Gives the complete file its name; returns what it is like.
@@ -149,6 +199,20 @@ impl Part {
         tree.forget_part(&format!("{}.map", self.name));
         rustix::fs::fstat(&self.file).map_err(failed)
     }
+}
+
+/// The checksum and the length of one span after another.
+fn append((one, len): (u64, u64), (next, next_len): (u64, u64)) -> (u64, u64) {
+    (crc_fast::checksum_combine(CrcAlgorithm::Crc64Nvme, one, next, next_len), len + next_len)
+}
+
+fn length(range: &Range<u64>) -> u64 {
+    range.end - range.start
+}
+
+/// Lengths here are those of buffers.
+fn to_usize(n: u64) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
 }
 
 fn no_room(bytes: u64) -> Error {

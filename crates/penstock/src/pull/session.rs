@@ -1,22 +1,27 @@
 //! One pull: its threads, how far it is, how it ends.
+//!
+//! A child after `fork` has a copy of the pull but none of its threads: its copy can be dropped, and refuses to be waited
+//! for.
 
 use std::collections::{BTreeSet, HashSet};
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::ledger::Ledger;
-use super::part::{BLOCK_BYTES, Came, Part};
+use super::ledger::{Known, Ledger};
+use super::part::{BLOCK_BYTES, MOST_BLOCKS, Part};
 use super::source::Item;
 use super::tree::{self, Tree};
-use super::work::{Task, Work};
+use super::work::{RequestSize, Task, Work};
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::Region;
+use crate::memory::{Owner, Region};
 use crate::store::{Lane, RemoteStore, Store, shown};
+use crate::threads;
 
 /// Requests in flight, where nothing is said: as many as a load from an object store begins with.
 const READERS: usize = 32;
@@ -67,7 +72,8 @@ pub struct Progress {
 pub struct Pull {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    ended: Receiver<Result<Pulled>>,
+    ended: Option<Receiver<Result<Pulled>>>,
+    owner: Owner,
 }
 
 struct Shared {
@@ -80,6 +86,8 @@ struct Shared {
     done_bytes: AtomicU64,
     bytes: AtomicU64,
     fetched_bytes: AtomicU64,
+    /// The lock that another pull holds.
+    waits_for: Mutex<Option<PathBuf>>,
 }
 
 impl Pull {
@@ -114,6 +122,7 @@ impl Pull {
             failure: Mutex::default(),
             done_bytes: AtomicU64::new(0),
             fetched_bytes: AtomicU64::new(0),
+            waits_for: Mutex::default(),
         });
         let (sender, ended) = channel();
         let (working, destination) = (Arc::clone(&shared), destination.to_owned());
@@ -122,7 +131,7 @@ impl Pull {
             let done = catch_unwind(AssertUnwindSafe(|| working.run(&destination, readers)));
             drop(sender.send(done.unwrap_or_else(|_| Err(panicked()))));
         })?;
-        Ok(Self { shared, thread: Some(thread), ended })
+        Ok(Self { shared, thread: Some(thread), ended: Some(ended), owner: Owner::current() })
     }
 
     /// How far it is.
@@ -131,13 +140,25 @@ impl Pull {
         Progress { done_bytes, bytes: self.shared.bytes.load(Ordering::Relaxed).max(done_bytes) }
     }
 
+    /// The lock for which it has been waiting for some seconds, as another pull to the same directory goes on.
+    pub fn waits_for(&self) -> Option<PathBuf> {
+        if self.owner.is_current() { lock(&self.shared.waits_for).clone() } else { None }
+    }
+
     /// Waits for the end, at most for `timeout`; `None` while it goes on.
     ///
     /// # Errors
     /// The first failure: what the store or the file system reports, naming the object or the file. `Cancelled` once
-    /// stopped.
+    /// stopped, and in a child of the process that began it.
     pub fn wait(&mut self, timeout: Duration) -> Result<Option<Pulled>> {
-        match self.ended.recv_timeout(timeout) {
+        if !self.owner.is_current() {
+            let cause = "the pull belongs to the process that this one was forked from";
+            return Err(
+                Error::new(ErrorKind::Cancelled, cause).remedy("Begin a pull of its own in the child")
+            );
+        }
+        let Some(ended) = &self.ended else { return Err(cancelled()) };
+        match ended.recv_timeout(timeout) {
             Ok(done) => {
                 self.join();
                 done.map(Some)
@@ -147,8 +168,13 @@ impl Pull {
         }
     }
 
-    /// Stops it, and returns when nothing of it runs any more.
+    /// Stops it, and returns when nothing of it runs any more. In a forked child nothing of it runs.
     pub fn stop(&mut self) {
+        if !self.owner.is_current() {
+            // To the child's C library the threads do not exist, and what they held when the process forked stays locked.
+            let _ = ManuallyDrop::new((self.thread.take(), self.ended.take(), Arc::clone(&self.shared)));
+            return;
+        }
         self.shared.cancel();
         self.join();
     }
@@ -187,13 +213,21 @@ impl Shared {
 
     fn run(self: &Arc<Self>, destination: &Path, readers: usize) -> Result<Pulled> {
         let began = Instant::now();
-        let Some(tree) = Tree::open(destination, || self.is_cancelled())? else { return Err(cancelled()) };
+        let waits = |path: PathBuf| {
+            tracing::warn!(lock = %path.display(), "waiting for another pull to this directory to end");
+            *lock(&self.waits_for) = Some(path);
+        };
+        let tree = Tree::open(destination, || self.is_cancelled(), waits)?;
+        *lock(&self.waits_for) = None;
+        let Some(tree) = tree else { return Err(cancelled()) };
         let ledger = Ledger::open(&tree)?;
         let mut wanted = Vec::new();
         for (number, item) in self.items.iter().enumerate() {
             let stat = tree.stat(&tree.directory_of(&item.path)?, &item.path)?;
             match stat {
-                Some(stat) if ledger.holds(item, &stat) => self.done(number, item.bytes, How::Kept),
+                Some(stat) if matches!(ledger.holds(item, &stat), Known::Same) => {
+                    self.done(number, item.bytes, How::Kept);
+                }
                 _ => wanted.push(number),
             }
         }
@@ -208,7 +242,8 @@ impl Shared {
             .remedy("Free some space, or pull to another disk"));
         }
         let ends = wanted.clone();
-        let blocks = wanted.iter().map(|number| 1 + self.items[*number].bytes / BLOCK_BYTES).sum::<u64>();
+        let blocks =
+            wanted.iter().map(|number| 1 + self.items[*number].bytes / RequestSize::FIRST_BYTES).sum::<u64>();
         let work = Arc::new(Work::of(wanted));
         *lock(&self.work) = Some(Arc::clone(&work));
         if self.is_cancelled() {
@@ -256,30 +291,31 @@ impl Shared {
 
     /// What a thread does until nothing is left.
     fn work(&self, work: &Work, tree: &Tree, ledger: &Mutex<Ledger>) -> Result<()> {
-        let (mut buffer, mut lane) = (None, Lane::default());
+        let (mut buffer, mut lane, mut size) = (None, Lane::default(), RequestSize::default());
         loop {
-            match work.next() {
-                Task::Over => return Ok(()),
+            let task = work.next(size.blocks());
+            if matches!(task, Task::Over) {
+                return Ok(());
+            }
+            let buffer = match &mut buffer {
+                Some(buffer) => buffer,
+                none => {
+                    none.insert(Region::reserve(MOST_BLOCKS * usize::try_from(BLOCK_BYTES).unwrap_or(0))?)
+                }
+            };
+            match task {
+                Task::Over => {}
                 Task::Open(number) => {
-                    let opened = self.open(tree, ledger, number);
+                    let opened = self.open(tree, ledger, number, buffer);
                     work.opened(opened.as_ref().ok().and_then(Option::as_ref));
                     opened?;
                 }
-                Task::Block(part, block) => {
-                    let buffer = match &mut buffer {
-                        Some(buffer) => buffer,
-                        none => {
-                            none.insert(Region::reserve(usize::try_from(BLOCK_BYTES).unwrap_or(usize::MAX))?)
-                        }
-                    };
-                    let (came, last) = part.block(tree, block, buffer, &mut lane, &|| self.is_cancelled())?;
-                    match came {
-                        Came::Resumed(bytes) => self.done_bytes.fetch_add(bytes, Ordering::Relaxed),
-                        Came::Fetched(bytes) => {
-                            self.fetched_bytes.fetch_add(bytes, Ordering::Relaxed);
-                            self.done_bytes.fetch_add(bytes, Ordering::Relaxed)
-                        }
-                    };
+                Task::Blocks(part, blocks) => {
+                    let (came, last) =
+                        part.bring(tree, blocks, buffer, &mut lane, &|| self.is_cancelled())?;
+                    size.learn(&came);
+                    self.fetched_bytes.fetch_add(came.fetched, Ordering::Relaxed);
+                    self.done_bytes.fetch_add(came.resumed + came.fetched, Ordering::Relaxed);
                     if last {
                         self.finish(tree, ledger, &part)?;
                     }
@@ -289,17 +325,26 @@ impl Shared {
     }
 
     /// Opens an item; none where that was all there was to do.
-    fn open(&self, tree: &Tree, ledger: &Mutex<Ledger>, number: usize) -> Result<Option<Arc<Part>>> {
+    fn open(
+        &self,
+        tree: &Tree,
+        ledger: &Mutex<Ledger>,
+        number: usize,
+        buffer: &mut Region,
+    ) -> Result<Option<Arc<Part>>> {
         let item = &self.items[number];
+        if self.is_there(tree, ledger, item, buffer)? {
+            self.done(number, item.bytes, How::Kept);
+            return Ok(None);
+        }
         let object = self.store.open(&item.location)?;
         // Its listing may not have said which version it is, or how large.
         let opened = Item { bytes: object.bytes(), identity: object.identity(), ..item.clone() };
-        let stat = tree.stat(&tree.directory_of(&item.path)?, &item.path)?;
         if opened.bytes != item.bytes {
             self.bytes.fetch_add(opened.bytes, Ordering::Relaxed);
             self.bytes.fetch_sub(item.bytes, Ordering::Relaxed);
         }
-        if stat.is_some_and(|stat| lock(ledger).holds(&opened, &stat)) {
+        if self.is_there(tree, ledger, &opened, buffer)? {
             self.done(number, opened.bytes, How::Kept);
             return Ok(None);
         }
@@ -314,10 +359,32 @@ impl Shared {
         Ok(Some(part))
     }
 
+    /// Whether an item's file is there already. Reads it where only its bytes can tell.
+    fn is_there(
+        &self,
+        tree: &Tree,
+        ledger: &Mutex<Ledger>,
+        item: &Item,
+        buffer: &mut Region,
+    ) -> Result<bool> {
+        let directory = tree.directory_of(&item.path)?;
+        let Some(stat) = tree.stat(&directory, &item.path)? else { return Ok(false) };
+        let known = lock(ledger).holds(item, &stat);
+        let expected = match known {
+            Known::Same => return Ok(true),
+            Known::No => return Ok(false),
+            Known::If(checksum) => checksum,
+        };
+        let read = tree.checksum(&directory, &item.path, buffer.as_mut_slice(), || self.is_cancelled());
+        let Some((stat, _)) = read.filter(|(_, checksum)| *checksum == expected) else { return Ok(false) };
+        lock(ledger).add(&item.path, &item.identity, &stat, expected);
+        Ok(true)
+    }
+
     fn finish(&self, tree: &Tree, ledger: &Mutex<Ledger>, part: &Part) -> Result<()> {
         let stat = part.finish(tree)?;
         let item = &self.items[part.item];
-        lock(ledger).add(&item.path, &part.identity(), &stat);
+        lock(ledger).add(&item.path, &part.identity(), &stat, part.checksum());
         let how = if part.resumed.load(Ordering::Relaxed) { How::Resumed } else { How::Pulled };
         // Its bytes were counted as they came.
         let file = PulledFile { path: item.path.clone(), bytes: part.object.bytes(), how };
@@ -336,10 +403,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn start_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    std::thread::Builder::new().name(name.to_owned()).spawn(work).map_err(|error| {
-        Error::new(ErrorKind::Memory, format!("a thread could not be started: {error}"))
-            .remedy("Raise the limit of processes (ulimit -u, cgroup pids.max)")
-    })
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(work)
+        .map_err(|error| threads::not_started(&error))
 }
 
 fn cancelled() -> Error {

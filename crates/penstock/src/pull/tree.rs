@@ -4,26 +4,32 @@
 //! missing. So neither a key with `..` nor a link that someone put there leads out. The destination itself may be a link:
 //! that is its owner's choice.
 //!
-//! `.penstock` in it belongs to pulls: partial files, the ledger, and a lock that ends with the process that holds it.
+//! `.penstock` in it belongs to pulls: partial files, the ledger, and a lock that ends with the process that holds it, and
+//! is not inherited by its forked children.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use crc_fast::CrcAlgorithm;
 use rustix::fs::{
-    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstatvfs, fsync, mkdirat, openat,
-    renameat, statat, unlinkat,
+    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, fstatvfs, fsync, mkdirat,
+    openat, renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
 
+use super::ledger::changed;
 use crate::error::{Error, ErrorKind, Result};
+use crate::memory::CloseOnForkFile;
 
 /// The directory of what pulls keep for themselves.
 pub(super) const STATE: &str = ".penstock";
 /// How often a pull that waits for another looks whether it has ended.
 const LOCK_CHECK: Duration = Duration::from_millis(50);
+/// After which time a pull that waits says so.
+const WAIT_NOTICE: Duration = Duration::from_secs(3);
 
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC).union(OFlags::RDONLY);
 
@@ -33,21 +39,30 @@ pub(super) struct Tree {
     root: OwnedFd,
     state: OwnedFd,
     parts: OwnedFd,
-    _lock: OwnedFd,
+    _lock: CloseOnForkFile,
 }
 
 impl Tree {
     /// Opens the directory at `path`, which is made where it is missing, and waits until no other pull uses it; `None`
-    /// where `is_cancelled` says so meanwhile.
+    /// where `is_cancelled` says so meanwhile. `waits` is called once if that takes long.
     ///
     /// # Errors
-    /// `Access` or `Storage` where it cannot be made or written to.
-    pub(super) fn open(path: &Path, is_cancelled: impl Fn() -> bool) -> Result<Option<Self>> {
+    /// `Access` or `Storage` where it cannot be made or written to, or is a file.
+    pub(super) fn open(
+        path: &Path,
+        is_cancelled: impl Fn() -> bool,
+        waits: impl Fn(PathBuf),
+    ) -> Result<Option<Self>> {
         let failed = |action: &str, error: io::Error| {
             Error::from_io(action, &error)
                 .object(path.display().to_string())
                 .remedy("Give a directory that this process may write to")
         };
+        if let Some(file) = path.ancestors().find(|path| path.is_file()) {
+            return Err(Error::new(ErrorKind::Access, "this is a file, not a directory")
+                .object(file.display().to_string())
+                .remedy("Give the directory to pull to; files in it are named as the objects are"));
+        }
         std::fs::create_dir_all(path).map_err(|error| failed("making the directory", error))?;
         let made = || -> Result<_, Errno> {
             let root = openat(CWD, path, DIRECTORY, Mode::empty())?;
@@ -59,20 +74,53 @@ impl Tree {
                 OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW,
                 Mode::from(0o666),
             )?;
-            Ok((root, state, parts, lock))
+            Ok((root, state, parts, CloseOnForkFile::new(lock.into())))
         };
         let (root, state, parts, lock) =
             made().map_err(|errno| failed("making .penstock in the directory", errno.into()))?;
+        let mut notice = Some(Instant::now() + WAIT_NOTICE);
         loop {
-            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            match flock(&*lock, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => break,
                 Err(Errno::WOULDBLOCK | Errno::INTR) if is_cancelled() => return Ok(None),
                 Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(LOCK_CHECK),
                 // A file system without locks: two pulls at once would repeat work, but files appear whole all the same.
                 Err(_) => break,
             }
+            if notice.take_if(|due| Instant::now() >= *due).is_some() {
+                waits(path.join(STATE).join("lock"));
+            }
         }
         Ok(Some(Self { path: path.to_owned(), root, state, parts, _lock: lock }))
+    }
+
+    /// What a file is like and the checksum of its bytes, if it stays as it is while it is read; `None` where it does not,
+    /// cannot be read, or `is_cancelled` says so.
+    pub(super) fn checksum(
+        &self,
+        directory: &OwnedFd,
+        path: &str,
+        buffer: &mut [u8],
+        is_cancelled: impl Fn() -> bool,
+    ) -> Option<(Stat, u64)> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let mut file = File::from(openat(directory, file_name(path), flags, Mode::empty()).ok()?);
+        let before = fstat(&file).ok()?;
+        let mut digest = crc_fast::Digest::new(CrcAlgorithm::Crc64Nvme);
+        loop {
+            if is_cancelled() {
+                return None;
+            }
+            match file.read(buffer) {
+                Ok(0) => break,
+                Ok(len) => digest.update(&buffer[..len]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return None,
+            }
+        }
+        let after = fstat(&file).ok()?;
+        let same = (changed(&before), before.st_size) == (changed(&after), after.st_size);
+        same.then(|| (after, digest.finalize().max(1)))
     }
 
     /// Where a file of that path is, for errors.

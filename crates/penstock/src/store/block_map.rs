@@ -16,6 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crc_fast::CrcAlgorithm;
 
+use crate::memory::CloseOnForkFile;
+
 const MAGIC: &[u8; 8] = b"PSTKMAP1";
 const WORD: u64 = 8;
 /// Magic, bytes of a block, bytes of the object, bytes of the name.
@@ -29,7 +31,7 @@ pub(crate) fn checksum(bytes: &[u8]) -> u64 {
 /// The map of one partial copy.
 #[derive(Debug)]
 pub(crate) struct BlockMap {
-    file: File,
+    file: CloseOnForkFile,
     words: Vec<AtomicU64>,
     first_word: u64,
     block_bytes: u64,
@@ -44,12 +46,17 @@ impl BlockMap {
         file.read_exact_at(&mut there, 0).is_ok() && there == header
     }
 
-    /// The map in `file` (open for reading and writing) if it is that of an object called `name` of so many bytes; else
+    /// The map in `file` (open for reading, and for writing unless it is known to be the right one) if it is that of an object called `name` of so many bytes; else
     /// an empty one in its place. Says whether it was there.
     ///
     /// # Errors
     /// What the file system fails with.
-    pub(crate) fn open(file: File, name: &str, bytes: u64, block_bytes: u64) -> io::Result<(Self, bool)> {
+    pub(crate) fn open(
+        file: CloseOnForkFile,
+        name: &str,
+        bytes: u64,
+        block_bytes: u64,
+    ) -> io::Result<(Self, bool)> {
         let known = Self::is_of(&file, name, bytes, block_bytes);
         if !known {
             file.set_len(0)?;
@@ -124,7 +131,7 @@ mod tests {
 
     fn opened(path: &std::path::Path, name: &str, bytes: u64) -> (BlockMap, bool) {
         let file = File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap();
-        BlockMap::open(file, name, bytes, 1000).unwrap()
+        BlockMap::open(CloseOnForkFile::new(file), name, bytes, 1000).unwrap()
     }
 
     #[test]

@@ -29,7 +29,7 @@ use crate::memory::{FileMapping, Window};
 
 #[cfg(feature = "remote")]
 pub use disk_cache::{CachingStore, DiskCache, flush_disk_caches};
-pub use local::{CachePolicy, LocalStore};
+pub use local::{CachePolicy, LocalStore, location_of, path_of, readable};
 #[cfg(feature = "remote")]
 pub(crate) use location::is_key;
 pub use location::shown;
@@ -61,7 +61,9 @@ pub trait Store: Send + Sync {
 
     /// Opens the object at `location` for reading if it is still the version with that identity.
     ///
-    /// A store that can ask for a version by name does not ask what is there now: every read will.
+    /// A store that can ask for a version by name does not ask what is there now: every read will. Where it cannot be told
+    /// whether a file is the same (only its change time differs), it is opened, and its identity is another: whoever relies
+    /// on what was read of it before has to compare that.
     ///
     /// # Errors
     /// `Changed` if it is not; as for [`Store::open`].
@@ -70,9 +72,7 @@ pub trait Store: Send + Sync {
         if object.identity() == *identity {
             return Ok(object);
         }
-        Err(Error::new(ErrorKind::Changed, "the file was replaced or written to since its header was read")
-            .object(object.location())
-            .remedy("Open the checkpoint again"))
+        Err(replaced(object.location()))
     }
 
     /// The objects directly under `prefix` (a directory), sorted by location; not recursive.
@@ -98,6 +98,13 @@ pub trait Store: Send + Sync {
     fn interrupt(&self) {}
 }
 
+/// The failure of [`Store::reopen`] where another version is there.
+fn replaced(location: &str) -> Error {
+    Error::new(ErrorKind::Changed, "the file was replaced or written to since its header was read")
+        .object(location)
+        .remedy("Open the checkpoint again")
+}
+
 /// An open object: a fixed sequence of bytes that many threads may read at once.
 pub trait Object: Send + Sync {
     /// Where it is: a path, or a URL without secrets. Used in errors and statistics.
@@ -116,7 +123,8 @@ pub trait Object: Send + Sync {
     /// now, `Cancelled` after [`Store::interrupt`].
     fn read_into(&self, offset: u64, into: Window<'_>, lane: &mut Lane) -> Result<()>;
 
-    /// Fills each window with the bytes that start at its offset; offsets rise, and windows do not overlap.
+    /// Fills each window with the bytes that start at its offset; offsets rise, and neither windows nor the ranges of the
+    /// object that they are filled from overlap.
     ///
     /// # Errors
     /// As [`Object::read_into`].
@@ -198,6 +206,8 @@ pub struct Lane {
     /// Whether this lane wants open files of its own, so that the storage sees each reader go from front to back. A hint:
     /// a store that has no open files has nothing to do.
     pub own_handles: bool,
+    /// What [`Object::is_cached`] has said of what is read next, so that the object need not find out again.
+    pub cached: Option<bool>,
     pub(crate) scratch: Option<crate::memory::Region>,
     pub(crate) handle: Option<local::OwnHandle>,
 }

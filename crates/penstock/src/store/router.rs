@@ -21,23 +21,47 @@ pub struct Router {
 
 impl Router {
     /// A router whose local files are read under `cache`.
+    ///
+    /// Remote stores are set up from the variables of the process as they are now: see [`super::Environment::of_process`].
     pub fn new(cache: CachePolicy) -> Self {
         Self {
             local: LocalStore::new(cache),
             #[cfg(feature = "remote")]
-            remote: Self::remote(cache, None),
+            remote: Self::remote(cache, None, super::Environment::of_process()),
         }
     }
 
     /// The same, keeping remote objects in a disk cache.
     #[cfg(feature = "remote")]
     pub fn with_disk_cache(cache: CachePolicy, disk_cache: super::DiskCache) -> Self {
-        Self { local: LocalStore::new(cache), remote: Self::remote(cache, Some(disk_cache)) }
+        Self::with_environment(cache, Some(disk_cache), super::Environment::of_process())
+    }
+
+    /// The same, with remote stores that are set up from `environment`.
+    #[cfg(feature = "remote")]
+    pub fn with_environment(
+        cache: CachePolicy,
+        disk_cache: Option<super::DiskCache>,
+        environment: super::Environment,
+    ) -> Self {
+        Self { local: LocalStore::new(cache), remote: Self::remote(cache, disk_cache, environment) }
+    }
+
+    /// The same stores with another disk cache, or none, whose files and those of this machine are read under `cache`.
+    #[cfg(feature = "remote")]
+    #[must_use]
+    pub fn cached_in(&self, cache: CachePolicy, disk_cache: Option<super::DiskCache>) -> Self {
+        Self { local: LocalStore::new(cache), remote: self.remote.cached_in(disk_cache, cache) }
     }
 
     #[cfg(feature = "remote")]
-    fn remote(cache: CachePolicy, disk_cache: Option<super::DiskCache>) -> super::CachingStore {
-        super::CachingStore::new(super::RemoteStore::default().with_local_files(cache), disk_cache, cache)
+    fn remote(
+        cache: CachePolicy,
+        disk_cache: Option<super::DiskCache>,
+        environment: super::Environment,
+    ) -> super::CachingStore {
+        let store = super::RemoteStore::new(environment, super::Patience::default());
+        super::CachingStore::new(store.with_local_files(cache), disk_cache, cache)
     }
 
     fn store(&self, location: &str) -> &dyn Store {

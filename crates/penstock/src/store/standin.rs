@@ -1,10 +1,9 @@
 //! A file of this machine that stands for a version of a remote object.
 //!
-//! Whoever has a copy (the Hugging Face cache, the disk cache) opens it with the local store and wraps it in this, so
+//! Whoever has a copy (the Hugging Face cache) opens it with the local store and wraps it in this, so
 //! that it has the remote object's name and version and is read like any file: cached or direct, mapped if asked for.
 //! Errors of reading name the file, since that is what has to be looked at.
 
-use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -17,19 +16,12 @@ pub(super) struct StandIn {
     file: Arc<dyn Object>,
     location: String,
     identity: Identity,
-    /// What keeps the file there.
-    _held: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl StandIn {
     /// `file`, which holds the version `identity` of the object at `location`.
     pub(super) fn new(file: Arc<dyn Object>, location: String, identity: Identity) -> Self {
-        Self { file, location, identity, _held: None }
-    }
-
-    /// The same, holding what keeps the file there.
-    pub(super) fn holding(self, held: impl Any + Send + Sync) -> Self {
-        Self { _held: Some(Box::new(held)), ..self }
+        Self { file, location, identity }
     }
 }
 

@@ -1,8 +1,7 @@
 //! Reading ahead of a load: what is asked for and when, and how it ends.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Write;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -20,7 +19,7 @@ const TENSORS: u64 = 10;
 
 /// A file that has a size and hardly any bytes, and a store that says when it is asked.
 struct Sparse {
-    dir: tempfile::TempDir,
+    _dir: tempfile::TempDir,
     control: Arc<Control>,
     checkpoint: Arc<Checkpoint>,
 }
@@ -44,12 +43,12 @@ impl Sparse {
         let location = path.to_str().unwrap().to_owned();
         let checkpoint = Arc::new(Checkpoint::open(Arc::new(store), &[location]).unwrap());
         control.reset();
-        Self { dir, control, checkpoint }
+        Self { _dir: dir, control, checkpoint }
     }
 
-    fn begin(&self, until_gone: Option<PathBuf>) -> Ahead {
+    fn begin(&self) -> Ahead {
         let all: Vec<_> = (0..self.checkpoint.tensors().len()).collect();
-        Ahead::begin(Arc::clone(&self.checkpoint), &all, until_gone)
+        Ahead::begin(Arc::clone(&self.checkpoint), &all)
     }
 
     fn asked(&self) -> usize {
@@ -57,9 +56,9 @@ impl Sparse {
     }
 
     /// Reading ahead that waits for the first of eight stretches to come in.
-    fn begin_and_wait(&self, until_gone: Option<PathBuf>) -> Ahead {
+    fn begin_and_wait(&self) -> Ahead {
         self.control.block_from.store(1, SeqCst);
-        let ahead = self.begin(until_gone);
+        let ahead = self.begin();
         self.control.wait_for_reads(1);
         assert_eq!(self.asked(), 8);
         ahead
@@ -70,7 +69,7 @@ impl Sparse {
 fn everything_is_asked_for_once_in_the_order_of_the_file() {
     let _alone = alone();
     let sparse = Sparse::new();
-    let ahead = sparse.begin(None);
+    let ahead = sparse.begin();
     eventually("all is asked for", || ahead.is_done());
     let asked = sparse.control.asked.lock().unwrap();
     let tensors = sparse.checkpoint.tensors();
@@ -81,10 +80,20 @@ fn everything_is_asked_for_once_in_the_order_of_the_file() {
 }
 
 #[test]
+fn where_an_object_lies_is_looked_up_once() {
+    let _alone = alone();
+    let sparse = Sparse::new();
+    let ahead = sparse.begin();
+    eventually("all is asked for", || ahead.is_done());
+    assert!(sparse.asked() > 20);
+    assert_eq!(sparse.control.located.load(SeqCst), 1);
+}
+
+#[test]
 fn of_some_tensors_only_their_bytes_are_asked_for() {
     let _alone = alone();
     let sparse = Sparse::new();
-    let ahead = Ahead::begin(Arc::clone(&sparse.checkpoint), &[2, 7], None);
+    let ahead = Ahead::begin(Arc::clone(&sparse.checkpoint), &[2, 7]);
     eventually("both are asked for", || ahead.is_done());
     assert_eq!(ahead.bytes(), 2 * 20 * MIB);
 }
@@ -93,7 +102,7 @@ fn of_some_tensors_only_their_bytes_are_asked_for() {
 fn no_more_is_asked_for_than_the_disk_works_on_until_some_of_it_is_there() {
     let _alone = alone();
     let sparse = Sparse::new();
-    let ahead = sparse.begin_and_wait(None);
+    let ahead = sparse.begin_and_wait();
     std::thread::sleep(std::time::Duration::from_millis(20));
     assert_eq!((sparse.asked(), ahead.is_done()), (8, false));
     sparse.control.release();
@@ -105,7 +114,7 @@ fn no_more_is_asked_for_than_the_disk_works_on_until_some_of_it_is_there() {
 fn after_stopping_nothing_is_asked_for() {
     let _alone = alone();
     let sparse = Sparse::new();
-    let mut ahead = sparse.begin_and_wait(None);
+    let mut ahead = sparse.begin_and_wait();
     std::thread::scope(|scope| {
         scope.spawn(|| ahead.stop());
         std::thread::sleep(std::time::Duration::from_millis(20));
@@ -120,22 +129,9 @@ fn after_stopping_nothing_is_asked_for() {
 fn dropping_it_waits_for_no_disk() {
     let _alone = alone();
     let sparse = Sparse::new();
-    drop(sparse.begin_and_wait(None));
+    drop(sparse.begin_and_wait());
     sparse.control.release();
     eventually("the thread lets go of the file", || Arc::strong_count(&sparse.checkpoint) == 1);
-    assert_eq!(sparse.asked(), 8);
-}
-
-#[test]
-fn who_removes_the_file_ends_it() {
-    let _alone = alone();
-    let sparse = Sparse::new();
-    let sign = sparse.dir.path().join("goes on");
-    fs::write(&sign, "").unwrap();
-    let ahead = sparse.begin_and_wait(Some(sign.clone()));
-    fs::remove_file(&sign).unwrap();
-    sparse.control.release();
-    eventually("it ends", || ahead.is_done());
     assert_eq!(sparse.asked(), 8);
 }
 
@@ -144,7 +140,7 @@ fn what_cannot_be_read_ends_it_without_a_word() {
     let _alone = alone();
     let sparse = Sparse::new();
     sparse.control.fail_at.store(2, SeqCst);
-    let mut ahead = sparse.begin(None);
+    let mut ahead = sparse.begin();
     eventually("it ends", || ahead.is_done());
     assert_eq!(sparse.asked(), 9);
     ahead.stop();
@@ -154,7 +150,7 @@ fn what_cannot_be_read_ends_it_without_a_word() {
 fn a_child_after_fork_leaves_it_to_its_parent() {
     let _alone = alone();
     let sparse = Sparse::new();
-    let mut ahead = sparse.begin_and_wait(None);
+    let mut ahead = sparse.begin_and_wait();
     in_child(|| {
         ahead.stop();
         drop(ahead);

@@ -1,11 +1,12 @@
 //! A store that fails, dawdles, waits or panics when told to, over real files.
 
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use penstock::memory::Window;
+use penstock::memory::{FileMapping, Window};
 use penstock::store::{Entry, Identity, Lane, LocalStore, Object, Store};
 use penstock::{Error, Result};
 
@@ -24,10 +25,19 @@ pub struct Control {
     pub delay_us: AtomicU64,
     /// Whether reads come in small pieces, and to an odd place of a slot.
     pub piecemeal: AtomicBool,
+    /// Whether objects cannot tell what of them is cached.
+    pub silent: AtomicBool,
+    /// How often objects were asked, and what reads were told of the answer.
+    pub asked_cached: AtomicUsize,
+    pub told_cached: Mutex<Vec<Option<bool>>>,
+    /// Whether objects map less than they hold.
+    pub maps_less: AtomicBool,
     /// The ranges that were read.
     pub log: Mutex<Vec<Range<u64>>>,
     /// The ranges that were asked to be read ahead, none of which is ever there before.
     pub asked: Mutex<Vec<Range<u64>>>,
+    /// How often somebody asked where an object lies.
+    pub located: AtomicUsize,
     gate: Mutex<bool>,
     opened: Condvar,
 }
@@ -35,11 +45,14 @@ pub struct Control {
 impl Control {
     /// Forgets reads and faults.
     pub fn reset(&self) {
-        for number in [&self.reads, &self.fail_at, &self.panic_at, &self.block_from] {
+        for number in [&self.reads, &self.fail_at, &self.panic_at, &self.block_from, &self.located] {
             number.store(0, SeqCst);
         }
         self.delay_us.store(0, SeqCst);
         self.piecemeal.store(false, SeqCst);
+        self.silent.store(false, SeqCst);
+        self.asked_cached.store(0, SeqCst);
+        self.told_cached.lock().unwrap().clear();
         self.log.lock().unwrap().clear();
         self.asked.lock().unwrap().clear();
         *self.gate.lock().unwrap() = false;
@@ -91,6 +104,11 @@ impl Store for FaultyStore {
     fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
         self.inner.list(prefix)
     }
+
+    fn file_of(&self, location: &str, identity: &Identity) -> Option<PathBuf> {
+        self.control.located.fetch_add(1, SeqCst);
+        self.inner.file_of(location, identity)
+    }
 }
 
 struct FaultyObject {
@@ -112,7 +130,15 @@ impl Object for FaultyObject {
     }
 
     fn is_cached(&self, range: &Range<u64>) -> Option<bool> {
-        self.object.is_cached(range)
+        self.control.asked_cached.fetch_add(1, SeqCst);
+        if self.control.silent.load(SeqCst) { None } else { self.object.is_cached(range) }
+    }
+
+    fn map(&self) -> Result<FileMapping> {
+        if self.control.maps_less.load(SeqCst) {
+            return FileMapping::map(std::fs::File::open(self.location()).unwrap(), self.bytes() - 1);
+        }
+        self.object.map()
     }
 
     fn read_ahead(&self, range: Range<u64>) -> bool {
@@ -121,6 +147,7 @@ impl Object for FaultyObject {
     }
 
     fn read_into(&self, offset: u64, mut into: Window<'_>, lane: &mut Lane) -> Result<()> {
+        self.control.told_cached.lock().unwrap().push(lane.cached);
         self.control.before(self.location(), offset..offset + into.len() as u64)?;
         if !self.control.piecemeal.load(SeqCst) {
             return self.object.read_into(offset, into, lane);
@@ -142,6 +169,7 @@ impl Object for FaultyObject {
             self.read_into(range.start, slot.part(ODD, len), lane)?;
             return Ok(ODD);
         }
+        self.control.told_cached.lock().unwrap().push(lane.cached);
         self.control.before(self.location(), range.clone())?;
         self.object.read_to_slot(range, slot, lane)
     }

@@ -17,11 +17,12 @@ use std::time::{Duration, Instant};
 
 use faulty_store::{Control, FaultyStore};
 use penstock::checkpoint::{Checkpoint, Dtype, TensorInfo};
+use penstock::config::Config;
 use penstock::memory::Arena;
-use penstock::pipeline::{Next, Session, Target};
+use penstock::pipeline::{Mapped, Next, Session, Target};
 use penstock::plan::{Plan, Selection};
 use penstock::store::{CachePolicy, LocalStore, SLOT_SLACK};
-use penstock::tune::{Bounds, Readers};
+use penstock::tune::{Bounds, Readers, Settings, Storage};
 use penstock::{Error, ErrorKind};
 use serde_json::json;
 use simulated_device::SimulatedDevice;
@@ -730,6 +731,20 @@ fn a_reader_that_panics_is_a_failure_and_not_a_hang() {
 }
 
 #[test]
+fn a_panic_of_a_load_too_small_for_threads_is_a_failure_likewise() {
+    let _alone = alone();
+    let model = Model::of(&[vec![("only".to_owned(), Dtype::U8, vec![100])]], CachePolicy::Auto);
+    for way in Way::all() {
+        model.control.reset();
+        model.control.panic_at.store(1, SeqCst);
+        let error = fails(&model, &model.plan(4 * KIB), &way, 8);
+        assert!(error.to_string().contains("a bug of Penstock"), "{error}");
+        model.control.reset();
+        load(&model, &model.plan(4 * KIB), &way, 8);
+    }
+}
+
+#[test]
 fn too_many_destinations_are_refused() {
     let _alone = alone();
     let model = Model::new();
@@ -744,6 +759,35 @@ fn too_many_destinations_are_refused() {
     // SAFETY: as above.
     assert_eq!(unsafe { slab.attach(&[0], 0) }.unwrap_err().kind(), ErrorKind::Destination);
     assert!(slab.take_host(0).is_none(), "it has not landed");
+}
+
+#[test]
+fn addresses_where_no_memory_can_be_are_refused_by_tensor_and_nothing_is_attached() {
+    let _alone = alone();
+    let model = Model::new();
+    let plan = model.plan(64 * KIB);
+    for way in Way::all().into_iter().filter(|way| !matches!(way, Way::Slab)) {
+        for (bad, words) in [
+            (0, "has no memory"),
+            (8, "has no memory"),
+            (u64::MAX - 1, "past the end"),
+            (i64::MAX as u64, "past the end"),
+        ] {
+            let mut load = Load::begin(&model, &plan, &way, 2);
+            let wanted = (0..plan.tensors().len()).rev().find(|t| plan.tensors()[*t].bytes() > 1).unwrap();
+            let mut addresses: Vec<_> =
+                load.memory.iter_mut().map(|memory| memory.as_mut_ptr() as usize as u64).collect();
+            addresses[wanted] = bad;
+            // SAFETY: nothing is written, since the attachment is refused.
+            let error = unsafe { load.session.attach(&addresses, 0) }.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Destination);
+            assert_eq!(error.tensor_name(), Some(&*plan.tensors()[wanted].name));
+            assert!(error.to_string().contains(words), "{error}");
+            assert_eq!(load.session.attached(), 0);
+            drop(load.session);
+            assert!(load.memory.iter().flatten().all(|byte| *byte == 0xA5), "something was written");
+        }
+    }
 }
 
 // Ending early
@@ -791,6 +835,188 @@ fn dropping_a_load_that_waits_for_destinations_or_slots_ends_it_at_once() {
         assert!(began.elapsed() < Duration::from_millis(200), "{:?}", began.elapsed());
     }
     nothing_remains(&model, &way);
+}
+
+/// A load all of whose reads but the first two wait, and whoever waits for its tensors in a thread of its own, until
+/// `cancel` has been called; returns what that thread was told.
+#[track_caller]
+fn cancelled_meanwhile(model: &Model, load: &mut Load) -> Error {
+    model.control.wait_for_reads(3);
+    let canceller = load.session.canceller();
+    assert!(!canceller.is_cancelled());
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            loop {
+                match load.session.next(LONG) {
+                    Ok(Next::Landed(_)) => {}
+                    Ok(other) => panic!("{other:?}: nobody said that the load was cancelled"),
+                    Err(error) => return error,
+                }
+            }
+        });
+        canceller.cancel();
+        waiter.join().unwrap()
+    })
+}
+
+#[test]
+fn a_load_cancelled_by_another_thread_wakes_whoever_waits_for_it_while_reads_hang() {
+    let _alone = alone();
+    let model = Model::new();
+    for way in Way::all() {
+        for readers in [1, 8] {
+            model.control.reset();
+            // The first two of one reader, and so of several.
+            model.control.block_from.store(3, SeqCst);
+            let mut load = Load::begin(&model, &model.plan(16 * KIB), &way, readers);
+            load.attach(load.memory.len() - 1);
+            let error = cancelled_meanwhile(&model, &mut load);
+            assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+            // As is whoever gives it more to do.
+            let attached = match way {
+                Way::Slab => load.session.attach_slab(1),
+                // SAFETY: refused, so nothing is written there.
+                _ => unsafe { load.session.attach(&[0], 0) },
+            };
+            assert_eq!(attached.unwrap_err().kind(), ErrorKind::Cancelled);
+            assert_eq!(load.session.ended_early().unwrap().kind(), ErrorKind::Cancelled);
+            model.control.release();
+            drop(load);
+            nothing_remains(&model, &way);
+        }
+    }
+}
+
+#[test]
+fn a_load_that_was_stopped_says_so_whoever_asks_afterwards() {
+    let _alone = alone();
+    let model = Model::new();
+    for way in Way::all() {
+        let plan = model.plan(16 * KIB);
+        let mut stopped = Load::begin(&model, &plan, &way, 4);
+        stopped.attach_all();
+        stopped.take(2);
+        stopped.session.stop();
+        assert_eq!(stopped.session.next(LONG).unwrap_err().kind(), ErrorKind::Cancelled);
+        drop(stopped);
+        nothing_remains(&model, &way);
+        // One that came to its end is none that was cancelled.
+        let mut whole = Load::begin(&model, &plan, &way, 4);
+        whole.attach_all();
+        whole.run().unwrap();
+        whole.session.finish().unwrap();
+        assert_eq!(whole.session.next(LONG).unwrap(), Next::Done);
+        assert!(whole.session.ended_early().is_none());
+    }
+}
+
+#[test]
+fn a_load_too_small_for_threads_is_cancelled_likewise() {
+    let _alone = alone();
+    let model = Model::of(
+        &[vec![("a".to_owned(), Dtype::U8, vec![400 << 10]), ("b".to_owned(), Dtype::U8, vec![100])]],
+        CachePolicy::Auto,
+    );
+    let mut load = Load::begin(&model, &model.plan(1024 * KIB), &Way::Slab, 4);
+    load.attach_all();
+    load.session.canceller().cancel();
+    assert_eq!(load.session.next(LONG).unwrap_err().kind(), ErrorKind::Cancelled);
+}
+
+#[test]
+fn readers_that_were_not_started_begin_however_busy_the_consumer_is() {
+    let _alone = alone();
+    let model = Model::cached_as(CachePolicy::Bypass);
+    model.control.delay_us.store(20_000, SeqCst);
+    let fetches = Bounds { start: 12, few: 2, least: 1, most: 12 };
+    let readers = Readers { copies: 1, fetches, threads: 13, own_runs: false };
+    for way in Way::all() {
+        let mut load = Load::begin_within(&model, &model.plan(4 * KIB), &way, readers);
+        load.attach_all();
+        // Nobody takes what lands.
+        eventually("the others are started", || threads() > 2);
+        drop(load);
+        nothing_remains(&model, &way);
+    }
+}
+
+// The consumer's thread
+
+#[test]
+fn a_device_is_never_made_current_on_the_thread_of_the_consumer() {
+    let _alone = alone();
+    let model = Model::new();
+    let plan = model.plan(64 * KIB);
+    for ending in ["whole", "stopped", "failed", "refused"] {
+        let device = SimulatedDevice::new();
+        let way = Way::Device(Arc::clone(&device), 1 << 20);
+        match ending {
+            "failed" => device.account.fail_at.store(2, SeqCst),
+            "refused" => device.account.refuse_streams.store(true, SeqCst),
+            _ => {}
+        }
+        if ending == "refused" {
+            let readers = Readers::fixed(4);
+            assert!(
+                Session::start(Arc::clone(&model.checkpoint), plan.clone(), way.target(), readers).is_err()
+            );
+        } else {
+            let mut load = Load::begin(&model, &plan, &way, 4);
+            load.attach_all();
+            if ending == "stopped" {
+                load.take(2);
+                load.session.stop();
+            } else {
+                assert_eq!(load.run().is_ok(), ending == "whole");
+            }
+        }
+        let bound = device.account.bound.lock().unwrap();
+        assert!(!bound.contains(&std::thread::current().id()), "{ending}");
+    }
+}
+
+// What is cached
+
+#[test]
+fn what_of_a_block_is_cached_is_asked_once_however_many_requests_read_it() {
+    let _alone = alone();
+    let settings = Settings {
+        request_bytes: 16 * KIB,
+        ..Settings::choose(&Config::default(), &Storage::unknown(), true)
+    };
+    for (cache, silent, told) in [
+        (CachePolicy::Use, false, Some(true)),
+        (CachePolicy::Bypass, false, Some(false)),
+        (CachePolicy::Auto, true, None),
+    ] {
+        let model = Model::cached_as(cache);
+        for way in Way::all() {
+            model.control.reset();
+            model.control.silent.store(silent, SeqCst);
+            let plan = model.plan(64 * KIB);
+            let mut load = Load::begin(&model, &plan, &way, 3);
+            load.session.on_storage(&Storage::unknown(), &settings);
+            load.attach_all();
+            load.run().unwrap();
+            load.check(&model, &[]);
+            assert_eq!(model.control.asked_cached.load(SeqCst), plan.blocks().len());
+            let reads = model.control.told_cached.lock().unwrap();
+            assert!(
+                reads.len() >= plan.blocks().len() && reads.iter().all(|cached| *cached == told),
+                "{reads:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_store_that_maps_less_than_the_object_is_refused() {
+    let model = Model::new();
+    let all: Vec<_> = (0..model.checkpoint.tensors().len()).collect();
+    assert!(Mapped::new(Arc::clone(&model.checkpoint), &all).is_ok());
+    model.control.maps_less.store(true, SeqCst);
+    let error = Mapped::new(Arc::clone(&model.checkpoint), &all).err().unwrap();
+    assert_eq!((error.kind(), error.object_name()), (ErrorKind::Storage, Some(&*model.path(0))), "{error}");
 }
 
 // Files that change

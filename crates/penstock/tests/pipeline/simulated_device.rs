@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, ThreadId};
 use std::time::Duration;
 
 use penstock::device::{CopyStream, Device, Fence, Mark, Piece};
@@ -32,6 +32,8 @@ pub struct Account {
     pub fences: AtomicUsize,
     /// Whether streams are refused.
     pub refuse_streams: AtomicBool,
+    /// Threads on which the device was made current.
+    pub bound: Mutex<HashSet<ThreadId>>,
     points: Mutex<HashMap<u64, Arc<Gate>>>,
     consumer: Mutex<Option<Arc<Gate>>>,
 }
@@ -109,6 +111,11 @@ impl Device for SimulatedDevice {
 
     fn pinning(&self) -> Arc<dyn Pinning> {
         Arc::clone(&self.pinning) as _
+    }
+
+    fn bind_thread(&self) -> Result<()> {
+        self.account.bound.lock().unwrap().insert(std::thread::current().id());
+        Ok(())
     }
 
     fn stream(&self) -> Result<Box<dyn CopyStream>> {
@@ -250,6 +257,11 @@ impl CopyStream for SimulatedStream {
     }
 
     unsafe fn copy(&mut self, pieces: &[Piece]) -> Result<()> {
+        let here = std::thread::current().id();
+        assert!(
+            self.account.bound.lock().unwrap().contains(&here),
+            "the device is not current on this thread"
+        );
         for piece in pieces {
             let number = self.account.enqueued.fetch_add(1, SeqCst) + 1;
             if self.account.refuse_at.load(SeqCst) == number {

@@ -44,7 +44,7 @@ impl Cached {
 
     /// Directories of entries.
     fn entries(&self) -> Vec<PathBuf> {
-        let all = fs::read_dir(self.directory.path().join("penstock-1")).map(|all| all.flatten().collect());
+        let all = fs::read_dir(self.directory.path().join("penstock-2")).map(|all| all.flatten().collect());
         let mut all: Vec<_> = all
             .unwrap_or_else(|_| Vec::new())
             .iter()
@@ -347,7 +347,7 @@ fn a_full_disk_costs_no_load() {
 #[test]
 fn entries_left_half_made_by_the_dead_are_cleared_away() {
     let cached = Cached::new();
-    let root = cached.directory.path().join("penstock-1");
+    let root = cached.directory.path().join("penstock-2");
     for name in [".new-1-0", ".old-2-0"] {
         fs::create_dir_all(root.join(name)).unwrap();
         fs::write(root.join(name).join("data"), "x").unwrap();
@@ -423,6 +423,258 @@ fn faults_of_the_server_are_met_as_without_a_cache() {
     cached.server.script(|_, _| Act::Serve);
     assert!(!cached.is_complete("/n"));
     load(&cached.store(), &other, &bytes);
+}
+
+/// What a store of another S3 endpoint opens; the server answers for buckets by path.
+fn s3_store(directory: &Path, endpoint: &str) -> CachingStore {
+    let environment = Environment::of([
+        ("AWS_ENDPOINT_URL", endpoint),
+        ("AWS_SKIP_SIGNATURE", "true"),
+        ("AWS_REGION", "us-east-1"),
+    ]);
+    let cache = DiskCache { directory: directory.to_owned(), bytes: None };
+    CachingStore::new(RemoteStore::new(environment, patience()), Some(cache), CachePolicy::Auto)
+}
+
+#[test]
+fn the_same_bucket_key_and_tag_at_another_endpoint_is_another_object() {
+    let (dev, prod) = (Cached::new(), Server::start(Source::default()));
+    let (ours, theirs) = (content(SIZE), content(SIZE + 1)[1..].to_vec());
+    for (server, bytes) in [(&dev.server, &ours), (&prod, &theirs)] {
+        server.put("/b/m", bytes);
+        // As of a gateway that makes tags of times and sizes.
+        server.objects().lock().unwrap().get_mut("/b/m").unwrap().e_tag = Some("\"size-time\"".into());
+    }
+    let directory = dev.directory.path();
+    for _ in 0..2 {
+        load(&s3_store(directory, &dev.server.url("")), "s3://b/m", &ours);
+        load(&s3_store(directory, &prod.url("")), "s3://b/m", &theirs);
+    }
+    assert_eq!(dev.entries().len(), 2);
+    assert!(dev.requests() > 0);
+    load(&s3_store(directory, &dev.server.url("")), "s3://b/m", &ours);
+    // Only which version it is.
+    assert_eq!(dev.requests(), 1);
+}
+
+#[test]
+fn a_query_that_names_an_object_tells_it_from_others_with_the_same_tag() {
+    let cached = Cached::new();
+    let urls = [1, 2].map(|id| (format!("/m?id={id}"), content(SIZE + id)[id..].to_vec()));
+    for (path, bytes) in &urls {
+        cached.server.put(path, bytes);
+        cached.server.objects().lock().unwrap().get_mut(path).unwrap().e_tag = Some("\"t\"".into());
+    }
+    for _ in 0..2 {
+        for (path, bytes) in &urls {
+            load(&cached.store(), &cached.server.url(path), bytes);
+        }
+    }
+}
+
+#[test]
+fn a_weak_tag_names_no_version() {
+    let cached = Cached::new();
+    let bytes = content(SIZE);
+    let url = cached.server.put("/m", &bytes);
+    cached.server.objects().lock().unwrap().get_mut("/m").unwrap().e_tag = Some("W/\"t\"".into());
+    let remarks = load(&cached.store(), &url, &bytes);
+    assert!(remarks[0].contains("weak ETag"), "{remarks:?}");
+    assert_eq!(cached.entries(), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn entries_of_an_earlier_format_are_not_read_and_make_room() {
+    let cached = Cached::new();
+    let bytes = content(SIZE);
+    let url = cached.server.put("/m", &bytes);
+    load(&cached.store(), &url, &bytes);
+    // As an earlier version left it, with other bytes.
+    let root = cached.directory.path();
+    fs::rename(root.join("penstock-2"), root.join("penstock-1")).unwrap();
+    let old = fs::read_dir(root.join("penstock-1")).unwrap().flatten().find(|entry| entry.path().is_dir());
+    let old = old.unwrap().path();
+    overwrite(&old.join("data"), 0, &[7; 4096]);
+    load(&cached.store_of(Some(SIZE as u64 * 3)), &url, &bytes);
+    assert!(old.exists(), "there is room for both");
+    let other = cached.server.put("/other", &bytes);
+    load(&cached.store_of(Some(SIZE as u64 * 2)), &other, &bytes);
+    assert!(!old.exists(), "the oldest goes first");
+    assert_eq!(cached.entries().len(), 2);
+}
+
+fn set_modified(path: &Path, time: std::time::SystemTime) {
+    File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
+}
+
+#[test]
+fn a_complete_entry_written_to_with_its_time_put_back_is_compared_again() {
+    let cached = Cached::new();
+    let bytes = content(SIZE);
+    let url = cached.server.put("/m", &bytes);
+    load(&cached.store(), &url, &bytes);
+    let data = cached.entries()[0].join("data");
+    let before = fs::metadata(&data).unwrap().modified().unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    overwrite(&data, 100, &[0xEE; 100]);
+    set_modified(&data, before);
+    assert_eq!(load(&cached.store(), &url, &bytes), Vec::<String>::new());
+    assert!(cached.is_complete("/m"));
+}
+
+#[test]
+fn a_complete_entry_whose_permissions_changed_is_compared_and_not_fetched() {
+    let cached = Cached::new();
+    let bytes = content(SIZE);
+    let url = cached.server.put("/m", &bytes);
+    load(&cached.store(), &url, &bytes);
+    std::thread::sleep(Duration::from_millis(20));
+    let data = cached.entries()[0].join("data");
+    fs::set_permissions(&data, std::os::unix::fs::PermissionsExt::from_mode(0o640)).unwrap();
+    assert!(!cached.is_complete("/m"));
+    cached.requests();
+    load(&cached.store(), &url, &bytes);
+    // Only which version it is.
+    assert_eq!(cached.requests(), 1);
+    assert!(cached.is_complete("/m"));
+}
+
+#[test]
+#[allow(clippy::print_stderr)]
+fn entries_of_another_user_are_not_used() {
+    if !rustix_is_root() {
+        eprintln!("SKIPPED: this process may not give files away");
+        return;
+    }
+    let chown = |path: &Path, user| std::os::unix::fs::chown(path, Some(user), None).unwrap();
+    type Give = fn(&Path, &Path, &dyn Fn(&Path, u32));
+    let cases: [(&str, Give); 5] = [
+        ("the entry", |_, entry, chown| chown(entry, 1234)),
+        ("the data", |_, entry, chown| chown(&entry.join("data"), 1234)),
+        ("the map", |_, entry, chown| chown(&entry.join("map"), 1234)),
+        ("the directory", |root, _, chown| chown(root, 1234)),
+        ("everyone's", |_, entry, _| {
+            fs::set_permissions(entry, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        }),
+    ];
+    for (what, give) in cases {
+        let cached = Cached::new();
+        let bytes = content(SIZE);
+        let url = cached.server.put("/m", &bytes);
+        load(&cached.store(), &url, &bytes);
+        let entry = cached.entries().remove(0);
+        // Whoever owns it may have changed it, and made it look complete.
+        overwrite(&entry.join("data"), 0, &[7; 4096]);
+        let is = fs::metadata(entry.join("data")).unwrap();
+        give(&cached.directory.path().join("penstock-2"), &entry, &chown);
+        forge_complete(&entry);
+        assert_eq!(is.len(), SIZE as u64);
+        let remarks = load(&cached.store(), &url, &bytes);
+        let said = |word: &str| remarks.iter().any(|remark| remark.contains(word));
+        assert!(said("belongs to user 1234") || said("everyone may write"), "{what}: {remarks:?}");
+        assert!(!cached.is_complete("/m"), "{what}");
+    }
+}
+
+fn rustix_is_root() -> bool {
+    // As /proc has it.
+    std::os::unix::fs::MetadataExt::uid(&fs::metadata("/proc/self").unwrap()) == 0
+}
+
+/// Says of an entry's data that it is complete as it is.
+fn forge_complete(entry: &Path) {
+    use std::os::unix::fs::MetadataExt;
+    let is = fs::metadata(entry.join("data")).unwrap();
+    let said =
+        format!("{} {}.{:09} {}.{:09}\n", is.len(), is.mtime(), is.mtime_nsec(), is.ctime(), is.ctime_nsec());
+    fs::write(entry.join("complete"), said).unwrap();
+}
+
+#[test]
+fn a_complete_entry_that_cannot_be_read_costs_no_load() {
+    let cached = Cached::new();
+    let bytes = content(SIZE);
+    let url = cached.server.put("/m", &bytes);
+    load(&cached.store(), &url, &bytes);
+    let store = cached.store();
+    let opened = store.open(&url).unwrap();
+    assert!(read(&*opened, 0, 1000).unwrap().0 == bytes[..1000]);
+    // What a disk that fails and a file that is cut have in common: the bytes do not come.
+    let data = cached.entries()[0].join("data");
+    let before = fs::metadata(&data).unwrap().modified().unwrap();
+    File::options().write(true).open(&data).unwrap().set_len(BLOCK as u64).unwrap();
+    assert!(read(&*opened, 2 * BLOCK, 1000).unwrap().0 == bytes[2 * BLOCK..2 * BLOCK + 1000]);
+    check(&*opened, 0, &bytes);
+    assert!(
+        opened.remarks().iter().any(|remark| remark.contains("could not be read")),
+        "{:?}",
+        opened.remarks()
+    );
+    drop(opened);
+    // And the entry heals.
+    File::options().write(true).open(&data).unwrap().set_len(SIZE as u64).unwrap();
+    set_modified(&data, before);
+    load(&cached.store(), &url, &bytes);
+    load(&cached.store(), &url, &bytes);
+    assert!(cached.is_complete("/m"));
+}
+
+#[test]
+fn a_block_that_was_compared_and_cannot_be_read_any_more_costs_no_load() {
+    let cached = Cached::new();
+    let bytes = content(SIZE);
+    let url = cached.server.put("/m", &bytes);
+    let entry = partial(&cached, &bytes, &url);
+    let store = cached.store();
+    let object = store.open(&url).unwrap();
+    let len = bytes.len() - BLOCK;
+    check(&*object, 0, &bytes[..len]);
+    File::options().write(true).open(entry.join("data")).unwrap().set_len(BLOCK as u64).unwrap();
+    check(&*object, 0, &bytes[..len]);
+    assert!(
+        object.remarks().iter().any(|remark| remark.contains("could not be read")),
+        "{:?}",
+        object.remarks()
+    );
+    drop(object);
+    flush();
+    load(&cached.store(), &url, &bytes);
+    load(&cached.store(), &url, &bytes);
+    assert!(cached.is_complete("/m"));
+}
+
+#[test]
+fn an_entry_that_is_removed_during_a_load_is_no_failure() {
+    let cached = Cached::new();
+    let bytes = content(SIZE);
+    let url = cached.server.put("/m", &bytes);
+    load(&cached.store(), &url, &bytes);
+    let store = cached.store();
+    let object = store.reopen(&url, &store.open(&url).unwrap().identity()).unwrap();
+    check(&*object, 0, &bytes[..BLOCK]);
+    fs::remove_dir_all(cached.directory.path().join("penstock-2")).unwrap();
+    // And made anew by another process.
+    load(&cached.store(), &url, &bytes);
+    check(&*object, 0, &bytes);
+    object.verify_unchanged().unwrap();
+}
+
+#[test]
+fn a_process_that_holds_the_lock_for_ever_stops_no_load() {
+    let cached = Cached::new();
+    let bytes = content(SIZE);
+    let url = cached.server.put("/m", &bytes);
+    let root = cached.directory.path().join("penstock-2");
+    fs::create_dir_all(&root).unwrap();
+    let lock = File::create(root.join("lock")).unwrap();
+    lock.lock().unwrap();
+    let store = cached.store();
+    let remarks = super::soon(move || {
+        let object = store.open(&url).unwrap();
+        check(&*object, 0, &bytes);
+        object.remarks()
+    });
+    assert!(remarks[0].contains("another process holds"), "{remarks:?}");
 }
 
 proptest! {

@@ -3,11 +3,11 @@
 
 use std::path::Path;
 
-use penstock::ErrorKind;
 use penstock::checkpoint::Checkpoint;
 use penstock::store::{Environment, RemoteStore, Store};
+use penstock::{Code, ErrorKind};
 
-use super::servers::http::Act;
+use super::servers::http::{Act, Server, Source};
 use super::servers::hub::{Hub, commit, tag};
 use super::servers::patience;
 use super::{SIZE, content, read, refused, says, soon};
@@ -384,4 +384,37 @@ fn a_sharded_repository_is_opened_with_its_index_and_pinned() {
             .unwrap();
         assert!(bytes == content(5000));
     }
+}
+
+#[test]
+fn a_listing_whose_pages_lead_back_is_an_error() {
+    let server = Server::start(Source::default());
+    server.script(|request, _| {
+        if request.path.contains("/revision/") {
+            return Act::Answer(format!("{{\"sha\":\"{}\"}}", commit(1)));
+        }
+        let next = if request.path.contains("cursor=1") { 2 } else { 1 };
+        Act::Refuse(200, vec![("link", format!("<?cursor={next}>; rel=\"next\""))], "[]".into())
+    });
+    let endpoint = server.url("");
+    let store =
+        RemoteStore::new(Environment::of([("HF_ENDPOINT", &*endpoint), ("HF_HOME", "/nowhere")]), patience());
+    let error = soon(move || store.list("hf://org/model").unwrap_err());
+    assert_eq!(error.error_code(), Code::EndlessListing, "{error}");
+    assert!(server.requests() <= 5, "{:?}", server.log());
+}
+
+#[test]
+fn what_the_hub_says_twice_is_told_once() {
+    let server = Server::start(Source::default());
+    let words = "Invalid credentials in Authorization header";
+    server.script(move |_, _| {
+        Act::Refuse(401, vec![("x-error-message", words.into())], format!("{{\"error\":\"{words}\"}}"))
+    });
+    let endpoint = server.url("");
+    let variables = [("HF_ENDPOINT", &*endpoint), ("HF_HOME", "/nowhere"), ("HF_TOKEN", "hf_SENTINEL")];
+    let store = RemoteStore::new(Environment::of(variables), patience());
+    let error = soon(move || store.open("hf://org/model/x.safetensors").map(drop).unwrap_err());
+    assert_eq!(error.to_string().matches(words).count(), 1, "{error}");
+    assert_eq!(error.error_code(), Code::Credentials);
 }

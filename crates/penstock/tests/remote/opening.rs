@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use penstock::ErrorKind;
 use penstock::checkpoint::{Checkpoint, resolve};
 use penstock::store::{Environment, RemoteStore, Store};
+use penstock::{Code, ErrorKind};
 
 use super::servers::http::{Act, Server, Source};
 use super::servers::{self, patience};
@@ -257,5 +257,162 @@ fn a_host_that_does_not_answer_is_given_up_soon() {
         let error = super::soon(move || refused(&store, location));
         assert_eq!(error.kind(), ErrorKind::Storage);
         says(&error, &["no connection", "HTTPS_PROXY"]);
+    }
+}
+
+/// A page of a listing that goes on with `token`, as S3 and Google or Azure write it.
+fn endless(azure: bool, token: &str) -> String {
+    match azure {
+        true => format!(
+            "<?xml version=\"1.0\"?><EnumerationResults ContainerName=\"b\"><Blobs></Blobs><NextMarker>{token}\
+             </NextMarker></EnumerationResults>"
+        ),
+        false => format!(
+            "<?xml version=\"1.0\"?><ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>{token}\
+             </NextContinuationToken></ListBucketResult>"
+        ),
+    }
+}
+
+#[test]
+fn a_listing_that_repeats_its_token_is_an_error() {
+    for root in ["s3://b", "gs://b", "az://b"] {
+        let server = Server::start(Source::default());
+        let azure = root.starts_with("az");
+        // Two pages that lead to one another.
+        server.script(move |request, _| {
+            let token = if request.path.contains("=one") { "two" } else { "one" };
+            Act::Answer(endless(azure, token))
+        });
+        let store = RemoteStore::new(anonymous(root, &server.url("")), patience());
+        for recursive in [false, true] {
+            server.script(move |request, _| {
+                let token = if request.path.contains("=one") { "two" } else { "one" };
+                Act::Answer(endless(azure, token))
+            });
+            let (listing, at) = (store.clone(), format!("{root}/p/"));
+            let error = super::soon(move || listing.find(&at, recursive).map(drop).unwrap_err());
+            assert_eq!(error.error_code(), Code::EndlessListing, "{root}: {error}");
+            says(&error, &["repeats a continuation token", root]);
+            assert!(server.requests() <= 3, "{root}: {:?}", server.log());
+        }
+    }
+}
+
+fn anonymous(root: &str, url: &str) -> Environment {
+    let url = url.trim_end_matches('/');
+    match &root[..2] {
+        "s3" => Environment::of([("AWS_ENDPOINT_URL", url), ("AWS_SKIP_SIGNATURE", "true")]),
+        "gs" => Environment::of([("STORAGE_EMULATOR_HOST", url)]),
+        _ => {
+            let connection = format!("AccountName=devstoreaccount1;BlobEndpoint={url}");
+            Environment::of([
+                ("AZURE_STORAGE_CONNECTION_STRING", &*connection),
+                ("AZURE_SKIP_SIGNATURE", "true"),
+            ])
+        }
+    }
+}
+
+#[test]
+fn opening_outlasts_what_loading_outlasts() {
+    let (server, store) = web();
+    let location = server.put("/m.safetensors", &weights(&["a"]));
+    // More in a row than a host may refuse that nobody has heard of.
+    let failures = patience().in_a_row_at_first as usize + 2;
+    let busy = |status| Act::Refuse(status, Vec::new(), String::new());
+    for act in [busy(503), busy(429), busy(500), Act::ResetAtOnce, Act::CloseAfter(10), Act::Nonsense] {
+        let again = act.clone();
+        server.script(move |_, number| if number < failures { again.clone() } else { Act::Serve });
+        let (store, location) = (store.clone(), location.clone());
+        let opened =
+            super::soon(move || open(&store, &location)).unwrap_or_else(|error| panic!("{act:?}: {error}"));
+        assert_eq!((opened.tensors().len(), server.requests()), (1, failures + 1), "{act:?}");
+    }
+    // Listings, too.
+    server.script(move |_, number| match number < failures {
+        true => Act::Refuse(503, Vec::new(), String::new()),
+        false => Act::Answer(
+            "<ListBucketResult><Contents><Key>p/a</Key><Size>1</Size><LastModified>2026-11-21T06:47:41Z\
+                              </LastModified></Contents></ListBucketResult>"
+                .into(),
+        ),
+    });
+    let store = RemoteStore::new(anonymous("s3://b", &server.url("")), patience());
+    assert_eq!(super::soon(move || store.list("s3://b/p/")).unwrap().len(), 1);
+}
+
+#[test]
+fn a_proxy_that_is_not_there_is_named() {
+    for (variable, proxy, url) in [
+        ("HTTP_PROXY", "http://me:SENTINEL@127.0.0.1:1", "http://store.example/m.safetensors"),
+        ("https_proxy", "127.0.0.1:1", "https://store.example/m.safetensors"),
+    ] {
+        let store = RemoteStore::new(Environment::of([(variable, proxy)]), patience());
+        let error = super::soon(move || refused(&store, url));
+        assert_eq!(error.error_code(), Code::Connection);
+        let named = format!("no connection to the proxy 127.0.0.1:1 ({variable}) for store.example");
+        says(&error, &[&named, "NO_PROXY"]);
+        assert!(!error.to_string().contains("SENTINEL"), "{error}");
+    }
+}
+
+#[test]
+fn the_proxies_are_those_of_the_stores_environment() {
+    let (server, direct) = web();
+    let location = server.put("/m.safetensors", &weights(&["a"]));
+    let proxies = [("HTTP_PROXY", "http://127.0.0.1:1")];
+    // Two stores of one process differ in it.
+    refused(&RemoteStore::new(Environment::of(proxies), patience()), &location);
+    direct.open(&location).unwrap();
+    let excepted = proxies.into_iter().chain([("NO_PROXY", "127.0.0.0/8")]);
+    RemoteStore::new(Environment::of(excepted), patience()).open(&location).unwrap();
+}
+
+#[test]
+fn a_redirect_that_cannot_be_followed_is_told_once() {
+    let (server, store) = web();
+    let location = server.url("/m.safetensors");
+    for target in [location.clone(), "ftp://127.0.0.1/m.safetensors".to_owned()] {
+        server.script(move |_, _| Act::Refuse(302, vec![("location", target.clone())], String::new()));
+        let (store, location) = (store.clone(), location.clone());
+        let error = super::soon(move || refused(&store, &location));
+        assert_eq!(error.kind(), ErrorKind::Storage);
+        says(&error, &["redirect", "curl -sIL"]);
+    }
+}
+
+#[test]
+fn failures_have_codes_for_programs() {
+    let (server, store) = web();
+    let location = server.put("/m.safetensors", &weights(&["a"]));
+    for (status, code) in [
+        (404, Code::NotFound),
+        (403, Code::AccessDenied),
+        (401, Code::Credentials),
+        (429, Code::Throttled),
+        (503, Code::Throttled),
+        (500, Code::ServerError),
+    ] {
+        server.script(move |_, _| Act::Refuse(status, Vec::new(), String::new()));
+        let (store, location) = (store.clone(), location.clone());
+        let error = super::soon(move || refused(&store, &location));
+        assert_eq!(error.error_code(), code, "{status}: {error}");
+    }
+    server.script(|_, _| Act::ResetAtOnce);
+    let (store, location) = (store.clone(), location);
+    assert_eq!(super::soon(move || refused(&store, &location)).error_code(), Code::Connection);
+}
+
+#[test]
+fn a_prefix_that_is_not_there_is_told_with_what_is_beside_it() {
+    for remote in servers::all().into_iter().filter(|remote| remote.name != "HTTP") {
+        remote.put("typo/llama-3-8b/m.safetensors", b"x");
+        remote.put("typo/other/m.safetensors", b"x");
+        let error = remote.store.list(&format!("{}/typo/lama-3-8b/", remote.root)).unwrap_err();
+        assert_eq!(error.error_code(), Code::NotFound);
+        says(&error, &["Did you mean \"llama-3-8b/\"?", "/typo", "other/"]);
+        let error = remote.store.list(&format!("{}/typo/", remote.root)).unwrap_err();
+        says(&error, &["directly under", "holds llama-3-8b/, other/"]);
     }
 }

@@ -300,7 +300,8 @@ fn what_was_left_is_compared_before_it_is_taken() {
     std::os::unix::fs::FileExt::write_all_at(&file, &[0; 4096], 1 << 20).unwrap();
     free.store(true, Ordering::SeqCst);
     let pulled = pull(&store, &url, to.path()).unwrap();
-    assert_eq!(pulled.fetched_bytes, LARGE as u64 - (8 << 20));
+    // All but what was kept and is intact.
+    assert_eq!(pulled.fetched_bytes, LARGE as u64 - (16 << 20) + (512 << 10));
     assert!(fs::read(to.path().join("m.bin")).unwrap() == content(LARGE));
 }
 
@@ -395,4 +396,100 @@ fn local_paths_are_not_pulled() {
     let error = pull(&web_store(), "/etc/hostname", Path::new("/nowhere")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
     says(&error, &["only what is remote"]);
+}
+
+#[test]
+fn a_file_as_the_destination_is_said_to_be_one() {
+    let server = Server::start(Source::default());
+    let url = server.put("/m.bin", b"x");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    fs::write(&file, "precious").unwrap();
+    for to in [file.clone(), file.join("below/it")] {
+        let error = pull(&web_store(), &url, &to).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Access, "{error}");
+        says(&error, &["this is a file", file.to_str().unwrap()]);
+    }
+    assert_eq!(fs::read(&file).unwrap(), b"precious");
+}
+
+#[test]
+fn a_file_written_to_with_its_time_put_back_is_pulled_again() {
+    let server = Server::start(Source::default());
+    let url = server.put("/m.bin", &content(LARGE));
+    let to = tempfile::tempdir().unwrap();
+    pull(&web_store(), &url, to.path()).unwrap();
+    let path = to.path().join("m.bin");
+    let before = fs::metadata(&path).unwrap().modified().unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[0xEE; 10], 12 << 20).unwrap();
+    file.set_modified(before).unwrap();
+    let again = pull(&web_store(), &url, to.path()).unwrap();
+    assert_eq!(how(&again), [("m.bin", How::Pulled)]);
+    assert!(fs::read(&path).unwrap() == content(LARGE));
+}
+
+#[test]
+fn a_file_whose_permissions_or_links_changed_is_kept() {
+    let server = Server::start(Source::default());
+    for len in [0, 10, LARGE] {
+        let url = server.put(&format!("/m{len}.bin"), &content(len));
+        let to = tempfile::tempdir().unwrap();
+        pull(&web_store(), &url, to.path()).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        let path = to.path().join(format!("m{len}.bin"));
+        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        fs::hard_link(&path, to.path().join("link")).unwrap();
+        for _ in 0..2 {
+            let again = pull(&web_store(), &url, to.path()).unwrap();
+            assert_eq!((again.files[0].how, again.fetched_bytes), (How::Kept, 0), "{len}");
+        }
+    }
+}
+
+/// A pull over a link on which many bytes come a second, but few of each request.
+#[test]
+fn what_came_over_a_slow_link_is_kept() {
+    let server = Server::start(Source::default());
+    let url = server.put("/m.bin", &content(LARGE));
+    let to = tempfile::tempdir().unwrap();
+    // For each of 8 readers so little that a request of 8 MiB would take longer than this test waits.
+    server.script(|_, _| Act::Drip(64 << 10, Duration::from_millis(200)));
+    let store = web_store();
+    let mut pulling = Pull::start(&store, find(&store, &url).unwrap(), to.path(), Some(8)).unwrap();
+    let began = Instant::now();
+    while pulling.progress().done_bytes < 6 << 20 {
+        assert!(pulling.wait(Duration::from_millis(5)).unwrap().is_none());
+        assert!(began.elapsed() < Duration::from_secs(20), "nothing is kept of what comes");
+    }
+    pulling.stop();
+    server.script(|_, _| Act::Serve);
+    let pulled = pull(&store, &url, to.path()).unwrap();
+    assert_eq!(how(&pulled), [("m.bin", How::Resumed)]);
+    assert!(pulled.fetched_bytes <= LARGE as u64 - (6 << 20), "{}", pulled.fetched_bytes);
+    assert!(fs::read(to.path().join("m.bin")).unwrap() == content(LARGE));
+}
+
+#[test]
+fn a_pull_that_waits_for_another_names_the_lock() {
+    let server = Server::start(Source::default());
+    let url = server.put("/m.bin", b"x");
+    let to = tempfile::tempdir().unwrap();
+    let lock = to.path().join(".penstock/lock");
+    fs::create_dir_all(lock.parent().unwrap()).unwrap();
+    let held = fs::File::create(&lock).unwrap();
+    held.lock().unwrap();
+    let store = web_store();
+    let mut pulling = Pull::start(&store, find(&store, &url).unwrap(), to.path(), None).unwrap();
+    assert_eq!(pulling.waits_for(), None);
+    let began = Instant::now();
+    while pulling.waits_for().is_none() {
+        assert!(pulling.wait(Duration::from_millis(20)).unwrap().is_none());
+        assert!(began.elapsed() < Duration::from_secs(60), "it waits without a word");
+    }
+    assert_eq!(pulling.waits_for(), Some(lock));
+    held.unlock().unwrap();
+    end(&mut pulling).unwrap();
+    assert_eq!(pulling.waits_for(), None);
 }

@@ -298,8 +298,11 @@ impl Shared {
                 return forward(server, head.as_bytes(), request);
             }
         };
+        // Some objects are named by a query too.
         let path = request.path.split('?').next().unwrap_or_default();
-        let Some(object) = objects.lock().unwrap().get(path).cloned() else { return Ok(Answer::plain(404)) };
+        let found =
+            [&*request.path, path].iter().find_map(|path| objects.lock().unwrap().get(*path).cloned());
+        let Some(object) = found else { return Ok(Answer::plain(404)) };
         let header = |name: &str| request.headers.get(name);
         if header("if-match").is_some_and(|asked| Some(asked) != object.e_tag.as_ref()) {
             return Ok(Answer::plain(412));

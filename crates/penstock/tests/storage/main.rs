@@ -6,6 +6,7 @@
 
 mod failing;
 mod mounted;
+mod permissions;
 mod recording_fuse;
 
 use std::collections::BTreeMap;

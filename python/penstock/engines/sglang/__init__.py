@@ -1,8 +1,8 @@
 """SGLang: ``sglang serve … --load-format penstock``.
 
 SGLang finds ``register`` by its entry point (``sglang.srt.plugins``) in each of its processes. What the format does is
-in ``loader``, how SGLang comes to know it in ``hooks``, what it has to be told of object stores in ``stores``, what is
-read before the loader is asked in ``early``. Importing this package imports nothing of SGLang.
+in ``loader``, how SGLang comes to know it in ``hooks``, what it has to be told of object stores in ``stores``.
+Importing this package imports nothing of SGLang.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ PLUGIN = Plugin(
 
 
 def register() -> None:
-    """Makes SGLang know the format. May be called any number of times.
+    """Makes SGLang know the format. May be called any number of times; raises nothing.
 
-    Where SGLang lacks what the format needs, one sentence is logged and SGLang goes on without it.
+    Where SGLang lacks what the format needs, or ``PENSTOCK_DISABLE`` is set, that is logged at DEBUG and SGLang goes on
+    without it.
     """
 
     def set_up() -> None:
-        from penstock.engines.sglang import early, hooks, stores
+        from penstock.engines.sglang import hooks, stores
 
-        hooks.register()
         stores.register()
-        early.register()
+        hooks.register()
 
     PLUGIN.register(set_up)
 

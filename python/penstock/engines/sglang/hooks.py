@@ -2,17 +2,20 @@
 
 Its formats are a closed enumeration, and its loaders are chosen by one function. Three functions are wrapped: the one
 that checks a format's name, the one that chooses the loader, and the one that decides whether models copy weights in
-threads of their own. With every other format each does what it did.
+threads of their own. With every other format each calls the original with the same arguments. ``penstock.patches``
+lists them.
 """
 
 from __future__ import annotations
 
 import logging
 import pkgutil
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from penstock.engines.sglang import FORMAT
+from penstock.patches import listed
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +36,7 @@ def register() -> None:
         }
     )
     if FORMAT not in LOAD_FORMAT_CHOICES:
+        listed(f"sglang.srt.arg_groups.choices.LOAD_FORMAT_CHOICES[{FORMAT}]")
         add_load_format_choices([FORMAT])
 
 
@@ -42,26 +46,40 @@ def around(hooks: dict[str, Callable[..., Any]]) -> None:
 
     for target in hooks:
         # Applying a hook that has no target would be a stack trace in the log.
-        where, _, name = target.rpartition(".")
+        where, _, name = listed(target).rpartition(".")
         getattr(pkgutil.resolve_name(where), name)
     for target, hook in hooks.items():
         if all(registered is not hook for _, registered, *_ in HookRegistry._hooks.get(target, ())):
             HookRegistry.register(target, hook, HookType.AROUND)
 
 
-def _verify(original: Callable[..., Any], load_config: Any) -> Any:
+def before_step(step: str, hook: Callable[[Any, Callable[[Any], None]], None]) -> None:
+    """Registers a hook around a step of SGLang's resolution of its arguments; once."""
+    from sglang.srt.arg_groups.resolution_hooks import _HOOKS, register_resolution_hook
+
+    listed(f"sglang.srt.arg_groups.resolution_hooks._HOOKS[{step}]")
+    if hook not in _HOOKS.get(step, ()):
+        register_resolution_hook(step)(hook)
+
+
+def _verify(original: Callable[..., Any], load_config: Any, *args: Any, **kwargs: Any) -> Any:
     """``LoadConfig._verify_load_format``."""
     name = load_config.load_format
     if isinstance(name, str) and name.lower() == FORMAT:
         load_config.load_format = FORMAT
         return None
-    return original(load_config)
+    return original(load_config, *args, **kwargs)
 
 
-def _choose(original: Callable[..., Any], load_config: Any, model_config: Any = None) -> Any:
+def _choose(original: Callable[..., Any], load_config: Any, *args: Any, **kwargs: Any) -> Any:
     """``get_model_loader``."""
     if load_config.load_format != FORMAT:
-        return original(load_config, model_config)
+        return original(load_config, *args, **kwargs)
+    return _ours_for(original, load_config, *args, **kwargs)
+
+
+def _ours_for(original: Callable[..., Any], load_config: Any, model_config: Any = None) -> Any:
+    """The loader for the format, or the one that SGLang quantises this model with."""
     from sglang.srt.configs.load_config import LoadFormat
     from sglang.srt.model_loader.loader import DefaultModelLoader
 
@@ -80,8 +98,10 @@ def _choose(original: Callable[..., Any], load_config: Any, model_config: Any = 
     return stock
 
 
-def _in_threads(original: Callable[..., bool], weight: Any) -> bool:
+def _in_threads(original: Callable[..., bool], *args: Any, **kwargs: Any) -> bool:
     """``should_async_load``: recording copies is not for several threads at once, and takes no time."""
-    from penstock.engines.sglang.loader import PenstockModelLoader
-
-    return not PenstockModelLoader.recording and original(weight)
+    # Who loads otherwise need not import the loader.
+    loader = sys.modules.get("penstock.engines.sglang.loader")
+    if loader is not None and loader.PenstockModelLoader.recording:
+        return False
+    return original(*args, **kwargs)

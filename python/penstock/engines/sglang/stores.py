@@ -1,10 +1,12 @@
 """Models on object stores: ``sglang serve s3://bucket/model --load-format penstock``.
 
 SGLang turns the format of whatever is on an object store into ``runai_streamer``, and fetches the small files beside
-the weights with the package of that name. Here the format stays what was asked for; locations that SGLang does not know
-(``hf://``, ``abfss://``, ``https://``) are added to those that it does; and where that package is absent, Penstock
-takes its place for every model on an object store. ``PENSTOCK_SGLANG_OBJECT_STORES`` is ``1`` to take its place in any
-case, ``0`` never to.
+the weights with the package of that name. For servers that ask for Penstock, the format stays what was asked for, more
+locations are known (``hf://``, ``abfss://``, ``https://``), and where that package is absent, Penstock fetches the
+small files. A server asks by ``--load-format penstock``, or, for whatever format of models on object stores, by
+``PENSTOCK_SGLANG_OBJECT_STORES=1``.
+
+For all other servers each function replaced here calls the original with the same arguments.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engines.sglang import FORMAT
-from penstock.engines.sglang.hooks import around
+from penstock.engines.sglang.hooks import around, before_step
 from penstock.engines.small_files import fetch
 from penstock.errors import ConfigError, ObjectNotFoundError
 
@@ -26,21 +28,23 @@ _MORE = ("hf://", "abfss://", "abfs://", "azure://", "https://", "http://")
 _VARIABLE = "PENSTOCK_SGLANG_OBJECT_STORES"
 
 
+_asked: dict[str, bool] = {}
+"""Locations that a server of this process was given, and whether it asked for Penstock."""
+
+
 def register() -> None:
     """Registers the hooks; once."""
-    from sglang.srt.arg_groups.resolution_hooks import _HOOKS, register_resolution_hook
-
     around(
         {
             "sglang.srt.utils.runai_utils.is_runai_obj_uri": _is_object,
             "sglang.srt.utils.runai_utils.ObjectStorageModel.download_and_get_path": _bring,
         }
     )
-    if _keep_format not in _HOOKS.get("handle_load_format", ()):
-        register_resolution_hook("handle_load_format")(_keep_format)
+    before_step("handle_model_source_paths", _note_who_asks)
+    before_step("handle_load_format", _keep_format)
 
 
-def takes_over() -> bool:
+def is_opted_in() -> bool:
     """Whether models on object stores are Penstock's, whatever the format.
 
     Raises:
@@ -49,7 +53,7 @@ def takes_over() -> bool:
     wanted = os.environ.get(_VARIABLE) or None
     if wanted not in {None, "0", "1"}:
         raise ConfigError(f"{_VARIABLE} must be 0 or 1, not {wanted!r}")
-    return wanted == "1" or (wanted is None and importlib.util.find_spec("runai_model_streamer") is None)
+    return wanted == "1"
 
 
 def small_files_of(location: str) -> str:
@@ -59,15 +63,46 @@ def small_files_of(location: str) -> str:
     return str(ObjectStorageModel.get_path(location))
 
 
-def _is_object(original: Callable[..., bool], location: Any) -> bool:
+def _note_who_asks(server_args: Any, previous: Callable[[Any], None]) -> None:
+    """``handle_model_source_paths``, the first step that looks at the model."""
+    from sglang.srt.arg_groups.overrides import resolving_view
+
+    settings = resolving_view(server_args)
+    formats = (settings.load_format, settings.speculative_draft_load_format)
+    asks = any(str(load_format).lower() == FORMAT for load_format in formats)
+    for location in (settings.model_path, settings.tokenizer_path, settings.speculative_draft_model_path):
+        if location is not None:
+            _asked[str(location)] = asks
+    previous(server_args)
+
+
+def _is_asked_for(location: str) -> bool:
+    """Whether Penstock is to bring what is at a location, as far as this process knows."""
+    if location in _asked:
+        return _asked[location] or is_opted_in()
+    if is_opted_in():
+        return True
+    try:
+        # A process that SGLang has started: the one that started it has fetched the small files, or failed.
+        return Path(small_files_of(location)).is_dir()
+    except OSError:  # SGLang makes the directory above
+        return False
+
+
+def _is_object(original: Callable[..., bool], location: Any, *args: Any, **kwargs: Any) -> bool:
     """``is_runai_obj_uri``."""
-    return original(location) or str(location).lower().startswith(_MORE)
+    known = original(location, *args, **kwargs)
+    if known or not str(location).lower().startswith(_MORE):
+        return known
+    return _is_asked_for(str(location))
 
 
-def _bring(original: Callable[..., str], cls: Any, model_path: str) -> str:
+def _bring(original: Callable[..., str], cls: Any, model_path: str, *args: Any, **kwargs: Any) -> str:
     """``ObjectStorageModel.download_and_get_path``: has the small files on the local disk, as they are now."""
-    if not (model_path.lower().startswith(_MORE) or takes_over()):
-        return original(cls, model_path)
+    is_more = model_path.lower().startswith(_MORE)
+    absent = importlib.util.find_spec("runai_model_streamer") is None
+    if not (is_opted_in() or ((is_more or absent) and _is_asked_for(model_path))):
+        return original(cls, model_path, *args, **kwargs)
     directory = Path(cls.get_path(model_path))
     directory.mkdir(parents=True, exist_ok=True)
     # Beside it, so that each file takes its place at once: other servers of the model may be reading.
@@ -97,7 +132,7 @@ def _keep_format(server_args: Any, previous: Callable[[Any], None]) -> None:
         if location is None or not is_runai_obj_uri(location) or load_format == "dummy":
             return False
         stock = load_format in {None, "auto", "runai_streamer"}
-        return load_format == FORMAT or location.lower().startswith(_MORE) or (stock and takes_over())
+        return str(load_format).lower() == FORMAT or (stock and is_opted_in())
 
     previous(server_args)
     formats: dict[str, str] = {}

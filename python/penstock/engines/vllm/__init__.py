@@ -1,8 +1,8 @@
 """vLLM: ``vllm serve … --load-format penstock``.
 
 vLLM finds ``register`` by its entry point (``vllm.general_plugins``) in each of its processes. What the format does is
-in ``loader``, what may be set in ``options``, what vLLM has to be told of object stores in ``stores``, what is read
-before the loader is asked in ``early``. Importing this package imports nothing of vLLM.
+in ``loader``, what may be set in ``options``, what vLLM has to be told of object stores in ``stores``. Importing this
+package imports nothing of vLLM.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ PLUGIN = Plugin(
     oldest=(0, 24),
     newest_tried=(0, 32),
     instead="use --load-format runai_streamer with penstock-runai-model-streamer installed",
-    logger=logging.getLogger(__name__),
+    # Under vLLM's own name, so that VLLM_LOGGING_LEVEL decides and vLLM's handlers show it.
+    logger=logging.getLogger("vllm.penstock"),
 )
 
 
 def register() -> None:
-    """Makes vLLM know the format. May be called any number of times.
+    """Makes vLLM know the format. May be called any number of times; raises nothing.
 
-    Where vLLM lacks what the format needs, one sentence is logged and vLLM goes on without it.
+    Where vLLM lacks what the format needs, or ``PENSTOCK_DISABLE`` is set, that is logged at DEBUG and vLLM goes on
+    without it.
     """
 
     def set_up() -> None:
-        from penstock.engines.vllm import early, loader, stores
+        from penstock.engines.vllm import loader, stores
 
-        loader.register()
         stores.register()
-        early.register()
+        loader.register()
 
     PLUGIN.register(set_up)
 

@@ -12,6 +12,7 @@ every parameter got its weight.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
 from collections.abc import Generator, Iterator
@@ -21,23 +22,29 @@ from typing import Any
 
 import torch
 from torch import nn
-from vllm.distributed.parallel_state import get_tp_group, model_parallel_is_initialized
+from vllm.distributed.parallel_state import get_tp_group, get_world_group, model_parallel_is_initialized
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader import register_model_loader
-from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+from vllm.model_executor.model_loader.base_loader import (
+    BaseModelLoader,
+    initialize_model,
+    set_default_torch_dtype,
+)
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
 from vllm.model_executor.model_loader.weight_utils import enable_tqdm
 from vllm.platforms import current_platform
 
 import penstock
-from penstock.engines import early, ranks
-from penstock.engines.filling import Weights, fill, in_short, no_safetensors, ordinary, report
+from penstock.engines import ranks
+from penstock.engines.filling import Weights, fill, in_short, no_safetensors, ordinary, report, verify
 from penstock.engines.objects import list_safetensors
-from penstock.engines.vllm import FORMAT
+from penstock.engines.prefetch import Prefetch, local_directory
+from penstock.engines.vllm import FORMAT, PLUGIN
 from penstock.engines.vllm.options import Options
-from penstock.engines.vllm.stores import is_url
-from penstock.recording import Recorder, Sharing, Statistics
+from penstock.engines.vllm.stores import install, is_url
+from penstock.errors import ConfigError
+from penstock.recording import Recorder, Sharing, Statistics, copy_state
 
 # Under vLLM's own name, so that vLLM's handlers show what is logged.
 logger = init_logger("vllm.penstock")
@@ -53,12 +60,16 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
     """See the module."""
 
     def __init__(self, load_config: Any) -> None:
+        PLUGIN.warn_if_untried()
+        install()
+        self._prefetch = Prefetch(logger)
         self.options = Options.of(load_config.model_loader_extra_config or {})
         # The default loader's own constructor knows other extra settings.
         BaseModelLoader.__init__(self, load_config)
         self._stock = DefaultModelLoader(
             dataclasses.replace(load_config, load_format="safetensors", model_loader_extra_config={})
         )
+        self._built: tuple[Any, str] | None = None
         self.local_expert_ids = None
         self._encoder_only_lm_prefixes = None
         self._encoder_only_weights_mapper = None
@@ -79,11 +90,6 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             fall_back_to_pt=False,
             allow_patterns_overrides=getattr(model, "allow_patterns_overrides", None),
         )
-
-    def open_files(self, directory: str, model_config: Any) -> penstock.Checkpoint:
-        """The checkpoint of a model in a local directory, as far as it is known before the model is built."""
-        files = self._files(directory, self._primary(model_config, None), model_config)
-        return penstock.open(files, config=self.options.config())
 
     def weights(self, model_config: Any, model: nn.Module) -> Iterator[Weights]:
         """The tensors that the model is to be offered."""
@@ -144,8 +150,36 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
 
     # Loading
 
+    def load_model(self, vllm_config: Any, model_config: Any, *args: Any, **kwargs: Any) -> nn.Module:
+        """Builds the model, while its files are prefetched, and fills it."""
+        self._prefetch.begin(lambda: self._to_prefetch(vllm_config.parallel_config, model_config))
+        self._built = vllm_config, kwargs.get("prefix", args[0] if args else "")
+        try:
+            model: nn.Module = super().load_model(vllm_config, model_config, *args, **kwargs)
+            return model
+        finally:
+            self._prefetch.end()
+            self._built = None
+
+    def _to_prefetch(self, parallel: Any, model_config: Any) -> penstock.Checkpoint | str:
+        """The model's files, where this machine needs all of them and no other process prefetches them; or why not."""
+        if not self.options.prefetch:
+            return "prefetch is False"
+        if is_url(model_config.model) or getattr(model_config, "model_weights", None):
+            return "the model is not on this machine"
+        is_spread = parallel.nnodes > 1 or (parallel.world_size > 1 and parallel.distributed_executor_backend == "ray")
+        if parallel.pipeline_parallel_size > 1 or is_spread:
+            return "this machine need not read all of the model"
+        is_first = not model_parallel_is_initialized() or get_world_group().local_rank == 0
+        if not is_first or parallel.data_parallel_rank_local:
+            return "another process of this machine does"
+        directory = local_directory(model_config.model, model_config.revision, self.load_config.download_dir)
+        files = self._files(directory, self._primary(model_config, None), model_config)
+        return penstock.open(files, config=self.options.config())
+
     def load_weights(self, model: Any, model_config: Any) -> None:
         """Fills the model's parameters."""
+        self._prefetch.end()
         if model_config.quantization == "torchao":
             logger.warning("torchao's checkpoints keep tensors in pieces that vLLM joins itself: loaded as by 'auto'")
             self._stock.load_weights(model, model_config)
@@ -162,12 +196,11 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         began = time.perf_counter()
         self._init_ep_weight_filter(model_config)
         offered = list(self.weights(model_config, model))
-        for part in offered:
-            early.end(part.checkpoint)
         reason = self._reason_for_ordinary(model)
-        loaded, statistics = fill(
-            model.load_weights, offered, self._recorder, why_ordinary=reason, logger=logger, sharing=sharing
-        )
+        reference = self._reference(model, model_config) if self.options.record == "verify" else None
+        loaded, statistics = fill(model.load_weights, offered, self._recorder, why_ordinary=reason, sharing=sharing)
+        if reference is not None:
+            verify(reference.load_weights, offered, self._recorder, model=model, reference=reference, logger=logger)
         LATEST[:] = [statistics]
         report(logger, time.perf_counter() - began, statistics)
         track = self.enable_weights_track
@@ -190,7 +223,24 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def _recorder(self, sharing: Sharing | None = None) -> Recorder:
         progress = True if enable_tqdm(self.load_config.use_tqdm_on_load) else None
-        return Recorder(_device(self.load_config), progress=progress, config=self.options.config(), sharing=sharing)
+        device, config = _device(self.load_config), self.options.config()
+        return Recorder(device, progress=progress, config=config, sharing=sharing, keep="real")
+
+    def _reference(self, model: nn.Module, model_config: Any) -> Any:
+        """A second model like one that is not loaded yet, with the same bytes."""
+        if self._built is None:
+            raise ConfigError('{"record": "verify"} is for models that this loader builds, not for reloading weights')
+        vllm_config, prefix = self._built
+        # Layers register by name in the configuration, each name once.
+        compilation = copy.copy(vllm_config.compilation_config)
+        compilation.static_forward_context = {}
+        vllm_config = copy.copy(vllm_config)
+        vllm_config.compilation_config = compilation
+        target = torch.device(self.load_config.device or vllm_config.device_config.device)
+        with set_default_torch_dtype(model_config.dtype), target:
+            reference = initialize_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)
+        copy_state(model, reference)
+        return reference
 
     def _reason_for_ordinary(self, model: nn.Module) -> str | None:
         """Why this model is not to be recorded, or None."""

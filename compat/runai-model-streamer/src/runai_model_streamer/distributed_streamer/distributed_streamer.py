@@ -162,8 +162,7 @@ def _memory(ranks: int) -> dict[str, Any]:
 
 
 def _ranges(requests: list[FileChunks], credentials: S3Credentials | None) -> list[Source]:
-    with _penstock.credentials(credentials):
-        checkpoint = FileStreamer.catalogue(requests, _penstock.config())
+    checkpoint = FileStreamer.catalogue(requests, _penstock.config(), credentials)
     return [Source(checkpoint, checkpoint.offset_keys())]
 
 

@@ -13,6 +13,7 @@ from penstock._native import Checkpoint as Catalogue
 from penstock.checkpoint import Checkpoint
 from penstock.engines import objects
 from penstock.errors import ObjectNotFoundError, PenstockError
+from penstock.storage_options import engine_options
 from runai_model_streamer import _penstock
 from runai_model_streamer._penstock import RunaiStreamerInvalidInputException
 from runai_model_streamer.file_streamer.requests_iterator import FileChunks
@@ -89,8 +90,7 @@ class FileStreamer:
         self.check(file_stream_requests, device, memory_limit)
         ids = [request.id for request in file_stream_requests]
         try:
-            with _penstock.credentials(credentials):
-                catalogue = self.catalogue(file_stream_requests, _penstock.config(memory_limit))
+            catalogue = self.catalogue(file_stream_requests, _penstock.config(memory_limit), credentials)
         except PenstockError as error:
             # Callers expect what is wrong with files where they take what was read of them.
             self._chunks = failing(error)
@@ -108,7 +108,7 @@ class FileStreamer:
         _penstock.check_memory_limit(max(sizes, default=0), memory_limit)
 
     @staticmethod
-    def catalogue(requests: list[FileChunks], config: Config) -> Checkpoint:
+    def catalogue(requests: list[FileChunks], config: Config, credentials: S3Credentials | None) -> Checkpoint:
         """Ranges of files as tensors of bytes, called "file:range" by their numbers.
 
         Raises:
@@ -121,7 +121,8 @@ class FileStreamer:
             )
             for request in requests
         ]
-        return Checkpoint(Catalogue.of_ranges(wanted, config), config)
+        options = engine_options(_penstock.storage_options((path for path, _ in wanted), credentials))
+        return Checkpoint(Catalogue.of_ranges(wanted, config, options), config)
 
     @staticmethod
     def _stream(catalogue: Checkpoint, ids: list[int], device: str) -> Iterator[tuple[int, int, Any]]:
@@ -176,9 +177,10 @@ def failing(error: PenstockError) -> Iterator[tuple[int, int, Any]]:
 
 def _below(prefix: str, recursive: bool) -> list[tuple[str, int]]:
     if is_object_storage(prefix):
-        with _penstock.as_value_errors(), _penstock.credentials():
+        with _penstock.as_value_errors():
+            options = _penstock.storage_options([prefix])
             try:
-                return objects.list_files(prefix, recursive=recursive)
+                return objects.list_files(prefix, recursive=recursive, storage_options=options)
             except ObjectNotFoundError:
                 return []
     if not os.path.exists(prefix):

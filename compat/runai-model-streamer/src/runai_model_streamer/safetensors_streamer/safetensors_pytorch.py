@@ -98,18 +98,22 @@ class SafetensorsMetadata:
 
 def open_files(paths: list[str], s3_credentials: S3Credentials | None = None) -> list[penstock.Checkpoint]:
     """The checkpoints of files: one, or one for each file where two files hold tensors of the same name."""
-    config = _penstock.config()
-    with _penstock.as_value_errors(), _penstock.credentials(s3_credentials):
+    config, options = _penstock.config(), _penstock.storage_options(paths, s3_credentials)
+
+    def opened(path: str | list[str]) -> penstock.Checkpoint:
+        return penstock.open(path, storage_options=options, config=config)
+
+    with _penstock.as_value_errors():
         if not paths:
             return []
         try:
-            together = penstock.open(paths, config=config)
+            together = opened(paths)
         except penstock.FormatError as error:
             if error.tensor is None or len(paths) == 1:
                 raise
-            return [penstock.open(path, config=config) for path in paths]
+            return [opened(path) for path in paths]
         # A path may be given twice, or lead to another: then files and paths would not be in step.
-        return [together] if len(together.objects) == len(paths) else [penstock.open(p, config=config) for p in paths]
+        return [together] if len(together.objects) == len(paths) else [opened(path) for path in paths]
 
 
 def headers(checkpoints: list[penstock.Checkpoint]) -> list[tuple[int, list[SafetensorMetadata]]]:

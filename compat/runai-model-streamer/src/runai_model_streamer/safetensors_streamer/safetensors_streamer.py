@@ -30,9 +30,9 @@ def list_safetensors(path: str, s3_credentials: S3Credentials | None = None) -> 
     """The safetensors files directly in a directory or under a prefix, with their full paths or URLs."""
     if not is_object_storage(path):
         return glob.glob(os.path.join(path, SAFETENSORS_PATTERN))
-    with _penstock.as_value_errors(), _penstock.credentials(s3_credentials):
+    with _penstock.as_value_errors():
         try:
-            return objects.list_safetensors(path)
+            return objects.list_safetensors(path, _penstock.storage_options([path], s3_credentials))
         except penstock.ObjectNotFoundError:
             return []
 
@@ -52,8 +52,9 @@ def pull_files(
     """
     if not is_object_storage(model_path):
         raise NotImplementedError("pull files is not implemented for file system paths")
-    with _penstock.as_value_errors(), _penstock.credentials(s3_credentials):
-        objects.pull(model_path, dst, allow_pattern, ignore_pattern)
+    with _penstock.as_value_errors():
+        options = _penstock.storage_options([model_path], s3_credentials)
+        objects.pull(model_path, dst, allow_pattern, ignore_pattern, options)
 
 
 class ObjectStorageModel:

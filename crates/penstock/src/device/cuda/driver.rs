@@ -1,12 +1,11 @@
 //! The CUDA driver: one table of functions, looked up once, each call's answer turned into an error that says more
 //! than a number.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::sync::OnceLock;
-
 use libloading::Library;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::memory::PerProcess;
 
 type Code = c_int;
 
@@ -114,21 +113,16 @@ impl Driver {
     /// # Errors
     /// `Device` where there is none, it lacks a function, or it cannot be initialised.
     pub(super) fn load() -> Result<&'static Self> {
-        static DRIVER: OnceLock<Result<Driver>> = OnceLock::new();
-        let driver = DRIVER
-            .get_or_init(|| {
-                // SAFETY: loading the driver runs its initialisers, which is what every CUDA program does.
-                let library = unsafe { Library::new("libcuda.so.1") }.map_err(|error| {
-                    Error::new(
-                        ErrorKind::Device,
-                        format!("there is no NVIDIA driver on this machine: {error}"),
-                    )
+        // Of each process, so that no child waits for a thread of its parent's.
+        static DRIVER: PerProcess<Driver> = PerProcess::new();
+        let driver = DRIVER.get_or_try_init(|| {
+            // SAFETY: loading the driver runs its initialisers, which is what every CUDA program does.
+            let library = unsafe { Library::new("libcuda.so.1") }.map_err(|error| {
+                Error::new(ErrorKind::Device, format!("there is no NVIDIA driver on this machine: {error}"))
                     .remedy("Load to device=\"cpu\", or run where libcuda.so.1 can be found")
-                })?;
-                Driver::look_up(library)
-            })
-            .as_ref()
-            .map_err(Clone::clone)?;
+            })?;
+            Driver::look_up(library)
+        })?;
         // Every time: cheap once done, and in a forked child it is what says that CUDA cannot be used there.
         // SAFETY: cuInit may be called from any thread at any time; its flags must be zero.
         driver.check("initialising CUDA", unsafe { (driver.init)(0) })?;
@@ -178,7 +172,8 @@ impl Driver {
         done
     }
 
-    /// Makes `context` current on this thread for good: for threads of our own.
+    /// Makes `context` current on this thread for good: for threads of our own. The CUDA runtime, and so torch, takes a
+    /// thread's current context for its current device.
     pub(super) fn make_current(&self, context: Context) -> Result<()> {
         // SAFETY: as in `enter`.
         self.check("making the GPU current", unsafe { (self.ctx_set)(context) })

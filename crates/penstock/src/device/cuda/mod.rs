@@ -10,12 +10,13 @@
 mod driver;
 mod stream;
 
+use std::convert::Infallible;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{CopyStream, Device, Fence};
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::{Pinning, node_of_pci_device};
+use crate::memory::{PerProcess, Pinning, node_of_pci_device};
 
 use driver::{Context, Driver, EventHandle, StreamHandle};
 use stream::{CudaStream, Idle};
@@ -30,7 +31,17 @@ pub struct CudaDevice {
     idle: Arc<Idle>,
 }
 
-static DEVICES: Mutex<Vec<(u32, i32, Arc<CudaDevice>)>> = Mutex::new(Vec::new());
+/// GPUs by their ordinals.
+type Devices = Mutex<Vec<(i32, Arc<CudaDevice>)>>;
+
+/// Of each process: a forked child must neither use its parent's contexts nor wait for a thread of its parent's that was
+/// opening a GPU.
+static DEVICES: PerProcess<Devices> = PerProcess::new();
+
+fn devices() -> MutexGuard<'static, Vec<(i32, Arc<CudaDevice>)>> {
+    let Ok::<_, Infallible>(devices) = DEVICES.get_or_try_init(|| Ok(Mutex::default()));
+    devices.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 impl CudaDevice {
     /// The GPU with that ordinal, as CUDA numbers them (`CUDA_VISIBLE_DEVICES` included).
@@ -39,9 +50,8 @@ impl CudaDevice {
     /// `Device` where there is no driver, no such GPU, or this process was forked from one that used CUDA.
     pub fn open(ordinal: i32) -> Result<Arc<Self>> {
         let name = format!("cuda:{ordinal}");
-        let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
-        let pid = std::process::id();
-        if let Some((_, _, device)) = devices.iter().find(|(p, o, _)| (*p, *o) == (pid, ordinal)) {
+        let mut devices = devices();
+        if let Some((_, device)) = devices.iter().find(|(opened, _)| *opened == ordinal) {
             return Ok(Arc::clone(device));
         }
         let driver = Driver::load().map_err(|error| error.object(&name))?;
@@ -58,7 +68,7 @@ impl CudaDevice {
         let id = driver.pci_bus_id(ordinal).ok();
         let node = id.and_then(|id| node_of_pci_device(Path::new("/"), &id));
         let device = Arc::new(Self { name, driver, context, node, idle: Arc::default() });
-        devices.push((pid, ordinal, Arc::clone(&device)));
+        devices.push((ordinal, Arc::clone(&device)));
         Ok(device)
     }
 }
@@ -70,6 +80,10 @@ impl Device for CudaDevice {
 
     fn pinning(&self) -> Arc<dyn Pinning> {
         Arc::new(CudaPinning { driver: self.driver, context: self.context, node: self.node })
+    }
+
+    fn bind_thread(&self) -> Result<()> {
+        self.driver.make_current(self.context)
     }
 
     fn stream(&self) -> Result<Box<dyn CopyStream>> {
@@ -132,5 +146,37 @@ impl Pinning for CudaPinning {
     unsafe fn unregister(&self, ptr: *mut u8) {
         // SAFETY: the caller registered it and has no copy in flight.
         let _ = self.driver.enter(self.context, || unsafe { self.driver.host_unregister(ptr) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri does not fork")]
+    fn a_child_does_not_wait_for_a_thread_of_its_parent_that_is_opening_a_gpu() {
+        let held = devices();
+        // SAFETY: the child ends without returning, and allocates, which the C library allows it.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // Whether there is a GPU does not matter here.
+            drop(CudaDevice::open(0));
+            // SAFETY: ends the process.
+            unsafe { libc::_exit(0) };
+        }
+        drop(held);
+        let (began, mut status) = (Instant::now(), -1);
+        // SAFETY: our own child; writes one int.
+        while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == 0 {
+            if began.elapsed() > Duration::from_secs(30) {
+                // SAFETY: our own child.
+                unsafe { libc::kill(child, libc::SIGKILL) };
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(status, 0, "the child failed or hung");
     }
 }

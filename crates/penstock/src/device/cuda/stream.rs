@@ -48,12 +48,11 @@ pub(super) struct CudaStream {
 }
 
 impl CudaStream {
-    /// A stream for the reader of this thread.
+    /// A stream, for a thread on which the context is current when it uses it. On this one, it is left as it is.
     pub(super) fn new(driver: &'static Driver, context: Context, idle: Arc<Idle>) -> Result<Self> {
-        driver.make_current(context)?;
         let Kept { stream, events } = match idle.take() {
             Some(kept) => kept,
-            None => Kept { stream: driver.stream_create()?, events: Vec::new() },
+            None => Kept { stream: driver.enter(context, || driver.stream_create())?, events: Vec::new() },
         };
         Ok(Self { driver, context, idle, stream, spare: events, used: Vec::new() })
     }
@@ -73,8 +72,8 @@ impl CopyStream for CudaStream {
         // One by one, although drivers have `cuMemcpyBatchAsync`: version 580 corrupts its command stream with it (Xid 32),
         // always with 512 copies in a call, now and then with 128. Several readers make up for most of what calls cost.
         pieces.iter().try_for_each(|piece| {
-            // SAFETY: the caller keeps both ends alive until a later mark is done; `new` made the context current on this
-            // reader's thread.
+            // SAFETY: the caller keeps both ends alive until a later mark is done. Where the context is not current on
+            // this thread, the driver refuses.
             unsafe { self.driver.copy(piece.destination, piece.source, piece.len, self.stream) }
         })
     }

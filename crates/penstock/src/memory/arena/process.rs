@@ -30,7 +30,9 @@ fn process() -> &'static Arenas {
 pub(super) fn arena(slot_bytes: usize, pinning: Arc<dyn Pinning>) -> Arc<Arena> {
     let root = Path::new("/");
     let node = numa::choose(root, pinning.numa_node());
-    let key = Key { slot_bytes: slot_bytes.max(1).next_multiple_of(PAGE), family: pinning.family(), node };
+    // More than can be addressed: reserving it fails.
+    let slot_bytes = slot_bytes.max(1).checked_next_multiple_of(PAGE).unwrap_or(usize::MAX / PAGE * PAGE);
+    let key = Key { slot_bytes, family: pinning.family(), node };
     find_or_make(&mut lock(process()), key, pinning)
 }
 

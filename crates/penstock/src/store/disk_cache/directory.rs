@@ -3,15 +3,19 @@
 //! An entry is a directory, named by its key: `data`, a sparse file as large as the object; `map`, its block map; and
 //! once all is there `complete`, which says what `data` was like then. Whoever uses an entry holds a shared lock on its
 //! map; who removes one, an exclusive lock, and moves it out of the way first. Making and removing is done by one process
-//! at a time, under the lock of the whole. All locks are the kernel's and end with their process.
+//! at a time, under the lock of the whole. All locks are the kernel's and end with their process; forked children do not
+//! inherit them.
+//!
+//! Bytes of a complete entry are not compared any more, so whoever can write to one decides what is loaded. Only what
+//! belongs to this process's user or to root, and is not writable for everyone, is trusted (`trust`).
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::SystemTime;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{
     FallocateFlags, FlockOperation, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fallocate, flock, futimens,
@@ -22,33 +26,72 @@ use rustix::io::Errno;
 use super::DiskCache;
 use super::entry::Entry;
 use super::key::Key;
+use super::trust::distrust;
+use crate::memory::CloseOnForkFile;
 use crate::store::block_map::BlockMap;
 
 /// Bytes of a block. No more than what the request that opens an object brings, so that the first block, in which
 /// the header is, comes whole.
 pub(super) const BLOCK_BYTES: u64 = 512 << 10;
 /// The version of what is on disk: another would be another directory.
-const FORMAT: &str = "penstock-1";
+const FORMAT: &str = "penstock-2";
+/// Earlier versions. Their keys lack the endpoint: nothing is read from them, and they go as room is needed.
+const EARLIER: [&str; 1] = ["penstock-1"];
 /// What stays free of the disk where no bound is given: a fifth.
 const SHARE: (u64, u64) = (4, 5);
+/// How long to wait for a process that makes or removes entries: longer than removing large files takes.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+const LOCK_CHECK: Duration = Duration::from_millis(5);
+/// How long after that nobody waits at all, so that a load of many shards does not wait once for each.
+const LOCKED_OUT: Duration = Duration::from_secs(60);
 
 /// A directory of entries.
 #[derive(Debug, Clone)]
 pub(super) struct Directory {
     root: PathBuf,
+    earlier: Vec<PathBuf>,
     bound: Option<u64>,
+    /// When the lock could not be had in time: others do not wait for it again so soon.
+    locked_out: Arc<Mutex<Option<Instant>>>,
 }
 
 /// A complete entry, which stays as long as this is held.
 #[derive(Debug)]
 pub(in crate::store) struct Held {
-    data: PathBuf,
-    _map: File,
+    entry: PathBuf,
+    data: File,
+    written: Written,
+    _map: CloseOnForkFile,
 }
 
 impl Held {
-    pub(super) fn path(&self) -> &Path {
-        &self.data
+    pub(super) fn path(&self) -> PathBuf {
+        self.entry.join("data")
+    }
+
+    /// Whether the file has not been written to since it was found complete. What was done to its name or its permissions
+    /// meanwhile is no harm; a file that the disk knows no more was not read from either.
+    pub(super) fn is_unchanged(&self) -> bool {
+        self.data.metadata().map_or(true, |now| Written::of(&now) == self.written)
+    }
+
+    /// Has the entry's bytes compared with their checksums by whoever uses it next.
+    pub(super) fn doubt(&self) -> &Path {
+        let _ = fs::remove_file(self.entry.join("complete"));
+        &self.entry
+    }
+}
+
+/// What changes when a file is written to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Written {
+    bytes: u64,
+    modified: (i64, i64),
+}
+
+impl Written {
+    fn of(is: &fs::Metadata) -> Self {
+        Self { bytes: is.len(), modified: (is.mtime(), is.mtime_nsec()) }
     }
 }
 
@@ -62,24 +105,29 @@ struct Candidate {
 
 impl Directory {
     pub(super) fn new(settings: DiskCache) -> Self {
-        Self { root: settings.directory.join(FORMAT), bound: settings.bytes }
+        let earlier = EARLIER.iter().map(|format| settings.directory.join(format)).collect();
+        let root = settings.directory.join(FORMAT);
+        Self { root, earlier, bound: settings.bytes, locked_out: Arc::default() }
     }
 
     /// The entry of that key, if it is complete.
     pub(super) fn complete(&self, key: &Key) -> Option<Held> {
-        let path = self.root.join(&key.name);
-        let map = open(&path.join("map"), OpenOptions::new().read(true)).ok()?;
-        if !hold(&map, &path.join("map")) || !BlockMap::is_of(&map, &key.label, key.bytes, BLOCK_BYTES) {
+        let entry = self.root.join(&key.name);
+        if self.distrusted(&entry).is_some() {
             return None;
         }
-        let data = path.join("data");
-        let said = fs::read_to_string(path.join("complete")).ok()?;
-        let is = fs::symlink_metadata(&data).ok()?;
+        let map = CloseOnForkFile::new(open(&entry.join("map"), OpenOptions::new().read(true)).ok()?);
+        if !hold(&map, &entry.join("map")) || !BlockMap::is_of(&map, &key.label, key.bytes, BLOCK_BYTES) {
+            return None;
+        }
+        let data = open(&entry.join("data"), OpenOptions::new().read(true)).ok()?;
+        let said = fs::read_to_string(entry.join("complete")).ok()?;
+        let is = data.metadata().ok()?;
         if !is.is_file() || is.len() != key.bytes || said != described(&is) {
             return None;
         }
         touch(&map);
-        Some(Held { data, _map: map })
+        Some(Held { entry, data, written: Written::of(&is), _map: map })
     }
 
     /// The entry of that key, made where there is none.
@@ -89,6 +137,9 @@ impl Directory {
     pub(super) fn entry(&self, key: &Key) -> Result<Arc<Entry>, String> {
         // A second time where it was removed meanwhile, or was not what it seemed.
         for _ in 0..2 {
+            if let Some(why) = self.distrusted(&self.root.join(&key.name)) {
+                return Err(format!("the disk cache was not used: {why}"));
+            }
             if let Some(entry) = self.existing(key) {
                 return Ok(Arc::new(entry));
             }
@@ -97,14 +148,26 @@ impl Directory {
         Err(format!("the disk cache was not used: {} is being changed by others", self.root.display()))
     }
 
+    /// Why neither the directory of all entries nor that one is to be trusted, if so. What is missing is.
+    fn distrusted(&self, entry: &Path) -> Option<String> {
+        distrust(&self.root, true)
+            .or_else(|| distrust(entry, false))
+            .or_else(|| ["data", "map"].iter().find_map(|file| distrust(&entry.join(file), false)))
+    }
+
     /// The entry of that key; none where it is not there, or is not what it should be.
     fn existing(&self, key: &Key) -> Option<Entry> {
         let path = self.root.join(&key.name);
-        let both = || OpenOptions::new().read(true).write(true).clone();
-        let map = open(&path.join("map"), &mut both()).ok().filter(|map| hold(map, &path.join("map")))?;
-        let data = open(&path.join("data"), &mut both()).ok()?;
+        let opened = |write: bool| -> io::Result<_> {
+            let how = || OpenOptions::new().read(true).write(write).clone();
+            Ok((open(&path.join("map"), &mut how())?, open(&path.join("data"), &mut how())?, !write))
+        };
+        // Where it may not be written to, what is there is read all the same.
+        let (map, data, read_only) = opened(true).or_else(|_| opened(false)).ok()?;
+        let map = CloseOnForkFile::new(map);
         let is = data.metadata().ok()?;
-        if !is.is_file()
+        if !hold(&map, &path.join("map"))
+            || !is.is_file()
             || is.len() != key.bytes
             || !BlockMap::is_of(&map, &key.label, key.bytes, BLOCK_BYTES)
         {
@@ -112,28 +175,57 @@ impl Directory {
         }
         touch(&map);
         let (map, _) = BlockMap::open(map, &key.label, key.bytes, BLOCK_BYTES).ok()?;
-        Some(Entry::new(path, data, map))
+        Some(Entry::new(path, data, map, read_only))
+    }
+
+    /// Waits for whoever makes or removes entries, and keeps others from it.
+    fn lock(&self) -> Result<CloseOnForkFile, String> {
+        let how = &mut OpenOptions::new();
+        let lock = open(&self.root.join("lock"), how.write(true).create(true).truncate(false).mode(0o644));
+        let lock = CloseOnForkFile::new(lock.map_err(|error| self.not_writable(&error))?);
+        let locked_out = || self.locked_out.lock().unwrap_or_else(PoisonError::into_inner);
+        let recently = locked_out().is_some_and(|then| then.elapsed() < LOCKED_OUT);
+        let end = Instant::now() + if recently { Duration::ZERO } else { LOCK_PATIENCE };
+        loop {
+            match flock(&*lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(lock),
+                Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < end => {
+                    std::thread::sleep(LOCK_CHECK);
+                }
+                Err(Errno::WOULDBLOCK | Errno::INTR) => {
+                    let lock = self.root.join("lock");
+                    *locked_out() = Some(Instant::now());
+                    return Err(format!(
+                        "the disk cache was not used: another process holds {} for longer than {} s",
+                        lock.display(),
+                        LOCK_PATIENCE.as_secs()
+                    ));
+                }
+                Err(errno) => return Err(self.not_writable(&errno.into())),
+            }
+        }
+    }
+
+    fn not_writable(&self, error: &io::Error) -> String {
+        let root = self.root.display();
+        match error.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => {
+                format!("the disk cache was not used: the disk of {root} is full")
+            }
+            _ => format!("the disk cache was not used: {root} cannot be written to: {error}"),
+        }
     }
 
     /// Makes an empty entry, and room for it.
     fn make(&self, key: &Key) -> Result<(), String> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let failed = |error: io::Error| match error.raw_os_error() {
-            Some(libc::ENOSPC | libc::EDQUOT) => {
-                format!("the disk cache was not used: the disk of {} is full", self.root.display())
-            }
-            _ => {
-                format!("the disk cache was not used: {} cannot be written to: {error}", self.root.display())
-            }
-        };
-        fs::create_dir_all(&self.root).map_err(failed)?;
-        let lock = open(&self.root.join("lock"), OpenOptions::new().write(true).create(true).truncate(false))
-            .map_err(failed)?;
-        while let Err(errno) = flock(&lock, FlockOperation::LockExclusive) {
-            if errno != Errno::INTR {
-                return Err(failed(errno.into()));
-            }
-        }
+        let failed = |error: io::Error| self.not_writable(&error);
+        // With these permissions whatever the umask is: what everyone may write to is not trusted.
+        let mut directories = fs::DirBuilder::new();
+        directories.mode(0o755);
+        directories.recursive(true).create(&self.root).map_err(failed)?;
+        // Held until the end of this function.
+        let _lock = self.lock()?;
         let path = self.root.join(&key.name);
         if self.existing(key).is_some() {
             // Another process was quicker.
@@ -149,8 +241,9 @@ impl Directory {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let new = self.root.join(format!(".new-{}-{number}", std::process::id()));
         let made = || -> io::Result<()> {
-            fs::create_dir(&new)?;
-            let data = open(&new.join("data"), OpenOptions::new().write(true).create_new(true))?;
+            fs::DirBuilder::new().mode(0o755).create(&new)?;
+            let how = || OpenOptions::new().read(true).write(true).create_new(true).mode(0o644).clone();
+            let data = open(&new.join("data"), &mut how())?;
             data.set_len(key.bytes)?;
             if key.bytes > 0 {
                 // Better now than in the middle. Not every file system can reserve.
@@ -159,7 +252,7 @@ impl Directory {
                     return Err(errno.into());
                 }
             }
-            let map = open(&new.join("map"), OpenOptions::new().read(true).write(true).create_new(true))?;
+            let map = CloseOnForkFile::new(open(&new.join("map"), &mut how())?);
             BlockMap::open(map, &key.label, key.bytes, BLOCK_BYTES)?;
             fs::rename(&new, &path)
         };
@@ -201,14 +294,15 @@ impl Directory {
         Ok(())
     }
 
-    /// All entries; what was left of making and removing others goes.
+    /// All entries, those of earlier versions too; what was left of making and removing others goes.
     fn candidates(&self) -> io::Result<Vec<Candidate>> {
         let mut found = Vec::new();
-        for entry in fs::read_dir(&self.root)?.flatten() {
+        let earlier = self.earlier.iter().filter_map(|root| fs::read_dir(root).ok()).flatten().flatten();
+        for entry in fs::read_dir(&self.root)?.flatten().chain(earlier) {
             let (path, name) = (entry.path(), entry.file_name());
             let name = name.to_string_lossy();
-            // Whoever makes or removes holds the lock, which is ours now.
-            if name.starts_with(".new-") || name.starts_with(".old-") {
+            // Whoever makes or removes holds the lock, which is ours now. Earlier versions have another.
+            if path.starts_with(&self.root) && (name.starts_with(".new-") || name.starts_with(".old-")) {
                 let _ = fs::remove_dir_all(&path);
             }
             let ours = name.len() == 16 && name.bytes().all(|b| b.is_ascii_hexdigit());
@@ -223,14 +317,22 @@ impl Directory {
         Ok(found)
     }
 
-    /// Removes an entry, unless it is in use.
+    /// Removes an entry, unless it is in use. The caller holds the lock of the whole.
     fn remove(&self, path: &Path) -> bool {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        if let Ok(map) = open(&path.join("map"), OpenOptions::new().read(true))
-            && flock(&map, FlockOperation::NonBlockingLockExclusive).is_err()
-        {
-            return false;
-        }
+        // Locked until the end of this function: whoever comes meanwhile finds it locked, or gone.
+        let _map = match open(&path.join("map"), OpenOptions::new().read(true)) {
+            Ok(map) => {
+                let map = CloseOnForkFile::new(map);
+                if flock(&*map, FlockOperation::NonBlockingLockExclusive).is_err() {
+                    return false;
+                }
+                Some(map)
+            }
+            // Without a map, or with a link in its place, no one uses it.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ELOOP)) => None,
+            Err(_) => return false,
+        };
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let old = self.root.join(format!(".old-{}-{number}", std::process::id()));
         let moved = fs::rename(path, &old).is_ok();
@@ -262,7 +364,9 @@ fn touch(map: &File) {
     let _ = futimens(map, &Timestamps { last_access: same, last_modification: now });
 }
 
-/// What tells whether a file was written to.
+/// What tells whether a file was written to. Its change time too, which no one can put back; `chmod` and copying alter it as
+/// well, and then bytes are compared with their checksums once more.
 pub(super) fn described(is: &fs::Metadata) -> String {
-    format!("{} {}.{:09}\n", is.len(), is.mtime(), is.mtime_nsec())
+    let (modified, changed) = ((is.mtime(), is.mtime_nsec()), (is.ctime(), is.ctime_nsec()));
+    format!("{} {}.{:09} {}.{:09}\n", is.len(), modified.0, modified.1, changed.0, changed.1)
 }

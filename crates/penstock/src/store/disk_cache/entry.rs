@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::directory::{BLOCK_BYTES, described};
+use crate::error::Error;
 use crate::memory::PAGE;
 use crate::store::block_map::{BlockMap, checksum};
 
@@ -28,17 +29,20 @@ pub(super) struct Entry {
     left_out: AtomicU64,
     remark: Mutex<Option<String>>,
     broken: AtomicBool,
+    read_only: bool,
     /// Who is not done with it: whoever reads through it, and every write under way.
     users: AtomicUsize,
 }
 
 impl Entry {
-    pub(super) fn new(path: PathBuf, data: File, map: BlockMap) -> Self {
+    /// An entry; `read_only` where its files could only be opened for reading.
+    pub(super) fn new(path: PathBuf, data: File, map: BlockMap, read_only: bool) -> Self {
         let direct = OpenOptions::new()
             .write(true)
             .custom_flags(libc::O_DIRECT | libc::O_NOFOLLOW | libc::O_CLOEXEC)
             .open(path.join("data"))
-            .ok();
+            .ok()
+            .filter(|_| !read_only);
         let flags = || std::iter::repeat_with(AtomicBool::default).take(map.blocks()).collect();
         Self {
             verified: flags(),
@@ -49,7 +53,8 @@ impl Entry {
             map,
             left_out: AtomicU64::new(0),
             remark: Mutex::default(),
-            broken: AtomicBool::new(false),
+            broken: AtomicBool::new(read_only),
+            read_only,
             users: AtomicUsize::new(1),
         }
     }
@@ -93,14 +98,38 @@ impl Entry {
             return true;
         }
         tracing::warn!(entry = %self.path.display(), block, "a block of the disk cache is damaged: it is fetched anew");
+        self.discard(block);
+        false
+    }
+
+    /// The block's bytes have to be compared again before they are used.
+    pub(super) fn doubt(&self, block: usize) {
+        self.verified[block].store(false, Ordering::Release);
+    }
+
+    /// The block cannot be used: it is fetched again, and written again.
+    pub(super) fn discard(&self, block: usize) {
+        self.doubt(block);
         let _ = self.map.set(block, 0);
         self.claimed[block].store(false, Ordering::Release);
-        false
+    }
+
+    /// As [`Entry::discard`], where `error` is what reading the block ended with; the load's owner may want to know.
+    pub(super) fn unreadable(&self, block: usize, error: &Error) {
+        self.discard(block);
+        self.note(unreadable(&self.path, error));
+    }
+
+    fn note(&self, remark: String) {
+        self.remark.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(remark);
     }
 
     /// Whether the caller is the one to write the block.
     pub(super) fn claim(&self, block: usize) -> bool {
         let wanted = !self.broken.load(Ordering::Acquire) && !self.has(block);
+        if self.read_only {
+            self.give_up(&io::ErrorKind::ReadOnlyFilesystem.into());
+        }
         wanted && !self.claimed[block].swap(true, Ordering::AcqRel)
     }
 
@@ -154,7 +183,7 @@ impl Entry {
         };
         let place = self.path.parent().unwrap_or(&self.path).display();
         let remark = format!("the disk cache could not be written to ({place}): {why}");
-        self.remark.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(remark);
+        self.note(remark);
     }
 
     /// Makes a complete entry of it, if all blocks are there. Called when its last user has left.
@@ -202,6 +231,15 @@ impl Entry {
         }
         remarks
     }
+}
+
+/// A remark: what is kept at `path` was not used to the end.
+pub(super) fn unreadable(path: &Path, error: &Error) -> String {
+    let place = path.parent().unwrap_or(path).display();
+    format!(
+        "the disk cache could not be read ({place}), and bytes came over the network instead: {}",
+        error.cause()
+    )
 }
 
 /// Writes a small file in one step.

@@ -7,30 +7,38 @@
 //!
 //! * `key`: which version of which object. `directory`: entries on disk, their locks, their bound.
 //! * `entry`: an entry being filled: data, and a map of its blocks' checksums. `object`: reading through one.
+//!   `complete`: reading one that is full. `trust`: whose files count.
 //! * `writers`: the process's threads that write.
 //!
 //! Promises:
-//! * An entry is used only for the very version it is of: the remote store says which that is, by tag or date.
+//! * An entry is used only for the very version it is of: the remote store says which that is, by strong tag or date; and
+//!   only for the endpoint and the account that it came from.
 //! * Bytes of an entry that is not complete are compared with their checksums before they are used; a complete one is a
 //!   file that has not been written to since it was found complete. What is torn, or someone else's, is fetched anew.
 //! * The entries together are no larger than their bound; those used longest ago go first, and none that is in use.
-//! * Nothing of this fails a load: a full disk, a directory that cannot be written to, end in a remark.
-//! * Locks end with the process that holds them; nothing needs to be cleaned up after a crash.
+//! * Nothing of this fails a load: a full disk, a directory that cannot be written to, a disk that cannot be read end in
+//!   a remark. (But bytes that another program changed in the very moment are an error, as in any file.)
+//! * Locks end with the process that holds them, and not later with its children; nothing needs to be cleaned up after a
+//!   crash. No load waits for one longer than some seconds.
+//! * Entries of other users are not used.
 
+mod complete;
 mod directory;
 mod entry;
 mod key;
 mod object;
+mod trust;
 mod writers;
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::standin::StandIn;
-use super::{CachePolicy, Entry, Identity, LocalStore, Object, RemoteStore, Store};
+use super::{CachePolicy, Entry, Identity, LocalStore, Object, RemoteStore, Store, location_of};
 use crate::error::Result;
 
+use complete::CompleteObject;
 use directory::Directory;
 use key::Key;
 use object::{CachingObject, Noted};
@@ -58,17 +66,28 @@ impl CachingStore {
         Self { inner, local: LocalStore::new(policy), directory: cache.map(Directory::new) }
     }
 
+    /// The same remote store behind another cache, or none.
+    #[must_use]
+    pub fn cached_in(&self, cache: Option<DiskCache>, policy: CachePolicy) -> Self {
+        Self::new(self.inner.clone(), cache, policy)
+    }
+
     /// The same store for another load, whose requests share nothing with those of this one but connections.
     #[must_use]
     pub fn another_course(&self) -> Self {
         Self { inner: self.inner.another_course(), ..self.clone() }
     }
 
-    /// The object of the cache that is that version, if it is there completely.
-    fn complete(&self, location: &str, key: &Key) -> Option<Arc<dyn Object>> {
+    fn key(&self, location: &str, identity: &Identity) -> Option<Result<Key, Cow<'static, str>>> {
+        self.directory.as_ref().map(|_| Key::of(&self.inner, location, identity))
+    }
+
+    /// The object of the cache that is that version, if it is there completely; errors call it `shown`.
+    fn complete(&self, location: &str, shown: &str, key: &Key) -> Option<Arc<dyn Object>> {
         let held = self.directory.as_ref()?.complete(key)?;
-        let file = self.local.open(held.path().to_str()?).ok()?;
-        Some(Arc::new(StandIn::new(file, location.to_owned(), key.identity.clone()).holding(held)))
+        let file = self.local.open(&location_of(held.path())).ok()?;
+        let (inner, identity) = (self.inner.clone(), key.identity.clone());
+        Some(Arc::new(CompleteObject::new(file, held, inner, (location, shown), identity)))
     }
 
     /// `object` with what is read of it kept. `fresh` says that opening it has just brought its first bytes.
@@ -78,11 +97,11 @@ impl CachingStore {
         if self.inner.file_of(location, &object.identity()).is_some() {
             return object;
         }
-        let Some(key) = Key::of(location, &object.identity()) else {
-            let remark = "the disk cache was not used: the server gives this object's versions no name";
-            return Arc::new(Noted::new(object, remark.into()));
+        let key = match Key::of(&self.inner, location, &object.identity()) {
+            Ok(key) => key,
+            Err(why) => return Arc::new(Noted::new(object, format!("the disk cache was not used: {why}"))),
         };
-        if let Some(complete) = self.complete(object.location(), &key) {
+        if let Some(complete) = self.complete(location, object.location(), &key) {
             return complete;
         }
         match directory.entry(&key) {
@@ -106,7 +125,8 @@ impl Store for CachingStore {
     fn reopen(&self, location: &str, identity: &Identity) -> Result<Arc<dyn Object>> {
         // The version was named when it was opened: if it is here, no one needs to be asked.
         let shown = super::shown(location);
-        let complete = Key::of(location, identity).and_then(|key| self.complete(&shown, &key));
+        let key = self.key(location, identity).and_then(Result::ok);
+        let complete = key.and_then(|key| self.complete(location, &shown, &key));
         match complete {
             Some(object) => Ok(object),
             None => Ok(self.through(location, self.inner.reopen(location, identity)?, false)),
@@ -118,8 +138,10 @@ impl Store for CachingStore {
     }
 
     fn file_of(&self, location: &str, identity: &Identity) -> Option<PathBuf> {
-        let cached =
-            || Some(self.directory.as_ref()?.complete(&Key::of(location, identity)?)?.path().to_owned());
+        let cached = || {
+            let key = self.key(location, identity)?.ok()?;
+            Some(self.directory.as_ref()?.complete(&key)?.path())
+        };
         self.inner.file_of(location, identity).or_else(cached)
     }
 

@@ -13,7 +13,7 @@ use super::entry::Entry;
 use super::writers::{BUFFER_BYTES, Writers};
 use crate::error::Result;
 use crate::memory::Window;
-use crate::store::{Identity, Lane, LocalStore, Object, Store};
+use crate::store::{Identity, Lane, LocalStore, Object, Store, location_of};
 
 /// Blocks of one object that are being put together, at most: 32 MiB.
 const MOST_PIECES: usize = 64;
@@ -40,7 +40,7 @@ struct Pieces {
 
 impl CachingObject {
     pub(super) fn new(remote: Arc<dyn Object>, entry: Arc<Entry>, store: &LocalStore) -> Self {
-        let local = entry.data_path().to_str().and_then(|path| store.open(path).ok());
+        let local = store.open(&location_of(entry.data_path())).ok();
         Self { remote, local, entry, pieces: Mutex::default() }
     }
 
@@ -71,9 +71,9 @@ impl CachingObject {
     }
 
     /// Reads what is on disk, block by block where bytes must be compared. Says how far it came: not to the end where a
-    /// block turned out to be damaged.
-    fn read_local(&self, range: Range<u64>, into: &mut Window<'_>, lane: &mut Lane) -> Result<u64> {
-        let Some(local) = &self.local else { return Ok(range.start) };
+    /// block turned out to be damaged, or could not be read.
+    fn read_local(&self, range: Range<u64>, into: &mut Window<'_>, lane: &mut Lane) -> u64 {
+        let Some(local) = &self.local else { return range.start };
         let mut at = range.start;
         let mut whole = Vec::new();
         while at < range.end {
@@ -84,14 +84,24 @@ impl CachingObject {
                 let after = others.find(|block| !verified(block));
                 let end = after.map_or(range.end, |block| self.entry.range(block).start.min(range.end));
                 let part = into.part(to_usize(at - range.start), to_usize(end - at));
-                local.read_into(at, part, lane)?;
+                if let Err(error) = local.read_into(at, part, lane) {
+                    // Which of them it was is not known. Those that are intact pass the comparison next time.
+                    let last = to_usize(end.div_ceil(BLOCK_BYTES));
+                    (block + 1..last).for_each(|block| self.entry.doubt(block));
+                    self.entry.unreadable(block, &error);
+                    break;
+                }
                 at = end;
                 continue;
             }
             let blocks = self.entry.range(block);
             whole.resize(to_usize(blocks.end - blocks.start), 0);
             let read = local.read_into(blocks.start, Window::from_slice(&mut whole), lane);
-            if read.is_err() || !self.entry.verify(block, &whole) {
+            if let Err(error) = read {
+                self.entry.unreadable(block, &error);
+                break;
+            }
+            if !self.entry.verify(block, &whole) {
                 break;
             }
             let end = blocks.end.min(range.end);
@@ -99,7 +109,7 @@ impl CachingObject {
             into.write(to_usize(at - range.start), part);
             at = end;
         }
-        Ok(at)
+        at
     }
 
     #[allow(unsafe_code)]
@@ -219,11 +229,13 @@ impl Object for CachingObject {
             // It says what is wrong.
             return self.remote.read_into(offset, into, lane);
         };
+        // What was said of the remote object does not hold for the file.
+        lane.cached = None;
         let mut at = offset;
         while at < end {
             let (local, until) = self.run(at, end);
             let mut part = into.part(to_usize(at - offset), to_usize(until - at));
-            let reached = if local { self.read_local(at..until, &mut part, lane)? } else { at };
+            let reached = if local { self.read_local(at..until, &mut part, lane) } else { at };
             if reached == at {
                 // Not on disk, or damaged there.
                 let until =

@@ -12,6 +12,15 @@ pub(super) fn failed(action: &str, error: &io::Error) -> Error {
 fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENOTDIR) => "Check the path; relative paths start at the working directory",
+        Some(libc::ELOOP) => {
+            "The symbolic links of this path lead in a circle: check where they point (readlink)"
+        }
+        Some(libc::ENAMETOOLONG) => {
+            "The path, or a name in it, is longer than the file system allows: check it"
+        }
+        None if error.kind() == io::ErrorKind::InvalidInput => {
+            "The path holds a NUL character, which no file name can: check how the path was made"
+        }
         Some(libc::EACCES | libc::EPERM) => {
             "Check the permissions of the file and its directories for the user of this process"
         }
@@ -42,6 +51,8 @@ mod tests {
     fn remedies_fit_the_failure() {
         for (number, kind, word) in [
             (libc::ENOENT, ErrorKind::NotFound, "path"),
+            (libc::ELOOP, ErrorKind::NotFound, "circle"),
+            (libc::ENAMETOOLONG, ErrorKind::NotFound, "longer"),
             (libc::EPERM, ErrorKind::Access, "permissions"),
             (libc::EMFILE, ErrorKind::Storage, "ulimit -n"),
             (libc::ENOMEM, ErrorKind::Memory, "memory"),

@@ -14,6 +14,7 @@ use super::CachePolicy;
 use super::cache::{Probe, Residency};
 use super::failure::failed;
 use super::handle::{DirectFile, OwnHandle};
+use super::path::location_of;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileMapping, Window};
 use crate::store::{Identity, Lane, Object};
@@ -26,6 +27,9 @@ pub(super) struct LocalFile {
     pub(super) file: File,
     bytes: u64,
     version: Version,
+    changed: Changed,
+    /// Set when the change time differs from what it was, and nothing else does.
+    touched: AtomicBool,
     pub(super) cache: CachePolicy,
     probe: Probe,
     direct: OnceLock<Option<Arc<DirectFile>>>,
@@ -35,13 +39,23 @@ pub(super) struct LocalFile {
     remark: OnceLock<String>,
 }
 
-/// What changes when a file is written to or replaced. Not the change time: a hard link or `chmod` alters that.
+/// What changes when a file is written to or replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Version {
     device: u64,
     inode: u64,
     bytes: u64,
     modified: (i64, i64),
+}
+
+/// When the inode was last changed. A program that writes and puts the modification time back cannot put this back. But
+/// `chmod`, `chown`, relabelling, renaming and hard links alter it too, even where they set what was set before (as when
+/// Kubernetes gives a volume to another pod). So it is no failure where it alone differs: whoever read the header compares
+/// it again before a load ([`Store::reopen`](crate::store::Store::reopen)), and a change during a load is noted.
+type Changed = (i64, i64);
+
+fn changed_at(metadata: &std::fs::Metadata) -> Changed {
+    (metadata.ctime(), metadata.ctime_nsec())
 }
 
 impl Version {
@@ -55,13 +69,24 @@ impl Version {
     }
 }
 
+/// What stands before the change time in an identity.
+const CHANGED: &str = ":changed ";
+
+/// Whether two identities are of one file, written to at one time, whose change times differ.
+pub(in crate::store) fn differ_in_change_time(one: &Identity, other: &Identity) -> bool {
+    match (one.0.split_once(CHANGED), other.0.split_once(CHANGED)) {
+        (Some((one, then)), Some((other, now))) => one == other && then != now,
+        _ => false,
+    }
+}
+
 impl LocalFile {
     /// Opens the file at `path`, which must be a regular file or a link to one.
     ///
     /// # Errors
     /// `NotFound`; `Access` where it is unreadable, or a directory, FIFO, socket or device; `Storage`.
     pub(super) fn open(path: &Path, cache: CachePolicy) -> Result<Self> {
-        let location = path.display().to_string();
+        let location = location_of(path);
         let refused = |error: io::Error| opening_failed(&error, path).object(location.clone());
         // Looked at before it is opened: opening a FIFO waits for a writer, opening a device may do anything.
         refuse_special(&std::fs::metadata(path).map_err(refused)?, &location)?;
@@ -79,11 +104,22 @@ impl LocalFile {
             file,
             bytes: metadata.len(),
             version: Version::of(&metadata),
+            changed: changed_at(&metadata),
+            touched: AtomicBool::new(false),
             cache,
             direct: OnceLock::new(),
             direct_refused: AtomicBool::new(false),
             remark: OnceLock::new(),
         })
+    }
+
+    /// Whether it is the file of that identity, as far as all but the change time tells. A difference in that is noted.
+    pub(super) fn is_likely(&self, identity: &Identity) -> bool {
+        let own = self.identity();
+        if own != *identity {
+            self.touched.store(true, Ordering::Relaxed);
+        }
+        differ_in_change_time(&own, identity) || own == *identity
     }
 
     /// The file for direct reads, opened at the first use: the lane's own where it wants one. `None` where the file system
@@ -147,7 +183,11 @@ impl Object for LocalFile {
 
     fn identity(&self) -> Identity {
         let Version { device, inode, bytes, modified } = self.version;
-        Identity(format!("{device:x}:{inode:x}:{bytes}:{}.{:09}", modified.0, modified.1))
+        let changed = self.changed;
+        Identity(format!(
+            "{device:x}:{inode:x}:{bytes}:{}.{:09}{CHANGED}{}.{:09}",
+            modified.0, modified.1, changed.0, changed.1
+        ))
     }
 
     fn read_into(&self, offset: u64, into: Window<'_>, lane: &mut Lane) -> Result<()> {
@@ -186,7 +226,12 @@ impl Object for LocalFile {
             CachePolicy::Auto => self.probe.unanswered(),
             CachePolicy::Use | CachePolicy::Bypass | CachePolicy::Populate => None,
         };
-        self.remark.get().cloned().into_iter().chain(unknown).collect()
+        let touched = self.touched.load(Ordering::Relaxed).then(|| {
+            "the change time of a file differs from when it was opened, and its modification time does not: chmod, chown or a \
+             link does that, or a program that wrote to it and put the time back"
+                .to_owned()
+        });
+        self.remark.get().cloned().into_iter().chain(unknown).chain(touched).collect()
     }
 
     fn verify_unchanged(&self) -> Result<()> {
@@ -196,6 +241,9 @@ impl Object for LocalFile {
         }
         if Version::of(&now) != self.version {
             return Err(self.changed("the file was written to while it was being loaded", None));
+        }
+        if changed_at(&now) != self.changed {
+            self.touched.store(true, Ordering::Relaxed);
         }
         // A path that leads nowhere any more is no harm: the bytes came from the file that was opened.
         match std::fs::metadata(&self.path) {

@@ -4,23 +4,29 @@
 //! * `handle`: a file opened for direct reads, once for all readers or once for each.
 //! * `reading`: the two ways to read, and the choice between them for every block.
 //! * `cache`: asking the kernel how much of a range is in the page cache.
+//! * `path`: paths as locations, those too that are not UTF-8.
 //! * `failure`: what to try when the system refuses.
 
 mod cache;
 mod failure;
 mod file;
 mod handle;
+mod path;
 mod reading;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{Entry, Identity, Object, Store};
+use super::{Entry, Identity, Object, Store, replaced};
 use crate::error::{Error, ErrorKind, Result};
 
 use file::LocalFile;
 
+#[cfg(feature = "remote")]
+pub(super) use file::differ_in_change_time;
+
 pub(crate) use handle::OwnHandle;
+pub use path::{location_of, path_of, readable};
 
 /// How reads use the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -73,19 +79,31 @@ impl LocalStore {
     }
 }
 
-impl Store for LocalStore {
-    fn open(&self, location: &str) -> Result<Arc<dyn Object>> {
+impl LocalStore {
+    fn open_file(&self, location: &str) -> Result<LocalFile> {
         if let Some((scheme, _)) = location.split_once("://") {
             let cause = format!("{scheme}:// locations are not supported");
             return Err(Error::new(ErrorKind::NotFound, cause).remedy("Give a path of this machine"));
         }
-        Ok(Arc::new(LocalFile::open(Path::new(location), self.cache)?))
+        LocalFile::open(&path_of(location), self.cache)
+    }
+}
+
+impl Store for LocalStore {
+    fn open(&self, location: &str) -> Result<Arc<dyn Object>> {
+        self.open_file(location).map(|file| Arc::new(file) as Arc<dyn Object>)
+    }
+
+    /// A file whose change time alone differs is opened: see `file`.
+    fn reopen(&self, location: &str, identity: &Identity) -> Result<Arc<dyn Object>> {
+        let file = self.open_file(location)?;
+        if file.is_likely(identity) { Ok(Arc::new(file)) } else { Err(replaced(location)) }
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
         let failed = |error: &std::io::Error| failure::failed("listing the directory", error).object(prefix);
         let mut entries = Vec::new();
-        for entry in std::fs::read_dir(prefix).map_err(|e| failed(&e))? {
+        for entry in std::fs::read_dir(path_of(prefix)).map_err(|e| failed(&e))? {
             let path = entry.map_err(|e| failed(&e))?.path();
             // Follows links, as a Hugging Face cache is made of them. One that leads nowhere is listed with no bytes,
             // so that opening it says what is wrong instead of the directory seeming to hold less.
@@ -94,16 +112,13 @@ impl Store for LocalStore {
                 Ok(metadata) => metadata.len(),
                 Err(_) => 0,
             };
-            // Names that are not Unicode cannot be named by a checkpoint either.
-            if let Some(location) = path.to_str() {
-                entries.push(Entry { location: location.to_owned(), bytes });
-            }
+            entries.push(Entry { location: location_of(path), bytes });
         }
         entries.sort_by(|a, b| a.location.cmp(&b.location));
         Ok(entries)
     }
 
     fn file_of(&self, location: &str, _: &Identity) -> Option<PathBuf> {
-        Some(location.into())
+        Some(path_of(location).into_owned())
     }
 }

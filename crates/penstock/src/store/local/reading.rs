@@ -2,7 +2,8 @@
 //!
 //! **Through the page cache** (`pread`): one copy, at memory speed when the pages are there. **Directly** (`O_DIRECT`):
 //! no copy, the device's own speed, no page-cache pollution, but in whole sectors and to aligned addresses. The choice
-//! is made for every call (a block) from what the cache holds, so a half-cached file gets both at once.
+//! is made for every block from what the cache holds, so a half-cached file gets both at once. Whoever has asked what of
+//! the block is cached says so in the lane, and it is not asked again for every request.
 //!
 //! Copies: a buffered read copies once, kernel to destination. A direct read copies nothing, except the unaligned ends
 //! of a range (less than a page each) and destinations whose address does not match their offset, which go through
@@ -38,7 +39,8 @@ enum Route {
 
 impl LocalFile {
     fn route(&self, range: &Range<u64>, lane: &mut Lane) -> Route {
-        match (self.cache, self.would_copy(range)) {
+        let cached = lane.cached.or_else(|| self.would_copy(range));
+        match (self.cache, cached) {
             (_, Some(true)) => Route::Cached,
             (CachePolicy::Use | CachePolicy::Populate, _) | (CachePolicy::Auto, None) => Route::Buffered,
             _ if self.direct_refused.load(Ordering::Relaxed) => Route::Buffered,

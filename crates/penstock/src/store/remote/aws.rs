@@ -1,15 +1,11 @@
-//! AWS's own chain of credentials and settings, for the S3 store.
+//! AWS's own chain of credentials, for the S3 store.
 //!
 //! `aws-config` knows every place that credentials come from (variables, profiles, SSO, assumed roles, credential
 //! processes, web identities, containers, EKS pods, instances) and is kept up to date by its makers; `object_store`
-//! knows a few. So the chain is asked here, with this module's HTTP client underneath, and what it finds is kept by `keys`.
+//! knows a few. So its chain (see `profile`) is asked here, with this module's HTTP client underneath, and what it finds is
+//! kept by `keys`.
 
 use async_trait::async_trait;
-use aws_config::environment::EnvironmentVariableRegionProvider;
-use aws_config::meta::region::RegionProviderChain;
-use aws_config::profile::ProfileFileRegionProvider;
-use aws_config::provider_config::ProviderConfig;
-use aws_config::{BehaviorVersion, SdkConfig};
 use aws_credential_types::Credentials;
 use aws_credential_types::credential_feature::AwsCredentialFeature as Feature;
 use aws_credential_types::provider::{
@@ -25,34 +21,29 @@ use aws_smithy_types::body::SdkBody;
 use object_store::aws::AwsCredential;
 
 use super::keys::{Fetched, Source};
+use super::profile::{Profile, innermost};
 use super::transport::{ClientKey, send};
 use super::witness::Lack;
 
 /// The region of buckets of which nobody says where they are. A bucket elsewhere says so itself.
 pub(super) const DEFAULT_REGION: &str = "us-east-1";
 
-/// What AWS's files, variables and metadata services say.
-pub(super) async fn load(key: &ClientKey) -> SdkConfig {
-    let client = Client(key.clone());
-    let config = ProviderConfig::without_region().with_http_client(client.clone());
-    // The instance's metadata is not asked for the region: off EC2 that is a wait for nothing.
-    let region = RegionProviderChain::first_try(EnvironmentVariableRegionProvider::new())
-        .or_else(ProfileFileRegionProvider::builder().configure(&config).build())
-        .or_else(DEFAULT_REGION)
-        .region()
-        .await;
-    aws_config::defaults(BehaviorVersion::v2026_01_12()).region(region).http_client(client).load().await
-}
-
 /// AWS's chain as a source of keys.
-pub(super) struct Chain(pub(super) SharedCredentialsProvider);
+pub(super) struct Chain {
+    pub(super) provider: SharedCredentialsProvider,
+    /// The profile that it looks in, unless the keys are given.
+    pub(super) profile: Option<Profile>,
+    /// Where keys are from that are given, for errors.
+    pub(super) given: Option<&'static str>,
+}
 
 #[async_trait]
 impl Source for Chain {
     type Credential = AwsCredential;
 
     async fn fetch(&self) -> Result<Fetched<AwsCredential>, Lack> {
-        let credentials = self.0.provide_credentials().await.map_err(|error| Lack::new(explain(&error)))?;
+        let asked = self.provider.provide_credentials().await;
+        let credentials = asked.map_err(|error| explain(&error, self.profile.as_ref()))?;
         Ok(Fetched {
             credential: AwsCredential {
                 key_id: credentials.access_key_id().to_owned(),
@@ -60,7 +51,7 @@ impl Source for Chain {
                 token: credentials.session_token().map(str::to_owned),
             },
             expires: credentials.expiry(),
-            origin: source(&credentials).to_owned(),
+            origin: self.given.unwrap_or_else(|| source(&credentials)).to_owned(),
         })
     }
 }
@@ -86,21 +77,28 @@ fn source(credentials: &Credentials) -> &'static str {
     particular.or(profile).unwrap_or("AWS's default chain")
 }
 
-/// Why there are no credentials: the innermost reason, which is the one that can be acted upon.
-pub(super) fn explain(error: &CredentialsError) -> String {
+/// Why there are no credentials, and what to do about it: the innermost reason, which is the one that can be acted upon.
+pub(super) fn explain(error: &CredentialsError, profile: Option<&Profile>) -> Lack {
     if matches!(error, CredentialsError::CredentialsNotLoaded(_)) {
-        return "no AWS credentials were found".into();
+        return Lack::new("no AWS credentials were found");
     }
-    let mut innermost: &dyn std::error::Error = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
+    let why = innermost(error);
+    let Some(Profile { name, .. }) = profile.filter(|profile| profile.exists()) else {
+        return Lack::new(format!("AWS credentials could not be had: {why}"));
+    };
+    if profile.is_some_and(Profile::by_sso) {
+        let remedy = format!("Sign in: aws sso login --profile {name}");
+        let why = format!("the profile {name:?} (SSO) has no valid login: {why}");
+        return Lack { remedy: Some(remedy), ..Lack::new(why) };
     }
-    format!("AWS credentials could not be had: {innermost}")
+    let why = format!("AWS credentials of the profile {name:?} could not be had: {why}");
+    let remedy = format!("Try `aws sts get-caller-identity --profile {name}`, which uses the same settings");
+    Lack { remedy: Some(remedy), ..Lack::new(why) }
 }
 
 /// The HTTP client that AWS's credential services are asked with.
 #[derive(Debug, Clone)]
-struct Client(ClientKey);
+pub(super) struct Client(pub(super) ClientKey);
 
 impl HttpClient for Client {
     fn http_connector(&self, settings: &HttpConnectorSettings, _: &RuntimeComponents) -> SharedHttpConnector {
@@ -134,7 +132,7 @@ impl HttpConnector for Connector {
             *request.body_mut() =
                 body.bytes().filter(|bytes| !bytes.is_empty()).map(|bytes| bytes.to_vec().into());
             let client = key.client().map_err(|error| ConnectorError::user(Box::new(error)))?;
-            let answer = send(&client, request, &host).await.map_err(|error| {
+            let answer = send(&key, &client, request, &host).await.map_err(|error| {
                 if error.is_timeout() {
                     ConnectorError::timeout(Box::new(error))
                 } else {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 
 use super::address::Address;
-use super::backend::{Made, never_again, refused};
+use super::backend::{Made, never_again, normal, refused};
 use super::environment::Environment;
 use super::transport::Connector;
 use crate::error::{Error, ErrorKind, Result};
@@ -71,7 +71,7 @@ pub(super) fn make(address: &Address, environment: &Environment, connector: Conn
     if let Some(parts) = &parts {
         // Some name the endpoint only.
         if ["AccountKey", "SharedAccessSignature"].iter().any(|part| parts.contains_key(*part)) {
-            credentials = CONNECTION_STRING;
+            credentials = environment.origin(CONNECTION_STRING);
         }
         builder = connected(builder, parts, environment);
     } else if environment.is_set(&["AZURE_STORAGE_USE_EMULATOR"]) && of_location.is_none() {
@@ -86,6 +86,10 @@ pub(super) fn make(address: &Address, environment: &Environment, connector: Conn
             .with_endpoint(format!("https://{host}"))
             .with_config(AzureConfigKey::SasKey, address.query.trim_start_matches('?'));
     }
+    let account = builder.get_config_value(&AzureConfigKey::AccountName).unwrap_or_default();
+    let endpoint = builder.get_config_value(&AzureConfigKey::Endpoint);
+    let endpoint = endpoint.unwrap_or_else(|| format!("https://{account}.blob.core.windows.net"));
+    let endpoint = format!("{account} {}", normal(&endpoint));
     let store = builder
         .with_container_name(&address.bucket)
         .with_retry(never_again())
@@ -95,7 +99,7 @@ pub(super) fn make(address: &Address, environment: &Environment, connector: Conn
             refused(address, environment, &error)
                 .remedy("Set AZURE_STORAGE_ACCOUNT_NAME, and credentials for it")
         })?;
-    Ok(Made { store: Arc::new(store), credentials: credentials.into(), keys: None, region: None })
+    Ok(Made { store: Arc::new(store), credentials: credentials.into(), keys: None, region: None, endpoint })
 }
 
 fn source(environment: &Environment) -> &'static str {
@@ -114,6 +118,7 @@ fn source(environment: &Environment) -> &'static str {
     ]
     .into_iter()
     .find(|name| environment.get(&[name]).is_some())
+    .map(|name| environment.origin(name))
     .unwrap_or("the machine's managed identity")
 }
 

@@ -16,7 +16,7 @@ use super::keys::Renewable;
 use super::retry::Patience;
 use super::runtime::Net;
 use super::transport::{ClientKey, Connector};
-use super::{azure, gcs, s3, trust};
+use super::{azure, gcs, s3};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Where credentials for a plain HTTP server are from.
@@ -31,7 +31,7 @@ pub(super) struct BackendKey {
     account: Option<(String, String)>,
     /// A signature that comes with the location, or the URL of a plain HTTP object.
     query: String,
-    environment: u64,
+    environment: Arc<Environment>,
     patience: Patience,
 }
 
@@ -44,6 +44,9 @@ pub(super) struct Backend {
     keys: Option<Arc<dyn Renewable>>,
     /// S3: the region that requests are signed for.
     pub(super) region: Option<String>,
+    /// What serves the bucket, whatever region or host name it is reached by: no two backends of one endpoint have
+    /// different buckets of one name. Without secrets. Empty where the location says it.
+    pub(super) endpoint: String,
     /// The hub: the repository's page.
     pub(super) page: Option<String>,
     pub(super) environment: Arc<Environment>,
@@ -56,6 +59,7 @@ pub(super) struct Made {
     pub(super) credentials: String,
     pub(super) keys: Option<Arc<dyn Renewable>>,
     pub(super) region: Option<String>,
+    pub(super) endpoint: String,
 }
 
 impl Backend {
@@ -88,11 +92,8 @@ impl Backend {
         region: Option<String>,
         course: &Course,
     ) -> Result<Self> {
-        let client = ClientKey {
-            patience,
-            bundle: trust::bundle(environment, address.provider),
-            follow: address.provider == Provider::Web,
-        };
+        let client =
+            ClientKey::of(environment, address.provider, patience, address.provider == Provider::Web)?;
         // A setting that cannot be is met here rather than by every request.
         client.tls()?;
         let connector = Connector(client.clone());
@@ -112,8 +113,8 @@ impl Backend {
         environment: Arc<Environment>,
         patience: Patience,
     ) -> Self {
-        let Made { store, credentials, keys, region } = made;
-        Self { provider, store, credentials, keys, region, page: None, environment, patience }
+        let Made { store, credentials, keys, region, endpoint } = made;
+        Self { provider, store, credentials, keys, region, endpoint, page: None, environment, patience }
     }
 
     /// The same, for a repository with a page.
@@ -143,13 +144,13 @@ impl Backend {
     }
 }
 
-fn key(address: &Address, environment: &Environment, patience: Patience) -> BackendKey {
+fn key(address: &Address, environment: &Arc<Environment>, patience: Patience) -> BackendKey {
     BackendKey {
         provider: address.provider,
         bucket: address.bucket.clone(),
         account: address.account.clone(),
         query: address.query.clone(),
-        environment: environment.fingerprint(),
+        environment: Arc::clone(environment),
         patience,
     }
 }
@@ -182,5 +183,12 @@ fn web(address: &Address, connector: Connector) -> Result<Made> {
         (false, false) => OF_QUERY,
         (false, true) => "none",
     };
-    Ok(Made { store: Arc::new(store), credentials: credentials.into(), keys: None, region: None })
+    let endpoint = String::new();
+    Ok(Made { store: Arc::new(store), credentials: credentials.into(), keys: None, region: None, endpoint })
+}
+
+/// A URL of a setting as part of [`Backend::endpoint`]: without secrets, and written in one way.
+pub(super) fn normal(url: &str) -> String {
+    let parsed = url::Url::parse(url).map_or_else(|_| url.to_owned(), String::from);
+    crate::store::shown(&parsed).trim_end_matches('/').to_owned()
 }

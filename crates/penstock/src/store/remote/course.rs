@@ -3,12 +3,13 @@
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 
 use super::fetch::Stop;
 use super::pace::Pace;
-use super::retry::Budget;
+use super::retry::{Budget, Patience};
 use super::runtime::Net;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -19,15 +20,38 @@ pub(super) struct Course {
     pub(super) pace: Pace,
     interrupted: AtomicBool,
     interrupt: Notify,
-    /// Whether it is a load, whose end is the end of what it had connections for.
-    pub(super) is_load: bool,
+    is_hasty: bool,
+    /// Whether it was logged that a server is waited for.
+    warned: AtomicBool,
+    /// Whether it is a load, at whose end connections that no other load can use are closed.
+    load: Option<&'static Net>,
 }
 
 impl Course {
     pub(super) fn of_load() -> Self {
+        let net = Net::of_process();
+        net.begin_load();
         let mut course = Self::default();
-        course.is_load = true;
+        course.load = Some(net);
         course
+    }
+
+    /// One that nobody can interrupt, so that outages are not waited for.
+    pub(super) fn hasty() -> Self {
+        let mut course = Self::default();
+        course.is_hasty = true;
+        course
+    }
+
+    /// How long this course waits, for a backend that waits so long.
+    pub(super) fn patience(&self, patience: Patience) -> Patience {
+        let outage = if self.is_hasty { Duration::ZERO } else { patience.outage };
+        Patience { outage, ..patience }
+    }
+
+    /// Whether nobody has been told yet that a server is waited for.
+    pub(super) fn is_first_warning(&self) -> bool {
+        !self.warned.swap(true, Ordering::Relaxed)
     }
 
     /// Ends what waits in [`Course::block_on`], now and from now on.
@@ -80,8 +104,9 @@ impl Course {
 
 impl Drop for Course {
     fn drop(&mut self) {
-        if self.is_load {
-            Net::of_process().close_idle();
+        // In a child after `fork`, the load is its parent's.
+        if let Some(net) = self.load.filter(|net| std::ptr::eq(*net, Net::of_process())) {
+            net.end_load();
         }
     }
 }

@@ -1,16 +1,19 @@
-//! The environment variables that decide how a store is reached, taken once for every store that is set up.
+//! The environment variables that decide how a store is reached: a copy, made once when a checkpoint is opened.
 //!
-//! So that stores are a function of what they are given: two checkpoints opened under different variables get
-//! different stores, one opened again under the same gets the same with its connections and credentials. It also knows
-//! which of the values are secret, and keeps them out of sentences.
+//! A store is a function of this copy. Two checkpoints opened under different variables get different stores; one opened
+//! again under the same variables gets the same store with its connections and credentials. Storage options are laid
+//! over the copy as variables (see `options`). It also knows which of the values are secret, and removes them from text.
+//!
+//! Nothing in `store/remote` reads the process's environment otherwise: reader threads run while Python may call
+//! `setenv`, which frees what `getenv` returns.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::store::location::without_user;
 
 /// Variables of the cloud providers' own tools, by how their names begin.
-const PREFIXES: [&str; 17] = [
+const PREFIXES: [&str; 27] = [
     "AWS_",
     "AZURE_",
     "AZURITE_",
@@ -26,6 +29,16 @@ const PREFIXES: [&str; 17] = [
     "XDG_CACHE_HOME",
     "HOME",
     "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "HTTP_PROXY",
+    "http_proxy",
+    "HTTPS_PROXY",
+    "https_proxy",
+    "ALL_PROXY",
+    "all_proxy",
+    "NO_PROXY",
+    "no_proxy",
+    "REQUEST_METHOD",
     "REQUESTS_CA_BUNDLE",
     "CURL_CA_BUNDLE",
 ];
@@ -41,32 +54,66 @@ const SHORTEST_SECRET: usize = 8;
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Environment {
     variables: BTreeMap<String, String>,
-    /// Whether this is the process's: libraries that read the process's variables themselves may then be asked.
+    /// Names of the variables that storage options set.
+    options: BTreeSet<String>,
+    /// Whether it is of a process: files of its user and metadata services of its machine may then be asked too.
     process: bool,
+    fingerprint: u64,
+}
+
+impl Hash for Environment {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.fingerprint.hash(state);
+    }
 }
 
 impl Environment {
-    /// The variables of this process.
+    /// The variables of this process, as they are now.
+    ///
+    /// Whoever shares a process with code that calls `setenv` (Python does, under the GIL) calls this where that code
+    /// cannot run.
     pub fn of_process() -> Self {
         let ours = |name: &str| PREFIXES.iter().any(|prefix| name.starts_with(prefix));
         let variables = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .filter(|(name, value)| ours(name) && !value.is_empty())
             .collect();
-        Self { variables, process: true }
+        Self::made(variables, BTreeSet::new(), true)
     }
 
     /// These variables and no others: for tests, and for programs that keep settings elsewhere.
     pub fn of<N: Into<String>, V: Into<String>>(variables: impl IntoIterator<Item = (N, V)>) -> Self {
         let variables = variables.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
-        Self { variables, process: false }
+        Self::made(variables, BTreeSet::new(), false)
+    }
+
+    fn made(variables: BTreeMap<String, String>, options: BTreeSet<String>, process: bool) -> Self {
+        let mut hasher = DefaultHasher::new();
+        (&variables, &options, process).hash(&mut hasher);
+        Self { fingerprint: hasher.finish(), variables, options, process }
     }
 
     /// The same with one variable set otherwise.
     pub(super) fn with(&self, name: &str, value: &str) -> Self {
         let mut variables = self.variables.clone();
         variables.insert(name.to_owned(), value.to_owned());
-        Self { variables, process: self.process }
+        Self::made(variables, self.options.clone(), self.process)
+    }
+
+    /// The same without the variables `hidden`, and with those of `options` set by storage options.
+    pub(super) fn overlaid(&self, hidden: &[&str], options: Vec<(String, String)>) -> Self {
+        let (mut variables, mut set) = (self.variables.clone(), self.options.clone());
+        variables.retain(|name, _| !hidden.contains(&name.as_str()));
+        for (name, value) in options {
+            set.insert(name.clone());
+            variables.insert(name, value);
+        }
+        Self::made(variables, set, self.process)
+    }
+
+    /// Where the value of this variable is from, as errors say it.
+    pub(super) fn origin<'a>(&self, name: &'a str) -> &'a str {
+        if self.options.contains(name) { "storage_options" } else { name }
     }
 
     pub(super) fn is_of_process(&self) -> bool {
@@ -89,13 +136,6 @@ impl Environment {
     pub(super) fn starting_with<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
         let these = self.variables.iter().filter(move |(name, _)| name.starts_with(prefix));
         these.map(|(name, value)| (name.as_str(), value.as_str()))
-    }
-
-    /// A number that stands for all of it.
-    pub(super) fn fingerprint(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        (&self.variables, self.process).hash(&mut hasher);
-        hasher.finish()
     }
 
     /// `text` without anything secret that it may repeat: secret values of variables, and users, passwords and queries
@@ -165,10 +205,13 @@ mod tests {
     }
 
     #[test]
-    fn the_fingerprint_follows_the_values() {
-        let one = |value| Environment::of([("AWS_REGION", value)]).fingerprint();
-        assert_eq!(one("a"), one("a"));
-        assert_ne!(one("a"), one("b"));
+    fn what_options_set_is_another_environment_and_is_known_as_theirs() {
+        let one = |value| Environment::of([("AWS_REGION", value)]);
+        assert!(one("a") == one("a") && one("a") != one("b"));
+        assert_ne!(one("a").fingerprint, one("b").fingerprint);
+        let given = one("a").overlaid(&["AWS_REGION"], vec![("AWS_PROFILE".into(), "p".into())]);
+        assert_eq!((given.get(&["AWS_REGION"]), given.get(&["AWS_PROFILE"])), (None, Some("p")));
+        assert_eq!((given.origin("AWS_PROFILE"), given.origin("HOME")), ("storage_options", "HOME"));
     }
 
     #[test]

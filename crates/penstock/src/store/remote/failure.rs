@@ -9,10 +9,9 @@ use object_store::Error as StoreError;
 use super::address::Provider;
 use super::backend::{Backend, OF_QUERY, OF_USER};
 use super::retry::{GivenUp, Trouble};
-use super::transport::NO_TLS;
 use super::witness::{Refusal, Seen};
 use super::{azure, gcs, hub};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Code, Error, ErrorKind};
 
 /// What to do about a failed request.
 pub(super) enum Verdict {
@@ -26,6 +25,17 @@ pub(super) enum Verdict {
     Expired(Error),
     /// Tell the caller.
     Tell(Error),
+}
+
+impl Verdict {
+    /// The same, with this code where the caller is told.
+    fn with_code(self, code: Code) -> Self {
+        match self {
+            Self::Tell(error) => Self::Tell(error.code(code)),
+            Self::Expired(error) => Self::Expired(error.code(code)),
+            other => other,
+        }
+    }
 }
 
 /// Codes that say "too fast" or "try again" whatever the status.
@@ -54,6 +64,9 @@ const TOO_FAST_STATUS: [u16; 3] = [429, 503, 509];
 /// Codes that say that credentials are of the past, though they did not say so themselves.
 const EXPIRED: [&str; 3] = ["ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"];
 
+/// Codes that say that keys are wrong, whatever they may do.
+const OF_KEYS: [&str; 3] = ["SignatureDoesNotMatch", "InvalidAccessKeyId", "XAdminUserNotFound"];
+
 /// What `object_store` says of an answer with the whole object to a request for part of it.
 const WHOLE: &str = "Received non-partial response when range requested";
 
@@ -61,27 +74,36 @@ const WHOLE: &str = "Received non-partial response when range requested";
 pub(super) fn judge(backend: &Backend, error: &StoreError, seen: &Seen, pinned: bool) -> Verdict {
     if let Some(lack) = &seen.credentials {
         let why = backend.environment.scrub(&lack.why);
-        if lack.passes {
-            return Verdict::Again(Trouble::new(why));
+        // Whoever gives credentials may be as busy as a store.
+        let busy = |refusal: &Refusal| refusal.status == 429 || refusal.status >= 500;
+        if lack.passes || seen.refusal.as_ref().is_some_and(busy) {
+            let unreachable = seen.transport.as_ref().is_some_and(|lost| lost.unreachable);
+            return Verdict::Again(Trouble { unreachable, code: Code::Credentials, ..Trouble::new(why) });
         }
         let remedy = lack.remedy.clone().unwrap_or_else(|| no_credentials(backend).to_owned());
-        return Verdict::Tell(Error::new(ErrorKind::Access, why).remedy(remedy));
+        return Verdict::Tell(Error::new(ErrorKind::Access, why).code(Code::Credentials).remedy(remedy));
+    }
+    if seen.repeats {
+        return Verdict::Tell(endless_listing(backend.provider.name()));
     }
     if let Some(refusal) = &seen.refusal {
         return refused(backend, refusal, pinned);
     }
-    if let Some((what, in_vain)) = &seen.transport {
-        let what = backend.environment.scrub(what);
-        if *in_vain {
-            let remedy = match what.contains(NO_TLS) {
-                true => "Write http:// in the endpoint if it has no TLS, and check the port",
-                false => {
-                    "Check the endpoint's certificate; a private authority's goes to AWS_CA_BUNDLE or SSL_CERT_FILE"
-                }
-            };
-            return Verdict::Tell(Error::new(ErrorKind::Storage, what).remedy(remedy));
+    if let Some(lost) = &seen.transport {
+        let what = backend.environment.scrub(&lost.what);
+        if lost.of_metadata && lost.unreachable {
+            let what = format!("no credentials are set, and {METADATA} gives none: {what}");
+            return Verdict::Again(Trouble {
+                unreachable: true,
+                code: Code::Credentials,
+                ..Trouble::new(what)
+            });
         }
-        return Verdict::Again(Trouble::new(what));
+        if let Some(remedy) = lost.in_vain {
+            return Verdict::Tell(Error::new(ErrorKind::Storage, what).code(Code::Connection).remedy(remedy));
+        }
+        let code = if lost.timed_out { Code::Timeout } else { Code::Connection };
+        return Verdict::Again(Trouble { code, unreachable: lost.unreachable, ..Trouble::new(what) });
     }
     let mut innermost: &dyn std::error::Error = error;
     while let Some(source) = innermost.source() {
@@ -99,13 +121,15 @@ pub(super) fn judge(backend: &Backend, error: &StoreError, seen: &Seen, pinned: 
             ),
         ),
         StoreError::Unauthenticated { .. } | StoreError::PermissionDenied { .. } => {
-            Verdict::Tell(Error::new(ErrorKind::Access, what).remedy(no_credentials(backend)))
+            let error = Error::new(ErrorKind::Access, what).code(Code::Credentials);
+            Verdict::Tell(error.remedy(no_credentials(backend)))
         }
         // Of this machine: it would say the same again.
         StoreError::Generic { .. } if azure::is_about_identity(&what) => {
             let what = what.lines().next().unwrap_or_default().trim();
             let cause = format!("there are no credentials for Azure: {what}");
-            Verdict::Tell(Error::new(ErrorKind::Access, cause).remedy(no_credentials(backend)))
+            let error = Error::new(ErrorKind::Access, cause).code(Code::Credentials);
+            Verdict::Tell(error.remedy(no_credentials(backend)))
         }
         // An answer that makes no sense, such as another range than was asked for: a proxy in between, perhaps.
         _ => Verdict::Again(Trouble::new(format!("an unusable answer ({what})"))),
@@ -131,7 +155,19 @@ fn refused(backend: &Backend, refusal: &Refusal, pinned: bool) -> Verdict {
     if let Some(page) = backend.page.as_deref().filter(|_| !replaced)
         && let Some((kind, remedy)) = hub::refused(refusal, page, &backend.credentials())
     {
-        return tell(kind, remedy);
+        let verdict = tell(kind, remedy);
+        return if refusal.status == 401 && kind == ErrorKind::Access {
+            verdict.with_code(Code::Credentials)
+        } else {
+            verdict
+        };
+    }
+    if refusal.of_metadata && (400..500).contains(&refusal.status) && refusal.status != 429 {
+        let remedy = format!(
+            "Give this machine an identity that may read the bucket. Or: {}",
+            no_credentials(backend)
+        );
+        return tell(ErrorKind::Access, remedy).with_code(Code::Credentials);
     }
     let elsewhere =
         refusal.region.as_ref().filter(|region| backend.region.as_ref().is_some_and(|ours| ours != *region));
@@ -141,7 +177,7 @@ fn refused(backend: &Backend, refusal: &Refusal, pinned: bool) -> Verdict {
         400 | 401 | 403
             if EXPIRED.contains(&code) || (refusal.status == 401 && backend.provider == Provider::Gcs) =>
         {
-            match tell(ErrorKind::Access, denied(backend, code)) {
+            match tell(ErrorKind::Access, denied(backend, code)).with_code(Code::Credentials) {
                 Verdict::Tell(error) if backend.can_renew() => Verdict::Expired(error),
                 verdict => verdict,
             }
@@ -153,7 +189,9 @@ fn refused(backend: &Backend, refusal: &Refusal, pinned: bool) -> Verdict {
         412 => Verdict::Tell(changed()),
         404 | 410 | 416 if pinned => Verdict::Tell(changed()),
         416 => Verdict::Empty,
-        400 | 404 if is_about_credentials(code) => tell(ErrorKind::Access, denied(backend, code)),
+        400 | 404 if is_about_credentials(code) => {
+            tell(ErrorKind::Access, denied(backend, code)).with_code(Code::Credentials)
+        }
         400 if code.starts_with("Invalid") && code.ends_with("Name") => {
             tell(ErrorKind::NotFound, "Check the bucket's name".into())
         }
@@ -164,7 +202,11 @@ fn refused(backend: &Backend, refusal: &Refusal, pinned: bool) -> Verdict {
              be reached without it goes to NO_PROXY"
                 .into(),
         ),
-        401 | 403 => tell(ErrorKind::Access, denied(backend, code)),
+        401 => tell(ErrorKind::Access, denied(backend, code)).with_code(Code::Credentials),
+        403 if OF_KEYS.contains(&code) => {
+            tell(ErrorKind::Access, denied(backend, code)).with_code(Code::Credentials)
+        }
+        403 => tell(ErrorKind::Access, denied(backend, code)),
         501 if backend.provider == Provider::Gcs => tell(
             ErrorKind::Storage,
             "What STORAGE_EMULATOR_HOST leads to must know the XML interface of Google's storage, as fake-gcs-server does"
@@ -190,7 +232,18 @@ fn again(backend: &Backend, refusal: &Refusal) -> Verdict {
     let what = backend.environment.scrub(&what);
     let pushes_back = TOO_FAST_STATUS.contains(&refusal.status)
         || refusal.code.as_ref().is_some_and(|code| TOO_FAST.contains(&&**code));
-    Verdict::Again(Trouble { what, retry_after: refusal.retry_after, pushes_back })
+    let code = if pushes_back { Code::Throttled } else { Code::ServerError };
+    Verdict::Again(Trouble { retry_after: refusal.retry_after, pushes_back, code, ..Trouble::new(what) })
+}
+
+/// A listing whose pages lead back to one another.
+pub(super) fn endless_listing(who: &str) -> Error {
+    Error::new(
+        ErrorKind::Storage,
+        format!("the listing of {who} has no end: it repeats a continuation token"),
+    )
+    .code(Code::EndlessListing)
+    .remedy("Check the server or the proxy in between; or give the objects themselves, or their shard index")
 }
 
 /// An object that is not what it was.
@@ -215,22 +268,32 @@ pub(super) fn encoded(provider: Provider, how: &str) -> Error {
         .remedy(remedy)
 }
 
-/// A request whose bytes did not come, however often it was asked for.
-pub(super) fn gave_up(given_up: &GivenUp) -> Error {
+/// A request whose bytes did not come, however often it was asked for. `loading` says that it was one of a load.
+pub(super) fn gave_up(backend: &Backend, given_up: &GivenUp, loading: bool) -> Error {
     let cause = given_up.to_string();
-    let remedy = if cause.contains("no connection") {
+    if given_up.code == Code::Credentials {
+        let error = Error::new(ErrorKind::Access, cause).code(given_up.code);
+        return error.remedy(no_credentials(backend));
+    }
+    let remedy = if cause.contains("no connection to the proxy") {
+        "Check the proxy that the variable names, or unset the variable; what is to be reached without it goes to NO_PROXY"
+    } else if cause.contains("no connection") {
         "Check the endpoint, the network and its proxies (HTTP_PROXY, HTTPS_PROXY, NO_PROXY)"
-    } else if cause.contains("HTTP 429") || cause.contains("SlowDown") || cause.contains("HTTP 503") {
+    } else if given_up.pushed_back && loading {
         "The store is overloaded: load later, or with fewer readers (PENSTOCK_READERS)"
+    } else if given_up.pushed_back {
+        "The store is overloaded: open the checkpoint later"
     } else {
         "Check the network between here and the store, and load again"
     };
-    Error::new(ErrorKind::Storage, cause).remedy(remedy)
+    Error::new(ErrorKind::Storage, cause).code(given_up.code).remedy(remedy)
 }
 
 fn sentence(backend: &Backend, refusal: &Refusal) -> String {
-    let mut text = format!("{} answered HTTP {}", backend.provider.name(), refusal.status);
-    if let Some(code) = &refusal.code {
+    let who = if refusal.of_metadata { METADATA } else { backend.provider.name() };
+    let mut text = format!("{who} answered HTTP {}", refusal.status);
+    // Some servers say the same twice.
+    if let Some(code) = refusal.code.as_ref().filter(|code| refusal.message.as_ref() != Some(*code)) {
         text.push_str(&format!(" {code}"));
     }
     if let Some(message) = &refusal.message {
@@ -245,6 +308,8 @@ fn sentence(backend: &Backend, refusal: &Refusal) -> String {
     }
     format!("{text} ({})", notes.join(", "))
 }
+
+const METADATA: &str = "this machine's metadata service";
 
 /// Codes of token services, which are those of OAuth. The third is Azure's where a machine has no identity.
 const OAUTH: [&str; 6] = [
@@ -276,9 +341,16 @@ fn denied(backend: &Backend, code: &str) -> String {
     match code {
         "RequestTimeTooSkewed" => return "Set this machine's clock".into(),
         "ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired" | "invalid_grant" => {
-            return "The credentials have expired: sign in again".into();
+            return match &*backend.credentials() {
+                "environment variables" => {
+                    "The credentials have expired: set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN anew"
+                        .into()
+                }
+                "storage_options" => "The credentials have expired: give new key, secret and token".into(),
+                origin => format!("The credentials ({origin}) have expired: sign in again"),
+            };
         }
-        "SignatureDoesNotMatch" | "InvalidAccessKeyId" | "XAdminUserNotFound" => {
+        _ if OF_KEYS.contains(&code) => {
             return "Check the access key and its secret; they must be of this endpoint".into();
         }
         "GatedRepo" | "RepoNotFound" => {

@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use object_store::path::Path;
@@ -56,6 +56,9 @@ pub(super) struct Tally {
     pub(super) bytes: Cell<u64>,
 }
 
+/// Waiting for a server is logged when it takes so long, once for each load.
+const WORTH_A_WORD: Duration = Duration::from_secs(5);
+
 /// Adds to a count.
 pub(super) fn add(count: &Cell<u64>, more: u64) {
     count.set(count.get() + more);
@@ -70,8 +73,11 @@ pub(super) async fn persist<T>(
     tally: &Tally,
     mut attempt: impl AsyncFnMut() -> Result<T, (Fault, bool)>,
 ) -> Result<T, Stop> {
-    let mut attempts = Attempts::new(&backend.patience, &course.budget, !known);
+    let patience = course.patience(backend.patience);
+    let mut attempts = Attempts::new(&patience, &course.budget, !known);
     let began = Instant::now();
+    // Since when nothing has come.
+    let mut since = None;
     let mut renewed = false;
     loop {
         let asked = Instant::now();
@@ -104,7 +110,18 @@ pub(super) async fn persist<T>(
         tracing::debug!(store = backend.provider.name(), failure = trouble.what, "a request failed");
         add(&tally.push_backs, u64::from(trouble.pushes_back));
         let pause = attempts.failed(&trouble, progress, began.elapsed());
-        tokio::time::sleep(pause.map_err(|given_up| Stop::Tell(gave_up(&given_up)))?).await;
+        let pause = pause.map_err(|given_up| Stop::Tell(gave_up(backend, &given_up, known)))?;
+        let failing = if progress { asked } else { *since.get_or_insert(asked) };
+        since = Some(failing);
+        if failing.elapsed() + pause >= WORTH_A_WORD && course.is_first_warning() {
+            tracing::warn!(
+                "waiting for {} since {:.0} s ({}); the request is repeated until it succeeds or is given up",
+                backend.provider.name(),
+                failing.elapsed().as_secs_f64(),
+                trouble.what
+            );
+        }
+        tokio::time::sleep(pause).await;
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 
 use super::address::Address;
-use super::backend::{Made, never_again, refused};
+use super::backend::{Made, never_again, normal, refused};
 use super::environment::Environment;
 use super::google::{self, Account, well_known};
 use super::keys::{Keys, Renewable};
@@ -26,6 +26,8 @@ enum Origin {
     Nobody,
     /// A service account's key, in this variable or in the file that it names.
     Key(&'static str),
+    /// A token that someone else fetched.
+    Token,
     /// The file that [`google::VARIABLE`] names.
     File,
     /// What `gcloud` wrote, or the machine's service account.
@@ -39,6 +41,9 @@ impl Origin {
         if environment.is_set(&["GOOGLE_SKIP_SIGNATURE"]) {
             return Self::Nobody;
         }
+        if environment.get(&["GOOGLE_BEARER_TOKEN"]).is_some() {
+            return Self::Token;
+        }
         match KEYS.into_iter().find(|name| environment.get(&[name]).is_some()) {
             Some(name) => Self::Key(name),
             None if environment.get(&[google::VARIABLE]).is_some() => Self::File,
@@ -47,11 +52,12 @@ impl Origin {
     }
 
     /// As errors call it.
-    fn shown(self) -> &'static str {
+    fn shown(self, environment: &Environment) -> &'static str {
         match self {
             Self::Nobody => "none",
-            Self::Key(name) => name,
-            Self::File => google::VARIABLE,
+            Self::Key(name) => environment.origin(name),
+            Self::Token => environment.origin("GOOGLE_BEARER_TOKEN"),
+            Self::File => environment.origin(google::VARIABLE),
             Self::Default => "Google's application default credentials",
         }
     }
@@ -89,13 +95,15 @@ pub(super) fn make(
         Origin::File | Origin::Default => {
             Account::of(environment, client).map_err(|error| error.object(address.shown()))?
         }
-        Origin::Nobody | Origin::Key(_) => None,
+        Origin::Nobody | Origin::Key(_) | Origin::Token => None,
     };
-    let credentials = account.as_ref().map_or_else(|| origin.shown().to_owned(), Account::origin);
+    let credentials = account.as_ref().map_or_else(|| origin.shown(environment).to_owned(), Account::origin);
     let keys = account.map(|account| Arc::new(Keys::new(account)));
     if let Some(keys) = &keys {
         builder = builder.with_credentials(Arc::clone(keys) as _);
     }
+    let endpoint = builder.get_config_value(&GoogleConfigKey::BaseUrl);
+    let endpoint = normal(endpoint.as_deref().unwrap_or("https://storage.googleapis.com"));
     let store = builder
         .with_bucket_name(&address.bucket)
         .with_retry(never_again())
@@ -103,7 +111,7 @@ pub(super) fn make(
         .build()
         .map_err(|error| refused(address, environment, &error).remedy(REMEDY))?;
     let keys = keys.map(|keys| keys as Arc<dyn Renewable>);
-    Ok(Made { store: Arc::new(store), credentials, keys, region: None })
+    Ok(Made { store: Arc::new(store), credentials, keys, region: None, endpoint })
 }
 
 /// What to do where there are no credentials.

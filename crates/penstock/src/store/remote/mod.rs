@@ -6,6 +6,7 @@
 //!
 //! * `address`: locations taken apart.
 //! * `backend`: the store behind a bucket, set up by `s3` (with `aws` and `s3_hosts`), `gcs` and `azure` from an [`Environment`].
+//! * `options`: storage options, which become variables of an [`Environment`]; `profile`: AWS's files; `proxies`.
 //! * `google`: Google's credentials that are got for something else; `keys`: credentials that expire.
 //! * `transport`: the HTTP client; `trust`: whose certificates it takes; `names`: its addresses; `witness`: what it saw;
 //!   `runtime`: the process's threads and connections.
@@ -34,7 +35,10 @@ mod keys;
 mod listing;
 mod names;
 mod object;
+mod options;
 mod pace;
+mod profile;
+mod proxies;
 mod retry;
 mod runtime;
 mod s3;
@@ -46,6 +50,7 @@ mod web;
 mod whole;
 mod witness;
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -53,6 +58,7 @@ use object_store::path::Path;
 use object_store::{GetOptions, ObjectMeta};
 
 use super::{CachePolicy, Entry, Identity, LocalStore, Object, Store};
+use crate::closest::closest;
 use crate::error::{Error, ErrorKind, Result};
 
 use address::{Address, Provider};
@@ -73,19 +79,35 @@ const OPENING_BYTES: u64 = 512 << 10;
 /// The store of `s3://`, `gs://`, `az://`, `abfss://`, `hf://`, `http://` and `https://` locations.
 ///
 /// For as long as a store and its clones live, a branch of a repository on the hub is the commit that it was at first.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct RemoteStore {
-    environment: Option<Arc<Environment>>,
+    environment: Arc<Environment>,
     patience: Patience,
     course: Arc<Course>,
     pins: hub::Pins,
     local: LocalStore,
 }
 
+/// Set up from the variables of the process as they are now; see [`Environment::of_process`].
+impl Default for RemoteStore {
+    fn default() -> Self {
+        Self::new(Environment::of_process(), Patience::default())
+    }
+}
+
 impl RemoteStore {
     /// A store that is set up from `environment`, and waits as `patience` says.
+    ///
+    /// All that is opened, opened again and listed with it or its clones uses this environment, whatever the process's
+    /// is by then.
     pub fn new(environment: Environment, patience: Patience) -> Self {
-        Self { environment: Some(Arc::new(environment)), patience, ..Self::default() }
+        Self {
+            environment: Arc::new(environment),
+            patience,
+            course: Arc::default(),
+            pins: hub::Pins::default(),
+            local: LocalStore::default(),
+        }
     }
 
     /// The same store, reading what a cache of this machine holds under `cache`.
@@ -99,27 +121,53 @@ impl RemoteStore {
     /// # Errors
     /// `NotFound` where nothing is under the prefix, and for a plain HTTP server, which cannot list; `Access`, `Storage`.
     pub fn find(&self, prefix: &str, recursive: bool) -> Result<Listing> {
+        let mut beside = None;
         let mut listing = if is_hub(prefix) {
-            self.hub(&self.environment()).list(prefix, recursive)?
+            self.hub().list(prefix, recursive)?
         } else {
             let (address, backend, path) = self.reach(prefix)?;
             if address.provider == Provider::Web {
                 return Err(web::cannot_list().object(address.shown()));
             }
             let course = &self.course;
-            let (_, listed) = in_its_region(&address, backend, course, |backend| {
+            let (backend, listed) = in_its_region(&address, backend, course, |backend| {
                 listing::list(backend, &address, &path, recursive, course)
             });
-            listed.map_err(|error| error.object(address.shown()))?
+            let listed = listed.map_err(|error| error.object(address.shown()))?;
+            if listed.objects.is_empty() && listed.directories.is_empty() {
+                beside = self.neighbours(&address, &backend);
+            }
+            listed
         };
         if listing.objects.is_empty() && listing.directories.is_empty() {
+            let letters = || "Check the prefix: it is compared letter by letter".to_owned();
             return Err(Error::new(ErrorKind::NotFound, "no object is under this prefix")
                 .object(super::shown(prefix))
-                .remedy("Check the prefix: it is compared letter by letter"));
+                .remedy(beside.unwrap_or_else(letters)));
         }
         listing.objects.sort_by(|a, b| a.path.cmp(&b.path));
         listing.directories.sort();
         Ok(listing)
+    }
+
+    /// What there is beside a prefix under which nothing is, to suggest; none where that cannot be listed.
+    fn neighbours(&self, address: &Address, backend: &Backend) -> Option<String> {
+        let (parent, name) = address.key.rsplit_once('/').unwrap_or(("", &address.key));
+        if name.is_empty() {
+            return None;
+        }
+        let parent = Path::parse(parent).ok()?;
+        let found = listing::list(backend, address, &parent, false, &self.course).ok()?;
+        let objects = found.objects.into_iter().map(|object| object.path);
+        let mut names: Vec<_> =
+            found.directories.into_iter().map(|directory| format!("{directory}/")).chain(objects).collect();
+        names.sort_unstable();
+        let like = closest(&format!("{name}/"), names.iter().map(String::as_str)).first().copied();
+        let place = address.with_key(parent.as_ref());
+        match like {
+            Some(like) => Some(format!("Did you mean {like:?}? {}", holds(&super::shown(&place), &names)?)),
+            None => holds(&super::shown(&place), &names),
+        }
     }
 
     /// Whether an object that was listed is most likely the version `opened`, which was open once.
@@ -127,27 +175,38 @@ impl RemoteStore {
         object::is_likely(listed, opened)
     }
 
-    /// Bytes of the version that an identity stands for, and whether a tag names it; `None` where nothing does, not even
-    /// a date.
-    pub(super) fn described(identity: &Identity) -> Option<(u64, bool)> {
-        let named = object::is_likely(identity, identity);
-        let meta = object::version(&Path::default(), identity).filter(|_| named)?;
-        Some((meta.size, meta.e_tag.is_some() || meta.version.is_some()))
+    /// Bytes of the version that an identity stands for, if something names these bytes and no others.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub(super) fn bytes_of_named(identity: &Identity) -> Result<u64, Cow<'static, str>> {
+        object::bytes_of_named(identity)
     }
 
-    /// A location without secrets, as far as it is needed to tell an object from others with the same tag: on the hub
-    /// not its revision, as an unchanged file is the same object in the next commit. Of a key it is all of it: what is
-    /// there under that name is not there under another, so no part of it is a signature.
-    pub(super) fn lasting(location: &str) -> String {
-        match Hub::of_any_revision(location) {
-            Some(of_hub) => of_hub,
-            None if super::is_key(location) => location.to_owned(),
-            None => super::shown(location).into_owned(),
+    /// What a location names whatever its version: the endpoint and the account that serve it, and the location without
+    /// secrets and without the query of an HTTP URL. On the hub also without its revision, as an unchanged file is the
+    /// same object in the next commit. Of a key it is all of it: what is there under that name is not there under
+    /// another, so no part of it is a signature.
+    ///
+    /// # Errors
+    /// As for [`Store::open`], where it is no location.
+    pub(super) fn resource(&self, location: &str) -> Result<String> {
+        if let Some(file) = Hub::of_any_revision(location) {
+            return Ok(format!("{}\n{file}", self.hub().endpoint()));
         }
+        let plain = match super::is_key(location) {
+            true => location.to_owned(),
+            false => super::shown(location).into_owned(),
+        };
+        if Address::parse(location)?.provider == Provider::Web {
+            return Ok(plain);
+        }
+        let (_, backend, _) = self.reach(location)?;
+        Ok(format!("{}\n{plain}", backend.endpoint))
     }
 
-    fn hub<'a>(&'a self, environment: &'a Arc<Environment>) -> Hub<'a> {
-        Hub::new(environment, self.patience, &self.pins, self.local, &self.course)
+    fn hub(&self) -> Hub<'_> {
+        Hub::new(&self.environment, self.patience, &self.pins, self.local, &self.course)
     }
 
     /// The same store for another load, whose requests share nothing with those of this one but connections.
@@ -156,16 +215,11 @@ impl RemoteStore {
         Self { course: Arc::new(Course::of_load()), ..self.clone() }
     }
 
-    /// The variables that count: those given, else those of the process, as they are now.
-    fn environment(&self) -> Arc<Environment> {
-        self.environment.clone().unwrap_or_else(|| Arc::new(Environment::of_process()))
-    }
-
     fn reach(&self, location: &str) -> Result<(Address, Arc<Backend>, Path)> {
-        let (address, environment) = (Address::parse(location)?, self.environment());
-        hub::refuse_page(&address, &environment)?;
+        let (address, environment) = (Address::parse(location)?, &self.environment);
+        hub::refuse_page(&address, environment)?;
         let path = path(&address)?;
-        let backend = Backend::of(&address, &environment, self.patience, &self.course)
+        let backend = Backend::of(&address, environment, self.patience, &self.course)
             .map_err(|error| error.object(address.shown()))?;
         Ok((address, backend, path))
     }
@@ -180,7 +234,7 @@ impl std::fmt::Debug for RemoteStore {
 impl Store for RemoteStore {
     fn open(&self, location: &str) -> Result<Arc<dyn Object>> {
         if is_hub(location) {
-            return self.hub(&self.environment()).open(location);
+            return self.hub().open(location);
         }
         let (address, backend, path) = self.reach(location)?;
         if address.provider != Provider::Web && address.key.is_empty() {
@@ -190,7 +244,16 @@ impl Store for RemoteStore {
         let course = &self.course;
         let (backend, opened) =
             in_its_region(&address, backend, course, |backend| open(backend, &path, course));
-        let (meta, head) = opened.map_err(|error| error.object(address.shown()))?;
+        let (meta, head) = opened.map_err(|error| match address.key.contains("?versionId=") {
+            // `?` is part of a key, and what is shown of a location ends before it.
+            true if error.kind() == ErrorKind::NotFound => Error::new(
+                ErrorKind::NotFound,
+                format!("{}: `?versionId=` was taken as part of the key", error.cause()),
+            )
+            .object(address.shown())
+            .remedy("Versions of objects cannot be asked for: give the key alone"),
+            _ => error.object(address.shown()),
+        })?;
         let course = Arc::clone(course);
         Ok(Arc::new(RemoteObject { location: address.shown(), backend, path, meta, head, course }))
     }
@@ -198,7 +261,7 @@ impl Store for RemoteStore {
     /// Without a request: each range will be asked of that version.
     fn reopen(&self, location: &str, identity: &Identity) -> Result<Arc<dyn Object>> {
         if is_hub(location) {
-            return self.hub(&self.environment()).reopen(location, identity);
+            return self.hub().reopen(location, identity);
         }
         let (address, backend, path) = self.reach(location)?;
         let meta =
@@ -211,15 +274,17 @@ impl Store for RemoteStore {
         if !is_hub(prefix) {
             let address = Address::parse(prefix)?;
             if address.provider == Provider::Web {
-                hub::refuse_page(&address, &self.environment())?;
+                hub::refuse_page(&address, &self.environment)?;
                 return web::list(self, &address);
             }
         }
-        let objects = self.find(prefix, false)?.objects;
+        let Listing { objects, directories } = self.find(prefix, false)?;
         if objects.is_empty() {
+            let below: Vec<_> = directories.iter().map(|directory| format!("{directory}/")).collect();
+            let remedy = holds("It", &below).unwrap_or_else(|| "Check the prefix".to_owned());
             return Err(Error::new(ErrorKind::NotFound, "no object is directly under this prefix")
                 .object(super::shown(prefix))
-                .remedy("Check the prefix: it is compared letter by letter"));
+                .remedy(remedy));
         }
         let mut entries: Vec<_> =
             objects.into_iter().map(|Found { location, bytes, .. }| Entry { location, bytes }).collect();
@@ -228,7 +293,7 @@ impl Store for RemoteStore {
     }
 
     fn file_of(&self, location: &str, identity: &Identity) -> Option<PathBuf> {
-        is_hub(location).then(|| self.hub(&self.environment()).file_of(location, identity))?
+        is_hub(location).then(|| self.hub().file_of(location, identity))?
     }
 
     fn for_load(&self) -> Option<Arc<dyn Store>> {
@@ -238,6 +303,14 @@ impl Store for RemoteStore {
     fn interrupt(&self) {
         self.course.interrupt();
     }
+}
+
+/// What is in a place, for people: a few names of it.
+fn holds(place: &str, names: &[String]) -> Option<String> {
+    const MOST: usize = 8;
+    let more = if names.len() > MOST { ", …" } else { "" };
+    let shown: Vec<_> = names.iter().take(MOST).map(String::as_str).collect();
+    (!names.is_empty()).then(|| format!("{place} holds {}{more}", shown.join(", ")))
 }
 
 /// The object's key as `object_store` wants it.

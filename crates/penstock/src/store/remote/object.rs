@@ -1,9 +1,10 @@
 //! An open object of a remote store.
 
+use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use object_store::ObjectMeta;
 use object_store::path::Path;
@@ -169,7 +170,7 @@ impl Object for RemoteObject {
         if self.meta.e_tag.is_some() || self.meta.version.is_some() || dated {
             return Ok(());
         }
-        let now = super::inspect(&self.backend, &self.path, &Course::default())
+        let now = super::inspect(&self.backend, &self.path, &Course::hasty())
             .map_err(|error| error.object(&self.location))?;
         if super::fetch::is_same(&self.meta, &now) {
             return Ok(());
@@ -191,18 +192,56 @@ pub(super) fn tagged(bytes: u64, tag: &str) -> Identity {
 }
 
 /// Whether an object that was listed is the version that was once opened, as far as both say: listings give finer times
-/// than answers, and not all name a tag. Where neither tag nor version nor time can be compared, it may not be.
+/// than answers, and not all name a tag. Weak tags must be of the same time too: alike, they mean bytes of the same meaning.
+/// Where neither tag nor version nor time can be compared, it may not be.
 pub(super) fn is_likely(listed: &Identity, opened: &Identity) -> bool {
     let path = Path::default();
     let (Some(listed), Some(opened)) = (version(&path, listed), version(&path, opened)) else { return false };
-    let bare = |tag: &Option<String>| tag.as_ref().map(|tag| tag.trim_start_matches("W/").to_owned());
     let time = |meta: &ObjectMeta| Some(meta.last_modified.timestamp()).filter(|time| *time > 0);
-    let equal = match (bare(&listed.e_tag), bare(&opened.e_tag), &listed.version, &opened.version) {
-        (Some(listed), Some(opened), ..) => listed == opened,
+    let of_one_time = || time(&listed).is_some() && time(&listed) == time(&opened);
+    let equal = match (&listed.e_tag, &opened.e_tag, &listed.version, &opened.version) {
+        (Some(one), Some(other), ..) if is_strong(one) && is_strong(other) => one == other,
+        (Some(one), Some(other), ..) => opaque(one) == opaque(other) && of_one_time(),
         (_, _, Some(listed), Some(opened)) => listed == opened,
-        _ => time(&listed).is_some() && time(&listed) == time(&opened),
+        _ => of_one_time(),
     };
     equal && listed.size == opened.size
+}
+
+/// Whether a tag says that bytes are the same, and not only what they mean (RFC 9110, 8.8.1).
+pub(super) fn is_strong(tag: &str) -> bool {
+    !tag.starts_with("W/")
+}
+
+fn opaque(tag: &str) -> &str {
+    tag.trim_start_matches("W/")
+}
+
+/// Bytes of the version that an identity stands for, if something names these bytes and no others: a strong tag, a
+/// version, or a date after which more than a minute has passed (RFC 9110, 8.8.2.2).
+///
+/// # Errors
+/// What is missing.
+pub(super) fn bytes_of_named(identity: &Identity) -> Result<u64, Cow<'static, str>> {
+    const SETTLED: i64 = 60;
+    let Some(meta) = version(&Path::default(), identity) else {
+        return Err("it is no version of a remote object".into());
+    };
+    if meta.version.is_some() || meta.e_tag.as_deref().is_some_and(is_strong) {
+        return Ok(meta.size);
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    match meta.last_modified.timestamp() {
+        // The epoch stands for a date that was not given.
+        0 if meta.e_tag.is_some() => {
+            Err("the server gives this object's versions no name but a weak ETag".into())
+        }
+        0 => Err("the server gives this object's versions no name".into()),
+        written if i64::try_from(now).unwrap_or(i64::MAX) - written < SETTLED => {
+            Err("the object was written less than a minute ago, and only its date names its version".into())
+        }
+        _ => Ok(meta.size),
+    }
 }
 
 /// The version that an identity stands for.
@@ -288,7 +327,11 @@ mod tests {
             Identity(format!("{size}\n{tag}\n{version}\n2026-11-21 06:47:{time} UTC"))
         };
         let opened = of(1, "\"a\"", "7", "41");
-        assert!(is_likely(&of(1, "W/\"a\"", "", "59"), &opened));
+        // A weak tag is a hint, and the time has to be the same too.
+        assert!(is_likely(&of(1, "W/\"a\"", "", "41"), &opened));
+        assert!(!is_likely(&of(1, "W/\"a\"", "", "59"), &opened));
+        let undated = Identity("1\nW/\"a\"\n\n1970-01-01 00:00:00 UTC".into());
+        assert!(!is_likely(&undated, &undated));
         assert!(!is_likely(&of(1, "\"b\"", "7", "41"), &opened));
         assert!(is_likely(&of(1, "", "7", "59"), &opened));
         // Without a tag or a version, the second of the last change has to do.

@@ -19,6 +19,8 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::error::Code;
+
 /// How much waiting is worth it. The defaults suit object stores; tests shorten them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Patience {
@@ -36,8 +38,9 @@ pub struct Patience {
     pub in_a_row: u32,
     /// How long they must have gone on by then: shorter outages are waited for.
     pub outage: Duration,
-    /// Failures in a row after which a range is given up while nothing has ever come from the object: a wrong host name
-    /// should not take a minute to be told of.
+    /// Failures in a row after which a range is given up while nobody has ever answered for the object, because the host
+    /// is unknown or refuses connections: a wrong host name is reported within seconds. A server that answers, or
+    /// breaks off its answers, is there, and gets as much time when an object is opened as during a load.
     pub in_a_row_at_first: u32,
     /// Interrupted ranges that a load has for free. Every two ranges that come in earn one more.
     pub interruptions: u32,
@@ -82,11 +85,16 @@ pub(super) struct Trouble {
     pub(super) retry_after: Option<Duration>,
     /// Whether the server says that it is asked too often.
     pub(super) pushes_back: bool,
+    /// Whether nobody is there: an unknown host, a refused connection.
+    pub(super) unreachable: bool,
+    /// What an error says of it that ends with it.
+    pub(super) code: Code,
 }
 
 impl Trouble {
     pub(super) fn new(what: impl Into<String>) -> Self {
-        Self { what: what.into(), retry_after: None, pushes_back: false }
+        let what = what.into();
+        Self { what, retry_after: None, pushes_back: false, unreachable: false, code: Code::Storage }
     }
 }
 
@@ -156,8 +164,8 @@ impl Budget {
 pub(super) struct Attempts<'a> {
     patience: &'a Patience,
     budget: &'a Budget,
-    /// Whether nothing has ever come from the object.
-    at_first: bool,
+    /// Whether nobody has ever answered for the object.
+    unanswered: bool,
     in_a_row: u32,
     /// When the first of those was.
     since: Duration,
@@ -169,6 +177,9 @@ pub(super) struct Attempts<'a> {
 pub(super) struct GivenUp {
     history: History,
     limit: Limit,
+    /// That of the last failure.
+    pub(super) code: Code,
+    pub(super) pushed_back: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -180,10 +191,10 @@ enum Limit {
 }
 
 impl<'a> Attempts<'a> {
-    /// `at_first` says that nothing has ever come from the object.
-    pub(super) fn new(patience: &'a Patience, budget: &'a Budget, at_first: bool) -> Self {
+    /// `unanswered` says that nobody has ever answered for the object.
+    pub(super) fn new(patience: &'a Patience, budget: &'a Budget, unanswered: bool) -> Self {
         let history = History::default();
-        Self { patience, budget, at_first, in_a_row: 0, since: Duration::ZERO, history }
+        Self { patience, budget, unanswered, in_a_row: 0, since: Duration::ZERO, history }
     }
 
     /// Counts a failure, after bytes had come or not, at a time counted from wherever. Says how long to wait before the
@@ -194,7 +205,7 @@ impl<'a> Attempts<'a> {
         progress: bool,
         now: Duration,
     ) -> Result<Duration, GivenUp> {
-        self.at_first &= !progress;
+        self.unanswered &= !progress && trouble.unreachable;
         if progress || self.in_a_row == 0 {
             (self.in_a_row, self.since) = (0, now);
         }
@@ -205,7 +216,7 @@ impl<'a> Attempts<'a> {
         let given_up = match (trouble.retry_after, all) {
             (Some(asked), _) if asked > *longest_wait => Some((self.history.clone(), Limit::Wait(asked))),
             (_, Some(history)) => Some((history, Limit::Load)),
-            _ if self.at_first && self.in_a_row >= *in_a_row_at_first => {
+            _ if self.unanswered && self.in_a_row >= *in_a_row_at_first => {
                 Some((self.history.clone(), Limit::Range))
             }
             _ if self.in_a_row >= *in_a_row && now.saturating_sub(self.since) >= *outage => {
@@ -214,7 +225,9 @@ impl<'a> Attempts<'a> {
             _ => None,
         };
         match given_up {
-            Some((history, limit)) => Err(GivenUp { history, limit }),
+            Some((history, limit)) => {
+                Err(GivenUp { history, limit, code: trouble.code, pushed_back: trouble.pushes_back })
+            }
             None => Ok(self.patience.pause(self.in_a_row, trouble.retry_after, fastrand::f64())),
         }
     }
@@ -280,11 +293,18 @@ mod tests {
     }
 
     #[test]
-    fn what_has_never_answered_is_given_up_sooner() {
+    fn where_nobody_has_ever_answered_is_given_up_sooner() {
         let budget = Budget::default();
+        let nobody = Trouble { unreachable: true, ..Trouble::new("no connection") };
         let mut attempts = Attempts::new(&PATIENCE, &budget, true);
-        fail(&mut attempts, "x", false, Duration::ZERO).unwrap();
-        fail(&mut attempts, "x", false, Duration::ZERO).unwrap_err();
+        attempts.failed(&nobody, false, Duration::ZERO).unwrap();
+        attempts.failed(&nobody, false, Duration::ZERO).unwrap_err();
+        // A server that is busy, or restarts after it was, is there.
+        let mut attempts = Attempts::new(&PATIENCE, &budget, true);
+        for trouble in [&nobody, &Trouble::new("HTTP 503"), &nobody, &nobody, &nobody, &nobody] {
+            attempts.failed(trouble, false, Duration::ZERO).unwrap();
+        }
+        attempts.failed(&nobody, false, LATER).unwrap_err();
     }
 
     #[test]

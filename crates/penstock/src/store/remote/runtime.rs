@@ -7,7 +7,7 @@
 //! What lanes share is what is dear: certificates, TLS sessions, answers to names.
 //!
 //! Nobody drives a lane that nobody waits in, so its connections are not kept for long: those that opening a checkpoint
-//! made serve its load, and a load's end closes what is left. A request that was not read to its end takes its lane with
+//! made serve its load, and the end of the last load that runs closes what is left. A request that was not read to its end takes its lane with
 //! it.
 //!
 //! Made at the first remote use, never at import. A child after `fork` must not write to its parent's connections, so it
@@ -16,6 +16,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::Future;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -37,6 +38,8 @@ const IDLE: Duration = Duration::from_secs(20);
 #[derive(Default)]
 pub(super) struct Net {
     lanes: Mutex<Vec<(Instant, Lane)>>,
+    /// Loads that have not ended.
+    loads: AtomicUsize,
     backends: Mutex<HashMap<BackendKey, Arc<Backend>>>,
     /// By the file that certificates come from, if it is not the system's.
     tls: Mutex<HashMap<Option<Bundle>, rustls::ClientConfig>>,
@@ -80,10 +83,18 @@ impl Net {
         lock(&self.lanes).push((Instant::now(), lane));
     }
 
-    /// Closes the connections that nobody uses now.
-    pub(super) fn close_idle(&self) {
-        let idle = std::mem::take(&mut *lock(&self.lanes));
-        drop(idle);
+    /// Counts a load.
+    pub(super) fn begin_load(&self) {
+        self.loads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A load has ended. Closes the connections that nobody uses now, unless another load runs, which would have to make
+    /// them again; that one closes those that have been idle for long whenever it takes a lane, and the rest at its end.
+    pub(super) fn end_load(&self) {
+        if self.loads.fetch_sub(1, Ordering::Relaxed) == 1 {
+            let idle = std::mem::take(&mut *lock(&self.lanes));
+            drop(idle);
+        }
     }
 
     /// The settings of TLS for connections that trust these certificates, made by `make` at the first.
@@ -189,4 +200,25 @@ pub(super) fn client(
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing is left half done under these locks.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_load_leaves_connections_to_the_loads_that_run() {
+        let net = Net::default();
+        let idle = || lock(&net.lanes).len();
+        net.begin_load();
+        net.begin_load();
+        net.keep(Lane::new().unwrap());
+        net.end_load();
+        assert_eq!(idle(), 1);
+        let lane = net.lane().unwrap();
+        assert_eq!(idle(), 0);
+        net.keep(lane);
+        net.end_load();
+        assert_eq!(idle(), 0);
+    }
 }

@@ -11,26 +11,26 @@
 
 use std::sync::Arc;
 
-use aws_config::SdkConfig;
 use aws_credential_types::Credentials;
 use aws_credential_types::credential_feature::AwsCredentialFeature;
 use aws_credential_types::provider::SharedCredentialsProvider;
-use aws_types::service_config::ServiceConfigKey;
 use object_store::aws::AmazonS3Builder;
 
 use super::address::Address;
-use super::aws::{Chain, DEFAULT_REGION, load};
-use super::backend::{Made, never_again, refused};
+use super::aws::{Chain, DEFAULT_REGION};
+use super::backend::{Made, never_again, normal, refused};
 use super::course::Course;
 use super::environment::Environment;
 use super::keys::{Keys, Renewable};
+use super::profile::Profile;
 use super::s3_hosts::{self, AccessPoint, Variant, is_arn};
 use super::transport::{ClientKey, Connector};
 use super::trust::Bundle;
 use crate::error::{Error, ErrorKind, Result};
 
 const ANONYMOUS: [&str; 2] = ["AWS_SKIP_SIGNATURE", "AWS_NO_SIGN_REQUEST"];
-const IGNORE_ENDPOINTS: [&str; 1] = ["AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"];
+const IGNORE_ENDPOINTS: &str = "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS";
+const KEY_ID: &str = "AWS_ACCESS_KEY_ID";
 
 pub(super) fn make(
     address: &Address,
@@ -42,23 +42,21 @@ pub(super) fn make(
     let bucket = &address.bucket;
     let anonymous = environment.is_set(&ANONYMOUS);
     let own_keys = own_keys(environment);
-    let mut files =
-        match (environment.is_of_process(), anonymous && environment.get(&["AWS_PROFILE"]).is_none()) {
-            (true, false) => Some(course.block_on(load(&client), |_| true)?),
-            _ => None,
-        };
-    if let Some(path) = certificates(environment, files.as_ref()) {
+    // Whoever reads a public bucket needs no profile, unless one is named.
+    let profile = match anonymous && environment.get(&["AWS_PROFILE"]).is_none() {
+        true => None,
+        false => course.block_on(Profile::of(environment), |_| true)??,
+    };
+    if let Some(path) = certificates(environment, profile.as_ref()) {
         client.bundle = Some(Bundle::of_profile(path));
         client.tls()?;
-        // Whoever is asked for credentials is trusted likewise.
-        files = Some(course.block_on(load(&client), |_| true)?);
     }
     // Taken for one when the location was.
     let point = is_arn(bucket).then(|| AccessPoint::parse(bucket).ok()).flatten();
     let region = region
         .or_else(|| point.as_ref().map(|point| point.region.clone()))
         .or_else(|| environment.get(&["AWS_REGION", "AWS_DEFAULT_REGION"]).map(str::to_owned))
-        .or_else(|| files.as_ref()?.region().map(ToString::to_string))
+        .or_else(|| profile.as_ref()?.get("AWS_REGION", "region"))
         .unwrap_or_else(|| DEFAULT_REGION.to_owned());
     let mut builder = AmazonS3Builder::new()
         .with_bucket_name(bucket)
@@ -66,17 +64,19 @@ pub(super) fn make(
         .with_retry(never_again())
         .with_skip_signature(anonymous)
         .with_request_payer(requester_pays(environment))
-        .with_http_connector(Connector(client));
-    let endpoint = endpoint(environment, files.as_ref());
+        .with_http_connector(Connector(client.clone()));
+    let endpoint = endpoint(environment, profile.as_ref());
     let express = bucket.ends_with("--x-s3");
+    // Names of buckets are unique within a partition of AWS.
+    let served_by = endpoint.as_deref().map_or_else(|| s3_hosts::partition(&region).to_owned(), normal);
     builder = match endpoint {
         Some(endpoint) => {
-            let by_host = by_host(environment, files.as_ref());
+            let by_host = by_host(environment, profile.as_ref());
             custom(builder, &endpoint, (bucket, point.as_ref(), by_host), environment)?
         }
         None if express => builder.with_s3_express(true),
         None => {
-            let variant = variant(environment, files.as_ref());
+            let variant = variant(environment, profile.as_ref());
             let (url, by_host) = match &point {
                 Some(point) => (s3_hosts::of_access_point(point, variant), true),
                 None => s3_hosts::of_bucket(bucket, &region, variant),
@@ -87,29 +87,37 @@ pub(super) fn make(
     if let Some(key) = environment.get(&["AWS_SSE_CUSTOMER_KEY_BASE64"]) {
         builder = builder.with_ssec_encryption(key);
     }
-    let keys = match (anonymous, own_keys, files) {
+    let given = environment.origin(KEY_ID);
+    let given = own_keys.is_some().then_some(if given == KEY_ID { "environment variables" } else { given });
+    let keys = match (anonymous, own_keys, &profile) {
         (true, ..) => None,
         (false, Some(keys), _) => Some(SharedCredentialsProvider::new(keys)),
-        (false, None, Some(files)) => files.credentials_provider(),
+        (false, None, Some(profile)) => Some(profile.credentials(environment, &client, &region)),
         (false, None, None) => {
             return Err(Error::new(ErrorKind::Access, "no AWS credentials were found")
                 .object(address.shown())
                 .remedy("Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"));
         }
     };
-    let keys = keys.map(|provider| Arc::new(Keys::new(Chain(provider))));
+    let keys = keys.map(|provider| Arc::new(Keys::new(Chain { provider, profile, given })));
     if let Some(keys) = &keys {
         builder = builder.with_credentials(Arc::clone(keys) as _);
     }
     let credentials = if anonymous { "none (AWS_SKIP_SIGNATURE)" } else { "AWS's default chain" };
     let store = builder.build().map_err(|error| refused(address, environment, &error))?;
     let keys = keys.map(|keys| keys as Arc<dyn Renewable>);
-    Ok(Made { store: Arc::new(store), credentials: credentials.into(), keys, region: Some(region) })
+    Ok(Made {
+        store: Arc::new(store),
+        credentials: credentials.into(),
+        keys,
+        region: Some(region),
+        endpoint: served_by,
+    })
 }
 
 /// Credentials in variables, which come first in AWS's chain too.
 pub(super) fn own_keys(environment: &Environment) -> Option<Credentials> {
-    let key = environment.get(&["AWS_ACCESS_KEY_ID"])?;
+    let key = environment.get(&[KEY_ID])?;
     let secret = environment.get(&["AWS_SECRET_ACCESS_KEY", "SECRET_ACCESS_KEY"])?;
     let token = environment.get(&["AWS_SESSION_TOKEN"]).map(str::to_owned);
     let mut keys = Credentials::new(key, secret, token, None, "environment");
@@ -118,52 +126,44 @@ pub(super) fn own_keys(environment: &Environment) -> Option<Credentials> {
 }
 
 /// The endpoint that variables or the profile set, in AWS's order.
-fn endpoint(environment: &Environment, files: Option<&SdkConfig>) -> Option<String> {
-    if environment.is_set(&IGNORE_ENDPOINTS) {
+fn endpoint(environment: &Environment, profile: Option<&Profile>) -> Option<String> {
+    let ignored = environment.is_set(&[IGNORE_ENDPOINTS])
+        || profile.is_some_and(|profile| profile.is_set(IGNORE_ENDPOINTS, "ignore_configured_endpoint_urls"));
+    if ignored {
         return None;
     }
     let set = environment.get(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"]);
-    set.map(str::to_owned).or_else(|| {
-        let files = files?;
-        // The profile's own section for S3 comes before what it says of all services.
-        let of_service = of_profile(files, "AWS_ENDPOINT_URL", "endpoint_url");
-        of_service.or_else(|| files.endpoint_url().map(str::to_owned))
-    })
-}
-
-/// What the profile says of S3 under this name.
-fn of_profile(files: &SdkConfig, variable: &str, name: &str) -> Option<String> {
-    let key = ServiceConfigKey::builder().service_id("S3").env(variable).profile(name).build();
-    files.service_config()?.load_config(key.ok()?)
+    // The profile's own section for S3 comes before what it says of all services.
+    set.map(str::to_owned).or_else(|| profile?.get("AWS_ENDPOINT_URL", "endpoint_url"))
 }
 
 /// The file of certificates that the profile names, unless a variable does.
-fn certificates(environment: &Environment, files: Option<&SdkConfig>) -> Option<String> {
+fn certificates(environment: &Environment, profile: Option<&Profile>) -> Option<String> {
     const VARIABLE: &str = "AWS_CA_BUNDLE";
-    environment.get(&[VARIABLE]).is_none().then(|| of_profile(files?, VARIABLE, "ca_bundle")).flatten()
+    environment.get(&[VARIABLE]).is_none().then(|| profile?.get(VARIABLE, "ca_bundle")).flatten()
 }
 
 /// Whether buckets of a custom endpoint are parts of its host's name.
-fn by_host(environment: &Environment, files: Option<&SdkConfig>) -> bool {
+fn by_host(environment: &Environment, profile: Option<&Profile>) -> bool {
     const VARIABLE: &str = "AWS_VIRTUAL_HOSTED_STYLE_REQUEST";
     if environment.get(&[VARIABLE]).is_some() {
         return environment.is_set(&[VARIABLE]);
     }
     // Settings below `s3 =` are one value of several lines.
-    let settings = files.and_then(|files| of_profile(files, VARIABLE, "s3")).unwrap_or_default();
+    let settings = profile.and_then(|profile| profile.get(VARIABLE, "s3")).unwrap_or_default();
     let mut pairs = settings.lines().filter_map(|line| line.split_once('='));
     pairs.any(|(name, value)| (name.trim(), value.trim()) == ("addressing_style", "virtual"))
 }
 
 /// Which of AWS's endpoints variables or the profile want.
-fn variant(environment: &Environment, files: Option<&SdkConfig>) -> Variant {
-    let wants = |name, of_profile: Option<bool>| match environment.get(&[name]) {
+fn variant(environment: &Environment, profile: Option<&Profile>) -> Variant {
+    let wants = |name, key| match environment.get(&[name]) {
         Some(_) => environment.is_set(&[name]),
-        None => of_profile.unwrap_or_default(),
+        None => profile.is_some_and(|profile| profile.is_set(name, key)),
     };
     Variant {
-        fips: wants("AWS_USE_FIPS_ENDPOINT", files.and_then(SdkConfig::use_fips)),
-        dual_stack: wants("AWS_USE_DUALSTACK_ENDPOINT", files.and_then(SdkConfig::use_dual_stack)),
+        fips: wants("AWS_USE_FIPS_ENDPOINT", "use_fips_endpoint"),
+        dual_stack: wants("AWS_USE_DUALSTACK_ENDPOINT", "use_dualstack_endpoint"),
     }
 }
 

@@ -71,6 +71,18 @@ pub(super) fn of_access_point(point: &AccessPoint, variant: Variant) -> String {
     format!("https://{}.{}", point.label(), host("s3-accesspoint", &point.region, variant))
 }
 
+/// The partition of AWS that a region belongs to: each has accounts and buckets of its own.
+pub(super) fn partition(region: &str) -> &str {
+    let mut parts = region.split('-');
+    match (parts.next(), parts.next()) {
+        (Some("cn"), _) => "aws-cn",
+        (Some("eusc"), _) => "aws-eusc",
+        (Some("us"), Some("gov")) => "aws-us-gov",
+        (Some(_), Some(isolated)) if isolated.starts_with("iso") => isolated,
+        _ => "aws",
+    }
+}
+
 fn host(service: &str, region: &str, Variant { fips, dual_stack }: Variant) -> String {
     let fips = if fips { "-fips" } else { "" };
     let dual_stack = if dual_stack { ".dualstack" } else { "" };

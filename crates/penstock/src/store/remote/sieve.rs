@@ -8,6 +8,7 @@
 //! Pages are XML, and S3's, Google's and Azure's differ in what elements are called. They are cut at those elements, not
 //! parsed: markup cannot be part of a key, and what is left goes through `object_store`'s parser as ever.
 
+use std::collections::HashSet;
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -45,14 +46,18 @@ tokio::task_local! {
 
 /// See the module.
 #[derive(Clone, Default)]
-pub(super) struct Sieve(Arc<Mutex<Odd>>);
+pub(super) struct Sieve {
+    odd: Arc<Mutex<Odd>>,
+    /// The queries of the pages so far.
+    asked: Arc<Mutex<HashSet<String>>>,
+}
 
 impl Sieve {
     /// Runs `work`, whose listings go through a sieve; returns what that kept.
     pub(super) async fn watch<T>(work: impl Future<Output = T>) -> (T, Odd) {
         let sieve = Self::default();
         let done = SIEVE.scope(sieve.clone(), work).await;
-        let odd = std::mem::take(&mut *sieve.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let odd = std::mem::take(&mut *sieve.odd.lock().unwrap_or_else(PoisonError::into_inner));
         (done, odd)
     }
 
@@ -62,10 +67,16 @@ impl Sieve {
         SIEVE.try_with(Self::clone).ok().filter(|_| query.is_some_and(is_page))
     }
 
+    /// Whether this page was not asked for before: a server whose continuation tokens repeat would be followed for ever.
+    pub(super) fn is_new(&self, query: Option<&str>) -> bool {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.insert(query.unwrap_or_default().to_owned())
+    }
+
     /// The page without what cannot be held.
     pub(super) fn sift(&self, page: Bytes) -> Bytes {
         let Ok(text) = std::str::from_utf8(&page) else { return page };
-        let mut odd = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut odd = self.odd.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sifted = String::new();
         let (mut at, mut kept) = (0, 0);
         while let Some((begin, end, name, kind)) = next(text, at) {
@@ -121,7 +132,7 @@ mod tests {
     fn sifted(page: &str) -> (String, Odd) {
         let sieve = Sieve::default();
         let left = sieve.sift(Bytes::from(page.to_owned()));
-        let odd = std::mem::take(&mut *sieve.0.lock().unwrap());
+        let odd = std::mem::take(&mut *sieve.odd.lock().unwrap());
         (String::from_utf8(left.to_vec()).unwrap(), odd)
     }
 

@@ -22,18 +22,24 @@ use object_store::client::{
 };
 use reqwest::redirect::Policy;
 
+use super::address::Provider;
+use super::environment::Environment;
+use super::proxies::Proxies;
 use super::retry::Patience;
 use super::runtime::{self, Net};
 use super::sieve::Sieve;
 use super::trust::{self, Bundle};
 use super::whole;
-use super::witness::{MAX_ERROR_BODY, Refusal, Witness};
+use super::witness::{Lost, MAX_ERROR_BODY, Refusal, Witness};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Credential servers of this machine's network answer at once or are not there.
 const METADATA_CONNECT: Duration = Duration::from_secs(1);
 const METADATA_HOSTS: [&str; 5] =
     ["169.254.169.254", "169.254.170.2", "169.254.170.23", "metadata.google.internal", "metadata"];
+
+/// Headers that only requests to them have: Google's, and Azure's two.
+const METADATA_HEADERS: [&str; 3] = ["metadata-flavor", "metadata", "x-identity-header"];
 
 /// How long the body of a refusal is waited for.
 const ERROR_BODY: Duration = Duration::from_secs(5);
@@ -54,11 +60,26 @@ pub(super) struct ClientKey {
     pub(super) patience: Patience,
     /// Certificates to trust instead of the system's.
     pub(super) bundle: Option<Bundle>,
+    pub(super) proxies: Arc<Proxies>,
     /// Whether answers may send elsewhere. Signed requests mean one host.
     pub(super) follow: bool,
 }
 
 impl ClientKey {
+    /// The key of clients for a provider, as `environment` wants them.
+    ///
+    /// # Errors
+    /// `Config` for a proxy that is no URL.
+    pub(super) fn of(
+        environment: &Environment,
+        provider: Provider,
+        patience: Patience,
+        follow: bool,
+    ) -> Result<Self> {
+        let proxies = Arc::new(Proxies::of(environment)?);
+        Ok(Self { patience, bundle: trust::bundle(environment, provider), proxies, follow })
+    }
+
     /// The client of the lane that this thread drives.
     pub(super) fn client(&self) -> Result<reqwest::Client> {
         runtime::client(self, || self.make())
@@ -79,9 +100,8 @@ impl ClientKey {
     }
 
     fn make(&self) -> Result<reqwest::Client> {
-        let builder = reqwest::Client::builder();
-        let builder = if every_host_is_excepted() { builder.no_proxy() } else { builder };
-        builder
+        self.proxies
+            .apply(reqwest::Client::builder())?
             .tls_backend_preconfigured(self.tls()?)
             .http1_only()
             .user_agent(concat!("penstock/", env!("CARGO_PKG_VERSION")))
@@ -95,15 +115,9 @@ impl ClientKey {
             .map_err(|error| {
                 let cause = causes(&error).last().map_or_else(|| error.to_string(), ToString::to_string);
                 Error::new(ErrorKind::Config, format!("the HTTP client could not be set up: {cause}"))
-                    .remedy("Check HTTP_PROXY, HTTPS_PROXY and NO_PROXY")
+                    .remedy("Check the certificates that are to be trusted (SSL_CERT_FILE)")
             })
     }
-}
-
-/// Whether `NO_PROXY` holds a star. The client takes that for every name, but not for hosts given as numbers.
-fn every_host_is_excepted() -> bool {
-    let set = ["NO_PROXY", "no_proxy"].iter().find_map(|name| std::env::var(name).ok());
-    set.is_some_and(|hosts| hosts.split(',').any(|host| host.trim() == "*"))
 }
 
 /// Makes `object_store` send its requests through this module.
@@ -128,6 +142,10 @@ impl HttpService for Service {
         parts.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         let range = parts.headers.get(RANGE).cloned();
         let sieve = Sieve::of(parts.uri.query());
+        if sieve.as_ref().is_some_and(|sieve| !sieve.is_new(parts.uri.query())) {
+            Witness::note(|seen| seen.repeats = true);
+            return Err(HttpError::new(HttpErrorKind::Unknown, std::io::Error::other("a page seen before")));
+        }
         let host = parts.uri.host().unwrap_or_default().to_owned();
         let client =
             self.0.for_host(&host).client().map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
@@ -142,7 +160,7 @@ impl HttpService for Service {
             request = request.body(bytes.clone());
         }
         let request = request.build().map_err(http_error)?;
-        let (status, headers, body) = send(&client, request, &host).await.map_err(http_error)?;
+        let (status, headers, body) = send(&self.0, &client, request, &host).await.map_err(http_error)?;
         let body = match sieve.filter(|_| status.is_success()) {
             Some(sieve) => sieve.sift(body.bytes().await?).into(),
             None => body,
@@ -171,14 +189,17 @@ impl std::error::Error for Bad {}
 
 /// Sends a request; a refusal's body is read, so that the witness knows what it says.
 pub(super) async fn send(
+    key: &ClientKey,
     client: &reqwest::Client,
     request: reqwest::Request,
     host: &str,
 ) -> Result<(StatusCode, HeaderMap, HttpResponseBody), reqwest::Error> {
+    let of_metadata = METADATA_HOSTS.contains(&host)
+        || METADATA_HEADERS.iter().any(|name| request.headers().contains_key(*name));
     let response = match client.execute(request).await {
         Ok(response) => response,
         Err(error) => {
-            note_failure(&error, host);
+            note_failure(key, &error, host, of_metadata);
             return Err(error.without_url());
         }
     };
@@ -187,8 +208,9 @@ pub(super) async fn send(
     let (mut parts, body) = http::Response::<reqwest::Body>::from(response).into_parts();
     if parts.status.is_success() {
         without_illegible(&mut parts.headers);
+        let key = key.clone();
         let body = body.map_err(move |error| {
-            note_failure(&error, &host);
+            note_failure(&key, &error, &host, of_metadata);
             http_error(error.without_url())
         });
         return Ok((parts.status, parts.headers, HttpResponseBody::new(body)));
@@ -205,18 +227,25 @@ pub(super) async fn send(
     };
     // What came says enough, and the status was there before.
     let _ = tokio::time::timeout(ERROR_BODY, reading).await;
-    let refusal = Refusal::of(parts.status, &host, &parts.headers, &text);
+    let refusal = Refusal { of_metadata, ..Refusal::of(parts.status, &host, &parts.headers, &text) };
     Witness::note(|seen| seen.refusal = Some(refusal));
     Ok((parts.status, parts.headers, text.into()))
 }
 
-fn note_failure(error: &reqwest::Error, host: &str) {
+fn note_failure(key: &ClientKey, error: &reqwest::Error, host: &str, of_metadata: bool) {
     if causes(error).any(|cause| cause.to_string().contains(PROXY_WANTS_A_PASSWORD)) {
         let refusal = Refusal { status: 407, host: host.to_owned(), ..Refusal::default() };
         return Witness::note(|seen| seen.refusal = Some(refusal));
     }
-    let (words, in_vain) = (words(error, host), in_vain(error));
-    Witness::note(|seen| seen.transport = Some((words, in_vain)));
+    let proxy = error.url().and_then(|url| key.proxies.for_url(url.as_str()));
+    let lost = Lost {
+        what: words(error, host, proxy),
+        in_vain: in_vain(error),
+        unreachable: is_unreachable(error, of_metadata),
+        timed_out: error.is_timeout(),
+        of_metadata,
+    };
+    Witness::note(|seen| seen.transport = Some(lost));
 }
 
 /// Takes away what is not text to `object_store`, which would refuse the answer for it: names of files that are written
@@ -277,11 +306,24 @@ pub(super) fn http_error(error: reqwest::Error) -> HttpError {
 }
 
 /// A failure without an answer, in the words of whoever noticed it first, which name no URL.
-fn words(error: &reqwest::Error, host: &str) -> String {
+fn words(error: &reqwest::Error, host: &str, proxy: Option<String>) -> String {
+    // Where a tunnel or a greeting failed, the proxy was reached.
+    let tunnel = causes(error)
+        .map(ToString::to_string)
+        .any(|cause| cause.starts_with("tunnel error") && !cause.contains("underlying connection"));
+    let proxy = proxy
+        .filter(|_| error.is_connect() && !tunnel && !causes(error).any(|cause| cause.is::<rustls::Error>()));
+    let place = match &proxy {
+        Some(proxy) => format!("the proxy {proxy} for {host}"),
+        None => host.to_owned(),
+    };
     let what = match (error.is_timeout(), error.is_connect()) {
-        (true, true) => return format!("no connection to {host} in time"),
+        (true, true) => return format!("no connection to {place} in time"),
         (true, false) => return "nothing came in time".into(),
-        (false, true) => format!("no connection to {host}"),
+        (false, true) => format!("no connection to {place}"),
+        (false, false) if error.is_redirect() || error.is_builder() => {
+            "the redirect cannot be followed".into()
+        }
         (false, false) => "the connection was lost".into(),
     };
     if causes(error).any(is_no_tls) {
@@ -297,9 +339,30 @@ fn words(error: &reqwest::Error, host: &str) -> String {
     }
 }
 
-/// Whether the same would happen again: a certificate that is not trusted stays so.
-fn in_vain(error: &reqwest::Error) -> bool {
-    error.is_builder() || causes(error).any(|cause| cause.is::<rustls::Error>())
+/// Whether nobody is there: a name without an address, or an address where nothing listens. Metadata services answer
+/// immediately or are not there.
+fn is_unreachable(error: &reqwest::Error, of_metadata: bool) -> bool {
+    use std::io::ErrorKind as Io;
+    let refused = |cause: &(dyn std::error::Error + 'static)| {
+        let kind = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        matches!(kind, Some(Io::ConnectionRefused | Io::NetworkUnreachable | Io::HostUnreachable))
+    };
+    let unknown = |cause: &(dyn std::error::Error + 'static)| cause.to_string() == "dns error";
+    error.is_connect() && (of_metadata || causes(error).any(|cause| refused(cause) || unknown(cause)))
+}
+
+/// What to do where the same would happen again: a certificate that is not trusted stays so.
+fn in_vain(error: &reqwest::Error) -> Option<&'static str> {
+    if causes(error).any(is_no_tls) {
+        return Some("Write http:// in the endpoint if it has no TLS, and check the port");
+    }
+    if causes(error).any(|cause| cause.is::<rustls::Error>()) {
+        return Some(
+            "Check the endpoint's certificate; a private authority's goes to AWS_CA_BUNDLE or SSL_CERT_FILE",
+        );
+    }
+    (error.is_builder() || error.is_redirect())
+        .then_some("Check where the server redirects to (curl -sIL URL): only http:// and https:// are followed, 10 times")
 }
 
 /// Whether what came in answer to a TLS greeting was something else.

@@ -1,6 +1,6 @@
 //! Which servers are trusted: those with a certificate of the system's authorities, or of those that a variable names.
 //!
-//! The system's are found as OpenSSL finds them, `SSL_CERT_FILE` and `SSL_CERT_DIR` included. `AWS_CA_BUNDLE` comes before
+//! The system's are found where OpenSSL finds them, unless `SSL_CERT_FILE` and `SSL_CERT_DIR` say where. `AWS_CA_BUNDLE` comes before
 //! them for S3, as does `ca_bundle` in a profile of AWS; `REQUESTS_CA_BUNDLE` and `CURL_CA_BUNDLE`, of Python's requests and
 //! of curl, count for everything where no `SSL_CERT_FILE` is set.
 //!
@@ -8,7 +8,7 @@
 //! authority's: `openssl req -x509` writes that into every certificate that signs itself. OpenSSL takes such a one, and so
 //! does whatever is built on it; the verifier of rustls does not.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::client::WebPkiServerVerifier;
@@ -26,27 +26,48 @@ use super::address::Provider;
 use super::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Certificates to trust instead of the system's: a file of them or a directory, and the setting that names it.
+/// Certificates to trust instead of the system's: files of them or directories, and the setting that names them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Bundle {
     variable: &'static str,
-    path: PathBuf,
+    paths: Vec<PathBuf>,
 }
+
+/// OpenSSL's variables. What they name may be missing, as it may for OpenSSL.
+const OPENSSL: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
+
+/// Where distributions keep the certificates of the system's authorities, all in one file.
+const SYSTEM_FILES: [&str; 6] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/pki/tls/cacert.pem",
+    "/etc/ssl/cert.pem",
+];
+/// The same, in a file each.
+const SYSTEM_DIRECTORIES: [&str; 2] = ["/etc/ssl/certs", "/etc/pki/tls/certs"];
 
 /// The certificates that the environment names for a provider.
 pub(super) fn bundle(environment: &Environment, provider: Provider) -> Option<Bundle> {
-    let named = |variable| Some(Bundle { variable, path: environment.get(&[variable])?.into() });
+    let named = |variable| Some(Bundle { variable, paths: vec![environment.get(&[variable])?.into()] });
     let of_provider = (provider == Provider::S3).then(|| named("AWS_CA_BUNDLE")).flatten();
-    let of_system = environment.get(&["SSL_CERT_FILE"]).is_some();
+    let of_openssl = || {
+        let set = OPENSSL.map(|name| environment.get(&[name]).unwrap_or_default());
+        let paths = std::iter::once(set[0]).chain(set[1].split(':')).filter(|path| !path.is_empty());
+        let paths: Vec<_> = paths.map(PathBuf::from).collect();
+        (!paths.is_empty()).then_some(Bundle { variable: OPENSSL[0], paths })
+    };
     let of_all = || ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"].into_iter().find_map(named);
-    of_provider.or_else(|| (!of_system).then(of_all)?)
+    let file_is_set = environment.get(&[OPENSSL[0]]).is_some();
+    of_provider.or_else(|| (!file_is_set).then(of_all).flatten()).or_else(of_openssl)
 }
 
 /// The settings of TLS with the certificates of `bundle`, else the system's.
 pub(super) fn tls(bundle: Option<&Bundle>) -> Result<ClientConfig> {
     let certificates = match bundle {
         Some(bundle) => bundle.read()?,
-        None => rustls_native_certs::load_native_certs().certs,
+        None => of_system(),
     };
     let mut roots = RootCertStore::empty();
     let (added, _) = roots.add_parsable_certificates(certificates.iter().cloned());
@@ -71,23 +92,39 @@ pub(super) fn tls(bundle: Option<&Bundle>) -> Result<ClientConfig> {
 impl Bundle {
     /// Those of a profile of AWS, in its `ca_bundle`.
     pub(super) fn of_profile(path: String) -> Self {
-        Self { variable: "ca_bundle", path: path.into() }
+        Self { variable: "ca_bundle", paths: vec![path.into()] }
     }
 
     fn read(&self) -> Result<Vec<CertificateDer<'static>>> {
-        if self.path.is_dir() {
-            return Ok(rustls_native_certs::load_certs_from_paths(None, Some(&self.path)).certs);
+        match &self.paths[..] {
+            [path] if !OPENSSL.contains(&self.variable) && !path.is_dir() => {
+                CertificateDer::pem_file_iter(path)
+                    .and_then(Iterator::collect)
+                    .map_err(|error| self.refused(&error.to_string()))
+            }
+            paths => Ok(paths.iter().flat_map(|path| certificates(path)).collect()),
         }
-        CertificateDer::pem_file_iter(&self.path)
-            .and_then(Iterator::collect)
-            .map_err(|error| self.refused(&error.to_string()))
     }
 
     fn refused(&self, cause: &str) -> Error {
-        let Self { variable, path } = self;
-        Error::new(ErrorKind::Config, format!("{variable}={}: {cause}", path.display()))
+        let Self { variable, paths } = self;
+        let path = paths.first().map(|path| path.display().to_string()).unwrap_or_default();
+        Error::new(ErrorKind::Config, format!("{variable}={path}: {cause}"))
             .remedy(format!("Give the path of a PEM file of certificates, or unset {variable}"))
     }
+}
+
+/// The certificates of a file or a directory that can be read.
+fn certificates(path: &Path) -> Vec<CertificateDer<'static>> {
+    let (file, directory) = if path.is_dir() { (None, Some(path)) } else { (Some(path), None) };
+    rustls_native_certs::load_certs_from_paths(file, directory).certs
+}
+
+/// Those of the system's authorities. (`load_native_certs` would read variables of the process.)
+fn of_system() -> Vec<CertificateDer<'static>> {
+    let file = SYSTEM_FILES.iter().map(Path::new).find(|path| path.exists());
+    let directories = SYSTEM_DIRECTORIES.iter().map(Path::new).filter(|path| path.exists());
+    file.into_iter().chain(directories).flat_map(certificates).collect()
 }
 
 /// See the module.
@@ -170,7 +207,9 @@ mod tests {
         assert_eq!(named(Provider::Gcs), Some("CURL_CA_BUNDLE"));
         assert_eq!(bundle(&Environment::of([("AWS_CA_BUNDLE", "/a")]), Provider::Web), None);
         let system = Environment::of([("SSL_CERT_FILE", "/s"), ("CURL_CA_BUNDLE", "/c")]);
-        assert_eq!(bundle(&system, Provider::S3), None);
+        assert_eq!(bundle(&system, Provider::S3).unwrap().paths, [Path::new("/s")]);
+        let directories = Environment::of([("SSL_CERT_DIR", "/d:/e"), ("AWS_CA_BUNDLE", "/a")]);
+        assert_eq!(bundle(&directories, Provider::Gcs).unwrap().paths, [Path::new("/d"), Path::new("/e")]);
     }
 
     #[test]
@@ -179,7 +218,7 @@ mod tests {
         let empty = directory.path().join("empty.pem");
         std::fs::write(&empty, "").unwrap();
         for path in [directory.path().join("none.pem"), empty, directory.path().to_owned()] {
-            let error = tls(Some(&Bundle { variable: "REQUESTS_CA_BUNDLE", path })).unwrap_err();
+            let error = tls(Some(&Bundle { variable: "REQUESTS_CA_BUNDLE", paths: vec![path] })).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config);
             assert!(error.to_string().contains("REQUESTS_CA_BUNDLE="), "{error}");
         }

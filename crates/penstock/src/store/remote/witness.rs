@@ -33,6 +33,8 @@ pub(super) struct Refusal {
     pub(super) retry_after: Option<Duration>,
     /// S3: where the bucket is.
     pub(super) region: Option<String>,
+    /// Whether it came from the service that gives this machine's credentials, not from the store.
+    pub(super) of_metadata: bool,
 }
 
 /// What was seen.
@@ -40,10 +42,26 @@ pub(super) struct Refusal {
 pub(super) struct Seen {
     /// The last answer that was not a success.
     pub(super) refusal: Option<Refusal>,
-    /// The last failure without an answer: in a few words, and whether asking again is in vain.
-    pub(super) transport: Option<(String, bool)>,
+    /// The last failure without an answer.
+    pub(super) transport: Option<Lost>,
     /// Why there are no credentials.
     pub(super) credentials: Option<Lack>,
+    /// Whether a page of a listing led back to one before it.
+    pub(super) repeats: bool,
+}
+
+/// A request without an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Lost {
+    /// In a few words.
+    pub(super) what: String,
+    /// What to do where asking again is in vain.
+    pub(super) in_vain: Option<&'static str>,
+    /// Whether nobody is there: an unknown host, a refused connection.
+    pub(super) unreachable: bool,
+    pub(super) timed_out: bool,
+    /// Whether it was one to the service that gives this machine's credentials.
+    pub(super) of_metadata: bool,
 }
 
 /// Why there are no credentials.
@@ -108,6 +126,7 @@ impl Refusal {
                 .or_else(|| element(body, "Region"))
                 // It becomes part of a host's name.
                 .filter(|region| region.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')),
+            of_metadata: false,
         }
     }
 }

@@ -1,11 +1,12 @@
 //! Where the bytes of a load are.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, TryLockError};
 
 use super::{Storage, System};
-use crate::store::is_remote;
+use crate::store::{is_remote, path_of};
 
 /// The storage of a checkpoint's directories, each looked at once, when a load first reads from it.
 #[derive(Debug, Default)]
@@ -67,22 +68,37 @@ impl Survey {
 
     /// The storage of each directory, by a file in it. The mount table is read once, and only if it is needed.
     fn look<'a>(&self, files: impl Iterator<Item = (&'a Path, &'a Path)>) -> Vec<Arc<Storage>> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        // Never waited for: another thread's mount may hang, and a forked child may have inherited the lock of a thread
+        // that it does not have. Looking twice is no harm.
+        let known = || match self.known.try_lock() {
+            Ok(known) => Some(known),
+            Err(TryLockError::Poisoned(known)) => Some(known.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
         let mut mounts = None;
         files
             .map(|(directory, file)| {
-                if let Some(storage) = known.get(directory) {
-                    return Arc::clone(storage);
+                if let Some(storage) = known().and_then(|known| known.get(directory).cloned()) {
+                    return storage;
                 }
                 let storage = Arc::new(match file.to_str().filter(|location| is_remote(location)) {
                     Some(url) => Storage::of_url(url),
-                    None => self.system.look(file, mounts.get_or_insert_with(|| self.system.mounts())),
+                    None => {
+                        self.system.look(&file_at(file), mounts.get_or_insert_with(|| self.system.mounts()))
+                    }
                 });
-                known.insert(directory.to_owned(), Arc::clone(&storage));
+                if let Some(mut known) = known() {
+                    known.insert(directory.to_owned(), Arc::clone(&storage));
+                }
                 storage
             })
             .collect()
     }
+}
+
+/// The file that a path of a location's text names.
+fn file_at(location: &Path) -> Cow<'_, Path> {
+    location.to_str().map_or(Cow::Borrowed(location), path_of)
 }
 
 #[cfg(test)]
@@ -101,6 +117,17 @@ mod tests {
         let path = folder.path().join(name);
         std::fs::write(&path, "x").unwrap();
         path.display().to_string()
+    }
+
+    #[test]
+    fn a_survey_does_not_wait_for_another_that_is_under_way() {
+        let Some((memory, _other)) = two_storages() else { return };
+        let in_memory = file(&memory, "a");
+        let survey = Survey::default();
+        let under_way = survey.known.lock().unwrap();
+        assert_eq!(survey.heaviest([(&*in_memory, 1)]).kind, Kind::Memory);
+        drop(under_way);
+        assert_eq!(survey.heaviest([(&*in_memory, 1)]).kind, Kind::Memory);
     }
 
     #[test]

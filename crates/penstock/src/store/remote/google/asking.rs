@@ -77,7 +77,7 @@ pub(super) async fn ask(
     let passes = |why: String| Lack { passes: true, ..Lack::new(why) };
     let http = client.for_host(&host).client().map_err(|error| Lack::new(error.cause().to_owned()))?;
     let lost = |what: &str| passes(format!("no answer of {who} ({host}): {what}"));
-    let sent = send(&http, request, &host).await;
+    let sent = send(client, &http, request, &host).await;
     let (status, headers, body) = sent.map_err(|error| {
         lost(if error.is_connect() { "no connection" } else { "the connection was lost" })
     })?;

@@ -15,7 +15,8 @@ use url::Url;
 use url::form_urlencoded::byte_serialize;
 
 use super::Means;
-use crate::store::remote::aws::{DEFAULT_REGION, explain, load};
+use crate::store::remote::aws::{DEFAULT_REGION, explain};
+use crate::store::remote::profile::Profile;
 use crate::store::remote::s3::own_keys;
 use crate::store::remote::witness::Lack;
 
@@ -25,20 +26,25 @@ const TARGET: &str = "x-goog-cloud-target-resource";
 /// A signed `GetCallerIdentity`, written as Google wants it. `url` may hold `{region}`.
 pub(super) async fn token(means: &Means, url: &str, audience: &str) -> Result<String, Lack> {
     let environment = &means.environment;
-    let (credentials, region) = match own_keys(environment) {
-        Some(credentials) => (credentials, None),
-        None if environment.is_of_process() => {
-            let files = load(&means.client).await;
-            let provider = files.credentials_provider();
-            let provider = provider.ok_or_else(|| lacking("no AWS credentials were found".into()))?;
-            let found = provider.provide_credentials().await;
-            let credentials = found.map_err(|error| lacking(explain(&error)))?;
-            (credentials, files.region().map(ToString::to_string))
-        }
-        None => return Err(lacking("no AWS credentials were found".into())),
+    let none = || lacking("no AWS credentials were found".into());
+    let profile = match own_keys(environment) {
+        Some(_) => None,
+        None => Profile::of(environment).await.map_err(|error| lacking(error.to_string()))?,
     };
     let set = environment.get(&["AWS_REGION", "AWS_DEFAULT_REGION"]).map(str::to_owned);
-    let region = set.or(region).unwrap_or_else(|| DEFAULT_REGION.to_owned());
+    let region = set.or_else(|| profile.as_ref()?.get("AWS_REGION", "region"));
+    let region = region.unwrap_or_else(|| DEFAULT_REGION.to_owned());
+    let credentials = match own_keys(environment) {
+        Some(credentials) => credentials,
+        None => {
+            let profile = profile.as_ref().ok_or_else(none)?;
+            let found = profile.credentials(environment, &means.client, &region).provide_credentials().await;
+            found.map_err(|error| {
+                let lack = explain(&error, Some(profile));
+                Lack { remedy: lack.remedy.or(none().remedy), ..lack }
+            })?
+        }
+    };
     signed(credentials, &region, &url.replace("{region}", &region), audience)
 }
 

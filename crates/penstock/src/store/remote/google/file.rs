@@ -128,6 +128,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::store::remote::address::Provider;
+    use crate::store::remote::environment::Environment;
     use crate::store::remote::retry::Patience;
 
     const URL: &str =
@@ -143,7 +145,8 @@ mod tests {
     }
 
     fn parsed(text: &str) -> Result<Option<Parsed>> {
-        let client = ClientKey { patience: Patience::default(), bundle: None, follow: false };
+        let environment = Environment::default();
+        let client = ClientKey::of(&environment, Provider::Gcs, Patience::default(), false).unwrap();
         parse("the file", text.as_bytes(), &client)
     }
 

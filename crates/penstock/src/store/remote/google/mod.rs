@@ -42,7 +42,7 @@ use super::environment::Environment;
 use super::keys::{Fetched, Source};
 use super::transport::ClientKey;
 use super::witness::Lack;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 
 use asking::Granted;
 use federated::Federated;
@@ -95,15 +95,23 @@ impl Account {
     /// # Errors
     /// `Config` where its file cannot be used.
     pub(super) fn of(environment: &Arc<Environment>, client: &ClientKey) -> Result<Option<Self>> {
-        let (name, path) = match environment.get(&[VARIABLE]) {
-            Some(path) => (format!("{VARIABLE}={path}"), PathBuf::from(path)),
+        let (name, path, is_set) = match environment.get(&[VARIABLE]) {
+            Some(path) => (format!("{VARIABLE}={path}"), PathBuf::from(path), true),
             None => {
                 let Some(path) = well_known(environment) else { return Ok(None) };
-                (path.display().to_string(), path)
+                (path.display().to_string(), path, false)
             }
         };
-        // What cannot be read is told by whoever reads the other kinds of credentials.
-        let Ok(text) = std::fs::read(path) else { return Ok(None) };
+        let text = match std::fs::read(path) {
+            Ok(text) => text,
+            // Someone may have put the file itself there.
+            Err(error) if is_set => {
+                let cause = environment.scrub(&format!("{name}: {error}"));
+                return Err(Error::new(ErrorKind::Config, cause)
+                    .remedy(format!("Check the path that {VARIABLE} names, or unset it")));
+            }
+            Err(_) => return Ok(None),
+        };
         let Some((identity, acting)) = file::parse(&name, &text, client)? else { return Ok(None) };
         let means = Means { environment: Arc::clone(environment), client: client.clone() };
         Ok(Some(Self { name, identity, acting, means }))

@@ -5,6 +5,7 @@
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
+use super::one_part;
 use crate::error::{Error, ErrorKind, Result};
 
 /// What need not be escaped in a part of a URL's path.
@@ -14,6 +15,9 @@ const PATH: &AsciiSet = &PART.remove(b'/');
 
 /// The branch that a location without a revision means.
 const DEFAULT_REVISION: &str = "main";
+
+/// How files end that a location may mean, and that no repository is called.
+const FILES: [&str; 2] = [".safetensors", ".json"];
 
 /// What a repository holds. They are three different name spaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -83,8 +87,12 @@ impl HubAddress {
             }
             _ => (Kind::Model, rest),
         };
-        let (organisation, rest) =
-            rest.split_once('/').ok_or_else(|| refuse("a repository's name has two parts"))?;
+        let Some((organisation, rest)) = rest.split_once('/') else {
+            let (name, revision) = rest.split_at(rest.find('@').unwrap_or(rest.len()));
+            let cause = "a repository's name has two parts: its organisation's and its own";
+            let error = Error::new(ErrorKind::NotFound, cause).object(location);
+            return Err(error.remedy(one_part::remedy(name, revision)));
+        };
         let name_end = rest.find(['/', '@']).unwrap_or(rest.len());
         let (name, rest) = rest.split_at(name_end);
         let valid = |part: &str| {
@@ -108,6 +116,17 @@ impl HubAddress {
             return Err(refuse("the path has an empty part, `.` or `..`"));
         }
         Ok(Self { kind, repository: format!("{organisation}/{name}"), revision, path: path.to_owned() })
+    }
+
+    /// What to write instead of a location that a file was expected at: `hf://gpt2/model.safetensors` lacks the
+    /// organisation, so the file's name is taken for the repository's.
+    pub(super) fn remedy_for_no_file(&self) -> String {
+        match self.repository.split_once('/') {
+            Some((name, file)) if FILES.iter().any(|end| file.ends_with(end)) => {
+                one_part::remedy(name, &format!("/{file}"))
+            }
+            _ => format!("Name a file of it: hf://{}/model.safetensors", self.repository),
+        }
     }
 
     /// The location of `path` in this repository as it was at `commit`.
@@ -235,6 +254,18 @@ mod tests {
             let error = HubAddress::parse(location).unwrap_err();
             assert_eq!((error.kind(), error.object_name()), (ErrorKind::NotFound, Some(location)));
         }
+    }
+
+    #[test]
+    fn a_name_of_one_part_is_answered_with_the_name_in_full() {
+        for (location, remedy) in [
+            ("hf://gpt2", "Write hf://openai-community/gpt2"),
+            ("hf://bert-base-uncased@main", "Write hf://google-bert/bert-base-uncased@main"),
+        ] {
+            assert_eq!(HubAddress::parse(location).unwrap_err().remedy_text(), Some(remedy));
+        }
+        let address = HubAddress::parse("hf://gpt2/model.safetensors").unwrap();
+        assert_eq!(address.remedy_for_no_file(), "Write hf://openai-community/gpt2/model.safetensors");
     }
 
     #[test]

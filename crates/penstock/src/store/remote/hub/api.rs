@@ -1,5 +1,7 @@
 //! What the hub's API tells: which commit a revision is, and what a commit holds.
 
+use std::collections::HashSet;
+
 use http::{HeaderMap, Method, header};
 use object_store::Error as StoreError;
 use serde::Deserialize;
@@ -9,8 +11,10 @@ use url::Url;
 use super::address::{HubAddress, is_commit};
 use super::sender::Sender;
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::remote::address::Provider;
 use crate::store::remote::backend::Backend;
 use crate::store::remote::course::Course;
+use crate::store::remote::failure::endless_listing;
 use crate::store::remote::fetch::{Fault, Tally, persist};
 use crate::store::remote::listing::{Found, Listing};
 use crate::store::remote::retry::Trouble;
@@ -65,7 +69,11 @@ impl Api<'_> {
         let mut listing = Listing::default();
         let mut url = address.tree_url(self.endpoint, commit, recursive);
         let below = if address.path.is_empty() { String::new() } else { format!("{}/", address.path) };
+        let mut asked = HashSet::new();
         for _ in 0..MOST_PAGES {
+            if !asked.insert(url.clone()) {
+                return Err(endless_listing(Provider::Hub.name()));
+            }
             let (page, headers): (Vec<TreeEntry>, _) = self.get(&url)?;
             for entry in page {
                 let Some(path) = entry.path.strip_prefix(&below).filter(|path| !path.is_empty()) else {
@@ -88,7 +96,7 @@ impl Api<'_> {
                 None => return Ok(listing),
             }
         }
-        Err(nonsense("a listing without an end"))
+        Err(endless_listing(Provider::Hub.name()))
     }
 
     fn get<T: DeserializeOwned>(&self, url: &str) -> Result<(T, HeaderMap)> {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::address::{HubAddress, is_commit};
 use super::settings::Settings;
+use crate::store::local::differ_in_change_time;
 use crate::store::remote::listing::{Found, Listing};
 use crate::store::remote::object;
 use crate::store::{Identity, Object};
@@ -76,4 +77,9 @@ fn named(file: &Path, bytes: u64) -> Option<Identity> {
 /// Which version of the file on the hub an opened file of the cache is; its own identity where the cache does not say.
 pub(super) fn identity(file: &Path, opened: &dyn Object) -> Identity {
     named(file, opened.bytes()).unwrap_or_else(|| opened.identity())
+}
+
+/// Whether a cached file is that version, or cannot be told from it but by its change time.
+pub(super) fn is_likely(cached: &Identity, identity: &Identity) -> bool {
+    cached == identity || differ_in_change_time(cached, identity)
 }

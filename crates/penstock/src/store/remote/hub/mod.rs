@@ -5,7 +5,7 @@
 //! for at it, and a load that begins an hour later is of the same files. A file that the cache of huggingface_hub holds
 //! at that commit is read from there, like any local file; the cache is never written to.
 //!
-//! * `address`: locations taken apart. `settings`: variables and files that count.
+//! * `address`: locations taken apart. `one_part`: names without an organisation. `settings`: variables and files that count.
 //! * `local`: the cache. `api`: commits and listings.
 //! * `sender`: redirects, and the token that stays at home. `service`: a file as `object_store` asks for it.
 //! * `refusal`: what the hub's refusals mean; `page`: addresses that are of its pages.
@@ -13,6 +13,7 @@
 mod address;
 mod api;
 mod local;
+mod one_part;
 mod page;
 mod refusal;
 mod sender;
@@ -34,10 +35,10 @@ use super::listing::Listing;
 use super::object::{self, RemoteObject};
 use super::retry::Patience;
 use super::transport::ClientKey;
-use super::{open, told, trust};
+use super::{open, told};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::standin::StandIn;
-use crate::store::{Identity, LocalStore, Object, Store};
+use crate::store::{Identity, LocalStore, Object, Store, location_of};
 
 use address::{HubAddress, Kind};
 use api::Api;
@@ -98,6 +99,11 @@ impl<'a> Hub<'a> {
         Some(HubAddress::parse(location).ok()?.of_any_revision())
     }
 
+    /// Where the hub is, without secrets.
+    pub(super) fn endpoint(&self) -> &str {
+        &self.settings.endpoint
+    }
+
     /// Opens a file at the commit that its revision is.
     pub(super) fn open(&self, location: &str) -> Result<Arc<dyn Object>> {
         let address = HubAddress::parse(location)?;
@@ -106,7 +112,8 @@ impl<'a> Hub<'a> {
 
     fn open_address(&self, address: &HubAddress) -> Result<Arc<dyn Object>> {
         if address.path.is_empty() {
-            return Err(Error::new(ErrorKind::NotFound, "the location names a repository, not a file"));
+            let cause = "the location names a repository, not a file";
+            return Err(Error::new(ErrorKind::NotFound, cause).remedy(address.remedy_for_no_file()));
         }
         let commit = self.commit(address)?;
         if let Some(object) = self.cached(address, &commit)? {
@@ -127,8 +134,9 @@ impl<'a> Hub<'a> {
         let address = HubAddress::parse(location)?;
         let opened = || {
             let commit = self.commit(&address)?;
-            if let Some(object) =
-                self.cached(&address, &commit)?.filter(|object| object.identity() == *identity)
+            if let Some(object) = self
+                .cached(&address, &commit)?
+                .filter(|object| local::is_likely(&object.identity(), identity))
             {
                 return Ok(object);
             }
@@ -155,8 +163,8 @@ impl<'a> Hub<'a> {
         let address = HubAddress::parse(location).ok()?;
         let commit = self.commit(&address).ok()?;
         let file = CachedRepository::of(&self.settings, &address)?.file(&commit, &address.path)?;
-        let opened = self.local.open(file.to_str()?).ok()?;
-        (local::identity(&file, &*opened) == *identity).then_some(file)
+        let opened = self.local.open(&location_of(&file)).ok()?;
+        local::is_likely(&local::identity(&file, &*opened), identity).then_some(file)
     }
 
     /// What is in a repository or a directory of it.
@@ -202,8 +210,7 @@ impl<'a> Hub<'a> {
         let Some(file) = cached.and_then(|cached| cached.file(commit, &address.path)) else {
             return Ok(None);
         };
-        let Some(path) = file.to_str() else { return Ok(None) };
-        let opened = self.local.open(path)?;
+        let opened = self.local.open(&location_of(&file))?;
         let identity = local::identity(&file, &*opened);
         Ok(Some(Arc::new(StandIn::new(opened, address.pinned(commit, &address.path), identity))))
     }
@@ -231,8 +238,7 @@ impl<'a> Hub<'a> {
             Error::new(ErrorKind::Config, format!("HF_ENDPOINT={endpoint} is no URL"))
                 .remedy("Write HF_ENDPOINT=https://host, or unset it")
         })?;
-        let bundle = trust::bundle(self.environment, Provider::Hub);
-        let client = ClientKey { patience: self.patience, bundle, follow: false };
+        let client = ClientKey::of(self.environment, Provider::Hub, self.patience, false)?;
         let sender = Sender::new(client.clone(), &endpoint, token.as_deref());
         Ok(match login {
             Some(url) => sender.logged_in(&client.client()?, url),
@@ -255,6 +261,7 @@ impl<'a> Hub<'a> {
             credentials: self.settings.token_from.clone(),
             keys: None,
             region: None,
+            endpoint: self.settings.endpoint.clone(),
         };
         let environment = Arc::new(self.settings.with_token(self.environment));
         let page = address.page(&self.settings.endpoint);

@@ -75,8 +75,9 @@ impl Sender {
                 request.headers_mut().insert(AUTHORIZATION, authorization.clone());
             }
             let host = url.host_str().unwrap_or_default().to_owned();
-            let (status, headers, body) =
-                transport::send(&client, request, &host).await.map_err(transport::http_error)?;
+            let (status, headers, body) = transport::send(&self.client, &client, request, &host)
+                .await
+                .map_err(transport::http_error)?;
             if at_home {
                 let text = |name: &str| headers.get(name)?.to_str().ok();
                 tag = tag.or_else(|| text("x-linked-etag").and_then(bare));

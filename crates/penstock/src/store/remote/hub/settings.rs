@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use url::Url;
 
 use crate::store::remote::environment::Environment;
+use crate::store::remote::options::HUB_ANONYMOUS;
 
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 
@@ -81,8 +82,11 @@ fn token(
 ) -> (Option<String>, String) {
     for name in ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"] {
         if let Some(token) = environment.get(&[name]).and_then(cleaned) {
-            return (Some(token), name.to_owned());
+            return (Some(token), environment.origin(name).to_owned());
         }
+    }
+    if environment.is_set(&[HUB_ANONYMOUS]) {
+        return (None, "none".to_owned());
     }
     let file = environment.get(&["HF_TOKEN_PATH"]).map(path).or_else(|| Some(home?.join("token")));
     let read = file.as_ref().and_then(|file| std::fs::read_to_string(file).ok());

@@ -4,7 +4,7 @@
 //! finger. The search is linear over all names with a bounded edit distance, and runs only when an error is made.
 
 /// Up to three of `names` that `wanted` may have meant, the likeliest first.
-pub(super) fn closest<'n>(wanted: &str, names: impl Iterator<Item = &'n str>) -> Vec<&'n str> {
+pub(crate) fn closest<'n>(wanted: &str, names: impl Iterator<Item = &'n str>) -> Vec<&'n str> {
     let mut scored: Vec<_> = names.filter_map(|name| Some((score(wanted, name)?, name))).collect();
     scored.sort_unstable();
     scored.into_iter().take(3).map(|(_, name)| name).collect()
@@ -19,10 +19,20 @@ fn score(wanted: &str, name: &str) -> Option<usize> {
         Some(0)
     } else if extends(name, wanted) || extends(wanted, name) {
         Some(1)
+    } else if swapped(wanted.as_bytes(), name.as_bytes()) {
+        Some(2)
     } else {
         let limit = (wanted.len() / 5).clamp(1, 12);
         distance(wanted.as_bytes(), name.as_bytes(), limit).map(|distance| 1 + distance)
     }
+}
+
+/// Whether two neighbours changed places: one slip of the fingers, though two edits.
+fn swapped(a: &[u8], b: &[u8]) -> bool {
+    let at = a.iter().zip(b).position(|(a, b)| a != b).filter(|_| a.len() == b.len());
+    at.is_some_and(|at| {
+        at + 1 < a.len() && a[at] == b[at + 1] && a[at + 1] == b[at] && a[at + 2..] == b[at + 2..]
+    })
 }
 
 /// The Levenshtein distance of two byte strings, if it is at most `limit`.
@@ -60,6 +70,14 @@ mod tests {
             ([], rest) | (rest, []) => rest.len(),
             ([x, a @ ..], [y, b @ ..]) if x == y => plain(a, b),
             ([_, a1 @ ..], [_, b1 @ ..]) => 1 + plain(a1, b).min(plain(a, b1)).min(plain(a1, b1)),
+        }
+    }
+
+    #[test]
+    fn letters_that_changed_places_are_one_slip() {
+        assert_eq!(closest("secrte", ["secret", "key"].into_iter()), ["secret"]);
+        for (a, b) in [("ab", "ab"), ("abc", "bac1"), ("abcd", "badc"), ("a", "b"), ("", "")] {
+            assert!(!swapped(a.as_bytes(), b.as_bytes()), "{a} {b}");
         }
     }
 

@@ -1,0 +1,100 @@
+//! What the engine logs, for Python's `logging`.
+//!
+//! The engine's threads must not wait for the GIL: whoever holds it may be waiting for them. So events are queued, and
+//! emitted by the next thread that has the GIL and waits for the engine ([`emit`]). Loggers are called after the engine's
+//! modules, `penstock.store.remote.fetch`, so that `logging.getLogger("penstock")` decides about all of them.
+
+use std::collections::VecDeque;
+use std::fmt::{Debug, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+/// The most events that are kept; later ones are dropped.
+const MOST: usize = 256;
+
+/// Level (as Python numbers it), logger and message.
+type Entry = (u8, String, String);
+
+static QUEUE: Mutex<VecDeque<Entry>> = Mutex::new(VecDeque::new());
+static ANY: AtomicBool = AtomicBool::new(false);
+
+/// Takes what the engine logs from now on. Called once, when the extension is imported.
+pub fn install() {
+    // Fails where there is one already, in a process that imports the extension a second time.
+    let _ = tracing::subscriber::set_global_default(Queue);
+}
+
+/// Hands the events that are queued to Python's loggers. What logging raises is ignored: it must not fail a load.
+pub fn emit(py: Python<'_>) {
+    if !ANY.swap(false, Ordering::Acquire) {
+        return;
+    }
+    let entries = std::mem::take(&mut *QUEUE.lock().unwrap_or_else(PoisonError::into_inner));
+    let Ok(logging) = py.import("logging") else { return };
+    for (level, name, message) in entries {
+        let logger = logging.call_method1("getLogger", (name,));
+        let _ = logger.and_then(|logger| logger.call_method1("log", (level, "%s", message)));
+    }
+}
+
+struct Queue;
+
+impl Subscriber for Queue {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_event() && *metadata.level() <= Level::INFO && metadata.target().starts_with("penstock")
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(LevelFilter::INFO)
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let level = match *event.metadata().level() {
+            Level::ERROR => 40,
+            Level::WARN => 30,
+            _ => 20,
+        };
+        let mut text = Text::default();
+        event.record(&mut text);
+        let name = event.metadata().target().replace("::", ".");
+        let mut queue = QUEUE.lock().unwrap_or_else(PoisonError::into_inner);
+        if queue.len() < MOST {
+            queue.push_back((level, name, text.message + &text.fields));
+            ANY.store(true, Ordering::Release);
+        }
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// An event's message, and its other fields after it.
+#[derive(Default)]
+struct Text {
+    message: String,
+    fields: String,
+}
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        let _ = match field.name() {
+            "message" => write!(self.message, "{value:?}"),
+            name => write!(self.fields, " {name}={value:?}"),
+        };
+    }
+}

@@ -1,0 +1,23 @@
+//! Whose files a cache takes for its own.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+const STICKY: u32 = 0o1000;
+const WRITABLE_FOR_ALL: u32 = 0o002;
+
+/// Why what is at `path` is not to be trusted, if so: it is another user's, or everyone may write to it. In a directory
+/// that is `shared`, everyone may, if its sticky bit keeps users from each other's files. What is missing is trusted.
+pub(super) fn distrust(path: &Path, shared: bool) -> Option<String> {
+    let is = fs::symlink_metadata(path).ok()?;
+    // Of a link, only the owner counts; no link is followed when the file is opened.
+    let sticky = shared && is.mode() & STICKY != 0;
+    let open_to_all = !is.is_symlink() && is.mode() & WRITABLE_FOR_ALL != 0 && !sticky;
+    let user = rustix::process::geteuid().as_raw();
+    if is.uid() != user && is.uid() != 0 {
+        let owner = is.uid();
+        return Some(format!("{} belongs to user {owner}, and this process is user {user}", path.display()));
+    }
+    open_to_all.then(|| format!("everyone may write to {}", path.display()))
+}

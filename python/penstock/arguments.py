@@ -1,0 +1,152 @@
+"""Arguments that several functions take, checked where they come in: locations, names of tensors, devices, dtypes.
+
+What is wrong with an argument is said in its name, with what to write instead. Nothing here opens a file or imports a
+framework.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from penstock.errors import ConfigError, ObjectNotFoundError, SelectionError, TensorNotFoundError
+
+AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+"""A path of this machine (bytes and surrogate escapes for names that are not UTF-8), or a URL."""
+
+
+def locations(given: AnyPath | Iterable[AnyPath], argument: str = "path") -> list[str]:
+    """What ``penstock.open`` was given, as a list of paths and URLs.
+
+    Raises:
+        ConfigError: for what is neither a path nor several of them.
+        ObjectNotFoundError: for text that no file name can be made of.
+    """
+    if isinstance(given, (str, bytes, os.PathLike)):
+        return [location(given, argument)]
+    if isinstance(given, Mapping) or hasattr(given, "read") or not isinstance(given, Iterable):
+        raise _no_path(given, argument)
+    return [location(item, argument) for item in given]
+
+
+def location(given: AnyPath, argument: str = "path") -> str:
+    """A path or URL as text. ``~`` and ``~user`` become home directories, unless something of that very name exists.
+
+    Raises:
+        As ``locations``.
+    """
+    try:
+        text = os.fsdecode(given)
+    except TypeError:
+        raise _no_path(given, argument) from None
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError as error:
+        cause = f"{argument}={given!r} holds a character that no file name can ({error.reason})"
+        raise ObjectNotFoundError(cause, cause=cause) from None
+    return os.path.expanduser(text) if text.startswith("~") and not os.path.lexists(text) else text  # noqa: PTH111
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path is a URL of another machine."""
+    return "://" in path and not path.startswith("file://")
+
+
+def _no_path(given: object, argument: str) -> ConfigError:
+    cause = f"{argument} must be a path or a URL (str, bytes, os.PathLike), not {_described(given)}"
+    remedy = None
+    if hasattr(given, "read"):
+        name = getattr(given, "name", None)
+        remedy = f"Give its path: {name!r}" if isinstance(name, (str, bytes)) else "Write it to a file, or give its URL"
+    return ConfigError(f"{cause}. {remedy}" if remedy else cause, cause=cause, remedy=remedy)
+
+
+def _described(given: object) -> str:
+    return "None" if given is None else type(given).__name__
+
+
+def tensor_names(given: Iterable[str]) -> list[str]:
+    """Names of tensors, each once, in order. A single string is one name.
+
+    Raises:
+        SelectionError: for what is no name, and for what is no collection of names.
+        TensorNotFoundError: for a name that no file can hold: a lone surrogate is not Unicode.
+    """
+    if isinstance(given, str):
+        given = (given,)
+    if isinstance(given, (bytes, bytearray)) or not isinstance(given, Iterable):
+        raise _no_names(given)
+    try:
+        names = list(dict.fromkeys(given))
+    except TypeError:  # of what cannot be hashed, such as lists
+        raise _no_names(given) from None
+    for name in names:
+        if not isinstance(name, str):
+            raise _no_names(name)
+    try:
+        "".join(names).encode()
+    except UnicodeEncodeError as error:
+        cause = f"no tensor's name holds the character {error.object[error.start]!r}, which is no Unicode"
+        raise TensorNotFoundError(cause, cause=cause) from None
+    return names
+
+
+def _no_names(given: object) -> SelectionError:
+    cause = f"names must be names of tensors (str), not {_described(given)}"
+    remedy = 'Give a list such as names=["lm_head.weight"]'
+    return SelectionError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+
+
+def name_filter(given: Any) -> Callable[[str], bool]:
+    """A function of a tensor's name.
+
+    Raises:
+        ConfigError: for anything else, a pattern among it.
+    """
+    if callable(given):
+        return given  # type: ignore[no-any-return]
+    cause = f"filter must be a function of a tensor's name, not {given!r}"
+    remedy = "For a pattern, write filter=lambda name: fnmatch.fnmatchcase(name, pattern)"
+    raise ConfigError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+
+
+_DTYPES = {
+    "fp8": "float8_e4m3fn",
+    "fp16": "float16",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "f32": "float32",
+    "fp64": "float64",
+    "f64": "float64",
+}
+"""What people call dtypes, and what frameworks do."""
+
+
+def no_dtype(given: object, library: str) -> SelectionError:
+    """``given`` is no dtype of ``library``."""
+    text = str(given).strip().lower().rpartition(".")[2]
+    known = next((name for name in _DTYPES.values() if name == text), _DTYPES.get(text))
+    remedy = f"Did you mean {known!r}?" if known else "Give one such as 'float16', 'bfloat16' or 'float32'"
+    cause = f"dtype={given!r} is not a dtype of {library}"
+    return SelectionError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+
+
+def no_floating_dtype(given: object) -> SelectionError:
+    """``given`` cannot hold what floating-point tensors hold."""
+    cause = (
+        f"dtype={given!r}: floating-point tensors are not converted to a dtype of integers, which would truncate them"
+    )
+    remedy = "Give a floating-point dtype; for quantised weights, use a quantised checkpoint"
+    return SelectionError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+
+
+def device_meant(given: object) -> str | None:
+    """The device that a text which is none may mean: of ``"gpu"``, ``"GPU:1"`` or ``"cuda:x"``."""
+    if not isinstance(given, str):
+        return None
+    kind, _, index = given.strip().lower().partition(":")
+    if kind in {"gpu", "cuda", "nvidia"}:
+        return f"cuda:{int(index)}" if index.isdecimal() else "cuda:0" if index else "cuda"
+    return "cpu" if kind in {"cpu", "host", "ram"} else None

@@ -1,0 +1,289 @@
+"""What ``load_into`` reads where: destinations by name become parts of one load for each device.
+
+Everything that can be wrong with a destination is found here, before a byte is written. Bytes go straight into memory
+that is contiguous and of the checkpoint's dtype. What has to be converted, or lies scattered, arrives in pieces of at
+most ``PIECE_BYTES`` next to its destination and is copied there; a load's window bounds how many wait at once, so no
+second copy of the weights exists.
+
+Knows names, shapes and byte ranges; what a tensor is, and where its memory lies, its framework says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+from penstock._native import TensorInfo
+from penstock.errors import DestinationError
+from penstock.frameworks.base import Destination, Framework
+from penstock.parts import Part
+
+DtypeMismatch = Literal["convert", "error"]
+
+PIECE_BYTES = 64 << 20
+"""The most bytes of one piece that is converted."""
+
+_TRIES = 10_000
+"""After so many steps, two destinations that lie scattered count as overlapping."""
+
+_PRECISION = {"F64": 53, "F32": 24, "F16": 11, "BF16": 8, "F8_E4M3": 4, "F8_E5M2": 3, "F8_E4M3FNUZ": 4,
+              "F8_E5M2FNUZ": 3, "F8_E8M0": 0, "F4": 0, "C64": 24}  # fmt: skip
+"""Of a floating-point dtype, the power of two up to which it holds every integer; 0 where it lacks small ones."""
+_INTEGERS = {"BOOL": (0, 1), "U8": (0, 8), "U16": (0, 16), "U32": (0, 32), "U64": (0, 64), "I8": (1, 7),
+             "I16": (1, 15), "I32": (1, 31), "I64": (1, 63)}  # fmt: skip
+"""Of an integer dtype, whether it has a sign, and the bits besides."""
+
+
+class Planned(NamedTuple):
+    """The parts of a ``load_into``."""
+
+    parts: dict[str, list[Part]]
+    """By device."""
+    nbytes: int
+    """Bytes that will be read of the checkpoint."""
+    written: list[Any]
+    """Every tensor that is written to: as the caller gave it, and the local shards of it."""
+
+
+def plan(
+    infos: Mapping[str, TensorInfo],
+    names: Iterable[str],
+    tensors: Mapping[str, Any],
+    library: Framework,
+    dtype_mismatch: DtypeMismatch,
+) -> Planned:
+    """Checks the destinations of ``names``, and says what is read where.
+
+    Tied destinations are read once: the last name in the order of ``tensors`` wins, as with ``load_state_dict``.
+
+    Raises:
+        DestinationError: for the first destination that does not fit, or overlaps another.
+    """
+    chosen = set(names)
+    fills: dict[tuple[Destination, ...], _Fill] = {}
+    for name, tensor in tensors.items():
+        if name in chosen:
+            fill = _fill(infos[name], tensor, library, dtype_mismatch)
+            key = tuple(target.destination for target in fill.targets)
+            if key:
+                fills[key] = fill
+    _check_apart(fills.values())
+    planned = Planned({}, 0, [])
+    nbytes = 0
+    for fill in fills.values():
+        planned.written.append(fill.tensor)
+        for target in fill.targets:
+            if target.memory is not fill.tensor:
+                planned.written.append(target.memory)
+            parts = planned.parts.setdefault(target.destination.device, [])
+            share = _share(fill.info, target.destination)
+            nbytes += share
+            parts.extend(_parts(fill.info, target, share, library))
+    return planned._replace(nbytes=nbytes)
+
+
+class _Target(NamedTuple):
+    """A box of a tensor, and its memory."""
+
+    ranges: tuple[tuple[int, int], ...]
+    memory: Any
+    destination: Destination
+
+
+class _Fill(NamedTuple):
+    """A tensor of the checkpoint, and what of it goes where."""
+
+    info: TensorInfo
+    tensor: Any
+    targets: list[_Target]
+
+
+def _fill(info: TensorInfo, tensor: Any, library: Framework, dtype_mismatch: DtypeMismatch) -> _Fill:
+    targets: list[_Target] = []
+    try:
+        pieces = library.pieces(info.name, tensor)
+        for ranges, memory in pieces:
+            destination = library.destination(info.name, memory)
+            if not targets:
+                _check_dtype(info, memory, destination, library, dtype_mismatch)
+            targets.append(_Target(ranges, memory, destination))
+    except DestinationError as error:
+        raise _wrong(info, error.cause or str(error), error.remedy) from error
+    shape = list(library.shape(tensor))
+    if shape != list(info.shape):
+        cause = f"the checkpoint's shape is {list(info.shape)}, the destination's {shape}"
+        remedy = "Build the destination with that shape, leave the tensor out with names=, or load it and copy_ a part"
+        raise _wrong(info, cause, remedy)
+    for target in targets:
+        if target.destination.strides is not None and _overlaps_itself(target.destination):
+            cause = f"elements of the destination share memory (strides {list(target.destination.strides)} bytes)"
+            raise _wrong(info, cause, "Give a tensor that was not expanded: destination.contiguous()")
+    return _Fill(info, tensor, [target for target in targets if target.destination.nbytes])
+
+
+def _check_dtype(
+    info: TensorInfo, memory: Any, destination: Destination, library: Framework, dtype_mismatch: DtypeMismatch
+) -> None:
+    if info.dtype == destination.dtype and (destination.strides is None or info.dtype != "F4"):
+        return
+    cause = f"the checkpoint's dtype is {info.dtype}, the destination's {destination.dtype}"
+    if dtype_mismatch == "error" and info.dtype != destination.dtype:
+        remedy = f"Build the destination with dtype {info.dtype} (a module: module.to(…)), or let it be converted"
+        raise _wrong(info, cause, f'{remedy}: dtype_mismatch="convert"')
+    if not keeps_values(info.dtype, destination.dtype):
+        remedy = "Load it with ckpt.load([name]), and convert it as you see fit"
+        raise _wrong(info, f"{cause}: only floating-point numbers are rounded, no others are cut off", remedy)
+    refused = library.cannot_convert(info.dtype, memory)
+    if refused is not None:
+        remedy = f"Build the destination with dtype {info.dtype}"
+        raise _wrong(info, f"{cause}, and {refused}", remedy)
+
+
+def keeps_values(source: str, destination: str) -> bool:
+    """Whether copying elements of one dtype to another changes no value, but that floating-point numbers are rounded.
+
+    Args:
+        source, destination: dtypes as safetensors spells them.
+    """
+    if source == destination:
+        return True
+    if source in _INTEGERS:
+        signed, bits = _INTEGERS[source]
+        if destination in _INTEGERS:
+            other_signed, other_bits = _INTEGERS[destination]
+            return destination != "BOOL" and signed <= other_signed and bits <= other_bits
+        return bits <= _PRECISION.get(destination, 0) or (source == "BOOL" and _PRECISION.get(destination, 0) > 0)
+    return source in _PRECISION and destination in _PRECISION and (source != "C64" or destination == "C64")
+
+
+def _parts(info: TensorInfo, target: _Target, nbytes: int, library: Framework) -> Iterator[Part]:
+    """A part that is read in place, or those that are copied."""
+    ranges, memory, destination = target
+    if destination.strides is None and destination.dtype == info.dtype:
+        yield Part(info.name, ranges, into=memory, destination=destination)
+        return
+    box = [*ranges, *((0, size) for size in info.shape[len(ranges) :])]
+    for cut in _cut(box, nbytes):
+        inner = [slice(start - first, end - first) for (start, end), (first, _) in zip(cut, box, strict=True)]
+        # The ellipsis keeps a numpy array without dimensions an array.
+        index = (*inner, Ellipsis)
+        yield Part(info.name, cut, take=partial(library.put, memory[index]))
+
+
+def _cut(box: Sequence[tuple[int, int]], nbytes: int) -> Iterator[list[tuple[int, int]]]:
+    """Boxes of at most ``PIECE_BYTES``, each consecutive bytes of ``box`` packed."""
+    at = next((at for at, (start, end) in enumerate(box) if end - start > 1), None)
+    if nbytes <= PIECE_BYTES or at is None:
+        yield list(box)
+        return
+    start, end = box[at]
+    row = nbytes // (end - start)
+    step = max(PIECE_BYTES // row, 1)
+    for first in range(start, end, step):
+        last = min(first + step, end)
+        yield from _cut([*box[:at], (first, last), *box[at + 1 :]], row * (last - first))
+
+
+def _share(info: TensorInfo, destination: Destination) -> int:
+    """Bytes of the checkpoint that a destination takes."""
+    if destination.shape == info.shape:
+        return info.nbytes
+    elements, whole = _product(destination.shape), _product(info.shape)
+    return info.nbytes * elements // whole if whole else 0
+
+
+def _overlaps_itself(destination: Destination) -> bool:
+    """Whether two elements may share memory. True where that is not clear."""
+    reach = destination.nbytes // max(_product(destination.shape), 1)
+    dimensions = zip(destination.shape, destination.strides or (), strict=True)
+    for size, stride in sorted(dimensions, key=lambda dimension: abs(dimension[1])):
+        if size > 1:
+            if abs(stride) < reach:
+                return True
+            reach += abs(stride) * (size - 1)
+    return False
+
+
+def _check_apart(fills: Iterable[_Fill]) -> None:
+    """Refuses destinations that share memory without being the same: one would end as a mixture."""
+    by_device: dict[str, list[tuple[TensorInfo, Destination]]] = {}
+    for fill in fills:
+        for target in fill.targets:
+            by_device.setdefault(target.destination.device, []).append((fill.info, target.destination))
+    for destinations in by_device.values():
+        spans = sorted((*_span(destination), at) for at, (_, destination) in enumerate(destinations))
+        for number, (_, end, at) in enumerate(spans):
+            later = number + 1
+            while later < len(spans) and spans[later][0] < end:
+                (info, one), (other_info, other) = destinations[at], destinations[spans[later][2]]
+                if not _are_apart(one, other):
+                    cause = f"its destination overlaps that of {info.name!r} and is not the same tensor"
+                    remedy = "Give each tensor memory of its own, or load them one after the other with names="
+                    raise _wrong(other_info, cause, remedy)
+                later += 1
+
+
+def _span(destination: Destination) -> tuple[int, int]:
+    """The first byte, and the one after the last."""
+    if destination.strides is None:
+        return destination.address, destination.address + destination.nbytes
+    moves = [(size - 1) * stride for size, stride in zip(destination.shape, destination.strides, strict=True)]
+    element = destination.nbytes // _product(destination.shape)
+    below, above = sum(min(move, 0) for move in moves), sum(max(move, 0) for move in moves)
+    return destination.address + below, destination.address + above + element
+
+
+def _are_apart(one: Destination, other: Destination) -> bool:
+    """Whether two destinations share no byte. False where that would take long to find out."""
+    if one.strides is None and other.strides is None:
+        return one.nbytes == 0 or other.nbytes == 0 or not _meet(_span(one), _span(other))
+    # A byte of both is a solution of first + i·strides = other first + j·other strides, in as many steps each way as
+    # the shapes allow. Steps of the same size are one unknown.
+    steps: dict[int, tuple[int, int]] = {}
+    for sign, destination in ((1, one), (-1, other)):
+        for size, stride in _walk(destination):
+            least, most = steps.get(stride, (0, 0))
+            steps[stride] = (least, most + size - 1) if sign > 0 else (least - size + 1, most)
+    unknowns = [(stride, *steps[stride]) for stride in sorted(steps, reverse=True)]
+    bounds = [(0, 0)]
+    for stride, least, most in reversed(unknowns):
+        bounds.insert(0, (bounds[0][0] + stride * least, bounds[0][1] + stride * most))
+    tries = iter(range(_TRIES))
+
+    def solvable(at: int, rest: int) -> bool:
+        if at == len(unknowns):
+            return rest == 0
+        stride, least, most = unknowns[at]
+        low, high = bounds[at + 1]
+        return any(
+            next(tries, None) is None or solvable(at + 1, rest - stride * count)
+            for count in range(max(least, -((high - rest) // stride)), min(most, (rest - low) // stride) + 1)
+        )
+
+    return not solvable(0, _span(other)[0] - _span(one)[0])
+
+
+def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def _walk(destination: Destination) -> list[tuple[int, int]]:
+    """A destination's bytes as (size, stride) of dimensions. Which way one is walked is no matter."""
+    if destination.strides is None:
+        return [(destination.nbytes, 1)]
+    element = destination.nbytes // _product(destination.shape)
+    dimensions = zip(destination.shape, destination.strides, strict=True)
+    return [(size, abs(stride)) for size, stride in dimensions if size > 1 and stride] + [(element, 1)]
+
+
+def _product(sizes: Iterable[int]) -> int:
+    product = 1
+    for size in sizes:
+        product *= size
+    return product
+
+
+def _wrong(info: TensorInfo, cause: str, remedy: str | None) -> DestinationError:
+    message = f"{info.object}: tensor {info.name!r}: {cause}" + (f". {remedy}" if remedy else "")
+    return DestinationError(message, object=info.object, tensor=info.name, cause=cause, remedy=remedy)

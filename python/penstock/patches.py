@@ -1,0 +1,261 @@
+"""What Penstock replaces in other packages: the complete list, the switch that turns it off, and one safe way to do it.
+
+Promises: an attribute of another package is only replaced if it is listed in ``PATCHES`` (docs/engines/patches.md is
+the same list, and a test compares the two); a replacement that has no active user calls the original with the same
+arguments; restoring never overwrites a replacement that another package has made in the meantime.
+
+It imports no other package, and must not know which engine uses it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+logger = logging.getLogger(__name__)
+
+DISABLE = "PENSTOCK_DISABLE"
+"""The environment variable that turns integrations off."""
+
+FOREVER = "until the process ends"
+WITHIN = "until the last such block or call ends"
+
+
+class Patch(NamedTuple):
+    """One attribute (or registry entry) of another package that Penstock replaces or adds."""
+
+    target: str
+    """Its dotted name; for a registry, the registry's, with the key in brackets."""
+    when: str
+    """When it is installed."""
+    until: str
+    """How long it stays."""
+    effect: str
+    """What it does, and for whom."""
+
+
+PATCHES = (
+    Patch(
+        "vllm.model_executor.model_loader._LOAD_FORMAT_TO_MODEL_LOADER[penstock]",
+        "vLLM loads its plugins, in each process",
+        FOREVER,
+        "Adds the load format, by `register_model_loader`.",
+    ),
+    Patch(
+        "vllm.engine.arg_utils.EngineArgs.create_model_config",
+        "vLLM loads its plugins, in each process",
+        FOREVER,
+        "Installs the three below if `load_format` is `penstock`. Calls the original otherwise.",
+    ),
+    Patch(
+        "vllm.engine.arg_utils.EngineArgs.create_engine_config",
+        "vLLM loads its plugins, in each process",
+        FOREVER,
+        "As above.",
+    ),
+    Patch(
+        "vllm.config.VllmConfig.try_verify_and_update_config",
+        "`--load-format penstock` is first used in a process",
+        FOREVER,
+        "Accepts `penstock` for models on object stores. Calls the original for other formats.",
+    ),
+    Patch(
+        "vllm.transformers_utils.runai_utils.runai_pull_files",
+        "`--load-format penstock` is first used in a process that has no `runai_model_streamer`",
+        FOREVER,
+        "Fetches configuration and tokenizer of a model on an object store, while vLLM makes a configuration with that "
+        "format. Calls the original otherwise.",
+    ),
+    Patch(
+        "vllm.transformers_utils.runai_utils.runai_list_safetensors",
+        "`--load-format penstock` is first used in a process that has no `runai_model_streamer`",
+        FOREVER,
+        "Lists an object store's files, as above.",
+    ),
+    Patch(
+        "sglang.srt.arg_groups.choices.LOAD_FORMAT_CHOICES[penstock]",
+        "SGLang loads its plugins, in each process",
+        FOREVER,
+        "Adds the load format, by `add_load_format_choices`.",
+    ),
+    Patch(
+        "sglang.srt.configs.load_config.LoadConfig._verify_load_format",
+        "SGLang loads its plugins, in each process",
+        FOREVER,
+        "Accepts `penstock`. Calls the original for other formats.",
+    ),
+    Patch(
+        "sglang.srt.model_loader.loader.get_model_loader",
+        "SGLang loads its plugins, in each process",
+        FOREVER,
+        "Gives Penstock's loader for `penstock`. Calls the original for other formats.",
+    ),
+    Patch(
+        "sglang.srt.model_loader.utils.should_async_load",
+        "SGLang loads its plugins, in each process",
+        FOREVER,
+        "Answers `False` while Penstock's loader fills a model. Calls the original otherwise.",
+    ),
+    Patch(
+        "sglang.srt.utils.runai_utils.is_runai_obj_uri",
+        "SGLang loads its plugins, in each process",
+        FOREVER,
+        "Knows `hf://`, `abfss://`, `https://` and the like for servers that asked for Penstock. Calls the original "
+        "otherwise.",
+    ),
+    Patch(
+        "sglang.srt.utils.runai_utils.ObjectStorageModel.download_and_get_path",
+        "SGLang loads its plugins, in each process",
+        FOREVER,
+        "Fetches configuration and tokenizer for servers that asked for Penstock, from what SGLang does not know or if "
+        "`runai_model_streamer` is not installed. Calls the original otherwise.",
+    ),
+    Patch(
+        "sglang.srt.arg_groups.resolution_hooks._HOOKS[handle_model_source_paths]",
+        "SGLang loads its plugins, in each process",
+        FOREVER,
+        "Notes whether a server asked for Penstock, then calls the original.",
+    ),
+    Patch(
+        "sglang.srt.arg_groups.resolution_hooks._HOOKS[handle_load_format]",
+        "SGLang loads its plugins, in each process",
+        FOREVER,
+        "Calls the original; keeps `penstock` for models on object stores if the server asked for it.",
+    ),
+    Patch(
+        "safetensors.safe_open",
+        "`patch_safetensors()` is entered",
+        WITHIN,
+        "Is Penstock's, in the namespace of every module that has it.",
+    ),
+    Patch(
+        "safetensors.torch.load_file",
+        "`patch_safetensors()` is entered",
+        WITHIN,
+        "Is Penstock's, in the namespace of every module that has it.",
+    ),
+    Patch(
+        "torch.nn.Module.register_parameter",
+        "`penstock.load_model`, `penstock.no_init` or an engine's `from_pretrained` builds a model",
+        WITHIN,
+        "Parameters get no memory, in the thread that builds. Calls the original only, in other threads.",
+    ),
+    Patch(
+        "transformers.modeling_utils.caching_allocator_warmup",
+        "`penstock.engines.transformers.from_pretrained` loads to a GPU",
+        WITHIN,
+        "Reserves no GPU memory, in the thread that loads. Calls the original in other threads.",
+    ),
+    Patch(
+        "transformers.quantizers.quantizer_torchao.TorchAoHfQuantizer._process_model_before_weight_loading",
+        "`penstock.engines.transformers.from_pretrained` loads a model that torchao has quantised",
+        WITHIN,
+        "Calls the original, then gives the quantiser the files' metadata, in the thread that loads.",
+    ),
+    Patch(
+        "diffusers.DiffusionPipeline.lora_state_dict",
+        "`penstock.engines.diffusers.load_lora_weights` is given a URL",
+        "until the call ends",
+        "Of the one pipeline that is given, not of the class: adds the settings from the file's metadata.",
+    ),
+)
+"""Everything, in the order of the manual's table."""
+
+_TARGETS = {patch.target for patch in PATCHES}
+
+
+def is_disabled() -> bool:
+    """Whether ``PENSTOCK_DISABLE`` turns Penstock's integrations off. Empty, ``0`` and ``false`` do not."""
+    return os.environ.get(DISABLE, "").strip().lower() not in {"", "0", "false", "no"}
+
+
+def listed(target: str) -> str:
+    """``target``, which has to be in the list.
+
+    Raises:
+        KeyError: it is not.
+    """
+    if target not in _TARGETS:
+        raise KeyError(f"{target} is not listed in penstock.patches.PATCHES")
+    return target
+
+
+def table() -> list[str]:
+    """The rows of the manual's table, in Markdown."""
+    return [f"| `{patch.target}` | {patch.when} | {patch.until} | {patch.effect} |" for patch in PATCHES]
+
+
+class Replacement:
+    """An attribute of another package that is replaced while it has users, and restored when the last has gone.
+
+    If another package has replaced it too in the meantime, theirs stays, and so does ours below it, which then calls
+    the original. Safe for several threads.
+
+    Args:
+        target: the attribute, from the list.
+        make: makes the replacement from the original. It has to behave as the original where nobody uses it, and to
+            work if it replaces another of its kind.
+    """
+
+    def __init__(self, target: str, make: Callable[[Any], Any]) -> None:
+        self._name = listed(target).rpartition(".")[2]
+        self._make = make
+        self._lock = threading.Lock()
+        self._users = 0
+        self._original: Any = None
+        self._ours: Any = None
+
+    @contextmanager
+    def on(self, owner: Any) -> Iterator[bool]:
+        """Replaces the attribute of ``owner``, a module or a class. Yields whether it has such an attribute."""
+        with self._lock:
+            if not self._users:
+                self._install(owner)
+            self._users += 1
+        try:
+            yield self._ours is not None
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    self._restore(owner)
+
+    def _install(self, owner: Any) -> None:
+        current = getattr(owner, self._name, None)
+        # It may have stayed below a replacement of another package that is gone now.
+        if current is not None and current is not self._ours:
+            self._original, self._ours = current, self._make(current)
+            setattr(owner, self._name, self._ours)
+
+    def _restore(self, owner: Any) -> None:
+        if self._ours is None:
+            return
+        if getattr(owner, self._name, None) is not self._ours:
+            logger.debug("%s was replaced by another package meanwhile and is left as it is", self._name)
+            return
+        setattr(owner, self._name, self._original)
+        self._original = self._ours = None
+
+
+def replace_for_good(owner: Any, target: str, make: Callable[[Any], Any]) -> None:
+    """Replaces an attribute of ``owner`` for the rest of the process, at most once.
+
+    Args:
+        target: the attribute, from the list.
+        make: makes the replacement from the original.
+
+    Raises:
+        AttributeError: there is no such attribute; nothing was changed.
+    """
+    name = listed(target).rpartition(".")[2]
+    original = getattr(owner, name)
+    # Not by getattr: placeholders of packages that are absent raise what they like.
+    if getattr(original, "__dict__", {}).get("_penstock") == target:
+        return
+    replacement = make(original)
+    replacement._penstock = target
+    setattr(owner, name, replacement)

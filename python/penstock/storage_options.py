@@ -1,0 +1,66 @@
+"""Storage options as people give them, for the engine.
+
+``storage_options`` names credentials, endpoints and settings of remote stores for one call, as in pandas and fsspec.
+The engine knows which names there are, and what they mean. Here only what Python adds is unpacked: nested mappings,
+paths and numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.errors import ConfigError
+
+_NESTED = {"client_kwargs", "config_kwargs", "session_kwargs"}
+"""Mappings that s3fs hands on to botocore, whose names are options here too."""
+
+
+def engine_options(given: Mapping[str, Any] | None) -> list[tuple[str, str]] | None:
+    """The options as text, without those that are None.
+
+    Raises:
+        ConfigError: what is given is no mapping from names, or a value is nothing that can be written as text. Values
+            are not shown: they may be secret.
+    """
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"storage_options is a {type(given).__name__}, not a mapping from names to values")
+    options: list[tuple[str, str]] = []
+    for name, value in given.items():
+        if not isinstance(name, str):
+            raise ConfigError(f"storage_options: {name!r} is not a name")
+        if value is None:
+            continue
+        if name == "s3" and isinstance(value, Mapping):
+            options += _addressing(value)
+        elif name in _NESTED and isinstance(value, Mapping):
+            options += engine_options(value) or []
+        else:
+            options.append((name, _text(name, value)))
+    return options
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (str, int)):
+        return str(value)
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
+    if isinstance(value, Mapping) and name == "token":  # of gcsfs: a service account's key
+        return json.dumps(dict(value))
+    raise ConfigError(
+        f"storage_options: the value of {name!r} is a {type(value).__name__}: text, path, number or bool is needed"
+    )
+
+
+def _addressing(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """``config_kwargs={"s3": {"addressing_style": "virtual"}}``, as botocore has it."""
+    if unknown := sorted(set(settings) - {"addressing_style"}):
+        raise ConfigError(f"storage_options: of config_kwargs['s3'] only addressing_style is known, not {unknown}")
+    style = settings.get("addressing_style", "auto")
+    return [] if style == "auto" else [("virtual_hosted_style_request", "true" if style == "virtual" else "false")]

@@ -1,0 +1,284 @@
+"""A recorded load ends with the bits of an eager load, past what torch's modes and subclasses see by themselves."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from conftest import Raw, raw_bytes, write_raw
+
+torch = pytest.importorskip("torch")
+
+import numpy as np
+from torch import nn
+
+from penstock.engines.filling import Weights, fill
+from penstock.recording import Recorder, VerificationError, copy_state, differing, verify_equal
+from programs.compare import Runner, described, make
+
+Pairs = Iterator[tuple[str, Any]]
+PROGRAMS = 2000
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> penstock.Checkpoint:
+    tensors = {name: Raw("F32", (8, 8), raw_bytes("F32", (8, 8), number)) for number, name in enumerate("ab")}
+    return penstock.open(write_raw(tmp_path / "x.safetensors", tensors))
+
+
+def check(checkpoint: penstock.Checkpoint, load: Callable[[Pairs], list[Any]], **settings: Any) -> Any:
+    """Runs loading code with ordinary and with lazy tensors; what it returns must be the same, bit by bit."""
+
+    def bits(tensor: Any) -> Any:
+        assert tensor.untyped_storage().nbytes() > 0
+        assert tensor.data_ptr() != 0
+        return type(tensor), tensor.shape, tensor.detach().contiguous().numpy().tobytes()
+
+    with torch.no_grad():
+        eager = list(map(bits, load(iter(sorted(checkpoint.load().items())))))
+        with Recorder(**settings) as recorder:
+            made = load(recorder.weights(checkpoint, sorted(checkpoint)))
+        assert list(map(bits, made)) == eager
+    return recorder.statistics
+
+
+def by_data(parameter: Any, weight: Any) -> Any:
+    parameter.data = weight
+    return parameter
+
+
+def by_part(parameter: Any, weight: Any) -> Any:
+    parameter.data = weight.t()[2:]
+    return parameter
+
+
+def by_grad(parameter: Any, weight: Any) -> Any:
+    parameter.grad = weight
+    return parameter.grad
+
+
+def by_swapping(parameter: Any, weight: Any) -> Any:
+    torch.utils.swap_tensors(parameter, weight)
+    return parameter
+
+
+def by_real(parameter: Any, weight: Any) -> Any:
+    parameter.real = weight
+    return parameter
+
+
+SETTERS = [
+    by_data, by_part, by_grad, by_swapping, by_real, lambda _, weight: nn.Parameter(weight),
+    lambda _, weight: nn.Parameter(weight.to(torch.float64)), lambda _, weight: nn.Buffer(weight),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("keep", ["lazy", "real"])
+@pytest.mark.parametrize("setter", SETTERS)
+def test_a_weight_that_becomes_a_parameters_memory_is_read(
+    checkpoint: penstock.Checkpoint, setter: Callable[[Any, Any], Any], keep: str
+) -> None:
+    statistics = check(
+        checkpoint, lambda weights: [setter(nn.Parameter(torch.zeros(8, 8)), dict(weights)["a"])], keep=keep
+    )
+    assert statistics.plans <= 1
+
+
+def test_setters_refuse_a_weight_that_outlives_its_recorder_or_take_its_values(checkpoint: penstock.Checkpoint) -> None:
+    with Recorder() as recorder:
+        kept = dict(recorder.weights(checkpoint))
+    parameter = nn.Parameter(torch.ones(8, 8))
+    with pytest.raises(RuntimeError, match="incompatible tensor type"):
+        parameter.data = kept["a"]
+    parameter.grad = kept["b"]
+    wanted = checkpoint.load()
+    assert verify_equal({"b": parameter.grad + 0}, {"b": wanted["b"] + 0}) == 1
+    assert bool((parameter + 0 == 1).all()), "it still has its memory"
+    with torch.no_grad():
+        parameter.copy_(kept["a"])
+    assert verify_equal({"a": parameter}, {"a": wanted["a"]}) == 1
+
+
+def test_kept_weights_become_ordinary_tensors(checkpoint: penstock.Checkpoint) -> None:
+    module = nn.Module()
+
+    def load(weights: Pairs) -> None:
+        for name, weight in weights:
+            module.register_buffer(name, weight)
+            module.kept = [weight[2:]]
+
+    with Recorder(keep="real") as recorder:
+        load(recorder.weights(checkpoint))
+    assert (type(module.a), type(module.kept[0]), recorder.statistics.plans) == (torch.Tensor, torch.Tensor, 1)
+    module.b.zero_()
+    assert verify_equal({"a": module.a}, {"a": checkpoint.load()["a"]}) == 1
+    assert not module.kept[0].any(), "it is a view still"
+
+
+COPYING = [
+    lambda p: p[torch.tensor([3, 1, 0, 2, 4, 5, 7, 6])],
+    lambda p: p[[7, 6, 5, 4, 3, 2, 1, 0]],
+    lambda p: p[torch.tensor([True, False] * 4)].repeat(2, 1),
+    lambda p: p.t().reshape(-1).view(8, 8),
+    lambda p: torch.flatten(p.t()).view(8, 8),
+    lambda p: p.t().reshape_as(torch.empty(4, 16)).view(8, 8),
+    lambda p: p.t().contiguous(),
+    lambda p: p.to(torch.float64).float(),
+]
+
+
+@pytest.mark.parametrize("small", [8, 1 << 18], ids=["large", "small"])
+@pytest.mark.parametrize("copying", COPYING)
+def test_a_function_that_may_copy_reads_what_was_copied_before(
+    checkpoint: penstock.Checkpoint, monkeypatch: pytest.MonkeyPatch, copying: Callable[[Any], Any], small: int
+) -> None:
+    monkeypatch.setattr("penstock.recording.at_once.SMALL_BYTES", small)
+
+    def load(weights: Pairs) -> list[Any]:
+        parameters = [nn.Parameter(torch.zeros(8, 8)), nn.Parameter(torch.zeros(8, 8))]
+        parameters[0].data.copy_(dict(weights)["a"])
+        parameters[1].data.copy_(copying(parameters[0].data))
+        parameters[0].data.copy_(copying(parameters[0].data))
+        return parameters
+
+    check(checkpoint, load)
+
+
+def in_thread(do: Callable[[], Any]) -> None:
+    thread = threading.Thread(target=do)
+    thread.start()
+    thread.join()
+
+
+def in_new_pool(do: Callable[[], Any]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(do).result()
+
+
+def test_threads_read_what_was_copied_before_and_may_copy(checkpoint: penstock.Checkpoint) -> None:
+    with ThreadPoolExecutor(1) as existing:
+        existing.submit(int).result()
+        for run in (in_thread, in_new_pool, lambda do: existing.submit(do).result()):
+
+            def load(weights: Pairs, run: Any = run) -> list[Any]:
+                first, second, third = (torch.zeros(8, 8) for _ in range(3))
+                kept = dict(weights)
+                first.copy_(kept["a"])
+                run(lambda: second.copy_(first * 2))
+                run(lambda: third.copy_(kept["b"]))
+                third.add_(1)
+                run(lambda: kept["a"].mul_(2))
+                first[0].copy_(kept["a"][0])
+                return [first, second, third]
+
+            check(checkpoint, load)
+    assert threading.Thread.start.__module__ == "threading", "what is replaced while recording is put back"
+
+
+def test_what_others_than_torch_see_is_filled_when_it_is_copied_to(checkpoint: penstock.Checkpoint) -> None:
+    def load(weights: Pairs) -> list[Any]:
+        kept = dict(weights)
+        viewed = torch.zeros(8, 8)
+        array = viewed.numpy()
+        viewed.copy_(kept["a"])
+        seen = torch.from_numpy(array.copy())
+        shared = np.zeros(72, dtype=np.float32)
+        whole, part = torch.from_numpy(shared), torch.from_numpy(shared[2:])
+        whole[:64].copy_(kept["a"].view(-1))
+        part[:64].mul_(2)
+        addressed = torch.zeros(8, 8)
+        import ctypes
+
+        address = addressed.data_ptr()
+        addressed.copy_(kept["b"])
+        raw = torch.frombuffer(bytearray(ctypes.string_at(address, 256)), dtype=torch.float32)
+        return [seen, whole, raw]
+
+    check(checkpoint, load)
+
+
+def test_scripts_read_what_was_copied_before(checkpoint: penstock.Checkpoint) -> None:
+    script = torch.jit.CompilationUnit("def f(x: Tensor) -> Tensor:\n    return x.t().reshape(-1) + 1\n").f
+
+    def load(weights: Pairs) -> list[Any]:
+        parameter = torch.zeros(8, 8)
+        parameter.copy_(dict(weights)["a"])
+        return [script(parameter)]
+
+    check(checkpoint, load)
+
+
+class Model(nn.Module):
+    """Counts what it is given, and adds to what it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = nn.Parameter(torch.zeros(8, 8), requires_grad=False)
+        self.scale = nn.Parameter(torch.zeros(8, 8), requires_grad=False)
+        self.loads = 0
+
+    def load_weights(self, weights: Pairs) -> None:
+        self.loads += 1
+        for _, weight in weights:
+            self.total.add_(weight)
+            self.scale = nn.Parameter(weight.mul_(2), requires_grad=False)
+
+
+def filled(checkpoint: penstock.Checkpoint, load: Callable[[Pairs], Any], why_ordinary: str | None = None) -> Any:
+    offered = [Weights(checkpoint, sorted(checkpoint), "")]
+    return fill(
+        load, offered, lambda sharing: Recorder(sharing=sharing, keep="real"), why_ordinary=why_ordinary, sharing=None
+    )
+
+
+def test_a_model_that_adds_to_its_parameters_loads_once(checkpoint: penstock.Checkpoint) -> None:
+    models = Model(), Model()
+    filled(checkpoint, models[0].load_weights)
+    filled(checkpoint, models[1].load_weights, "to compare")
+    assert models[0].loads == 1
+    assert verify_equal(*models) == 2
+
+
+def test_a_models_own_error_comes_through_and_its_code_is_not_run_again(checkpoint: penstock.Checkpoint) -> None:
+    calls = []
+
+    def load(weights: Pairs) -> None:
+        calls.append(next(weights))
+        raise KeyError("layers.99.weight")
+
+    with pytest.raises(KeyError, match=r"layers\.99") as raised:
+        filled(checkpoint, load)
+    assert (len(calls), raised.value.__cause__, raised.value.__context__) == (1, None, None)
+
+
+def test_verifying_names_what_differs_and_takes_a_nan_for_a_nan() -> None:
+    models = Model(), Model()
+    models[0].total.fill_(float("nan"))
+    copy_state(*models)
+    assert verify_equal(*models) == 2
+    models[1].scale[3, 4] = -0.0
+    assert differing(*models) == ["scale"]
+    with pytest.raises(VerificationError, match=r"1 of 2 .* differ .*: scale\. .*record.*false") as raised:
+        verify_equal(*models)
+    assert raised.value.differing == ["scale"]
+    assert differing({"x": torch.zeros(2)}, {"x": torch.zeros(3), "y": torch.zeros(1)}) == ["y", "x"]
+
+
+@pytest.mark.parametrize("first", [0, random.randrange(1 << 40)], ids=["fixed", "random"])
+def test_random_programs_leave_what_eager_loads_leave(tmp_path: Path, first: int) -> None:
+    print(f"programs from seed {first}")  # noqa: T201 - to run them again
+    runner = Runner(tmp_path)
+    try:
+        for seed in range(first, first + (PROGRAMS if first == 0 else PROGRAMS // 10)):
+            program = make(seed)
+            if runner.difference(program) is not None:
+                pytest.fail(f"seed {seed}: {described(runner, program)}")
+    finally:
+        runner.close()

@@ -1,0 +1,279 @@
+"""Where a checkpoint's credentials and endpoint come from: the environment when it was opened, or the call."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+import servers
+from conftest import Raw, assert_bits, shard
+from services import service
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An environment that leads to no store."""
+    servers.forget_settings(monkeypatch, "AWS_", "GOOGLE_", "AZURE_", "HF_", "STORAGE_EMULATOR")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.fixture
+def gateway(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[servers.Remote, dict[str, Raw]]]:
+    (tmp_path / "one").mkdir()
+    body, held = shard(tmp_path, 0)
+    with servers.s3(tmp_path / "one") as remote:
+        # Later than the server, which is found below the user's directory.
+        request.getfixturevalue("plain")
+        remote.put("m/a.safetensors", body)
+        yield remote, held
+
+
+def options(remote: servers.Remote) -> dict[str, str]:
+    """What leads to the gateway, as s3fs has it."""
+    setting = remote.environment
+    return {
+        "key": setting["AWS_ACCESS_KEY_ID"],
+        "secret": setting["AWS_SECRET_ACCESS_KEY"],
+        "endpoint_url": setting["AWS_ENDPOINT_URL"],
+    }
+
+
+def test_a_load_uses_the_environment_that_the_checkpoint_was_opened_in(
+    gateway: tuple[servers.Remote, dict[str, Raw]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    remote, held = gateway
+    for name, value in remote.environment.items():
+        monkeypatch.setenv(name, value)
+    ckpt = penstock.open(f"{remote.root}/m/")
+    for name in remote.environment:
+        monkeypatch.delenv(name)
+    assert_bits(ckpt.load(framework="np"), held)
+    # Nor does it matter that another endpoint, other keys and a proxy are set by then.
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    assert_bits(ckpt.load(framework="np"), held)
+    assert_bits(dict(ckpt.stream(framework="np")), held)
+    # The disk cache of a load is another way to the same store.
+    cached = penstock.Config(cache_dir=str(tmp_path / "cache"))
+    assert_bits(ckpt.load(framework="np", config=cached), held)
+    with pytest.raises(penstock.StorageError):
+        penstock.open(f"{remote.root}/m/")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("key", "secret", "endpoint_url"),
+        ("aws_access_key_id", "aws_secret_access_key", "aws_endpoint"),
+        ("access_key_id", "secret_access_key", "endpoint"),
+    ],
+)
+def test_keys_and_endpoint_of_a_call_serve_all_of_it(
+    gateway: tuple[servers.Remote, dict[str, Raw]], names: tuple[str, ...], tmp_path: Path
+) -> None:
+    remote, held = gateway
+    given = dict(zip(names, options(remote).values(), strict=True))
+    before = dict(os.environ)
+    ckpt = penstock.open(f"{remote.root}/m/", storage_options=given)
+    assert_bits(ckpt.load(framework="np"), held)
+    pulled = penstock.pull(f"{remote.root}/m/", tmp_path / "pulled", storage_options=given)
+    assert [file.path for file in pulled.files] == ["a.safetensors"]
+    url = f"{remote.root}/m/a.safetensors"
+    assert_bits(penstock.load_file(url, framework="np", storage_options=given), held)
+    with penstock.safe_open(url, "np", storage_options=given) as opened:
+        assert set(opened.keys()) == set(held)
+    assert dict(os.environ) == before
+
+
+def test_nested_mappings_are_those_of_s3fs(gateway: tuple[servers.Remote, dict[str, Raw]]) -> None:
+    remote, held = gateway
+    given = options(remote)
+    nested: dict[str, Any] = {
+        "key": given["key"],
+        "secret": given["secret"],
+        "token": None,
+        "anon": False,
+        "client_kwargs": {"endpoint_url": given["endpoint_url"], "region_name": "us-east-1"},
+        "config_kwargs": {"s3": {"addressing_style": "path"}},
+    }
+    assert_bits(penstock.open(f"{remote.root}/m/", storage_options=nested).load(framework="np"), held)
+
+
+def test_two_stores_with_different_keys_work_side_by_side(
+    gateway: tuple[servers.Remote, dict[str, Raw]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, held = gateway
+    (tmp_path / "two").mkdir()
+    other, others = shard(tmp_path, 1)
+    with servers.s3(tmp_path / "two", "--access", "second-access", "--secret", "second-secret-key") as two:
+        two.put("m/a.safetensors", other)
+        second = options(two) | {"key": "second-access", "secret": "second-secret-key"}
+        # The same bucket and key of both, and the environment leads to the first.
+        for name, value in one.environment.items():
+            monkeypatch.setenv(name, value)
+        url = f"{one.root}/m/a.safetensors"
+        first, later = penstock.open(url), penstock.open(url, storage_options=second)
+        for _ in range(2):
+            assert_bits(first.load(framework="np"), held)
+            assert_bits(later.load(framework="np"), others)
+        with pytest.raises(penstock.ObjectAccessError) as raised:
+            penstock.open(url, storage_options=second | {"endpoint_url": options(one)["endpoint_url"]})
+    assert raised.value.code == "credentials"
+    assert "credentials: storage_options" in str(raised.value)
+
+
+def test_options_are_in_no_error_and_no_repr(gateway: tuple[servers.Remote, dict[str, Raw]]) -> None:
+    remote, _ = gateway
+    wrong = options(remote) | {"key": "SENTINEL-key", "secret": "SENTINEL-secret"}
+    with pytest.raises(penstock.ObjectAccessError) as raised:
+        penstock.open(f"{remote.root}/m/", storage_options=wrong)
+    assert "SENTINEL" not in f"{raised.value} {vars(raised.value)} {pickle.dumps(raised.value)!r}"
+    ckpt = penstock.open(f"{remote.root}/m/", storage_options=options(remote))
+    assert options(remote)["secret"] not in f"{ckpt!r} {ckpt.config!r} {vars(ckpt)}"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"secrte": "SENTINEL"}, "Did you mean 'secret'|Did you mean \"secret\""),
+        ({"account_key": "SENTINEL"}, "Azure"),
+        ({"key": "SENTINEL"}, "secret"),
+        ({"key": object()}, "'key' is a object"),
+        ({3: "SENTINEL"}, "not a name"),
+        ("SENTINEL", "not a mapping"),
+        ({"config_kwargs": {"s3": {"payload_signing": "SENTINEL"}}}, "addressing_style"),
+    ],
+)
+def test_what_is_no_option_is_refused(plain: None, given: Any, says: str) -> None:
+    with pytest.raises(penstock.ConfigError, match=says) as raised:
+        penstock.open("s3://bucket/m.safetensors", storage_options=given)
+    assert "SENTINEL" not in str(raised.value)
+    assert raised.value.code == "config"
+
+
+def test_a_relative_path_stays_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body, held = shard(tmp_path, 0)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "m.safetensors").write_bytes(body)
+    monkeypatch.chdir(tmp_path)
+    opened = [
+        penstock.open(path, storage_options={"anon": True})
+        for path in ("here", "here/m.safetensors", "here/*.safetensors")
+    ]
+    monkeypatch.chdir("/")
+    for ckpt in opened:
+        assert_bits(ckpt.load(framework="np"), held)
+
+
+def test_codes_are_attributes_and_json(tmp_path: Path) -> None:
+    with pytest.raises(penstock.ObjectNotFoundError) as absent:
+        penstock.open(tmp_path / "absent")
+    assert absent.value.code == "not_found"
+    (tmp_path / "cut.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
+    with pytest.raises(penstock.FormatError) as cut:
+        penstock.open(tmp_path / "cut.safetensors")
+    assert cut.value.code == "truncated"
+    assert pickle.loads(pickle.dumps(cut.value)).code == "truncated"  # noqa: S301 - our own
+    header = json.dumps({"a": {"dtype": "F32", "shape": [10], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "size.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(penstock.FormatError) as size:
+        penstock.open(tmp_path / "size.safetensors")
+    assert (size.value.code, size.value.details) == ("size_mismatch", {"needed": "40", "given": "4"})
+
+
+def test_waiting_for_a_server_is_logged_and_ends_with_ctrl_c(plain: None, caplog: pytest.LogCaptureFixture) -> None:
+    main = threading.get_ident()
+    with service(lambda _: (503, "busy")) as (url, asked):
+
+        def interrupt() -> None:
+            while not any("waiting for" in record.message for record in caplog.records):
+                time.sleep(0.05)
+            signal.pthread_kill(main, signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with caplog.at_level(logging.WARNING), pytest.raises(KeyboardInterrupt):
+            penstock.open(f"{url}/m.safetensors")
+        thread.join()
+    assert len(asked) > 3
+    told = [record for record in caplog.records if "waiting for" in record.message]
+    assert [record.name.partition(".")[0] for record in told] == ["penstock"]
+    assert "HTTP 503" in told[0].message
+
+
+def test_a_profile_that_is_not_there_is_named(plain: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "weihgts")
+    with pytest.raises(penstock.ConfigError, match="AWS_PROFILE=weihgts") as raised:
+        penstock.open("s3://bucket/m.safetensors")
+    assert "There is no profile in" in str(raised.value)
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "config").write_text("[profile weights]\nregion = us-east-1\n[default]\nregion = us-east-1\n")
+    with pytest.raises(penstock.ConfigError, match='Did you mean "weights"'):
+        penstock.open("s3://bucket/m.safetensors")
+    monkeypatch.delenv("AWS_PROFILE")
+    with pytest.raises(penstock.ConfigError, match='storage_options: profile "weihgts"'):
+        penstock.open("s3://bucket/m.safetensors", storage_options={"profile": "weihgts"})
+
+
+def test_a_login_that_is_missing_is_told_as_such(plain: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "config").write_text(
+        "[profile sso]\nsso_session = corp\nsso_account_id = 123456789012\nsso_role_name = reader\nregion = us-east-1\n"
+        "[sso-session corp]\nsso_start_url = https://corp.example/start\nsso_region = us-east-1\n"
+    )
+    monkeypatch.setenv("AWS_PROFILE", "sso")
+    with pytest.raises(penstock.ObjectAccessError, match=r'"sso" \(SSO\) has no valid login') as raised:
+        penstock.open("s3://bucket/m.safetensors")
+    assert (raised.value.code, raised.value.remedy) == ("credentials", "Sign in: aws sso login --profile sso")
+
+
+def test_a_file_of_credentials_that_is_missing_is_named(plain: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nope.json")
+    with pytest.raises(penstock.ConfigError, match=r"GOOGLE_APPLICATION_CREDENTIALS=/nope\.json") as raised:
+        penstock.open("gs://bucket/m.safetensors")
+    assert "Check the path" in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/m.safetensors", "az://container/m.safetensors"])
+def test_the_metadata_services_refusal_is_not_the_stores(
+    plain: None, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with service(lambda _: (403, '{"error":"no identity"}')) as (metadata, asked):
+        monkeypatch.setenv("GCE_METADATA_HOST", metadata.partition("://")[2])
+        monkeypatch.setenv("IDENTITY_ENDPOINT", f"{metadata}/msi/token")
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "models")
+        with pytest.raises(
+            penstock.ObjectAccessError, match="this machine's metadata service answered HTTP 403"
+        ) as raised:
+            penstock.open(url)
+    assert asked
+    assert raised.value.code == "credentials"
+    assert "Give this machine an identity" in str(raised.value)
+
+
+def test_a_session_that_has_expired_says_which_variables_to_renew(plain: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = "<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
+    with service(lambda _: (400, body)) as (url, _):
+        given = {"key": "k", "secret": "s", "token": "t", "endpoint_url": url}
+        with pytest.raises(penstock.ObjectAccessError, match="give new key, secret and token") as raised:
+            penstock.open("s3://bucket/m.safetensors", storage_options=given)
+        assert raised.value.code == "credentials"
+        for name, value in (("ACCESS_KEY_ID", "k"), ("SECRET_ACCESS_KEY", "s"), ("SESSION_TOKEN", "t")):
+            monkeypatch.setenv(f"AWS_{name}", value)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        with pytest.raises(penstock.ObjectAccessError, match="AWS_SESSION_TOKEN anew"):
+            penstock.open("s3://bucket/m.safetensors")
