@@ -16,7 +16,7 @@ use crate::ahead::Ahead;
 use crate::config::Config;
 use crate::environment::{Options, environment};
 use crate::errors::{Failure, Outcome};
-use crate::paths::{LocationArgument, PathArgument, to_python};
+use crate::paths::{LocationArgument, to_python};
 use crate::session::{Mapped, Session};
 use crate::signals::interruptibly;
 

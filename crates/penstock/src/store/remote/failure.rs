@@ -78,7 +78,9 @@ pub(super) fn judge(backend: &Backend, error: &StoreError, seen: &Seen, pinned: 
         let busy = |refusal: &Refusal| refusal.status == 429 || refusal.status >= 500;
         if lack.passes || seen.refusal.as_ref().is_some_and(busy) {
             let unreachable = seen.transport.as_ref().is_some_and(|lost| lost.unreachable);
-            return Verdict::Again(Trouble { unreachable, code: Code::Credentials, ..Trouble::new(why) });
+            // One that is busy or loses connections is a server that failed: it has not refused anybody.
+            let code = if unreachable { Code::Credentials } else { Code::ServerError };
+            return Verdict::Again(Trouble { unreachable, code, ..Trouble::new(why) });
         }
         let remedy = lack.remedy.clone().unwrap_or_else(|| no_credentials(backend).to_owned());
         return Verdict::Tell(Error::new(ErrorKind::Access, why).code(Code::Credentials).remedy(remedy));
