@@ -400,7 +400,6 @@ fn failures_have_codes_for_programs() {
         assert_eq!(error.error_code(), code, "{status}: {error}");
     }
     server.script(|_, _| Act::ResetAtOnce);
-    let (store, location) = (store.clone(), location);
     assert_eq!(super::soon(move || refused(&store, &location)).error_code(), Code::Connection);
 }
 
