@@ -73,6 +73,11 @@ def versions_of(tensor: torch.Tensor) -> list[int]:
     return [tensor._version, *([tensor._local_tensor._version] if isinstance(tensor, DTensor) else [])]
 
 
+def memory_of(tensor: torch.Tensor) -> tuple[str, int]:
+    """Device and address of what this rank holds."""
+    return str(local(tensor).device), local(tensor).data_ptr()
+
+
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     one, other = local(one).cpu().contiguous(), local(other).cpu().contiguous()
     return (
@@ -94,21 +99,33 @@ class Rank:
 
     # Modules
 
-    def model(self, shard: Callable[[Model], Any], dtype: torch.dtype = torch.float32, **named: Any) -> dict[str, Any]:
-        """Fills a module, and compares it with one that torch filled."""
+    def model(
+        self,
+        shard: Callable[[Model], Any],
+        dtype: torch.dtype = torch.float32,
+        shard_expected: Callable[[Model], Any] | None = None,
+        **named: Any,
+    ) -> dict[str, Any]:
+        """Fills a module, and compares it with one that torch filled.
+
+        Args:
+            shard_expected: shards torch's module, where torch cannot fill one that is sharded by ``shard``.
+        """
         filled, expected = Model(dtype, self.device), Model(dtype, self.device)
-        for module in (filled, expected):
+        for module, cut in ((filled, shard), (expected, shard_expected or shard)):
             with torch.no_grad():
                 for tensor in [*module.parameters(), *module.buffers()]:
                     tensor.fill_(1)
-            shard(module)
+            cut(module)
         # `assign=False`: as load_state_dict, by copy_.
         options = StateDictOptions(full_state_dict=True)
         set_model_state_dict(expected, {n: t.clone() for n, t in self.stored.items()}, options=options)
         return self.compare(filled, expected, **named)
 
     def compare(self, filled: nn.Module, expected: nn.Module, **named: Any) -> dict[str, Any]:
-        versions = {name: versions_of(tensor) for name, tensor in filled.state_dict(keep_vars=True).items()}
+        before = filled.state_dict(keep_vars=True)
+        versions = {name: versions_of(tensor) for name, tensor in before.items()}
+        memory = {name: memory_of(tensor) for name, tensor in before.items()}
         self.ckpt.load_into(filled, **named)
         stats = self.ckpt.stats
         assert stats is not None
@@ -116,11 +133,15 @@ class Rank:
         wrong = [name for name in wanted if not same(got[name], wanted[name])]
         there = {name: versions_of(tensor) for name, tensor in got.items() if local(tensor).numel()}
         stale = [name for name, now in there.items() if any(a <= b for a, b in zip(now, versions[name], strict=True))]
+        moved = [name for name, tensor in got.items() if memory_of(tensor) != memory[name]]
         placements = {name: repr(getattr(tensor, "placements", None)) for name, tensor in got.items()}
+        cut_otherwise = [n for n, t in wanted.items() if placements[n] != repr(getattr(t, "placements", None))]
         share = sum(local(got[name]).numel() * tensor.element_size() for name, tensor in self.stored.items())
         return {
             "wrong": wrong,
             "stale": stale,
+            "moved": moved,
+            "cut otherwise": cut_otherwise,
             "share": share,
             "bytes": stats.bytes,
             "read": stats.read_bytes,
@@ -158,6 +179,9 @@ class Rank:
 
         def offload(model: Model) -> None:
             self.fsdp(model, mesh=whole, offload_policy=CPUOffloadPolicy(pin_memory=self.device == "cuda"))
+            # The buffers stay: parameters and buffers are on two devices where the device is a GPU.
+            assert {local(parameter).device.type for parameter in model.parameters()} == {"cpu"}
+            assert {buffer.device.type for buffer in model.buffers()} == {self.device}
 
         def mixed(model: Model) -> None:
             self.fsdp(model, mesh=whole, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
@@ -180,7 +204,9 @@ class Rank:
             "fully_shard and tensor parallel, the other way": lambda: self.model(other_way),
             "fully_shard and tensor parallel to bfloat16": lambda: self.model(two_dimensional, torch.bfloat16),
             "replicated": lambda: self.model(replicated),
-            "offloaded": lambda: self.model(offload),
+            # `set_model_state_dict` with a full state dict takes no module of two devices ("Multiple devices found").
+            # It fills one that is sharded alike and not offloaded: what a rank holds is the same.
+            "offloaded": lambda: self.model(offload, shard_expected=lambda model: self.fsdp(model, mesh=whole)),
             "mixed precision": lambda: self.model(mixed),
             "from the meta device": self.from_meta,
             "used before and after": self.used,

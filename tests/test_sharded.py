@@ -173,6 +173,8 @@ def test_a_module_holds_what_set_model_state_dict_gives_and_each_rank_reads_its_
     for rank, of in enumerate(of_all(found, case)):
         assert of["wrong"] == [], rank
         assert of["stale"] == [], "version counters are bumped"
+        assert of["moved"] == [], "devices and memory stay"
+        assert of["cut otherwise"] == [], "torch's module is sharded in the same way"
         assert of["leaves"]
         assert of["bytes"] == of["share"]
         assert of["read"] <= 1.05 * of["share"], rank
