@@ -12,9 +12,9 @@ import torch
 
 from penstock.recording.lazy import (
     HANDLERS,
+    KEEPS,
     READS,
     READS_OTHERS,
-    RESHAPES,
     Handler,
     LazyTensor,
     empty_for,
@@ -434,12 +434,14 @@ READS_OTHERS.update(
     )
     if hasattr(_T, name)
 )  # fmt: skip
-RESHAPES.add(_T.data.__set__)
-RESHAPES.update(
-    getattr(_T, name)
-    for name in (
-        "set_", "resize_", "resize_as_", "as_strided_", "t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_",
-        "unsqueeze_",
+KEEPS.update({_T.data.__set__: 0, _T.grad.__set__: 1})
+KEEPS.update(
+    dict.fromkeys(
+        [
+            _T.set_, _T.resize_, _T.resize_as_, _T.as_strided_, _T.t_, _T.transpose_, _T.swapaxes_, _T.swapdims_,
+            _T.squeeze_, _T.unsqueeze_,
+        ],
+        0,
     )
 )  # fmt: skip
 

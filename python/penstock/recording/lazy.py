@@ -37,8 +37,8 @@ READS: set[Any] = set()
 """Functions that read their arguments, and neither write to them nor return or keep an alias of them."""
 READS_OTHERS: set[Any] = set()
 """Functions that do the same with all arguments but the first."""
-RESHAPES: set[Any] = set()
-"""Functions that give their first argument another shape, dtype or memory, as the same Python object."""
+KEEPS: dict[Any, int] = {}
+"""Functions that change what an argument, by its number, is (its shape, dtype or memory), or keep the Python object."""
 
 
 class NotRecordableError(PenstockError, RuntimeError):
@@ -186,12 +186,13 @@ class LazyTensor(torch.Tensor):
         lazy: list[LazyTensor] = []
         made: list[LazyTensor] = []
         recorders: dict[int, Recorder] = {}
-        if func in RESHAPES and args and isinstance(args[0], LazyTensor):
-            # C++ code that does not call this function sees the shape and dtype of the wrapper, which would not change.
-            first = args[0].made()
+        at = KEEPS.get(func)
+        if at is not None and at < len(args) and isinstance(args[at], LazyTensor):
+            # C++ code that does not call this function sees the wrapper, of the shape and dtype that it had.
+            first = args[at].made()
             if first is None or first.is_leaf:
-                recorders[id(args[0]._recorder)] = args[0]._recorder
-                become_real(args[0])
+                recorders[id(args[at]._recorder)] = args[at]._recorder
+                become_real(args[at])
 
         def real(value: Any) -> Any:
             if isinstance(value, LazyTensor):
