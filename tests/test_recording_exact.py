@@ -271,6 +271,110 @@ def test_verifying_names_what_differs_and_takes_a_nan_for_a_nan() -> None:
     assert differing({"x": torch.zeros(2)}, {"x": torch.zeros(3), "y": torch.zeros(1)}) == ["y", "x"]
 
 
+SHAPING = [
+    lambda w: w.unsqueeze_(0),
+    lambda w: w.t_(),
+    lambda w: w.resize_(3),
+    lambda w: w.transpose_(0, 1),
+]
+
+
+@pytest.mark.parametrize("keep", ["lazy", "real"])
+@pytest.mark.parametrize("shaping", SHAPING)
+def test_a_function_that_changes_a_weights_shape_changes_the_same_object(
+    checkpoint: penstock.Checkpoint, shaping: Callable[[Any], Any], keep: str
+) -> None:
+    def load(weights: Pairs) -> list[Any]:
+        weight = dict(weights)["a"]
+        same = shaping(weight)
+        assert same is weight
+        return [weight, torch.vmap(lambda row: row * 2)(weight)]
+
+    check(checkpoint, load, keep=keep)
+
+
+@pytest.mark.parametrize("keep", ["lazy", "real"])
+@pytest.mark.parametrize("same", [lambda v: v.flatten(), torch.flatten, lambda v: v.flatten(-1)])
+def test_a_view_that_is_the_weight_itself_follows_it(
+    checkpoint: penstock.Checkpoint, same: Callable[[Any], Any], keep: str
+) -> None:
+    def load(weights: Pairs) -> list[Any]:
+        row = dict(weights)["a"][3]
+        view = same(row)
+        assert view is row
+        view.unsqueeze_(0)
+        return [row, view]
+
+    check(checkpoint, load, keep=keep)
+
+
+@pytest.mark.parametrize("keep", ["lazy", "real"])
+def test_a_function_that_returns_its_argument_returns_the_same_object(
+    checkpoint: penstock.Checkpoint, keep: str
+) -> None:
+    def load(weights: Pairs) -> list[Any]:
+        weight = dict(weights)["a"]
+        scaled = weight.mul_(2)
+        assert scaled is weight
+        assert weight.contiguous() is weight
+        scaled.data = torch.ones(3)
+        return [weight, scaled]
+
+    check(checkpoint, load, keep=keep)
+
+
+@pytest.mark.parametrize("keep", ["lazy", "real"])
+def test_a_weight_that_was_given_another_dtype_is_of_that_dtype_to_all_of_torch(
+    checkpoint: penstock.Checkpoint, keep: str
+) -> None:
+    def load(weights: Pairs) -> list[Any]:
+        kept = dict(weights)
+        kept["a"].data = torch.arange(64, dtype=torch.int32)
+        number = torch.zeros(64, dtype=torch.int32)
+        # It checks dtypes before it looks for subclasses.
+        number.set_(kept["a"])
+        return [number, kept["a"]]
+
+    check(checkpoint, load, keep=keep)
+
+
+def test_a_weights_gradient_may_be_given_another_dtype(checkpoint: penstock.Checkpoint) -> None:
+    def load(weights: Pairs) -> list[Any]:
+        weight = dict(weights)["a"]
+        parameter = nn.Parameter(torch.ones(8, 8))
+        weight.grad = parameter
+        module = nn.Module()
+        module.register_parameter("p", parameter)
+        module.to(torch.float64)
+        assert weight.grad is parameter
+        return [weight, weight.grad]
+
+    check(checkpoint, load, keep="real")
+
+
+@pytest.mark.parametrize("keep", ["lazy", "real"])
+def test_a_weight_that_is_a_gradient_stays_the_same_object(checkpoint: penstock.Checkpoint, keep: str) -> None:
+    def load(weights: Pairs) -> list[Any]:
+        weight = dict(weights)["a"]
+        parameter = nn.Parameter(torch.ones(8, 8))
+        parameter.grad = weight
+        assert parameter.grad is weight
+        weight.data = weight[2:]
+        return [parameter.grad, weight]
+
+    check(checkpoint, load, keep=keep)
+
+
+def test_empty_like_of_an_empty_weight_has_the_strides_of_an_eager_one(checkpoint: penstock.Checkpoint) -> None:
+    def empty(weight: Any) -> Any:
+        return torch.empty_like(weight[:0].unsqueeze(0)).stride()
+
+    with Recorder() as recorder:
+        assert empty(dict(recorder.weights(checkpoint))["a"]) == empty(checkpoint.load()["a"])
+
+
+# torch gives some warnings once per process: as an error, only the first of two loads would raise it.
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("first", [0, random.randrange(1 << 40)], ids=["fixed", "random"])
 def test_random_programs_leave_what_eager_loads_leave(tmp_path: Path, first: int) -> None:
     print(f"programs from seed {first}")  # noqa: T201 - to run them again

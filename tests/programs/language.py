@@ -46,6 +46,8 @@ class State:
         self.pointers: list[tuple[torch.Tensor, int, int]] = []
         self.module = nn.Module()
         self.log: list[Any] = []
+        self.messages: dict[int, str] = {}
+        """By places in the log, what the errors there say."""
 
     def get(self, number: int) -> torch.Tensor:
         return self.tensors[number % len(self.tensors)]
@@ -478,14 +480,15 @@ def drop(s: State, x: int, y: int, z: int) -> Any:
 def step(state: State, operation: list[Any]) -> None:
     """Does one operation ``[name, x, y, z, where, grad]``, and logs what it raised."""
     name, x, y, z, where, grad = operation
-    raised: list[str] = []
+    raised: list[tuple[str, str]] = []
 
     def do() -> None:
         try:
             with torch.no_grad() if not grad else nullcontext():
                 OPERATIONS[name](state, x, y, z)
         except Exception as error:  # noqa: BLE001 - what is raised is compared
-            raised.append(type(error).__name__)
+            # Not the error itself, which would keep tensors of its frames.
+            raised.append((type(error).__name__, str(error)))
 
     if where == "thread":
         thread = threading.Thread(target=do)
@@ -495,7 +498,10 @@ def step(state: State, operation: list[Any]) -> None:
         state.pool.submit(do).result()
     else:
         do()
-    state.log.append((name, raised[0] if raised else None, len(state.tensors)))
+    what, message = raised[0] if raised else (None, "")
+    if raised:
+        state.messages[len(state.log)] = message
+    state.log.append((name, what, len(state.tensors)))
 
 
 def run(program: Program, state: State) -> None:

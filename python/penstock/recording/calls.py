@@ -10,7 +10,17 @@ from typing import Any, SupportsIndex
 
 import torch
 
-from penstock.recording.lazy import HANDLERS, READS, READS_OTHERS, Handler, LazyTensor, empty_for, has_lazy, unwatched
+from penstock.recording.lazy import (
+    HANDLERS,
+    KEEPS,
+    READS,
+    READS_OTHERS,
+    Handler,
+    LazyTensor,
+    empty_for,
+    has_lazy,
+    unwatched,
+)
 from penstock.recording.sources import Computed, Hole, Value, is_contiguous, mapped
 
 
@@ -43,6 +53,10 @@ def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         views = func(meta, *args[1:], **kwargs)
     made = []
     for view in views if isinstance(views, (list, tuple)) else [views]:
+        if view is meta:
+            # torch returns the tensor itself: ``flatten`` of one dimension.
+            made.append(lazy)
+            continue
         if not _is_alias(view, meta) or view.element_size() != meta.element_size():
             return NotImplemented
         made.append(lazy.viewed(view))
@@ -197,7 +211,11 @@ def _made_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not _first_is_lazy(args) or has_lazy(args[1:]) or has_lazy(kwargs):
         return NotImplemented
     lazy: LazyTensor = args[0]
-    return func(lazy._value.as_meta(), *args[1:], **{"device": lazy._memory.device, **kwargs})
+    like = lazy._value.as_meta()
+    if not like.numel():
+        # Of these, torch keeps other strides on the meta device than elsewhere.
+        like = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=lazy._memory.device)
+    return func(like, *args[1:], **{"device": lazy._memory.device, **kwargs})
 
 
 def _converted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -415,6 +433,16 @@ READS_OTHERS.update(
         "lerp_", "addcmul_", "maximum", "logical_and_", "logical_or_", "bitwise_and_", "bitwise_or_", "fill_",
     )
     if hasattr(_T, name)
+)  # fmt: skip
+KEEPS.update({_T.data.__set__: 0, _T.grad.__set__: 1})
+KEEPS.update(
+    dict.fromkeys(
+        [
+            _T.set_, _T.resize_, _T.resize_as_, _T.as_strided_, _T.t_, _T.transpose_, _T.swapaxes_, _T.swapdims_,
+            _T.squeeze_, _T.unsqueeze_,
+        ],
+        0,
+    )
 )  # fmt: skip
 
 HARMLESS = frozenset([*_DESCRIBES, *_PLACED, *_VIEWS, _T.storage_offset, _T.detach, _T.data.__get__, torch.detach])

@@ -37,6 +37,8 @@ READS: set[Any] = set()
 """Functions that read their arguments, and neither write to them nor return or keep an alias of them."""
 READS_OTHERS: set[Any] = set()
 """Functions that do the same with all arguments but the first."""
+KEEPS: dict[Any, int] = {}
+"""Functions that change what an argument, by its number, is (its shape, dtype or memory), or keep the Python object."""
 
 
 class NotRecordableError(PenstockError, RuntimeError):
@@ -182,14 +184,21 @@ class LazyTensor(torch.Tensor):
         del types
         named = {} if kwargs is None else dict(kwargs)
         lazy: list[LazyTensor] = []
+        made: list[LazyTensor] = []
         recorders: dict[int, Recorder] = {}
+        at = KEEPS.get(func)
+        if at is not None and at < len(args) and isinstance(args[at], LazyTensor):
+            # C++ code that does not call this function sees the wrapper, of the shape and dtype that it had.
+            first = args[at].made()
+            if first is None or first.is_leaf:
+                recorders[id(args[at]._recorder)] = args[at]._recorder
+                become_real(args[at])
 
         def real(value: Any) -> Any:
             if isinstance(value, LazyTensor):
                 recorders[id(value._recorder)] = value._recorder
                 tensor = value.made()
-                if tensor is None:
-                    lazy.append(value)
+                (lazy if tensor is None else made).append(value)
                 return value if tensor is None else tensor
             return mapped(real, value)
 
@@ -199,10 +208,15 @@ class LazyTensor(torch.Tensor):
                 result = handler(func, args, named)
                 if result is not NotImplemented:
                     return result
-            return really(func, args, named)
-        for recorder in recorders.values():
-            recorder.before(func, args, named)
-        return func(*args, **named)
+            result = really(func, args, named)
+        else:
+            for recorder in recorders.values():
+                recorder.before(func, args, named)
+            result = func(*args, **named)
+        if isinstance(result, torch.Tensor):
+            # Functions that return an argument (``add_``, ``contiguous``) return the same Python object.
+            return next((value for value in (*lazy, *made) if value._tensor is result), result)
+        return result
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override, unused-ignore]
@@ -213,6 +227,25 @@ class LazyTensor(torch.Tensor):
         if func is torch.ops.prim.device.default:
             return args[0]._memory.device
         return really(func, args, {} if kwargs is None else dict(kwargs))
+
+
+def become_real(lazy: LazyTensor, swap: Callable[[Any, Any], None] | None = None) -> None:
+    """Makes the Python object an ordinary tensor."""
+    real = lazy._recorder.real_later(lazy)
+    with unwatched(), torch.inference_mode(mode=False):
+        grad = real.grad if real.is_leaf else None
+        if grad is None:
+            alias = real.detach()
+        else:
+            # The gradient's dtype or shape may have been changed since, with which torch would refuse it.
+            alias = torch.empty_like(grad)
+            alias.grad = grad
+            alias.data = real
+        if real.requires_grad and real.is_leaf:
+            alias.requires_grad_(True)
+        lazy.__dict__.clear()
+        lazy.__class__ = torch.Tensor  # type: ignore[assignment]
+        (swap or torch._C._swap_tensor_impl)(lazy, alias)
 
 
 def empty_for(memory: Memory) -> torch.Tensor:

@@ -30,12 +30,12 @@ from penstock.parts import load_parts
 from penstock.progress import Progress, ProgressOption, teller
 from penstock.recording.at_once import AtOnce, is_small
 from penstock.recording.calls import EXPOSES, HARMLESS, MAY_COPY, is_static
-from penstock.recording.lazy import LazyTensor, Memory, NotRecordableError, empty_for, name_of, unwatched
+from penstock.recording.lazy import LazyTensor, Memory, NotRecordableError, become_real, empty_for, name_of, unwatched
 from penstock.recording.places import Places, has_no_overlap, memory_of, place_of
 from penstock.recording.sharing import Sharing
 from penstock.recording.sources import Computed, Stored, Value, computed
 from penstock.recording.statistics import Statistics
-from penstock.recording.watching import become_real, is_watched, replaced, watched
+from penstock.recording.watching import is_watched, replaced, watched
 from penstock.recording.writes import Copy, Place, Write
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from penstock.recording.lazy import LazyTensor, has_lazy, unwatched
+from penstock.recording.lazy import LazyTensor, become_real, has_lazy
 
 if TYPE_CHECKING:
     from penstock.recording.recorder import Recorder
@@ -206,17 +206,3 @@ def _swap(original: Any) -> Any:
                 become_real(tensor, original)
 
     return swap
-
-
-def become_real(lazy: LazyTensor, swap: Callable[[Any, Any], None] | None = None) -> None:
-    """Makes the Python object an ordinary tensor."""
-    real = lazy._recorder.real_later(lazy)
-    with unwatched(), torch.inference_mode(mode=False):
-        alias = real.detach()
-        if real.requires_grad and real.is_leaf:
-            alias.requires_grad_(True)
-        if real.is_leaf:
-            alias.grad = real.grad
-        lazy.__dict__.clear()
-        lazy.__class__ = torch.Tensor  # type: ignore[assignment]
-        (swap or torch._C._swap_tensor_impl)(lazy, alias)
