@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 
 import penstock
 from conftest import Raw, drop_cache, raw_bytes, write_raw
-from penstock.engines.prefetch import Prefetch
 
 MIB = 1 << 20
 
@@ -102,68 +100,3 @@ def test_a_model_is_built_while_its_weights_come_in(on_disk: Path) -> None:
     penstock.load_model(Model, checkpoint)
     assert checkpoint.stats is not None
     assert checkpoint.stats.cached_bytes > 0
-
-
-# While an engine builds its model
-
-
-class Building:
-    """An engine's model that is being built until the test says otherwise, and the log."""
-
-    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
-        caplog.set_level(logging.DEBUG)
-        self._log = caplog
-        self.prefetch = Prefetch(logging.getLogger("engine"))
-
-    def wait(self) -> None:
-        assert self.prefetch._ahead is not None
-        wait(self.prefetch._ahead)
-
-    def log(self) -> list[tuple[str, str]]:
-        return [(record.levelname, record.message) for record in self._log.records if record.name == "engine"]
-
-
-@pytest.fixture
-def building(caplog: pytest.LogCaptureFixture) -> Building:
-    return Building(caplog)
-
-
-def test_what_was_prefetched_while_a_model_was_built_is_logged_when_that_ends(
-    on_disk: Path, building: Building
-) -> None:
-    checkpoint = penstock.open(on_disk)
-    building.prefetch.begin(lambda: checkpoint)
-    building.wait()
-    assert building.log() == []
-    building.prefetch.end()
-    [(level, message)] = building.log()
-    assert level == "INFO"
-    assert "0.10 GB prefetched from" in message
-    assert cached_bytes(checkpoint) == checkpoint.nbytes
-    building.prefetch.end()
-    assert len(building.log()) == 1
-
-
-def test_a_prefetch_that_brings_nothing_in_is_not_announced(on_disk: Path, building: Building) -> None:
-    bypassing = penstock.open(on_disk, config=penstock.Config(cache="bypass"))
-    building.prefetch.begin(lambda: bypassing)
-    building.prefetch.end()
-    building.prefetch.begin(lambda: "prefetch is False")
-    building.prefetch.end()
-
-    def fails() -> penstock.Checkpoint:
-        raise RuntimeError("whatever an engine raises")
-
-    building.prefetch.begin(fails)
-    building.prefetch.end()
-    assert [level for level, _ in building.log()] == ["DEBUG"] * 3
-    assert "prefetch is False" in building.log()[1][1]
-    assert "whatever an engine raises" in building.log()[2][1]
-    assert cached_bytes(penstock.open(on_disk)) == 0
-
-
-@pytest.mark.usefixtures("nothing_remains")
-def test_a_prefetch_that_is_dropped_ends(on_disk: Path) -> None:
-    prefetch = Prefetch(logging.getLogger("engine"))
-    prefetch.begin(lambda: penstock.open(on_disk))
-    del prefetch

@@ -85,7 +85,6 @@ def test_settings_are_checked() -> None:
     for wrong, words in (
         ({"readrs": 1, "x": 2}, "does not know 'readrs', 'x'. It knows block_bytes, cache, enable_weights_track"),
         ({"readers": "3"}, "'readers' must be of type int, not '3'"),
-        ({"prefetch": 1}, "'prefetch' must be of type bool"),
         ({"record": 1}, "'record' must be of type bool"),
         ({"cache": "sometimes"}, "sometimes"),
         ([], "must be a dict"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -17,7 +15,6 @@ import pytest
 pytest.importorskip("sglang")
 
 import conftest
-import penstock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import hub
@@ -31,7 +28,7 @@ UNUSUAL = ["in threads", "in silent threads", "writing"]
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "key": (
         {"readrs": 4},
-        "does not know 'readrs'. It knows block_bytes, cache, prefetch, read_ahead_bytes, readers, record, share",
+        "does not know 'readrs'. It knows block_bytes, cache, read_ahead_bytes, readers, record, share",
     ),
     "type": ({"readers": "4"}, "'readers' must be of type int, not '4'"),
 }
@@ -211,28 +208,6 @@ def test_object_stores_are_left_to_sglang_unless_penstock_is_asked_for(alone: An
     assert "No module named 'runai_model_streamer'" in alone["left", "auto"]["error"]
     assert "error" in alone["hf left", "auto"]
     assert "PENSTOCK_SGLANG_OBJECT_STORES must be 0 or 1, not 'yes'" in alone["meaningless", "auto"]["error"]
-
-
-PREFETCHED = re.compile(r"Penstock: [\d.]+ GB prefetched from .* while the model was being built")
-
-
-def test_one_of_two_ranks_prefetches_while_the_model_is_built_unless_that_is_turned_off(
-    models: dict[str, Path], tmp_path: Path
-) -> None:
-    loads = []
-    for number, extra in enumerate(({}, {"prefetch": False})):
-        cold = tmp_path / str(number)
-        shutil.copytree(models["dense"], cold)
-        for file in cold.glob("*.safetensors"):
-            with file.open("rb+") as written:
-                os.fsync(written.fileno())
-                os.posix_fadvise(written.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        loads.append(case(cold, "penstock", extra=extra, logged=True))
-    on_disk = "tmpfs" not in penstock.open(tmp_path / "0").storage
-    first, second = ranks(2, loads, tp_size=2)
-    assert first[0]["sums"] == first[1]["sums"]
-    # A rank's log is that of all its loads.
-    assert [len(PREFETCHED.findall(results[-1]["log"])) for results in (first, second)] == [on_disk, 0]
 
 
 # For those who do not ask for the format
@@ -485,11 +460,6 @@ def test_tokens_are_those_of_the_stock_loader(served: Any, model: str) -> None:
     assert first != then, "what took the first one's place"
     [update] = served[model, "penstock"]["updated"]
     assert "Succeeded to update model weights" in update
-
-
-def test_only_what_was_prefetched_is_announced(served: Any) -> None:
-    assert "prefetched" not in served["dense", "penstock"]["log"], "it is in a bucket"
-    assert "prefetched" not in served["experts", "auto"]["log"]
 
 
 def test_what_people_look_for_in_the_log_is_there(served: Any) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -74,40 +72,6 @@ def test_what_people_look_for_in_the_log_is_there(alone: Any) -> None:
     assert "Loading weights took " in log
     assert "Penstock: 0.00" in log
     assert "GB (100% of the checkpoint)" in log
-
-
-def cooled(model: Path, copy: Path) -> Path:
-    """A copy that is not in the page cache."""
-    shutil.copytree(model, copy)
-    for file in copy.glob("*.safetensors"):
-        with file.open("rb+") as written:
-            os.fsync(written.fileno())
-            os.posix_fadvise(written.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return copy
-
-
-PREFETCHED = re.compile(r"Penstock: [\d.]+ GB prefetched from .* while the model was being built")
-
-
-def test_files_are_prefetched_while_the_model_is_built_unless_that_is_turned_off(
-    vllm: Run, alone: Any, models: dict[str, Path], tmp_path: Path
-) -> None:
-    for extra, wanted in (({}, True), ({"prefetch": False}, False)):
-        cold = cooled(models["dense"], tmp_path / f"cold-{wanted}")
-        [result] = vllm(
-            {"model": str(cold), "load_format": "penstock", "calls": ["figures"], "model_loader_extra_config": extra},
-            environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
-        )
-        assert result["tokens"] == alone["dense", "auto"]["tokens"]
-        on_disk = "tmpfs" not in penstock.open(cold).storage
-        assert (PREFETCHED.search(result["log"]) is not None) == (wanted and on_disk)
-
-
-def test_one_of_two_ranks_prefetches(vllm: Run, models: dict[str, Path], tmp_path: Path) -> None:
-    cold = cooled(models["dense"], tmp_path / "cold")
-    case = {"model": str(cold), "load_format": "penstock", "tensor_parallel_size": 2, "calls": ["figures"]}
-    [result] = vllm(case)
-    assert len(PREFETCHED.findall(result["log"])) == ("tmpfs" not in penstock.open(cold).storage)
 
 
 # For those who do not ask for the format
@@ -419,10 +383,7 @@ def test_unknown_settings_are_refused_with_the_known_ones(vllm: Run, models: dic
     case = {"model": str(models["dense"]), "load_format": "penstock", "model_loader_extra_config": {"readrs": 4}}
     log = vllm(case, fails=True)
     assert "does not know 'readrs'" in log
-    assert (
-        "block_bytes, cache, enable_weights_track, prefetch, read_ahead_bytes, readers, record, share, staging_bytes"
-        in log
-    )
+    assert "block_bytes, cache, enable_weights_track, read_ahead_bytes, readers, record, share, staging_bytes" in log
 
 
 # From an object store, and by way of runai_streamer

@@ -26,8 +26,6 @@ class Options:
     share: bool | None = None
     """Whether tensor-parallel ranks read together what several of them want of a tensor; by default where it comes over
     a network and, between GPUs, from a disk."""
-    prefetch: bool = True
-    """Whether local files are prefetched into the page cache while the engine builds the model."""
     readers: int | None = None
     block_bytes: int | None = None
     staging_bytes: int | None = None

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import torch
 from sglang.srt.configs.load_config import LoadFormat
-from sglang.srt.distributed.parallel_state import get_tp_group, get_world_group, model_parallel_is_initialized
+from sglang.srt.distributed.parallel_state import get_tp_group, model_parallel_is_initialized
 from sglang.srt.model_loader.loader import (
     BaseModelLoader,
     DefaultModelLoader,
@@ -27,14 +27,13 @@ from sglang.srt.model_loader.loader import (
     set_default_torch_dtype,
 )
 from sglang.srt.model_loader.weight_utils import maybe_add_mtp_safetensors
-from sglang.srt.runtime_context import get_exec, get_model, get_parallel
+from sglang.srt.runtime_context import get_exec, get_model
 
 import penstock
 from penstock.engines import ranks
 from penstock.engines.files import is_url
 from penstock.engines.filling import Pairs, Weights, fill, in_short, no_safetensors, ordinary, report, verify
 from penstock.engines.options import Options
-from penstock.engines.prefetch import Prefetch, local_directory
 from penstock.engines.sglang import PLUGIN
 from penstock.engines.sglang.stores import small_files_of
 from penstock.engines.small_files import joined
@@ -75,7 +74,6 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def __init__(self, load_config: Any) -> None:
         PLUGIN.warn_if_untried()
-        self._prefetch = Prefetch(logger)
         self.options = Options.of(load_config.model_loader_extra_config or {})
         # The default loader's own constructor knows other extra settings.
         BaseModelLoader.__init__(self, load_config)
@@ -146,7 +144,6 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
     def load_model(self, *, model_config: Any, device_config: Any) -> Any:
         """Builds the model and fills it, as the engine starts; with the other ranks of its group where that pays."""
         together = self._together = self._sharing(model_config, device_config)
-        self._prefetch.begin(lambda: self._to_prefetch(model_config))
         self._built = model_config, device_config
         try:
             model = super().load_model(model_config=model_config, device_config=device_config)
@@ -155,26 +152,11 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
                 together.withdraw(in_short(error))
             raise
         finally:
-            self._prefetch.end()
             self._together = self._built = None
         if together is not None:
             # No word if they have heard: some models are not filled by this loader.
             together.withdraw("it needs no weights of this loader")
         return model
-
-    def _to_prefetch(self, model_config: Any) -> penstock.Checkpoint | str:
-        """The model's files, where this machine needs all of them and no other process prefetches them; or why not."""
-        if not self.options.prefetch:
-            return "prefetch is False"
-        if is_url(str(model_config.model_path)) or getattr(model_config, "model_weights", None):
-            return "the model is not on this machine"
-        parallel = get_parallel()
-        if parallel.pp_size > 1 or parallel.nnodes > 1:
-            return "this machine need not read all of the model"
-        if (model_parallel_is_initialized() and get_world_group().rank_in_group != 0) or parallel.dp_rank:
-            return "another process of this machine does"
-        directory = local_directory(str(model_config.model_path), model_config.revision, self.load_config.download_dir)
-        return penstock.open(directory, config=self.options.config())
 
     def _sharing(self, model_config: Any, device_config: Any) -> Sharing | None:
         """The other ranks of the tensor-parallel group, where they start with this model too.
@@ -202,7 +184,6 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
 
         Versions after 0.5.23 say of the load at the start whose it is, and have a hook for it.
         """
-        self._prefetch.end()
         self.counter_before_loading_weights = time.perf_counter()
         self._device, reason = _device(target_device)
         if not isinstance(weights, Offered):

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from vllm.distributed.parallel_state import get_tp_group, get_world_group, model_parallel_is_initialized
+from vllm.distributed.parallel_state import get_tp_group, model_parallel_is_initialized
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import (
@@ -39,7 +39,6 @@ import penstock
 from penstock.engines import ranks
 from penstock.engines.filling import Weights, fill, in_short, no_safetensors, ordinary, report, verify
 from penstock.engines.objects import list_safetensors
-from penstock.engines.prefetch import Prefetch, local_directory
 from penstock.engines.vllm import FORMAT, PLUGIN
 from penstock.engines.vllm.options import Options
 from penstock.engines.vllm.stores import install, is_url
@@ -62,7 +61,6 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
     def __init__(self, load_config: Any) -> None:
         PLUGIN.warn_if_untried()
         install()
-        self._prefetch = Prefetch(logger)
         self.options = Options.of(load_config.model_loader_extra_config or {})
         # The default loader's own constructor knows other extra settings.
         BaseModelLoader.__init__(self, load_config)
@@ -151,35 +149,16 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
     # Loading
 
     def load_model(self, vllm_config: Any, model_config: Any, *args: Any, **kwargs: Any) -> nn.Module:
-        """Builds the model, while its files are prefetched, and fills it."""
-        self._prefetch.begin(lambda: self._to_prefetch(vllm_config.parallel_config, model_config))
+        """Builds the model and fills it."""
         self._built = vllm_config, kwargs.get("prefix", args[0] if args else "")
         try:
             model: nn.Module = super().load_model(vllm_config, model_config, *args, **kwargs)
             return model
         finally:
-            self._prefetch.end()
             self._built = None
-
-    def _to_prefetch(self, parallel: Any, model_config: Any) -> penstock.Checkpoint | str:
-        """The model's files, where this machine needs all of them and no other process prefetches them; or why not."""
-        if not self.options.prefetch:
-            return "prefetch is False"
-        if is_url(model_config.model) or getattr(model_config, "model_weights", None):
-            return "the model is not on this machine"
-        is_spread = parallel.nnodes > 1 or (parallel.world_size > 1 and parallel.distributed_executor_backend == "ray")
-        if parallel.pipeline_parallel_size > 1 or is_spread:
-            return "this machine need not read all of the model"
-        is_first = not model_parallel_is_initialized() or get_world_group().local_rank == 0
-        if not is_first or parallel.data_parallel_rank_local:
-            return "another process of this machine does"
-        directory = local_directory(model_config.model, model_config.revision, self.load_config.download_dir)
-        files = self._files(directory, self._primary(model_config, None), model_config)
-        return penstock.open(files, config=self.options.config())
 
     def load_weights(self, model: Any, model_config: Any) -> None:
         """Fills the model's parameters."""
-        self._prefetch.end()
         if model_config.quantization == "torchao":
             logger.warning("torchao's checkpoints keep tensors in pieces that vLLM joins itself: loaded as by 'auto'")
             self._stock.load_weights(model, model_config)
