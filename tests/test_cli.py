@@ -360,7 +360,7 @@ class TestFailures:
         done = penstock("inspect", malformed, "--json")
         assert done.returncode == 4
         error = json.loads(done.stdout)["error"]
-        assert error.keys() == {"type", "message", "object", "tensor", "byte_range", "cause", "remedy"}
+        assert error.keys() == {"type", "code", "message", "object", "tensor", "byte_range", "cause", "remedy"}
         assert error["type"] == "FormatError"
         assert error["object"] == str(malformed)
         assert error["byte_range"] == [0, 8]

@@ -149,11 +149,11 @@ def test_converting_takes_little_memory_besides(tmp_path: Path, monkeypatch: pyt
 
 def test_load_converts_floating_point_numbers_to_such_only(tmp_path: Path) -> None:
     ckpt = one(tmp_path, "F32", (3,))
-    for dtype in (torch.int8, torch.bool, "I64", torch.complex64):
+    for dtype in (torch.int8, torch.bool, "I64"):
         for call in (ckpt.load, ckpt.stream):
-            with pytest.raises(penstock.SelectionError, match="cut off"):
+            with pytest.raises(penstock.SelectionError, match="truncate"):
                 call(dtype=dtype)
-    with pytest.raises(penstock.SelectionError, match="cut off"):
+    with pytest.raises(penstock.SelectionError, match="truncate"):
         ckpt.load(dtype="int8", framework="np")
     if "F4" in DTYPES:
         with pytest.raises(penstock.SelectionError, match="F4 cannot be converted"):

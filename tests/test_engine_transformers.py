@@ -238,7 +238,7 @@ def test_every_byte_is_read_once_and_nothing_remains(tmp_path: Path, monkeypatch
 def test_no_memory_is_reserved_on_top_of_what_is_read_meanwhile(tmp_path: Path, monkeypatch: Any) -> None:
     path = saved(randomise(llama()).to(torch.bfloat16), tmp_path / "m")
     reserved: list[str] = []
-    monkeypatch.setattr(transformers.modeling_utils, reservation.NAME, lambda *_: reserved.append("once"))
+    monkeypatch.setattr(transformers.modeling_utils, "caching_allocator_warmup", lambda *_: reserved.append("once"))
     from_pretrained("auto", path)
     assert reserved == []
     # What is converted is read later, and takes what was reserved. Other threads' models have theirs.
@@ -250,7 +250,7 @@ def test_no_memory_is_reserved_on_top_of_what_is_read_meanwhile(tmp_path: Path, 
         thread.start()
         thread.join()
     assert len(reserved) == 2
-    monkeypatch.delattr(transformers.modeling_utils, reservation.NAME)
+    monkeypatch.delattr(transformers.modeling_utils, "caching_allocator_warmup")
     with reservation.none() as unreserved:
         assert not unreserved
 

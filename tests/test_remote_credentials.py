@@ -167,9 +167,9 @@ def test_a_pods_identity_is_asked_for_with_its_token(
 def test_a_profile_that_is_not_there_is_named(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config").write_text("[profile other]\nregion = us-east-1\n")
     monkeypatch.setenv("AWS_PROFILE", "nobody")
-    with pytest.raises(penstock.ObjectAccessError, match="nobody") as raised:
+    with pytest.raises(penstock.ConfigError, match="AWS_PROFILE=nobody: AWS has no profile of this name") as raised:
         penstock.open(bucket)
-    assert "AWS_PROFILE" in (raised.value.remedy or "")
+    assert "other" in (raised.value.remedy or "")
 
 
 @pytest.mark.parametrize("left", ["an expired token", "nothing"])

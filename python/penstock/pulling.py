@@ -5,8 +5,6 @@ The engine does the work; here it is asked for, waited for and told of.
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,8 +14,6 @@ from penstock._native import Config, Source
 from penstock.arguments import AnyPath, location
 from penstock.progress import ProgressOption, teller
 from penstock.storage_options import engine_options
-
-logger = logging.getLogger(__name__)
 
 
 class PulledFile(NamedTuple):
@@ -119,11 +115,7 @@ def pull_entries(
     told = 0
     shown = teller(progress, total, "Pulling")
     try:
-        said = False
         while (ended := running.wait()) is None:
-            if not said and (lock := running.waits_for()) is not None:
-                logger.warning("another pull to %s is running: waiting for it (it holds %s)", os.fspath(dst), lock)
-                said = True
             done, _ = running.progress()
             shown.advance(done - told)
             told = done

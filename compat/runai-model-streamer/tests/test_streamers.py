@@ -412,7 +412,9 @@ def test_credentials_of_a_call_serve_all_of_it(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     weights = {"w": torch.arange(300_000, dtype=torch.float32)}
     penstock.safetensors.save_file(weights, tmp_path / "m.safetensors")
-    with servers.s3(tmp_path / "s3") as remote:
+    directory = tmp_path / "s3"
+    directory.mkdir()
+    with servers.s3(directory) as remote:
         remote.put("model/m.safetensors", (tmp_path / "m.safetensors").read_bytes())
         setting = remote.environment
         given = S3Credentials(
