@@ -87,6 +87,7 @@ class Recorder:
         self._at_once = AtOnce(self._load)
         self._keep = keep
         self._memories: WeakSet[Memory] = WeakSet()
+        self._froze = False
         """What lazy tensors that are still there are views of."""
         self._exposed: dict[int, torch.UntypedStorage] = {}
         """Storages, by address, whose address was taken: others than torch may read or write them."""
@@ -409,6 +410,10 @@ class Recorder:
             entered.enter_context(watched(self))
             self._entered = entered.pop_all()
         self._active = True
+        # What is there already keeps no weight of this load: collections until the end need not look at it.
+        self._froze = self._keep == "real" and gc.get_freeze_count() == 0
+        if self._froze:
+            gc.freeze()
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -436,12 +441,15 @@ class Recorder:
                 self._computed.clear()
                 self._exposed.clear()
                 self._at_once.clear()
+            if self._froze:
+                gc.unfreeze()
             self._entered.close()
 
     def _keep_real(self) -> None:
         """Makes ordinary tensors of the lazy ones that loading code has kept."""
         if not len(self._memories):
             return
+        # Some are in cycles, such as functions of loading code that call themselves.
         gc.collect()
         if not len(self._memories):
             return
