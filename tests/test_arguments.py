@@ -364,6 +364,16 @@ class TestCheckpoints:
         assert list(made) == list(ckpt)
         assert made.config.readers == 2
 
+    def test_a_pickled_checkpoint_means_the_same_file_from_any_directory(
+        self, ckpt: penstock.Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = Path(ckpt.objects[0][0])
+        monkeypatch.chdir(path.parent)
+        pickled = pickle.dumps(penstock.open(path.name))
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        assert list(pickle.loads(pickled)) == list(ckpt)  # noqa: S301
+
     def test_a_location_that_may_hold_secrets_is_not_pickled(self, ckpt: penstock.Checkpoint) -> None:
         from penstock.checkpoint import Checkpoint
 

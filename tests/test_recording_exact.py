@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -370,6 +371,42 @@ def test_empty_like_of_an_empty_weight_has_the_strides_of_an_eager_one(checkpoin
 
     with Recorder() as recorder:
         assert empty(dict(recorder.weights(checkpoint))["a"]) == empty(checkpoint.load()["a"])
+
+
+def test_a_read_that_fails_is_the_loads_error_even_where_loading_code_catches_it(
+    tmp_path: Path,
+) -> None:
+    path, hidden = tmp_path / "large.safetensors", tmp_path / "elsewhere"
+    write_raw(path, {"a": Raw("F32", (400, 400), bytes(640_000))})
+    checkpoint, parameter = penstock.open(path), torch.ones(400, 400)
+
+    def record() -> None:
+        with Recorder() as recorder:
+            for name, weight in recorder.weights(checkpoint):
+                if name == "a":
+                    parameter.copy_(weight)
+            path.rename(hidden)
+            with contextlib.suppress(penstock.PenstockError):
+                parameter.sum()
+            hidden.rename(path)
+
+    with pytest.raises(penstock.ObjectNotFoundError):
+        record()
+
+
+@pytest.mark.parametrize("index", ["array", "bounds"])
+def test_an_index_that_changes_later_is_used_as_it_was(checkpoint: penstock.Checkpoint, index: str) -> None:
+    def load(weights: Pairs) -> list[Any]:
+        weight = dict(weights)["a"]
+        rows, first, last = np.arange(2), torch.tensor(0), torch.tensor(2)
+        parameter = torch.zeros(2, *weight.shape[1:], dtype=weight.dtype)
+        parameter.copy_(weight[rows] if index == "array" else weight[first:last])
+        rows += 1
+        first += 1
+        last += 1
+        return [parameter]
+
+    check(checkpoint, load)
 
 
 # torch gives some warnings once per process: as an error, only the first of two loads would raise it.

@@ -76,7 +76,12 @@ def open(  # noqa: A001
         _flush_at_exit()
     options = engine_options(storage_options)
     # Storage options may be secrets: a checkpoint that was opened with some is not pickled.
-    return Checkpoint(_native.Checkpoint(paths, config, options), config, None if options else paths)
+    return Checkpoint(_native.Checkpoint(paths, config, options), config, None if options else _anywhere(paths))
+
+
+def _anywhere(paths: list[str]) -> list[str]:
+    """Locations as they are from any working directory."""
+    return [path if "://" in path or path.startswith("~") else os.path.abspath(path) for path in paths]  # noqa: PTH100 - follows no links
 
 
 def _directory(given: AnyPath | None) -> str | None:

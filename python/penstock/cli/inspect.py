@@ -133,7 +133,7 @@ def ordered(ckpt: Checkpoint, keep: Callable[[str], bool], order: str) -> list[T
 def catalogue(paths: Sequence[str], ckpt: Checkpoint, tensors: Sequence[TensorInfo]) -> dict[str, object]:
     """What is shown, for JSON."""
     return {
-        "paths": list(paths),
+        "paths": [without_secrets(path) for path in paths],
         "objects": [{"location": path, "bytes": nbytes} for path, nbytes in ckpt.objects],
         "storage": {"name": ckpt.storage, "notes": ckpt.storage_notes},
         "metadata": ckpt.metadata(),

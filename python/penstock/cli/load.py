@@ -20,6 +20,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.text import Text
 
 import penstock
+from penstock._native import shown as without_secrets
 from penstock.cli.failures import interrupt_ends_process
 from penstock.cli.output import NARROW, Output, as_json, bare_table, plural, printable, rate, size
 from penstock.cli.selecting import matching, no_match
@@ -122,7 +123,7 @@ def load(wish: Wish, *, stats: Stats, quiet: bool, json: bool) -> None:
     settle(framework, device)
     seconds = time.perf_counter() - began
     figures: dict[str, Any] = {
-        "paths": wish.paths,
+        "paths": [without_secrets(path) for path in wish.paths],
         "device": device,
         "framework": framework,
         "mmap": wish.mmap,

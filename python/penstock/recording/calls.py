@@ -5,6 +5,7 @@ Handlers return NotImplemented for what they do not know: it is then done with r
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from typing import Any, SupportsIndex
 
@@ -126,6 +127,7 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What depends on one weight alone, and on constants: kept, and made when that is read."""
     of: list[LazyTensor] = []
     constants: list[torch.Tensor] = []
+    changing: list[Any] = []
 
     def kept(value: Any) -> Any:
         if isinstance(value, LazyTensor):
@@ -133,10 +135,11 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return Hole(len(of) - 1)
         if isinstance(value, torch.Tensor):
             constants.append(value)
+        changing.extend([] if _stays(value) else [value])
         return mapped(kept, value)
 
     kept((args, kwargs))
-    if not of or "out" in kwargs or sum(constant.numel() for constant in constants) > _CONSTANT:
+    if not of or changing or "out" in kwargs or sum(constant.numel() for constant in constants) > _CONSTANT:
         return NotImplemented
     first = of[0]
     if any(lazy._value.stored() != first._value.stored() for lazy in of):
@@ -160,6 +163,15 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with unwatched():
         call = Computed(func, *holed, tuple(lazy._value for lazy in of), torch.get_default_dtype())
         return _result(call, of)
+
+
+def _stays(value: Any) -> bool:
+    """Whether an argument is the same when it is used: NumPy's arrays may not be, for one."""
+    if isinstance(value, torch.Tensor):
+        return True  # copied
+    if isinstance(value, slice):
+        return all(bound is None or isinstance(bound, int) for bound in (value.start, value.stop, value.step))
+    return value is None or value is Ellipsis or isinstance(value, _STAYS)
 
 
 def _result(call: Computed, of: list[LazyTensor]) -> Any:
@@ -321,6 +333,8 @@ def _kept(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 _ORDINARY = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
 _CONSTANT = 1 << 20
+# What arguments may be, besides tensors: nothing that can change before it is used, and containers that are copied.
+_STAYS = (numbers.Number, str, torch.dtype, torch.device, torch.layout, torch.memory_format, list, tuple, dict)
 """As many elements of ordinary tensors (an order, a padding) are kept for what is worked out with them."""
 
 _T: Any = torch.Tensor

@@ -15,7 +15,7 @@ import gc
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any, Literal
 from weakref import WeakSet
@@ -88,6 +88,8 @@ class Recorder:
         self._keep = keep
         self._memories: WeakSet[Memory] = WeakSet()
         self._froze = False
+        # The first read that failed: loading code may have caught it, and what it was to fill is not filled.
+        self._failed: BaseException | None = None
         """What lazy tensors that are still there are views of."""
         self._exposed: dict[int, torch.UntypedStorage] = {}
         """Storages, by address, whose address was taken: others than torch may read or write them."""
@@ -348,7 +350,8 @@ class Recorder:
             write = writes[numbers[place]]
             self.statistics.materialised.setdefault(write.part.name, "a use of what it was copied to")
             packed = self._at_once.box(write.source.stored, write.source.ranges)
-            Write(write.source, write.device, {place: write.copies.pop(place)}, None).fill(packed)
+            with self._noticed():
+                Write(write.source, write.device, {place: write.copies.pop(place)}, None).fill(packed)
             if not write.copies:
                 del self._pending[numbers[place]]
         del self._written[memory], self._places[memory]
@@ -356,11 +359,21 @@ class Recorder:
 
     # Reading
 
+    @contextmanager
+    def _noticed(self) -> Iterator[None]:
+        """Remembers that a read failed, so that the recording ends with its error."""
+        try:
+            yield
+        except BaseException as error:
+            self._failed = self._failed or error
+            raise
+
     def flush(self) -> None:
         """Reads everything that was recorded, and returns when it is where it belongs."""
         with self._lock, unwatched():
             writes = self._taken()
-            self._read(writes)
+            with self._noticed():
+                self._read(writes)
             if threading.current_thread() is not threading.main_thread():
                 # Other threads' streams do not wait for this one's.
                 for device in {write.device for write in writes} - {"cpu"}:
@@ -418,6 +431,10 @@ class Recorder:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
+            if error is None and self._failed is not None:
+                if self._sharing is not None:
+                    self._sharing.withdraw(f"{type(self._failed).__name__}: {self._failed}")
+                raise self._failed
             if error is None:
                 if self._keep == "real":
                     self._keep_real()

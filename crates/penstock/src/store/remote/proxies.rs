@@ -8,7 +8,6 @@ use reqwest::{ClientBuilder, NoProxy, Proxy};
 
 use super::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::location::without_user;
 
 /// The proxies of an environment. Their URLs may hold passwords, so they have no `Debug` form.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
@@ -63,10 +62,10 @@ impl Proxies {
             self.http.as_ref().map(|setting| (setting, Proxy::http(&setting.url))),
             self.https.as_ref().map(|setting| (setting, Proxy::https(&setting.url))),
         ];
-        for (Setting { variable, url }, proxy) in made.into_iter().flatten() {
+        for (Setting { variable, .. }, proxy) in made.into_iter().flatten() {
             let proxy = proxy.map_err(|_| {
-                let shown = without_user(url, &['/', '?', '#']);
-                Error::new(ErrorKind::Config, format!("{variable}={shown} is not the URL of a proxy"))
+                // Not its value: a password in what is no URL cannot be told from the rest.
+                Error::new(ErrorKind::Config, format!("{variable} is not the URL of a proxy"))
                     .remedy(format!("Write {variable}=http://host:port, or unset it"))
             })?;
             builder = builder.proxy(proxy.no_proxy(except()));

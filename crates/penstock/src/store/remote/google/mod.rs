@@ -96,6 +96,8 @@ impl Account {
     /// `Config` where its file cannot be used.
     pub(super) fn of(environment: &Arc<Environment>, client: &ClientKey) -> Result<Option<Self>> {
         let (name, path, is_set) = match environment.get(&[VARIABLE]) {
+            // What is longer than a path is the key itself, perhaps in base64.
+            Some(path) if path.len() > 255 => (format!("{VARIABLE} (no path)"), PathBuf::from(path), true),
             Some(path) => (format!("{VARIABLE}={path}"), PathBuf::from(path), true),
             None => {
                 let Some(path) = well_known(environment) else { return Ok(None) };
