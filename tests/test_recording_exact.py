@@ -409,6 +409,32 @@ def test_an_index_that_changes_later_is_used_as_it_was(checkpoint: penstock.Chec
     check(checkpoint, load)
 
 
+def test_a_pool_that_outlives_the_recording_is_not_watched_any_more(checkpoint: penstock.Checkpoint) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with Recorder() as recorder:
+            weights = dict(recorder.weights(checkpoint))
+            parameter = torch.zeros(tuple(weights["a"].shape), dtype=weights["a"].dtype)
+            pool.submit(parameter.copy_, weights["a"]).result()
+        assert torch.equal(parameter, checkpoint.load(["a"])["a"])
+        assert pool.submit(torch._C._len_torch_function_stack).result() == 0
+        assert pool.submit(torch._C._len_torch_dispatch_stack).result() == 0
+
+
+def test_what_another_library_replaced_meanwhile_stays(checkpoint: penstock.Checkpoint) -> None:
+    original = threading.Thread.start
+    try:
+        with Recorder() as recorder:
+            dict(recorder.weights(checkpoint))
+            ours = threading.Thread.start
+            theirs = threading.Thread.start = lambda self: ours(self)  # type: ignore[method-assign]  # noqa: PLW0108
+        assert threading.Thread.start is theirs
+        thread = threading.Thread(target=lambda: None)
+        thread.start()
+        thread.join()
+    finally:
+        threading.Thread.start = original  # type: ignore[method-assign]
+
+
 # torch gives some warnings once per process: as an error, only the first of two loads would raise it.
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.slow

@@ -13,6 +13,7 @@ without calling torch.
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 _lock = threading.Lock()
 _users = 0
-_replaced: list[tuple[Any, str, Any]] = []
+_replaced: list[tuple[Any, str, Any, Any]] = []
 
 
 class _Here(threading.local):
@@ -76,8 +77,10 @@ def replaced() -> Iterator[None]:
             _users -= 1
             if not _users:
                 while _replaced:
-                    owner, name, original = _replaced.pop()
-                    setattr(owner, name, original)
+                    owner, name, original, ours = _replaced.pop()
+                    # Who has replaced it since keeps what they made; ours below does nothing by itself.
+                    if vars(owner)[name] is ours:
+                        setattr(owner, name, original)
 
 
 class _Functions(TorchFunctionMode):  # type: ignore[no-untyped-call, unused-ignore]
@@ -141,8 +144,9 @@ def _is_plain(args: tuple[Any, ...]) -> bool:
 def _replace() -> None:
     def replace(owner: Any, name: str, by: Callable[[Any], Any]) -> None:
         original = vars(owner)[name]
-        _replaced.append((owner, name, original))
-        setattr(owner, name, by(getattr(owner, name)))
+        ours = by(getattr(owner, name))
+        _replaced.append((owner, name, original, ours))
+        setattr(owner, name, ours)
 
     replace(threading.Thread, "start", _start)
     replace(ThreadPoolExecutor, "submit", _submit)
@@ -151,11 +155,15 @@ def _replace() -> None:
     replace(torch._C, "_swap_tensor_impl", _swap)
 
 
+_WORKER = getattr(concurrent.futures.thread, "_worker", object())
+
+
 def _start(original: Any) -> Any:
     @functools.wraps(original)
     def start(self: threading.Thread) -> None:
         recorders = tuple(_here.recorders)
-        if recorders:
+        # Workers of pools outlive the recording: what is submitted to them is watched, task by task.
+        if recorders and getattr(self, "_target", None) is not _WORKER:
             run = self.run
 
             def watched_run() -> None:
