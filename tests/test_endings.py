@@ -19,6 +19,7 @@ import pytest
 
 import penstock
 from conftest import Raw, Remains, assert_bits, raw_bytes, write_raw
+from penstock.loading import collection_paused
 
 torch = pytest.importorskip("torch")
 
@@ -393,3 +394,30 @@ def test_children_forked_while_another_thread_loads_or_has_just_loaded_start_cle
         finally:
             stop.set()
         loading.result()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_forked_while_another_thread_makes_tensors_collects_garbage(large) -> None:
+    path, _ = large
+    paused, end = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        with collection_paused():
+            paused.set()
+            end.wait(60)
+
+    with ThreadPoolExecutor(1) as pool:
+        pausing = pool.submit(pause)
+        paused.wait(60)
+        child = os.fork()
+        if child == 0:
+            try:
+                collects = gc.isenabled()
+                penstock.open(path).load()
+                os._exit(0 if collects and gc.isenabled() else 1)
+            except BaseException:  # noqa: BLE001
+                os._exit(2)
+        assert wait_for_child(child) == 0
+        end.set()
+        pausing.result()
+    assert gc.isenabled()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -19,6 +21,7 @@ import pytest
 import penstock
 import servers
 from conftest import Raw, Remains, raw_bytes, write_raw
+from penstock._native import Source
 
 BODY = raw_bytes("U8", (20 << 20,), 3)
 """Three of the largest requests."""
@@ -373,6 +376,70 @@ def test_a_pull_that_waits_for_another_says_so(slow: Slow, tmp_path: Path, caplo
     waiting.join(60)
     assert done[0].files[0].nbytes == len(BODY)
     assert len(caplog.messages) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_forked_while_another_thread_waits_for_a_pull_is_not_blocked_by_it(slow: Slow, tmp_path: Path) -> None:
+    slow.pause = 0.05
+    running = Source(slow.url).pull(str(tmp_path), [0], None)
+    stop = threading.Event()
+
+    def wait() -> None:
+        while not stop.is_set():
+            running.wait()
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(wait)
+        time.sleep(0.2)
+        child = os.fork()
+        if child == 0:
+            try:
+                with pytest.raises(penstock.CancelledError, match="forked"):
+                    running.progress()
+                running.stop()
+                os._exit(0)
+            except BaseException:  # noqa: BLE001 - a child must not return to pytest
+                os._exit(2)
+        timer = threading.Timer(30, os.kill, (child, signal.SIGKILL))
+        timer.start()
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        timer.cancel()
+        stop.set()
+        waiting.result()
+    running.stop()
+    assert status == 0
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit, ValueError])
+def test_what_a_log_handler_raises_ends_a_pull_if_it_ends_programs(
+    slow: Slow, tmp_path: Path, raised: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal that comes while Python's logging runs is raised from there."""
+    slow.pause = 5.0
+    other = begin(slow.url, tmp_path)
+    until_first_block(tmp_path)
+    called = threading.Event()
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            slow.pause = 0.0
+            other.kill()
+            called.set()
+            raise raised
+
+    handler = Handler()
+    logging.getLogger("penstock").addHandler(handler)
+    try:
+        if raised is ValueError:
+            assert penstock.pull(slow.url, tmp_path).files[0].nbytes == len(BODY)
+        else:
+            with pytest.raises(raised):
+                penstock.pull(slow.url, tmp_path)
+    finally:
+        logging.getLogger("penstock").removeHandler(handler)
+        other.kill()
+        other.communicate()
+    assert called.is_set()
 
 
 def test_a_file_as_the_directory_is_said_to_be_one(bucket: servers.Remote, tmp_path: Path) -> None:

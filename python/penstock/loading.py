@@ -14,6 +14,7 @@ what making a tensor costs; all else is done in batches and columns.
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 from bisect import bisect_left
@@ -218,9 +219,23 @@ def collection_paused() -> Iterator[None]:
         yield
     finally:
         with _collection:
+            # None is left to end in a child that was forked meanwhile.
+            paused = paused and _pauses > 0
             _pauses -= paused
             if paused and _pauses == 0:
                 gc.enable()
+
+
+def _collect_in_child() -> None:
+    """In a forked child none of the threads that paused collection, or hold the lock, exists."""
+    global _collection, _pauses  # noqa: PLW0603
+    _collection = threading.Lock()
+    if _pauses:
+        _pauses = 0
+        gc.enable()
+
+
+os.register_at_fork(after_in_child=_collect_in_child)
 
 
 Done = Callable[[LoadStats], None]

@@ -4,11 +4,11 @@
 //! emitted by the next thread that has the GIL and waits for the engine ([`emit`]). Loggers are called after the engine's
 //! modules, `penstock.store.remote.fetch`, so that `logging.getLogger("penstock")` decides about all of them.
 
-use std::collections::VecDeque;
 use std::fmt::{Debug, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
+use crossbeam_channel::{Receiver, Sender, bounded};
+use penstock::memory::PerProcess;
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
@@ -21,8 +21,12 @@ const MOST: usize = 256;
 /// Level (as Python numbers it), logger and message.
 type Entry = (u8, String, String);
 
-static QUEUE: Mutex<VecDeque<Entry>> = Mutex::new(VecDeque::new());
-static ANY: AtomicBool = AtomicBool::new(false);
+/// What is queued, of this process: a thread of the parent may have been at its queue when it forked.
+static QUEUE: PerProcess<(Sender<Entry>, Receiver<Entry>)> = PerProcess::new();
+
+fn queue() -> &'static (Sender<Entry>, Receiver<Entry>) {
+    QUEUE.get_or_init(|| bounded(MOST))
+}
 
 /// Takes what the engine logs from now on. Called once, when the extension is imported.
 pub fn install() {
@@ -30,17 +34,25 @@ pub fn install() {
     let _ = tracing::subscriber::set_global_default(Queue);
 }
 
-/// Hands the events that are queued to Python's loggers. What logging raises is ignored: it must not fail a load.
-pub fn emit(py: Python<'_>) {
-    if !ANY.swap(false, Ordering::Acquire) {
-        return;
+/// Hands the events that are queued to Python's loggers. An `Exception` that logging raises is ignored: it must not fail a
+/// load.
+///
+/// # Errors
+/// What ends a program and a handler raised, as `KeyboardInterrupt`: a signal may have come while it ran.
+pub fn emit(py: Python<'_>) -> PyResult<()> {
+    let (_, queued) = queue();
+    while let Ok((level, name, message)) = queued.try_recv() {
+        let logged = py
+            .import("logging")
+            .and_then(|logging| logging.call_method1("getLogger", (name,)))
+            .and_then(|logger| logger.call_method1("log", (level, "%s", message)));
+        if let Err(error) = logged
+            && !error.is_instance_of::<PyException>(py)
+        {
+            return Err(error);
+        }
     }
-    let entries = std::mem::take(&mut *QUEUE.lock().unwrap_or_else(PoisonError::into_inner));
-    let Ok(logging) = py.import("logging") else { return };
-    for (level, name, message) in entries {
-        let logger = logging.call_method1("getLogger", (name,));
-        let _ = logger.and_then(|logger| logger.call_method1("log", (level, "%s", message)));
-    }
+    Ok(())
 }
 
 struct Queue;
@@ -63,11 +75,8 @@ impl Subscriber for Queue {
         let mut text = Text::default();
         event.record(&mut text);
         let name = event.metadata().target().replace("::", ".");
-        let mut queue = QUEUE.lock().unwrap_or_else(PoisonError::into_inner);
-        if queue.len() < MOST {
-            queue.push_back((level, name, text.message + &text.fields));
-            ANY.store(true, Ordering::Release);
-        }
+        // Not waiting for room: whoever logs may hold what the others need.
+        let _ = queue().0.try_send((level, name, text.message + &text.fields));
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::sync::{Mutex, PoisonError};
 
+use penstock::memory::Owner;
 use penstock::pull::{self, How, Item};
 use penstock::store::{self, Patience, RemoteStore, Store};
 use penstock::{Error, ErrorKind};
@@ -63,7 +64,7 @@ impl Source {
             ));
         }
         let inner = py.detach(|| pull::Pull::start(&self.store, items, &destination.0, readers))?;
-        Ok(Pull { inner: Detached::new(Mutex::new(inner)) })
+        Ok(Pull { inner: Detached::new(Mutex::new(inner)), owner: Owner::current() })
     }
 }
 
@@ -71,12 +72,24 @@ impl Source {
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Pull {
     inner: Detached<Mutex<pull::Pull>>,
+    owner: Owner,
 }
 
 impl Pull {
-    fn locked<T: Send>(&self, py: Python<'_>, body: impl FnOnce(&mut pull::Pull) -> T + Send) -> T {
+    /// What `body` makes of the pull. In a forked child a thread of the parent may have it, and nothing of it runs:
+    /// `Cancelled`.
+    fn locked<T: Send>(
+        &self,
+        py: Python<'_>,
+        body: impl FnOnce(&mut pull::Pull) -> Result<T, Error> + Send,
+    ) -> Outcome<T> {
+        if !self.owner.is_current() {
+            let cause = "the pull belongs to the process that this one was forked from";
+            let error = Error::new(ErrorKind::Cancelled, cause);
+            return Err(Failure(error.remedy("Begin a pull of its own in the child")));
+        }
         let inner = &*self.inner;
-        py.detach(|| body(&mut inner.lock().unwrap_or_else(PoisonError::into_inner)))
+        py.detach(|| body(&mut inner.lock().unwrap_or_else(PoisonError::into_inner))).map_err(Failure)
     }
 }
 
@@ -86,8 +99,8 @@ impl Pull {
     ///
     /// Looks for signals, so Ctrl-C raises KeyboardInterrupt from here.
     fn wait(&self, py: Python<'_>) -> PyResult<Option<Ended>> {
-        let ended = self.locked(py, |pull| pull.wait(SIGNAL_CHECK)).map_err(Failure);
-        logging::emit(py);
+        let ended = self.locked(py, |pull| pull.wait(SIGNAL_CHECK));
+        logging::emit(py)?;
         let ended = ended?;
         py.check_signals()?;
         Ok(ended.map(|pulled| {
@@ -102,19 +115,23 @@ impl Pull {
     }
 
     /// (bytes done, bytes in all as far as known).
-    fn progress(&self, py: Python<'_>) -> (u64, u64) {
-        let progress = self.locked(py, |pull| pull.progress());
-        (progress.done_bytes, progress.bytes)
+    fn progress(&self, py: Python<'_>) -> Outcome<(u64, u64)> {
+        let progress = self.locked(py, |pull| Ok(pull.progress()))?;
+        Ok((progress.done_bytes, progress.bytes))
     }
 
     /// The lock for which it has been waiting for some seconds, as another pull to the same directory goes on; else None.
-    fn waits_for(&self, py: Python<'_>) -> Option<String> {
-        self.locked(py, |pull| pull.waits_for()).map(|lock| lock.display().to_string())
+    fn waits_for(&self, py: Python<'_>) -> Outcome<Option<String>> {
+        Ok(self.locked(py, |pull| Ok(pull.waits_for()))?.map(|lock| lock.display().to_string()))
     }
 
-    /// Stops it, and returns when nothing of it runs. What came so far is kept for the next pull.
+    /// Stops it, and returns when nothing of it runs. What came so far is kept for the next pull. In a forked child nothing
+    /// of it runs.
     fn stop(&self, py: Python<'_>) {
-        self.locked(py, pull::Pull::stop);
+        let _ = self.locked(py, |pull| {
+            pull.stop();
+            Ok(())
+        });
     }
 }
 

@@ -189,7 +189,7 @@ impl Session {
             match landed {
                 Some(landed) => return Ok(landed),
                 None => {
-                    crate::logging::emit(py);
+                    crate::logging::emit(py)?;
                     py.check_signals()?;
                 }
             }
@@ -230,12 +230,6 @@ impl Session {
                 inner.lock().stop();
             }
         });
-    }
-
-    /// What was done so far.
-    fn stats(&self, py: Python<'_>) -> LoadStats {
-        let inner = &*self.inner;
-        LoadStats { inner: py.detach(|| inner.lock().stats()) }
     }
 }
 

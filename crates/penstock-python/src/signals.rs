@@ -12,8 +12,8 @@ use crate::logging;
 /// How long a wait goes on before it looks for signals (Ctrl-C).
 pub const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 
-/// Does `work` in a thread of its own and looks for signals meanwhile. Where one raises, `interrupt` ends the work, and
-/// what it raised is returned once the thread is gone.
+/// Does `work` in a thread of its own and looks for signals meanwhile. Where one raises, or what a log handler does,
+/// `interrupt` ends the work, and what was raised is returned once the thread is gone.
 pub fn interruptibly<T: Send>(
     py: Python<'_>,
     work: impl FnOnce() -> penstock::Result<T> + Send,
@@ -26,14 +26,16 @@ pub fn interruptibly<T: Send>(
         let working = working.map_err(|error| Failure(threads::not_started(&error)))?;
         loop {
             let waited = py.detach(|| done.recv_timeout(SIGNAL_CHECK));
-            logging::emit(py);
+            let logged = logging::emit(py);
             match waited {
-                Ok(done) => return done.map_err(|error| Failure(error).into()),
-                Err(RecvTimeoutError::Timeout) => py.check_signals().inspect_err(|_| {
-                    interrupt();
-                    // It returns the failure that the interrupt makes of it, which nobody needs.
-                    let _ = py.detach(|| done.recv());
-                })?,
+                Ok(done) => return logged.and_then(|()| done.map_err(|error| Failure(error).into())),
+                Err(RecvTimeoutError::Timeout) => {
+                    logged.and_then(|()| py.check_signals()).inspect_err(|_| {
+                        interrupt();
+                        // It returns the failure that the interrupt makes of it, which nobody needs.
+                        let _ = py.detach(|| done.recv());
+                    })?
+                }
                 // The work panicked, which is a bug; pyo3 tells Python of it.
                 Err(RecvTimeoutError::Disconnected) => match working.join() {
                     Err(panic) => std::panic::resume_unwind(panic),

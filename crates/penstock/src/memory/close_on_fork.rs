@@ -17,9 +17,11 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::fork::Owner;
+use super::fork::{Owner, forked_during};
 
 const FREE: i32 = -1;
+/// How often a file is opened anew because the process forks meanwhile.
+const MOST_FORKS: usize = 100;
 
 /// A place for the number of a registered descriptor. Places are leaked and used again.
 struct Place {
@@ -38,9 +40,25 @@ pub(crate) struct CloseOnForkFile {
 }
 
 impl CloseOnForkFile {
-    /// Registers `file`, which must not be locked before.
-    pub(crate) fn new(file: File) -> Self {
-        // First, since it installs the handler.
+    /// The file that `open` opens, which must not lock it. A child that is forked before it is registered would share it,
+    /// so it is opened again then.
+    ///
+    /// # Errors
+    /// What `open` fails with.
+    pub(crate) fn open<E>(mut open: impl FnMut() -> Result<File, E>) -> Result<Self, E> {
+        for _ in 1..MOST_FORKS {
+            let (file, forked) = forked_during(|| open().map(Self::register));
+            if !forked {
+                return file;
+            }
+            drop(file);
+            std::thread::yield_now();
+        }
+        // A process that does nothing but fork. Its children may keep a lock of one that is killed.
+        open().map(Self::register)
+    }
+
+    fn register(file: File) -> Self {
         let owner = Owner::current();
         let place = register(file.as_raw_fd());
         Self { file, place, owner }
@@ -127,8 +145,8 @@ mod tests {
     use super::*;
 
     fn locked(path: &std::path::Path) -> CloseOnForkFile {
-        let file = File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap();
-        let file = CloseOnForkFile::new(file);
+        let open = || File::options().read(true).write(true).create(true).truncate(false).open(path);
+        let file = CloseOnForkFile::open(open).unwrap();
         flock(&*file, FlockOperation::NonBlockingLockExclusive).unwrap();
         file
     }
@@ -201,6 +219,33 @@ mod tests {
         end(child);
         drop(file);
         assert!(is_free(&path));
+    }
+
+    #[test]
+    fn a_child_that_is_forked_while_a_file_is_opened_does_not_share_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
+        let mut children = Vec::new();
+        let open = || {
+            let file = File::options().read(true).write(true).create(true).truncate(false).open(&path);
+            if children.len() < 2 {
+                children.push(forked(|| 0).0);
+            }
+            file
+        };
+        let file = CloseOnForkFile::open(open).unwrap();
+        flock(&*file, FlockOperation::NonBlockingLockExclusive).unwrap();
+        assert_eq!(children.len(), 2, "it was not opened again");
+        // As if the parent had been killed.
+        let raw = file.as_raw_fd();
+        // SAFETY: replaces the descriptor of a file that this test owns.
+        unsafe {
+            let empty = libc::eventfd(0, libc::EFD_CLOEXEC);
+            libc::dup3(empty, raw, libc::O_CLOEXEC);
+            libc::close(empty);
+        }
+        assert!(is_free(&path), "a child keeps the lock");
+        children.into_iter().for_each(end);
     }
 
     #[test]

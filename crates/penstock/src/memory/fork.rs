@@ -4,10 +4,14 @@
 //! first process outside. So forks are counted too, by a handler that the C library runs in the child. (A bare
 //! `clone` system call runs no handler; then the id has to do.)
 
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 static FORKS: AtomicU32 = AtomicU32::new(0);
-static HANDLER: AtomicBool = AtomicBool::new(false);
+static HANDLERS: AtomicBool = AtomicBool::new(false);
+/// Forks of this process, begun and ended.
+static BEGUN: AtomicUsize = AtomicUsize::new(0);
+static ENDED: AtomicUsize = AtomicUsize::new(0);
 
 /// The process that made something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,11 +23,7 @@ pub struct Owner {
 impl Owner {
     /// The process that runs now.
     pub fn current() -> Self {
-        if !HANDLER.load(Ordering::Relaxed) && !HANDLER.swap(true, Ordering::Relaxed) {
-            // SAFETY: the handler stays loaded as long as this code, and only uses atomic integers and system calls, which
-            // is allowed in a child of a process with threads.
-            unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-        }
+        install();
         Self { pid: std::process::id(), forks: FORKS.load(Ordering::Relaxed) }
     }
 
@@ -33,23 +33,65 @@ impl Owner {
     }
 }
 
+/// Has the handlers run at every fork from now on. Threads that come at once may each install them, and then they run
+/// several times, which does no harm; a lock here could be held while another thread forks.
+fn install() {
+    if !HANDLERS.load(Ordering::Acquire) {
+        // SAFETY: the handlers stay loaded as long as this code, and only use atomic integers and system calls, which is
+        // allowed in a child of a process with threads.
+        unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+        HANDLERS.store(true, Ordering::Release);
+    }
+}
+
+/// Does `work`, and says whether this process may have forked meanwhile.
+#[cfg(feature = "remote")]
+pub(super) fn forked_during<T>(work: impl FnOnce() -> T) -> (T, bool) {
+    install();
+    let ended = ENDED.load(Ordering::Acquire);
+    let done = work();
+    (done, BEGUN.load(Ordering::Acquire) > ended)
+}
+
+unsafe extern "C" fn before() {
+    BEGUN.fetch_add(1, Ordering::AcqRel);
+}
+
+unsafe extern "C" fn in_parent() {
+    ENDED.fetch_add(1, Ordering::AcqRel);
+}
+
 unsafe extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
+    // Other threads' forks do not end here.
+    ENDED.store(BEGUN.load(Ordering::Relaxed), Ordering::Relaxed);
     #[cfg(feature = "remote")]
     super::close_on_fork::release_in_child();
 }
 
 /// A value of which every process makes its own at the first use, to keep until its end. A child leaves alone what its
 /// parent had, locks and threads included. It hangs on one atomic pointer, so that no fork can come at a wrong moment.
-pub(crate) struct PerProcess<T: 'static>(AtomicPtr<(Owner, T)>);
+pub struct PerProcess<T: 'static>(AtomicPtr<(Owner, T)>);
 
 impl<T: Send + Sync> PerProcess<T> {
-    pub(crate) const fn new() -> Self {
+    /// None is made yet.
+    pub const fn new() -> Self {
         Self(AtomicPtr::new(std::ptr::null_mut()))
     }
 
+    /// As [`PerProcess::get_or_try_init`], where `make` cannot fail.
+    pub fn get_or_init(&self, make: impl FnOnce() -> T) -> &'static T {
+        match self.get_or_try_init(|| Ok::<_, Infallible>(make())) {
+            Ok(value) => value,
+            Err(never) => match never {},
+        }
+    }
+
     /// This process's value; `make` is called if there is none yet, and what several threads make at once is one's only.
-    pub(crate) fn get_or_try_init<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&'static T, E> {
+    ///
+    /// # Errors
+    /// What `make` fails with.
+    pub fn get_or_try_init<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&'static T, E> {
         let there = self.0.load(Ordering::Acquire);
         // SAFETY: either null or leaked below, and never freed.
         if let Some((owner, value)) = unsafe { there.as_ref() }

@@ -27,8 +27,7 @@ pub use arena::{Arena, ArenaUse, Lease, Pinning, Slot};
 #[cfg(feature = "remote")]
 pub(crate) use close_on_fork::CloseOnForkFile;
 pub use file_mapping::FileMapping;
-pub use fork::Owner;
-pub(crate) use fork::PerProcess;
+pub use fork::{Owner, PerProcess};
 pub(crate) use headroom::spare_bytes;
 pub use numa::node_of_pci_device;
 pub use region::{Backing, HUGE_PAGE, PAGE, Region};

@@ -362,9 +362,14 @@ impl Shared {
         self.send(Message::Ended);
     }
 
-    /// Ends the load with `error`, unless it has failed already.
+    /// Ends the load with `error`, unless it has failed already. What a reader of a cancelled load ends with is no failure
+    /// of the load: it was interrupted.
     pub(super) fn fail(&self, error: Error) {
-        lock(&self.failure).get_or_insert(error);
+        let mut failure = lock(&self.failure);
+        if !self.is_cancelled() {
+            failure.get_or_insert(error);
+        }
+        drop(failure);
         self.cancel();
     }
 

@@ -61,7 +61,7 @@ impl Part {
         let directory = tree.directory_of(&item.path)?;
         tree.stat(&directory, &item.path)?;
         let (name, bytes) = (part_name(&item.path), object.bytes());
-        let (file, map) = (tree.part(&name)?, CloseOnForkFile::new(tree.part(&format!("{name}.map"))?));
+        let (file, map) = (tree.part(&name)?, CloseOnForkFile::open(|| tree.part(&format!("{name}.map")))?);
         // An object without a version of its own cannot be told from the one that came half before.
         let version = Some(object.identity())
             .filter(|identity| crate::store::RemoteStore::is_likely(identity, identity));

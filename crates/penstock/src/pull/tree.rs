@@ -68,13 +68,10 @@ impl Tree {
             let root = openat(CWD, path, DIRECTORY, Mode::empty())?;
             let state = descend(root.as_fd(), STATE)?;
             let parts = descend(state.as_fd(), "parts")?;
-            let lock = openat(
-                &state,
-                "lock",
-                OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW,
-                Mode::from(0o666),
-            )?;
-            Ok((root, state, parts, CloseOnForkFile::new(lock.into())))
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let lock =
+                CloseOnForkFile::open(|| openat(&state, "lock", flags, Mode::from(0o666)).map(File::from))?;
+            Ok((root, state, parts, lock))
         };
         let (root, state, parts, lock) =
             made().map_err(|errno| failed("making .penstock in the directory", errno.into()))?;

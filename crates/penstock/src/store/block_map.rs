@@ -72,7 +72,8 @@ impl BlockMap {
         Ok((map, known))
     }
 
-    /// Takes over what others have written to the file since.
+    /// Takes over what others have written to the file since, blocks that they found damaged included. Nobody sets a
+    /// block through this map meanwhile.
     pub(crate) fn refresh(&self) -> io::Result<()> {
         let mut stored = vec![0; self.words.len() * 8];
         let mut held = 0;
@@ -84,12 +85,19 @@ impl BlockMap {
             }
         }
         for (word, stored) in self.words.iter().zip(stored.chunks_exact(8)) {
-            let stored = u64::from_le_bytes(stored.try_into().unwrap_or_default());
-            if stored != 0 {
-                word.store(stored, Ordering::Release);
-            }
+            word.store(u64::from_le_bytes(stored.try_into().unwrap_or_default()), Ordering::Release);
         }
         Ok(())
+    }
+
+    /// The checksum of a block that is there by now, whoever wrote it.
+    pub(crate) fn look(&self, block: usize) -> io::Result<Option<u64>> {
+        let mut stored = [0; WORD as usize];
+        match self.file.read_exact_at(&mut stored, self.first_word + block as u64 * WORD) {
+            Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => return Err(error),
+            _ => self.words[block].store(u64::from_le_bytes(stored), Ordering::Release),
+        }
+        Ok(self.get(block))
     }
 
     /// How many blocks the object has.
@@ -130,8 +138,8 @@ mod tests {
     use super::*;
 
     fn opened(path: &std::path::Path, name: &str, bytes: u64) -> (BlockMap, bool) {
-        let file = File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap();
-        BlockMap::open(CloseOnForkFile::new(file), name, bytes, 1000).unwrap()
+        let open = || File::options().read(true).write(true).create(true).truncate(false).open(path);
+        BlockMap::open(CloseOnForkFile::open(open).unwrap(), name, bytes, 1000).unwrap()
     }
 
     #[test]

@@ -15,35 +15,35 @@ use super::servers::http::{Act, Server, Source};
 use super::servers::patience;
 use super::{SIZE, content, read};
 
-const BLOCK: usize = 512 << 10;
+pub(super) const BLOCK: usize = 512 << 10;
 
 /// One test at a time: the buffers on the way to disk are the process's, and what finds none free is not kept.
 static ALONE: Mutex<()> = Mutex::new(());
 
-struct Cached {
-    server: Server,
-    directory: tempfile::TempDir,
+pub(super) struct Cached {
+    pub(super) server: Server,
+    pub(super) directory: tempfile::TempDir,
     _alone: MutexGuard<'static, ()>,
 }
 
 impl Cached {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let (server, directory) = (Server::start(Source::default()), tempfile::tempdir().unwrap());
         Self { server, directory, _alone: alone }
     }
 
     /// A store as another process would make it.
-    fn store(&self) -> CachingStore {
+    pub(super) fn store(&self) -> CachingStore {
         self.store_of(None)
     }
 
-    fn store_of(&self, bytes: Option<u64>) -> CachingStore {
+    pub(super) fn store_of(&self, bytes: Option<u64>) -> CachingStore {
         store_in(self.directory.path(), bytes)
     }
 
     /// Directories of entries.
-    fn entries(&self) -> Vec<PathBuf> {
+    pub(super) fn entries(&self) -> Vec<PathBuf> {
         let all = fs::read_dir(self.directory.path().join("penstock-2")).map(|all| all.flatten().collect());
         let mut all: Vec<_> = all
             .unwrap_or_else(|_| Vec::new())
@@ -55,31 +55,31 @@ impl Cached {
         all
     }
 
-    fn is_complete(&self, path: &str) -> bool {
+    pub(super) fn is_complete(&self, path: &str) -> bool {
         let url = self.server.url(path);
         let identity = RemoteStore::new(Environment::default(), patience()).open(&url).unwrap().identity();
         self.store().file_of(&url, &identity).is_some()
     }
 
     /// Requests so far; counts anew from here.
-    fn requests(&self) -> usize {
+    pub(super) fn requests(&self) -> usize {
         let requests = self.server.requests();
         self.server.script(|_, _| Act::Serve);
         requests
     }
 }
 
-fn store_in(directory: &Path, bytes: Option<u64>) -> CachingStore {
+pub(super) fn store_in(directory: &Path, bytes: Option<u64>) -> CachingStore {
     let cache = DiskCache { directory: directory.to_owned(), bytes };
     CachingStore::new(RemoteStore::new(Environment::default(), patience()), Some(cache), CachePolicy::Auto)
 }
 
-fn flush() {
+pub(super) fn flush() {
     assert!(flush_disk_caches(Duration::from_secs(60)));
 }
 
 /// Opens, reads all in blocks as a load does, and closes. Returns the remarks.
-fn load(store: &dyn Store, url: &str, expected: &[u8]) -> Vec<String> {
+pub(super) fn load(store: &dyn Store, url: &str, expected: &[u8]) -> Vec<String> {
     let opened = store.open(url).unwrap();
     let object = store.reopen(url, &opened.identity()).unwrap();
     drop(opened);
@@ -91,7 +91,7 @@ fn load(store: &dyn Store, url: &str, expected: &[u8]) -> Vec<String> {
 }
 
 /// Reads from `from` on in pieces, and compares.
-fn check(object: &dyn Object, from: usize, expected: &[u8]) {
+pub(super) fn check(object: &dyn Object, from: usize, expected: &[u8]) {
     for at in (from..expected.len()).step_by(1 << 20) {
         let len = (1 << 20).min(expected.len() - at);
         assert!(read(object, at, len).unwrap().0 == expected[at..at + len], "wrong bytes at {at}");
@@ -174,7 +174,7 @@ fn gaps_are_filled_by_later_loads_and_by_other_readers() {
 }
 
 /// Leaves an entry of which all but the last block is there.
-fn partial(cached: &Cached, bytes: &[u8], url: &str) -> PathBuf {
+pub(super) fn partial(cached: &Cached, bytes: &[u8], url: &str) -> PathBuf {
     let store = cached.store();
     let opened = store.open(url).unwrap();
     let object = store.reopen(url, &opened.identity()).unwrap();
@@ -186,7 +186,7 @@ fn partial(cached: &Cached, bytes: &[u8], url: &str) -> PathBuf {
     cached.entries().remove(0)
 }
 
-fn overwrite(path: &Path, at: u64, bytes: &[u8]) {
+pub(super) fn overwrite(path: &Path, at: u64, bytes: &[u8]) {
     File::options().write(true).open(path).unwrap().write_all_at(bytes, at).unwrap();
 }
 
@@ -582,7 +582,7 @@ fn rustix_is_root() -> bool {
 }
 
 /// Says of an entry's data that it is complete as it is.
-fn forge_complete(entry: &Path) {
+pub(super) fn forge_complete(entry: &Path) {
     use std::os::unix::fs::MetadataExt;
     let is = fs::metadata(entry.join("data")).unwrap();
     let said =

@@ -10,7 +10,6 @@
 mod driver;
 mod stream;
 
-use std::convert::Infallible;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -39,8 +38,7 @@ type Devices = Mutex<Vec<(i32, Arc<CudaDevice>)>>;
 static DEVICES: PerProcess<Devices> = PerProcess::new();
 
 fn devices() -> MutexGuard<'static, Vec<(i32, Arc<CudaDevice>)>> {
-    let Ok::<_, Infallible>(devices) = DEVICES.get_or_try_init(|| Ok(Mutex::default()));
-    devices.lock().unwrap_or_else(PoisonError::into_inner)
+    DEVICES.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl CudaDevice {

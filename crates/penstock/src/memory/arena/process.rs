@@ -1,7 +1,6 @@
 //! The arenas of the process, told apart by slot size, kind of device and memory node.
 
 use std::collections::HashMap;
-use std::convert::Infallible;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -22,8 +21,7 @@ type Arenas = Mutex<HashMap<Key, Arc<Arena>>>;
 static ARENAS: PerProcess<Arenas> = PerProcess::new();
 
 fn process() -> &'static Arenas {
-    let Ok::<_, Infallible>(arenas) = ARENAS.get_or_try_init(|| Ok(Mutex::default()));
-    arenas
+    ARENAS.get_or_init(Mutex::default)
 }
 
 /// The process's arena for slots of `slot_bytes` and the device that `pinning` speaks for.

@@ -2,7 +2,7 @@
 //!
 //! An entry is a directory, named by its key: `data`, a sparse file as large as the object; `map`, its block map; and
 //! once all is there `complete`, which says what `data` was like then. Whoever uses an entry holds a shared lock on its
-//! map; who removes one, an exclusive lock, and moves it out of the way first. Making and removing is done by one process
+//! map; who removes one, an exclusive lock, and moves it out of the way first. Locks on `data` are for writing to it. Making and removing is done by one process
 //! at a time, under the lock of the whole. All locks are the kernel's and end with their process; forked children do not
 //! inherit them.
 //!
@@ -26,7 +26,8 @@ use rustix::io::Errno;
 use super::DiskCache;
 use super::entry::Entry;
 use super::key::Key;
-use super::trust::distrust;
+use super::mark;
+use super::trust::{distrust, is_trusted};
 use crate::memory::CloseOnForkFile;
 use crate::store::block_map::BlockMap;
 
@@ -77,7 +78,7 @@ impl Held {
 
     /// Has the entry's bytes compared with their checksums by whoever uses it next.
     pub(super) fn doubt(&self) -> &Path {
-        let _ = fs::remove_file(self.entry.join("complete"));
+        mark::clear(&self.entry);
         &self.entry
     }
 }
@@ -113,17 +114,14 @@ impl Directory {
     /// The entry of that key, if it is complete.
     pub(super) fn complete(&self, key: &Key) -> Option<Held> {
         let entry = self.root.join(&key.name);
-        if self.distrusted(&entry).is_some() {
-            return None;
-        }
-        let map = CloseOnForkFile::new(open(&entry.join("map"), OpenOptions::new().read(true)).ok()?);
+        let map = open_to_lock(&entry.join("map"), OpenOptions::new().read(true)).ok()?;
         if !hold(&map, &entry.join("map")) || !BlockMap::is_of(&map, &key.label, key.bytes, BLOCK_BYTES) {
             return None;
         }
         let data = open(&entry.join("data"), OpenOptions::new().read(true)).ok()?;
-        let said = fs::read_to_string(entry.join("complete")).ok()?;
         let is = data.metadata().ok()?;
-        if !is.is_file() || is.len() != key.bytes || said != described(&is) {
+        let right = is.is_file() && is.len() == key.bytes && mark::is_set(&entry, &is);
+        if !right || !self.is_trusted(&entry) {
             return None;
         }
         touch(&map);
@@ -150,9 +148,16 @@ impl Directory {
 
     /// Why neither the directory of all entries nor that one is to be trusted, if so. What is missing is.
     fn distrusted(&self, entry: &Path) -> Option<String> {
+        let files = ["data", "map", "complete"];
         distrust(&self.root, true)
             .or_else(|| distrust(entry, false))
-            .or_else(|| ["data", "map"].iter().find_map(|file| distrust(&entry.join(file), false)))
+            .or_else(|| files.iter().find_map(|file| distrust(&entry.join(file), false)))
+    }
+
+    /// Whether the entry is there and trusted. To be asked after its files were opened: where others may make entries of
+    /// their own, one of those may have been in its place before.
+    fn is_trusted(&self, entry: &Path) -> bool {
+        fs::symlink_metadata(entry).is_ok_and(|is| is.is_dir()) && self.distrusted(entry).is_none()
     }
 
     /// The entry of that key; none where it is not there, or is not what it should be.
@@ -160,13 +165,14 @@ impl Directory {
         let path = self.root.join(&key.name);
         let opened = |write: bool| -> io::Result<_> {
             let how = || OpenOptions::new().read(true).write(write).clone();
-            Ok((open(&path.join("map"), &mut how())?, open(&path.join("data"), &mut how())?, !write))
+            let file = |name| open_to_lock(&path.join(name), &mut how());
+            Ok((file("map")?, file("data")?, !write))
         };
         // Where it may not be written to, what is there is read all the same.
         let (map, data, read_only) = opened(true).or_else(|_| opened(false)).ok()?;
-        let map = CloseOnForkFile::new(map);
         let is = data.metadata().ok()?;
-        if !hold(&map, &path.join("map"))
+        if !self.is_trusted(&path)
+            || !hold(&map, &path.join("map"))
             || !is.is_file()
             || is.len() != key.bytes
             || !BlockMap::is_of(&map, &key.label, key.bytes, BLOCK_BYTES)
@@ -181,8 +187,8 @@ impl Directory {
     /// Waits for whoever makes or removes entries, and keeps others from it.
     fn lock(&self) -> Result<CloseOnForkFile, String> {
         let how = &mut OpenOptions::new();
-        let lock = open(&self.root.join("lock"), how.write(true).create(true).truncate(false).mode(0o644));
-        let lock = CloseOnForkFile::new(lock.map_err(|error| self.not_writable(&error))?);
+        let how = how.write(true).create(true).truncate(false).mode(0o644);
+        let lock = open_to_lock(&self.root.join("lock"), how).map_err(|error| self.not_writable(&error))?;
         let locked_out = || self.locked_out.lock().unwrap_or_else(PoisonError::into_inner);
         let recently = locked_out().is_some_and(|then| then.elapsed() < LOCKED_OUT);
         let end = Instant::now() + if recently { Duration::ZERO } else { LOCK_PATIENCE };
@@ -252,7 +258,8 @@ impl Directory {
                     return Err(errno.into());
                 }
             }
-            let map = CloseOnForkFile::new(open(&new.join("map"), &mut how())?);
+            drop(open(&new.join("map"), &mut how())?);
+            let map = open_to_lock(&new.join("map"), OpenOptions::new().read(true).write(true))?;
             BlockMap::open(map, &key.label, key.bytes, BLOCK_BYTES)?;
             fs::rename(&new, &path)
         };
@@ -297,7 +304,11 @@ impl Directory {
     /// All entries, those of earlier versions too; what was left of making and removing others goes.
     fn candidates(&self) -> io::Result<Vec<Candidate>> {
         let mut found = Vec::new();
-        let earlier = self.earlier.iter().filter_map(|root| fs::read_dir(root).ok()).flatten().flatten();
+        let ours = |root: &&PathBuf| {
+            fs::symlink_metadata(root).is_ok_and(|is| is.is_dir()) && distrust(root, true).is_none()
+        };
+        let earlier = self.earlier.iter().filter(ours).filter_map(|root| fs::read_dir(root).ok());
+        let earlier = earlier.flatten().flatten();
         for entry in fs::read_dir(&self.root)?.flatten().chain(earlier) {
             let (path, name) = (entry.path(), entry.file_name());
             let name = name.to_string_lossy();
@@ -321,9 +332,8 @@ impl Directory {
     fn remove(&self, path: &Path) -> bool {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         // Locked until the end of this function: whoever comes meanwhile finds it locked, or gone.
-        let _map = match open(&path.join("map"), OpenOptions::new().read(true)) {
+        let _map = match open_to_lock(&path.join("map"), OpenOptions::new().read(true)) {
             Ok(map) => {
-                let map = CloseOnForkFile::new(map);
                 if flock(&*map, FlockOperation::NonBlockingLockExclusive).is_err() {
                     return false;
                 }
@@ -341,20 +351,26 @@ impl Directory {
     }
 }
 
-/// Opens a file of the cache, which is no link.
-fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
-    options.custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK).open(path)
+/// Opens a file of the cache, which is no link, and trusted.
+pub(super) fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK).open(path)?;
+    if is_trusted(&file)? { Ok(file) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+}
+
+/// As [`open`], for a file that will be locked.
+fn open_to_lock(path: &Path, options: &mut OpenOptions) -> io::Result<CloseOnForkFile> {
+    CloseOnForkFile::open(|| open(path, options))
 }
 
 /// Keeps the entry from being removed; false where it is being removed, or is no longer there.
 fn hold(map: &File, path: &Path) -> bool {
-    let locked = match flock(map, FlockOperation::NonBlockingLockShared) {
-        // A file system without locks has no one to keep out either.
-        Ok(()) | Err(Errno::NOTSUP | Errno::NOSYS | Errno::NOLCK) => true,
-        Err(_) => false,
-    };
     let same = || Some(map.metadata().ok()?.ino() == fs::symlink_metadata(path).ok()?.ino());
-    locked && same() == Some(true)
+    lock(map, FlockOperation::NonBlockingLockShared) && same() == Some(true)
+}
+
+/// Locks a file, if that can be done now. A file system without locks has no one to keep out either.
+pub(super) fn lock(file: &File, how: FlockOperation) -> bool {
+    matches!(flock(file, how), Ok(()) | Err(Errno::NOTSUP | Errno::NOSYS | Errno::NOLCK))
 }
 
 /// Says that the entry was used now. On a disk that cannot be written to, nothing is evicted either.
@@ -362,11 +378,4 @@ fn touch(map: &File) {
     let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
     let same = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
     let _ = futimens(map, &Timestamps { last_access: same, last_modification: now });
-}
-
-/// What tells whether a file was written to. Its change time too, which no one can put back; `chmod` and copying alter it as
-/// well, and then bytes are compared with their checksums once more.
-pub(super) fn described(is: &fs::Metadata) -> String {
-    let (modified, changed) = ((is.mtime(), is.mtime_nsec()), (is.ctime(), is.ctime_nsec()));
-    format!("{} {}.{:09} {}.{:09}\n", is.len(), modified.0, modified.1, changed.0, changed.1)
 }

@@ -1,26 +1,35 @@
 //! An entry that is being filled, or was and is not complete.
+//!
+//! Several processes may fill one at a time. Whoever writes to its data holds a shared lock on it meanwhile; who makes it
+//! complete, an exclusive one. So nobody writes to what someone else reads as a file that stays as it is; all but a block
+//! that turns out to be damaged, after the mark is gone.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::directory::{BLOCK_BYTES, described};
+use rustix::fs::{FlockOperation, flock};
+
+use super::directory::{BLOCK_BYTES, lock};
+use super::mark;
 use crate::error::Error;
-use crate::memory::PAGE;
+use crate::memory::{CloseOnForkFile, PAGE};
 use crate::store::block_map::{BlockMap, checksum};
 
 /// See the module. Its map keeps it from being removed.
 #[derive(Debug)]
 pub(super) struct Entry {
     path: PathBuf,
-    data: File,
+    data: CloseOnForkFile,
     /// The same file for writing past the page cache, where the file system can.
     direct: Option<File>,
     map: BlockMap,
+    /// Writes under way in this process. While there are any, `data` is locked.
+    writes: Mutex<usize>,
     /// Blocks whose bytes this process has compared or written itself.
     verified: Vec<AtomicBool>,
     /// Blocks that someone in this process is about to write.
@@ -36,7 +45,7 @@ pub(super) struct Entry {
 
 impl Entry {
     /// An entry; `read_only` where its files could only be opened for reading.
-    pub(super) fn new(path: PathBuf, data: File, map: BlockMap, read_only: bool) -> Self {
+    pub(super) fn new(path: PathBuf, data: CloseOnForkFile, map: BlockMap, read_only: bool) -> Self {
         let direct = OpenOptions::new()
             .write(true)
             .custom_flags(libc::O_DIRECT | libc::O_NOFOLLOW | libc::O_CLOEXEC)
@@ -51,6 +60,7 @@ impl Entry {
             data,
             direct,
             map,
+            writes: Mutex::default(),
             left_out: AtomicU64::new(0),
             remark: Mutex::default(),
             broken: AtomicBool::new(read_only),
@@ -110,7 +120,9 @@ impl Entry {
     /// The block cannot be used: it is fetched again, and written again.
     pub(super) fn discard(&self, block: usize) {
         self.doubt(block);
+        // In this order: whoever makes it complete in this moment looks at the map again after that.
         let _ = self.map.set(block, 0);
+        mark::clear(&self.path);
         self.claimed[block].store(false, Ordering::Release);
     }
 
@@ -147,16 +159,33 @@ impl Entry {
         if self.broken.load(Ordering::Acquire) {
             return;
         }
-        let done = self.write_data(self.range(first).start, bytes).and_then(|()| {
-            for (number, block) in bytes.chunks(BLOCK_BYTES as usize).enumerate() {
-                self.map.set(first + number, checksum(block))?;
-                self.verified[first + number].store(true, Ordering::Release);
-            }
-            Ok(())
-        });
-        if let Err(error) = done {
+        if let Err(error) = self.try_write(first, bytes) {
             self.give_up(&error);
         }
+    }
+
+    fn try_write(&self, first: usize, bytes: &[u8]) -> io::Result<()> {
+        let blocks = || (first..).zip(bytes.chunks(BLOCK_BYTES as usize));
+        let writing = Writing::begin(self)?;
+        let mut there = true;
+        for (number, block) in blocks() {
+            there &= self.map.look(number)? == Some(checksum(block));
+        }
+        if there {
+            // Another process was quicker.
+            return Ok(());
+        }
+        if writing.is_none() {
+            // It is being made complete, or is complete, with what others brought.
+            blocks().for_each(|(number, _)| self.claimed[number].store(false, Ordering::Release));
+            return Ok(());
+        }
+        self.write_data(self.range(first).start, bytes)?;
+        for (number, block) in blocks() {
+            self.map.set(number, checksum(block))?;
+            self.verified[number].store(true, Ordering::Release);
+        }
+        Ok(())
     }
 
     fn write_data(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
@@ -195,16 +224,25 @@ impl Entry {
     }
 
     fn try_complete(&self) -> io::Result<()> {
-        // Another process may have brought what is missing here.
+        // Whoever writes to it now makes it complete afterwards.
+        if self.read_only || !lock(&self.data, FlockOperation::NonBlockingLockExclusive) {
+            return Ok(());
+        }
+        let done = self.complete_alone();
+        let _ = flock(&*self.data, FlockOperation::Unlock);
+        done
+    }
+
+    /// Makes it complete, while no one writes to its data.
+    fn complete_alone(&self) -> io::Result<()> {
+        // Another process may have brought what is missing here, or may have found a block damaged.
         self.map.refresh()?;
-        let unknown = (0..self.blocks()).filter(|block| !self.is_verified(*block));
-        let unknown: Vec<_> = unknown.collect();
-        if self.broken.load(Ordering::Acquire) || unknown.iter().any(|block| !self.has(*block)) {
+        if !self.is_whole() || mark::is_set(&self.path, &self.data.metadata()?) {
             return Ok(());
         }
         // Once complete, bytes are not compared any more, so all of them are now.
         let mut bytes = vec![0; BLOCK_BYTES as usize];
-        for block in unknown {
+        for block in (0..self.blocks()).filter(|block| !self.is_verified(*block)) {
             let range = self.range(block);
             let bytes = &mut bytes[..(range.end - range.start) as usize];
             self.data.read_exact_at(bytes, range.start)?;
@@ -212,13 +250,19 @@ impl Entry {
                 return Ok(());
             }
         }
-        // All of it, times included: after a power failure the file is what `complete` says, or is not taken for it.
+        // All of it, times included: after a power failure the file is what the mark says, or is not taken for it.
         self.data.sync_all()?;
-        let said = described(&self.data.metadata()?);
-        if fs::read_to_string(self.path.join("complete")).is_ok_and(|known| known == said) {
-            return Ok(());
+        mark::set(&self.path, &self.data)?;
+        // A block that someone found damaged meanwhile.
+        self.map.refresh()?;
+        if !self.is_whole() {
+            mark::clear(&self.path);
         }
-        write_whole(&self.path, "complete", &said)
+        Ok(())
+    }
+
+    fn is_whole(&self) -> bool {
+        (0..self.blocks()).all(|block| self.has(block))
     }
 
     /// What the load's owner may want to know.
@@ -242,11 +286,34 @@ pub(super) fn unreadable(path: &Path, error: &Error) -> String {
     )
 }
 
-/// Writes a small file in one step.
-fn write_whole(directory: &Path, name: &str, text: &str) -> io::Result<()> {
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let new = directory.join(format!(".{name}-{}-{number}", std::process::id()));
-    fs::write(&new, text)?;
-    fs::rename(&new, directory.join(name)).inspect_err(|_| drop(fs::remove_file(&new)))
+/// A write to an entry's data, which keeps others from making it complete.
+struct Writing<'a>(&'a Entry);
+
+impl<'a> Writing<'a> {
+    /// None where the entry is complete, or is being made so.
+    fn begin(entry: &'a Entry) -> io::Result<Option<Self>> {
+        let mut writes = Self::count(entry);
+        if *writes == 0 && !lock(&entry.data, FlockOperation::NonBlockingLockShared) {
+            return Ok(None);
+        }
+        *writes += 1;
+        drop(writes);
+        let writing = Self(entry);
+        let complete = mark::is_set(&entry.path, &entry.data.metadata()?);
+        Ok((!complete).then_some(writing))
+    }
+
+    fn count(entry: &Entry) -> MutexGuard<'_, usize> {
+        entry.writes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        let mut writes = Self::count(self.0);
+        *writes -= 1;
+        if *writes == 0 {
+            let _ = flock(&*self.0.data, FlockOperation::Unlock);
+        }
+    }
 }

@@ -7,7 +7,7 @@
 //!
 //! * `key`: which version of which object. `directory`: entries on disk, their locks, their bound.
 //! * `entry`: an entry being filled: data, and a map of its blocks' checksums. `object`: reading through one.
-//!   `complete`: reading one that is full. `trust`: whose files count.
+//!   `mark`: what says that one is full. `complete`: reading one that is. `trust`: whose files count.
 //! * `writers`: the process's threads that write.
 //!
 //! Promises:
@@ -16,6 +16,8 @@
 //! * Bytes of an entry that is not complete are compared with their checksums before they are used; a complete one is a
 //!   file that has not been written to since it was found complete. What is torn, or someone else's, is fetched anew.
 //! * The entries together are no larger than their bound; those used longest ago go first, and none that is in use.
+//! * Nobody writes to a complete entry, unless a block of it was found damaged: writing goes with a shared lock on the
+//!   data, completing with an exclusive one.
 //! * Nothing of this fails a load: a full disk, a directory that cannot be written to, a disk that cannot be read end in
 //!   a remark. (But bytes that another program changed in the very moment are an error, as in any file.)
 //! * Locks end with the process that holds them, and not later with its children; nothing needs to be cleaned up after a
@@ -26,6 +28,7 @@ mod complete;
 mod directory;
 mod entry;
 mod key;
+mod mark;
 mod object;
 mod trust;
 mod writers;

@@ -5,7 +5,6 @@
 //! process: a child after `fork` has none of them, and begins anew.
 
 use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -54,10 +53,7 @@ static WRITERS: PerProcess<Writers> = PerProcess::new();
 impl Writers {
     /// This process's.
     pub(super) fn of_process() -> &'static Self {
-        match WRITERS.get_or_try_init(|| Ok::<_, Infallible>(Self::default())) {
-            Ok(writers) => writers,
-            Err(never) => match never {},
-        }
+        WRITERS.get_or_init(Self::default)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

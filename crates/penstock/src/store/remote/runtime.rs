@@ -58,8 +58,7 @@ thread_local! {
 impl Net {
     /// This process's.
     pub(super) fn of_process() -> &'static Self {
-        let Ok::<_, std::convert::Infallible>(net) = NET.get_or_try_init(|| Ok(Self::default()));
-        net
+        NET.get_or_init(Self::default)
     }
 
     /// A lane that nobody else has.

@@ -1,0 +1,171 @@
+//! One disk cache for several processes: what one of them does to an entry harms no other's load.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::time::Duration;
+
+use penstock::store::Store;
+use proptest::prelude::*;
+
+use super::cache::{BLOCK, Cached, check, flush, forge_complete, load, overwrite, partial};
+use super::servers::http::Act;
+use super::{SIZE, content, read};
+
+#[test]
+fn who_still_fills_an_entry_leaves_it_alone_once_another_has_completed_it() {
+    let cached = Cached::new();
+    let bytes = content(SIZE);
+    let url = cached.server.put("/m", &bytes);
+    let slow = cached.store().open(&url).unwrap();
+    check(&*slow, 0, &bytes[..BLOCK]);
+    load(&cached.store(), &url, &bytes);
+    assert!(cached.is_complete("/m"));
+    let complete = cached.store().open(&url).unwrap();
+    check(&*complete, 0, &bytes[..BLOCK]);
+    // Timestamps are as fine as the kernel's clock ticks.
+    std::thread::sleep(Duration::from_millis(20));
+    check(&*slow, BLOCK, &bytes);
+    flush();
+    check(&*complete, 0, &bytes);
+    complete.verify_unchanged().unwrap();
+    drop((slow, complete));
+    flush();
+    assert!(cached.is_complete("/m"));
+}
+
+#[test]
+fn what_two_processes_bring_at_once_is_written_once() {
+    let cached = Cached::new();
+    let bytes = content(SIZE);
+    let url = cached.server.put("/m", &bytes);
+    let (one, other) = (cached.store().open(&url).unwrap(), cached.store().open(&url).unwrap());
+    check(&*one, 0, &bytes);
+    flush();
+    let written = || fs::metadata(cached.entries()[0].join("data")).unwrap().modified().unwrap();
+    let before = written();
+    std::thread::sleep(Duration::from_millis(20));
+    check(&*other, 0, &bytes);
+    flush();
+    assert_eq!(written(), before);
+    drop((one, other));
+    flush();
+    assert!(cached.is_complete("/m"));
+}
+
+#[test]
+fn a_block_that_another_process_found_damaged_keeps_the_entry_from_being_complete() {
+    let cached = Cached::new();
+    let bytes = content(SIZE);
+    let url = cached.server.put("/m", &bytes);
+    let first = cached.store().open(&url).unwrap();
+    check(&*first, 0, &bytes);
+    flush();
+    overwrite(&cached.entries()[0].join("data"), 2 * BLOCK as u64 + 5, &[0xEE; 9]);
+    // The other finds out, and cannot fetch it anew.
+    let other = cached.store().open(&url).unwrap();
+    cached.server.script(|_, _| Act::Refuse(403, vec![], "no".into()));
+    read(&*other, 0, SIZE).unwrap_err();
+    cached.server.script(|_, _| Act::Serve);
+    drop((first, other));
+    flush();
+    assert!(!cached.is_complete("/m"));
+    load(&cached.store(), &url, &bytes);
+    assert!(cached.is_complete("/m"));
+}
+
+#[test]
+fn a_block_found_damaged_in_an_entry_that_another_completed_is_mended() {
+    let cached = Cached::new();
+    let bytes = content(SIZE);
+    let url = cached.server.put("/m", &bytes);
+    partial(&cached, &bytes, &url);
+    let other = cached.store().open(&url).unwrap();
+    load(&cached.store(), &url, &bytes);
+    assert!(cached.is_complete("/m"));
+    overwrite(&cached.entries()[0].join("data"), 2 * BLOCK as u64 + 5, &[0xEE; 9]);
+    // As if the disk had lost these bytes: nothing tells that the file was written to.
+    forge_complete(&cached.entries()[0]);
+    check(&*other, 0, &bytes);
+    flush();
+    load(&cached.store(), &url, &bytes);
+    drop(other);
+    flush();
+    load(&cached.store(), &url, &bytes);
+    assert!(cached.is_complete("/m"));
+}
+
+#[test]
+fn a_mark_of_completeness_that_everyone_may_write_is_not_trusted() {
+    let cached = Cached::new();
+    let bytes = content(SIZE);
+    let url = cached.server.put("/m", &bytes);
+    load(&cached.store(), &url, &bytes);
+    let mark = cached.entries()[0].join("complete");
+    assert_eq!(fs::metadata(&mark).unwrap().permissions().mode() & 0o777, 0o644);
+    overwrite(&cached.entries()[0].join("data"), 2 * BLOCK as u64, &[7; 4096]);
+    forge_complete(&cached.entries()[0]);
+    fs::set_permissions(&mark, fs::Permissions::from_mode(0o666)).unwrap();
+    let remarks = load(&cached.store(), &url, &bytes);
+    assert!(remarks.iter().any(|remark| remark.contains("everyone may write")), "{remarks:?}");
+}
+
+#[test]
+fn an_earlier_cache_that_is_a_link_to_elsewhere_is_left_alone() {
+    let cached = Cached::new();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let theirs = elsewhere.path().join("0123456789abcdef");
+    fs::create_dir(&theirs).unwrap();
+    fs::write(theirs.join("data"), vec![1; SIZE]).unwrap();
+    symlink(elsewhere.path(), cached.directory.path().join("penstock-1")).unwrap();
+    let bytes = content(SIZE);
+    let url = cached.server.put("/m", &bytes);
+    load(&cached.store_of(Some(SIZE as u64 + 1000)), &url, &bytes);
+    assert!(theirs.join("data").exists());
+    assert!(cached.is_complete("/m"));
+}
+
+/// What one of several processes does next: read so many bytes from there on, or open the object anew.
+#[derive(Debug, Clone)]
+enum Step {
+    Read(usize, usize),
+    Reopen,
+}
+
+fn steps() -> impl Strategy<Value = Vec<(usize, Step)>> {
+    let step = prop_oneof![
+        2 => (0..SIZE, 0usize..2_000_000).prop_map(|(at, len)| Step::Read(at, len)),
+        1 => Just(Step::Reopen),
+    ];
+    prop::collection::vec((0..3usize, step), 1..24)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn processes_that_share_an_entry_in_any_order_read_the_right_bytes(steps in steps()) {
+        let cached = Cached::new();
+        let bytes = content(SIZE);
+        let url = cached.server.put("/m", &bytes);
+        let mut objects: Vec<_> = (0..3).map(|_| Some(cached.store().open(&url).unwrap())).collect();
+        for (who, step) in steps {
+            match step {
+                Step::Read(at, len) => {
+                    let len = len.min(SIZE - at);
+                    let object = objects[who].as_ref().unwrap();
+                    prop_assert!(read(&**object, at, len).unwrap().0 == bytes[at..at + len], "wrong bytes");
+                    object.verify_unchanged().unwrap();
+                }
+                Step::Reopen => {
+                    objects[who] = None;
+                    objects[who] = Some(cached.store().open(&url).unwrap());
+                }
+            }
+        }
+        objects.iter().flatten().for_each(|object| object.verify_unchanged().unwrap());
+        objects.clear();
+        flush();
+        load(&cached.store(), &url, &bytes);
+        prop_assert!(cached.is_complete("/m"));
+    }
+}
