@@ -19,6 +19,8 @@ from conftest import Raw, assert_bits, raw_bytes, write_raw
 torch = pytest.importorskip("torch")
 from penstock.engines.lazy import LazyTensor
 from penstock.engines.supply import Supply, natural, one_group, small_groups
+from penstock.frameworks.streams import as_here
+from penstock.read_ahead import ReadAhead
 
 TENSORS = {
     f"layer.{i}.{part}": Raw("F16", (64, 50 + i), raw_bytes("F16", (64, 50 + i), 7 * i + j))
@@ -191,3 +193,44 @@ def test_a_lazy_tensor_tells_what_it_will_be_without_reading(supply: Supply, che
 def test_layers_come_in_the_order_of_their_numbers(layers: list[tuple[int, str]]) -> None:
     names = [f"model.layers.{number}.{part}" for number, part in layers]
     assert sorted(names, key=natural) == [f"model.layers.{number}.{part}" for number, part in sorted(layers)]
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_where_no_thread_can_be_started_tensors_come_when_they_are_asked_for(checkpoint: penstock.Checkpoint) -> None:
+    supply = Supply(checkpoint, one_group(checkpoint), "cpu")
+    supply.begin()
+    assert_bits({name: supply.take(name) for name in TENSORS}, TENSORS)
+    supply.close()
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_where_no_thread_can_be_started_nothing_is_faulted_in_ahead(checkpoint: penstock.Checkpoint) -> None:
+    ahead = ReadAhead(checkpoint, penstock.Config(), 1000)
+    for name in checkpoint.offset_keys():
+        ahead.want(name)
+    ahead.close()
+
+
+def test_a_helper_thread_works_under_the_modes_of_who_asked() -> None:
+    modes: list[tuple[bool, bool]] = []
+
+    def work() -> None:
+        modes.append((torch.is_inference_mode_enabled(), torch.is_grad_enabled()))
+
+    with torch.inference_mode():
+        first = as_here(work)
+    with torch.no_grad():
+        second = as_here(work)
+    for there in (first, second, as_here(work)):
+        thread = threading.Thread(target=there)
+        thread.start()
+        thread.join()
+    assert modes == [(True, False), (False, False), (False, True)]

@@ -6,6 +6,8 @@ import gc
 import itertools
 import os
 import resource
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,9 @@ import penstock
 from conftest import BITS, Raw, Remains, assert_bits, drop_cache, raw_bytes, write_raw
 
 torch = pytest.importorskip("torch")
+from penstock.engines.supply import Supply, one_group
+from penstock.frameworks.streams import as_here
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
@@ -265,3 +270,33 @@ def test_what_is_worked_out_of_a_weight_is_to_the_bit_what_the_cpu_makes_of_it(t
     assert recorder.statistics.materialised == {}
     for name, place in places.items():
         assert torch.equal(place.cpu(), expected[name]), name
+
+
+def test_helper_threads_work_on_the_streams_of_who_asked() -> None:
+    streams = [torch.cuda.Stream(device) for device in range(torch.cuda.device_count())]
+    current = torch.cuda.current_device()
+    with ExitStack() as entered:
+        for stream in reversed(streams):
+            entered.enter_context(torch.cuda.stream(stream))
+        work = as_here(
+            lambda: ([torch.cuda.current_stream(stream.device) for stream in streams], torch.cuda.current_device())
+        )
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(work).result() == (streams, 0)
+    assert torch.cuda.current_device() == current
+
+
+def test_what_an_engines_helper_brings_belongs_to_the_stream_of_who_asked(tmp_path: Path) -> None:
+    """Memory that is freed goes back to the pool of the stream that it was made on: another's could give it away early."""
+    path = write_raw(tmp_path / "x.safetensors", {"a": Raw("F32", (1 << 20,), raw_bytes("F32", (1 << 20,)))})
+    checkpoint = penstock.open(path)
+    torch.cuda.empty_cache()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        supply = Supply(checkpoint, one_group(checkpoint), "cuda")
+        supply.begin()
+        tensor = supply.take("a")
+        supply.close()
+    owners = {block["address"]: segment["stream"] for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]}
+    assert owners[tensor.data_ptr()] == stream.cuda_stream
+

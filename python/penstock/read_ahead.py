@@ -9,6 +9,7 @@ tensor at once, the next stretch on the side. A tensor that is asked for alone c
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -82,8 +83,11 @@ class ReadAhead:
     def _begin(self, number: int) -> None:
         busy = self._next is not None and self._next.is_alive()
         if number < len(self._stretches) and number not in self._brought and not busy and not self._closed:
-            self._next = threading.Thread(target=self._quietly, args=(number,), name="penstock-ahead", daemon=True)
-            self._next.start()
+            ahead = threading.Thread(target=self._quietly, args=(number,), name="penstock-ahead", daemon=True)
+            # Without a thread nothing is read ahead, and nothing is wrong.
+            with suppress(RuntimeError):
+                ahead.start()
+                self._next = ahead
 
     def _wait(self) -> None:
         if self._next is not None:

@@ -13,7 +13,7 @@
 //!   arguments and results. `logging`: the core's log. `signals`: Ctrl-C while waiting for a server.
 //! * `detached`: what is dropped without the GIL.
 
-// PyO3's macros expand to unsafe code of their own; ours is in `host_array` only.
+// PyO3's macros expand to unsafe code of their own; ours is in `host_array` and in `Session::attach`.
 #![allow(unsafe_code, unreachable_pub)]
 
 mod ahead;

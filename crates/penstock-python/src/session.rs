@@ -155,8 +155,10 @@ impl Session {
         // SAFETY: there are two callers. `penstock.parts.Places` passes addresses that `Framework.destination` gave for
         // contiguous memory of the planned size on this device, or that `Framework.empties` made; it looks again whether
         // the memory is still there, and holds tensors that own it until the session was stopped. `FreshDevice` of
-        // `penstock.loading` does so with what `Framework.empties` made. `load_into` has refused overlapping memory. That
-        // nobody else resizes or uses the memory meanwhile is what `load_into` asks of its callers.
+        // `penstock.loading` does so with what `Framework.empties` made. Parts that `load_parts` is given do not overlap:
+        // `load_into` refuses such destinations (`penstock.destinations`), a recorder has read what lies at a place before it
+        // notes another write there (`penstock.recording.places`), and ranks that read for each other make buffers. That nobody else resizes or uses the
+        // memory meanwhile is what they ask of their callers.
         self.locked(py, |session| unsafe { session.attach(&addresses, consumer_stream) })
     }
 
@@ -188,6 +190,7 @@ impl Session {
             })?;
             match landed {
                 Some(landed) => return Ok(landed),
+                // Not where tensors keep coming: that is the time of the load. What is queued waits for its end.
                 None => {
                     crate::logging::emit(py)?;
                     py.check_signals()?;
@@ -216,8 +219,10 @@ impl Session {
     }
 
     /// Ends the load after its last tensor; raises ObjectChangedError if an object changed while it was read.
-    fn finish(&self, py: Python<'_>) -> Outcome<LoadStats> {
-        Ok(LoadStats { inner: self.locked(py, pipeline::Session::finish)? })
+    fn finish(&self, py: Python<'_>) -> PyResult<LoadStats> {
+        let finished = self.locked(py, pipeline::Session::finish);
+        crate::logging::emit(py)?;
+        Ok(LoadStats { inner: finished? })
     }
 
     /// Stops reading and waits until nothing is in flight. May be called at any time, by any thread and more than once.

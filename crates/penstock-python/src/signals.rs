@@ -34,7 +34,7 @@ pub fn interruptibly<T: Send>(
                         interrupt();
                         // It returns the failure that the interrupt makes of it, which nobody needs.
                         let _ = py.detach(|| done.recv());
-                    })?
+                    })?;
                 }
                 // The work panicked, which is a bug; pyo3 tells Python of it.
                 Err(RecvTimeoutError::Disconnected) => match working.join() {

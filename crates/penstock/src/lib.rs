@@ -18,7 +18,8 @@
 //! * [`tune`]: what storage is like, start values for it, and the search for the number of readers.
 //!
 //! Dependencies point one way: `pipeline → plan → {checkpoint, store, memory, device}`. The crate knows no Python.
-//! `unsafe` is allowed in `memory`, `device` and the file readers of `store`, and denied everywhere else.
+//! `unsafe` is allowed in `memory`, `device`, the file readers of `store` and its disk cache, and where `pipeline` takes
+//! addresses of its caller (`session`, `landing`); it is denied everywhere else.
 
 pub mod checkpoint;
 mod closest;

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._native import Config, LoadStats
 from penstock.errors import CancelledError
+from penstock.frameworks.streams import as_here
 from penstock.loading import Load, read_ahead
 from penstock.progress import ProgressOption, teller
 
@@ -110,8 +111,11 @@ class Supply:
     def begin(self) -> None:
         """Reads the first group before anyone asks, for what is wanted as a whole and may all wait here."""
         if self._groups and self._groups[0]:
-            self._ahead = threading.Thread(target=self._read_ahead, name="penstock-supply", daemon=True)
-            self._ahead.start()
+            ahead = threading.Thread(target=as_here(self._read_ahead), name="penstock-supply", daemon=True)
+            # Without a thread nothing is read before it is asked for, and nothing is wrong.
+            with suppress(RuntimeError):
+                ahead.start()
+                self._ahead = ahead
 
     def take(self, name: str) -> Any:
         """The whole tensor, which is the caller's from then on. Asked for again, it is read again.

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
-use super::PAGE;
+use super::page_bytes;
 use crate::error::{Error, ErrorKind, Result};
 
 /// The bytes of a file, mapped.
@@ -68,18 +68,19 @@ impl FileMapping {
     /// How many pages of the span are in the page cache; nothing where the kernel does not say. To a process that neither
     /// owns the file nor may write to it, the kernel says that all of them are.
     pub fn resident_pages(&self, start: usize, len: usize) -> Option<usize> {
-        let first = start / PAGE * PAGE;
+        let page = page_bytes();
+        let first = start / page * page;
         let end = start.checked_add(len)?.min(self.len);
         let mut resident = 0;
         let mut told = [0_u8; 1024];
         let mut at = first;
         while at < end {
-            let step = (end - at).min(told.len() * PAGE);
+            let step = (end - at).min(told.len() * page);
             // SAFETY: the span lies in this mapping, and `told` has a byte for each of its pages.
             if unsafe { libc::mincore(self.base.as_ptr().add(at).cast(), step, told.as_mut_ptr()) } != 0 {
                 return None;
             }
-            resident += told[..step.div_ceil(PAGE)].iter().filter(|page| **page & 1 == 1).count();
+            resident += told[..step.div_ceil(page)].iter().filter(|page| **page & 1 == 1).count();
             at += step;
         }
         Some(resident)
@@ -92,7 +93,7 @@ impl FileMapping {
     /// `Storage` where a page cannot be read, or lies beyond the end of a file that has become shorter than the mapping:
     /// the kernel does not tell the two apart.
     pub fn populate(&self, start: usize, len: usize) -> Result<bool> {
-        let first = start / PAGE * PAGE;
+        let first = start / page_bytes() * page_bytes();
         let end = start.saturating_add(len).min(self.len);
         if first >= end {
             return Ok(true);
@@ -125,6 +126,7 @@ mod tests {
     use rustix::fs::{Advice, fadvise};
 
     use super::*;
+    use crate::memory::PAGE;
 
     #[test]
     fn resident_pages_are_those_in_the_page_cache() {

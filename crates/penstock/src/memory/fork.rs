@@ -73,12 +73,20 @@ unsafe extern "C" fn in_child() {
 /// parent had, locks and threads included. It hangs on one atomic pointer, so that no fork can come at a wrong moment.
 pub struct PerProcess<T: 'static>(AtomicPtr<(Owner, T)>);
 
-impl<T: Send + Sync> PerProcess<T> {
+impl<T> Default for PerProcess<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T> PerProcess<T> {
     /// None is made yet.
     pub const fn new() -> Self {
         Self(AtomicPtr::new(std::ptr::null_mut()))
     }
+}
 
+impl<T: Send + Sync> PerProcess<T> {
     /// As [`PerProcess::get_or_try_init`], where `make` cannot fail.
     pub fn get_or_init(&self, make: impl FnOnce() -> T) -> &'static T {
         match self.get_or_try_init(|| Ok::<_, Infallible>(make())) {

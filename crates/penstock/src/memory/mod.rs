@@ -31,5 +31,6 @@ pub use fork::{Owner, PerProcess};
 pub(crate) use headroom::spare_bytes;
 pub use numa::node_of_pci_device;
 pub use region::{Backing, HUGE_PAGE, PAGE, Region};
+pub(crate) use region::page_bytes;
 pub use slab::{HostSlab, HostTensor};
 pub use window::Window;

@@ -13,10 +13,16 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 use super::Window;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Bytes of a base page; also the alignment that satisfies every O_DIRECT device met so far.
+/// Bytes to which memory and direct reads are aligned: a base page of x86-64, and what satisfies every O_DIRECT device met
+/// so far. What is asked of the kernel goes by its own pages, see [`page_bytes`].
 pub const PAGE: usize = 4096;
 /// Bytes of a transparent huge page on the machines Penstock is for.
 pub const HUGE_PAGE: usize = 2 << 20;
+
+/// Bytes of this kernel's base pages: 64 KiB on some arm64 machines.
+pub(crate) fn page_bytes() -> usize {
+    rustix::param::page_size()
+}
 
 /// What a region's pages belong to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -209,8 +215,10 @@ impl Region {
     /// # Safety
     /// Nothing may rely on the contents of those pages any more.
     pub unsafe fn release_pages(&self, start: usize, len: usize) {
-        let first = start.next_multiple_of(PAGE);
-        let end = (start + len).min(self.len) / PAGE * PAGE;
+        // The kernel rounds lengths up to its pages, and would take what lies behind.
+        let page = page_bytes();
+        let first = start.next_multiple_of(page);
+        let end = (start + len).min(self.len) / page * page;
         if first < end {
             let advice = if self.file.is_some() { Advice::LinuxRemove } else { Advice::LinuxDontNeed };
             // SAFETY: whole pages inside this mapping, given up as the caller promises. A failure only means that the
@@ -222,7 +230,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: exactly the mapping made in `reserve`; the owner is gone, so no borrow of it is left.
+        // SAFETY: exactly the mapping made in `map`; the owner is gone, so no borrow of it is left.
         let _ = unsafe { munmap(self.mapped.as_ptr().cast(), self.mapped_len) };
     }
 }

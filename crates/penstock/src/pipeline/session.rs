@@ -191,8 +191,9 @@ impl Session {
     /// queued now on the consumer's stream `consumer_stream`.
     ///
     /// # Safety
-    /// Each address must be that of memory as long as its tensor's planned bytes, on the load's target, that stays
-    /// allocated and is neither read nor written by anyone else until the tensor has landed or the session is dropped.
+    /// Each address must be that of memory as long as its tensor's planned bytes, on the load's target, that overlaps no
+    /// other tensor's, stays allocated, and is neither read nor written by anyone else until the tensor has landed or the
+    /// session is dropped.
     ///
     /// # Errors
     /// `Destination` where there are more addresses than tensors left, for an address that no memory of the tensor's

@@ -37,6 +37,8 @@ impl Idle {
 }
 
 pub(super) struct CudaStream {
+    /// The GPU's.
+    name: String,
     driver: &'static Driver,
     context: Context,
     idle: Arc<Idle>,
@@ -49,12 +51,22 @@ pub(super) struct CudaStream {
 
 impl CudaStream {
     /// A stream, for a thread on which the context is current when it uses it. On this one, it is left as it is.
-    pub(super) fn new(driver: &'static Driver, context: Context, idle: Arc<Idle>) -> Result<Self> {
+    pub(super) fn new(
+        name: &str,
+        driver: &'static Driver,
+        context: Context,
+        idle: Arc<Idle>,
+    ) -> Result<Self> {
         let Kept { stream, events } = match idle.take() {
             Some(kept) => kept,
             None => Kept { stream: driver.enter(context, || driver.stream_create())?, events: Vec::new() },
         };
-        Ok(Self { driver, context, idle, stream, spare: events, used: Vec::new() })
+        Ok(Self { name: name.to_owned(), driver, context, idle, stream, spare: events, used: Vec::new() })
+    }
+
+    /// What the driver did, naming the GPU where it failed.
+    fn named<T>(&self, done: Result<T>) -> Result<T> {
+        done.map_err(|error| error.object(&self.name))
     }
 
     fn take_back(&mut self, event: EventHandle) {
@@ -65,32 +77,33 @@ impl CudaStream {
 
 impl CopyStream for CudaStream {
     fn wait_for(&mut self, fence: &dyn Fence) -> Result<()> {
-        self.driver.stream_wait(self.stream, EventHandle::from_raw(fence.handle()))
+        self.named(self.driver.stream_wait(self.stream, EventHandle::from_raw(fence.handle())))
     }
 
     unsafe fn copy(&mut self, pieces: &[Piece]) -> Result<()> {
         // One by one, although drivers have `cuMemcpyBatchAsync`: version 580 corrupts its command stream with it (Xid 32),
         // always with 512 copies in a call, now and then with 128. Several readers make up for most of what calls cost.
-        pieces.iter().try_for_each(|piece| {
+        let copied = pieces.iter().try_for_each(|piece| {
             // SAFETY: the caller keeps both ends alive until a later mark is done. Where the context is not current on
             // this thread, the driver refuses.
             unsafe { self.driver.copy(piece.destination, piece.source, piece.len, self.stream) }
-        })
+        });
+        self.named(copied)
     }
 
     fn mark(&mut self) -> Result<Mark> {
         let event = match self.spare.pop() {
             Some(event) => event,
-            None => self.driver.event_create()?,
+            None => self.named(self.driver.event_create())?,
         };
         self.used.push(event);
-        self.driver.event_record(event, self.stream)?;
+        self.named(self.driver.event_record(event, self.stream))?;
         Ok(Mark(event.to_raw()))
     }
 
     fn is_done(&mut self, mark: Mark) -> Result<bool> {
         let event = EventHandle::from_raw(mark.0);
-        let done = self.driver.event_done(event)?;
+        let done = self.named(self.driver.event_done(event))?;
         if done {
             self.take_back(event);
         }
@@ -99,7 +112,7 @@ impl CopyStream for CudaStream {
 
     fn wait(&mut self, mark: Mark) -> Result<()> {
         let event = EventHandle::from_raw(mark.0);
-        self.driver.event_wait(event)?;
+        self.named(self.driver.event_wait(event))?;
         self.take_back(event);
         Ok(())
     }

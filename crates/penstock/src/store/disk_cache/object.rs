@@ -298,6 +298,14 @@ impl Object for Noted {
         self.remote.read_into(offset, into, lane)
     }
 
+    fn read_scattered(&self, into: &mut [(u64, Window<'_>)], lane: &mut Lane) -> Result<()> {
+        self.remote.read_scattered(into, lane)
+    }
+
+    fn scatters(&self) -> bool {
+        self.remote.scatters()
+    }
+
     fn read_to_slot(&self, range: Range<u64>, slot: Window<'_>, lane: &mut Lane) -> Result<usize> {
         self.remote.read_to_slot(range, slot, lane)
     }

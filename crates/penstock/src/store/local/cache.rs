@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use rustix::fs::{Access, Advice, AtFlags, accessat, fadvise};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
-use crate::memory::{FileMapping, PAGE};
+use crate::memory::{FileMapping, PAGE, page_bytes};
 
 /// Where the pages of a range are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -231,7 +231,8 @@ impl Samples {
 impl Residency {
     /// That of a range of which so many pages are cached.
     fn of(cached: u64, range: &Range<u64>) -> Self {
-        let pages = range.end.div_ceil(PAGE as u64) - range.start / PAGE as u64;
+        let page = page_bytes() as u64;
+        let pages = range.end.div_ceil(page) - range.start / page;
         match cached {
             0 => Self::Absent,
             cached if cached >= pages => Self::Cached,

@@ -1,0 +1,35 @@
+"""What a thread of PyTorch's has besides its program: the current device and streams, and the modes of autograd.
+
+Helper threads start with the defaults. Work that is given to one is done as the caller would have done it: memory comes
+from the pools of the caller's streams, and what is queued there is ordered with what the caller queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def as_here(work: Callable[[], T]) -> Callable[[], T]:
+    """``work``, to be called in another thread under the CUDA device, streams and modes of this one."""
+    inference, grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+    streams = []
+    if torch.cuda.is_initialized():
+        devices = sorted(range(torch.cuda.device_count()), key=lambda index: index == torch.cuda.current_device())
+        # The last one makes its device the current one.
+        streams = [torch.cuda.current_stream(device) for device in devices]
+
+    def there() -> T:
+        with ExitStack() as entered:
+            entered.enter_context(torch.inference_mode(inference))
+            entered.enter_context(torch.set_grad_enabled(grad))
+            for stream in streams:
+                entered.enter_context(torch.cuda.stream(stream))
+            return work()
+
+    return there
