@@ -6,7 +6,7 @@ Handlers return NotImplemented for what they do not know: it is then done with r
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, SupportsIndex
 
 import torch
@@ -125,27 +125,15 @@ def _iterated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What depends on one weight alone, and on constants: kept, and made when that is read."""
-    of: list[LazyTensor] = []
-    constants: list[torch.Tensor] = []
-    changing: list[Any] = []
-
-    def kept(value: Any) -> Any:
-        if isinstance(value, LazyTensor):
-            of.append(value)
-            return Hole(len(of) - 1)
-        if isinstance(value, torch.Tensor):
-            constants.append(value)
-        changing.extend([] if _stays(value) else [value])
-        return mapped(kept, value)
-
-    kept((args, kwargs))
-    if not of or changing or "out" in kwargs or sum(constant.numel() for constant in constants) > _CONSTANT:
+    operands = _Operands()
+    operands.add((args, kwargs))
+    of, constants = operands.lazy, operands.constants
+    if not of or not operands.stay or "out" in kwargs or sum(map(torch.Tensor.numel, constants)) > _CONSTANT:
         return NotImplemented
-    first = of[0]
-    if any(lazy._value.stored() != first._value.stored() for lazy in of):
-        return NotImplemented
-    allowed = _DTYPES.get(func)
-    if allowed is not None and any(lazy._value.dtype not in allowed for lazy in of):
+    first, allowed = of[0], _DTYPES.get(func)
+    if any(lazy._value.stored() != first._value.stored() for lazy in of) or (
+        allowed is not None and any(lazy._value.dtype not in allowed for lazy in of)
+    ):
         return NotImplemented
     for constant in constants:
         if type(constant) not in _ORDINARY or (constant.requires_grad and torch.is_grad_enabled()):
@@ -154,15 +142,54 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     first._recorder.settle(constants)
     with unwatched():
         own = {id(constant): constant.detach().clone() for constant in constants}
+        holes = iter(range(len(of)))
+        holed = _holed(args, own, holes), _holed(kwargs, own, holes)
+        result = _result(Computed(func, *holed, tuple(lazy._value for lazy in of)), of)
+    if result is NotImplemented or not _is_of_default_dtype(func, result.dtype, [*of, *constants]):
+        return result
+    if func not in _ARITHMETIC or result.dtype != torch.get_default_dtype():
+        return NotImplemented
+    # As torch does first: then the result depends on its operands alone.
+    return _computed(func, _in(result.dtype, args), _in(result.dtype, kwargs))
 
-    def held(value: Any) -> Any:
-        return own[id(value)] if id(value) in own else mapped(held, value)
 
-    of.clear()
-    holed = kept(held(args)), kept(held(kwargs))
-    with unwatched():
-        call = Computed(func, *holed, tuple(lazy._value for lazy in of), torch.get_default_dtype())
-        return _result(call, of)
+class _Operands:
+    """Tensors among the arguments of a call, in their order. (Functions that call themselves would keep them.)"""
+
+    def __init__(self) -> None:
+        self.lazy: list[LazyTensor] = []
+        self.constants: list[torch.Tensor] = []
+        self.stay = True
+        """Whether no argument can change before it is used."""
+
+    def add(self, value: Any) -> None:
+        if isinstance(value, LazyTensor):
+            self.lazy.append(value)
+            return
+        if isinstance(value, torch.Tensor):
+            self.constants.append(value)
+        self.stay = self.stay and _stays(value)
+        for item in value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ():
+            self.add(item)
+
+
+def _holed(value: Any, own: dict[int, torch.Tensor], holes: Iterator[int]) -> Any:
+    """Arguments with holes in the places of lazy tensors, in the same order, and copies of the others."""
+    if isinstance(value, LazyTensor):
+        return Hole(next(holes))
+    return own[id(value)] if id(value) in own else mapped(lambda item: _holed(item, own, holes), value)
+
+
+def _is_of_default_dtype(func: Any, dtype: torch.dtype, operands: list[torch.Tensor]) -> bool:
+    """Whether a result has torch's default dtype since none of the tensors that it is made of has one of its kind."""
+    if not (dtype.is_floating_point or dtype.is_complex) or func in _NAMES_DTYPE:
+        return False
+    return not any(operand.dtype.is_floating_point or operand.dtype.is_complex for operand in operands)
+
+
+def _in(dtype: torch.dtype, value: Any) -> Any:
+    """Arguments with their tensors converted."""
+    return value.to(dtype) if isinstance(value, torch.Tensor) else mapped(lambda item: _in(dtype, item), value)
 
 
 def _stays(value: Any) -> bool:
@@ -398,6 +425,8 @@ _BITWISE = [
     _T.__lshift__, _T.__rshift__, torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor, torch.bitwise_not,
     torch.bitwise_left_shift, torch.bitwise_right_shift,
 ]  # fmt: skip
+_NAMES_DTYPE = frozenset({_T.to, _T.view})
+"""Functions whose arguments say which dtype the result has."""
 _DTYPES = {**dict.fromkeys(_ARITHMETIC, _OF_NUMBERS), **dict.fromkeys(_BITWISE, _INTEGERS)}
 """Dtypes that these functions exist for on every device; what torch refuses it has to refuse at once."""
 _COMPUTES = [
