@@ -24,6 +24,7 @@ from torch.utils.dlpack import to_dlpack
 from penstock.engines.filling import Weights, fill
 from penstock.recording import Recorder, VerificationError, copy_state, differing, verify_equal
 from programs.compare import Runner, described, make
+from programs.language import Capsule
 
 Pairs = Iterator[tuple[str, Any]]
 PROGRAMS = 2000
@@ -202,19 +203,6 @@ def test_what_others_than_torch_see_is_filled_when_it_is_copied_to(checkpoint: p
         return [seen, whole, raw]
 
     check(checkpoint, load)
-
-
-class Capsule:
-    """What NumPy takes a capsule from: an array over the same memory, which torch knows nothing of."""
-
-    def __init__(self, made: Any) -> None:
-        self._made = made
-
-    def __dlpack__(self, **_: Any) -> Any:
-        return self._made
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 1, 0
 
 
 @pytest.mark.parametrize(

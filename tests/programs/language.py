@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.dlpack import to_dlpack
 
 warnings.filterwarnings("ignore")
 
@@ -418,7 +419,24 @@ def read_address(s: State, x: int, y: int, z: int) -> Any:
 
 @operation
 def dlpack(s: State, x: int, y: int, z: int) -> Any:
-    return s.add(torch.from_dlpack(s.get(x).detach()))
+    t = s.get(x).detach()
+    if y % 3 == 0:
+        return s.add(torch.from_dlpack(t))
+    capsule = to_dlpack(t)
+    return s.add(torch.from_dlpack(capsule)) if y % 3 == 1 else s.arrays.append(np.from_dlpack(Capsule(capsule)))
+
+
+class Capsule:
+    """What NumPy takes a capsule from."""
+
+    def __init__(self, made: Any) -> None:
+        self._made = made
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._made
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
 
 
 # Reading

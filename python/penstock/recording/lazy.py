@@ -269,11 +269,15 @@ def empty_for(memory: Memory) -> torch.Tensor:
 
 def has_lazy(value: Any) -> bool:
     """Whether arguments of a call hold a lazy tensor."""
-    if isinstance(value, (list, tuple)):
-        return any(has_lazy(item) for item in value)
     if isinstance(value, dict):
-        return any(has_lazy(item) for item in value.values())
-    return isinstance(value, LazyTensor)
+        value = list(value.values())
+    if not isinstance(value, (list, tuple)):
+        return isinstance(value, LazyTensor)
+    # Asked twice of every call of torch: a generator would take most of the time.
+    for item in value:  # noqa: SIM110
+        if has_lazy(item):
+            return True
+    return False
 
 
 def really(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
