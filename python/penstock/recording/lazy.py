@@ -280,6 +280,16 @@ def has_lazy(value: Any) -> bool:
     return False
 
 
+def first_is_lazy(args: tuple[Any, ...]) -> bool:
+    """Whether the first argument of a call is a lazy tensor."""
+    return bool(args) and isinstance(args[0], LazyTensor)
+
+
+def is_alias(one: Any, other: torch.Tensor) -> bool:
+    """Whether something is a tensor that shares memory with another."""
+    return isinstance(one, torch.Tensor) and bool(torch._C._is_alias_of(one, other))  # type: ignore[attr-defined, unused-ignore]
+
+
 def really(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Does ``func`` with real tensors in the places of lazy ones."""
     recorders: dict[int, Recorder] = {}
