@@ -241,12 +241,12 @@ def attributes() -> dict[tuple[str, str], Any]:
 
 
 def differing(before: dict[tuple[str, str], Any], now: dict[tuple[str, str], Any]) -> set[str]:
-    # What was not there was imported, or is the count of something.
+    # What was not there was imported or is kept from now on, and some are counts and the like.
     ignored = (int, float, str, dict, list, set, tuple, types.ModuleType)
     return {
         ".".join(key)
         for key, value in now.items()
-        if value is not before.get(key, value) and not isinstance(value, ignored)
+        if before.get(key) is not None and value is not before[key] and not isinstance(value, ignored)
     }
 
 
