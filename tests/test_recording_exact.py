@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +19,12 @@ torch = pytest.importorskip("torch")
 
 import numpy as np
 from torch import nn
+from torch.utils.dlpack import to_dlpack
 
 from penstock.engines.filling import Weights, fill
 from penstock.recording import Recorder, VerificationError, copy_state, differing, verify_equal
 from programs.compare import Runner, described, make
+from programs.language import Capsule
 
 Pairs = Iterator[tuple[str, Any]]
 PROGRAMS = 2000
@@ -194,12 +197,59 @@ def test_what_others_than_torch_see_is_filled_when_it_is_copied_to(checkpoint: p
         whole[:64].copy_(kept["a"].view(-1))
         part[:64].mul_(2)
         addressed = torch.zeros(8, 8)
-        import ctypes
-
         address = addressed.data_ptr()
         addressed.copy_(kept["b"])
         raw = torch.frombuffer(bytearray(ctypes.string_at(address, 256)), dtype=torch.float32)
         return [seen, whole, raw]
+
+    check(checkpoint, load)
+
+
+@pytest.mark.parametrize(
+    "capsule",
+    [
+        lambda tensor: to_dlpack(tensor),  # noqa: PLW0108 - looked up when it is called
+        lambda tensor: torch.to_dlpack(tensor),  # noqa: PLW0108 - looked up when it is called
+        lambda tensor: torch.utils.dlpack.to_dlpack(tensor),  # noqa: PLW0108 - looked up when it is called
+        lambda tensor: torch._C._to_dlpack(tensor),  # noqa: PLW0108 - looked up when it is called
+        lambda tensor: tensor.__dlpack__(),
+        lambda tensor: tensor.__dlpack__(max_version=(1, 0)),
+    ],
+    ids=["imported", "torch", "utils", "C", "method", "versioned"],
+)
+def test_what_a_dlpack_capsule_shares_is_filled_when_it_is_copied_to(
+    checkpoint: penstock.Checkpoint, capsule: Callable[[Any], Any]
+) -> None:
+    def array(tensor: Any) -> Any:
+        return np.from_dlpack(Capsule(capsule(tensor)))
+
+    def load(weights: Pairs) -> list[Any]:
+        kept = dict(weights)
+        before, after, written = torch.zeros(8, 8), torch.zeros(8, 8), torch.zeros(8, 8)
+        early = array(before)
+        before.copy_(kept["a"])
+        seen = torch.from_numpy(early.copy())
+        after.copy_(kept["a"])
+        late = torch.from_numpy(array(after).copy())
+        # What is written past torch, after the copy, stays.
+        written.copy_(kept["b"])
+        ctypes.memset(array(written).ctypes.data, 7, 128)
+        of_weight = array(kept["b"])
+        kept["b"].view(torch.uint8).bitwise_xor_(1)
+        return [seen, late, written, torch.from_numpy(of_weight.copy())]
+
+    check(checkpoint, load)
+
+
+def test_whose_address_was_taken_by_a_part_is_filled_all(checkpoint: penstock.Checkpoint) -> None:
+    def load(weights: Pairs) -> list[Any]:
+        kept = dict(weights)
+        parameter, stored = torch.zeros(8, 8), torch.zeros(8, 8)
+        parameter[4:].copy_(kept["a"][4:])
+        raw = bytearray(ctypes.string_at(parameter[:4].data_ptr(), 256))
+        stored[4:].copy_(kept["b"][4:])
+        listed = stored[:4].untyped_storage().tolist()
+        return [torch.frombuffer(raw, dtype=torch.float32), torch.tensor(listed, dtype=torch.uint8)]
 
     check(checkpoint, load)
 

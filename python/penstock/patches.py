@@ -23,6 +23,7 @@ DISABLE = "PENSTOCK_DISABLE"
 
 FOREVER = "until the process ends"
 WITHIN = "until the last such block or call ends"
+_RECORDS = "a `Recorder` is entered: vLLM's or SGLang's loader fills a model with lazy tensors"
 
 
 class Patch(NamedTuple):
@@ -145,6 +146,41 @@ PATCHES = (
         "Parameters get no memory, in the thread that builds. Calls the original only, in other threads.",
     ),
     Patch(
+        "threading.Thread.start",
+        _RECORDS,
+        WITHIN,
+        "A thread that loading code starts is run under torch's modes that see what it does. Calls the original only, "
+        "in other threads.",
+    ),
+    Patch(
+        "concurrent.futures.ThreadPoolExecutor.submit",
+        _RECORDS,
+        WITHIN,
+        "What loading code submits is run under the same modes. Calls the original only, in other threads.",
+    ),
+    Patch(
+        "torch.nn.Parameter.__new__",
+        _RECORDS,
+        WITHIN,
+        "Takes lazy tensors. Calls the original with what it is given otherwise.",
+    ),
+    Patch("torch.nn.Buffer.__new__", _RECORDS, WITHIN, "As above."),
+    Patch(
+        "torch._C._swap_tensor_impl",
+        _RECORDS,
+        WITHIN,
+        "Calls the original; a lazy tensor among the two is an ordinary one then.",
+    ),
+    Patch(
+        "torch._C._to_dlpack",
+        _RECORDS,
+        WITHIN,
+        "What is to be read into a tensor that loading code gives to others by DLPack is read first. Then calls the "
+        "original.",
+    ),
+    Patch("torch._C._to_dlpack_versioned", _RECORDS, WITHIN, "As above."),
+    Patch("torch.to_dlpack", _RECORDS, WITHIN, "As above, in the namespace of every module that has it."),
+    Patch(
         "transformers.modeling_utils.caching_allocator_warmup",
         "`penstock.engines.transformers.from_pretrained` loads to a GPU",
         WITHIN,
@@ -199,10 +235,11 @@ class Replacement:
         target: the attribute, from the list.
         make: makes the replacement from the original. It has to behave as the original where nobody uses it, and to
             work if it replaces another of its kind.
+        name: of the attribute, in a module that has it by another name.
     """
 
-    def __init__(self, target: str, make: Callable[[Any], Any]) -> None:
-        self._name = listed(target).rpartition(".")[2]
+    def __init__(self, target: str, make: Callable[[Any], Any], name: str | None = None) -> None:
+        self._name = listed(target).rpartition(".")[2] if name is None else name
         self._make = make
         self._lock = threading.Lock()
         self._users = 0
@@ -224,17 +261,21 @@ class Replacement:
                 if not self._users:
                     self._restore(owner)
 
+    def _there(self, owner: Any) -> Any:
+        """What the owner has, as it has it: of a static method, that and not the function in it."""
+        return vars(owner).get(self._name, getattr(owner, self._name, None))
+
     def _install(self, owner: Any) -> None:
-        current = getattr(owner, self._name, None)
+        current = self._there(owner)
         # It may have stayed below a replacement of another package that is gone now.
         if current is not None and current is not self._ours:
-            self._original, self._ours = current, self._make(current)
+            self._original, self._ours = current, self._make(getattr(owner, self._name))
             setattr(owner, self._name, self._ours)
 
     def _restore(self, owner: Any) -> None:
         if self._ours is None:
             return
-        if getattr(owner, self._name, None) is not self._ours:
+        if self._there(owner) is not self._ours:
             logger.debug("%s was replaced by another package meanwhile and is left as it is", self._name)
             return
         setattr(owner, self._name, self._original)

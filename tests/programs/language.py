@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.dlpack import to_dlpack
 
 warnings.filterwarnings("ignore")
 
@@ -418,7 +419,24 @@ def read_address(s: State, x: int, y: int, z: int) -> Any:
 
 @operation
 def dlpack(s: State, x: int, y: int, z: int) -> Any:
-    return s.add(torch.from_dlpack(s.get(x).detach()))
+    t = s.get(x).detach()
+    if y % 3 == 0:
+        return s.add(torch.from_dlpack(t))
+    capsule = to_dlpack(t)
+    return s.add(torch.from_dlpack(capsule)) if y % 3 == 1 else s.arrays.append(np.from_dlpack(Capsule(capsule)))
+
+
+class Capsule:
+    """What NumPy takes a capsule from."""
+
+    def __init__(self, made: Any) -> None:
+        self._made = made
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._made
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
 
 
 # Reading
@@ -427,7 +445,7 @@ _READS: list[Callable[[Any], Any]] = [
     lambda t: t.sum().item(),
     lambda t: t.tolist(),
     lambda t: bool((t > 2).any()),
-    lambda t: (tuple(t.shape), t.stride(), t.dtype, str(t.device), t.is_contiguous(), t.requires_grad),
+    lambda t: (tuple(t.shape), strides(t), t.dtype, str(t.device), t.is_contiguous(), t.requires_grad),
     lambda t: torch.equal(t, t.clone()),
     lambda t: (t.storage_offset(), t.is_cpu, t.is_meta, t.is_cuda, t.get_device(), t.dim(), t.numel(), t.nbytes),
     lambda t: float(t.reshape(-1)[0]),
@@ -527,9 +545,19 @@ def seen(state: State) -> list[Any]:
 def _seen(tensor: torch.Tensor) -> Any:
     # Of views, torch knows whether they may be differentiated; it is not part of what a load leaves in memory.
     is_parameter = isinstance(tensor, nn.Parameter)
-    about = tuple(tensor.shape), tensor.stride(), tensor.dtype, is_parameter, is_parameter and tensor.requires_grad
+    about = tuple(tensor.shape), strides(tensor), tensor.dtype, is_parameter, is_parameter and tensor.requires_grad
     grad = tensor.grad if is_parameter else None
     return about, _bytes(tensor), None if grad is None else _bytes(grad)
+
+
+def strides(tensor: torch.Tensor) -> tuple[int | None, ...]:
+    """A tensor's strides, but of dimensions of size one, which reach no element.
+
+    Of these torch promises nothing: ``t() + 1`` of a tensor of 4 rows and 1 column has the strides (1, 1) on the CPU
+    and (4, 1) on the meta device, and ``t().abs()`` has (4, 1) on both. Nor does it look at them, but for the last of
+    a tensor that is viewed as elements of another size: that works or is an error.
+    """
+    return tuple(step if size != 1 else None for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

@@ -5,12 +5,12 @@ Handlers return NotImplemented for what they do not know: it is then done with r
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable
 from typing import Any, SupportsIndex
 
 import torch
 
+from penstock.recording.computing import COMPUTES, chosen, worked_out
 from penstock.recording.lazy import (
     HANDLERS,
     KEEPS,
@@ -19,19 +19,16 @@ from penstock.recording.lazy import (
     Handler,
     LazyTensor,
     empty_for,
+    first_is_lazy,
     has_lazy,
+    is_alias,
     unwatched,
 )
-from penstock.recording.sources import Computed, Hole, Value, is_contiguous, mapped
-
-
-def _first_is_lazy(args: tuple[Any, ...]) -> bool:
-    return bool(args) and isinstance(args[0], LazyTensor)
 
 
 def _described(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Shape, dtype and the like: the wrapper knows."""
-    if not _first_is_lazy(args):
+    if not first_is_lazy(args):
         return NotImplemented
     with torch._C.DisableTorchFunctionSubclass():
         return func(*args, **kwargs)
@@ -39,7 +36,7 @@ def _described(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Views are torch's own, of the meta tensor."""
-    if not _first_is_lazy(args) or has_lazy(args[1:]) or has_lazy(kwargs):
+    if not first_is_lazy(args) or has_lazy(args[1:]) or has_lazy(kwargs):
         return NotImplemented
     lazy: LazyTensor = args[0]
     if func is torch.Tensor.__getitem__ and not _is_basic(args[1]):
@@ -58,7 +55,7 @@ def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             # torch returns the tensor itself: ``flatten`` of one dimension.
             made.append(lazy)
             continue
-        if not _is_alias(view, meta) or view.element_size() != meta.element_size():
+        if not is_alias(view, meta) or view.element_size() != meta.element_size():
             return NotImplemented
         made.append(lazy.viewed(view))
     return type(views)(made) if isinstance(views, (list, tuple)) else made[0]
@@ -75,10 +72,6 @@ def is_static(value: Any) -> bool:
     return value is None or value is Ellipsis or isinstance(value, (int, str, torch.dtype))
 
 
-def _is_alias(one: Any, other: torch.Tensor) -> bool:
-    return isinstance(one, torch.Tensor) and bool(torch._C._is_alias_of(one, other))  # type: ignore[attr-defined, unused-ignore]
-
-
 def _is_basic(index: Any) -> bool:
     items = index if isinstance(index, tuple) else (index,)
     return all(
@@ -93,7 +86,7 @@ def _is_basic(index: Any) -> bool:
 def _same(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What gives the same values in the same memory."""
     del func, kwargs
-    return args[0].viewed(args[0]._value.meta) if _first_is_lazy(args) else NotImplemented
+    return args[0].viewed(args[0]._value.meta) if first_is_lazy(args) else NotImplemented
 
 
 def _offset(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -103,14 +96,14 @@ def _offset(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _placed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Where it is: torch's C++ code does not know."""
-    if len(args) > 1 or kwargs or not _first_is_lazy(args):
+    if len(args) > 1 or kwargs or not first_is_lazy(args):
         return NotImplemented
     return _PLACED[func](args[0]._memory.device)
 
 
 def _packed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``contiguous``, ``clone`` of what is in row-major order: itself, and the same in another memory."""
-    if not _first_is_lazy(args) or len(args) > 1 or kwargs:
+    if not first_is_lazy(args) or len(args) > 1 or kwargs:
         return NotImplemented
     lazy: LazyTensor = args[0]
     if not lazy._value.meta.is_contiguous():
@@ -120,107 +113,12 @@ def _packed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _iterated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     del func, kwargs
-    return iter(args[0].unbind(0)) if _first_is_lazy(args) and args[0].dim() else NotImplemented
-
-
-def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What depends on one weight alone, and on constants: kept, and made when that is read."""
-    of: list[LazyTensor] = []
-    constants: list[torch.Tensor] = []
-    changing: list[Any] = []
-
-    def kept(value: Any) -> Any:
-        if isinstance(value, LazyTensor):
-            of.append(value)
-            return Hole(len(of) - 1)
-        if isinstance(value, torch.Tensor):
-            constants.append(value)
-        changing.extend([] if _stays(value) else [value])
-        return mapped(kept, value)
-
-    kept((args, kwargs))
-    if not of or changing or "out" in kwargs or sum(constant.numel() for constant in constants) > _CONSTANT:
-        return NotImplemented
-    first = of[0]
-    if any(lazy._value.stored() != first._value.stored() for lazy in of):
-        return NotImplemented
-    allowed = _DTYPES.get(func)
-    if allowed is not None and any(lazy._value.dtype not in allowed for lazy in of):
-        return NotImplemented
-    for constant in constants:
-        if type(constant) not in _ORDINARY or (constant.requires_grad and torch.is_grad_enabled()):
-            return NotImplemented
-    # They may change before they are used.
-    first._recorder.settle(constants)
-    with unwatched():
-        own = {id(constant): constant.detach().clone() for constant in constants}
-
-    def held(value: Any) -> Any:
-        return own[id(value)] if id(value) in own else mapped(held, value)
-
-    of.clear()
-    holed = kept(held(args)), kept(held(kwargs))
-    with unwatched():
-        call = Computed(func, *holed, tuple(lazy._value for lazy in of), torch.get_default_dtype())
-        return _result(call, of)
-
-
-def _stays(value: Any) -> bool:
-    """Whether an argument is the same when it is used: NumPy's arrays may not be, for one."""
-    if isinstance(value, torch.Tensor):
-        return True  # copied
-    if isinstance(value, slice):
-        return all(bound is None or isinstance(bound, int) for bound in (value.start, value.stop, value.step))
-    return value is None or value is Ellipsis or isinstance(value, _STAYS)
-
-
-def _result(call: Computed, of: list[LazyTensor]) -> Any:
-    """A lazy tensor for the result of a call; NotImplemented for one whose elements have gaps between them."""
-    metas = [value.as_meta() for value in call.of]
-    try:
-        meta = call.of_values(metas)
-    except Exception:  # noqa: BLE001 - its shape depends on its values, or torch refuses it: a real tensor tells which
-        return NotImplemented
-    if type(meta) is not torch.Tensor or not meta.is_meta:
-        return NotImplemented
-    is_part = any(_is_alias(meta, operand) for operand in metas)
-    if is_part and len(metas) > 1:
-        return NotImplemented
-    # Of a transposed tensor's elements, most functions keep the order.
-    strides = meta.stride()
-    order = tuple(sorted(range(meta.dim()), key=lambda dimension: -strides[dimension]))
-    in_order = meta.permute(order)
-    if not is_contiguous(in_order):
-        return NotImplemented
-    is_turned = order != tuple(range(meta.dim()))
-    value = torch.empty(in_order.shape, dtype=meta.dtype, device="meta")
-    result = of[0].copied(Value(call._replace(order=order if is_turned else None), value))
-    if is_part:
-        result._memory.parent = of[0]._memory, of[0]._value
-        result._memory.part = lambda tensor: call.of_values([tensor]).permute(order)
-    if not is_turned:
-        return result
-    return result.viewed(value.permute([order.index(dimension) for dimension in range(meta.dim())]))
-
-
-def _chosen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Rows by a list of numbers: of the experts that a rank has, no others are read."""
-    lazy, index = args
-    if not _first_is_lazy(args) or not isinstance(index, (list, torch.Tensor)) or has_lazy(index):
-        return NotImplemented
-    lazy._recorder.settle(index)
-    numbers = index.tolist() if isinstance(index, torch.Tensor) and index.dtype == torch.int64 else index
-    if not isinstance(numbers, list) or not numbers or not all(type(number) is int for number in numbers):
-        return NotImplemented
-    first, last = min(numbers), max(numbers)
-    if not lazy.dim() or first < 0 or last >= lazy.shape[0]:
-        return NotImplemented
-    return _computed(func, (lazy.narrow(0, first, last - first + 1), [number - first for number in numbers]), kwargs)
+    return iter(args[0].unbind(0)) if first_is_lazy(args) and args[0].dim() else NotImplemented
 
 
 def _made_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``zeros_like``, ``new_zeros`` and the like want to know what it is like, not what it holds."""
-    if not _first_is_lazy(args) or has_lazy(args[1:]) or has_lazy(kwargs):
+    if not first_is_lazy(args) or has_lazy(args[1:]) or has_lazy(kwargs):
         return NotImplemented
     lazy: LazyTensor = args[0]
     like = lazy._value.as_meta()
@@ -232,7 +130,7 @@ def _made_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _converted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``to``, ``float``, ``cpu`` and the like: another dtype, another device."""
-    if not _first_is_lazy(args) or has_lazy(args[1:]) or has_lazy(kwargs):
+    if not first_is_lazy(args) or has_lazy(args[1:]) or has_lazy(kwargs):
         return NotImplemented
     lazy: LazyTensor = args[0]
     target = _target(func, args[1:], kwargs)
@@ -251,7 +149,7 @@ def _converted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         casts = value.casts if dtype == value.dtype else (*value.casts, dtype)
         return lazy.copied(value._replace(casts=casts), device)
     # What had gaps between its elements has none when it is converted.
-    packed = _computed(torch.Tensor.to, (lazy, dtype), {"copy": True})
+    packed = worked_out(torch.Tensor.to, (lazy, dtype), {"copy": True})
     return packed if packed is NotImplemented or device is None else packed.copied(device=device)
 
 
@@ -280,7 +178,7 @@ def _target(
 
 def _overwritten(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``zero_``, ``fill_`` of a whole memory: none of it is read."""
-    if not _first_is_lazy(args) or has_lazy(args[1:]) or has_lazy(kwargs):
+    if not first_is_lazy(args) or has_lazy(args[1:]) or has_lazy(kwargs):
         return NotImplemented
     lazy: LazyTensor = args[0]
     if lazy._memory.parent is not None or not lazy._memory.is_all(lazy._value):
@@ -331,12 +229,6 @@ def _kept(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(memory, lazy._recorder.real_later(lazy))
 
 
-_ORDINARY = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
-_CONSTANT = 1 << 20
-# What arguments may be, besides tensors: nothing that can change before it is used, and containers that are copied.
-_STAYS = (numbers.Number, str, torch.dtype, torch.device, torch.layout, torch.memory_format, list, tuple, dict)
-"""As many elements of ordinary tensors (an order, a padding) are kept for what is worked out with them."""
-
 _T: Any = torch.Tensor
 _CASTS: dict[Any, torch.dtype] = {
     _T.float: torch.float32,
@@ -380,34 +272,9 @@ _VIEWS = [
     torch.swapaxes, torch.swapdims, torch.moveaxis, torch.split_with_sizes, torch.hsplit, torch.vsplit, torch.diagonal,
 ]  # fmt: skip
 _MAY_COPY = [_T.__getitem__, _T.reshape, _T.flatten, _T.reshape_as, torch.reshape, torch.flatten]
-_INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
-_OF_NUMBERS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64, *_INTEGERS} - {torch.bool})
 _LIKE = [
     torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like,
     _T.new_zeros, _T.new_ones, _T.new_empty, _T.new_full,
-]  # fmt: skip
-_ARITHMETIC = [
-    _T.neg, _T.__neg__, _T.exp, _T.log, _T.abs, _T.sqrt, _T.rsqrt, _T.reciprocal, _T.square, _T.sigmoid, _T.clamp,
-    _T.add, _T.__add__, _T.__radd__, _T.sub, _T.__sub__, _T.__rsub__, _T.mul, _T.__mul__, _T.__rmul__, _T.div,
-    _T.__truediv__, _T.pow, _T.__pow__, torch.neg, torch.exp, torch.log, torch.abs, torch.sqrt, torch.rsqrt,
-    torch.reciprocal, torch.square, torch.sigmoid, torch.clamp, torch.add, torch.sub, torch.mul, torch.div,
-    torch.pow,
-]  # fmt: skip
-_BITWISE = [
-    _T.bitwise_and, _T.__and__, _T.bitwise_or, _T.__or__, _T.bitwise_xor, _T.__xor__, _T.bitwise_not, _T.__invert__,
-    _T.__lshift__, _T.__rshift__, torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor, torch.bitwise_not,
-    torch.bitwise_left_shift, torch.bitwise_right_shift,
-]  # fmt: skip
-_DTYPES = {**dict.fromkeys(_ARITHMETIC, _OF_NUMBERS), **dict.fromkeys(_BITWISE, _INTEGERS)}
-"""Dtypes that these functions exist for on every device; what torch refuses it has to refuse at once."""
-_COMPUTES = [
-    # Of other elements.
-    *_ARITHMETIC, *_BITWISE, torch.where,
-    # In another order.
-    torch.cat, torch.concat, torch.concatenate, torch.stack, torch.hstack, torch.vstack, torch.flip, torch.roll,
-    torch.repeat_interleave, torch.index_select, torch.tile, torch.nn.functional.pad, torch.reshape, torch.flatten,
-    torch.clone, _T.contiguous, _T.clone, _T.reshape, _T.flatten, _T.view, _T.__getitem__, _T.repeat, _T.tile,
-    _T.repeat_interleave, _T.flip, _T.roll, _T.index_select,
 ]  # fmt: skip
 _FIRST: dict[Any, Handler] = {
     **dict.fromkeys(_DESCRIBES, _described),
@@ -424,7 +291,7 @@ _FIRST: dict[Any, Handler] = {
     **dict.fromkeys([_T.zero_, _T.fill_], _overwritten),
     **dict.fromkeys([_T.data.__set__, _T.grad.__set__], _kept),
 }
-for _handlers in (_FIRST, {_T.__getitem__: _chosen}, dict.fromkeys(_COMPUTES, _computed)):
+for _handlers in (_FIRST, {_T.__getitem__: chosen}, dict.fromkeys(COMPUTES, worked_out)):
     for _func, _handler in _handlers.items():
         HANDLERS.setdefault(_func, []).append(_handler)
 
@@ -437,7 +304,7 @@ _NUMBERS = (
     "minimum", "sort", "argsort", "topk", "cumsum", "round", "floor", "ceil", "sign", "isin", "bincount", "gather",
     "take", "masked_select", "tril", "triu", "logical_not", "logical_and", "logical_or",
 )  # fmt: skip
-READS.update(set(_COMPUTES) - _ALIASES)
+READS.update(set(COMPUTES) - _ALIASES)
 READS.update(getattr(of, name) for name in _NUMBERS for of in (_T, torch) if hasattr(of, name))
 READS_OTHERS.update(
     getattr(_T, name)

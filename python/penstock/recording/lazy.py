@@ -183,9 +183,8 @@ class LazyTensor(torch.Tensor):
     ) -> Any:
         del types
         named = {} if kwargs is None else dict(kwargs)
-        lazy: list[LazyTensor] = []
-        made: list[LazyTensor] = []
-        recorders: dict[int, Recorder] = {}
+        found = _Found()
+        lazy, made, recorders = found.lazy, found.made, found.recorders
         at = KEEPS.get(func)
         if at is not None and at < len(args) and isinstance(args[at], LazyTensor):
             # C++ code that does not call this function sees the wrapper, of the shape and dtype that it had.
@@ -194,15 +193,7 @@ class LazyTensor(torch.Tensor):
                 recorders[id(args[at]._recorder)] = args[at]._recorder
                 become_real(args[at])
 
-        def real(value: Any) -> Any:
-            if isinstance(value, LazyTensor):
-                recorders[id(value._recorder)] = value._recorder
-                tensor = value.made()
-                (lazy if tensor is None else made).append(value)
-                return value if tensor is None else tensor
-            return mapped(real, value)
-
-        args, named = real(args), real(named)
+        args, named = found.real(args), found.real(named)
         if lazy:
             for handler in HANDLERS.get(func, ()):
                 result = handler(func, args, named)
@@ -227,6 +218,26 @@ class LazyTensor(torch.Tensor):
         if func is torch.ops.prim.device.default:
             return args[0]._memory.device
         return really(func, args, {} if kwargs is None else dict(kwargs))
+
+
+class _Found:
+    """Lazy tensors among the arguments of a call. (Functions that call themselves would keep them, in a cycle.)"""
+
+    __slots__ = ("lazy", "made", "recorders")
+
+    def __init__(self) -> None:
+        self.lazy: list[LazyTensor] = []
+        self.made: list[LazyTensor] = []
+        self.recorders: dict[int, Recorder] = {}
+
+    def real(self, value: Any) -> Any:
+        """Arguments with tensors in the places of lazy ones whose memory is real."""
+        if isinstance(value, LazyTensor):
+            self.recorders[id(value._recorder)] = value._recorder
+            tensor = value.made()
+            (self.lazy if tensor is None else self.made).append(value)
+            return value if tensor is None else tensor
+        return mapped(self.real, value)
 
 
 def become_real(lazy: LazyTensor, swap: Callable[[Any, Any], None] | None = None) -> None:
@@ -258,29 +269,45 @@ def empty_for(memory: Memory) -> torch.Tensor:
 
 def has_lazy(value: Any) -> bool:
     """Whether arguments of a call hold a lazy tensor."""
-    if isinstance(value, (list, tuple)):
-        return any(has_lazy(item) for item in value)
     if isinstance(value, dict):
-        return any(has_lazy(item) for item in value.values())
-    return isinstance(value, LazyTensor)
+        value = list(value.values())
+    if not isinstance(value, (list, tuple)):
+        return isinstance(value, LazyTensor)
+    # Asked twice of every call of torch: a generator would take most of the time.
+    for item in value:  # noqa: SIM110
+        if has_lazy(item):
+            return True
+    return False
+
+
+def first_is_lazy(args: tuple[Any, ...]) -> bool:
+    """Whether the first argument of a call is a lazy tensor."""
+    return bool(args) and isinstance(args[0], LazyTensor)
+
+
+def is_alias(one: Any, other: torch.Tensor) -> bool:
+    """Whether something is a tensor that shares memory with another."""
+    return isinstance(one, torch.Tensor) and bool(torch._C._is_alias_of(one, other))  # type: ignore[attr-defined, unused-ignore]
 
 
 def really(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Does ``func`` with real tensors in the places of lazy ones."""
     recorders: dict[int, Recorder] = {}
-
-    def real(value: Any, *, only_read: bool) -> Any:
-        if isinstance(value, LazyTensor):
-            recorders[id(value._recorder)] = value._recorder
-            return value._recorder.materialise(value, func, only_read=only_read)
-        return mapped(lambda item: real(item, only_read=only_read), value)
-
     reads = _reads(func)
-    args = tuple(real(value, only_read=reads(number) and "out" not in kwargs) for number, value in enumerate(args))
-    kwargs = {name: real(value, only_read=reads(name) and name != "out") for name, value in kwargs.items()}
+    args = tuple(
+        _real(value, func, recorders, reads(number) and "out" not in kwargs) for number, value in enumerate(args)
+    )
+    kwargs = {name: _real(value, func, recorders, reads(name) and name != "out") for name, value in kwargs.items()}
     for recorder in recorders.values():
         recorder.before(func, args, kwargs)
     return func(*args, **kwargs)
+
+
+def _real(value: Any, func: Any, recorders: dict[int, Recorder], only_read: bool) -> Any:
+    if isinstance(value, LazyTensor):
+        recorders[id(value._recorder)] = value._recorder
+        return value._recorder.materialise(value, func, only_read=only_read)
+    return mapped(lambda item: _real(item, func, recorders, only_read), value)
 
 
 def _reads(func: Any) -> Callable[[int | str], bool]:

@@ -15,6 +15,7 @@ draft model's, are given no peers and say nothing to anyone.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,17 +50,35 @@ class Peers:
         if self._told:
             raise RuntimeError("the ranks have agreed already")
         self._told = True
+        return self._gathered(proposal)
+
+    def _gathered(self, proposal: object) -> list[Any]:
         proposals: list[Any] = [None] * self.size
         distributed.all_gather_object(proposals, proposal, group=self._control)
         return proposals
 
-    def withdraw(self, why: str) -> None:
-        """Tells the others that this rank stays out, if it has not told them anything yet."""
-        if not self._told:
+    def withdraw(self, why: str, seconds: float | None = None) -> None:
+        """Tells the others that this rank stays out, if it has not told them anything yet.
+
+        Args:
+            why: they are told.
+            seconds: how long to wait until they have heard, for as long as it takes by default. They hear it even
+                where that is later.
+        """
+        if self._told:
+            return
+        self._told = True
+
+        def tell() -> None:
             try:
-                self.agree(why)
+                self._gathered(why)
             except RuntimeError as error:
                 logger.debug("no rank could be told that this one stays out: %s", error)
+
+        # In a thread, whose end Ctrl-C does not have to wait for.
+        thread = threading.Thread(target=tell, name="penstock-withdraw", daemon=True)
+        thread.start()
+        thread.join(seconds)
 
     def all_well(self, well: bool) -> bool:
         """Whether all ranks are well, which this one is or is not.

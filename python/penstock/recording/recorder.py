@@ -11,14 +11,12 @@ address was taken) is filled when it is copied to. What is not recorded is mater
 
 from __future__ import annotations
 
-import gc
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any, Literal
-from weakref import WeakSet
 
 import torch
 
@@ -30,6 +28,7 @@ from penstock.parts import load_parts
 from penstock.progress import Progress, ProgressOption, teller
 from penstock.recording.at_once import AtOnce, is_small
 from penstock.recording.calls import EXPOSES, HARMLESS, MAY_COPY, is_static
+from penstock.recording.kept import Kept
 from penstock.recording.lazy import LazyTensor, Memory, NotRecordableError, become_real, empty_for, name_of, unwatched
 from penstock.recording.places import Places, has_no_overlap, memory_of, place_of
 from penstock.recording.sharing import Sharing
@@ -86,11 +85,9 @@ class Recorder:
         self._numbers = count()
         self._at_once = AtOnce(self._load)
         self._keep = keep
-        self._memories: WeakSet[Memory] = WeakSet()
-        self._froze = False
-        # The first read that failed: loading code may have caught it, and what it was to fill is not filled.
+        self._kept = Kept()
         self._failed: BaseException | None = None
-        """What lazy tensors that are still there are views of."""
+        """The first read that failed: loading code may have caught it, and what it was to fill is not filled."""
         self._exposed: dict[int, torch.UntypedStorage] = {}
         """Storages, by address, whose address was taken: others than torch may read or write them."""
         self._active = False
@@ -156,7 +153,8 @@ class Recorder:
     def memory(self, value: Value, device: torch.device) -> Memory:
         """A memory for lazy tensors."""
         memory = Memory(value, device)
-        self._memories.add(memory)
+        if self._keep == "real":
+            self._kept.add(memory)
         return memory
 
     def record(self, memory: torch.Tensor, lazy: LazyTensor) -> bool:
@@ -305,13 +303,18 @@ class Recorder:
         if self._pending and not (seen and (harmless or func in MAY_COPY)):
             self.settle((args, kwargs))
         if func in EXPOSES:
-            self._expose(args[0])
+            self.expose(args[0])
         return harmless
 
-    def _expose(self, tensor: torch.Tensor) -> None:
+    def expose(self, tensor: torch.Tensor) -> None:
+        """From now on the memory of a tensor, all of it, may be used without calling torch."""
         with self._lock, unwatched():
-            if memory := memory_of(tensor):
-                self._exposed[memory] = tensor.untyped_storage()
+            memory = memory_of(tensor)
+            if not self._active or not memory:
+                return
+            if memory in self._places and not self._filled(memory):
+                self.flush()
+            self._exposed[memory] = tensor.untyped_storage()
 
     def settle(self, value: Any) -> None:
         """Flushes if any tensor in ``value`` shares memory with what is still to be read."""
@@ -420,34 +423,21 @@ class Recorder:
     def __enter__(self) -> Recorder:  # noqa: PYI034 - Self is newer than Python 3.10
         with ExitStack() as entered:
             entered.enter_context(replaced())
+            if self._keep == "real":
+                entered.enter_context(self._kept)
             entered.enter_context(watched(self))
             self._entered = entered.pop_all()
         self._active = True
-        # What is there already keeps no weight of this load: collections until the end need not look at it.
-        self._froze = self._keep == "real" and gc.get_freeze_count() == 0
-        if self._froze:
-            gc.freeze()
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            if error is None and self._failed is not None:
-                if self._sharing is not None:
-                    self._sharing.withdraw(f"{type(self._failed).__name__}: {self._failed}")
-                raise self._failed
             if error is None:
-                if self._keep == "real":
-                    self._keep_real()
-                with self._lock, unwatched():
-                    # From here on nothing is recorded, in other threads neither.
-                    self._active = False
-                    self._check()
-                    self._finish()
-            elif self._sharing is not None and isinstance(error, Exception):
-                self._sharing.withdraw(f"{type(error).__name__}: {error}")
-        except NotRecordableError as failure:
-            if self._sharing is not None:
-                self._sharing.withdraw(f"{type(failure).__name__}: {failure}")
+                self._end()
+            else:
+                self._tell(error)
+        except BaseException as failure:
+            self._tell(failure)
             raise
         finally:
             with self._lock:
@@ -458,21 +448,26 @@ class Recorder:
                 self._computed.clear()
                 self._exposed.clear()
                 self._at_once.clear()
-            if self._froze:
-                gc.unfreeze()
             self._entered.close()
 
-    def _keep_real(self) -> None:
-        """Makes ordinary tensors of the lazy ones that loading code has kept."""
-        if not len(self._memories):
-            return
-        # Some are in cycles, such as functions of loading code that call themselves.
-        gc.collect()
-        if not len(self._memories):
-            return
-        for kept in gc.get_objects():
-            if type(kept) is LazyTensor and kept._recorder is self:
-                become_real(kept)
+    def _end(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+        # Weights that loading code kept become ordinary tensors, read with all else.
+        self._kept.release(self._become_real)
+        with self._lock, unwatched():
+            # From here on nothing is recorded, in other threads neither.
+            self._active = False
+            self._check()
+            self._finish()
+
+    def _become_real(self, kept: object) -> None:
+        if type(kept) is LazyTensor and kept._recorder is self:
+            become_real(kept)
+
+    def _tell(self, failure: BaseException) -> None:
+        if self._sharing is not None:
+            self._sharing.withdraw(failure)
 
     def _check(self) -> None:
         """Raises NotRecordableError if memory was replaced in a way that was not seen."""

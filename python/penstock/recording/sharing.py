@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _PUT_TOGETHER_BYTES = 128 << 20
 """Parts that have to be converted are shared up to this size: they need as much memory besides their destination."""
+_PATIENCE_SECONDS = 2.0
+"""How long a rank that is to stop waits until the others, who may be busy, have heard of it."""
 
 _DEAR: dict[str, set[str]] = {"cpu": {"network"}, "cuda": {"network", "disk"}}
 """Where bytes come from that are read once and handed on, by what they go to."""
@@ -89,9 +91,16 @@ class Sharing:
         self._peers = peers
         self._always = always
 
-    def withdraw(self, why: str) -> None:
-        """Tells the others that this rank reads for itself, if they were not told anything yet."""
-        self._peers.withdraw(why)
+    def withdraw(self, why: str | BaseException) -> None:
+        """Tells the others that this rank reads for itself, if they were not told anything yet.
+
+        Returns when they have heard. Where this rank is to stop (Ctrl-C, ``SystemExit``), that is not waited for long.
+        """
+        if isinstance(why, BaseException):
+            patience = None if isinstance(why, Exception) else _PATIENCE_SECONDS
+            self._peers.withdraw(f"{type(why).__name__}: {why}".strip(": "), patience)
+        else:
+            self._peers.withdraw(why)
 
     def read(
         self,

@@ -83,14 +83,16 @@ _ROUNDED = frozenset(
 
 
 class Computed(NamedTuple):
-    """What a function of torch makes of values that are all of one stored tensor: without gaps, and its own."""
+    """What a function of torch makes of values that are all of one stored tensor: without gaps, and its own.
+
+    A function whose result depends on torch's default dtype is none of them: that is the process's, and may be another
+    when the value is worked out.
+    """
 
     func: Callable[..., Any]
     args: Any
     kwargs: dict[str, Any]
     of: tuple[Value, ...]
-    default_dtype: torch.dtype
-    """torch's at the time of the call, which the dtype of some results depends on."""
     order: tuple[int, ...] | None = None
     """The dimensions of the result in the order of its elements, where that is another."""
 
@@ -99,22 +101,17 @@ class Computed(NamedTuple):
         device = values[0].device
         at = torch.device("cpu") if device.type == "cuda" and self.func in _ROUNDED else device
 
-        def filled(value: Any) -> Any:
-            if isinstance(value, Hole):
-                return values[value.number].to(at)
-            if isinstance(value, torch.Tensor):
-                return value.to(at)
-            return mapped(filled, value)
-
-        before = torch.get_default_dtype()
-        if before != self.default_dtype:
-            torch.set_default_dtype(self.default_dtype)
-        try:
-            result: torch.Tensor = self.func(*filled(self.args), **filled(self.kwargs))
-        finally:
-            if before != self.default_dtype:
-                torch.set_default_dtype(before)
+        result: torch.Tensor = self.func(*_filled(self.args, values, at), **_filled(self.kwargs, values, at))
         return result.to(device)
+
+
+def _filled(value: Any, values: Sequence[torch.Tensor], device: torch.device) -> Any:
+    """Arguments with tensors in the holes, on a device."""
+    if isinstance(value, Hole):
+        return values[value.number].to(device)
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    return mapped(lambda item: _filled(item, values, device), value)
 
 
 class Source(NamedTuple):

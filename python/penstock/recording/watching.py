@@ -2,10 +2,12 @@
 
 Two modes of torch do it. Functions called from Python pass a ``TorchFunctionMode``. What they are made of, and what
 ``torch.jit`` and C++ extensions call, passes a ``TorchDispatchMode``. Torch's modes are a thread's own. So threads
-that a watched thread starts, and functions that it submits to a ``ThreadPoolExecutor``, are run under them too.
+that a watched thread starts, and functions that it submits to a ``ThreadPoolExecutor``, are run under them too. Where
+they outlive the recording, their modes do nothing any more, hold nothing of it, and go at the next use of torch.
 
-What no mode sees is replaced while any recorder is active: the constructors of ``nn.Parameter`` and ``nn.Buffer``
-and ``torch._C._swap_tensor_impl``, which do not know lazy tensors. All is put back when the last recorder ends.
+What no mode sees is replaced while any recorder is active (``patches`` lists it all): the constructors of
+``nn.Parameter`` and ``nn.Buffer`` and ``torch._C._swap_tensor_impl``, which do not know lazy tensors, and the functions
+that make DLPack capsules. All is put back when the last recorder ends.
 
 Not seen are threads that existed before and are given work by other means, and C++ code that uses a tensor's address
 without calling torch.
@@ -15,29 +17,37 @@ from __future__ import annotations
 
 import concurrent.futures.thread
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
+from penstock.patches import Replacement
 from penstock.recording.lazy import LazyTensor, become_real, has_lazy
 
 if TYPE_CHECKING:
     from penstock.recording.recorder import Recorder
 
-_lock = threading.Lock()
-_users = 0
-_replaced: list[tuple[Any, str, Any, Any]] = []
+
+class Watch:
+    """A recorder for as long as it records, and nothing after that."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder: Recorder | None = recorder
 
 
 class _Here(threading.local):
     def __init__(self) -> None:
-        self.recorders: list[Recorder] = []
+        self.watches: list[Watch] = []
+
+    def lasting(self) -> tuple[Watch, ...]:
+        return tuple(watch for watch in self.watches if watch.recorder is not None)
 
 
 _here = _Here()
@@ -45,58 +55,123 @@ _here = _Here()
 
 def is_watched(recorder: Recorder) -> bool:
     """Whether what this thread does is seen by a recorder."""
-    return recorder in _here.recorders
+    for watch in _here.watches:  # noqa: SIM110 - asked at every call of torch
+        if watch.recorder is recorder:
+            return True
+    return False
 
 
 @contextmanager
 def watched(recorder: Recorder) -> Iterator[None]:
-    """What this thread does is seen by the recorder."""
+    """What this thread does, and what others do for it, is seen by the recorder until this ends, and no longer."""
     if is_watched(recorder):
         yield
         return
-    _here.recorders.append(recorder)
+    watch = Watch(recorder)
     try:
-        with _Functions(recorder), _Operators(recorder):
+        with _seen_by(watch):
             yield
     finally:
-        _here.recorders.remove(recorder)
+        watch.recorder = None
+
+
+@contextmanager
+def _seen_by(watch: Watch) -> Iterator[None]:
+    """What this thread does is seen."""
+    # It may have come here by two replacements of ours, one above the other.
+    if watch.recorder is None or watch in _here.watches:
+        yield
+        return
+    _here.watches.append(watch)
+    modes = _Modes(watch)
+    try:
+        yield
+    finally:
+        _here.watches.remove(watch)
+        modes.leave()
+
+
+def _under(watches: tuple[Watch, ...], function: Callable[[], Any]) -> Any:
+    with ExitStack() as entered:
+        for watch in watches:
+            entered.enter_context(_seen_by(watch))
+        return function()
 
 
 @contextmanager
 def replaced() -> Iterator[None]:
     """What torch's modes do not see is replaced."""
-    global _users  # noqa: PLW0603 - what is replaced is the whole process's, so is the count of its users
-    with _lock:
-        if not _users:
-            _replace()
-        _users += 1
-    try:
+    _find_dlpack()
+    with ExitStack() as entered:
+        for owner, replacement in _REPLACEMENTS:
+            entered.enter_context(replacement.on(owner))
         yield
-    finally:
-        with _lock:
-            _users -= 1
-            if not _users:
-                while _replaced:
-                    owner, name, original, ours = _replaced.pop()
-                    # Who has replaced it since keeps what they made; ours below does nothing by itself.
-                    if vars(owner)[name] is ours:
-                        setattr(owner, name, original)
+
+
+class _Modes:
+    """The modes of one thread: on its stacks until ``leave``, or until torch is used after the recording has ended."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._functions: Any = _Functions(watch, self)
+        self._functions.__enter__()  # type: ignore[no-untyped-call, unused-ignore]
+        self._operators: Any = _Operators(watch, self)
+        self._operators.__enter__()  # type: ignore[no-untyped-call, unused-ignore]
+
+    def leave(self) -> None:
+        """Takes them off the stacks, where they are on top."""
+        operators: Any = _get_current_dispatch_mode()
+        if self._operators is not None and operators is self._operators:
+            self._operators.__exit__(None, None, None)
+            self._operators = None
+        if self._functions is not None and _get_current_function_mode() is self._functions:  # type: ignore[no-untyped-call, unused-ignore]
+            self._functions.__exit__(None, None, None)
+            self._functions = None
+
+    def leave_soon(self) -> None:
+        """Takes them off once torch, which is calling one of them, has put that back on its stack.
+
+        Torch has no means to do that. Python tells who profiles a thread of the next call or return in it.
+        """
+        if sys.getprofile() is not None:
+            return
+        left = _EVENTS
+
+        def after(frame: Any, event: str, argument: Any) -> None:
+            nonlocal left
+            del frame, event, argument
+            self.leave()
+            left -= 1
+            if left == 0 or self._functions is self._operators is None:
+                sys.setprofile(None)
+
+        sys.setprofile(after)
+
+
+_EVENTS = 20
+"""Calls and returns that are looked at for one at which no other mode lies on ours; then at the next use of torch."""
 
 
 class _Functions(TorchFunctionMode):  # type: ignore[no-untyped-call, unused-ignore]
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, watch: Watch, modes: _Modes) -> None:
         super().__init__()
-        self._recorder = recorder
+        self._watch = watch
+        self._modes = modes
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         named: dict[str, Any] = {} if kwargs is None else dict(kwargs)
+        recorder = self._watch.recorder
+        if recorder is None:
+            try:
+                return func(*args, **named)
+            finally:
+                self._modes.leave_soon()
         if LazyTensor not in types:
             if has_lazy(args) or has_lazy(named):
                 # Setters, which look for subclasses in their first argument only.
                 return LazyTensor.__torch_function__(func, types, args, named)
-            if self._recorder.before(func, args, named) and _is_plain(args):
+            if recorder.before(func, args, named) and _is_plain(args):
                 with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined, unused-ignore]
                     return func(*args, **named)
         return func(*args, **named)
@@ -105,18 +180,25 @@ class _Functions(TorchFunctionMode):  # type: ignore[no-untyped-call, unused-ign
 class _Operators(TorchDispatchMode):
     supports_higher_order_operators = True
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, watch: Watch, modes: _Modes) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
-        self._recorder = recorder
+        self._watch = watch
+        self._modes = modes
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         named: dict[str, Any] = {} if kwargs is None else dict(kwargs)
+        recorder = self._watch.recorder
+        if recorder is None:
+            try:
+                return func(*args, **named)
+            finally:
+                self._modes.leave_soon()
         if has_lazy(args) or has_lazy(named):
             return LazyTensor.__torch_dispatch__(func, types, args, named)
         if func not in _VIEWS:
-            self._recorder.settle((args, named))
+            recorder.settle((args, named))
         return func(*args, **named)
 
 
@@ -141,34 +223,21 @@ def _is_plain(args: tuple[Any, ...]) -> bool:
     return bool(args) and isinstance(args[0], torch.Tensor) and type(args[0]).__torch_dispatch__ is disabled
 
 
-def _replace() -> None:
-    def replace(owner: Any, name: str, by: Callable[[Any], Any]) -> None:
-        original = vars(owner)[name]
-        ours = by(getattr(owner, name))
-        _replaced.append((owner, name, original, ours))
-        setattr(owner, name, ours)
-
-    replace(threading.Thread, "start", _start)
-    replace(ThreadPoolExecutor, "submit", _submit)
-    replace(torch.nn.Parameter, "__new__", _new)
-    replace(torch.nn.Buffer, "__new__", _new)
-    replace(torch._C, "_swap_tensor_impl", _swap)
-
-
 _WORKER = getattr(concurrent.futures.thread, "_worker", object())
 
 
 def _start(original: Any) -> Any:
     @functools.wraps(original)
     def start(self: threading.Thread) -> None:
-        recorders = tuple(_here.recorders)
+        watches = _here.lasting()
         # Workers of pools outlive the recording: what is submitted to them is watched, task by task.
-        if recorders and getattr(self, "_target", None) is not _WORKER:
+        if watches and getattr(self, "_target", None) is not _WORKER:
             run = self.run
 
             def watched_run() -> None:
-                del self.run
-                _under(recorders, run)
+                # The instance's, which hides the class's. Who replaced ``start`` too may have called this one twice.
+                vars(self).pop("run", None)
+                _under(watches, run)
 
             self.run = watched_run  # type: ignore[method-assign]
         original(self)
@@ -179,19 +248,12 @@ def _start(original: Any) -> Any:
 def _submit(original: Any) -> Any:
     @functools.wraps(original)
     def submit(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        recorders = tuple(_here.recorders)
-        if not recorders:
+        watches = _here.lasting()
+        if not watches:
             return original(self, fn, *args, **kwargs)
-        return original(self, _under, recorders, functools.partial(fn, *args, **kwargs))
+        return original(self, _under, watches, functools.partial(fn, *args, **kwargs))
 
     return submit
-
-
-def _under(recorders: tuple[Recorder, ...], function: Callable[[], Any]) -> Any:
-    if not recorders:
-        return function()
-    with watched(recorders[0]):
-        return _under(recorders[1:], function)
 
 
 def _new(original: Any) -> Any:
@@ -214,3 +276,44 @@ def _swap(original: Any) -> Any:
                 become_real(tensor, original)
 
     return swap
+
+
+def _to_dlpack(original: Any) -> Any:
+    @functools.wraps(original)
+    def to_dlpack(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(tensor, LazyTensor):
+            tensor = tensor._recorder.materialise(tensor, original, only_read=False)
+        if isinstance(tensor, torch.Tensor):
+            for watch in _here.lasting():
+                if watch.recorder is not None:
+                    watch.recorder.expose(tensor)
+        return original(tensor, *args, **kwargs)
+
+    return to_dlpack
+
+
+_REPLACEMENTS: list[tuple[Any, Replacement]] = [
+    (threading.Thread, Replacement("threading.Thread.start", _start)),
+    (ThreadPoolExecutor, Replacement("concurrent.futures.ThreadPoolExecutor.submit", _submit)),
+    (torch.nn.Parameter, Replacement("torch.nn.Parameter.__new__", _new)),
+    (torch.nn.Buffer, Replacement("torch.nn.Buffer.__new__", _new)),
+    (torch._C, Replacement("torch._C._swap_tensor_impl", _swap)),
+    (torch._C, Replacement("torch._C._to_dlpack", _to_dlpack)),
+    (torch._C, Replacement("torch._C._to_dlpack_versioned", _to_dlpack)),
+    # And ``torch.to_dlpack``, in every module that has it.
+]
+_TO_DLPACK = vars(torch._C).get("_to_dlpack", object())
+_searched: set[str] = set()
+_lock = threading.Lock()
+
+
+def _find_dlpack() -> None:
+    """Finds the modules that have imported ``torch.to_dlpack``: it is a function of C++, which looks at no mode."""
+    with _lock:
+        for name in set(sys.modules) - _searched:
+            _searched.add(name)
+            module = sys.modules.get(name)
+            # Not by getattr: some modules import what they are asked for.
+            for attribute, value in list(getattr(module, "__dict__", {}).items()) if module is not torch._C else []:
+                if value is _TO_DLPACK:
+                    _REPLACEMENTS.append((module, Replacement("torch.to_dlpack", _to_dlpack, attribute)))

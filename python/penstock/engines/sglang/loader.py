@@ -32,7 +32,7 @@ from sglang.srt.runtime_context import get_exec, get_model
 import penstock
 from penstock.engines import ranks
 from penstock.engines.files import is_url
-from penstock.engines.filling import Pairs, Weights, fill, in_short, no_safetensors, ordinary, report, verify
+from penstock.engines.filling import Pairs, Weights, fill, no_safetensors, ordinary, report, verify
 from penstock.engines.options import Options
 from penstock.engines.sglang import PLUGIN
 from penstock.engines.sglang.stores import small_files_of
@@ -147,9 +147,9 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         self._built = model_config, device_config
         try:
             model = super().load_model(model_config=model_config, device_config=device_config)
-        except Exception as error:
+        except BaseException as error:
             if together is not None:
-                together.withdraw(in_short(error))
+                together.withdraw(error)
             raise
         finally:
             self._together = self._built = None

@@ -37,7 +37,7 @@ from vllm.platforms import current_platform
 
 import penstock
 from penstock.engines import ranks
-from penstock.engines.filling import Weights, fill, in_short, no_safetensors, ordinary, report, verify
+from penstock.engines.filling import Weights, fill, no_safetensors, ordinary, report, verify
 from penstock.engines.objects import list_safetensors
 from penstock.engines.vllm import FORMAT, PLUGIN
 from penstock.engines.vllm.options import Options
@@ -166,9 +166,9 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         sharing = self._sharing(model_config)
         try:
             self._load(model, model_config, sharing)
-        except Exception as error:
+        except BaseException as error:
             if sharing is not None:
-                sharing.withdraw(in_short(error))
+                sharing.withdraw(error)
             raise
 
     def _load(self, model: Any, model_config: Any, sharing: Sharing | None) -> None:

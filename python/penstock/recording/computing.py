@@ -1,0 +1,175 @@
+"""Calls whose result is worked out of one weight, when that is read: arithmetic, another order, parts put together.
+
+Such a call is kept, with its constants as they are now (``sources.Computed``). A lazy tensor stands for the result,
+with the shape, dtype and strides that torch says it has for tensors on the meta device. What is not like that is left
+to others: these functions return NotImplemented.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from penstock.recording.lazy import LazyTensor, first_is_lazy, has_lazy, is_alias, unwatched
+from penstock.recording.sources import Computed, Hole, Value, is_contiguous, mapped
+
+
+def worked_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What depends on one weight alone, and on constants: kept, and made when that is read."""
+    operands = _Operands()
+    operands.add((args, kwargs))
+    of, constants = operands.lazy, operands.constants
+    if not of or not operands.stay or "out" in kwargs or sum(map(torch.Tensor.numel, constants)) > _CONSTANT:
+        return NotImplemented
+    first, allowed = of[0], _DTYPES.get(func)
+    if any(lazy._value.stored() != first._value.stored() for lazy in of) or (
+        allowed is not None and any(lazy._value.dtype not in allowed for lazy in of)
+    ):
+        return NotImplemented
+    for constant in constants:
+        if type(constant) not in _ORDINARY or (constant.requires_grad and torch.is_grad_enabled()):
+            return NotImplemented
+    # They may change before they are used.
+    first._recorder.settle(constants)
+    with unwatched():
+        own = {id(constant): constant.detach().clone() for constant in constants}
+        holes = iter(range(len(of)))
+        holed = _holed(args, own, holes), _holed(kwargs, own, holes)
+        result = _result(Computed(func, *holed, tuple(lazy._value for lazy in of)), of)
+    if result is NotImplemented or not _is_of_default_dtype(func, result.dtype, [*of, *constants]):
+        return result
+    if func not in _ARITHMETIC or result.dtype != torch.get_default_dtype():
+        return NotImplemented
+    # As torch does first: then the result depends on its operands alone.
+    return worked_out(func, _in(result.dtype, args), _in(result.dtype, kwargs))
+
+
+class _Operands:
+    """Tensors among the arguments of a call, in their order. (Functions that call themselves would keep them.)"""
+
+    def __init__(self) -> None:
+        self.lazy: list[LazyTensor] = []
+        self.constants: list[torch.Tensor] = []
+        self.stay = True
+        """Whether no argument can change before it is used."""
+
+    def add(self, value: Any) -> None:
+        if isinstance(value, LazyTensor):
+            self.lazy.append(value)
+            return
+        if isinstance(value, torch.Tensor):
+            self.constants.append(value)
+        self.stay = self.stay and _stays(value)
+        for item in value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ():
+            self.add(item)
+
+
+def _holed(value: Any, own: dict[int, torch.Tensor], holes: Iterator[int]) -> Any:
+    """Arguments with holes in the places of lazy tensors, in the same order, and copies of the others."""
+    if isinstance(value, LazyTensor):
+        return Hole(next(holes))
+    return own[id(value)] if id(value) in own else mapped(lambda item: _holed(item, own, holes), value)
+
+
+def _is_of_default_dtype(func: Any, dtype: torch.dtype, operands: list[torch.Tensor]) -> bool:
+    """Whether a result has torch's default dtype since none of the tensors that it is made of has one of its kind."""
+    if not (dtype.is_floating_point or dtype.is_complex) or func in _NAMES_DTYPE:
+        return False
+    return not any(operand.dtype.is_floating_point or operand.dtype.is_complex for operand in operands)
+
+
+def _in(dtype: torch.dtype, value: Any) -> Any:
+    """Arguments with their tensors converted."""
+    return value.to(dtype) if isinstance(value, torch.Tensor) else mapped(lambda item: _in(dtype, item), value)
+
+
+def _stays(value: Any) -> bool:
+    """Whether an argument is the same when it is used: NumPy's arrays may not be, for one."""
+    if isinstance(value, torch.Tensor):
+        return True  # copied
+    if isinstance(value, slice):
+        return all(bound is None or isinstance(bound, int) for bound in (value.start, value.stop, value.step))
+    return value is None or value is Ellipsis or isinstance(value, _STAYS)
+
+
+def _result(call: Computed, of: list[LazyTensor]) -> Any:
+    """A lazy tensor for the result of a call; NotImplemented for one whose elements have gaps between them."""
+    metas = [value.as_meta() for value in call.of]
+    try:
+        meta = call.of_values(metas)
+    except Exception:  # noqa: BLE001 - its shape depends on its values, or torch refuses it: a real tensor tells which
+        return NotImplemented
+    if type(meta) is not torch.Tensor or not meta.is_meta:
+        return NotImplemented
+    is_part = any(is_alias(meta, operand) for operand in metas)
+    if is_part and len(metas) > 1:
+        return NotImplemented
+    # Of a transposed tensor's elements, most functions keep the order.
+    strides = meta.stride()
+    order = tuple(sorted(range(meta.dim()), key=lambda dimension: -strides[dimension]))
+    in_order = meta.permute(order)
+    if not is_contiguous(in_order):
+        return NotImplemented
+    is_turned = order != tuple(range(meta.dim()))
+    value = torch.empty(in_order.shape, dtype=meta.dtype, device="meta")
+    result = of[0].copied(Value(call._replace(order=order if is_turned else None), value))
+    if is_part:
+        result._memory.parent = of[0]._memory, of[0]._value
+        result._memory.part = lambda tensor: call.of_values([tensor]).permute(order)
+    if not is_turned:
+        return result
+    return result.viewed(value.permute([order.index(dimension) for dimension in range(meta.dim())]))
+
+
+def chosen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Rows by a list of numbers: of the experts that a rank has, no others are read."""
+    lazy, index = args
+    if not first_is_lazy(args) or not isinstance(index, (list, torch.Tensor)) or has_lazy(index):
+        return NotImplemented
+    lazy._recorder.settle(index)
+    numbers = index.tolist() if isinstance(index, torch.Tensor) and index.dtype == torch.int64 else index
+    if not isinstance(numbers, list) or not numbers or not all(type(number) is int for number in numbers):
+        return NotImplemented
+    first, last = min(numbers), max(numbers)
+    if not lazy.dim() or first < 0 or last >= lazy.shape[0]:
+        return NotImplemented
+    return worked_out(func, (lazy.narrow(0, first, last - first + 1), [number - first for number in numbers]), kwargs)
+
+
+_ORDINARY = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
+_CONSTANT = 1 << 20
+"""As many elements of ordinary tensors (an order, a padding) are kept for what is worked out with them."""
+_STAYS = (numbers.Number, str, torch.dtype, torch.device, torch.layout, torch.memory_format, list, tuple, dict)
+"""What arguments may be, besides tensors: nothing that can change before it is used, and containers that are copied."""
+
+_T: Any = torch.Tensor
+_INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+_OF_NUMBERS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64, *_INTEGERS} - {torch.bool})
+_ARITHMETIC = [
+    _T.neg, _T.__neg__, _T.exp, _T.log, _T.abs, _T.sqrt, _T.rsqrt, _T.reciprocal, _T.square, _T.sigmoid, _T.clamp,
+    _T.add, _T.__add__, _T.__radd__, _T.sub, _T.__sub__, _T.__rsub__, _T.mul, _T.__mul__, _T.__rmul__, _T.div,
+    _T.__truediv__, _T.pow, _T.__pow__, torch.neg, torch.exp, torch.log, torch.abs, torch.sqrt, torch.rsqrt,
+    torch.reciprocal, torch.square, torch.sigmoid, torch.clamp, torch.add, torch.sub, torch.mul, torch.div,
+    torch.pow,
+]  # fmt: skip
+_BITWISE = [
+    _T.bitwise_and, _T.__and__, _T.bitwise_or, _T.__or__, _T.bitwise_xor, _T.__xor__, _T.bitwise_not, _T.__invert__,
+    _T.__lshift__, _T.__rshift__, torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor, torch.bitwise_not,
+    torch.bitwise_left_shift, torch.bitwise_right_shift,
+]  # fmt: skip
+_NAMES_DTYPE = frozenset({_T.to, _T.view})
+"""Functions whose arguments say which dtype the result has."""
+_DTYPES = {**dict.fromkeys(_ARITHMETIC, _OF_NUMBERS), **dict.fromkeys(_BITWISE, _INTEGERS)}
+"""Dtypes that these functions exist for on every device; what torch refuses it has to refuse at once."""
+COMPUTES = [
+    # Of other elements.
+    *_ARITHMETIC, *_BITWISE, torch.where,
+    # In another order.
+    torch.cat, torch.concat, torch.concatenate, torch.stack, torch.hstack, torch.vstack, torch.flip, torch.roll,
+    torch.repeat_interleave, torch.index_select, torch.tile, torch.nn.functional.pad, torch.reshape, torch.flatten,
+    torch.clone, _T.contiguous, _T.clone, _T.reshape, _T.flatten, _T.view, _T.__getitem__, _T.repeat, _T.tile,
+    _T.repeat_interleave, _T.flip, _T.roll, _T.index_select,
+]  # fmt: skip

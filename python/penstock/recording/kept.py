@@ -1,0 +1,70 @@
+"""Lazy tensors that are there still: which of them loading code has kept when a recording ends.
+
+The memories that lazy tensors are views of are the recorder's own, so it knows which are there still, by weak
+references, and a load that keeps nothing costs no search. (Not the tensors themselves: ``torch.utils.swap_tensors``
+refuses those that have weak references.) Where some are left, their tensors are searched for among the objects that
+are new since the recording began, and where that does not find all, since loading code called ``gc.freeze``, among all.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+if TYPE_CHECKING:
+    from penstock.recording.lazy import Memory
+
+
+class Kept:
+    """What a recorder's lazy tensors are views of.
+
+    As a context: collections look at objects that are made in it only, since what was there before keeps no weight of
+    a load to come. Not where something is frozen already, which could not be told from what this freezes.
+    """
+
+    def __init__(self) -> None:
+        self._memories: WeakSet[Memory] = WeakSet()
+        self._froze = False
+
+    def add(self, memory: Memory) -> None:
+        """One more."""
+        self._memories.add(memory)
+
+    def release(self, found: Callable[[object], object]) -> None:
+        """Has every object that may hold a memory looked at until none is there any more.
+
+        Args:
+            found: is called with objects, and makes those let go of their memories that are lazy tensors.
+        """
+        if not self._memories:
+            return
+        # Some are in cycles, such as functions of loading code that call themselves.
+        gc.collect()
+        if not self._memories:
+            return
+        self._search(found)
+        if self._memories:
+            # Loading code has frozen what it made. As it is found it is left.
+            gc.unfreeze()
+            self._search(found)
+            gc.freeze()
+            self._froze = False
+
+    @staticmethod
+    def _search(found: Callable[[object], object]) -> None:
+        for kept in gc.get_objects():
+            found(kept)
+
+    def __enter__(self) -> None:
+        self._froze = gc.get_freeze_count() == 0
+        if self._froze:
+            gc.freeze()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._froze:
+            gc.unfreeze()
