@@ -30,7 +30,7 @@ pub use file_mapping::FileMapping;
 pub use fork::{Owner, PerProcess};
 pub(crate) use headroom::spare_bytes;
 pub use numa::node_of_pci_device;
-pub use region::{Backing, HUGE_PAGE, PAGE, Region};
 pub(crate) use region::page_bytes;
+pub use region::{Backing, HUGE_PAGE, PAGE, Region};
 pub use slab::{HostSlab, HostTensor};
 pub use window::Window;

@@ -53,6 +53,30 @@ fn what_two_processes_bring_at_once_is_written_once() {
 }
 
 #[test]
+fn closing_an_entry_that_is_not_whole_keeps_nobody_from_filling_it() {
+    let cached = Cached::new();
+    let bytes = content(SIZE);
+    let url = cached.server.put("/m", &bytes);
+    let filling = cached.store().open(&url).unwrap();
+    std::thread::scope(|scope| {
+        let done = std::sync::atomic::AtomicBool::new(false);
+        let done = &done;
+        let cached = &cached;
+        let url = &url;
+        scope.spawn(move || {
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                drop(cached.store().open(url).unwrap());
+            }
+        });
+        check(&*filling, 0, &bytes);
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    drop(filling);
+    flush();
+    assert!(cached.is_complete("/m"));
+}
+
+#[test]
 fn a_block_that_another_process_found_damaged_keeps_the_entry_from_being_complete() {
     let cached = Cached::new();
     let bytes = content(SIZE);

@@ -90,13 +90,14 @@ impl Device for CudaDevice {
     }
 
     fn fence(&self, handle: u64) -> Result<Arc<dyn Fence>> {
-        self.driver.enter(self.context, || {
-            let event = self.driver.event_create()?;
-            let fence = CudaFence { driver: self.driver, context: self.context, event };
-            self.driver.event_record(event, StreamHandle::from_raw(handle))?;
-            Ok(Arc::new(fence) as Arc<dyn Fence>)
-        })
-        .map_err(|error: Error| error.object(&self.name))
+        self.driver
+            .enter(self.context, || {
+                let event = self.driver.event_create()?;
+                let fence = CudaFence { driver: self.driver, context: self.context, event };
+                self.driver.event_record(event, StreamHandle::from_raw(handle))?;
+                Ok(Arc::new(fence) as Arc<dyn Fence>)
+            })
+            .map_err(|error: Error| error.object(&self.name))
     }
 }
 

@@ -224,8 +224,10 @@ impl Entry {
     }
 
     fn try_complete(&self) -> io::Result<()> {
+        // Another process may have brought what is missing here. Where something is, others must be able to write.
+        self.map.refresh()?;
         // Whoever writes to it now makes it complete afterwards.
-        if self.read_only || !lock(&self.data, FlockOperation::NonBlockingLockExclusive) {
+        if self.read_only || !self.is_whole() || !lock(&self.data, FlockOperation::NonBlockingLockExclusive) {
             return Ok(());
         }
         let done = self.complete_alone();
@@ -235,7 +237,7 @@ impl Entry {
 
     /// Makes it complete, while no one writes to its data.
     fn complete_alone(&self) -> io::Result<()> {
-        // Another process may have brought what is missing here, or may have found a block damaged.
+        // Another process may have found a block damaged.
         self.map.refresh()?;
         if !self.is_whole() || mark::is_set(&self.path, &self.data.metadata()?) {
             return Ok(());
