@@ -107,11 +107,6 @@ impl Pull {
         (progress.done_bytes, progress.bytes)
     }
 
-    /// The lock for which it has been waiting for some seconds, as another pull to the same directory goes on; else None.
-    fn waits_for(&self, py: Python<'_>) -> Option<String> {
-        self.locked(py, |pull| pull.waits_for()).map(|lock| lock.display().to_string())
-    }
-
     /// Stops it, and returns when nothing of it runs. What came so far is kept for the next pull.
     fn stop(&self, py: Python<'_>) {
         self.locked(py, pull::Pull::stop);
@@ -122,6 +117,13 @@ impl Pull {
 #[pyfunction]
 pub fn shown(location: LocationArgument) -> OsString {
     to_python(&store::shown(&location.0))
+}
+
+/// A setting that is the URL of a server, or its host, without what may be secret.
+#[pyfunction]
+#[pyo3(name = "shown_setting")]
+pub fn shown_endpoint(value: &str) -> String {
+    store::shown_setting(value).into_owned()
 }
 
 /// Waits until what loads have read is in their disk caches, at most so many seconds; whether it is.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 
 use super::address::Address;
-use super::backend::{Made, never_again, normal, refused};
+use super::backend::{Made, check_endpoint, never_again, normal, refused};
 use super::environment::Environment;
 use super::transport::Connector;
 use crate::error::{Error, ErrorKind, Result};
@@ -89,6 +89,7 @@ pub(super) fn make(address: &Address, environment: &Environment, connector: Conn
     let account = builder.get_config_value(&AzureConfigKey::AccountName).unwrap_or_default();
     let endpoint = builder.get_config_value(&AzureConfigKey::Endpoint);
     let endpoint = endpoint.unwrap_or_else(|| format!("https://{account}.blob.core.windows.net"));
+    check_endpoint("the endpoint of Azure's storage", &endpoint)?;
     let endpoint = format!("{account} {}", normal(&endpoint));
     let store = builder
         .with_container_name(&address.bucket)
