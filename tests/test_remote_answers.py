@@ -235,7 +235,9 @@ def test_a_size_that_parts_do_not_say_is_asked_for_once(
         assert [head.partition(" ")[0] for head in asked].count("HEAD") == 1
         assert_bits(ckpt.load(framework="np"), tensors)
         assert all("authorization: Basic" in head for head in asked if user)
-    assert [head.partition(" ")[0] for head in asked].count("HEAD") <= 2, asked
+    # By each of those who read at once, at most.
+    methods = [head.partition(" ")[0] for head in asked]
+    assert methods.count("HEAD") <= methods.count("GET")
 
 
 @pytest.mark.parametrize("head", [("HTTP/1.1 405 N",), ("HTTP/1.1 200 O",), ("HTTP/1.1 200 O", "Content-Length: some")])

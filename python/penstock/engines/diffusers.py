@@ -97,8 +97,24 @@ def from_pretrained(
         loaded.register_to_config(_name_or_path=shown(path))
         if not _is_on(loaded, where):
             loaded = loaded.to(where)
-    logger.info("%s: on %s in %.2f s", shown(path), where, time.perf_counter() - began)
+    seconds, held = time.perf_counter() - began, _nbytes(loaded) / 1e9
+    logger.info("%s: %.2f GB on %s in %.2f s: %.2f GB/s", shown(path), held, where, seconds, held / max(seconds, 1e-9))
     return loaded
+
+
+def _nbytes(loaded: Any) -> int:
+    """Bytes of the parameters and buffers of a model or a pipeline."""
+    import torch
+
+    model = loaded[0] if isinstance(loaded, tuple) else loaded
+    parts = [model] if isinstance(model, torch.nn.Module) else getattr(model, "components", {}).values()
+    modules = [part for part in parts if isinstance(part, torch.nn.Module)]
+    return sum(
+        tensor.numel() * tensor.element_size()
+        for module in modules
+        for tensors in (module.parameters(), module.buffers())
+        for tensor in tensors
+    )
 
 
 def from_single_file(

@@ -49,6 +49,7 @@ pub fn shown(location: &str) -> Cow<'_, str> {
     let Some(scheme) = scheme(location) else {
         // A mistyped URL, or a path with a strange name.
         return match location.rsplit_once('@') {
+            Some((before, _)) if before.contains(['?', '#']) => Cow::Borrowed(HIDDEN),
             Some((_, after)) => Cow::Owned(format!("{HIDDEN}@{}", up_to(after, &['?', '#']))),
             None => Cow::Borrowed(location),
         };
@@ -138,6 +139,8 @@ fn doubtful(location: &str) -> Option<Doubt> {
         return match last {
             Some(at) if begin > at => None,
             Some(at) if !rest[begin..at].contains(':') && (named || !authority.contains('@')) => None,
+            // It may be a signature's query as well.
+            Some(at) if rest[..at].contains(['?', '#']) => Some(Doubt::All),
             Some(at)
                 if begin + authority.len() > at && !named && !authority[at - begin + 1..].contains(':') =>
             {
@@ -192,7 +195,7 @@ fn is_host_and_port(text: &str) -> bool {
     let (host, port) = host_and_port(text);
     let is_host = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
         Some(host) => up_to(host, &['%']).parse::<std::net::Ipv6Addr>().is_ok(),
-        None => !host.is_empty() && !host.contains([':', '[', ']', '%', ' ']),
+        None => !host.is_empty() && !host.contains([':', '[', ']', '%', ' ', ';', '&', '"', '\'']),
     };
     is_host && port.is_none_or(|port| port.is_empty() || port.parse::<u16>().is_ok())
 }
@@ -361,6 +364,19 @@ mod tests {
                                 shown_setting(&value)
                             );
                         }
+                    }
+                }
+            }
+        }
+        // Nor of a signature in a query.
+        for c in SPECIAL.chars() {
+            for host in ["host", "host:9000", "example.com", "127.0.0.1:1", "me:x@host", "bucket"] {
+                for scheme in ["http", "https", "s3", "gs", "az", "hf", "ftp", " http"] {
+                    for query in
+                        [format!("a{c}b@SENTINEL"), format!("SENTINEL{c}@b"), format!("a@{c}SENTINEL@b")]
+                    {
+                        let location = format!("{scheme}://{host}/m.safetensors?sig={query}");
+                        assert!(!shown(&location).contains("SENTINEL"), "{location} {}", shown(&location));
                     }
                 }
             }

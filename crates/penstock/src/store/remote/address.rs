@@ -157,7 +157,14 @@ impl Address {
         let plain = location.split('#').next().unwrap_or(location);
         let (plain, query) = plain.split_at(plain.find('?').unwrap_or(plain.len()));
         let host = rest.split(['/', '?', '#']).next().unwrap_or(rest);
-        if url::Url::parse(location).is_err_and(|error| error != url::ParseError::EmptyHost) {
+        // What follows the mark is never sent: with an `@` in it, it is the rest of a password and the host.
+        let is_cut = location.split_once('#').is_some_and(|(_, rest)| rest.contains('@'));
+        // Requests are made of what both take for a URL.
+        let is_url = match url::Url::parse(location) {
+            Ok(url) => url.as_str().parse::<http::Uri>().is_ok(),
+            Err(error) => error == url::ParseError::EmptyHost,
+        };
+        if is_cut || !is_url {
             return Err(Error::new(ErrorKind::NotFound, "this is not a URL")
                 .object(shown(location))
                 .remedy(ESCAPE));

@@ -126,6 +126,12 @@ fn source(environment: &Environment) -> &'static str {
 /// The connection string's parts, if one is set.
 fn connection(environment: &Environment) -> Result<Option<HashMap<String, String>>> {
     let Some(text) = environment.get(&[CONNECTION_STRING]) else { return Ok(None) };
+    if text.split(';').any(|part| !part.trim().is_empty() && !part.contains('=')) {
+        // A part of a password that holds what parts are told by would be taken for a host.
+        let cause = format!("{CONNECTION_STRING} has a part that is no NAME=VALUE");
+        return Err(Error::new(ErrorKind::Config, cause)
+            .remedy("Copy it anew; a semicolon in the user or the password of a URL is escaped (%3B)"));
+    }
     let parts: HashMap<String, String> = text
         .split(';')
         .filter_map(|part| part.split_once('='))

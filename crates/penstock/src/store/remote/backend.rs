@@ -194,7 +194,8 @@ fn web(address: &Address, connector: Connector) -> Result<Made> {
 /// # Errors
 /// `Config`, which does not show what may be of the password.
 pub(super) fn check_endpoint(what: &str, url: &str) -> Result<()> {
-    match is_doubtful_setting(url) {
+    // Requests are made of what both take for a URL.
+    match is_doubtful_setting(url) || url::Url::parse(url).is_err() || url.parse::<http::Uri>().is_err() {
         true => Err(Error::new(ErrorKind::Config, format!("{what} {:?} is not the URL of a server", shown_setting(url))).remedy(
             "Write a URL such as https://storage.example.com:9000; what is special in a user and a password is escaped (%2F \
              for /, %3F for ?, %23 for #, %40 for @)",

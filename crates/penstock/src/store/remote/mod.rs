@@ -137,7 +137,8 @@ impl RemoteStore {
             });
             let listed = listed.map_err(|error| error.object(address.shown()))?;
             if listed.objects.is_empty() && listed.directories.is_empty() {
-                beside = self.neighbours(&address, &backend);
+                let told = self.neighbours(&address, &backend);
+                beside = told.map(|told| backend.environment.scrub(&told));
             }
             listed
         };

@@ -64,7 +64,7 @@ impl Proxies {
             self.https.as_ref().map(|setting| (setting, Proxy::https(&setting.url))),
         ];
         for (Setting { variable, url }, proxy) in made.into_iter().flatten() {
-            let proxy = proxy.ok().filter(|_| !is_doubtful_setting(url)).ok_or_else(|| {
+            let proxy = proxy.ok().filter(|_| !is_doubtful_setting(url) && is_uri(url)).ok_or_else(|| {
                 // Not its value: a password in what is no URL cannot be told from the rest.
                 Error::new(ErrorKind::Config, format!("{variable} is not the URL of a proxy")).remedy(format!(
                     "Write {variable}=http://host:port, or unset it; what is special in a user and a password is escaped \
@@ -86,6 +86,14 @@ impl Proxies {
         let found = matcher.intercept(&url)?;
         let setting = if url.scheme_str() == Some("https") { &self.https } else { &self.http };
         Some(format!("{} ({})", found.uri().authority()?, setting.as_ref()?.variable))
+    }
+}
+
+/// Whether the client can take it apart, with a scheme or without.
+fn is_uri(url: &str) -> bool {
+    match url.contains("://") {
+        true => url.parse::<Uri>().is_ok(),
+        false => format!("http://{url}").parse::<Uri>().is_ok(),
     }
 }
 

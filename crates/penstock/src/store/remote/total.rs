@@ -1,8 +1,9 @@
 //! Answers that do not say how large the object is that a part of it comes from: `Content-Range: bytes 0-99/*`, which HTTP
 //! allows to a server that makes the object while it is read, or that sits in front of others.
 //!
-//! Where reading ends has to be known before it begins, so the server is asked for it with HEAD, once for each version. A
-//! signed request cannot be asked so: its signature is for reading.
+//! Where reading ends has to be known before it begins, so the server is asked for it with HEAD, once for each
+//! version (or by each of those who read at once, before the first answer). A signed request cannot be asked so: its
+//! signature is for reading.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
