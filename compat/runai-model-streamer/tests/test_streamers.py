@@ -450,7 +450,7 @@ def test_files_of_several_stores_are_reached_with_options_of_their_own(
     files = []
     for name in ("local", "remote"):
         files.append(tmp_path / f"{name}.safetensors")
-        penstock.safetensors.save_file({name: torch.arange(300_000, dtype=torch.float32)}, files[-1])
+        penstock.save_file({name: torch.arange(300_000, dtype=torch.float32)}, files[-1])
     with servers.s3(tmp_path / "s3") as remote:
         remote.put("model/m.safetensors", files[1].read_bytes())
         setting = remote.environment

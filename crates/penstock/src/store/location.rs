@@ -45,7 +45,7 @@ pub fn shown(location: &str) -> Cow<'_, str> {
     if location.starts_with('/') {
         return Cow::Borrowed(location);
     }
-    let Some((before, rest)) = location.split_once("://") else { return Cow::Borrowed(location) };
+    let Some((before, rest)) = location.split_once("://") else { return shown_nearly(location) };
     let Some(scheme) = scheme(location) else {
         // A mistyped URL, or a path with a strange name.
         return match location.rsplit_once('@') {
@@ -81,6 +81,19 @@ pub fn shown(location: &str) -> Cow<'_, str> {
                 _ => Cow::Owned(format!("{scheme}://{}", &rest[user..user + without_query(&rest[user..])])),
             }
         }
+    }
+}
+
+/// A path as errors may show it: one that is a slash or two short of a URL (`https:/host`) as that URL would be shown.
+fn shown_nearly(location: &str) -> Cow<'_, str> {
+    let Some((scheme, rest)) = location.split_once(':') else { return Cow::Borrowed(location) };
+    let url = format!("{scheme}://{}", rest.trim_start_matches('/'));
+    if !is_key(&url) && !is_http(&url) && !is_hub(scheme) {
+        return Cow::Borrowed(location);
+    }
+    match shown(&url) {
+        shown if shown == url => Cow::Borrowed(location),
+        shown => Cow::Owned(shown.replacen("://", ":/", 1)),
     }
 }
 
@@ -280,6 +293,7 @@ mod tests {
             "https://",
             "/a:b://c@d",
             "a:b@c",
+            "s3:a.safetensors",
         ] {
             assert_eq!(shown(location), location);
             assert_eq!(doubtful_words(location), [""; 0], "{location}");
@@ -298,6 +312,8 @@ mod tests {
             ("s3://key:secret", "s3://***"),
             ("abfss://me:x@c@acc.dfs.core.windows.net/a", "abfss://***@acc.dfs.core.windows.net/a"),
             (" https://me:x@host/m", "***@host/m"),
+            ("https:/me:x/y@host/m", "https:/***@host/m"),
+            ("s3:me:x@bucket/m", "s3:/bucket/m"),
         ] {
             assert_eq!(shown(location), expected, "{location}");
             assert_eq!(shown(expected), expected);
