@@ -167,8 +167,7 @@ impl Environment {
                 text = text.replace(value, "***");
             }
         }
-        let text = self.hidden.iter().fold(without_secrets(&text), |text, word| without_word(&text, word));
-        text
+        self.hidden.iter().fold(without_secrets(&text), |text, word| without_word(&text, word))
     }
 }
 
