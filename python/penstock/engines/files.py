@@ -139,12 +139,13 @@ def locate(
         on_hub = _from_hub(text, subfolder, revision, hub)
         found = on_hub.snapshot
     else:
+        where = shown(text)
         raise ObjectNotFoundError(
-            f"{text}: there is no such directory, and it is no name of a model on the Hub (org/name)", object=text
+            f"{where}: there is no such directory, and it is no name of a model on the Hub (org/name)", object=where
         )
     inside = Place(found, found, on_hub).inside(subfolder)
     if not Path(inside.local).is_dir():
-        raise ObjectNotFoundError(f"{text}: there is no folder {subfolder!r} in it", object=inside.local)
+        raise ObjectNotFoundError(f"{shown(text)}: there is no folder {subfolder!r} in it", object=inside.local)
     return inside
 
 

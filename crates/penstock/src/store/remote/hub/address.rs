@@ -90,7 +90,9 @@ impl HubAddress {
         };
         let Some((organisation, rest)) = rest.split_once('/') else {
             let (name, revision) = rest.split_at(rest.find('@').unwrap_or(rest.len()));
-            if !name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b)) {
+            // The remedy repeats both, so neither may be of a user and a password.
+            let is_plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
+            if !is_plain || revision.get(1..).unwrap_or_default().contains([':', '@']) {
                 return Err(refuse("this is no repository's name"));
             }
             let cause = "a repository's name has two parts: its organisation's and its own";
