@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import penstock
-from conftest import Raw, as_bytes, assert_bits, raw_bytes, write_header, write_raw
+from conftest import Raw, as_bytes, assert_bits, raw_bytes, shard, write_header, write_raw
+from penstock._native import Checkpoint
 
 ODD = os.fsdecode(b"mod\xe9l-\xff")
 """A name that is Latin-1, as old archives hold them: no UTF-8."""
@@ -113,6 +114,22 @@ class TestPaths:
     def test_a_name_that_is_too_long_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(penstock.ObjectNotFoundError, match="longer than the file system allows"):
             penstock.open(tmp_path / ("x" * 300))
+
+    @pytest.mark.parametrize("name", ["a:b.safetensors", "s3:a.safetensors", "C:\\a.safetensors"])
+    def test_a_path_with_a_colon_is_the_same_file_from_any_directory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        body, held = shard(tmp_path, 0)
+        (tmp_path / "here").mkdir()
+        (tmp_path / "here" / name).write_bytes(body)
+        monkeypatch.chdir(tmp_path / "here")
+        opened = [penstock.open(given) for given in (name, f"./{name}", f"./{name[:2]}*.safetensors")]
+        parts = Checkpoint.of_ranges([(name, [(0, 8)])], penstock.Config())
+        monkeypatch.chdir("/")
+        for ckpt in opened:
+            assert ckpt.objects == [(str(tmp_path / "here" / name), len(body))]
+            assert_bits(ckpt.load(framework="np"), held)
+        assert parts.objects == [(str(tmp_path / "here" / name), len(body))]
 
     def test_a_tilde_is_the_home_directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_raw(tmp_path / "model.safetensors", {"w": Raw("U8", (1,), b"1")})

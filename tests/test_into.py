@@ -118,6 +118,42 @@ def test_read_only_arrays_are_refused(tmp_path: Path) -> None:
         penstock.open(path).load_into(42)
 
 
+def test_an_optimizer_is_refused_with_what_is_accepted(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "x.safetensors", {"w": Raw("F32", (2,), raw_bytes("F32", (2,)))})
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+    for given in (optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1), None, [torch.zeros(2)]):
+        with pytest.raises(penstock.DestinationError, match=r"neither a torch\.nn\.Module nor a mapping") as raised:
+            penstock.open(path).load_into(given)
+        assert "Give the module, or a mapping" in (raised.value.remedy or "")
+        assert type(given).__name__ in str(raised.value)
+
+
+def test_a_device_without_memory_says_nothing_of_dtypes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_raw(tmp_path / "x.safetensors", {"w": Raw("F16", (2,), raw_bytes("F16", (2,)))})
+    full = True
+
+    def empty(*arguments: object, **keywords: object) -> torch.Tensor:
+        if full:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 bytes")
+        return make(*arguments, **keywords)
+
+    make = torch.empty
+    from penstock.frameworks.torch import _copy_refused
+
+    _copy_refused.cache_clear()
+    destination = torch.zeros(2, dtype=torch.float64)
+    monkeypatch.setattr(torch, "empty", empty)
+    for _ in range(2):
+        with pytest.raises(penstock.OutOfMemoryError, match="Free memory"):
+            penstock.open(path).load_into({"w": destination})
+    full = False
+    penstock.open(path).load_into({"w": destination})
+    monkeypatch.undo()
+    expected = torch.from_numpy(np.frombuffer(raw_bytes("F16", (2,)), "f2").astype("f8"))
+    assert torch.equal(destination.isnan(), expected.isnan())
+    assert torch.equal(destination.nan_to_num(), expected.nan_to_num())
+
+
 def test_missing_and_unexpected_names_are_told_as_torch_does(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "x.safetensors", {"a": Raw("U8", (1,), b"1"), "b": Raw("U8", (1,), b"2")})
     destinations = {"a": torch.zeros(1, dtype=torch.uint8), "c": torch.zeros(1)}

@@ -82,6 +82,12 @@ def in_several_parts(body: bytes, start: int, end: int) -> Iterator[bytes]:
     yield text
 
 
+def without_total(body: bytes, start: int, end: int) -> Iterator[bytes]:
+    head, part = plain(body, start, end)
+    yield head.replace(b"/%d\r\n" % len(body), b"/*\r\n")
+    yield part
+
+
 def cut(answer: Part, after: int) -> Part:
     """The answer, but for its end."""
 
@@ -210,6 +216,43 @@ def test_an_answer_in_several_parts_is_not_taken_for_the_object(
         penstock.open(where(address))
     with bare(server_of(body, plain, in_several_parts, plain)) as (address, _):
         assert_bits(penstock.open(where(address)).load(framework="np"), tensors)
+
+
+def asked_for_the_size(body: bytes, *head: str) -> Write:
+    """A server whose parts do not say how large the object is, and what it answers to HEAD."""
+    parts = server_of(body, without_total)
+    return lambda request: [_head(*head, "Connection: close")] if request.startswith("HEAD") else parts(request)
+
+
+@pytest.mark.parametrize("user", ["", "me:password@"])
+def test_a_size_that_parts_do_not_say_is_asked_for_once(
+    user: str, held: tuple[bytes, dict[str, Raw]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers.forget_settings(monkeypatch)
+    body, tensors = held
+    with bare(asked_for_the_size(body, "HTTP/1.1 200 O", f"Content-Length: {len(body)}")) as (address, asked):
+        ckpt = penstock.open(f"http://{user}{address}/m.safetensors")
+        assert [head.partition(" ")[0] for head in asked].count("HEAD") == 1
+        assert_bits(ckpt.load(framework="np"), tensors)
+        assert all("authorization: Basic" in head for head in asked if user)
+    # By each of those who read at once, at most.
+    methods = [head.partition(" ")[0] for head in asked]
+    assert methods.count("HEAD") <= methods.count("GET")
+
+
+@pytest.mark.parametrize("head", [("HTTP/1.1 405 N",), ("HTTP/1.1 200 O",), ("HTTP/1.1 200 O", "Content-Length: some")])
+def test_a_size_that_nobody_says_is_told_to_be_missing(
+    head: tuple[str, ...], held: tuple[bytes, dict[str, Raw]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers.forget_settings(monkeypatch)
+    answer = asked_for_the_size(held[0], *head)
+    with (
+        bare(answer) as (address, asked),
+        pytest.raises(penstock.StorageError, match="does not say how large") as raised,
+    ):
+        penstock.open(f"http://{address}/m.safetensors")
+    assert "send the size" in (raised.value.remedy or "")
+    assert len(asked) == 2
 
 
 def test_a_password_does_not_follow_to_another_host(s3: Callable[..., str], held: tuple[bytes, dict[str, Raw]]) -> None:

@@ -277,3 +277,82 @@ def test_a_session_that_has_expired_says_which_variables_to_renew(plain: None, m
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         with pytest.raises(penstock.ObjectAccessError, match="AWS_SESSION_TOKEN anew"):
             penstock.open("s3://bucket/m.safetensors")
+
+
+@pytest.mark.parametrize("style", ["virtul", "Virtual", True, 1, ["path"]])
+def test_a_style_of_addressing_that_is_none_is_refused(plain: None, style: object) -> None:
+    given = {"config_kwargs": {"s3": {"addressing_style": style}}}
+    with pytest.raises(penstock.ConfigError, match="none of auto, path, virtual"):
+        penstock.open("s3://bucket/m.safetensors", storage_options=given)
+
+
+@pytest.mark.parametrize("name", ["anon", "virtual_hosted_style_request", "requester_pays", "use_ssl"])
+def test_a_switch_that_is_neither_on_nor_off_is_refused_without_its_value(plain: None, name: str) -> None:
+    with pytest.raises(
+        penstock.ConfigError, match=f'"{name}" is none that it can have. Give one of true, false'
+    ) as raised:
+        penstock.open("s3://bucket/m.safetensors", storage_options={name: "SENTINEL"})
+    assert "SENTINEL" not in f"{raised.value} {raised.value!r} {vars(raised.value)}"
+
+
+def test_a_profile_with_a_style_of_addressing_that_is_none_is_refused(
+    plain: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config").write_text("[default]\ns3 =\n  addressing_style = virtul\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(penstock.ConfigError, match="Write auto, path or virtual"):
+        penstock.open("s3://bucket/m.safetensors")
+
+
+def test_a_model_is_built_of_a_store_that_options_lead_to(gateway: tuple[servers.Remote, dict[str, Raw]]) -> None:
+    torch = pytest.importorskip("torch")
+    remote, held = gateway
+    url = f"{remote.root}/m/a.safetensors"
+
+    def build() -> Any:
+        made, inner = torch.nn.Module(), torch.nn.Module()
+        for name, raw in held.items():
+            inner.register_parameter(name.partition(".")[2], torch.nn.Parameter(torch.empty(raw.shape)))
+        made.add_module("s0", inner)
+        return made
+
+    model = penstock.load_model(build, url, storage_options=options(remote))
+    assert {name: p.detach().numpy().tobytes() for name, p in model.named_parameters()} == {
+        name: raw.data for name, raw in held.items()
+    }
+    with pytest.raises(penstock.ConfigError, match=r"Give them to penstock\.open"):
+        penstock.load_model(build, penstock.open(url, storage_options=options(remote)), storage_options={"anon": True})
+
+
+def test_the_command_takes_options_and_shows_no_value(
+    gateway: tuple[servers.Remote, dict[str, Raw]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("typer")
+    from penstock.cli.app import app
+
+    remote, _ = gateway
+    given = [part for name, value in options(remote).items() for part in ("--storage-option", f"{name}={value}")]
+
+    def run(*line: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            app(list(line), prog_name="penstock")
+        captured = capfd.readouterr()
+        return int(ended.value.code or 0), captured.out + captured.err
+
+    for line in (
+        ("inspect", f"{remote.root}/m/"),
+        ("inspect", f"{remote.root}/"),
+        ("load", "--framework", "np", f"{remote.root}/m/"),
+        ("pull", "-v", f"{remote.root}/m/", str(tmp_path / "to")),
+    ):
+        code, said = run(*line, *given)
+        assert code == 0, said
+        assert options(remote)["secret"] not in said
+    assert "pulled" in said
+    assert "a.safetensors" in said
+    assert "1 file, " in said
+    code, said = run("inspect", f"{remote.root}/m/", "--storage-option", "SENTINEL")
+    assert (code, "KEY=VALUE" in said, "SENTINEL" in said) == (8, True, False)
+    code, said = run("inspect", f"{remote.root}/m/", "--storage-option", "secrte=SENTINEL")
+    assert (code, "secret" in said, "SENTINEL" in said) == (8, True, False)

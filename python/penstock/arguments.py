@@ -43,7 +43,9 @@ def location(given: AnyPath, argument: str = "path") -> str:
     try:
         os.fsencode(text)
     except UnicodeEncodeError as error:
-        cause = f"{argument}={given!r} holds a character that no file name can ({error.reason})"
+        # A URL may hold a password.
+        value = f"{argument}, a URL," if "://" in text else f"{argument}={given!r}"
+        cause = f"{value} holds a character that no file name can ({error.reason})"
         raise ObjectNotFoundError(cause, cause=cause) from None
     return os.path.expanduser(text) if text.startswith("~") and not os.path.lexists(text) else text  # noqa: PTH111
 
@@ -58,7 +60,8 @@ def _no_path(given: object, argument: str) -> ConfigError:
     remedy = None
     if hasattr(given, "read"):
         name = getattr(given, "name", None)
-        remedy = f"Give its path: {name!r}" if isinstance(name, (str, bytes)) else "Write it to a file, or give its URL"
+        is_path = isinstance(name, (str, bytes)) and "://" not in os.fsdecode(name)
+        remedy = f"Give its path: {name!r}" if is_path else "Write it to a file, or give its URL"
     return ConfigError(f"{cause}. {remedy}" if remedy else cause, cause=cause, remedy=remedy)
 
 

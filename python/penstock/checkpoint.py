@@ -28,8 +28,6 @@ from penstock.state import IncompatibleKeys, report, state_of
 from penstock.storage_options import engine_options
 from penstock.units import size
 
-PathLike = str | os.PathLike[str]
-
 
 def open(  # noqa: A001
     path: AnyPath | Iterable[AnyPath],
@@ -391,25 +389,12 @@ class Checkpoint(Mapping[str, TensorInfo]):
             _flush_at_exit()
         wanted = None if names is None and keep is None else self._names(names, keep)
         if dtype is not None:
-            self._check_conversion(library, wanted, dtype)
+            library.check_cast((self[name] for name in (self if wanted is None else wanted)), dtype)
         boxes, indices = self._boxes({} if slices is None else slices, wanted)
         session = self._native.session(wanted, boxes, "slab" if where == "cpu" else where, config)
         planned = Planned(*session.tensors)
-        if dtype is not None:
-            library.check_cast(set(planned.dtypes), dtype)
         fresh = FreshHost(session, library) if where == "cpu" else FreshDevice(session, planned, library, where)
         return Load(session, planned, fresh, teller(progress, sum(planned.nbytes)), self._done), library, indices
-
-    def _check_conversion(self, library: Framework, names: list[str] | None, dtype: Any) -> None:
-        """Refuses a dtype that is none, and tensors that no framework converts, before anything is read."""
-        library.floating_dtype(dtype)
-        for name in self if names is None else names:
-            info = self[name]
-            if info.dtype == "F4":
-                cause = "F4 cannot be converted: its numbers are packed, and mean nothing without their scales"
-                remedy = "Load it without dtype; filter= leaves tensors out"
-                message = f"{info.object}: tensor {name!r}: {cause}. {remedy}"
-                raise SelectionError(message, object=info.object, tensor=name, cause=cause, remedy=remedy)
 
     def _boxes(
         self, slices: Mapping[str, Selection], names: list[str] | None

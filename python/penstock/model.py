@@ -91,6 +91,7 @@ def load_model(
     dtype: Any = None,
     strict: bool = True,
     progress: ProgressOption = None,
+    storage_options: Mapping[str, Any] | None = None,
     config: Config | None = None,
 ) -> torch.nn.Module:
     """Constructs a model without initialising it, and loads its weights straight to ``device``.
@@ -105,6 +106,7 @@ def load_model(
         strict: whether names that only one side has are an error. If not, parameters that the checkpoint lacks are
             initialised by their module's ``reset_parameters``, or left as zeros where it has none; both are logged.
         progress, config: as for ``Checkpoint.load``.
+        storage_options: credentials, endpoint and settings of the remote store, as for ``penstock.open``.
 
     Returns:
         The module, in the mode (training or evaluation) that ``build`` left it in.
@@ -115,6 +117,7 @@ def load_model(
             nothing has been read then.
         ConfigError: for a module in the place of ``build``, which is what safetensors' function of this name takes, and
             for anything else that is no function.
+        ConfigError: for an unknown storage option, and for storage options of a ``Checkpoint``, which has its own.
         SelectionError: for a ``dtype`` that is none, or one of integers.
     """
     import torch
@@ -132,11 +135,22 @@ def load_model(
     if not callable(build):
         swapped = callable(path) or isinstance(path, torch.nn.Module)
         remedy = "Write load_model(build, path)" if swapped else "Give one such as lambda: MyModel(config)"
-        cause = f"load_model takes a function that builds the module, then the path; {build!r} is no function"
+        # Not its value, which may be a URL with a password.
+        kind = type(build).__name__
+        cause = f"load_model takes a function that builds the module, then the path; a {kind} is no function"
         raise ConfigError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
     if dtype is not None:
         dtype = Torch().floating_dtype(dtype)
-    checkpoint = path if isinstance(path, Checkpoint) else open(path, config=config)
+    if not isinstance(path, Checkpoint):
+        checkpoint = open(path, storage_options=storage_options, config=config)
+    elif storage_options:
+        cause, remedy = (
+            "storage_options are for opening a checkpoint, and this one is open",
+            "Give them to penstock.open",
+        )
+        raise ConfigError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+    else:
+        checkpoint = path
     where = Torch().device(device)
     with checkpoint.read_ahead(config=config), no_init():
         model = build()

@@ -31,8 +31,7 @@ def state_of(destinations: Any) -> tuple[str, dict[str, Any], dict[str, list[str
         tensors = dict(destinations)
         return "the mapping", tensors, {name: [name] for name in tensors}
     if not hasattr(destinations, "state_dict"):
-        cause = f"{type(destinations).__name__} is neither a torch.nn.Module nor a mapping from names to tensors"
-        raise DestinationError(cause, cause=cause)
+        raise _no_destinations(destinations)
     import torch
 
     from penstock.frameworks.sharded import check_module
@@ -41,7 +40,13 @@ def state_of(destinations: Any) -> tuple[str, dict[str, Any], dict[str, list[str
         # Before its hooks run: those of FSDP change the module.
         check_module(destinations)
     # A module may keep more than tensors (``get_extra_state``), which no checkpoint of tensors holds.
-    state = destinations.state_dict(keep_vars=True)
+    try:
+        state = destinations.state_dict(keep_vars=True)
+    except TypeError as error:
+        # Of optimizers and schedulers, whose state is none of tensors by name.
+        if isinstance(destinations, torch.nn.Module):
+            raise
+        raise _no_destinations(destinations) from error
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     if isinstance(destinations, torch.nn.Module):
         tensors = _own(destinations, tensors)
@@ -54,6 +59,14 @@ def state_of(destinations: Any) -> tuple[str, dict[str, Any], dict[str, list[str
     for name, tensor in tensors.items():
         groups.setdefault(id(tensor), []).append(name)
     return type(destinations).__name__, tensors, {name: groups[id(tensor)] for name, tensor in tensors.items()}
+
+
+def _no_destinations(given: object) -> DestinationError:
+    cause = f"{type(given).__name__} is neither a torch.nn.Module nor a mapping from names to tensors"
+    remedy = (
+        "Give the module, or a mapping such as {name: tensor}; what an optimizer holds goes through its load_state_dict"
+    )
+    return DestinationError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
 
 
 def _own(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -17,6 +17,9 @@ from penstock.errors import ConfigError
 _NESTED = {"client_kwargs", "config_kwargs", "session_kwargs"}
 """Mappings that s3fs hands on to botocore, whose names are options here too."""
 
+_STYLES = ("auto", "path", "virtual")
+"""How botocore addresses buckets."""
+
 
 def engine_options(given: Mapping[str, Any] | None) -> list[tuple[str, str]] | None:
     """The options as text, without those that are None.
@@ -60,7 +63,14 @@ def _text(name: str, value: Any) -> str:
 
 def _addressing(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     """``config_kwargs={"s3": {"addressing_style": "virtual"}}``, as botocore has it."""
-    if unknown := sorted(set(settings) - {"addressing_style"}):
-        raise ConfigError(f"storage_options: of config_kwargs['s3'] only addressing_style is known, not {unknown}")
-    style = settings.get("addressing_style", "auto")
+    if unknown := sorted(repr(name) for name in set(settings) - {"addressing_style"}):
+        raise ConfigError(
+            f"storage_options: of config_kwargs['s3'] only addressing_style is known, not {', '.join(unknown)}"
+        )
+    style = settings.get("addressing_style") or "auto"
+    if style not in _STYLES:
+        raise ConfigError(
+            f"storage_options: config_kwargs['s3']['addressing_style'] is none of {', '.join(_STYLES)}",
+            remedy=f"Give one of {', '.join(_STYLES)}",
+        )
     return [] if style == "auto" else [("virtual_hosted_style_request", "true" if style == "virtual" else "false")]

@@ -440,6 +440,44 @@ def test_credentials_of_a_call_serve_all_of_it(tmp_path: Path, monkeypatch: pyte
             streamer.stream_files([url])
 
 
+def test_files_of_several_stores_are_reached_with_options_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever comes first: credentials of the one mean nothing to the other."""
+    servers.forget_settings(monkeypatch, "AWS_", "GOOGLE_", "STORAGE_EMULATOR")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    (tmp_path / "s3").mkdir()
+    files = []
+    for name in ("local", "remote"):
+        files.append(tmp_path / f"{name}.safetensors")
+        penstock.save_file({name: torch.arange(300_000, dtype=torch.float32)}, files[-1])
+    with servers.s3(tmp_path / "s3") as remote:
+        remote.put("model/m.safetensors", files[1].read_bytes())
+        setting = remote.environment
+        given = S3Credentials(
+            access_key_id=setting["AWS_ACCESS_KEY_ID"],
+            secret_access_key=setting["AWS_SECRET_ACCESS_KEY"],
+            endpoint=setting["AWS_ENDPOINT_URL"],
+        )
+        paths = [str(files[0]), f"{remote.root}/model/m.safetensors"]
+        for order in (paths, paths[::-1]):
+            with SafetensorsStreamer() as streamer:
+                streamer.stream_files(order, given)
+                found = {name: tensor.clone() for name, tensor in streamer.get_tensors()}
+            assert sorted(found) == ["local", "remote"]
+            assert all(torch.equal(tensor, torch.arange(300_000.0)) for tensor in found.values())
+
+
+def test_nothing_of_a_path_or_of_credentials_is_shown() -> None:
+    given = S3Credentials("SENTINEL-id", "SENTINEL", "SENTINEL", "region", "http://me:SENT/SENTINEL@host:9000")
+    assert "SENTINEL" not in repr(given)
+    assert "SENTINEL" not in repr(S3Credentials(endpoint="me:SENTINEL@host:9000"))
+    assert "SENTINEL" not in repr(FileChunks(1, "s3://me:SENT/SENTINEL@bucket/x", 0, [1]))
+    with pytest.raises(ValueError, match="expected s3://") as raised:
+        ObjectStorageModel("https://me:SENT/SENTINEL@host/x", "/nowhere")
+    assert "SENTINEL" not in f"{raised.value} {raised.value!r}"
+
+
 def test_variables_for_other_stores_are_there_under_the_names_that_penstock_knows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::sync::Arc;
 
+use penstock::checkpoint::is_nearly_url;
 use penstock::pipeline;
 use penstock::plan::{Plan, Selection};
 use penstock::store::{CachePolicy, DiskCache, Router, Store, is_remote, location_of, path_of};
@@ -165,12 +166,14 @@ impl Checkpoint {
         storage_options: Option<Options>,
     ) -> PyResult<Self> {
         let locations: Vec<_> = ranges.iter().map(|(location, _)| location.0.clone()).collect();
+        let absolute = absolute(locations.clone());
         let router = config.router(environment(&locations, storage_options)?);
         let store = Arc::new(router.clone());
         let span = |(start, end): (u64, u64)| start..end;
-        let wanted: Vec<_> = ranges
+        let wanted: Vec<_> = absolute
             .into_iter()
-            .map(|(location, ranges)| (location.0, ranges.into_iter().map(span).collect()))
+            .zip(ranges)
+            .map(|(location, (_, ranges))| (location, ranges.into_iter().map(span).collect()))
             .collect();
         let open = || penstock::checkpoint::Checkpoint::of_ranges(Arc::clone(&store) as _, &wanted);
         let inner = match locations.iter().any(|location| is_remote(location)) {
@@ -367,8 +370,11 @@ impl Checkpoint {
 /// left as they are.
 fn absolute(inputs: Vec<String>) -> Vec<String> {
     let absolute = |input: String| {
-        // The empty path, `~` and mistyped URLs are refused by what was typed.
-        let kept = input.is_empty() || input.starts_with(['/', '~']) || input.contains(':');
+        // The empty path, `~` and mistyped URLs (`s3:/bucket`) are refused by what was typed.
+        let kept = input.is_empty()
+            || input.starts_with(['/', '~'])
+            || input.contains("://")
+            || (is_nearly_url(&input) && !path_of(&input).exists());
         let made = (!kept).then(|| std::path::absolute(path_of(&input)).ok().map(location_of)).flatten();
         made.unwrap_or(input)
     };

@@ -46,7 +46,7 @@ mod _native {
     #[pymodule_export]
     use super::objects::{list_objects, read_object};
     #[pymodule_export]
-    use super::pull::{Pull, Source, flush_disk_cache, shown};
+    use super::pull::{Pull, Source, flush_disk_cache, shown, shown_endpoint};
     #[pymodule_export]
     use super::session::{LoadStats, Mapped, Session, release_staging, staging_usage};
 

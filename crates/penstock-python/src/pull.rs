@@ -120,11 +120,6 @@ impl Pull {
         Ok((progress.done_bytes, progress.bytes))
     }
 
-    /// The lock for which it has been waiting for some seconds, as another pull to the same directory goes on; else None.
-    fn waits_for(&self, py: Python<'_>) -> Outcome<Option<String>> {
-        Ok(self.locked(py, |pull| Ok(pull.waits_for()))?.map(|lock| lock.display().to_string()))
-    }
-
     /// Stops it, and returns when nothing of it runs. What came so far is kept for the next pull. In a forked child nothing
     /// of it runs.
     fn stop(&self, py: Python<'_>) {
@@ -139,6 +134,13 @@ impl Pull {
 #[pyfunction]
 pub fn shown(location: LocationArgument) -> OsString {
     to_python(&store::shown(&location.0))
+}
+
+/// A setting that is the URL of a server, or its host, without what may be secret.
+#[pyfunction]
+#[pyo3(name = "shown_setting")]
+pub fn shown_endpoint(value: &str) -> String {
+    store::shown_setting(value).into_owned()
 }
 
 /// Waits until what loads have read is in their disk caches, at most so many seconds; whether it is.

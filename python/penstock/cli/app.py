@@ -17,6 +17,7 @@ import typer
 import penstock
 from penstock.arguments import device_meant, is_remote
 from penstock.cli.failures import CODES_HELP, handled
+from penstock.errors import ConfigError
 
 app = typer.Typer(
     name="penstock",
@@ -59,9 +60,24 @@ def parse_remote(text: str) -> str:
     """A URL: what is on this machine need not be fetched."""
     if "://" not in text:
         raise typer.BadParameter(
-            f"{text!r} is not a URL such as s3://bucket/model/ or hf://org/name: only remote objects are pulled."
+            "This is not a URL such as s3://bucket/model/ or hf://org/name: only remote objects are pulled."
         )
     return text
+
+
+def storage_options(given: list[str] | None) -> dict[str, str] | None:
+    """The options of ``--storage-option KEY=VALUE``. What is wrong is told without what was written: it may be secret.
+
+    Raises:
+        ConfigError: for what has no ``=``, or nothing before it.
+    """
+    if not given:
+        return None
+    pairs = [text.partition("=") for text in given]
+    if any(not name.strip() or not mark for name, mark, _ in pairs):
+        cause, remedy = "--storage-option takes KEY=VALUE", "Write --storage-option endpoint_url=http://host:9000"
+        raise ConfigError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+    return {name.strip(): value for name, _, value in pairs}
 
 
 def completed_paths(incomplete: str) -> list[str]:
@@ -115,6 +131,16 @@ Filter = Annotated[
         rich_help_panel=_SELECTION,
     ),
 ]
+StorageOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--storage-option",
+        metavar="KEY=VALUE",
+        help="Credentials, endpoint or setting of the remote store, by its name in s3fs, gcsfs, adlfs or object_store. "
+        "Repeat for more. Other users of the machine can see a command line: secrets are safer in the environment.",
+        rich_help_panel="Remote store",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", metavar=_FLAG, help="Print JSON on stdout, errors too.")]
 Debug = Annotated[bool, typer.Option("--debug", metavar=_FLAG, help="Show the traceback of an error.")]
 
@@ -148,6 +174,7 @@ def inspect_command(
         ),
     ] = "name",
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, metavar="N", help="Rows of the table; 0 for all.")] = 50,
+    storage_option: StorageOption = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -158,7 +185,7 @@ def inspect_command(
     with handled(as_json=json, debug=debug):
         from penstock.cli.inspect import inspect
 
-        inspect(paths, filter or [], sort, limit, json=json)
+        inspect(paths, filter or [], sort, limit, json=json, options=storage_options(storage_option))
 
 
 @app.command("load", epilog=_epilog("load", _LOADED))
@@ -218,6 +245,7 @@ def load_command(
             rich_help_panel="Disk cache",
         ),
     ] = None,
+    storage_option: StorageOption = None,
     stats: Annotated[
         bool, typer.Option("--stats", metavar=_FLAG, help="Print what was read, from where, and what limited it.")
     ] = False,
@@ -239,7 +267,8 @@ def load_command(
             cache_dir=cache_dir,
             cache_bytes=cache_bytes,
         )
-        wish = Wish(paths, names or [], filter or [], device, framework, mmap, config)
+        options = storage_options(storage_option)
+        wish = Wish(paths, names or [], filter or [], device, framework, mmap, config, options)
         if cache_dir and not any(is_remote(path) for path in paths):
             sys.stderr.write("note: --cache-dir is ignored: what lies on this machine needs no disk cache\n")
         load(wish, stats=Stats.of(some=stats, every=all_stats), quiet=quiet, json=json)
@@ -273,6 +302,10 @@ def pull_command(
         list[str] | None, typer.Option(metavar="GLOB", help="Leave out objects whose paths match. Repeat for more.")
     ] = None,
     readers: Annotated[int | None, typer.Option(metavar="N", help="Requests in flight (32).")] = None,
+    storage_option: StorageOption = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", metavar=_FLAG, help="List each file, and how it came to be there.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", metavar=_FLAG, help="Show no progress bar.")] = False,
     json: Json = False,
     debug: Debug = False,
@@ -281,5 +314,7 @@ def pull_command(
     with handled(as_json=json, debug=debug):
         from penstock.cli.pull import Wish, pull
 
-        wish = Wish(url, directory, allow or None, ignore or [], penstock.Config(readers=readers))
-        pull(wish, quiet=quiet, json=json)
+        config, options = penstock.Config(readers=readers), storage_options(storage_option)
+        pull(
+            Wish(url, directory, allow or None, ignore or [], config, options), quiet=quiet, json=json, verbose=verbose
+        )

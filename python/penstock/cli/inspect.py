@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +38,7 @@ from penstock.cli.output import (
     size,
 )
 from penstock.cli.selecting import matching, no_match
+from penstock.storage_options import engine_options
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,12 +51,20 @@ _NAME_SHOWN = 12
 _SHARD = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
 
 
-def inspect(paths: list[str], patterns: list[str], order: str, limit: int, *, json: bool) -> None:
+def inspect(
+    paths: list[str],
+    patterns: list[str],
+    order: str,
+    limit: int,
+    *,
+    json: bool,
+    options: Mapping[str, str] | None = None,
+) -> None:
     """Prints what the checkpoint at ``paths`` holds, or what is under a remote prefix that holds none."""
     try:
-        ckpt = penstock.open(paths)
+        ckpt = penstock.open(paths, storage_options=options)
     except penstock.ObjectNotFoundError:
-        listed = remote_directory(paths)
+        listed = remote_directory(paths, options)
         if listed is None:
             raise
         show_directory(paths[0], *listed, json=json)
@@ -91,12 +100,14 @@ def are_unrelated(paths: Sequence[str], ckpt: Checkpoint) -> bool:
     return all(len(objects) == 1 for objects in owners.values())
 
 
-def remote_directory(paths: Sequence[str]) -> tuple[list[tuple[str, int]], list[str]] | None:
+def remote_directory(
+    paths: Sequence[str], options: Mapping[str, str] | None = None
+) -> tuple[list[tuple[str, int]], list[str]] | None:
     """(name, bytes) of the objects under a remote prefix, and the names of the prefixes; None where that is none."""
     if len(paths) != 1 or "://" not in paths[0] or paths[0].startswith("file://"):
         return None
     try:
-        objects, directories = list_objects(paths[0])
+        objects, directories = list_objects(paths[0], engine_options(options))
     except penstock.PenstockError:
         return None  # what opening said is what people should read
     return [(name, nbytes) for _, name, nbytes in objects], directories

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -102,6 +102,7 @@ class Wish(NamedTuple):
     framework: str | None
     mmap: bool
     config: penstock.Config
+    options: Mapping[str, str] | None = None
 
 
 def load(wish: Wish, *, stats: Stats, quiet: bool, json: bool) -> None:
@@ -111,7 +112,7 @@ def load(wish: Wish, *, stats: Stats, quiet: bool, json: bool) -> None:
     with interrupt_ends_process(as_json=json):
         device = wake(framework, wish.device)
     began = time.perf_counter()
-    ckpt = penstock.open(wish.paths, config=wish.config)
+    ckpt = penstock.open(wish.paths, storage_options=wish.options, config=wish.config)
     opened = time.perf_counter()
     names = chosen(ckpt, wish)
     nbytes = sum(ckpt[name].nbytes for name in names)

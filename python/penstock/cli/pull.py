@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import penstock
@@ -20,9 +21,10 @@ class Wish(NamedTuple):
     allow: list[str] | None
     ignore: list[str]
     config: penstock.Config
+    options: Mapping[str, str] | None = None
 
 
-def pull(wish: Wish, *, quiet: bool, json: bool) -> None:
+def pull(wish: Wish, *, quiet: bool, json: bool, verbose: bool = False) -> None:
     """Pulls and reports."""
     shown = not (quiet or json) and sys.stderr.isatty()
     with bar("pulling", shown=shown) as report:
@@ -32,6 +34,7 @@ def pull(wish: Wish, *, quiet: bool, json: bool) -> None:
             allow=wish.allow,
             ignore=wish.ignore,
             progress=report,
+            storage_options=wish.options,
             config=wish.config,
         )
     if json:
@@ -46,7 +49,13 @@ def pull(wish: Wish, *, quiet: bool, json: bool) -> None:
             }
         )
         return
-    Output().lines([printable(summary(pulled))])
+    listed = map(each, pulled.files) if verbose else ()
+    Output().lines(map(printable, [*listed, summary(pulled)]))
+
+
+def each(file: penstock.PulledFile) -> str:
+    """One file in a line: how it came to be there, its size, its path."""
+    return f"{file.how:7}  {size(file.nbytes):>8}  {file.path}"
 
 
 def summary(pulled: penstock.Pulled) -> str:

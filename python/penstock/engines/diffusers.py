@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock._native import Config
+from penstock._native import Config, shown
 from penstock.engines.arguments import class_named_in, device_of, dtype_keyword, dtype_of
 from penstock.engines.components import Built, begin, class_of
 from penstock.engines.files import Place, is_url, locate
@@ -32,7 +32,7 @@ from penstock.patching import patch_safetensors
 from penstock.progress import ProgressOption
 
 if TYPE_CHECKING:
-    from penstock.checkpoint import PathLike
+    from penstock.arguments import AnyPath
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ _LORA_METADATA = "lora_adapter_metadata"
 
 def from_pretrained(
     pipeline_class: Any,
-    path: PathLike,
+    path: AnyPath,
     *,
     device: Any = "cpu",
     dtype: Any = None,
@@ -94,16 +94,32 @@ def from_pretrained(
         with Together(progress) as together:
             parts = _components(found, together, where, dtype, variant, penstock_config, kwargs)
         loaded = _assembled(pipeline_class, found, parts, dtype, variant, penstock_config, kwargs)
-        loaded.register_to_config(_name_or_path=os.fspath(path))
+        loaded.register_to_config(_name_or_path=shown(path))
         if not _is_on(loaded, where):
             loaded = loaded.to(where)
-    logger.info("%s: on %s in %.2f s", path, where, time.perf_counter() - began)
+    seconds, held = time.perf_counter() - began, _nbytes(loaded) / 1e9
+    logger.info("%s: %.2f GB on %s in %.2f s: %.2f GB/s", shown(path), held, where, seconds, held / max(seconds, 1e-9))
     return loaded
+
+
+def _nbytes(loaded: Any) -> int:
+    """Bytes of the parameters and buffers of a model or a pipeline."""
+    import torch
+
+    model = loaded[0] if isinstance(loaded, tuple) else loaded
+    parts = [model] if isinstance(model, torch.nn.Module) else getattr(model, "components", {}).values()
+    modules = [part for part in parts if isinstance(part, torch.nn.Module)]
+    return sum(
+        tensor.numel() * tensor.element_size()
+        for module in modules
+        for tensors in (module.parameters(), module.buffers())
+        for tensor in tensors
+    )
 
 
 def from_single_file(
     model_class: Any,
-    path: PathLike,
+    path: AnyPath,
     *,
     device: Any = "cpu",
     dtype: Any = None,
@@ -139,12 +155,12 @@ def from_single_file(
     if not issubclass(model_class, diffusers.ModelMixin):
         if is_url(path):
             raise ConfigError(
-                f"{path}: pipelines are taken from single local files only. Load their models with "
+                f"{shown(path)}: pipelines are taken from single local files only. Load their models with "
                 "from_single_file(ModelClass, …) and hand those to the pipeline",
-                object=str(path),
+                object=shown(path),
             )
         with patch_safetensors(config=penstock_config):
-            return model_class.from_single_file(os.fspath(path), **kwargs).to(where)
+            return model_class.from_single_file(os.fsdecode(path), **kwargs).to(where)
     # Converted on arrival, so that no second copy waits on the device; but not where some of it is to stay in fp32.
     early = dtype if dtype is not None and not model_class._keep_in_fp32_modules else None
     state = open(path, config=penstock_config).load(device=where, dtype=early)
@@ -153,7 +169,7 @@ def from_single_file(
 
 def load_lora_weights(
     pipeline: Any,
-    path: PathLike,
+    path: AnyPath,
     *,
     weight_name: str | None = None,
     adapter_name: str | None = None,
@@ -182,11 +198,11 @@ def load_lora_weights(
         if weight_name is not None:
             kwargs["weight_name"] = weight_name
         with patch_safetensors(config=penstock_config):
-            pipeline.load_lora_weights(os.fspath(path), **kwargs)
+            pipeline.load_lora_weights(os.fsdecode(path), **kwargs)
         return
     from penstock.checkpoint import open
 
-    place = os.fspath(path)
+    place = os.fsdecode(path)
     for name in (kwargs.pop("subfolder", None), weight_name):
         place = joined(place, name) if name else place
     checkpoint = open(place, config=penstock_config)
@@ -233,10 +249,11 @@ def _model(
     if kwargs.get("use_safetensors") is False:
         theirs.append("use_safetensors")
     if theirs and is_url(where.weights):
+        url = shown(where.weights)
         raise ConfigError(
-            f"{where.weights}: {theirs[0]}= is left to diffusers, which reads local files: bring the model here first "
+            f"{url}: {theirs[0]}= is left to diffusers, which reads local files: bring the model here first "
             "(penstock.pull)",
-            object=where.weights,
+            object=url,
             remedy="penstock.pull",
         )
     if not theirs:
@@ -319,8 +336,8 @@ def _is_on(pipeline: Any, device: str) -> bool:
     return all(str(p.device) == device for module in modules for p in module.parameters())
 
 
-def _pipeline_place(path: PathLike, variant: str | None, revision: str | None, hub: dict[str, Any]) -> Place:
-    text = os.fspath(path)
+def _pipeline_place(path: AnyPath, variant: str | None, revision: str | None, hub: dict[str, Any]) -> Place:
+    text = os.fsdecode(path)
     try:
         return locate(path, download=False)
     except ObjectNotFoundError:

@@ -17,12 +17,13 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock._native import Config
+from penstock._native import Config, shown
 from penstock.engines.small_files import SMALL, fetch, fresh_directory, joined
 from penstock.errors import ConfigError, ObjectNotFoundError
 
 if TYPE_CHECKING:
-    from penstock.checkpoint import Checkpoint, PathLike
+    from penstock.arguments import AnyPath
+    from penstock.checkpoint import Checkpoint
 
 
 class HubModel(NamedTuple):
@@ -97,14 +98,14 @@ class Place(NamedTuple):
         return Path(self.local, name).is_file()
 
 
-def is_url(path: PathLike) -> bool:
+def is_url(path: AnyPath) -> bool:
     """Whether a path names something that is not on the local file system."""
-    text = os.fspath(path)
+    text = os.fsdecode(path)
     return bool(re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", text)) and not text.startswith("file://")
 
 
 def locate(
-    path: PathLike, *, subfolder: str = "", revision: str | None = None, download: bool = True, **hub: Any
+    path: AnyPath, *, subfolder: str = "", revision: str | None = None, download: bool = True, **hub: Any
 ) -> Place:
     """Where the model called ``path`` is.
 
@@ -120,12 +121,13 @@ def locate(
         ObjectNotFoundError: nothing is there.
         PenstockError: what a store reports.
     """
-    text = os.fspath(path)
+    text = os.fsdecode(path)
     if is_url(text):
         url = joined(text, subfolder) if subfolder else text
         place = Place(fresh_directory(), url)
         if not fetch(url, place.local):
-            raise ObjectNotFoundError(f"{url}: there are no configurations or other small files", object=url)
+            where = shown(url)
+            raise ObjectNotFoundError(f"{where}: there are no configurations or other small files", object=where)
         return place
     directory = Path(text.removeprefix("file://")).expanduser()
     on_hub: HubModel | None = None
@@ -137,12 +139,13 @@ def locate(
         on_hub = _from_hub(text, subfolder, revision, hub)
         found = on_hub.snapshot
     else:
+        where = shown(text)
         raise ObjectNotFoundError(
-            f"{text}: there is no such directory, and it is no name of a model on the Hub (org/name)", object=text
+            f"{where}: there is no such directory, and it is no name of a model on the Hub (org/name)", object=where
         )
     inside = Place(found, found, on_hub).inside(subfolder)
     if not Path(inside.local).is_dir():
-        raise ObjectNotFoundError(f"{text}: there is no folder {subfolder!r} in it", object=inside.local)
+        raise ObjectNotFoundError(f"{shown(text)}: there is no folder {subfolder!r} in it", object=inside.local)
     return inside
 
 
@@ -159,14 +162,15 @@ def require_local(place: Place, left: str, brought: str, variant: str | None = N
     """
     place.fetch_weights(variant)
     if is_url(place.weights):
+        where = shown(place.weights)
         raise ConfigError(
-            f"{place.weights}: {left}, which reads local files: bring {brought}",
-            object=place.weights,
+            f"{where}: {left}, which reads local files: bring {brought}",
+            object=where,
             remedy="penstock.pull",
         )
 
 
-def local_files(path: PathLike, *, subfolder: str = "", revision: str | None = None, **hub: Any) -> str:
+def local_files(path: AnyPath, *, subfolder: str = "", revision: str | None = None, **hub: Any) -> str:
     """A local directory that has a model's small files: for tokenizers, processors and configurations.
 
     ::
@@ -230,8 +234,9 @@ def open_weights(
                     raise  # a shard that is missing
     pickled = [name for name in ("pytorch_model.bin", f"{stem}.bin") if place.holds(name)]
     hint = f"; {pickled[0]} is a pickle, which Penstock does not read: save the model as safetensors" if pickled else ""
+    where = shown(place.weights)
     raise ObjectNotFoundError(
-        f"{place.weights}: there is neither {' nor '.join(names)}{hint}", object=place.weights, cause="no weights"
+        f"{where}: there is neither {' nor '.join(names)}{hint}", object=where, cause="no weights"
     )
 
 
@@ -252,9 +257,10 @@ def _own_file(place: Place, name: str) -> str:
         or ".." in name.split("/")
         or not name.endswith((".safetensors", ".safetensors.index.json"))
     ):
+        where = shown(place.weights)
         raise ConfigError(
-            f"{place.weights}: the configuration names {name!r} as its weights, which is no safetensors file in there",
-            object=place.weights,
+            f"{where}: the configuration names {name!r} as its weights, which is no safetensors file in there",
+            object=where,
         )
     return name
 

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
+from penstock._native import shown
 from penstock.checkpoint import Checkpoint
 from penstock.errors import FormatError
 from penstock.recording import Recorder, Sharing, Statistics
@@ -105,7 +106,7 @@ def verify(
 
 def no_safetensors(location: str) -> FormatError:
     """What to raise for a model whose files are of another format."""
-    cause = "there are no safetensors files"
+    cause, location = "there are no safetensors files", shown(location)
     return FormatError(
         f"{location}: {cause}, which is all that --load-format penstock reads. Use --load-format auto",
         object=location,

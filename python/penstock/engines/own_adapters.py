@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock._native import Config
+from penstock._native import Config, shown
 from penstock.engines.files import Place, locate, open_weights
 from penstock.engines.libraries import is_installed, required
 from penstock.errors import ConfigError
@@ -56,8 +56,8 @@ def look(name: str, place: Place, *, has_config: bool, hub: dict[str, Any]) -> F
     if not base:
         remedy = "Load that model, and then penstock.engines.peft.from_pretrained(model, path)"
         raise ConfigError(
-            f"{place.weights}: this is an adapter of peft that does not name its model. {remedy}",
-            object=place.weights,
+            f"{shown(place.weights)}: this is an adapter of peft that does not name its model. {remedy}",
+            object=shown(place.weights),
             remedy=remedy,
         )
     return Found(base, locate(base, **hub), place)

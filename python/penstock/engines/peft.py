@@ -16,13 +16,14 @@ import re
 from dataclasses import MISSING, Field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock._native import Config
+from penstock._native import Config, shown
 from penstock.engines.files import Place, locate, open_weights, require_local
 from penstock.engines.libraries import required
 from penstock.patching import patch_safetensors
 
 if TYPE_CHECKING:
-    from penstock.checkpoint import Checkpoint, PathLike
+    from penstock.arguments import AnyPath
+    from penstock.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class _Wanted(NamedTuple):
 
 def from_pretrained(
     model: Any,
-    path: PathLike,
+    path: AnyPath,
     adapter_name: str = "default",
     *,
     is_trainable: bool = False,
@@ -119,13 +120,13 @@ def from_pretrained(
     # Of prompts the file holds what the encoder comes to; of these kinds what all layers share, once.
     missing = [name for name in missing if not any(one in name for one in _SHARED)]
     if missing:
-        logger.warning("%s: not in the adapter, initialised by peft: %s", path, missing)
+        logger.warning("%s: not in the adapter, initialised by peft: %s", shown(path), missing)
     return made
 
 
 def load_adapter(
     model: Any,
-    path: PathLike,
+    path: AnyPath,
     adapter_name: str,
     *,
     is_trainable: bool = False,
@@ -163,12 +164,12 @@ def load_adapter(
     return _fill(model, checkpoint, wanted, adopts=adopts)
 
 
-def _place(path: PathLike, subfolder: str, revision: str | None, hub: dict[str, Any]) -> Place:
+def _place(path: AnyPath, subfolder: str, revision: str | None, hub: dict[str, Any]) -> Place:
     unknown = sorted(set(hub) - {*_HUB, *_NEEDLESS, *_WHERE, "adapters"})
     if unknown:
         raise TypeError(f"unexpected keywords: {', '.join(unknown)}")
     hub = {name: value for name, value in hub.items() if name in _HUB}
-    return locate(os.fspath(path), subfolder=subfolder or "", revision=revision, **hub)
+    return locate(os.fsdecode(path), subfolder=subfolder or "", revision=revision, **hub)
 
 
 def _theirs(keywords: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -101,7 +100,7 @@ def fetch(url: str, directory: str) -> list[str]:
 
 def _may_be_absent(error: ObjectAccessError) -> bool:
     """Whether there may be no such file: S3 denies absent keys too, to whoever may not list the bucket."""
-    return re.search(r"HTTP 403 AccessDenied\b", error.cause or str(error)) is not None
+    return error.code == "access_denied" and error.details.get("server_code") == "AccessDenied"
 
 
 def _listed(url: str) -> Iterable[str] | None:

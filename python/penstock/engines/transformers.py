@@ -21,7 +21,7 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock._native import Config
+from penstock._native import Config, shown
 from penstock.engines import own_adapters, reservation, torchao
 from penstock.engines.files import Place, is_url, locate, open_weights, require_local
 from penstock.engines.lazy import LazyTensor
@@ -36,7 +36,8 @@ from penstock.progress import ProgressOption
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from penstock.checkpoint import Checkpoint, PathLike
+    from penstock.arguments import AnyPath
+    from penstock.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +48,11 @@ _SEVERAL = ("auto", "balanced", "balanced_low_0", "sequential")
 
 def from_pretrained(
     model_class: Any,
-    path: PathLike,
+    path: AnyPath,
     *model_args: Any,
     device: Any = None,
     dtype: Any = None,
-    config: PretrainedConfig | PathLike | None = None,
+    config: PretrainedConfig | AnyPath | None = None,
     variant: str | None = None,
     subfolder: str = "",
     revision: str | None = None,
@@ -91,7 +92,7 @@ def from_pretrained(
     """
     required("torch", "transformers", "accelerate", by="penstock.engines.transformers")
     if kwargs.pop("state_dict", None) is not None:
-        raise ConfigError(f"{path}: a state_dict is for transformers' own from_pretrained, without a path")
+        raise ConfigError(f"{shown(path)}: a state_dict is for transformers' own from_pretrained, without a path")
     # Both may be given; transformers prefers the newer name.
     older = kwargs.pop("torch_dtype", None)
     dtype = next((given for given in (dtype, older) if given is not None), "auto")
@@ -147,7 +148,7 @@ def load(
     name: str,
     device: str,
     dtype: Any,
-    config: PretrainedConfig | PathLike | None = None,
+    config: PretrainedConfig | AnyPath | None = None,
     trust_remote_code: bool | None = None,
     mmap: bool = False,
     progress: ProgressOption = None,
@@ -176,7 +177,7 @@ def load(
     supply: Supply | Views
     if mmap:
         if device != "cpu" or is_url(place.weights):
-            raise ConfigError(f"{name}: mmap=True is for device='cpu' and local files")
+            raise ConfigError(f"{shown(name)}: mmap=True is for device='cpu' and local files")
         supply = Views(checkpoint, progress=progress, config=penstock_config)
     else:
         supply = Supply(checkpoint, groups, device, progress=progress, config=penstock_config)
@@ -199,11 +200,12 @@ def load(
     if supply.failure is not None:
         raise supply.failure
     model = result[0] if isinstance(result, tuple) else result
-    model.name_or_path = model.config.name_or_path = name
+    model.name_or_path = model.config.name_or_path = shown(name)
     if kwargs.get("generation_config") is None:
         _generation(model, place, trust_remote_code, for_generation)
     seconds = time.perf_counter() - began
-    logger.info("%s: %.2f GB on %s in %.2f s", name, supply.bytes / 1e9, device, seconds)
+    loaded, rate = supply.bytes / 1e9, supply.bytes / max(seconds, 1e-9) / 1e9
+    logger.info("%s: %.2f GB on %s in %.2f s: %.2f GB/s", shown(name), loaded, device, seconds, rate)
     return result
 
 
@@ -227,7 +229,7 @@ def _by_transformers(
     place: Place,
     theirs: str,
     *model_args: Any,
-    config: PretrainedConfig | PathLike | None,
+    config: PretrainedConfig | AnyPath | None,
     trust_remote_code: bool | None,
     penstock_config: Config | None,
     **kwargs: Any,

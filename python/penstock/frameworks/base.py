@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from penstock._native import HostArray
-from penstock.errors import ConfigError, DeviceError, MissingDependencyError
+from penstock._native import HostArray, TensorInfo
+from penstock.errors import ConfigError, DeviceError, MissingDependencyError, SelectionError
 
 
 class Destination(NamedTuple):
@@ -99,8 +99,12 @@ class Framework(Protocol):
             SelectionError: for what is no dtype of the library, and for integers.
         """
 
-    def check_cast(self, dtypes: Collection[str], dtype: Any) -> None:
-        """Raises SelectionError where ``cast`` to ``dtype`` would fail for tensors of the safetensors ``dtypes``."""
+    def check_cast(self, tensors: Iterable[TensorInfo], dtype: Any) -> None:
+        """Refuses a dtype that is none, and one to which these tensors cannot be converted, before anything is read.
+
+        Raises:
+            SelectionError: where ``cast`` to ``dtype`` would fail for one of the tensors.
+        """
 
     def cast(self, tensor: Any, dtype: Any) -> Any:
         """``tensor`` as ``dtype`` if it holds floating-point numbers, else as it is."""
@@ -119,6 +123,22 @@ _ALIASES = {
     "flax": "jax",
     "dlpack": "dlpack",
 }
+
+
+def dtypes_to_cast(tensors: Iterable[TensorInfo]) -> set[str]:
+    """The dtypes of tensors that are to be converted.
+
+    Raises:
+        SelectionError: for a tensor that no framework converts.
+    """
+    found = {info.dtype: info for info in tensors}
+    packed = found.get("F4")
+    if packed is not None:
+        cause = "F4 cannot be converted: its numbers are packed, and mean nothing without their scales"
+        remedy = "Load it without dtype; filter= leaves tensors out"
+        message = f"{packed.object}: tensor {packed.name!r}: {cause}. {remedy}"
+        raise SelectionError(message, object=packed.object, tensor=packed.name, cause=cause, remedy=remedy)
+    return set(found)
 
 
 def framework(name: str) -> Framework:

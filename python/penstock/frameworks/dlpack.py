@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 from typing import Any
 
-from penstock._native import HostArray
+from penstock._native import HostArray, TensorInfo
 from penstock.arguments import no_dtype, no_floating_dtype
 from penstock.errors import DestinationError, SelectionError
-from penstock.frameworks.base import Destination, HostOnly, Piece
+from penstock.frameworks.base import Destination, HostOnly, Piece, dtypes_to_cast
 
 
 class DLPack(HostOnly):
@@ -39,8 +39,9 @@ class DLPack(HostOnly):
     def put(self, memory: Any, value: Any) -> None:
         raise DestinationError(f"tensors of framework {self.name!r} cannot be written to")
 
-    def check_cast(self, dtypes: Collection[str], dtype: Any) -> None:
+    def check_cast(self, tensors: Iterable[TensorInfo], dtype: Any) -> None:
         self.floating_dtype(dtype)
+        dtypes_to_cast(tensors)
 
     def floating_dtype(self, dtype: Any) -> Any:
         raise SelectionError(f"dtype={dtype!r}: framework {self.name!r} does not convert; do so in your library")

@@ -6,15 +6,15 @@ numpy itself has no BF16 and no FP8; the package ``ml_dtypes`` brings them (it i
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from penstock._native import HostArray
+from penstock._native import HostArray, TensorInfo
 from penstock.arguments import no_dtype, no_floating_dtype
 from penstock.errors import DestinationError, MissingDependencyError, PenstockError, SelectionError
-from penstock.frameworks.base import Destination, HostOnly, Piece
+from penstock.frameworks.base import Destination, HostOnly, Piece, dtypes_to_cast
 
 _NUMPY = {
     "BOOL": "bool",
@@ -148,9 +148,9 @@ class Numpy(HostOnly):
         with np.errstate(all="ignore"):
             np.copyto(memory, value, casting="unsafe")
 
-    def check_cast(self, dtypes: Collection[str], dtype: Any) -> None:
+    def check_cast(self, tensors: Iterable[TensorInfo], dtype: Any) -> None:
         wanted = self.floating_dtype(dtype)
-        for name in _FLOATS.intersection(dtypes):
+        for name in _FLOATS.intersection(dtypes_to_cast(tensors)):
             refused = self.cannot_convert(name, np.empty(1, wanted))
             if refused is not None:
                 raise SelectionError(f"dtype={dtype!r}: {name} cannot be converted to it: {refused}", cause=refused)

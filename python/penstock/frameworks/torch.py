@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
-from penstock._native import HostArray
+from penstock._native import HostArray, TensorInfo
 from penstock.arguments import device_meant, no_dtype, no_floating_dtype
-from penstock.errors import DestinationError, DeviceError, SelectionError
-from penstock.frameworks.base import Destination, Piece
+from penstock.errors import DestinationError, DeviceError, OutOfMemoryError, SelectionError
+from penstock.frameworks.base import Destination, Piece, dtypes_to_cast
 from penstock.frameworks.sharded import is_dtensor, local_pieces
 
 _NAMES = {
@@ -233,9 +233,9 @@ class Torch:
             raise no_floating_dtype(dtype)
         return wanted
 
-    def check_cast(self, dtypes: Collection[str], dtype: Any) -> None:
+    def check_cast(self, tensors: Iterable[TensorInfo], dtype: Any) -> None:
         wanted = self.floating_dtype(dtype)
-        for name in dtypes:
+        for name in dtypes_to_cast(tensors):
             source = DTYPES.get(name)
             if source is None or not source.is_floating_point or source == wanted:
                 continue
@@ -275,11 +275,28 @@ def _check_plain(name: str, tensor: torch.Tensor) -> None:
     raise _wrong(name, cause, "Load first and make it from the loaded tensor, or use load_state_dict")
 
 
+_OUT_OF_MEMORY: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+_FAILED: tuple[type[BaseException], ...] = (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
+"""What a device fails with, in torch 2.8 and later."""
+
+
 @functools.cache
 def _copy_refused(source: torch.dtype, destination: torch.dtype, device: str) -> str | None:
-    """What torch says to copying elements of one dtype to another, or None."""
+    """What torch says to copying elements of one dtype to another, or None.
+
+    Raises:
+        OutOfMemoryError, DeviceError: the device could not be asked.
+    """
     try:
         torch.empty(1, dtype=destination, device=device).copy_(torch.empty(1, dtype=source, device=device))
+    except _OUT_OF_MEMORY as error:
+        # It says nothing of the dtypes, and need not be so next time: what is raised is not kept.
+        cause = f"there is no memory on {device} to convert with: {str(error).splitlines()[0]}"
+        remedy = "Free memory of the device, or load fewer tensors at once"
+        raise OutOfMemoryError(f"{cause}. {remedy}", cause=cause, remedy=remedy) from error
+    except _FAILED as error:
+        cause = f"{device} failed: {str(error).splitlines()[0]}"
+        raise DeviceError(cause, cause=cause) from error
     except (RuntimeError, TypeError) as error:
         # NotImplementedError is a RuntimeError.
         return f"torch cannot do it: {str(error).splitlines()[0]}"

@@ -271,8 +271,13 @@ impl Checkpoint {
         if self.objects[index].data_start == 0 || ours.peek().is_none() {
             return Ok(());
         }
-        let header = super::header::read(object, &mut Lane::default());
-        let is_same = header.is_ok_and(|header| {
+        let header = match super::header::read(object, &mut Lane::default()) {
+            Ok(header) => Some(header),
+            // What was a header is none any more.
+            Err(error) if error.kind() == ErrorKind::Format => None,
+            Err(error) => return Err(error),
+        };
+        let is_same = header.is_some_and(|header| {
             let start = header.data_start;
             let there: HashMap<_, _> = header.tensors.iter().map(|tensor| (&*tensor.name, tensor)).collect();
             start == self.objects[index].data_start

@@ -17,7 +17,7 @@ pub(super) fn snapshot(store: &dyn Store, directory: &str) -> Result<Option<Stri
     }
     let model = model.replacen("--", "/", 1);
     let refuse = |cause: String, remedy: String| {
-        Error::new(ErrorKind::NotFound, cause).object(directory).remedy(remedy)
+        Error::new(ErrorKind::NotFound, cause).object(crate::store::shown(directory)).remedy(remedy)
     };
     let download = format!("Download the model with `hf download {model}`");
     let main = place::join(directory, "refs/main");

@@ -89,7 +89,9 @@ fn walk(at: String, parts: &[Part], found: &mut Vec<String>) -> Result<()> {
 
 /// Names in a directory, sorted; none where it is no directory.
 fn names(directory: &str, wanted: impl Fn(&std::fs::DirEntry) -> bool) -> Result<Vec<String>> {
-    let failed = |error: &std::io::Error| Error::from_io("listing the directory", error).object(directory);
+    let failed = |error: &std::io::Error| {
+        Error::from_io("listing the directory", error).object(crate::store::shown(directory))
+    };
     let entries = match std::fs::read_dir(path_of(or_here(directory))) {
         Err(error) if matches!(error.kind(), Io::NotFound | Io::NotADirectory) => return Ok(Vec::new()),
         entries => entries.map_err(|error| failed(&error))?,

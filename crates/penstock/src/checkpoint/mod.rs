@@ -33,5 +33,6 @@ pub use catalogue::{Checkpoint, ObjectInfo};
 pub use dtype::Dtype;
 pub use header::{Header, ParsedTensor};
 pub use index::ShardIndex;
+pub use refusal::is_nearly_url;
 pub use source::{Resolved, ResolvedIndex, resolve};
 pub use tensor::TensorInfo;

@@ -56,7 +56,7 @@ pub(super) fn without_file_scheme(location: &str) -> Result<String> {
     let Some(rest) = location.strip_prefix("file://") else { return Ok(location.to_owned()) };
     let refuse = |why: &str| {
         Error::new(ErrorKind::NotFound, format!("the URL {why}"))
-            .object(location)
+            .object(shown(location))
             .remedy("Write file:///absolute/path, or the path itself")
     };
     let path = rest.strip_prefix("localhost").unwrap_or(rest);

@@ -55,7 +55,10 @@ pub(super) fn no_weights(directory: &str, locations: &[String]) -> Error {
 
 /// The refusal of a path that does not exist.
 pub(super) fn missing(store: &dyn Store, location: &str) -> Error {
-    let error = Error::new(ErrorKind::NotFound, "no such file or directory").object(location);
+    let error = Error::new(ErrorKind::NotFound, "no such file or directory").object(shown(location));
+    if shown(location) != location {
+        return error.remedy("Check the path; a URL begins with its scheme, such as https://");
+    }
     if location.is_empty() {
         return error.remedy("Give the path of a file or directory");
     }
@@ -84,10 +87,16 @@ pub(super) fn missing(store: &dyn Store, location: &str) -> Error {
     error.remedy(format!("Check the path: its directory holds {}", list(&candidates)))
 }
 
+/// Whether a path is a slash or two short of a URL.
+pub fn is_nearly_url(location: &str) -> bool {
+    let scheme = location.split_once(':').map_or("", |(scheme, _)| scheme);
+    SCHEMES.iter().any(|known| scheme.eq_ignore_ascii_case(known))
+}
+
 /// The refusal of a path that does not exist and is a slash or two short of a URL: of `s3:/bucket/model`.
 pub(super) fn nearly_url(location: &str) -> Option<Error> {
     let (scheme, rest) = location.split_once(':')?;
-    let known = SCHEMES.iter().any(|known| scheme.eq_ignore_ascii_case(known));
+    let known = is_nearly_url(location);
     let rest = rest.trim_start_matches('/');
     if !known || rest.is_empty() {
         return None;

@@ -214,7 +214,7 @@ impl Found<'_> {
     fn glob(&mut self, pattern: &str) -> Result<()> {
         let refuse = |cause: String| {
             Error::new(ErrorKind::NotFound, cause)
-                .object(pattern)
+                .object(place::shown(pattern))
                 .remedy("Check the pattern; quote it if the shell must not expand it")
         };
         let matches = LocalGlob::new(pattern)

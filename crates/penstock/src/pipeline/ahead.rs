@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use super::mapped::steps;
 use crate::checkpoint::Checkpoint;
 use crate::memory::{Owner, Window, spare_bytes};
-use crate::store::{Lane, Object, is_remote};
+use crate::store::{Lane, LocalStore, Object, Store, is_remote};
 
 /// Stretches that the kernel works on at once: 64 MiB keep any single disk busy.
 const WINDOW: usize = 8;
@@ -95,10 +95,13 @@ fn bring(checkpoint: &Checkpoint, wanted: Vec<(usize, Range<u64>)>, shared: &Sha
     let mut asked: VecDeque<(Arc<dyn Object>, u64)> = VecDeque::with_capacity(WINDOW);
     for (index, range) in wanted {
         if current.as_ref().is_none_or(|(open, _)| *open != index) {
-            // Opening one that is not on this machine would ask a server.
-            let opened = match is_remote(&checkpoint.lies_at(index)) {
-                true => None,
-                false => match checkpoint.open_object(index) {
+            // A server is never asked. So what is not on this machine is left out, and of what is, its file is opened and
+            // not the object, which would have fetched what the disk fails to give.
+            let place = checkpoint.lies_at(index);
+            let opened = match (is_remote(&place), is_remote(&checkpoint.objects()[index].location)) {
+                (true, _) => None,
+                (false, true) => LocalStore::default().open(&place).ok(),
+                (false, false) => match checkpoint.open_object(index) {
                     Ok(opened) => Some(opened),
                     Err(_) => return,
                 },

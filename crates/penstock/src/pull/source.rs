@@ -36,7 +36,7 @@ impl std::fmt::Debug for Item {
 pub fn find(store: &RemoteStore, location: &str) -> Result<Vec<Item>> {
     if !is_url(location) || location.starts_with("file://") {
         return Err(Error::new(ErrorKind::NotFound, "only what is remote can be pulled")
-            .object(location)
+            .object(shown(location))
             .remedy("Give an s3://, gs://, az://, hf:// or https:// location; files of this machine can be copied with cp"));
     }
     let mut items = match store.find(location, true) {

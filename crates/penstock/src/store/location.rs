@@ -30,40 +30,226 @@ pub(crate) fn is_key(location: &str) -> bool {
     scheme(location).is_some_and(|scheme| OF_KEYS.iter().any(|known| scheme.eq_ignore_ascii_case(known)))
 }
 
+/// What stands for what is not shown.
+pub(crate) const HIDDEN: &str = "***";
+
+/// Where the host of a URL ends, for whoever takes URLs apart by their rules.
+const ENDS: [char; 4] = ['/', '?', '#', '\\'];
+
 /// A location as errors may show it: a URL without what may be secret, its user and its query.
 ///
-/// Part of a key that looks like a query is not shown either: someone may have copied a signature with it.
+/// Whoever writes a password into a URL may forget to escape what is special in it. So an `@` after the host may end a
+/// user's name and password all the same, and what comes before it is shown only where it is certainly none: see
+/// [`doubtful`]. Part of a key that looks like a query is not shown either: someone may have copied a signature with it.
 pub fn shown(location: &str) -> Cow<'_, str> {
-    if !is_url(location) {
+    if location.starts_with('/') {
         return Cow::Borrowed(location);
     }
-    let plain = match is_key(location) {
-        true => location
+    let Some((before, rest)) = location.split_once("://") else { return shown_nearly(location) };
+    let Some(scheme) = scheme(location) else {
+        // A mistyped URL, or a path with a strange name.
+        return match location.rsplit_once('@') {
+            Some((before, _)) if before.contains(['?', '#']) => Cow::Borrowed(HIDDEN),
+            Some((_, after)) => Cow::Owned(format!("{HIDDEN}@{}", up_to(after, &['?', '#']))),
+            None => Cow::Borrowed(location),
+        };
+    };
+    let is_key = is_key(location);
+    let without_query = |text: &str| match is_key {
+        true => text
             .split_once('?')
             .filter(|(_, after)| after.contains('='))
-            .map_or(location, |(plain, _)| plain),
-        false => location.split(['?', '#']).next().unwrap_or(location),
+            .map_or(text.len(), |(plain, _)| plain.len()),
+        false => up_to(text, &['?', '#']).len(),
     };
-    without_user(plain, &['/'])
+    match doubtful(location) {
+        Some(Doubt::Before(at)) => {
+            let after = &rest[at + 1..];
+            Cow::Owned(format!("{scheme}://{HIDDEN}@{}", &after[..without_query(after)]))
+        }
+        Some(Doubt::All) => Cow::Owned(format!("{scheme}://{HIDDEN}")),
+        None => {
+            let authority = up_to(rest, if is_key { &ENDS[..1] } else { &ENDS });
+            // What was hidden before stays so.
+            let is_hidden = rest.strip_prefix(HIDDEN).is_some_and(|rest| rest.starts_with('@'));
+            let user = match is_hidden || names_container(location) || is_hub(scheme) {
+                true => 0,
+                false => authority.rfind('@').map_or(0, |at| at + 1),
+            };
+            match user {
+                0 => Cow::Borrowed(&location[..before.len() + "://".len() + without_query(rest)]),
+                _ => Cow::Owned(format!("{scheme}://{}", &rest[user..user + without_query(&rest[user..])])),
+            }
+        }
+    }
 }
 
-/// A URL, or a word that holds one, without the user and the password before its host, which ends at one of `ends`.
-pub(crate) fn without_user<'a>(url: &'a str, ends: &[char]) -> Cow<'a, str> {
-    let Some((scheme, rest)) = url.split_once("://") else { return Cow::Borrowed(url) };
-    // In a text, marks may stand before it.
-    let bare = scheme.rsplit(|c: char| !c.is_ascii_alphanumeric() && !"+-.".contains(c)).next();
-    // Azure names a container before its host. It is no secret.
-    if ["abfs", "abfss", "wasb", "wasbs"]
+/// A path as errors may show it: one that is a slash or two short of a URL (`https:/host`) as that URL would be shown.
+fn shown_nearly(location: &str) -> Cow<'_, str> {
+    let Some((scheme, rest)) = location.split_once(':') else { return Cow::Borrowed(location) };
+    let url = format!("{scheme}://{}", rest.trim_start_matches('/'));
+    if !is_key(&url) && !is_http(&url) && !is_hub(scheme) {
+        return Cow::Borrowed(location);
+    }
+    match shown(&url) {
+        shown if shown == url => Cow::Borrowed(location),
+        shown => Cow::Owned(shown.replacen("://", ":/", 1)),
+    }
+}
+
+/// A setting that should be a URL, as errors may show it.
+pub fn shown_setting(value: &str) -> Cow<'_, str> {
+    match value.contains("://") {
+        true if !value.starts_with('/') => shown(value),
+        _ => match value.rsplit_once('@') {
+            Some((before, _)) if before.contains(['?', '#']) => Cow::Borrowed(HIDDEN),
+            Some((_, after)) => Cow::Owned(format!("{HIDDEN}@{}", up_to(after, &['?', '#']))),
+            None => Cow::Borrowed(up_to(value, &['?', '#'])),
+        },
+    }
+}
+
+/// Whether a setting that should be the URL of a server, with a user and a password or without, can be read in more than
+/// one way, or in none: where something special in a password is not escaped.
+pub(crate) fn is_doubtful_setting(url: &str) -> bool {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let authority = up_to(rest, &ENDS);
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    rest[authority.len()..].contains('@') || !is_host_and_port(host)
+}
+
+/// The words of a location that may be of a user or a password although they stand where a host, a bucket or a key does:
+/// errors that name those must not show them.
+pub(crate) fn doubtful_words(location: &str) -> Vec<&str> {
+    let rest = location.split_once("://").map_or("", |(_, rest)| rest);
+    let hidden = match doubtful(location) {
+        Some(Doubt::Before(at)) => &rest[..at],
+        Some(Doubt::All) => rest,
+        None => "",
+    };
+    let ends = |c: char| !c.is_ascii_alphanumeric() && !"-_.%".contains(c);
+    hidden.split(ends).filter(|word| !word.is_empty()).collect()
+}
+
+/// What of a URL may be a user and a password that hold what should be escaped.
+#[derive(Debug, PartialEq, Eq)]
+enum Doubt {
+    /// What comes before this `@` of what follows the scheme.
+    Before(usize),
+    /// All of it: what comes after may be a query.
+    All,
+}
+
+fn doubtful(location: &str) -> Option<Doubt> {
+    let scheme = scheme(location)?;
+    let rest = &location[scheme.len() + "://".len()..];
+    let last = rest.rfind('@');
+    if is_key(location) || is_hub(scheme) {
+        // An `@` may be part of a key, and so may a colon; but a colon before an `@` is what passwords begin with.
+        let begin = name_of_arn(rest);
+        let authority = up_to(&rest[begin..], &['/']);
+        let named = names_container(location) || is_hub(scheme);
+        return match last {
+            Some(at) if begin > at => None,
+            Some(at) if !rest[begin..at].contains(':') && (named || !authority.contains('@')) => None,
+            // It may be a signature's query as well.
+            Some(at) if rest[..at].contains(['?', '#']) => Some(Doubt::All),
+            Some(at)
+                if begin + authority.len() > at && !named && !authority[at - begin + 1..].contains(':') =>
+            {
+                None
+            }
+            Some(at) => Some(Doubt::Before(at)),
+            None => authority.contains(':').then_some(Doubt::All),
+        };
+    }
+    let authority = up_to(rest, &ENDS);
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    let Some(at) = last.filter(|at| *at >= authority.len()) else {
+        return (!host.is_empty() && !is_host_and_port(host)).then_some(Doubt::All);
+    };
+    let (between, after) = (&rest[authority.len()..at], up_to(&rest[at + 1..], &ENDS));
+    let is_file = [".safetensors", ".json"].iter().any(|end| after.ends_with(end));
+    if is_certainly_host(host) && !between.contains(':') && (is_file || !may_be_host(after)) {
+        return None;
+    }
+    Some(if between.contains(['?', '#']) { Doubt::All } else { Doubt::Before(at) })
+}
+
+/// Whether it can only be a host: no user is called like that.
+fn is_certainly_host(text: &str) -> bool {
+    let (host, port) = host_and_port(text);
+    is_host_and_port(text) && (is_address(host) || (port.is_none() && is_domain(host)))
+}
+
+/// Whether a host could be meant, rather than part of a file's name.
+fn may_be_host(text: &str) -> bool {
+    let (host, port) = host_and_port(text);
+    port.is_some() || is_address(host) || is_domain(host)
+}
+
+fn is_address(host: &str) -> bool {
+    host.starts_with('[') || host == "localhost" || host.parse::<std::net::Ipv4Addr>().is_ok()
+}
+
+/// Whether it is a name in the domain name system, in a domain of somebody's.
+fn is_domain(host: &str) -> bool {
+    let plain = |label: &str| {
+        !label.is_empty() && label.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b))
+    };
+    let mut labels = host.trim_end_matches('.').split('.').rev();
+    let top = labels.next().unwrap_or_default();
+    let is_top = top.len() > 1 && plain(top) && top.starts_with(|c: char| c.is_ascii_alphabetic());
+    let mut below = labels.peekable();
+    is_top && below.peek().is_some() && below.all(plain)
+}
+
+fn is_host_and_port(text: &str) -> bool {
+    let (host, port) = host_and_port(text);
+    let is_host = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        Some(host) => up_to(host, &['%']).parse::<std::net::Ipv6Addr>().is_ok(),
+        None => !host.is_empty() && !host.contains([':', '[', ']', '%', ' ', ';', '&', '"', '\'']),
+    };
+    is_host && port.is_none_or(|port| port.is_empty() || port.parse::<u16>().is_ok())
+}
+
+fn host_and_port(text: &str) -> (&str, Option<&str>) {
+    match text.rfind(':').filter(|at| !text[*at..].contains(']')) {
+        Some(at) => (&text[..at], Some(&text[at + 1..])),
+        None => (text, None),
+    }
+}
+
+/// Where the resource of an ARN begins that `rest` begins with; else 0.
+fn name_of_arn(rest: &str) -> usize {
+    let mut at = 0;
+    for (number, part) in rest.splitn(6, ':').take(5).enumerate() {
+        let plain = part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+        if !plain || (number == 0 && part != "arn") || (number == 1 && !part.starts_with("aws")) {
+            return 0;
+        }
+        at += part.len() + 1;
+    }
+    let name = rest.get(at..).map_or(0, |name| {
+        ["accesspoint:", "outpost:"].iter().find(|kind| name.starts_with(**kind)).map_or(0, |kind| kind.len())
+    });
+    if at <= rest.len() { at + name } else { 0 }
+}
+
+/// Whether it names a container before its host: Azure's, which is no secret.
+fn names_container(location: &str) -> bool {
+    let scheme = scheme(location).unwrap_or_default();
+    ["abfs", "abfss", "wasb", "wasbs", "az", "azure", "adl"]
         .iter()
-        .any(|azure| bare.unwrap_or_default().eq_ignore_ascii_case(azure))
-    {
-        return Cow::Borrowed(url);
-    }
-    let (host, path) = rest.split_at(rest.find(ends).unwrap_or(rest.len()));
-    match host.rsplit_once('@') {
-        Some((_, host)) => Cow::Owned(format!("{scheme}://{host}{path}")),
-        None => Cow::Borrowed(url),
-    }
+        .any(|azure| scheme.eq_ignore_ascii_case(azure))
+}
+
+fn is_hub(scheme: &str) -> bool {
+    scheme.eq_ignore_ascii_case("hf")
+}
+
+fn up_to<'a>(text: &'a str, ends: &[char]) -> &'a str {
+    &text[..text.find(ends).unwrap_or(text.len())]
 }
 
 #[cfg(test)]
@@ -72,7 +258,8 @@ mod tests {
 
     #[test]
     fn errors_do_not_show_secrets() {
-        assert_eq!(shown("https://user:pass@host/a@b?sig=1#x"), "https://host/a@b");
+        assert_eq!(shown("https://user:pass@host/a?sig=1#x"), "https://host/a");
+        assert_eq!(shown("https://user:pass@example.com/a@b?sig=1#x"), "https://example.com/a@b");
         assert_eq!(shown("s3://bucket/a"), "s3://bucket/a");
         assert_eq!(shown("abfss://c@acc.dfs.core.windows.net/a"), "abfss://c@acc.dfs.core.windows.net/a");
         assert_eq!(shown("/a?b@c#d"), "/a?b@c#d");
@@ -84,6 +271,133 @@ mod tests {
             shown("abfss://c@acc.dfs.core.windows.net/a#1?sv=1&sig=2"),
             "abfss://c@acc.dfs.core.windows.net/a#1"
         );
+    }
+
+    #[test]
+    fn an_at_after_the_host_is_shown_where_it_ends_no_password() {
+        for location in [
+            "https://cdn.example.com/npm/model@1.2/model.safetensors",
+            "https://example.com/@user/model.safetensors",
+            "https://example.com/a/b@c.safetensors",
+            "http://127.0.0.1:9000/models@v1/m.safetensors",
+            "http://[::1]:9000/a@b/m.safetensors",
+            "http://localhost/a@b/m.safetensors",
+            "http://minio:9000/models/m.safetensors",
+            "s3://bucket/a@b/m.safetensors",
+            "s3://bucket/a/12:30/m.safetensors",
+            "s3://arn:aws:s3:us-west-2:123456789012:accesspoint/ap/a@b",
+            "s3://arn:aws:s3:us-west-2:123456789012:accesspoint:ap/a@b",
+            "az://container/a@b",
+            "hf://org/name@refs/pr/1/a b@c",
+            "hf://gpt2@main",
+            "https://",
+            "/a:b://c@d",
+            "a:b@c",
+            "s3:a.safetensors",
+        ] {
+            assert_eq!(shown(location), location);
+            assert_eq!(doubtful_words(location), [""; 0], "{location}");
+        }
+        for (location, expected) in [
+            ("https://me:pa/ss@host/m.safetensors", "https://***@host/m.safetensors"),
+            ("https://me:12/34@host/m.safetensors?sig=1", "https://***@host/m.safetensors"),
+            ("https://my.name/x:y@host/m", "https://***@host/m"),
+            ("https://my.name:12/x@minio/m", "https://***@minio/m"),
+            ("https://my.name/x@example.com/m", "https://***@example.com/m"),
+            ("http://me:pa?ss@host/m", "http://***"),
+            ("http://minio:9000/m?sig=a@b", "http://***"),
+            ("http://host:port/m", "http://***"),
+            ("s3://key:sec/ret@bucket/x", "s3://***@bucket/x"),
+            ("s3://arn:sec/ret@bucket/x", "s3://***@bucket/x"),
+            ("s3://key:secret", "s3://***"),
+            ("abfss://me:x@c@acc.dfs.core.windows.net/a", "abfss://***@acc.dfs.core.windows.net/a"),
+            (" https://me:x@host/m", "***@host/m"),
+            ("https:/me:x/y@host/m", "https:/***@host/m"),
+            ("s3:me:x@bucket/m", "s3:/bucket/m"),
+        ] {
+            assert_eq!(shown(location), expected, "{location}");
+            assert_eq!(shown(expected), expected);
+        }
+    }
+
+    #[test]
+    fn settings_are_shown_and_judged_as_urls_of_servers() {
+        for (value, expected, doubtful) in [
+            ("http://me:x@host:9000/", "http://host:9000/", false),
+            ("me:x@host:9000", "***@host:9000", false),
+            ("host:9000", "host:9000", false),
+            ("http://me:se#cret@host:9000", "http://***", true),
+            ("http://me:se/cret@host:9000", "http://***@host:9000", true),
+            ("me:se/cret@host", "***@host", true),
+            ("http://me:secret", "http://***", true),
+            ("https://example.com/a@b", "https://example.com/a@b", true),
+        ] {
+            assert_eq!((&*shown_setting(value), is_doubtful_setting(value)), (expected, doubtful), "{value}");
+        }
+    }
+
+    /// Every way to put a secret into a user and a password, with something special before it, in it and after it.
+    #[test]
+    fn no_part_of_a_password_is_shown_whatever_is_special_in_it() {
+        const SPECIAL: &str = "/?#@:\\%[]&=+;,!$'()*~ .\"<>|^`{}-_é\t";
+        let mut seen = 0;
+        for a in SPECIAL.chars() {
+            for b in SPECIAL.chars() {
+                let words = [
+                    format!("{a}SENTINEL{b}x"),
+                    format!("x{a}SENTINEL{b}"),
+                    format!("1{a}{b}SENTINEL"),
+                    format!("SENTINEL{a}{b}1"),
+                ];
+                for word in words {
+                    for user in [
+                        format!("me:{word}"),
+                        format!("{word}:x"),
+                        format!("my.name:{word}"),
+                        format!("{word}:{word}"),
+                    ] {
+                        for end in [
+                            "host/m.safetensors",
+                            "host:9000",
+                            "example.com/a/m.safetensors?x=y@z",
+                            "a.b.example.com",
+                            "127.0.0.1:1/a@b",
+                        ] {
+                            for scheme in ["http", "https", "HTTPS", "ftp", "s3", "gs", "az", "abfss", "hf"] {
+                                let location = format!("{scheme}://{user}@{end}");
+                                assert!(
+                                    !shown(&location).contains("SENTINEL"),
+                                    "{location} {}",
+                                    shown(&location)
+                                );
+                                assert!(!shown_setting(&location).contains("SENTINEL"), "{location}");
+                                seen += 1;
+                            }
+                            let value = format!("{user}@{end}");
+                            assert!(
+                                !shown_setting(&value).contains("SENTINEL"),
+                                "{value} {}",
+                                shown_setting(&value)
+                            );
+                        }
+                    }
+                }
+            }
+        }
+        // Nor of a signature in a query.
+        for c in SPECIAL.chars() {
+            for host in ["host", "host:9000", "example.com", "127.0.0.1:1", "me:x@host", "bucket"] {
+                for scheme in ["http", "https", "s3", "gs", "az", "hf", "ftp", " http"] {
+                    for query in
+                        [format!("a{c}b@SENTINEL"), format!("SENTINEL{c}@b"), format!("a@{c}SENTINEL@b")]
+                    {
+                        let location = format!("{scheme}://{host}/m.safetensors?sig={query}");
+                        assert!(!shown(&location).contains("SENTINEL"), "{location} {}", shown(&location));
+                    }
+                }
+            }
+        }
+        assert!(seen > 100_000, "{seen}");
     }
 
     #[test]

@@ -2,11 +2,15 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 
+use penstock::Result;
 use penstock::checkpoint::Checkpoint;
 use penstock::pipeline::Ahead;
+use penstock::store::{Entry, Identity, LocalStore, Object, Store};
 use serde_json::json;
 
 use super::children::in_child;
@@ -87,6 +91,48 @@ fn where_an_object_lies_is_looked_up_once() {
     eventually("all is asked for", || ahead.is_done());
     assert!(sparse.asked() > 20);
     assert_eq!(sparse.control.located.load(SeqCst), 1);
+}
+
+/// A store of URLs whose objects lie in a file of this machine too, and that counts how often its server is asked.
+struct Kept {
+    file: PathBuf,
+    asked: Arc<AtomicUsize>,
+}
+
+impl Store for Kept {
+    fn open(&self, _: &str) -> Result<Arc<dyn Object>> {
+        self.asked.fetch_add(1, SeqCst);
+        LocalStore::default().open(self.file.to_str().unwrap())
+    }
+
+    fn list(&self, _: &str) -> Result<Vec<Entry>> {
+        unreachable!("nothing is listed")
+    }
+
+    fn file_of(&self, _: &str, _: &Identity) -> Option<PathBuf> {
+        Some(self.file.clone())
+    }
+}
+
+#[test]
+fn a_server_is_never_asked_not_even_where_the_disk_fails_to_give_what_it_keeps() {
+    let _alone = alone();
+    let sparse = Sparse::new();
+    let file = PathBuf::from(&sparse.checkpoint.objects()[0].location);
+    let asked = Arc::new(AtomicUsize::new(0));
+    let store = Arc::new(Kept { file: file.clone(), asked: Arc::clone(&asked) });
+    let url = "https://example.com/model.safetensors".to_owned();
+    let checkpoint = Arc::new(Checkpoint::open(store, &[url]).unwrap());
+    let all: Vec<_> = (0..checkpoint.tensors().len()).collect();
+    for bytes in [u64::MAX, 30 * MIB, 0] {
+        if bytes < u64::MAX {
+            File::options().write(true).open(&file).unwrap().set_len(bytes).unwrap();
+        }
+        let mut ahead = Ahead::begin(Arc::clone(&checkpoint), &all);
+        eventually("it ends by itself", || ahead.is_done());
+        ahead.stop();
+    }
+    assert_eq!(asked.load(SeqCst), 1);
 }
 
 #[test]

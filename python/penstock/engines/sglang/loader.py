@@ -30,6 +30,7 @@ from sglang.srt.model_loader.weight_utils import maybe_add_mtp_safetensors
 from sglang.srt.runtime_context import get_exec, get_model
 
 import penstock
+from penstock._native import shown
 from penstock.engines import ranks
 from penstock.engines.files import is_url
 from penstock.engines.filling import Pairs, Weights, fill, no_safetensors, ordinary, report, verify
@@ -115,7 +116,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def _on_store(self, url: str, source: Any) -> penstock.Checkpoint:
         if get_model().model_checksum is not None:
-            raise ConfigError(f"{url}: checksums are verified of local files only. Leave out --model-checksum")
+            raise ConfigError(f"{shown(url)}: checksums are verified of local files only. Leave out --model-checksum")
         patterns = source.allow_patterns_overrides
         for number, place in enumerate(
             [url] if patterns is None else [joined(url, pattern) for pattern in patterns], 1
@@ -125,7 +126,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             except ObjectNotFoundError:  # noqa: PERF203 - few, and the first is there
                 if number == len(patterns or [url]):
                     raise
-        raise ObjectNotFoundError(f"{url}: the model names no files", object=url)
+        raise ObjectNotFoundError(f"{shown(url)}: the model names no files", object=shown(url))
 
     def _in_files(self, location: str, source: Any) -> penstock.Checkpoint:
         folder, files, is_safetensors = self._prepare_weights(

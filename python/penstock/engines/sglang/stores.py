@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from penstock._native import shown
 from penstock.engines.sglang import FORMAT
 from penstock.engines.sglang.hooks import around, before_step
 from penstock.engines.small_files import fetch
@@ -109,9 +110,8 @@ def _bring(original: Callable[..., str], cls: Any, model_path: str, *args: Any, 
     with tempfile.TemporaryDirectory(dir=directory.parent) as fresh:
         names = fetch(model_path, fresh)
         if not names:
-            raise ObjectNotFoundError(
-                f"{model_path}: there are no configurations or other small files", object=model_path
-            )
+            where = shown(model_path)
+            raise ObjectNotFoundError(f"{where}: there are no configurations or other small files", object=where)
         for name in names:
             Path(fresh, name).replace(directory / name)
     for old in directory.iterdir():

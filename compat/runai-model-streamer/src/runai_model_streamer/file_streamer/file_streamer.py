@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock import Config
 from penstock._native import Checkpoint as Catalogue
+from penstock._native import shown
 from penstock.checkpoint import Checkpoint
 from penstock.engines import objects
 from penstock.errors import ObjectNotFoundError, PenstockError
@@ -184,7 +185,7 @@ def _below(prefix: str, recursive: bool) -> list[tuple[str, int]]:
             except ObjectNotFoundError:
                 return []
     if not os.path.exists(prefix):
-        raise ValueError(f"Could not list {prefix!r}: there is no such directory")
+        raise ValueError(f"Could not list {shown(prefix)!r}: there is no such directory")
     found = []
     for directory, folders, files in os.walk(prefix):
         found += [(path := os.path.join(directory, file), os.path.getsize(path)) for file in files]

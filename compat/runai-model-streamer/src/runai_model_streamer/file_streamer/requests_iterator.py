@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+from penstock._native import shown
 from runai_model_streamer import _penstock
 from runai_model_streamer._penstock import RunaiStreamerMemoryLimitException
 
@@ -75,6 +76,6 @@ class FileChunks:
 
     def __repr__(self) -> str:
         return (
-            f"FileChunks(id={self.id!r}, path={self.path!r}, num_ranges={len(self.sizes)}, "
+            f"FileChunks(id={self.id!r}, path={shown(self.path)!r}, num_ranges={len(self.sizes)}, "
             f"total_size={self.total_size()})"
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 
+from penstock._native import shown_setting
+
 
 class S3Credentials:
     """Credentials for one call. What is None is found as AWS's own tools find it."""
@@ -23,7 +25,8 @@ class S3Credentials:
         self.endpoint = endpoint
 
     def __repr__(self) -> str:
-        return f"S3Credentials(region_name={self.region_name!r}, endpoint={self.endpoint!r})"
+        endpoint = None if self.endpoint is None else shown_setting(self.endpoint)
+        return f"S3Credentials(region_name={self.region_name!r}, endpoint={endpoint!r})"
 
 
 def is_s3_path(path: str) -> bool:

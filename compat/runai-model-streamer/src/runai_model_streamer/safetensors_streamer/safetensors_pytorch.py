@@ -15,6 +15,7 @@ import torch
 import penstock
 from penstock.frameworks.torch import DTYPES
 from runai_model_streamer import _penstock
+from runai_model_streamer.file_streamer.file_streamer import homogeneous_paths
 from runai_model_streamer.s3_utils.s3_utils import S3Credentials
 
 safetensors_to_torch_dtype = {name: dtype for name, dtype in DTYPES.items() if name != "F4"}
@@ -97,15 +98,20 @@ class SafetensorsMetadata:
 
 
 def open_files(paths: list[str], s3_credentials: S3Credentials | None = None) -> list[penstock.Checkpoint]:
-    """The checkpoints of files: one, or one for each file where two files hold tensors of the same name."""
-    config, options = _penstock.config(), _penstock.storage_options(paths, s3_credentials)
+    """The checkpoints of files: one, or one for each file where two files hold tensors of the same name, or where they
+    are on stores of several kinds, each of which has options of its own.
+    """
+    config = _penstock.config()
 
     def opened(path: str | list[str]) -> penstock.Checkpoint:
+        options = _penstock.storage_options([path] if isinstance(path, str) else path, s3_credentials)
         return penstock.open(path, storage_options=options, config=config)
 
     with _penstock.as_value_errors():
         if not paths:
             return []
+        if not homogeneous_paths(paths):
+            return [opened(path) for path in paths]
         try:
             together = opened(paths)
         except penstock.FormatError as error:

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import IO, Any
 
 import penstock
+from penstock._native import shown
 from penstock.engines import objects
 from penstock.recording import Relay, Source
 from runai_model_streamer import _penstock
@@ -73,7 +74,7 @@ class ObjectStorageModel:
     def __init__(self, model_path: str, dst: str, s3_credentials: S3Credentials | None = None) -> None:
         if not is_object_storage(model_path):
             raise ValueError(
-                f"model_path {model_path!r} is not a supported object storage path (expected s3://, gs://, or az://)"
+                f"model_path {shown(model_path)!r} is not a supported object storage path (expected s3://, gs://, or az://)"
             )
         self.dir = dst.rstrip("/") or "/"
         self._model_path = model_path.rstrip("/") + "/"

@@ -17,7 +17,7 @@ use super::handle::{DirectFile, OwnHandle};
 use super::path::location_of;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileMapping, Window};
-use crate::store::{Identity, Lane, Object};
+use crate::store::{Identity, Lane, Object, shown};
 
 /// A regular file, open for reading.
 #[derive(Debug)]
@@ -87,7 +87,7 @@ impl LocalFile {
     /// `NotFound`; `Access` where it is unreadable, or a directory, FIFO, socket or device; `Storage`.
     pub(super) fn open(path: &Path, cache: CachePolicy) -> Result<Self> {
         let location = location_of(path);
-        let refused = |error: io::Error| opening_failed(&error, path).object(location.clone());
+        let refused = |error: io::Error| opening_failed(&error, path).object(shown(&location));
         // Looked at before it is opened: opening a FIFO waits for a writer, opening a device may do anything.
         refuse_special(&std::fs::metadata(path).map_err(refused)?, &location)?;
         let file = File::options()
@@ -269,7 +269,7 @@ fn refuse_special(metadata: &std::fs::Metadata, location: &str) -> Result<()> {
         "a device"
     };
     Err(Error::new(ErrorKind::Access, format!("this is {what}, not a regular file"))
-        .object(location)
+        .object(shown(location))
         .remedy("Give the path of a safetensors file; streams and devices cannot be read at offsets"))
 }
 

@@ -17,7 +17,7 @@ mod reading;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{Entry, Identity, Object, Store, replaced};
+use super::{Entry, Identity, Object, Store, replaced, shown};
 use crate::error::{Error, ErrorKind, Result};
 
 use file::LocalFile;
@@ -101,7 +101,8 @@ impl Store for LocalStore {
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
-        let failed = |error: &std::io::Error| failure::failed("listing the directory", error).object(prefix);
+        let failed =
+            |error: &std::io::Error| failure::failed("listing the directory", error).object(shown(prefix));
         let mut entries = Vec::new();
         for entry in std::fs::read_dir(path_of(prefix)).map_err(|e| failed(&e))? {
             let path = entry.map_err(|e| failed(&e))?.path();

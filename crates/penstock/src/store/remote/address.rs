@@ -3,10 +3,14 @@
 //! What a person types is kept apart from what may be shown: user names, passwords and query strings (which carry
 //! signatures) are part of the address but never of [`Address::shown`].
 
+use std::sync::Arc;
+
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 
+use super::environment::Environment;
 use super::s3_hosts::{AccessPoint, is_arn};
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::location::doubtful_words;
 
 /// What must be escaped in the path of an HTTP URL; slashes stay.
 const PATH: &AsciiSet = &CONTROLS
@@ -20,6 +24,10 @@ const PATH: &AsciiSet = &CONTROLS
     .add(b'[')
     .add(b']')
     .add(b'`');
+
+/// What to do about a URL that is none.
+pub(super) const ESCAPE: &str = "Write https://host/path or https://host:port/path; what is special in a user and a password is \
+                                 escaped (%2F for /, %3F for ?, %23 for #, %40 for @)";
 
 /// The kinds of store that locations lead to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -108,11 +116,11 @@ impl Address {
             "gs" | "gcs" => made(Provider::Gcs, None, bucket_and_key(rest)),
             "az" | "azure" | "abfs" | "abfss" | "adl" | "wasb" | "wasbs" => {
                 let (authority, key) = bucket_and_key(rest);
-                match authority.split_once('@') {
+                match authority.rsplit_once('@') {
                     Some((_, host)) if !is_azure(host) => {
                         // Or a location could have tokens of this machine's identity sent to whomever it names.
                         return Err(refuse(
-                            &format!("{host} is no host of Azure's storage"),
+                            "its host is none of Azure's storage",
                             "Write az://container/key, and set AZURE_STORAGE_CONNECTION_STRING with the host as its \
                              BlobEndpoint",
                         ));
@@ -136,6 +144,12 @@ impl Address {
         if address.bucket.is_empty() {
             return Err(refuse("the location names no bucket", "Write scheme://bucket/key"));
         }
+        if address.bucket.contains(['@', ':']) && !is_arn(&address.bucket) {
+            return Err(refuse(
+                "no bucket is called like this",
+                "Write scheme://bucket/key: credentials go to storage_options or to the environment, not to the location",
+            ));
+        }
         Ok(address)
     }
 
@@ -143,6 +157,18 @@ impl Address {
         let plain = location.split('#').next().unwrap_or(location);
         let (plain, query) = plain.split_at(plain.find('?').unwrap_or(plain.len()));
         let host = rest.split(['/', '?', '#']).next().unwrap_or(rest);
+        // What follows the mark is never sent: with an `@` in it, it is the rest of a password and the host.
+        let is_cut = location.split_once('#').is_some_and(|(_, rest)| rest.contains('@'));
+        // Requests are made of what both take for a URL.
+        let is_url = match url::Url::parse(location) {
+            Ok(url) => url.as_str().parse::<http::Uri>().is_ok(),
+            Err(error) => error == url::ParseError::EmptyHost,
+        };
+        if is_cut || !is_url {
+            return Err(Error::new(ErrorKind::NotFound, "this is not a URL")
+                .object(shown(location))
+                .remedy(ESCAPE));
+        }
         if host.is_empty() {
             return Err(Error::new(ErrorKind::NotFound, "the URL names no host")
                 .object(shown(location))
@@ -199,6 +225,11 @@ impl Address {
     /// The location without what may be secret.
     pub(super) fn shown(&self) -> String {
         shown(&self.with_key(&self.key))
+    }
+
+    /// The environment with what of the location must not be in errors, although it is taken for a host, a bucket or a key.
+    pub(super) fn hidden_in(&self, environment: &Arc<Environment>) -> Arc<Environment> {
+        environment.hiding(&doubtful_words(&self.with_key(&self.key)))
     }
 }
 

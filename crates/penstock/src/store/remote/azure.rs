@@ -13,7 +13,7 @@ use std::sync::Arc;
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 
 use super::address::Address;
-use super::backend::{Made, never_again, normal, refused};
+use super::backend::{Made, check_endpoint, never_again, normal, refused};
 use super::environment::Environment;
 use super::transport::Connector;
 use crate::error::{Error, ErrorKind, Result};
@@ -89,6 +89,7 @@ pub(super) fn make(address: &Address, environment: &Environment, connector: Conn
     let account = builder.get_config_value(&AzureConfigKey::AccountName).unwrap_or_default();
     let endpoint = builder.get_config_value(&AzureConfigKey::Endpoint);
     let endpoint = endpoint.unwrap_or_else(|| format!("https://{account}.blob.core.windows.net"));
+    check_endpoint("the endpoint of Azure's storage", &endpoint)?;
     let endpoint = format!("{account} {}", normal(&endpoint));
     let store = builder
         .with_container_name(&address.bucket)
@@ -125,6 +126,12 @@ fn source(environment: &Environment) -> &'static str {
 /// The connection string's parts, if one is set.
 fn connection(environment: &Environment) -> Result<Option<HashMap<String, String>>> {
     let Some(text) = environment.get(&[CONNECTION_STRING]) else { return Ok(None) };
+    if text.split(';').any(|part| !part.trim().is_empty() && !part.contains('=')) {
+        // A part of a password that holds what parts are told by would be taken for a host.
+        let cause = format!("{CONNECTION_STRING} has a part that is no NAME=VALUE");
+        return Err(Error::new(ErrorKind::Config, cause)
+            .remedy("Copy it anew; a semicolon in the user or the password of a URL is escaped (%3B)"));
+    }
     let parts: HashMap<String, String> = text
         .split(';')
         .filter_map(|part| part.split_once('='))

@@ -18,6 +18,7 @@ use super::runtime::Net;
 use super::transport::{ClientKey, Connector};
 use super::{azure, gcs, s3};
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::location::{is_doubtful_setting, shown_setting};
 
 /// Where credentials for a plain HTTP server are from.
 pub(super) const OF_USER: &str = "the URL's user and password";
@@ -103,7 +104,7 @@ impl Backend {
             Provider::Azure => azure::make(address, environment, connector)?,
             Provider::Web | Provider::Hub => web(address, connector)?,
         };
-        Ok(Self::assemble(address.provider, made, Arc::clone(environment), patience))
+        Ok(Self::assemble(address.provider, made, address.hidden_in(environment), patience))
     }
 
     /// A backend of what a provider's module made.
@@ -187,8 +188,24 @@ fn web(address: &Address, connector: Connector) -> Result<Made> {
     Ok(Made { store: Arc::new(store), credentials: credentials.into(), keys: None, region: None, endpoint })
 }
 
+/// Refuses the URL of a server that can be read in more than one way: what a password has before an `@` is then taken for
+/// a host or a path, and sent there. `what` is where it is from.
+///
+/// # Errors
+/// `Config`, which does not show what may be of the password.
+pub(super) fn check_endpoint(what: &str, url: &str) -> Result<()> {
+    // Requests are made of what both take for a URL.
+    match is_doubtful_setting(url) || url::Url::parse(url).is_err() || url.parse::<http::Uri>().is_err() {
+        true => Err(Error::new(ErrorKind::Config, format!("{what} {:?} is not the URL of a server", shown_setting(url))).remedy(
+            "Write a URL such as https://storage.example.com:9000; what is special in a user and a password is escaped (%2F \
+             for /, %3F for ?, %23 for #, %40 for @)",
+        )),
+        false => Ok(()),
+    }
+}
+
 /// A URL of a setting as part of [`Backend::endpoint`]: without secrets, and written in one way.
 pub(super) fn normal(url: &str) -> String {
     let parsed = url::Url::parse(url).map_or_else(|_| url.to_owned(), String::from);
-    crate::store::shown(&parsed).trim_end_matches('/').to_owned()
+    shown_setting(&parsed).trim_end_matches('/').to_owned()
 }

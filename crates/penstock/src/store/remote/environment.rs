@@ -9,8 +9,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 
-use crate::store::location::without_user;
+use crate::store::location::{HIDDEN, shown};
 
 /// Variables of the cloud providers' own tools, by how their names begin.
 const PREFIXES: [&str; 27] = [
@@ -58,6 +59,8 @@ pub struct Environment {
     options: BTreeSet<String>,
     /// Whether it is of a process: files of its user and metadata services of its machine may then be asked too.
     process: bool,
+    /// Words of a location that are not shown, since they may be of a user or a password.
+    hidden: BTreeSet<String>,
     fingerprint: u64,
 }
 
@@ -90,7 +93,17 @@ impl Environment {
     fn made(variables: BTreeMap<String, String>, options: BTreeSet<String>, process: bool) -> Self {
         let mut hasher = DefaultHasher::new();
         (&variables, &options, process).hash(&mut hasher);
-        Self { fingerprint: hasher.finish(), variables, options, process }
+        Self { fingerprint: hasher.finish(), variables, options, process, hidden: BTreeSet::new() }
+    }
+
+    /// The same, whose errors do not show these words.
+    pub(super) fn hiding(self: &Arc<Self>, words: &[&str]) -> Arc<Self> {
+        if words.is_empty() {
+            return Arc::clone(self);
+        }
+        let words = words.iter().map(|word| word.to_ascii_lowercase());
+        let hidden = self.hidden.iter().cloned().chain(words).collect();
+        Arc::new(Self { hidden, ..Self::clone(self) })
     }
 
     /// The same with one variable set otherwise.
@@ -154,24 +167,51 @@ impl Environment {
                 text = text.replace(value, "***");
             }
         }
-        without_queries(&text)
+        self.hidden.iter().fold(without_secrets(&text), |text, word| without_word(&text, word))
     }
 }
 
-/// A text in which no URL has a user, and every URL ends before its query.
-fn without_queries(text: &str) -> String {
+/// A text in which every URL is as it may be shown.
+fn without_secrets(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for word in text.split_inclusive(char::is_whitespace) {
-        let word = without_user(word, &['/', '?', '#', '"']);
-        match (word.contains("://"), word.find('?')) {
-            (true, Some(at)) => {
-                out.push_str(&word[..at]);
-                let rest = word[at..].trim_end_matches(|c: char| !c.is_whitespace());
-                out.push_str(rest.trim_start_matches(|c: char| !c.is_whitespace()));
+        let url = word.find("://").map(|at| {
+            // Marks may stand around it.
+            let begin = word[..at].rfind(|c: char| !c.is_ascii_alphanumeric() && !"+-.".contains(c));
+            let begin = begin.map_or(0, |at| at + word[at..].chars().next().map_or(1, char::len_utf8));
+            let end = word.trim_end_matches(|c: char| c.is_whitespace() || "\"'`,;)>".contains(c)).len();
+            begin..end.max(begin)
+        });
+        match url {
+            Some(url) => {
+                out.push_str(&word[..url.start]);
+                // What would be part of a key is a query where someone else wrote it.
+                let shown = shown(&word[url.clone()]);
+                out.push_str(shown.split('?').next().unwrap_or_default());
+                out.push_str(&word[url.end..]);
             }
-            _ => out.push_str(&word),
+            None => out.push_str(word),
         }
     }
+    out
+}
+
+/// A text without this word, which is given in small letters.
+fn without_word(text: &str, word: &str) -> String {
+    let small = text.to_ascii_lowercase();
+    let mut out = String::with_capacity(text.len());
+    let mut end = 0;
+    for (at, _) in small.match_indices(word) {
+        let after = at + word.len();
+        let is_part = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+        if is_part(small[..at].chars().next_back()) || is_part(small[after..].chars().next()) {
+            continue;
+        }
+        out.push_str(&text[end..at]);
+        out.push_str(HIDDEN);
+        end = after;
+    }
+    out.push_str(&text[end..]);
     out
 }
 
@@ -193,6 +233,15 @@ mod tests {
         let text =
             environment.scrub("at \"ftp://me:SENTINEL@h\", abfss://c@acc.dfs.core.windows.net/a and a@b");
         assert_eq!(text, "at \"ftp://h\", abfss://c@acc.dfs.core.windows.net/a and a@b");
+        let text = environment.scrub("(url=https://me:SENT/INEL@h/x), s3://b/k?X-Amz-Signature=SENTINEL");
+        assert_eq!(text, "(url=https://***@h/x), s3://b/k");
+    }
+
+    #[test]
+    fn words_that_may_be_of_a_password_are_hidden_wherever_they_stand() {
+        let environment = Arc::new(Environment::default()).hiding(&["Me", "se.cret"]);
+        let text = environment.scrub("no connection to me: some ME.s3.amazonaws.com/se.cret, se.crets");
+        assert_eq!(text, "no connection to ***: some ***.s3.amazonaws.com/***, se.crets");
     }
 
     #[test]

@@ -85,6 +85,16 @@ pub(super) fn judge(backend: &Backend, error: &StoreError, seen: &Seen, pinned: 
         let remedy = lack.remedy.clone().unwrap_or_else(|| no_credentials(backend).to_owned());
         return Verdict::Tell(Error::new(ErrorKind::Access, why).code(Code::Credentials).remedy(remedy));
     }
+    if seen.no_total {
+        return Verdict::Tell(
+            Error::new(
+                ErrorKind::Storage,
+                "the server does not say how large the object is (Content-Range: bytes …/*), and not when it is asked with \
+                 HEAD either",
+            )
+            .remedy("Have the server, or the proxy in front of it, send the size; or download the files first"),
+        );
+    }
     if seen.repeats {
         return Verdict::Tell(endless_listing(backend.provider.name()));
     }
@@ -151,7 +161,12 @@ fn no_ranges(provider: Provider) -> Error {
 fn refused(backend: &Backend, refusal: &Refusal, pinned: bool) -> Verdict {
     let code = refusal.code.as_deref().unwrap_or_default();
     let tell = |kind, remedy: String| {
-        Verdict::Tell(Error::new(kind, backend.environment.scrub(&sentence(backend, refusal))).remedy(remedy))
+        let error = Error::new(kind, backend.environment.scrub(&sentence(backend, refusal))).remedy(remedy);
+        let error = error.detail("status", refusal.status);
+        Verdict::Tell(match &refusal.code {
+            Some(code) => error.detail("server_code", backend.environment.scrub(code)),
+            None => error,
+        })
     };
     let replaced = pinned && matches!(refusal.status, 404 | 410 | 416);
     if let Some(page) = backend.page.as_deref().filter(|_| !replaced)

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 
 use super::address::Address;
-use super::backend::{Made, never_again, normal, refused};
+use super::backend::{Made, check_endpoint, never_again, normal, refused};
 use super::environment::Environment;
 use super::google::{self, Account, well_known};
 use super::keys::{Keys, Renewable};
@@ -102,8 +102,11 @@ pub(super) fn make(
     if let Some(keys) = &keys {
         builder = builder.with_credentials(Arc::clone(keys) as _);
     }
-    let endpoint = builder.get_config_value(&GoogleConfigKey::BaseUrl);
-    let endpoint = normal(endpoint.as_deref().unwrap_or("https://storage.googleapis.com"));
+    // A service account's file may say where its storage is: what is kept of it must be known by that place.
+    let set = builder.get_config_value(&GoogleConfigKey::BaseUrl).or_else(|| base_url_of_key(&builder));
+    let endpoint = set.as_deref().unwrap_or("https://storage.googleapis.com");
+    check_endpoint("the endpoint of Google's storage", endpoint)?;
+    let endpoint = normal(endpoint);
     let store = builder
         .with_bucket_name(&address.bucket)
         .with_retry(never_again())
@@ -114,6 +117,52 @@ pub(super) fn make(
     Ok(Made { store: Arc::new(store), credentials, keys, region: None, endpoint })
 }
 
+/// The URL of storage that the file of a service account's key names, by which `object_store` goes too.
+fn base_url_of_key(builder: &GoogleCloudStorageBuilder) -> Option<String> {
+    #[derive(serde::Deserialize)]
+    struct File {
+        gcs_base_url: Option<String>,
+    }
+    let given = |key| builder.get_config_value(&key);
+    let text = given(GoogleConfigKey::ServiceAccountKey)
+        .or_else(|| std::fs::read_to_string(given(GoogleConfigKey::ServiceAccount)?).ok())?;
+    serde_json::from_str::<File>(&text).ok()?.gcs_base_url
+}
+
 /// What to do where there are no credentials.
 pub(super) const REMEDY: &str = "Set GOOGLE_APPLICATION_CREDENTIALS to a service account's key file, run `gcloud auth \
                                  application-default login`, or set GOOGLE_SKIP_SIGNATURE=true for a public bucket";
+
+#[cfg(test)]
+mod tests {
+    use crate::store::remote::{Environment, Patience, RemoteStore};
+
+    #[test]
+    fn the_storage_that_a_service_accounts_file_names_tells_its_objects_from_others() {
+        let key = |url: &str| {
+            let url = if url.is_empty() { String::new() } else { format!(", \"gcs_base_url\": \"{url}\"") };
+            format!(
+                "{{\"private_key\": \"k\", \"private_key_id\": \"i\", \"client_email\": \"e\", \"disable_oauth\": true{url}}}"
+            )
+        };
+        let resource = |variables: &[(&str, &str)]| {
+            let store = RemoteStore::new(Environment::of(variables.iter().copied()), Patience::default());
+            store.resource("gs://b/a").unwrap()
+        };
+        let (one, other, none) = (key("https://one.example:4443/"), key("https://other.example"), key(""));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), &one).unwrap();
+        let path = file.path().to_str().unwrap();
+        let of_one = resource(&[("GOOGLE_SERVICE_ACCOUNT_KEY", &one)]);
+        assert!(of_one.starts_with("https://one.example:4443\n"), "{of_one}");
+        assert_eq!(resource(&[("GOOGLE_SERVICE_ACCOUNT", path)]), of_one);
+        assert_eq!(resource(&[("GOOGLE_BASE_URL", "https://one.example:4443")]), of_one);
+        let of_other = resource(&[("GOOGLE_SERVICE_ACCOUNT_KEY", &other)]);
+        let of_google = resource(&[("GOOGLE_SERVICE_ACCOUNT_KEY", &none)]);
+        assert!(of_one != of_other && of_other != of_google && of_google != of_one);
+        // What is set comes first, as where requests go.
+        let set =
+            resource(&[("GOOGLE_SERVICE_ACCOUNT_KEY", &one), ("GOOGLE_BASE_URL", "https://other.example")]);
+        assert_eq!(set, of_other);
+    }
+}

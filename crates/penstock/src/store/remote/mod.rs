@@ -14,7 +14,7 @@
 //! * `object`: an open object; `pace`: when one of its ranges is slow.
 //! * `course`: what the requests of one load share.
 //! * `listing`: what is under a prefix; `sieve`: keys there that cannot be held. `web`: finding a checkpoint on a server that cannot list;
-//!   `whole`: servers that do not answer to ranges.
+//!   `whole`: servers that do not answer to ranges; `total`: those that do not say how large objects are.
 //! * `hub`: repositories of the Hugging Face hub.
 //!
 //! Secrets come in with the environment and with locations. They go to the servers they are for, and nowhere else:
@@ -44,6 +44,7 @@ mod runtime;
 mod s3;
 mod s3_hosts;
 mod sieve;
+mod total;
 mod transport;
 mod trust;
 mod web;
@@ -51,13 +52,14 @@ mod whole;
 mod witness;
 
 use std::borrow::Cow;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use object_store::path::Path;
 use object_store::{GetOptions, ObjectMeta};
 
-use super::{CachePolicy, Entry, Identity, LocalStore, Object, Store};
+use super::{CachePolicy, Entry, Identity, LocalStore, Object, Store, location};
 use crate::closest::closest;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -135,7 +137,8 @@ impl RemoteStore {
             });
             let listed = listed.map_err(|error| error.object(address.shown()))?;
             if listed.objects.is_empty() && listed.directories.is_empty() {
-                beside = self.neighbours(&address, &backend);
+                let told = self.neighbours(&address, &backend);
+                beside = told.map(|told| backend.environment.scrub(&told));
             }
             listed
         };
@@ -196,7 +199,14 @@ impl RemoteStore {
         }
         let plain = match super::is_key(location) {
             true => location.to_owned(),
-            false => super::shown(location).into_owned(),
+            false => {
+                let shown = super::shown(location);
+                match shown.contains(location::HIDDEN) {
+                    // Another URL of the same server may be shown in the same way.
+                    true => format!("{shown} {:016x}", digest(location)),
+                    false => shown.into_owned(),
+                }
+            }
         };
         if Address::parse(location)?.provider == Provider::Web {
             return Ok(plain);
@@ -303,6 +313,13 @@ impl Store for RemoteStore {
     fn interrupt(&self) {
         self.course.interrupt();
     }
+}
+
+/// A number that tells one text from others, and does not tell what it says.
+fn digest(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// What is in a place, for people: a few names of it.

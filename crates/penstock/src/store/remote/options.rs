@@ -269,14 +269,53 @@ impl Environment {
                 .remedy("Write a user and a password in the URL (https://user:password@host/path), or a URL that is signed"));
         }
         let meant: &[Provider] = if providers.is_empty() { &PROVIDERS } else { &providers };
-        for (name, _) in options {
+        for (name, value) in options {
             if !meant.iter().any(|provider| variable(*provider, name).is_some()) {
                 return Err(unknown(name, meant));
+            }
+            let of =
+                |provider: &&Provider| variable(**provider, name).and_then(|variable| words(name, variable));
+            // Of stores that share a name, one may take any text.
+            let takes_words =
+                meant.iter().filter(|of| variable(**of, name).is_some()).all(|store| of(&store).is_some());
+            if let Some(allowed) = meant.iter().find_map(|store| of(&store)).filter(|_| takes_words)
+                && !value.is_empty()
+                && !allowed.iter().any(|word| value.trim().eq_ignore_ascii_case(word))
+            {
+                // Not the value: it may be a secret in the wrong place.
+                let cause = format!("the value of the storage option {name:?} is none that it can have");
+                return Err(Error::new(ErrorKind::Config, cause)
+                    .remedy(format!("Give one of {}", allowed.join(", "))));
             }
         }
         providers.iter().try_fold(self.clone(), |environment, of| laid_over(&environment, *of, options))
     }
 }
+
+/// The words that an option's value is one of; none where it may be any text.
+fn words(name: &str, variable: Option<&str>) -> Option<&'static [&'static str]> {
+    const SWITCHES: [&str; 6] = [
+        AWS_ANONYMOUS,
+        GOOGLE_ANONYMOUS,
+        AZURE_ANONYMOUS,
+        HUB_ANONYMOUS,
+        "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
+        "AZURE_USE_AZURE_CLI",
+    ];
+    // What reading does not need is checked all the same.
+    const UNUSED: [&str; 4] = ["allow_http", "aws_allow_http", "azure_allow_http", "use_ssl"];
+    match variable {
+        Some("AWS_REQUEST_PAYER") => {
+            Some(&["true", "false", "requester", "bucketowner", "1", "0", "yes", "no", "on", "off"])
+        }
+        Some(variable) if SWITCHES.contains(&variable) => Some(&SWITCH),
+        None if UNUSED.contains(&&*name.to_ascii_lowercase()) => Some(&SWITCH),
+        _ => None,
+    }
+}
+
+/// What says yes or no.
+const SWITCH: [&str; 8] = ["true", "false", "1", "0", "yes", "no", "on", "off"];
 
 /// The store of a location; none for a path, and for what will be refused.
 fn provider(location: &str) -> Option<Provider> {
@@ -437,6 +476,32 @@ mod tests {
         }
         let given = with(&[(HUB_TOKEN, "old")], &[("token", "false")], "hf://o/n").unwrap();
         assert_eq!((got(&given, HUB_TOKEN), got(&given, HUB_ANONYMOUS).as_deref()), (None, Some("true")));
+    }
+
+    #[test]
+    fn a_word_that_says_neither_yes_nor_no_is_refused() {
+        for (location, option) in [
+            ("s3://b/k", "anon"),
+            ("s3://b/k", "virtual_hosted_style_request"),
+            ("s3://b/k", "requester_pays"),
+            ("s3://b/k", "use_ssl"),
+            ("gs://b/k", "skip_signature"),
+            ("az://c/k", "Use_Azure_Cli"),
+            ("hf://o/n", "anonymous"),
+            ("/a/path", "anon"),
+        ] {
+            let error = with(&[], &[(option, "SENTINEL")], location).map(drop).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+            assert!(
+                error.to_string().contains("Give one of true, false")
+                    && !error.to_string().contains("SENTINEL"),
+                "{error}"
+            );
+            for word in ["True", "0", ""] {
+                assert!(with(&[], &[(option, word)], location).is_ok(), "{option}={word}");
+            }
+        }
+        assert!(with(&[], &[("request_payer", "requester")], "s3://b/k").is_ok());
     }
 
     #[test]

@@ -8,6 +8,7 @@ use reqwest::{ClientBuilder, NoProxy, Proxy};
 
 use super::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::location::is_doubtful_setting;
 
 /// The proxies of an environment. Their URLs may hold passwords, so they have no `Debug` form.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
@@ -62,11 +63,13 @@ impl Proxies {
             self.http.as_ref().map(|setting| (setting, Proxy::http(&setting.url))),
             self.https.as_ref().map(|setting| (setting, Proxy::https(&setting.url))),
         ];
-        for (Setting { variable, .. }, proxy) in made.into_iter().flatten() {
-            let proxy = proxy.map_err(|_| {
+        for (Setting { variable, url }, proxy) in made.into_iter().flatten() {
+            let proxy = proxy.ok().filter(|_| !is_doubtful_setting(url) && is_uri(url)).ok_or_else(|| {
                 // Not its value: a password in what is no URL cannot be told from the rest.
-                Error::new(ErrorKind::Config, format!("{variable} is not the URL of a proxy"))
-                    .remedy(format!("Write {variable}=http://host:port, or unset it"))
+                Error::new(ErrorKind::Config, format!("{variable} is not the URL of a proxy")).remedy(format!(
+                    "Write {variable}=http://host:port, or unset it; what is special in a user and a password is escaped \
+                     (%2F for /, %3F for ?, %23 for #, %40 for @)"
+                ))
             })?;
             builder = builder.proxy(proxy.no_proxy(except()));
         }
@@ -83,6 +86,14 @@ impl Proxies {
         let found = matcher.intercept(&url)?;
         let setting = if url.scheme_str() == Some("https") { &self.https } else { &self.http };
         Some(format!("{} ({})", found.uri().authority()?, setting.as_ref()?.variable))
+    }
+}
+
+/// Whether the client can take it apart, with a scheme or without.
+fn is_uri(url: &str) -> bool {
+    match url.contains("://") {
+        true => url.parse::<Uri>().is_ok(),
+        false => format!("http://{url}").parse::<Uri>().is_ok(),
     }
 }
 
@@ -126,10 +137,14 @@ mod tests {
 
     #[test]
     fn what_is_no_proxy_is_refused_by_name_without_its_password() {
-        let environment = Environment::of([("HTTPS_PROXY", "http://u:SENTINEL@[bad")]);
-        let error = Proxies::of(&environment).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Config);
-        assert!(error.to_string().contains("HTTPS_PROXY="), "{error}");
-        assert!(!error.to_string().contains("SENTINEL"), "{error}");
+        for url in
+            ["http://u:SENTINEL@[bad", "http://u:SENT/INEL@p:1", "u:1#SENTINEL@p:1", "http://SENTINEL/x:1@p"]
+        {
+            let environment = Environment::of([("HTTPS_PROXY", url)]);
+            let error = Proxies::of(&environment).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config);
+            assert!(error.to_string().contains("HTTPS_PROXY="), "{error}");
+            assert!(!error.to_string().contains("SENTINEL"), "{error}");
+        }
     }
 }

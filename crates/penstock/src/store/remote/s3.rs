@@ -18,7 +18,7 @@ use object_store::aws::AmazonS3Builder;
 
 use super::address::Address;
 use super::aws::{Chain, DEFAULT_REGION};
-use super::backend::{Made, never_again, normal, refused};
+use super::backend::{Made, check_endpoint, never_again, normal, refused};
 use super::course::Course;
 use super::environment::Environment;
 use super::keys::{Keys, Renewable};
@@ -27,6 +27,7 @@ use super::s3_hosts::{self, AccessPoint, Variant, is_arn};
 use super::transport::{ClientKey, Connector};
 use super::trust::Bundle;
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::location::shown_setting;
 
 const ANONYMOUS: [&str; 2] = ["AWS_SKIP_SIGNATURE", "AWS_NO_SIGN_REQUEST"];
 const IGNORE_ENDPOINTS: &str = "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS";
@@ -71,7 +72,7 @@ pub(super) fn make(
     let served_by = endpoint.as_deref().map_or_else(|| s3_hosts::partition(&region).to_owned(), normal);
     builder = match endpoint {
         Some(endpoint) => {
-            let by_host = by_host(environment, profile.as_ref());
+            let by_host = by_host(environment, profile.as_ref())?;
             custom(builder, &endpoint, (bucket, point.as_ref(), by_host), environment)?
         }
         None if express => builder.with_s3_express(true),
@@ -144,15 +145,22 @@ fn certificates(environment: &Environment, profile: Option<&Profile>) -> Option<
 }
 
 /// Whether buckets of a custom endpoint are parts of its host's name.
-fn by_host(environment: &Environment, profile: Option<&Profile>) -> bool {
+fn by_host(environment: &Environment, profile: Option<&Profile>) -> Result<bool> {
     const VARIABLE: &str = "AWS_VIRTUAL_HOSTED_STYLE_REQUEST";
     if environment.get(&[VARIABLE]).is_some() {
-        return environment.is_set(&[VARIABLE]);
+        return Ok(environment.is_set(&[VARIABLE]));
     }
     // Settings below `s3 =` are one value of several lines.
     let settings = profile.and_then(|profile| profile.get(VARIABLE, "s3")).unwrap_or_default();
     let mut pairs = settings.lines().filter_map(|line| line.split_once('='));
-    pairs.any(|(name, value)| (name.trim(), value.trim()) == ("addressing_style", "virtual"))
+    match pairs.find(|(name, _)| name.trim() == "addressing_style").map(|(_, style)| style.trim()) {
+        Some("virtual") => Ok(true),
+        None | Some("path" | "auto") => Ok(false),
+        Some(style) => {
+            let cause = format!("the profile's addressing_style = {style:?} is none that S3 has");
+            Err(Error::new(ErrorKind::Config, cause).remedy("Write auto, path or virtual"))
+        }
+    }
 }
 
 /// Which of AWS's endpoints variables or the profile want.
@@ -174,10 +182,12 @@ fn custom(
     environment: &Environment,
 ) -> Result<AmazonS3Builder> {
     let refuse = |cause: &str| {
-        Error::new(ErrorKind::Config, format!("the S3 endpoint {:?} {cause}", environment.scrub(endpoint)))
+        let shown = environment.scrub(&shown_setting(endpoint));
+        Error::new(ErrorKind::Config, format!("the S3 endpoint {shown:?} {cause}"))
             .remedy("Set AWS_ENDPOINT_URL_S3 to a URL such as https://storage.example.com:9000")
     };
     let url = url::Url::parse(endpoint).map_err(|_| refuse("is not a URL"))?;
+    check_endpoint("the S3 endpoint", endpoint)?;
     let Some(host) = url.host_str().filter(|_| ["http", "https"].contains(&url.scheme())) else {
         return Err(refuse("is not an HTTP URL"));
     };

@@ -12,7 +12,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderName, LAST_MODIFIED, RANGE};
+use http::header::{
+    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderName, LAST_MODIFIED, RANGE,
+};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use http_body_util::BodyExt;
 use object_store::ClientOptions;
@@ -28,6 +30,7 @@ use super::proxies::Proxies;
 use super::retry::Patience;
 use super::runtime::{self, Net};
 use super::sieve::Sieve;
+use super::total::{self, Totals};
 use super::trust::{self, Bundle};
 use super::whole;
 use super::witness::{Lost, MAX_ERROR_BODY, Refusal, Witness};
@@ -126,13 +129,13 @@ pub(super) struct Connector(pub(super) ClientKey);
 
 impl HttpConnector for Connector {
     fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
-        Ok(HttpClient::new(Service(self.0.clone())))
+        Ok(HttpClient::new(Service(self.0.clone(), Totals::default())))
     }
 }
 
 /// Sends a request with the client of the lane that it is made in, and writes down what comes of it.
 #[derive(Debug)]
-struct Service(ClientKey);
+struct Service(ClientKey, Totals);
 
 #[async_trait]
 impl HttpService for Service {
@@ -154,13 +157,18 @@ impl HttpService for Service {
             .to_string()
             .parse()
             .map_err(|error| HttpError::new(HttpErrorKind::Unknown, Bad(error)))?;
+        let (asked, signed) = (url::Url::clone(&url), parts.headers.contains_key(AUTHORIZATION));
         // A user and a password in the URL become a header here, as clients of HTTP do.
         let mut request = client.request::<url::Url>(parts.method, url).headers(parts.headers);
         if let Some(bytes) = body.as_bytes().filter(|bytes| !bytes.is_empty()) {
             request = request.body(bytes.clone());
         }
         let request = request.build().map_err(http_error)?;
-        let (status, headers, body) = send(&self.0, &client, request, &host).await.map_err(http_error)?;
+        let (status, mut headers, body) = send(&self.0, &client, request, &host).await.map_err(http_error)?;
+        if status == StatusCode::PARTIAL_CONTENT && total::is_missing(&headers) {
+            let told = total::tell(&mut headers, &self.1, &client, asked, signed).await;
+            told.map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
+        }
         let body = match sieve.filter(|_| status.is_success()) {
             Some(sieve) => sieve.sift(body.bytes().await?).into(),
             None => body,

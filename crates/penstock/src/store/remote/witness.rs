@@ -48,6 +48,8 @@ pub(super) struct Seen {
     pub(super) credentials: Option<Lack>,
     /// Whether a page of a listing led back to one before it.
     pub(super) repeats: bool,
+    /// Whether a part of an object came, and nothing said how large the object is.
+    pub(super) no_total: bool,
 }
 
 /// A request without an answer.

@@ -7,6 +7,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 
 use super::one_part;
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::shown;
 
 /// What need not be escaped in a part of a URL's path.
 const PART: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
@@ -71,7 +72,7 @@ impl HubAddress {
     pub(super) fn parse(location: &str) -> Result<Self> {
         let refuse = |cause: &'static str| {
             Error::new(ErrorKind::NotFound, cause)
-                .object(location)
+                .object(shown(location))
                 .remedy("Write hf://org/name, hf://org/name@revision or hf://org/name@revision/path")
         };
         let rest = location
@@ -89,8 +90,13 @@ impl HubAddress {
         };
         let Some((organisation, rest)) = rest.split_once('/') else {
             let (name, revision) = rest.split_at(rest.find('@').unwrap_or(rest.len()));
+            // The remedy repeats both, so neither may be of a user and a password.
+            let is_plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
+            if !is_plain || revision.get(1..).unwrap_or_default().contains([':', '@']) {
+                return Err(refuse("this is no repository's name"));
+            }
             let cause = "a repository's name has two parts: its organisation's and its own";
-            let error = Error::new(ErrorKind::NotFound, cause).object(location);
+            let error = Error::new(ErrorKind::NotFound, cause).object(shown(location));
             return Err(error.remedy(one_part::remedy(name, revision)));
         };
         let name_end = rest.find(['/', '@']).unwrap_or(rest.len());

@@ -37,8 +37,9 @@ use super::retry::Patience;
 use super::transport::ClientKey;
 use super::{open, told};
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::location::HIDDEN;
 use crate::store::standin::StandIn;
-use crate::store::{Identity, LocalStore, Object, Store, location_of};
+use crate::store::{Identity, LocalStore, Object, Store, location_of, shown};
 
 use address::{HubAddress, Kind};
 use api::Api;
@@ -107,7 +108,7 @@ impl<'a> Hub<'a> {
     /// Opens a file at the commit that its revision is.
     pub(super) fn open(&self, location: &str) -> Result<Arc<dyn Object>> {
         let address = HubAddress::parse(location)?;
-        self.open_address(&address).map_err(|error| error.object(location))
+        self.open_address(&address).map_err(|error| error.object(shown(location)))
     }
 
     fn open_address(&self, address: &HubAddress) -> Result<Arc<dyn Object>> {
@@ -155,7 +156,7 @@ impl<'a> Hub<'a> {
                 Arc::new(RemoteObject { location, backend, path, meta, head, course });
             Ok(object)
         };
-        opened().map_err(|error: Error| error.object(location))
+        opened().map_err(|error: Error| error.object(shown(location)))
     }
 
     /// The file of the cache that is the version with that identity, if there is one.
@@ -182,7 +183,7 @@ impl<'a> Hub<'a> {
             }
             Ok(listing)
         };
-        listed().map_err(|error: Error| error.object(location))
+        listed().map_err(|error: Error| error.object(shown(location)))
     }
 
     /// The commit that the revision is, now and for as long as this store lives.
@@ -234,9 +235,12 @@ impl<'a> Hub<'a> {
 
     fn sender(&self) -> Result<Sender> {
         let Settings { endpoint, login, token, .. } = &self.settings;
-        let endpoint: Url = endpoint.parse().ok().filter(Url::has_host).ok_or_else(|| {
-            Error::new(ErrorKind::Config, format!("HF_ENDPOINT={endpoint} is no URL"))
-                .remedy("Write HF_ENDPOINT=https://host, or unset it")
+        let parsed = endpoint.parse().ok().filter(Url::has_host).filter(|_| !endpoint.contains(HIDDEN));
+        let endpoint: Url = parsed.ok_or_else(|| {
+            Error::new(ErrorKind::Config, format!("HF_ENDPOINT={endpoint} is no URL")).remedy(
+                "Write HF_ENDPOINT=https://host, or unset it; what is special in a user and a password is escaped (%2F \
+                 for /, %3F for ?, %23 for #, %40 for @)",
+            )
         })?;
         let client = ClientKey::of(self.environment, Provider::Hub, self.patience, false)?;
         let sender = Sender::new(client.clone(), &endpoint, token.as_deref());

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use url::Url;
 
+use crate::store::location::{is_doubtful_setting, shown_setting};
 use crate::store::remote::environment::Environment;
 use crate::store::remote::options::HUB_ANONYMOUS;
 
@@ -64,13 +65,13 @@ impl Settings {
 /// Where the hub is, and the same with its user and password, if it is given with one.
 pub(super) fn endpoint(environment: &Environment) -> (String, Option<Url>) {
     let given = environment.get(&["HF_ENDPOINT"]).unwrap_or(DEFAULT_ENDPOINT).trim().trim_end_matches('/');
-    match given.parse::<Url>() {
-        Ok(url) if !url.username().is_empty() || url.password().is_some() => {
+    match given.parse::<Url>().ok().filter(|_| !is_doubtful_setting(given)) {
+        Some(url) if !url.username().is_empty() || url.password().is_some() => {
             (crate::store::shown(given).trim_end_matches('/').to_owned(), Some(url))
         }
-        Ok(url) if url.has_host() => (given.to_owned(), None),
+        Some(url) if url.has_host() => (given.to_owned(), None),
         // What leads nowhere may still begin with a password, and is shown.
-        _ => (given.rsplit('@').next().unwrap_or(given).to_owned(), None),
+        _ => (shown_setting(given).into_owned(), None),
     }
 }
 
@@ -163,7 +164,11 @@ mod tests {
         assert_eq!(found.login.unwrap().password(), Some("SENTINEL"));
         assert!(found.token_from.contains("HF_ENDPOINT"));
         let nonsense = settings(&[("HF_ENDPOINT", "u:SENTINEL@m"), ("HF_TOKEN", "hf_token")]);
-        assert_eq!((&*nonsense.endpoint, nonsense.token.as_deref()), ("m", Some("hf_token")));
+        assert_eq!((&*nonsense.endpoint, nonsense.token.as_deref()), ("***@m", Some("hf_token")));
+        for unescaped in ["https://u:SENT/INEL@m", "https://u:SENT#INEL@m", "https://u/SENTINEL@m"] {
+            let found = settings(&[("HF_ENDPOINT", unescaped)]);
+            assert!(found.endpoint.starts_with("https://***") && found.login.is_none(), "{}", found.endpoint);
+        }
     }
 
     #[test]
