@@ -36,13 +36,12 @@ pub fn interruptibly<T: Send>(
                         let _ = py.detach(|| done.recv());
                     })?;
                 }
-                // The work panicked, which is a bug; pyo3 tells Python of it.
-                Err(RecvTimeoutError::Disconnected) => match working.join() {
-                    Err(panic) => std::panic::resume_unwind(panic),
-                    Ok(()) => {
-                        return Err(Failure(Error::new(ErrorKind::Cancelled, "opening was cancelled")).into());
-                    }
-                },
+                // The work panicked, which is a bug; what it said is on the standard error.
+                Err(RecvTimeoutError::Disconnected) => {
+                    drop(working.join());
+                    let cause = "opening panicked; this is a bug of Penstock";
+                    return Err(Failure(Error::new(ErrorKind::Storage, cause)).into());
+                }
             }
         }
     })

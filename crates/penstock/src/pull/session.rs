@@ -86,8 +86,6 @@ struct Shared {
     done_bytes: AtomicU64,
     bytes: AtomicU64,
     fetched_bytes: AtomicU64,
-    /// The lock that another pull holds.
-    waits_for: Mutex<Option<PathBuf>>,
 }
 
 impl Pull {
@@ -122,7 +120,6 @@ impl Pull {
             failure: Mutex::default(),
             done_bytes: AtomicU64::new(0),
             fetched_bytes: AtomicU64::new(0),
-            waits_for: Mutex::default(),
         });
         let (sender, ended) = channel();
         let (working, destination) = (Arc::clone(&shared), destination.to_owned());
@@ -138,11 +135,6 @@ impl Pull {
     pub fn progress(&self) -> Progress {
         let done_bytes = self.shared.done_bytes.load(Ordering::Relaxed);
         Progress { done_bytes, bytes: self.shared.bytes.load(Ordering::Relaxed).max(done_bytes) }
-    }
-
-    /// The lock for which it has been waiting for some seconds, as another pull to the same directory goes on.
-    pub fn waits_for(&self) -> Option<PathBuf> {
-        if self.owner.is_current() { lock(&self.shared.waits_for).clone() } else { None }
     }
 
     /// Waits for the end, at most for `timeout`; `None` while it goes on.
@@ -215,10 +207,8 @@ impl Shared {
         let began = Instant::now();
         let waits = |path: PathBuf| {
             tracing::warn!(lock = %path.display(), "waiting for another pull to this directory to end");
-            *lock(&self.waits_for) = Some(path);
         };
         let tree = Tree::open(destination, || self.is_cancelled(), waits)?;
-        *lock(&self.waits_for) = None;
         let Some(tree) = tree else { return Err(cancelled()) };
         let ledger = Ledger::open(&tree)?;
         let mut wanted = Vec::new();

@@ -266,3 +266,75 @@ fn an_empty_bucket_says_so() {
         says(&error, &["s3://bucket", "no object"]);
     }
 }
+
+/// An S3 store with these settings besides keys, at AWS unless one of them is an endpoint.
+fn s3_with(settings: &[(&str, &str)]) -> RemoteStore {
+    let keys =
+        [("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCESS_KEY", "secret"), ("AWS_REGION", "us-east-1")];
+    let last = |name: &str| settings.iter().find(|(set, _)| *set == name);
+    let kept = keys.into_iter().filter(|(name, _)| last(name).is_none());
+    RemoteStore::new(Environment::of(kept.chain(settings.iter().copied())), patience())
+}
+
+#[test]
+fn what_is_no_bucket_s_name_is_said_to_be_none() {
+    let locations = [
+        "s3://minio:9000/bucket/m",
+        "s3://my bucket/m",
+        "s3://[x/m",
+        "s3://AKIAKEY:SECRET/KEY@bucket/m",
+        "s3://AKIAKEY:SECRETKEY@bucket/m",
+        "s3://a\\b/m",
+        "s3://ü/m",
+    ];
+    for location in locations {
+        for endpoint in [None, Some(("AWS_ENDPOINT_URL", "http://127.0.0.1:9"))] {
+            // A server of one's own may have names with a colon.
+            if endpoint.is_some() && location.contains("minio:9000") {
+                continue;
+            }
+            let store = s3_with(endpoint.as_slice());
+            let open = store.open(location).map(drop).unwrap_err();
+            let list = store.list(location).map(drop).unwrap_err();
+            for error in [open, list] {
+                assert_eq!(error.kind(), ErrorKind::NotFound, "{location}: {error}");
+                assert!(error.to_string().contains("no name of an S3 bucket"), "{location}: {error}");
+                assert!(!error.to_string().contains("SECRET"), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn settings_that_no_request_can_carry_are_errors_that_name_them() {
+    let settings = [
+        ("AWS_ACCESS_KEY_ID", "a\nb"),
+        ("AWS_SESSION_TOKEN", "to\nken-SECRET"),
+        ("AWS_SESSION_TOKEN", "tokenü-SECRET"),
+        ("AWS_REGION", "us east"),
+        ("AWS_REGION", "us:east/x"),
+    ];
+    for (name, value) in settings {
+        for endpoint in [None, Some(("AWS_ENDPOINT_URL", "http://127.0.0.1:9"))] {
+            let set: Vec<_> = endpoint.into_iter().chain([(name, value)]).collect();
+            let error = s3_with(&set).open("s3://bucket/m").map(drop).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{name}={value:?}: {error}");
+            assert!(error.to_string().contains(name), "{error}");
+            assert!(!error.to_string().contains("SECRET"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_line_break_at_the_end_of_a_setting_is_none_of_it() {
+    let server = Server::start(Source::default());
+    let body = content(1000);
+    server.put("/bucket/m", &body);
+    let endpoint = server.url("") + "\n";
+    let store = s3_with(&[
+        ("AWS_ACCESS_KEY_ID", "key\n"),
+        ("AWS_SESSION_TOKEN", "t\r\n"),
+        ("AWS_ENDPOINT_URL", &endpoint),
+    ]);
+    assert_eq!(read(&*store.open("s3://bucket/m").unwrap(), 0, 1000).unwrap().0, body);
+}

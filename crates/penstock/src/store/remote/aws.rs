@@ -20,6 +20,7 @@ use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::body::SdkBody;
 use object_store::aws::AwsCredential;
 
+use super::environment::fits_header;
 use super::keys::{Fetched, Source};
 use super::profile::{Profile, innermost};
 use super::transport::{ClientKey, send};
@@ -44,6 +45,13 @@ impl Source for Chain {
     async fn fetch(&self) -> Result<Fetched<AwsCredential>, Lack> {
         let asked = self.provider.provide_credentials().await;
         let credentials = asked.map_err(|error| explain(&error, self.profile.as_ref()))?;
+        let origin = self.given.unwrap_or_else(|| source(&credentials));
+        let mut words = std::iter::once(credentials.access_key_id()).chain(credentials.session_token());
+        if !words.all(fits_header) {
+            return Err(Lack::new(format!(
+                "the AWS credentials of {origin} hold characters that no request can carry"
+            )));
+        }
         Ok(Fetched {
             credential: AwsCredential {
                 key_id: credentials.access_key_id().to_owned(),
@@ -51,7 +59,7 @@ impl Source for Chain {
                 token: credentials.session_token().map(str::to_owned),
             },
             expires: credentials.expiry(),
-            origin: self.given.unwrap_or_else(|| source(&credentials)).to_owned(),
+            origin: origin.to_owned(),
         })
     }
 }

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
+use crate::error::{Error, ErrorKind, Result};
 use crate::store::location::{HIDDEN, shown};
 
 /// Variables of the cloud providers' own tools, by how their names begin.
@@ -90,7 +91,11 @@ impl Environment {
         Self::made(variables, BTreeSet::new(), false)
     }
 
-    fn made(variables: BTreeMap<String, String>, options: BTreeSet<String>, process: bool) -> Self {
+    fn made(mut variables: BTreeMap<String, String>, options: BTreeSet<String>, process: bool) -> Self {
+        // What is read from a file, as by a Kubernetes secret, often ends with a line break. No setting means one.
+        for value in variables.values_mut().filter(|value| value.trim().len() < value.len()) {
+            *value = value.trim().to_owned();
+        }
         let mut hasher = DefaultHasher::new();
         (&variables, &options, process).hash(&mut hasher);
         Self { fingerprint: hasher.finish(), variables, options, process, hidden: BTreeSet::new() }
@@ -133,6 +138,19 @@ impl Environment {
         self.process
     }
 
+    /// # Errors
+    /// `Config` for the first setting that goes into a request's header, and cannot.
+    pub(super) fn check_headers(&self) -> Result<()> {
+        let in_header = |name: &str| ["_TOKEN", "_KEY_ID"].iter().any(|end| name.ends_with(end));
+        let mut wrong = self.variables.iter().filter(|(name, value)| in_header(name) && !fits_header(value));
+        let Some((name, _)) = wrong.next() else { return Ok(()) };
+        let cause =
+            format!("the value of {name} holds characters that no request can carry, such as a line break");
+        Err(Error::new(ErrorKind::Config, cause)
+            .remedy("Check what it was copied from")
+            .detail("setting", name))
+    }
+
     /// The value of the first of `names` that is set.
     pub(super) fn get(&self, names: &[&str]) -> Option<&str> {
         names.iter().find_map(|name| self.variables.get(*name)).map(String::as_str)
@@ -169,6 +187,11 @@ impl Environment {
         }
         self.hidden.iter().fold(without_secrets(&text), |text, word| without_word(&text, word))
     }
+}
+
+/// Whether a key or a token can be part of a request's header.
+pub(super) fn fits_header(value: &str) -> bool {
+    value.bytes().all(|byte| (b' '..=b'~').contains(&byte))
 }
 
 /// A text in which every URL is as it may be shown.

@@ -59,6 +59,9 @@ pub(super) fn make(
         .or_else(|| environment.get(&["AWS_REGION", "AWS_DEFAULT_REGION"]).map(str::to_owned))
         .or_else(|| profile.as_ref()?.get("AWS_REGION", "region"))
         .unwrap_or_else(|| DEFAULT_REGION.to_owned());
+    let endpoint = endpoint(environment, profile.as_ref());
+    let by_host = endpoint.is_none() || by_host(environment, profile.as_ref())?;
+    check_names(address, &region, point.is_some(), by_host)?;
     let mut builder = AmazonS3Builder::new()
         .with_bucket_name(bucket)
         .with_region(&region)
@@ -66,15 +69,11 @@ pub(super) fn make(
         .with_skip_signature(anonymous)
         .with_request_payer(requester_pays(environment))
         .with_http_connector(Connector(client.clone()));
-    let endpoint = endpoint(environment, profile.as_ref());
     let express = bucket.ends_with("--x-s3");
     // Names of buckets are unique within a partition of AWS.
     let served_by = endpoint.as_deref().map_or_else(|| s3_hosts::partition(&region).to_owned(), normal);
     builder = match endpoint {
-        Some(endpoint) => {
-            let by_host = by_host(environment, profile.as_ref())?;
-            custom(builder, &endpoint, (bucket, point.as_ref(), by_host), environment)?
-        }
+        Some(endpoint) => custom(builder, &endpoint, (bucket, point.as_ref(), by_host), environment)?,
         None if express => builder.with_s3_express(true),
         None => {
             let variant = variant(environment, profile.as_ref());
@@ -114,6 +113,30 @@ pub(super) fn make(
         region: Some(region),
         endpoint: served_by,
     })
+}
+
+/// Refuses names that no URL can be made of.
+///
+/// # Errors
+/// `NotFound` for the bucket, `Config` for the region.
+fn check_names(address: &Address, region: &str, access_point: bool, by_host: bool) -> Result<()> {
+    let all = |text: &str, marks: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || marks.contains(c));
+    // Servers of one's own may have others, as Ceph's `tenant:bucket`, where they are part of the path.
+    let marks = if by_host { "-._" } else { "-._~!$'()*+,;=:" };
+    if !access_point && !all(&address.bucket, marks) {
+        let remedy = "Write s3://bucket/key. The host of a server goes into AWS_ENDPOINT_URL_S3 or \
+                      storage_options={\"endpoint_url\": …}, keys into storage_options={\"key\": …, \"secret\": …}";
+        return Err(Error::new(ErrorKind::NotFound, "this is no name of an S3 bucket")
+            .object(address.shown())
+            .remedy(remedy));
+    }
+    // It becomes part of a host's name, and of every signature.
+    if region.is_empty() || !all(region, if by_host { "-" } else { "-._" }) {
+        return Err(Error::new(ErrorKind::Config, format!("{region:?} is no name of an S3 region"))
+            .object(address.shown())
+            .remedy("Set AWS_REGION, or storage_options={\"region\": …}, to a name such as eu-central-1"));
+    }
+    Ok(())
 }
 
 /// Credentials in variables, which come first in AWS's chain too.
