@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use penstock::store::Store;
@@ -58,18 +59,15 @@ fn closing_an_entry_that_is_not_whole_keeps_nobody_from_filling_it() {
     let bytes = content(SIZE);
     let url = cached.server.put("/m", &bytes);
     let filling = cached.store().open(&url).unwrap();
+    let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let done = std::sync::atomic::AtomicBool::new(false);
-        let done = &done;
-        let cached = &cached;
-        let url = &url;
-        scope.spawn(move || {
-            while !done.load(std::sync::atomic::Ordering::Relaxed) {
-                drop(cached.store().open(url).unwrap());
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                drop(cached.store().open(&url).unwrap());
             }
         });
         check(&*filling, 0, &bytes);
-        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        done.store(true, Ordering::Relaxed);
     });
     drop(filling);
     flush();

@@ -470,26 +470,3 @@ fn what_came_over_a_slow_link_is_kept() {
     assert!(pulled.fetched_bytes <= LARGE as u64 - (6 << 20), "{}", pulled.fetched_bytes);
     assert!(fs::read(to.path().join("m.bin")).unwrap() == content(LARGE));
 }
-
-#[test]
-fn a_pull_that_waits_for_another_names_the_lock() {
-    let server = Server::start(Source::default());
-    let url = server.put("/m.bin", b"x");
-    let to = tempfile::tempdir().unwrap();
-    let lock = to.path().join(".penstock/lock");
-    fs::create_dir_all(lock.parent().unwrap()).unwrap();
-    let held = fs::File::create(&lock).unwrap();
-    held.lock().unwrap();
-    let store = web_store();
-    let mut pulling = Pull::start(&store, find(&store, &url).unwrap(), to.path(), None).unwrap();
-    assert_eq!(pulling.waits_for(), None);
-    let began = Instant::now();
-    while pulling.waits_for().is_none() {
-        assert!(pulling.wait(Duration::from_millis(20)).unwrap().is_none());
-        assert!(began.elapsed() < Duration::from_secs(60), "it waits without a word");
-    }
-    assert_eq!(pulling.waits_for(), Some(lock));
-    held.unlock().unwrap();
-    end(&mut pulling).unwrap();
-    assert_eq!(pulling.waits_for(), None);
-}
