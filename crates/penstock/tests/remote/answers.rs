@@ -181,7 +181,14 @@ fn settings_that_cannot_be_are_refused_at_once() {
         ("s3://bucket/m.safetensors", "AWS_ENDPOINT_URL", "not a url", "is not a URL"),
         ("s3://bucket/m.safetensors", "AWS_CA_BUNDLE", "/no/such/file.pem", "AWS_CA_BUNDLE"),
         ("az://container/m.safetensors", "AZURE_NOTHING", "x", "Azure Blob Storage cannot be set up"),
-        ("az://container/m.safetensors", "AZURE_STORAGE_CONNECTION_STRING", "x", "names neither"),
+        ("az://container/m.safetensors", "AZURE_STORAGE_CONNECTION_STRING", "x", "no NAME=VALUE"),
+        ("az://container/m.safetensors", "AZURE_STORAGE_CONNECTION_STRING", "AccountKey=b", "names neither"),
+        (
+            "az://container/m.safetensors",
+            "AZURE_STORAGE_CONNECTION_STRING",
+            "AccountName=a;AccountKy=b",
+            "AccountKy",
+        ),
     ];
     for (location, name, value, says_so) in tried {
         let environment =

@@ -29,6 +29,9 @@ const PATH: &AsciiSet = &CONTROLS
 pub(super) const ESCAPE: &str = "Write https://host/path or https://host:port/path; what is special in a user and a password is \
                                  escaped (%2F for /, %3F for ?, %23 for #, %40 for @)";
 
+/// Why a location is refused whose bucket can have no such name.
+pub(super) const NO_BUCKET: &str = "no bucket is called like this";
+
 /// The kinds of store that locations lead to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Provider {
@@ -146,8 +149,9 @@ impl Address {
         }
         if address.bucket.contains(['@', ':']) && !is_arn(&address.bucket) {
             return Err(refuse(
-                "no bucket is called like this",
-                "Write scheme://bucket/key: credentials go to storage_options or to the environment, not to the location",
+                NO_BUCKET,
+                "Write scheme://bucket/key: the host of a server goes to storage_options or AWS_ENDPOINT_URL_S3, \
+                 credentials to storage_options or to the environment",
             ));
         }
         Ok(address)

@@ -123,6 +123,18 @@ fn source(environment: &Environment) -> &'static str {
     .unwrap_or("the machine's managed identity")
 }
 
+/// What connection strings consist of, besides endpoints.
+const PARTS: [&str; 8] = [
+    "AccountName",
+    "AccountKey",
+    "BlobEndpoint",
+    "SharedAccessSignature",
+    "DefaultEndpointsProtocol",
+    "EndpointSuffix",
+    "UseDevelopmentStorage",
+    "DevelopmentStorageProxyUri",
+];
+
 /// The connection string's parts, if one is set.
 fn connection(environment: &Environment) -> Result<Option<HashMap<String, String>>> {
     let Some(text) = environment.get(&[CONNECTION_STRING]) else { return Ok(None) };
@@ -137,6 +149,15 @@ fn connection(environment: &Environment) -> Result<Option<HashMap<String, String
         .filter_map(|part| part.split_once('='))
         .map(|(name, value)| (name.trim().to_owned(), value.trim().to_owned()))
         .collect();
+    let known = |name: &str| PARTS.contains(&name) || name.ends_with("Endpoint");
+    if let Some(name) = parts.keys().filter(|name| !known(name)).min() {
+        // A key with a typo in its name would be no key, and the machine's identity would be asked instead.
+        let shown = if name.chars().all(|c| c.is_ascii_alphanumeric()) { name } else { "***" };
+        let cause = format!("{CONNECTION_STRING} has a part {shown:?}, which Azure does not have");
+        return Err(
+            Error::new(ErrorKind::Config, cause).remedy(format!("Its parts are {}", PARTS.join(", ")))
+        );
+    }
     if parts.get("UseDevelopmentStorage").is_some_and(|yes| yes.eq_ignore_ascii_case("true")) {
         return Ok(Some(emulator()));
     }

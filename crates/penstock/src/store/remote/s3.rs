@@ -16,7 +16,7 @@ use aws_credential_types::credential_feature::AwsCredentialFeature;
 use aws_credential_types::provider::SharedCredentialsProvider;
 use object_store::aws::AmazonS3Builder;
 
-use super::address::Address;
+use super::address::{Address, NO_BUCKET};
 use super::aws::{Chain, DEFAULT_REGION};
 use super::backend::{Made, check_endpoint, never_again, normal, refused};
 use super::course::Course;
@@ -121,14 +121,12 @@ pub(super) fn make(
 /// `NotFound` for the bucket, `Config` for the region.
 fn check_names(address: &Address, region: &str, access_point: bool, by_host: bool) -> Result<()> {
     let all = |text: &str, marks: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || marks.contains(c));
-    // Servers of one's own may have others, as Ceph's `tenant:bucket`, where they are part of the path.
-    let marks = if by_host { "-._" } else { "-._~!$'()*+,;=:" };
+    // Servers of one's own may have others, where they are part of the path.
+    let marks = if by_host { "-._" } else { "-._~!$'()*+,;=" };
     if !access_point && !all(&address.bucket, marks) {
-        let remedy = "Write s3://bucket/key. The host of a server goes into AWS_ENDPOINT_URL_S3 or \
-                      storage_options={\"endpoint_url\": …}, keys into storage_options={\"key\": …, \"secret\": …}";
-        return Err(Error::new(ErrorKind::NotFound, "this is no name of an S3 bucket")
+        return Err(Error::new(ErrorKind::NotFound, NO_BUCKET)
             .object(address.shown())
-            .remedy(remedy));
+            .remedy("Write s3://bucket/key, with the bucket's name as the console shows it"));
     }
     // It becomes part of a host's name, and of every signature.
     if region.is_empty() || !all(region, if by_host { "-" } else { "-._" }) {
