@@ -162,8 +162,8 @@ def verifying(models: dict[str, Path]) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("count", [1, 2])
 def test_every_model_is_verified_and_what_is_recorded_wrongly_is_found(models: dict[str, Path], count: int) -> None:
     loads = verifying(models)
-    # Each of these is recorded with another place left out.
-    wrong = [load | {"leaving_out": number} for number, load in enumerate(loads.values())]
+    # Each is recorded with another place left out. (Not the `g_idx` of GPTQ: constructors make it what is loaded.)
+    wrong = [load | {"leaving_out": number} for number, load in enumerate(loads.values(), 1)]
     for results in ranks(count, [*loads.values(), *wrong], tp_size=count):
         right, found = results[: len(loads)], results[len(loads) :]
         assert [result["figures"]["ordinary"] for result in right] == [0] * len(loads)

@@ -55,7 +55,7 @@ CLASSES = [
 ]  # fmt: skip
 """Of the others that transformers has, vLLM refuses to build some on a CPU, and some it does not load from what
 transformers saves."""
-AT_A_TIME = 15
+AT_A_TIME = 30
 NO_SHARDS = {"BertForMaskedLM"}
 """Which vLLM cannot load as one rank of two, whatever the format."""
 
