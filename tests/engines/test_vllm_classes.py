@@ -71,7 +71,7 @@ def result() -> Callable[[str], dict[str, Any]]:
             script = Path(__file__).parent / "vllm_classes.py"
             command = [sys.executable, str(script), *CLASSES[begin : begin + AT_A_TIME]]
             done = subprocess.run(
-                command, env=os.environ | SETTINGS, capture_output=True, text=True, timeout=550, check=False
+                command, env=os.environ | SETTINGS, capture_output=True, text=True, timeout=1200, check=False
             )
             lines = [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("RESULT ")]
             known.update(lines)
