@@ -91,7 +91,7 @@ def loaded(config: VllmConfig) -> torch.nn.Module:
         set_current_vllm_config(config),
         mock.patch("vllm.model_executor.model_loader.base_loader.process_weights_after_loading"),
         # Which collects twice for each load, most of its time for models of this size.
-        mock.patch("vllm.model_executor.model_loader.base_loader.gc"),
+        mock.patch("vllm.model_executor.model_loader.base_loader.gc", create=True),
     ):
         return loader.load_model(vllm_config=config, model_config=config.model_config)
 
