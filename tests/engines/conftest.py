@@ -163,7 +163,7 @@ def vllm() -> Run:
             env=os.environ | SETTINGS | (environment or {}),
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=1200,
             check=False,
         )
         if fails:

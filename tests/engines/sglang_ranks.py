@@ -4,8 +4,8 @@
 
 The first argument is the process's place; each other one a load: ``model``, ``load_format``, ``dtype``, ``extra`` (of
 ``--model-loader-extra-config``), ``how`` (what the model's own loading code does besides, or a dict of that by rank),
-``logged`` (what is logged at INFO is printed), ``unprocessed`` (weights stay as they were loaded: this processor has no
-kernels that would want them in another form),
+``logged`` (what is logged at INFO is printed), ``leaving_out`` (which of the places that are recorded is not read to),
+``unprocessed`` (weights stay as they were loaded: this processor has no kernels that would want them in another form),
 ``updated_by`` (a rank that updates the model from its files, while the others do not), ``environment``.
 """
 
@@ -17,7 +17,10 @@ import logging
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
+
+from leaving_out import one_place_left_out
 
 import penstock
 
@@ -116,6 +119,7 @@ def load(case: dict[str, Any]) -> dict[str, Any]:
     from sglang.srt.models import llama
 
     from penstock.engines.sglang import last_load
+    from penstock.engines.sglang import loader as sglang_loader
 
     if case.get("logged"):
         logging.basicConfig(level=logging.INFO, stream=sys.stdout, force=True)
@@ -126,6 +130,7 @@ def load(case: dict[str, Any]) -> dict[str, Any]:
     config = LoadConfig(load_format=load_format, model_loader_extra_config=case.get("extra", {}))
     loader = get_model_loader(config, model_config)
     opens = penstock.open
+    device = sglang_loader._device
     own, processes = llama.LlamaForCausalLM.load_weights, DefaultModelLoader.postprocess_weights
     if case.get("unprocessed"):
         DefaultModelLoader.postprocess_weights = staticmethod(lambda *_: None)
@@ -133,14 +138,19 @@ def load(case: dict[str, Any]) -> dict[str, Any]:
     how = how.get(str(RANK)) if isinstance(how, dict) else how
     if how == "cannot open":
         penstock.open = refusing
+    elif how == "on another device":
+        sglang_loader._device = lambda _: ("cpu", "devices of type xpu are filled by the model's own code")
     elif how:
         llama.LlamaForCausalLM.load_weights = lambda model, weights: HOW[how](own, model, weights)
+    leaving_out = one_place_left_out(case["leaving_out"]) if "leaving_out" in case else nullcontext()
     try:
-        model = loader.load_model(model_config=model_config, device_config=DeviceConfig("cpu", 0))
+        with leaving_out:
+            model = loader.load_model(model_config=model_config, device_config=DeviceConfig("cpu", 0))
     finally:
         llama.LlamaForCausalLM.load_weights = own
         DefaultModelLoader.postprocess_weights = staticmethod(processes)
         penstock.open = opens
+        sglang_loader._device = device
     KEPT.append(model)
     if case.get("updated_by") == RANK:
         # As SGLang's own updates do it, with a loader of their own.

@@ -148,6 +148,36 @@ def test_quantised_weights_are_those_of_the_stock_loader(alone: Any, method: str
     assert (ours["figures"]["materialised"], ours["figures"]["ordinary"]) == ({}, 0)
 
 
+VERIFY: dict[str, Any] = {"record": "verify"}
+
+
+def verifying(models: dict[str, Path]) -> dict[str, dict[str, Any]]:
+    half = {"dtype": "float16", "unprocessed": True}
+    return {
+        model: case(models[model], "penstock", extra=VERIFY, logged=True, **(half if model in QUANTISED else {}))
+        for model in (*MODELS, *QUANTISED)
+    }
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_every_model_is_verified_and_what_is_recorded_wrongly_is_found(models: dict[str, Path], count: int) -> None:
+    loads = verifying(models)
+    # Each is recorded with another place left out. (Not the `g_idx` of GPTQ: constructors make it what is loaded.)
+    wrong = [load | {"leaving_out": number} for number, load in enumerate(loads.values(), 1)]
+    for results in ranks(count, [*loads.values(), *wrong], tp_size=count):
+        right, found = results[: len(loads)], results[len(loads) :]
+        assert [result["figures"]["ordinary"] for result in right] == [0] * len(loads)
+        assert results[0]["log"].count("Penstock: verified: all ") == len(loads)
+        for result in found:
+            assert result["error"].startswith("VerificationError: 1 of ")
+
+
+def test_verifying_says_where_nothing_is_recorded(models: dict[str, Path]) -> None:
+    [[result]] = ranks(1, [case(models["dense"], "penstock", extra=VERIFY, logged=True, how="on another device")])
+    assert "has nothing to compare, since nothing is recorded: devices of type xpu" in result["log"]
+    assert "verified: all" not in result["log"]
+
+
 @pytest.mark.parametrize("how", UNUSUAL)
 def test_a_model_that_copies_in_threads_or_writes_to_its_weights_loads_once(alone: Any, how: str) -> None:
     result = alone[how, "penstock"]

@@ -67,6 +67,22 @@ def test_everything_is_recorded_and_read_as_one_plan(alone: Any, model: str) -> 
     assert (figures["converted"] == 0) == (model != "converted")
 
 
+@not_the_oldest
+def test_an_engine_whose_model_was_verified_computes_as_ever(vllm: Run, alone: Any, models: dict[str, Path]) -> None:
+    verify = {"load_format": "penstock", "model_loader_extra_config": {"record": "verify"}}
+    [result] = vllm({"model": str(models["experts"]), "calls": ["figures"], **verify})
+    assert result["log"].count("Penstock: verified: all ") == 1
+    assert result["figures"][0]["ordinary"] == 0
+    assert result["tokens"] == alone["experts", "auto"]["tokens"]
+
+
+def test_verifying_says_where_nothing_is_recorded(vllm: Run, models: dict[str, Path]) -> None:
+    call = ["loaded", "penstock", None, {"record": "verify"}, "is processed while it loads"]
+    [result] = vllm({"model": str(models["dense"]), "load_format": "auto", "calls": [call]})
+    assert "has nothing to compare, since nothing is recorded: vLLM processes weights while it loads" in result["log"]
+    assert "verified: all" not in result["log"]
+
+
 def test_what_people_look_for_in_the_log_is_there(alone: Any) -> None:
     log = alone["dense", "penstock"]["log"]
     assert "Loading weights took " in log

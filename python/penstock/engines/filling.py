@@ -104,6 +104,11 @@ def verify(
     logger.info("Penstock: verified: all %d parameters and buffers are equal to those of an eager load", count)
 
 
+def nothing_to_verify(logger: logging.Logger, reason: str) -> None:
+    """Says that a model which was to be verified gets no lazy tensors: comparing would find it equal to itself."""
+    logger.warning('Penstock: {"record": "verify"} has nothing to compare, since nothing is recorded: %s', reason)
+
+
 def no_safetensors(location: str) -> FormatError:
     """What to raise for a model whose files are of another format."""
     cause, location = "there are no safetensors files", shown(location)

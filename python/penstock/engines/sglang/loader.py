@@ -33,7 +33,17 @@ import penstock
 from penstock._native import shown
 from penstock.engines import ranks
 from penstock.engines.files import is_url
-from penstock.engines.filling import Pairs, Weights, fill, no_safetensors, ordinary, report, verify
+from penstock.engines.filling import (
+    Pairs,
+    Weights,
+    fill,
+    in_short,
+    no_safetensors,
+    nothing_to_verify,
+    ordinary,
+    report,
+    verify,
+)
 from penstock.engines.options import Options
 from penstock.engines.sglang import PLUGIN
 from penstock.engines.sglang.stores import small_files_of
@@ -196,7 +206,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             def load(pairs: Pairs) -> None:
                 DefaultModelLoader.load_weights_only(model, weights.renamed(pairs), target_device)
 
-            reference = self._reference(model) if self.options.record == "verify" else None
+            reference = self._reference(model, reason) if self.options.record == "verify" else None
             PenstockModelLoader.recording = reason is None
             try:
                 _, statistics = fill(
@@ -227,10 +237,13 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         config = self.options.config()
         return Recorder(self._device, progress=progress, config=config, sharing=sharing, keep="real")
 
-    def _reference(self, model: Any) -> Any:
-        """A second model like one that is not loaded yet, with the same bytes."""
+    def _reference(self, model: Any, why_ordinary: str | None) -> Any:
+        """A second model like one that is not loaded yet, with the same bytes; None where nothing is recorded."""
         if self._built is None:
             raise ConfigError('{"record": "verify"} is for models that this loader builds, not for updates of weights')
+        if why_ordinary is not None:
+            nothing_to_verify(logger, why_ordinary)
+            return None
         model_config, device_config = self._built
         quantisation = _get_quantization_config(model_config, self.load_config)
         with set_default_torch_dtype(model_config.dtype), torch.device(device_config.device):

@@ -37,7 +37,16 @@ from vllm.platforms import current_platform
 
 import penstock
 from penstock.engines import ranks
-from penstock.engines.filling import Weights, fill, no_safetensors, ordinary, report, verify
+from penstock.engines.filling import (
+    Weights,
+    fill,
+    in_short,
+    no_safetensors,
+    nothing_to_verify,
+    ordinary,
+    report,
+    verify,
+)
 from penstock.engines.objects import list_safetensors
 from penstock.engines.vllm import FORMAT, PLUGIN
 from penstock.engines.vllm.options import Options
@@ -161,6 +170,8 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         """Fills the model's parameters."""
         if model_config.quantization == "torchao":
             logger.warning("torchao's checkpoints keep tensors in pieces that vLLM joins itself: loaded as by 'auto'")
+            if self.options.record == "verify":
+                nothing_to_verify(logger, "torchao's checkpoints are loaded as by 'auto'")
             self._stock.load_weights(model, model_config)
             return
         sharing = self._sharing(model_config)
@@ -176,7 +187,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         self._init_ep_weight_filter(model_config)
         offered = list(self.weights(model_config, model))
         reason = self._reason_for_ordinary(model)
-        reference = self._reference(model, model_config) if self.options.record == "verify" else None
+        reference = self._reference(model, model_config, reason) if self.options.record == "verify" else None
         loaded, statistics = fill(model.load_weights, offered, self._recorder, why_ordinary=reason, sharing=sharing)
         if reference is not None:
             verify(reference.load_weights, offered, self._recorder, model=model, reference=reference, logger=logger)
@@ -205,14 +216,19 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         device, config = _device(self.load_config), self.options.config()
         return Recorder(device, progress=progress, config=config, sharing=sharing, keep="real")
 
-    def _reference(self, model: nn.Module, model_config: Any) -> Any:
-        """A second model like one that is not loaded yet, with the same bytes."""
+    def _reference(self, model: nn.Module, model_config: Any, why_ordinary: str | None) -> Any:
+        """A second model like one that is not loaded yet, with the same bytes; None where nothing is recorded."""
         if self._built is None:
             raise ConfigError('{"record": "verify"} is for models that this loader builds, not for reloading weights')
+        if why_ordinary is not None:
+            nothing_to_verify(logger, why_ordinary)
+            return None
         vllm_config, prefix = self._built
-        # Layers register by name in the configuration, each name once.
+        # Layers register by name in the configuration, each name once, and experts in a list that is gone through while
+        # the model computes.
         compilation = copy.copy(vllm_config.compilation_config)
         compilation.static_forward_context = {}
+        compilation.static_all_moe_layers = []
         vllm_config = copy.copy(vllm_config)
         vllm_config.compilation_config = compilation
         target = torch.device(self.load_config.device or vllm_config.device_config.device)
