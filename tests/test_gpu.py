@@ -287,7 +287,7 @@ def test_helper_threads_work_on_the_streams_of_who_asked() -> None:
 
 
 def test_what_an_engines_helper_brings_belongs_to_the_stream_of_who_asked(tmp_path: Path) -> None:
-    """Memory that is freed goes back to the pool of the stream that it was made on: another's could give it away early."""
+    """Memory that is freed goes back to the pool of its stream: that of another could give it away early."""
     path = write_raw(tmp_path / "x.safetensors", {"a": Raw("F32", (1 << 20,), raw_bytes("F32", (1 << 20,)))})
     checkpoint = penstock.open(path)
     torch.cuda.empty_cache()
@@ -297,6 +297,6 @@ def test_what_an_engines_helper_brings_belongs_to_the_stream_of_who_asked(tmp_pa
         supply.begin()
         tensor = supply.take("a")
         supply.close()
-    owners = {block["address"]: segment["stream"] for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]}
+    segments = torch.cuda.memory_snapshot()
+    owners = {block["address"]: segment["stream"] for segment in segments for block in segment["blocks"]}
     assert owners[tensor.data_ptr()] == stream.cuda_stream
-

@@ -36,6 +36,11 @@ DTYPES = [torch.float32, torch.float32, torch.float32, torch.bfloat16, torch.int
 DESTINATIONS = ["plain", "plain", "parameter", "frozen", "numpy", "overlap", "viewed", "tied", "inside", "transposed"]
 
 
+def needs_grad(tensor: torch.Tensor) -> bool:
+    """Whether a parameter is one that requires gradients. What autograd keeps of other tensors is not compared."""
+    return isinstance(tensor, nn.Parameter) and tensor.requires_grad
+
+
 class State:
     """What a running program has."""
 
@@ -445,7 +450,7 @@ _READS: list[Callable[[Any], Any]] = [
     lambda t: t.sum().item(),
     lambda t: t.tolist(),
     lambda t: bool((t > 2).any()),
-    lambda t: (tuple(t.shape), strides(t), t.dtype, str(t.device), t.is_contiguous(), t.requires_grad),
+    lambda t: (tuple(t.shape), strides(t), t.dtype, str(t.device), t.is_contiguous(), needs_grad(t)),
     lambda t: torch.equal(t, t.clone()),
     lambda t: (t.storage_offset(), t.is_cpu, t.is_meta, t.is_cuda, t.get_device(), t.dim(), t.numel(), t.nbytes),
     lambda t: float(t.reshape(-1)[0]),

@@ -19,7 +19,7 @@ def as_here(work: Callable[[], T]) -> Callable[[], T]:
     """``work``, to be called in another thread under the CUDA device, streams and modes of this one."""
     inference, grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
     streams = []
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         devices = sorted(range(torch.cuda.device_count()), key=lambda index: index == torch.cuda.current_device())
         # The last one makes its device the current one.
         streams = [torch.cuda.current_stream(device) for device in devices]

@@ -38,13 +38,52 @@ def worked_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         own = {id(constant): constant.detach().clone() for constant in constants}
         holes = iter(range(len(of)))
         holed = _holed(args, own, holes), _holed(kwargs, own, holes)
-        result = _result(Computed(func, *holed, tuple(lazy._value for lazy in of)), of)
+        call = Computed(func, *holed, tuple(lazy._value for lazy in of))
+        result = _result(call, of) if _is_in_bounds(func, args, kwargs) else NotImplemented
     if result is NotImplemented or not _is_of_default_dtype(func, result.dtype, [*of, *constants]):
         return result
     if func not in _ARITHMETIC or result.dtype != torch.get_default_dtype():
         return NotImplemented
     # As torch does first: then the result depends on its operands alone.
     return worked_out(func, _in(result.dtype, args), _in(result.dtype, kwargs))
+
+
+def _is_in_bounds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether indices are of elements that there are. False also where that is not plain.
+
+    Tensors on the meta device do not say; real ones raise IndexError.
+    """
+    if func in _SELECTS:
+        tensor, dim, index = (*args, None, None)[:3]
+        if kwargs or not isinstance(tensor, LazyTensor) or not isinstance(dim, int):
+            return False
+        return -tensor.dim() <= dim < tensor.dim() and _are_below(index, tensor.shape[dim])
+    if func is not _T.__getitem__ or not isinstance(args[0], LazyTensor):
+        return True
+    items = args[1] if isinstance(args[1], tuple) else (args[1],)
+    sizes = tuple(args[0].shape)
+    gap = next((at for at, item in enumerate(items) if item is Ellipsis), len(items))
+    before, after = items[:gap], items[gap + 1 :]
+    return _each_is_below(before, sizes) and _each_is_below(after[::-1], sizes[::-1])
+
+
+def _each_is_below(items: tuple[Any, ...], sizes: tuple[int, ...]) -> bool:
+    left = iter(sizes)
+    for item in items:
+        if isinstance(item, (slice, int)) and not isinstance(item, bool):
+            next(left, None)
+        elif item is not None and not _are_below(item, next(left, 0)):
+            return False
+    return True
+
+
+def _are_below(index: Any, size: int) -> bool:
+    """Whether whole numbers are all of a dimension of so many elements; false for what is something else."""
+    if isinstance(index, list):
+        return all(type(number) is int and -size <= number < size for number in index)
+    if type(index) not in _ORDINARY or index.dtype not in {torch.int32, torch.int64} or index.is_meta:
+        return False
+    return not index.numel() or bool(((index >= -size) & (index < size)).all())
 
 
 class _Operands:
@@ -160,6 +199,7 @@ _BITWISE = [
     _T.__lshift__, _T.__rshift__, torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor, torch.bitwise_not,
     torch.bitwise_left_shift, torch.bitwise_right_shift,
 ]  # fmt: skip
+_SELECTS = frozenset({torch.index_select, _T.index_select})
 _NAMES_DTYPE = frozenset({_T.to, _T.view})
 """Functions whose arguments say which dtype the result has."""
 _DTYPES = {**dict.fromkeys(_ARITHMETIC, _OF_NUMBERS), **dict.fromkeys(_BITWISE, _INTEGERS)}

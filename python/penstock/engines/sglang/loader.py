@@ -37,7 +37,6 @@ from penstock.engines.filling import (
     Pairs,
     Weights,
     fill,
-    in_short,
     no_safetensors,
     nothing_to_verify,
     ordinary,

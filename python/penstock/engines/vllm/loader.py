@@ -40,7 +40,6 @@ from penstock.engines import ranks
 from penstock.engines.filling import (
     Weights,
     fill,
-    in_short,
     no_safetensors,
     nothing_to_verify,
     ordinary,
