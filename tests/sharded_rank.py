@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import distributed, nn
@@ -126,9 +127,7 @@ class Rank:
         before = filled.state_dict(keep_vars=True)
         versions = {name: versions_of(tensor) for name, tensor in before.items()}
         memory = {name: memory_of(tensor) for name, tensor in before.items()}
-        self.ckpt.load_into(filled, **named)
-        stats = self.ckpt.stats
-        assert stats is not None
+        loads = self.figures_of(lambda: self.ckpt.load_into(filled, **named))
         got, wanted = filled.state_dict(keep_vars=True), expected.state_dict(keep_vars=True)
         wrong = [name for name in wanted if not same(got[name], wanted[name])]
         there = {name: versions_of(tensor) for name, tensor in got.items() if local(tensor).numel()}
@@ -143,11 +142,18 @@ class Rank:
             "moved": moved,
             "cut otherwise": cut_otherwise,
             "share": share,
-            "bytes": stats.bytes,
-            "read": stats.read_bytes,
+            "bytes": sum(stats.bytes for stats in loads),
+            "read": sum(stats.read_bytes for stats in loads),
             "placements": placements,
             "leaves": all(p.is_leaf for p in filled.parameters()),
         }
+
+    def figures_of(self, load: Callable[[], Any]) -> list[Any]:
+        """The figures of each load: there is one for each device."""
+        figures: list[Any] = []
+        with mock.patch.object(self.ckpt, "_done", figures.append):
+            load()
+        return figures
 
     def fsdp(self, model: Model, **named: Any) -> None:
         for part in (model.up, model.down, model.odd, model.few):

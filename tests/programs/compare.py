@@ -34,14 +34,14 @@ _OFTEN = {
 _ONLY_EAGER = (
     re.compile("A view was created in "),
     re.compile("Inference tensors do not track version counter"),
-    re.compile("The following operation failed in the TorchScript.*leaf Variable that requires grad", re.DOTALL),
+    re.compile(".*a leaf Variable that requires grad", re.DOTALL),
 )
-"""How messages of errors begin that only the eager load need raise.
+"""Messages of errors that only the eager load need raise.
 
 All are of autograd's own bookkeeping, not of the bits: in which mode a view was made whose memory is now written to
 with gradients, whether a tensor that was given the memory of another by ``.data`` has a version counter, and whether
-a script writes to a parameter. Lazy tensors are no views to autograd, under modes of torch an inference tensor's
-version is not asked for, and scripts are given what the modes of torch made of their arguments. A load that
+a weight itself was made to require gradients. Lazy tensors are no views and no leaves to autograd, and under modes of
+torch an inference tensor's version is not asked for. A load that
 raises neither eagerly is compared in full; one that does never ended with a model that a recorded load could differ
 from. The other direction, an error that only the recorded load raises, is always a difference.
 """

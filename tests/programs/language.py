@@ -401,7 +401,7 @@ def from_numpy(s: State, x: int, y: int, z: int) -> Any:
 
 @operation
 def read_array(s: State, x: int, y: int, z: int) -> Any:
-    s.log.append(s.arrays[x % len(s.arrays)].tolist())
+    s.log.append(repr(s.arrays[x % len(s.arrays)].tolist()))
 
 
 @operation
@@ -465,7 +465,8 @@ _READS: list[Callable[[Any], Any]] = [
 
 @operation
 def read(s: State, x: int, y: int, z: int) -> Any:
-    s.log.append(_READS[y % len(_READS)](s.get(x)))
+    # As text: a NaN is not equal to another.
+    s.log.append(repr(_READS[y % len(_READS)](s.get(x))))
 
 
 # jit and threads
@@ -556,13 +557,15 @@ def _seen(tensor: torch.Tensor) -> Any:
 
 
 def strides(tensor: torch.Tensor) -> tuple[int | None, ...]:
-    """A tensor's strides, but of dimensions of size one, which reach no element.
+    """A tensor's strides, but of dimensions of size one and of empty tensors, which reach no element.
 
     Of these torch promises nothing: ``t() + 1`` of a tensor of 4 rows and 1 column has the strides (1, 1) on the CPU
     and (4, 1) on the meta device, and ``t().abs()`` has (4, 1) on both. Nor does it look at them, but for the last of
     a tensor that is viewed as elements of another size: that works or is an error.
     """
-    return tuple(step if size != 1 else None for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    matters = tensor.numel() > 0
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return tuple(step if matters and size != 1 else None for size, step in sizes)
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

@@ -18,11 +18,15 @@ if TYPE_CHECKING:
     from penstock.recording.lazy import Memory
 
 
+_FEW = 10_000
+"""Fewer frozen objects are Python's own, which 3.12 freezes as it starts, or do not matter."""
+
+
 class Kept:
     """What a recorder's lazy tensors are views of.
 
     As a context: collections look at objects that are made in it only, since what was there before keeps no weight of
-    a load to come. Not where something is frozen already, which could not be told from what this freezes.
+    a load to come. Not where a program has frozen its objects, which could not be told from what this freezes.
     """
 
     def __init__(self) -> None:
@@ -59,7 +63,7 @@ class Kept:
             found(kept)
 
     def __enter__(self) -> None:
-        self._froze = gc.get_freeze_count() == 0
+        self._froze = gc.get_freeze_count() < _FEW
         if self._froze:
             gc.freeze()
 
