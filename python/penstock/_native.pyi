@@ -19,6 +19,7 @@ __all__ = [
     "read_object",
     "release_staging",
     "shown",
+    "shown_setting",
     "staging_usage",
 ]
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TypeVar
 
-import torch
-
 T = TypeVar("T")
 
 
 def as_here(work: Callable[[], T]) -> Callable[[], T]:
     """``work``, to be called in another thread under the CUDA device, streams and modes of this one."""
+    import torch
+
     inference, grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
     streams = []
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
