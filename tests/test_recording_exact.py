@@ -459,6 +459,61 @@ def test_an_index_that_changes_later_is_used_as_it_was(checkpoint: penstock.Chec
     check(checkpoint, load)
 
 
+@pytest.mark.parametrize("copying", ["flatten", "reshape", "contiguous", "swapaxes"])
+def test_views_of_a_converted_weight_that_torch_has_to_copy_hold_its_values(
+    checkpoint: penstock.Checkpoint, copying: str
+) -> None:
+    """Whether ``flatten`` is a view or a copy depends on strides: of windows that overlap, it is a copy."""
+    copies: dict[str, Callable[[Any], Any]] = {
+        "flatten": lambda windows: windows.flatten(),
+        "reshape": lambda windows: windows.reshape(-1, 2),
+        "contiguous": lambda windows: windows.contiguous(),
+        "swapaxes": lambda windows: windows.swapaxes(0, 1).reshape(-1),
+    }
+
+    def load(weights: Pairs) -> list[Any]:
+        converted = dict(weights)["a"].to(torch.float64)
+        windows = converted.unfold(0, 2, 1)
+        # Kept beside what was made of it: they share no memory.
+        return [converted, copies[copying](windows)]
+
+    check(checkpoint, load, keep="real")
+
+
+def test_elements_are_viewed_as_larger_ones_whatever_dimensions_of_one_there_are(
+    checkpoint: penstock.Checkpoint,
+) -> None:
+    def load(weights: Pairs) -> list[Any]:
+        weight = dict(weights)["a"]
+        return [weight[2:3].view(torch.int64), weight[:, None].view(torch.float64), weight[3:4, 2:6].view(torch.int64)]
+
+    check(checkpoint, load, keep="real")
+
+
+def test_an_index_out_of_bounds_is_an_error_where_it_is_used(checkpoint: penstock.Checkpoint) -> None:
+    def load(weights: Pairs) -> list[Any]:
+        weight = dict(weights)["a"]
+        with pytest.raises(IndexError):
+            weight[:, [0, 8]]
+        with pytest.raises(IndexError):
+            weight[..., torch.tensor([0, -9])]
+        with pytest.raises((IndexError, RuntimeError)):
+            weight.index_select(1, torch.tensor([8]))
+        return [weight[:, [0, -1]], weight[..., torch.tensor([7, 0])], weight.index_select(1, torch.tensor([7]))]
+
+    check(checkpoint, load, keep="real")
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_script_that_returns_its_argument_returns_that_very_tensor(
+    checkpoint: penstock.Checkpoint, inference: bool
+) -> None:
+    script = torch.jit.CompilationUnit("def f(x: Tensor) -> Tensor:\n    return x.add_(1)\n").f
+    with torch.inference_mode(inference), Recorder() as recorder:
+        (_, weight), *_ = recorder.weights(checkpoint, ["a"])
+        assert script(weight) is weight
+
+
 def test_a_pool_that_outlives_the_recording_is_not_watched_any_more(checkpoint: penstock.Checkpoint) -> None:
     with ThreadPoolExecutor(1) as pool:
         with Recorder() as recorder:

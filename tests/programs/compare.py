@@ -35,15 +35,21 @@ _ONLY_EAGER = (
     re.compile("A view was created in "),
     re.compile("Inference tensors do not track version counter"),
     re.compile(".*a leaf Variable that requires grad", re.DOTALL),
+    re.compile(
+        r".*\bview was created in (no_grad|inference) mode|Output 0 of \w+ is a view of a view which was created"
+    ),
+    re.compile("cannot resize variables that require grad"),
+    re.compile("you can only change requires_grad flags of leaf variables"),
+    re.compile(r"\w+\(\): functions with out=... arguments don't support automatic differentiation"),
 )
 """Messages of errors that only the eager load need raise.
 
 All are of autograd's own bookkeeping, not of the bits: in which mode a view was made whose memory is now written to
 with gradients, whether a tensor that was given the memory of another by ``.data`` has a version counter, and whether
-a weight itself was made to require gradients. Lazy tensors are no views and no leaves to autograd, and under modes of
-torch an inference tensor's version is not asked for. A load that
-raises neither eagerly is compared in full; one that does never ended with a model that a recorded load could differ
-from. The other direction, an error that only the recorded load raises, is always a difference.
+a weight itself, or what was written to it, requires gradients. Lazy tensors are no views and no leaves to autograd,
+and under modes of torch an inference tensor's version is not asked for. A load that raises neither eagerly is compared
+in full; one that does never ended with a model that a recorded load could differ from. The other direction, an error
+that only the recorded load raises, is always a difference.
 """
 _NAMES = list(OPERATIONS)
 _CHANCES = [_OFTEN.get(name, 1) for name in _NAMES]

@@ -300,7 +300,7 @@ _WRITES: list[Callable[[Any, Any, int], Any]] = [
     lambda t, o, z: t.t_(),
     lambda t, o, z: t.unsqueeze_(0),
     lambda t, o, z: t.set_(o),
-    lambda t, o, z: t.resize_(min(t.numel(), 2)),
+    lambda t, o, z: t.resize_(min(t.numel(), 2)) if t.is_contiguous() else None,  # else it may grow, by anything
     lambda t, o, z: t.requires_grad_(z % 2 == 0),
     lambda t, o, z: t.view(-1)[1:].copy_(o.reshape(-1)[:-1]),
     lambda t, o, z: torch.exp(t, out=t),
@@ -551,7 +551,7 @@ def seen(state: State) -> list[Any]:
 def _seen(tensor: torch.Tensor) -> Any:
     # Of views, torch knows whether they may be differentiated; it is not part of what a load leaves in memory.
     is_parameter = isinstance(tensor, nn.Parameter)
-    about = tuple(tensor.shape), strides(tensor), tensor.dtype, is_parameter, is_parameter and tensor.requires_grad
+    about = tuple(tensor.shape), strides(tensor), tensor.dtype, is_parameter, needs_grad(tensor)
     grad = tensor.grad if is_parameter else None
     return about, _bytes(tensor), None if grad is None else _bytes(grad)
 

@@ -226,6 +226,13 @@ impl Error {
         self
     }
 
+    /// Says before the cause on which device it happened: the object is what bytes came from.
+    #[must_use]
+    pub fn on(mut self, device: &str) -> Self {
+        self.0.cause = format!("{device}: {}", self.0.cause).into();
+        self.detail("device", device)
+    }
+
     /// Names the tensor; a tensor named earlier stays.
     #[must_use]
     pub fn tensor(mut self, tensor: impl Into<String>) -> Self {

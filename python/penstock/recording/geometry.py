@@ -75,10 +75,12 @@ def reading(shape: Sequence[int], view: View) -> Reading:
     if any(first + more >= size for first, more, size in zip(start, extent, shape, strict=True)):
         return _rows(shape, strides, view)
     packed = packed_strides([more + 1 for more in extent])
-    # The stride of a single element is no matter, but that torch wants 1 to view it as another dtype.
+    # The stride of a single element is no matter, but to view elements as larger ones torch wants 1 for the last
+    # dimension, and multiples of the larger size for all others.
+    last = len(steps) - 1
     moved = tuple(
-        int(size == 1) if step is None else step[1] * packed[step[0]]
-        for size, step in zip(view.sizes, steps, strict=True)
+        int(size == 1 and at == last) if step is None else step[1] * packed[step[0]]
+        for at, (size, step) in enumerate(zip(view.sizes, steps, strict=True))
     )
     ranges = [(first, first + more + 1) for first, more in zip(start, extent, strict=True)]
     return Reading(ranges, View(view.sizes, moved, 0))

@@ -217,7 +217,10 @@ class LazyTensor(torch.Tensor):
         del types
         if func is torch.ops.prim.device.default:
             return args[0]._memory.device
-        return really(func, args, {} if kwargs is None else dict(kwargs))
+        result = really(func, args, {} if kwargs is None else dict(kwargs))
+        # As above. Under inference mode nobody else puts the argument back that an in-place operator returns.
+        lazy = (value for value in args if isinstance(value, LazyTensor) and value._tensor is not None)
+        return next((value for value in lazy if value._tensor is result), result)
 
 
 class _Found:

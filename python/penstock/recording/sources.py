@@ -56,8 +56,12 @@ class Value(NamedTuple):
         return view_of(self.meta)
 
     def as_meta(self) -> torch.Tensor:
-        """A tensor like it on the meta device."""
-        return self.meta.to(self.casts[-1]) if self.casts else self.meta
+        """A tensor like it on the meta device: also its strides, by which torch decides between views and copies."""
+        if not self.casts:
+            return self.meta
+        view = self.view_of_root()
+        memory = torch.empty(view.last() + 1 if view.numel() else 0, dtype=self.casts[-1], device="meta")
+        return memory.as_strided(view.sizes, view.strides, view.offset if view.numel() else 0)
 
     def source(self) -> Source:
         """What to read for it."""

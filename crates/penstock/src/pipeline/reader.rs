@@ -9,7 +9,7 @@ use super::landing::{Destinations, Spent, requests, to_device, to_host};
 use super::queue::Kind;
 use super::shared::{Shared, Take};
 use crate::device::{CopyStream, Device, Mark, Piece};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::{Lease, Region, Slot, Window};
 use crate::plan::{Block, Segment};
 use crate::stats::LoadStats;
@@ -369,11 +369,7 @@ fn name_tensor(error: Error, shared: &Shared, block: &Block, object: &dyn Object
     let at = error.byte_range().map_or(block.range.start, |range| range.start);
     let segments = shared.plan.segments(block);
     let hit = segments.iter().rev().find(|segment| segment.src <= at).or(segments.first());
-    // A device that failed has said which it is, and no byte of the object is to blame.
-    let error = match error.kind() {
-        ErrorKind::Device => error,
-        _ => error.object(object.location()).range(block.range.clone()),
-    };
+    let error = error.object(object.location()).range(block.range.clone());
     match hit {
         Some(segment) => error.tensor(&*shared.plan.tensors()[segment.tensor as usize].name),
         None => error,

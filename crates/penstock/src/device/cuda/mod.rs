@@ -81,12 +81,12 @@ impl Device for CudaDevice {
     }
 
     fn bind_thread(&self) -> Result<()> {
-        self.driver.make_current(self.context).map_err(|error| error.object(&self.name))
+        self.driver.make_current(self.context).map_err(|error| error.on(&self.name))
     }
 
     fn stream(&self) -> Result<Box<dyn CopyStream>> {
         let stream = CudaStream::new(&self.name, self.driver, self.context, Arc::clone(&self.idle));
-        Ok(Box::new(stream.map_err(|error| error.object(&self.name))?))
+        Ok(Box::new(stream.map_err(|error| error.on(&self.name))?))
     }
 
     fn fence(&self, handle: u64) -> Result<Arc<dyn Fence>> {
@@ -97,7 +97,7 @@ impl Device for CudaDevice {
                 self.driver.event_record(event, StreamHandle::from_raw(handle))?;
                 Ok(Arc::new(fence) as Arc<dyn Fence>)
             })
-            .map_err(|error: Error| error.object(&self.name))
+            .map_err(|error: Error| error.on(&self.name))
     }
 }
 

@@ -66,7 +66,7 @@ impl CudaStream {
 
     /// What the driver did, naming the GPU where it failed.
     fn named<T>(&self, done: Result<T>) -> Result<T> {
-        done.map_err(|error| error.object(&self.name))
+        done.map_err(|error| error.on(&self.name))
     }
 
     fn take_back(&mut self, event: EventHandle) {
