@@ -349,6 +349,11 @@ class TestConversion:
         with pytest.raises(penstock.SelectionError, match=f"mmap=True.*{next(iter(keywords))}="):
             ckpt.load(mmap=True, framework="np", **keywords)
 
+    def test_prefault_is_for_mapped_files(self, ckpt: penstock.Checkpoint) -> None:
+        with pytest.raises(penstock.ConfigError, match="mmap=True"):
+            ckpt.load(prefault=True, framework="np")
+        assert ckpt.load(prefault=True, mmap=True, framework="np").keys() == ckpt.load(framework="np").keys()
+
     def test_load_model_takes_a_function_first(self, ckpt: penstock.Checkpoint) -> None:
         torch = pytest.importorskip("torch")
         path = ckpt.objects[0][0]

@@ -226,8 +226,17 @@ class Checkpoint(Mapping[str, TensorInfo]):
             config: settings of this load.
 
         Raises:
-            TensorNotFoundError, SelectionError, DeviceError, OutOfMemoryError, StorageError, ObjectChangedError.
+            TensorNotFoundError, SelectionError, DeviceError, OutOfMemoryError, StorageError, ObjectChangedError:
+                what cannot be found, taken, placed or read.
+            ObjectNotFoundError, ObjectAccessError: for a file that is gone, or closed to this user, since it was
+                opened.
+            ConfigError, MissingDependencyError: for settings that do not go together, and a framework that is not
+                there.
+            CancelledError: where another thread ended the load.
         """
+        if prefault and not mmap:
+            remedy = "Give mmap=True too, or leave prefault out: without mmap everything is read before load returns"
+            raise ConfigError(f"prefault=True is for mapped files. {remedy}", remedy=remedy)
         if mmap:
             return self._views(names, filter, slices, device, dtype, framework, prefault, config)
         config = self._config if config is None else config
@@ -306,6 +315,8 @@ class Checkpoint(Mapping[str, TensorInfo]):
                 placements, a module that FSDP has gathered at the moment); memory that overlaps another's.
             ConfigError: for another ``dtype_mismatch``.
             TensorNotFoundError: with ``strict``, for names that only one side has.
+            StorageError, ObjectChangedError, ObjectNotFoundError, ObjectAccessError, DeviceError, OutOfMemoryError,
+                CancelledError: once bytes are on their way; some destinations are filled then.
         """
         if dtype_mismatch not in {"convert", "error"}:
             raise ConfigError(f'dtype_mismatch={dtype_mismatch!r} is neither "convert" nor "error"')

@@ -141,7 +141,7 @@ PATCHES = (
     ),
     Patch(
         "torch.nn.Module.register_parameter",
-        "`penstock.load_model`, `penstock.no_init` or an engine's `from_pretrained` builds a model",
+        "`penstock.load_model`, `penstock.model.no_init` or an engine's `from_pretrained` builds a model",
         WITHIN,
         "Parameters get no memory, in the thread that builds. Calls the original only, in other threads.",
     ),

@@ -35,9 +35,7 @@ _ONLY_EAGER = (
     re.compile("A view was created in "),
     re.compile("Inference tensors do not track version counter"),
     re.compile(".*a leaf Variable that requires grad", re.DOTALL),
-    re.compile(
-        r"Output \d+ of \w+ is a view|.*\bview was created in (no_grad|inference) mode"
-    ),
+    re.compile(r"Output \d+ of \w+ is a view|.*\bview was created in (no_grad|inference) mode"),
     re.compile("cannot resize variables that require grad"),
     re.compile("you can only change requires_grad flags of leaf variables"),
     re.compile(r"\w+\(\): functions with out=... arguments don't support automatic differentiation"),

@@ -28,7 +28,7 @@ class LazyTensor:
         self._info = info
 
     def __getitem__(self, selection: Selection) -> torch.Tensor:
-        """The selected part, read now; a tensor of its own memory."""
+        """The selected part: read now to memory of its own, or of a ``Views`` a view of the mapped file."""
         if _is_everything(selection):
             whole: torch.Tensor = self._supply.take(self._info.name)
             return whole

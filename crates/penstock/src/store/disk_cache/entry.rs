@@ -165,25 +165,25 @@ impl Entry {
     }
 
     fn try_write(&self, first: usize, bytes: &[u8]) -> io::Result<()> {
-        let blocks = || (first..).zip(bytes.chunks(BLOCK_BYTES as usize));
+        let sums: Vec<_> = (first..).zip(bytes.chunks(BLOCK_BYTES as usize).map(checksum)).collect();
         let writing = Writing::begin(self)?;
-        let mut there = true;
-        for (number, block) in blocks() {
-            there &= self.map.look(number)? == Some(checksum(block));
+        let mut there = 0;
+        for (block, sum) in &sums {
+            there += usize::from(self.map.look(*block)? == Some(*sum));
         }
-        if there {
+        if there == sums.len() {
             // Another process was quicker.
             return Ok(());
         }
         if writing.is_none() {
             // It is being made complete, or is complete, with what others brought.
-            blocks().for_each(|(number, _)| self.claimed[number].store(false, Ordering::Release));
+            sums.iter().for_each(|(block, _)| self.claimed[*block].store(false, Ordering::Release));
             return Ok(());
         }
         self.write_data(self.range(first).start, bytes)?;
-        for (number, block) in blocks() {
-            self.map.set(number, checksum(block))?;
-            self.verified[number].store(true, Ordering::Release);
+        for (block, sum) in sums {
+            self.map.set(block, sum)?;
+            self.verified[block].store(true, Ordering::Release);
         }
         Ok(())
     }

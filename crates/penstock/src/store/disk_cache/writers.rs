@@ -5,6 +5,7 @@
 //! process: a child after `fork` has none of them, and begins anew.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -137,9 +138,12 @@ impl Writers {
             if let Some(job) = state.jobs.pop_front() {
                 state.busy += 1;
                 drop(state);
-                let buffer = Self::work(job);
+                let wrote = matches!(job, Job::Write(..));
+                // A panic is a bug, which costs what was to be kept, and must not leave `flush` waiting.
+                let buffer = catch_unwind(AssertUnwindSafe(|| Self::work(job))).unwrap_or_default();
                 state = self.lock();
                 state.busy -= 1;
+                state.buffers -= usize::from(wrote && buffer.is_none());
                 state.free.extend(buffer);
                 self.freed.notify_one();
                 if state.busy == 0 && state.jobs.is_empty() {
