@@ -378,7 +378,7 @@ fn denied(backend: &Backend, code: &str) -> String {
     }
     match backend.provider {
         Provider::S3 if backend.credentials().starts_with("none") => {
-            "The bucket is not public: unset AWS_SKIP_SIGNATURE and give credentials".into()
+            "The bucket is not public: give credentials, and neither AWS_SKIP_SIGNATURE nor the option anon".into()
         }
         Provider::S3 => {
             "Check that these credentials may do s3:GetObject and s3:ListBucket here (without the latter, a missing \

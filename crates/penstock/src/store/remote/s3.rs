@@ -103,16 +103,14 @@ pub(super) fn make(
     if let Some(keys) = &keys {
         builder = builder.with_credentials(Arc::clone(keys) as _);
     }
-    let credentials = if anonymous { "none (AWS_SKIP_SIGNATURE)" } else { "AWS's default chain" };
+    let set = ANONYMOUS.into_iter().find(|name| environment.is_set(&[name]));
+    let credentials = match set.map(|name| environment.origin(name)) {
+        Some(origin) => format!("none ({origin})"),
+        None => "AWS's default chain".to_owned(),
+    };
     let store = builder.build().map_err(|error| refused(address, environment, &error))?;
     let keys = keys.map(|keys| keys as Arc<dyn Renewable>);
-    Ok(Made {
-        store: Arc::new(store),
-        credentials: credentials.into(),
-        keys,
-        region: Some(region),
-        endpoint: served_by,
-    })
+    Ok(Made { store: Arc::new(store), credentials, keys, region: Some(region), endpoint: served_by })
 }
 
 /// Refuses names that no URL can be made of.
@@ -205,7 +203,7 @@ fn custom(
     let refuse = |cause: &str| {
         let shown = environment.scrub(&shown_setting(endpoint));
         Error::new(ErrorKind::Config, format!("the S3 endpoint {shown:?} {cause}"))
-            .remedy("Set AWS_ENDPOINT_URL_S3 to a URL such as https://storage.example.com:9000")
+            .remedy("Set AWS_ENDPOINT_URL_S3, or the option endpoint_url, to a URL such as https://storage.example.com:9000")
     };
     let url = url::Url::parse(endpoint).map_err(|_| refuse("is not a URL"))?;
     check_endpoint("the S3 endpoint", endpoint)?;

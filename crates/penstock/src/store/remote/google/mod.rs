@@ -95,10 +95,11 @@ impl Account {
     /// # Errors
     /// `Config` where its file cannot be used.
     pub(super) fn of(environment: &Arc<Environment>, client: &ClientKey) -> Result<Option<Self>> {
+        let given = environment.origin(VARIABLE);
         let (name, path, is_set) = match environment.get(&[VARIABLE]) {
             // What is longer than a path is the key itself, perhaps in base64.
-            Some(path) if path.len() > 255 => (format!("{VARIABLE} (no path)"), PathBuf::from(path), true),
-            Some(path) => (format!("{VARIABLE}={path}"), PathBuf::from(path), true),
+            Some(path) if path.len() > 255 => (format!("{given} (no path)"), PathBuf::from(path), true),
+            Some(path) => (format!("{given}={path}"), PathBuf::from(path), true),
             None => {
                 let Some(path) = well_known(environment) else { return Ok(None) };
                 (path.display().to_string(), path, false)
@@ -110,7 +111,7 @@ impl Account {
             Err(error) if is_set => {
                 let cause = environment.scrub(&format!("{name}: {error}"));
                 return Err(Error::new(ErrorKind::Config, cause)
-                    .remedy(format!("Check the path that {VARIABLE} names, or unset it")));
+                    .remedy(format!("Check the path that {given} names, or leave it out")));
             }
             Err(_) => return Ok(None),
         };
