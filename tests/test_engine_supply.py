@@ -19,6 +19,7 @@ from conftest import Raw, assert_bits, raw_bytes, write_raw
 torch = pytest.importorskip("torch")
 from penstock.engines.lazy import LazyTensor
 from penstock.engines.supply import Supply, natural, one_group, small_groups
+from penstock.engines.together import Together
 from penstock.frameworks.streams import as_here
 from penstock.read_ahead import ReadAhead
 
@@ -234,3 +235,18 @@ def test_a_helper_thread_works_under_the_modes_of_who_asked() -> None:
         thread.start()
         thread.join()
     assert modes == [(True, False), (False, False), (False, True)]
+
+
+def test_components_whose_thread_cannot_work_as_its_caller_fail_instead_of_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr("penstock.engines.together.as_here", lambda work: fail)
+    together = Together(None)
+    done = together.also(lambda: None)
+    with together:
+        together.run()
+        with pytest.raises(RuntimeError, match="out of memory"):
+            done.result(timeout=30)

@@ -499,6 +499,8 @@ def test_an_index_out_of_bounds_is_an_error_where_it_is_used(checkpoint: penstoc
             weight[..., torch.tensor([0, -9])]
         with pytest.raises((IndexError, RuntimeError)):
             weight.index_select(1, torch.tensor([8]))
+        with pytest.raises((IndexError, RuntimeError)):
+            weight.index_select(1, torch.tensor([-1]))
         return [weight[:, [0, -1]], weight[..., torch.tensor([7, 0])], weight.index_select(1, torch.tensor([7]))]
 
     check(checkpoint, load, keep="real")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -44,7 +43,7 @@ class Together:
         self._progress = teller(self._option, self._bytes)
         self._pool = ThreadPoolExecutor(max(1, len(self._work)), thread_name_prefix="penstock-component")
         for work, done in self._work:
-            self._pool.submit(as_here(partial(self._do, work, done)))
+            self._pool.submit(self._do, as_here(work), done)
 
     def _do(self, work: Callable[[], None], done: Future[None]) -> None:
         try:

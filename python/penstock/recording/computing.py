@@ -57,7 +57,8 @@ def _is_in_bounds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
         tensor, dim, index = (*args, None, None)[:3]
         if kwargs or not isinstance(tensor, LazyTensor) or not isinstance(dim, int):
             return False
-        return -tensor.dim() <= dim < tensor.dim() and _are_below(index, tensor.shape[dim])
+        # From the end they are not counted here.
+        return -tensor.dim() <= dim < tensor.dim() and _are_below(index, tensor.shape[dim], least=0)
     if func is not _T.__getitem__ or not isinstance(args[0], LazyTensor):
         return True
     items = args[1] if isinstance(args[1], tuple) else (args[1],)
@@ -77,13 +78,14 @@ def _each_is_below(items: tuple[Any, ...], sizes: tuple[int, ...]) -> bool:
     return True
 
 
-def _are_below(index: Any, size: int) -> bool:
+def _are_below(index: Any, size: int, least: int | None = None) -> bool:
     """Whether whole numbers are all of a dimension of so many elements; false for what is something else."""
+    least = -size if least is None else least
     if isinstance(index, list):
-        return all(type(number) is int and -size <= number < size for number in index)
+        return all(type(number) is int and least <= number < size for number in index)
     if type(index) not in _ORDINARY or index.dtype not in {torch.int32, torch.int64} or index.is_meta:
         return False
-    return not index.numel() or bool(((index >= -size) & (index < size)).all())
+    return not index.numel() or bool(((index >= least) & (index < size)).all())
 
 
 class _Operands:
