@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch import nn
 from torch.utils.dlpack import to_dlpack
 
 from penstock.engines.filling import Weights, fill
-from penstock.recording import Recorder, VerificationError, copy_state, differing, verify_equal
+from penstock.recording import Recorder, VerificationError, at_once, copy_state, differing, verify_equal
 from programs.compare import Runner, described, make
 from programs.language import Capsule
 
@@ -457,6 +458,41 @@ def test_an_index_that_changes_later_is_used_as_it_was(checkpoint: penstock.Chec
         return [parameter]
 
     check(checkpoint, load)
+
+
+def test_memory_that_another_thread_fills_is_waited_for(
+    checkpoint: penstock.Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread's use of its parameter has everything read that was recorded, that of other threads too."""
+    read, reading = Recorder._read, threading.Event()
+
+    def slowly(recorder: Recorder, *args: Any, **named: Any) -> None:
+        reading.set()
+        time.sleep(0.3)
+        read(recorder, *args, **named)
+
+    monkeypatch.setattr(Recorder, "_read", slowly)
+    monkeypatch.setattr(at_once, "SMALL_BYTES", 0)
+    parameters = {name: torch.zeros(8, 8) for name in "ab"}
+    copied = threading.Barrier(2)
+
+    def load(name: str, weight: Any) -> None:
+        parameters[name].copy_(weight)
+        copied.wait(30)
+        if name == "b":
+            reading.wait(30)
+        parameters[name].mul_(2)
+
+    with torch.no_grad(), Recorder() as recorder:
+        weights = dict(recorder.weights(checkpoint))
+        threads = [threading.Thread(target=load, args=item) for item in weights.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for name, weight in checkpoint.load().items():
+        # As bits: some are no numbers.
+        assert torch.equal(parameters[name].view(torch.int32), (weight * 2).view(torch.int32)), name
 
 
 @pytest.mark.parametrize("copying", ["flatten", "reshape", "contiguous", "swapaxes"])

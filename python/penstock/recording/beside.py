@@ -16,6 +16,7 @@ import torch
 
 from penstock.errors import CancelledError
 from penstock.loading import Load
+from penstock.recording.lazy import unwatched
 
 T = TypeVar("T")
 
@@ -35,7 +36,8 @@ class Beside:
     def submit(self, work: Callable[[], T]) -> Future[T]:
         def here() -> T:
             on_stream = nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
-            with torch.inference_mode(self._inference), on_stream:
+            # Not watched: whoever asked may hold the recorder's lock, and waits for this.
+            with torch.inference_mode(self._inference), on_stream, unwatched():
                 return work()
 
         return self._pool.submit(here)

@@ -91,6 +91,8 @@ class Recorder:
         self._exposed: dict[int, torch.UntypedStorage] = {}
         """Storages, by address, whose address was taken: others than torch may read or write them."""
         self._active = False
+        self._reading = False
+        """Whether memory is being filled of what is no longer pending: other threads wait for the lock with theirs."""
         self._lock = threading.RLock()
         self._entered = ExitStack()
         self.statistics = Statistics()
@@ -289,18 +291,18 @@ class Recorder:
     ) -> Any:
         named = {} if kwargs is None else kwargs
         # Those with lazy tensors settle themselves what they need: a copy is recorded, so only its own place matters.
-        if self._pending and func not in HARMLESS and LazyTensor not in types:
+        if (self._pending or self._reading) and func not in HARMLESS and LazyTensor not in types:
             self.settle((args, named))
         return func(*args, **named)
 
     def before(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Called before a function of torch, with no lazy tensors. Whether it reads no element of a tensor."""
-        if not self._active:
+        if not (self._active or self._reading):
             return False
         seen = is_watched(self)
         harmless = func in HARMLESS and is_static(args[1:]) and is_static(kwargs)
         # Functions that may copy call operators, which are seen too.
-        if self._pending and not (seen and (harmless or func in MAY_COPY)):
+        if (self._pending or self._reading) and not (seen and (harmless or func in MAY_COPY)):
             self.settle((args, kwargs))
         if func in EXPOSES:
             self.expose(args[0])
@@ -318,7 +320,7 @@ class Recorder:
 
     def settle(self, value: Any) -> None:
         """Flushes if any tensor in ``value`` shares memory with what is still to be read."""
-        if not self._pending:
+        if not (self._pending or self._reading):
             return
         if isinstance(value, torch.Tensor):
             if not isinstance(value, LazyTensor):
@@ -374,9 +376,13 @@ class Recorder:
     def flush(self) -> None:
         """Reads everything that was recorded, and returns when it is where it belongs."""
         with self._lock, unwatched():
-            writes = self._taken()
-            with self._noticed():
-                self._read(writes)
+            before, self._reading = self._reading, True
+            try:
+                writes = self._taken()
+                with self._noticed():
+                    self._read(writes)
+            finally:
+                self._reading = before
             if threading.current_thread() is not threading.main_thread():
                 # Other threads' streams do not wait for this one's.
                 for device in {write.device for write in writes} - {"cpu"}:
@@ -442,6 +448,7 @@ class Recorder:
         finally:
             with self._lock:
                 self._active = False
+                self._reading = False
                 self._pending.clear()
                 self._places.clear()
                 self._written.clear()
@@ -453,7 +460,9 @@ class Recorder:
     def _end(self) -> None:
         if self._failed is not None:
             raise self._failed
-        # Weights that loading code kept become ordinary tensors, read with all else.
+        # Weights that loading code kept become ordinary tensors, read with all else. Whoever uses them from here on, in
+        # work that has not ended, waits until they are.
+        self._reading = True
         self._kept.release(self._become_real)
         with self._lock, unwatched():
             # From here on nothing is recorded, in other threads neither.
