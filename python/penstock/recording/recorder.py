@@ -286,15 +286,6 @@ class Recorder:
 
     # Watching
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        named = {} if kwargs is None else kwargs
-        # Those with lazy tensors settle themselves what they need: a copy is recorded, so only its own place matters.
-        if (self._pending or self._reading) and func not in HARMLESS and LazyTensor not in types:
-            self.settle((args, named))
-        return func(*args, **named)
-
     def before(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Called before a function of torch, with no lazy tensors. Whether it reads no element of a tensor."""
         if not (self._active or self._reading):
