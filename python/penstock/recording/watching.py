@@ -127,6 +127,13 @@ class _Modes:
             self._functions.__exit__(None, None, None)
             self._functions = None
 
+    def unwatched_call(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Calls a function of torch after the recording has ended."""
+        try:
+            return func(*args, **named)
+        finally:
+            self.leave_soon()
+
     def leave_soon(self) -> None:
         """Takes them off once torch, which is calling one of them, has put that back on its stack.
 
@@ -163,10 +170,7 @@ class _Functions(TorchFunctionMode):  # type: ignore[no-untyped-call, unused-ign
         named: dict[str, Any] = {} if kwargs is None else dict(kwargs)
         recorder = self._watch.recorder
         if recorder is None:
-            try:
-                return func(*args, **named)
-            finally:
-                self._modes.leave_soon()
+            return self._modes.unwatched_call(func, args, named)
         if LazyTensor not in types:
             if has_lazy(args) or has_lazy(named):
                 # Setters, which look for subclasses in their first argument only.
@@ -191,10 +195,7 @@ class _Operators(TorchDispatchMode):
         named: dict[str, Any] = {} if kwargs is None else dict(kwargs)
         recorder = self._watch.recorder
         if recorder is None:
-            try:
-                return func(*args, **named)
-            finally:
-                self._modes.leave_soon()
+            return self._modes.unwatched_call(func, args, named)
         if has_lazy(args) or has_lazy(named):
             return LazyTensor.__torch_dispatch__(func, types, args, named)
         if func not in _VIEWS:
