@@ -313,6 +313,22 @@ def test_weights_that_frozen_objects_keep_become_ordinary_tensors(checkpoint: pe
     assert type(holder.part) is torch.Tensor  # type: ignore[attr-defined]
 
 
+def test_what_loading_code_freezes_stays_frozen(checkpoint: penstock.Checkpoint) -> None:
+    parameter = torch.zeros(8, 8)
+    try:
+        with Recorder(keep="real") as recorder:
+            for _, weight in recorder.weights(checkpoint):
+                parameter.copy_(weight)
+                del weight
+            made = [[number] for number in range(100)]
+            gc.freeze()
+            still = gc.get_freeze_count()
+        assert gc.get_freeze_count() >= still * 0.9
+        del made
+    finally:
+        gc.unfreeze()
+
+
 def test_a_recording_that_leaves_no_weight_searches_no_objects(
     checkpoint: penstock.Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

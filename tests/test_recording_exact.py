@@ -563,6 +563,69 @@ def test_a_pool_that_outlives_the_recording_is_not_watched_any_more(checkpoint: 
         assert pool.submit(torch._C._len_torch_dispatch_stack).result() == 0
 
 
+def test_copies_that_still_run_when_weights_become_ordinary_tensors_are_made(checkpoint: penstock.Checkpoint) -> None:
+    eager = checkpoint.load(["a"])["a"]
+    with ThreadPoolExecutor(4) as pool:
+        for wait in range(200):
+            parameters = [torch.zeros(8, 8) for _ in range(8)]
+            with Recorder(keep="real") as recorder:
+                (_, weight), *_ = recorder.weights(checkpoint, ["a"])
+                copies = [
+                    pool.submit(lambda into=into, wait=wait: (time.sleep(wait * 1e-5), into.copy_(weight)))
+                    for into in parameters
+                ]
+            for copy in copies:
+                copy.result()
+            assert all(torch.equal(parameter, eager) for parameter in parameters)
+
+
+def test_a_weight_that_another_thread_uses_is_real_when_it_is_known_to_be_read(
+    checkpoint: penstock.Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def note(self: Recorder, memory: Any, value: Any) -> bool:
+        seen.append(weight._memory.real)
+        return False
+
+    with Recorder() as recorder:
+        (_, weight), *_ = recorder.weights(checkpoint, ["a"])
+        monkeypatch.setattr(Recorder, "_record", note)
+        parameter = nn.Parameter(weight, requires_grad=False)
+    assert seen == [None]
+    assert torch.equal(parameter, checkpoint.load(["a"])["a"])
+
+
+def test_a_fill_that_fails_leaves_the_weight_as_it_was(checkpoint: penstock.Checkpoint) -> None:
+    with Recorder() as recorder:
+        (_, weight), *_ = recorder.weights(checkpoint, ["a"])
+        with pytest.raises(RuntimeError):
+            weight.fill_(torch.zeros(3))
+        assert torch.equal(weight, checkpoint.load(["a"])["a"])
+        assert weight.zero_() is weight
+        assert not weight.any()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda weight: weight.pow(-1),
+        lambda weight: weight**-1,
+        lambda weight: weight.repeat_interleave(2, output_size=1),
+        lambda weight: torch.repeat_interleave(weight, 2, 0, output_size=1),
+    ],
+)
+def test_what_torch_refuses_for_a_constant_it_refuses_at_the_call(tmp_path: Path, call: Callable[[Any], Any]) -> None:
+    path = write_raw(tmp_path / "whole.safetensors", {"a": Raw("I32", (4,), raw_bytes("I32", (4,), 1))})
+    with pytest.raises(RuntimeError) as eager:
+        call(penstock.open(path).load()["a"])
+    with Recorder() as recorder:
+        ((_, weight),) = recorder.weights(penstock.open(path))
+        with pytest.raises(RuntimeError) as recorded:
+            call(weight)
+    assert str(recorded.value) == str(eager.value)
+
+
 def test_what_another_library_replaced_meanwhile_stays(checkpoint: penstock.Checkpoint) -> None:
     original = threading.Thread.start
     try:

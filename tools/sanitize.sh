@@ -32,6 +32,7 @@ thread() {
   # The standard library is built with it too: else its locks are not seen. Children of a process with threads are left
   # out: the sanitizer gives them a lock that no thread of theirs will release.
   RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer $flags" \
+    TSAN_OPTIONS=${TSAN_OPTIONS:-suppressions=$PWD/tools/tsan.supp} \
     CARGO_TARGET_DIR=$built/thread cargo +nightly test -Zbuild-std --target "$host" "${tests[@]}" -- --skip child
 }
 

@@ -186,12 +186,11 @@ def _overwritten(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     lazy._recorder.settle((args[1:], kwargs))
     with unwatched():
         real = empty_for(lazy._memory)
-    lazy._memory.real = real
-    try:
-        return func(lazy.made(), *args[1:], **kwargs)
-    except BaseException:
-        lazy._memory.real = lazy._tensor = None
-        raise
+    # Nobody else sees it before it holds what it shall, and nobody at all if this raises.
+    func(lazy._memory.tensor_in(real, lazy._value), *args[1:], **kwargs)
+    if lazy._recorder.is_now(lazy._memory, real):
+        return lazy.made()
+    return func(lazy.made(), *args[1:], **kwargs)
 
 
 def _copied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -24,6 +24,9 @@ def worked_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     of, constants = operands.lazy, operands.constants
     if not of or not operands.stay or "out" in kwargs or sum(map(torch.Tensor.numel, constants)) > _CONSTANT:
         return NotImplemented
+    if func in _REPEATS and (len(args) > _REPEATS_ARGS or "output_size" in kwargs):
+        # Tensors on the meta device take any size for the right one; real ones raise.
+        return NotImplemented
     first, allowed = of[0], _DTYPES.get(func)
     if any(lazy._value.stored() != first._value.stored() for lazy in of) or (
         allowed is not None and any(lazy._value.dtype not in allowed for lazy in of)
@@ -202,9 +205,18 @@ _BITWISE = [
     torch.bitwise_left_shift, torch.bitwise_right_shift,
 ]  # fmt: skip
 _SELECTS = frozenset({torch.index_select, _T.index_select})
+_POWERS = [_T.pow, _T.__pow__, torch.pow]
+_REPEATS = frozenset({torch.repeat_interleave, _T.repeat_interleave})
+_REPEATS_ARGS = 3
+"""The tensor, the repeats and the dimension."""
 _NAMES_DTYPE = frozenset({_T.to, _T.view})
 """Functions whose arguments say which dtype the result has."""
-_DTYPES = {**dict.fromkeys(_ARITHMETIC, _OF_NUMBERS), **dict.fromkeys(_BITWISE, _INTEGERS)}
+_DTYPES = {
+    **dict.fromkeys(_ARITHMETIC, _OF_NUMBERS),
+    **dict.fromkeys(_BITWISE, _INTEGERS),
+    # Whole numbers have no negative powers.
+    **dict.fromkeys(_POWERS, _OF_NUMBERS - _INTEGERS),
+}
 """Dtypes that these functions exist for on every device; what torch refuses it has to refuse at once."""
 COMPUTES = [
     # Of other elements.

@@ -32,6 +32,7 @@ class Kept:
     def __init__(self) -> None:
         self._memories: WeakSet[Memory] = WeakSet()
         self._froze = False
+        self._frozen = 0
 
     def add(self, memory: Memory) -> None:
         """One more."""
@@ -66,9 +67,11 @@ class Kept:
         self._froze = gc.get_freeze_count() < _FEW
         if self._froze:
             gc.freeze()
+            self._frozen = gc.get_freeze_count()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._froze:
+        # More are frozen where loading code has called ``gc.freeze``: that stays so.
+        if self._froze and gc.get_freeze_count() <= self._frozen:
             gc.unfreeze()

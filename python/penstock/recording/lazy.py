@@ -16,7 +16,7 @@ Which function of torch is treated how is in ``calls``. This module knows record
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +101,11 @@ class Memory:
         """The tensor of a value in this memory, which is real."""
         if self.real is None:
             raise RuntimeError("this memory is not real yet")
-        real, meta = self.real, value.meta
+        return self.tensor_in(self.real, value)
+
+    def tensor_in(self, real: torch.Tensor, value: Value) -> torch.Tensor:
+        """The tensor of a value in this memory, if that were ``real``."""
+        meta = value.meta
         with unwatched(), torch.inference_mode(mode=False):
             begin = int(real.storage_offset()) * real.element_size()
             offset = self.offset_of(value) + begin // value.dtype.itemsize
@@ -183,6 +187,15 @@ class LazyTensor(torch.Tensor):
     ) -> Any:
         del types
         named = {} if kwargs is None else dict(kwargs)
+        try:
+            return cls._called(func, args, named)
+        except AttributeError as error:
+            if not _has_become_real(error):
+                raise
+        return func(*args, **named)
+
+    @staticmethod
+    def _called(func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         found = _Found()
         lazy, made, recorders = found.lazy, found.made, found.recorders
         at = KEEPS.get(func)
@@ -204,10 +217,7 @@ class LazyTensor(torch.Tensor):
             for recorder in recorders.values():
                 recorder.before(func, args, named)
             result = func(*args, **named)
-        if isinstance(result, torch.Tensor):
-            # Functions that return an argument (``add_``, ``contiguous``) return the same Python object.
-            return next((value for value in (*lazy, *made) if value._tensor is result), result)
-        return result
+        return _object_of(result, [*lazy, *made])
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override, unused-ignore]
@@ -215,12 +225,28 @@ class LazyTensor(torch.Tensor):
     ) -> Any:
         """For what reaches torch's dispatcher without passing ``__torch_function__``: never lazily."""
         del types
-        if func is torch.ops.prim.device.default:
-            return args[0]._memory.device
-        result = really(func, args, {} if kwargs is None else dict(kwargs))
-        # As above. Under inference mode nobody else puts the argument back that an in-place operator returns.
-        lazy = (value for value in args if isinstance(value, LazyTensor) and value._tensor is not None)
-        return next((value for value in lazy if value._tensor is result), result)
+        named = {} if kwargs is None else dict(kwargs)
+        try:
+            if func is torch.ops.prim.device.default:
+                return args[0]._memory.device
+            result = really(func, args, named)
+        except AttributeError as error:
+            if not _has_become_real(error):
+                raise
+            return func(*args, **named)
+        # Under inference mode nobody else puts the argument back that an in-place operator returns.
+        return _object_of(result, args)
+
+
+def _object_of(result: Any, args: Iterable[Any]) -> Any:
+    """Functions that return an argument (``add_``, ``contiguous``) return the same Python object."""
+    if not isinstance(result, torch.Tensor):
+        return result
+    return next((value for value in args if getattr(value, "_tensor", None) is result), result)
+
+
+_OF_LAZY = {*vars(LazyTensor), *LazyTensor.__annotations__} - set(dir(torch.Tensor))
+"""Attributes and methods that ordinary tensors do not have."""
 
 
 class _Found:
@@ -257,9 +283,15 @@ def become_real(lazy: LazyTensor, swap: Callable[[Any, Any], None] | None = None
             alias.data = real
         if real.requires_grad and real.is_leaf:
             alias.requires_grad_(True)
-        lazy.__dict__.clear()
-        lazy.__class__ = torch.Tensor  # type: ignore[assignment]
+        # In this order: to another thread it is a lazy tensor that is real, or an ordinary one (``_has_become_real``).
         (swap or torch._C._swap_tensor_impl)(lazy, alias)
+        lazy.__class__ = torch.Tensor  # type: ignore[assignment]
+        lazy.__dict__.clear()
+
+
+def _has_become_real(error: AttributeError) -> bool:
+    """Whether a call failed since a lazy tensor of its arguments has become an ordinary one meanwhile."""
+    return type(error.obj) is torch.Tensor and error.name in _OF_LAZY
 
 
 def empty_for(memory: Memory) -> torch.Tensor:

@@ -247,6 +247,14 @@ class Recorder:
                 memory.real = self._made(memory.value, memory.device)
             return lazy.made_now()
 
+    def is_now(self, memory: Memory, real: torch.Tensor) -> bool:
+        """Makes ``real`` the tensor of a memory. False where another thread has given it one meanwhile."""
+        with self._lock:
+            if memory.is_real():
+                return False
+            memory.real = real
+            return True
+
     def real_later(self, lazy: LazyTensor) -> torch.Tensor:
         """A tensor in the place of a lazy one, which is filled with what else is recorded."""
         with self._lock:
@@ -255,11 +263,12 @@ class Recorder:
                 memory = memory.parent[0]
             if lazy.made() is None:
                 with unwatched():
-                    memory.real = empty_for(memory)
-                    recorded = self._active and is_watched(self) and self._record(memory.real, memory.value)
+                    real = empty_for(memory)
+                    recorded = self._active and is_watched(self) and self._record(real, memory.value)
                 if not recorded:
-                    memory.real = None
                     return self.materialise(lazy, torch.Tensor.detach, only_read=False)
+                # Not before: other threads would use it as memory that nothing is to be read into.
+                memory.real = real
             return lazy.made_now()
 
     def _made(self, value: Value, device: torch.device) -> torch.Tensor:
@@ -462,8 +471,11 @@ class Recorder:
             self._finish()
 
     def _become_real(self, kept: object) -> None:
-        if type(kept) is LazyTensor and kept._recorder is self:
-            become_real(kept)
+        if type(kept) is LazyTensor:
+            with self._lock:
+                # Another thread may have made it one.
+                if type(kept) is LazyTensor and kept._recorder is self:
+                    become_real(kept)
 
     def _tell(self, failure: BaseException) -> None:
         if self._sharing is not None:
