@@ -566,12 +566,14 @@ def test_a_pool_that_outlives_the_recording_is_not_watched_any_more(checkpoint: 
 def test_copies_that_still_run_when_weights_become_ordinary_tensors_are_made(checkpoint: penstock.Checkpoint) -> None:
     eager = checkpoint.load(["a"])["a"]
     with ThreadPoolExecutor(4) as pool:
-        for wait in range(200):
+        for at in range(200):
             parameters = [torch.zeros(8, 8) for _ in range(8)]
             with Recorder(keep="real") as recorder:
                 (_, weight), *_ = recorder.weights(checkpoint, ["a"])
                 copies = [
-                    pool.submit(lambda into=into, wait=wait: (time.sleep(wait * 1e-5), into.copy_(weight)))
+                    pool.submit(
+                        lambda into, weight, wait: (time.sleep(wait), into.copy_(weight)), into, weight, 1e-5 * at
+                    )
                     for into in parameters
                 ]
             for copy in copies:

@@ -24,9 +24,6 @@ def worked_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     of, constants = operands.lazy, operands.constants
     if not of or not operands.stay or "out" in kwargs or sum(map(torch.Tensor.numel, constants)) > _CONSTANT:
         return NotImplemented
-    if func in _REPEATS and (len(args) > _REPEATS_ARGS or "output_size" in kwargs):
-        # Tensors on the meta device take any size for the right one; real ones raise.
-        return NotImplemented
     first, allowed = of[0], _DTYPES.get(func)
     if any(lazy._value.stored() != first._value.stored() for lazy in of) or (
         allowed is not None and any(lazy._value.dtype not in allowed for lazy in of)
@@ -42,7 +39,7 @@ def worked_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         holes = iter(range(len(of)))
         holed = _holed(args, own, holes), _holed(kwargs, own, holes)
         call = Computed(func, *holed, tuple(lazy._value for lazy in of))
-        result = _result(call, of) if _is_in_bounds(func, args, kwargs) else NotImplemented
+        result = _result(call, of) if _is_allowed(func, args, kwargs) else NotImplemented
     if result is NotImplemented or not _is_of_default_dtype(func, result.dtype, [*of, *constants]):
         return result
     if func not in _ARITHMETIC or result.dtype != torch.get_default_dtype():
@@ -51,11 +48,14 @@ def worked_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return worked_out(func, _in(result.dtype, args), _in(result.dtype, kwargs))
 
 
-def _is_in_bounds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether indices are of elements that there are. False also where that is not plain.
+def _is_allowed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether torch takes the arguments of which tensors on the meta device do not say. False where that is not plain.
 
-    Tensors on the meta device do not say; real ones raise IndexError.
+    Indices are of elements that there are, or real tensors raise IndexError.
     """
+    if func in _REPEATS:
+        # Any size is taken for the right one.
+        return len(args) <= _REPEATS_ARGS and "output_size" not in kwargs
     if func in _SELECTS:
         tensor, dim, index = (*args, None, None)[:3]
         if kwargs or not isinstance(tensor, LazyTensor) or not isinstance(dim, int):
