@@ -399,10 +399,18 @@ class TestCheckpoints:
     def test_a_location_that_may_hold_secrets_is_not_pickled(self, ckpt: penstock.Checkpoint) -> None:
         from penstock.checkpoint import Checkpoint
 
-        signed = Checkpoint(ckpt._native, ckpt.config, ["https://host/m.safetensors?sig=SECRET"])
-        with pytest.raises(penstock.ConfigError, match="secret") as raised:
-            pickle.dumps(signed)
-        assert "SECRET" not in str(raised.value)
+        for url in ("https://host/m?sig=SECRET", "HTTPS://me:SECRET@host/m", "http://SECRET@host:9000/m"):
+            signed = Checkpoint(ckpt._native, ckpt.config, [url])
+            with pytest.raises(penstock.ConfigError, match="secret") as raised:
+                pickle.dumps(signed)
+            assert "SECRET" not in str(raised.value)
+
+    @pytest.mark.parametrize("url", ["http://host:9000/models@v1/x", "s3://bucket/models@v1/x", "hf://org/name@v1"])
+    def test_a_location_with_an_at_that_ends_no_password_is_pickled(self, ckpt: penstock.Checkpoint, url: str) -> None:
+        from penstock.checkpoint import Checkpoint
+
+        _, (paths, _) = Checkpoint(ckpt._native, ckpt.config, [url]).__reduce__()
+        assert paths == [url]
 
     def test_small_checkpoints_are_not_nothing(self, ckpt: penstock.Checkpoint) -> None:
         assert repr(ckpt).endswith("3 tensors, 28 B>")

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
+from urllib.parse import urlsplit
 
 from penstock import _native
 from penstock._native import Ahead, Config, LoadStats, TensorInfo, shown
@@ -82,6 +83,15 @@ def _anywhere(paths: list[str]) -> list[str]:
     return [path if "://" in path or path.startswith("~") else os.path.abspath(path) for path in paths]  # noqa: PTH100 - follows no links
 
 
+def _may_hold_secrets(path: str) -> bool:
+    """Whether the location of a checkpoint, which was opened, has a user, a password or a query."""
+    if path.lower().startswith(("http://", "https://")):
+        # What may be a password where nobody knows (``http://host:9000/models@v1``) was a port.
+        parts = urlsplit(path)
+        return "@" in parts.netloc or bool(parts.query or parts.fragment)
+    return shown(path) != path
+
+
 def _directory(given: AnyPath | None) -> str | None:
     return None if given is None else location(given, "cache_dir")
 
@@ -124,7 +134,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         Raises:
             ConfigError: for a URL with a user or a query, which may be secret, and so does not belong into a pickle.
         """
-        if self._paths is None or any(shown(path) != path for path in self._paths):
+        if self._paths is None or any(map(_may_hold_secrets, self._paths)):
             cause = (
                 "this checkpoint cannot be pickled: its location or storage options may hold secrets, or are not known"
             )

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use penstock::checkpoint::is_nearly_url;
 use penstock::pipeline;
 use penstock::plan::{Plan, Selection};
-use penstock::store::{CachePolicy, DiskCache, Router, Store, is_remote, location_of, path_of};
+use penstock::store::{
+    CachePolicy, DiskCache, Router, Store, is_doubtful_path, is_remote, location_of, path_of,
+};
 use penstock::tune::{Kind, Settings, Storage, Survey};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
@@ -370,11 +372,11 @@ impl Checkpoint {
 /// left as they are.
 fn absolute(inputs: Vec<String>) -> Vec<String> {
     let absolute = |input: String| {
-        // The empty path, `~` and mistyped URLs (`s3:/bucket`) are refused by what was typed.
+        // The empty path, `~` and mistyped URLs (`s3:/bucket`, `me:password@host`) are refused by what was typed.
         let kept = input.is_empty()
             || input.starts_with(['/', '~'])
             || input.contains("://")
-            || (is_nearly_url(&input) && !path_of(&input).exists());
+            || ((is_nearly_url(&input) || is_doubtful_path(&input)) && !path_of(&input).exists());
         let made = (!kept).then(|| std::path::absolute(path_of(&input)).ok().map(location_of)).flatten();
         made.unwrap_or(input)
     };

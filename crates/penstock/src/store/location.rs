@@ -45,7 +45,12 @@ pub fn shown(location: &str) -> Cow<'_, str> {
     if location.starts_with('/') {
         return Cow::Borrowed(location);
     }
-    let Some((before, rest)) = location.split_once("://") else { return shown_nearly(location) };
+    let Some((before, rest)) = location.split_once("://") else {
+        return match doubtful_path(location) {
+            Some(at) => Cow::Owned(format!("{HIDDEN}{}", up_to(&location[at..], &['?', '#']))),
+            None => shown_nearly(location),
+        };
+    };
     let Some(scheme) = scheme(location) else {
         // A mistyped URL, or a path with a strange name.
         return match location.rsplit_once('@') {
@@ -131,6 +136,28 @@ pub(crate) fn doubtful_words(location: &str) -> Vec<&str> {
     hidden.split(ends).filter(|word| !word.is_empty()).collect()
 }
 
+/// Whether a path may be a URL that lacks its scheme, or a part of that, with a user and a password in it.
+pub fn is_doubtful_path(location: &str) -> bool {
+    !location.contains("://") && doubtful_path(location).is_some()
+}
+
+/// The `@` of a relative path before which a user and a password, or a token of the Hugging Face hub, may stand.
+fn doubtful_path(location: &str) -> Option<usize> {
+    let at = location.rfind('@')?;
+    let before = &location[..at];
+    let is_path = location.starts_with(['/', '.', '~']);
+    // Part of a URL of which the scheme is known is judged as that.
+    let (scheme, rest) = before.split_once(':').unwrap_or(("", before));
+    let url = format!("{scheme}://{rest}");
+    let is_nearly_url = !scheme.is_empty() && (is_key(&url) || is_http(&url) || is_hub(scheme));
+    (!is_path && !is_nearly_url && (before.contains(':') || holds_token(before))).then_some(at)
+}
+
+/// Whether a word of it begins as tokens of the Hugging Face hub do.
+fn holds_token(text: &str) -> bool {
+    text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').any(|word| word.starts_with("hf_"))
+}
+
 /// What of a URL may be a user and a password that hold what should be escaped.
 #[derive(Debug, PartialEq, Eq)]
 enum Doubt {
@@ -151,6 +178,7 @@ fn doubtful(location: &str) -> Option<Doubt> {
         let named = names_container(location) || is_hub(scheme);
         return match last {
             Some(at) if begin > at => None,
+            Some(at) if is_hub(scheme) && holds_token(&rest[..at]) => Some(Doubt::Before(at)),
             Some(at) if !rest[begin..at].contains(':') && (named || !authority.contains('@')) => None,
             // It may be a signature's query as well.
             Some(at) if rest[..at].contains(['?', '#']) => Some(Doubt::All),
@@ -292,7 +320,9 @@ mod tests {
             "hf://gpt2@main",
             "https://",
             "/a:b://c@d",
-            "a:b@c",
+            "a@c",
+            "./a:b@c",
+            "models/hf_model",
             "s3:a.safetensors",
         ] {
             assert_eq!(shown(location), location);
@@ -314,6 +344,10 @@ mod tests {
             (" https://me:x@host/m", "***@host/m"),
             ("https:/me:x/y@host/m", "https:/***@host/m"),
             ("s3:me:x@bucket/m", "s3:/bucket/m"),
+            ("https//me:x/y@host/m", "***@host/m"),
+            ("me:x@host/m", "***@host/m"),
+            ("hf_x@org/name", "***@org/name"),
+            ("hf://hf_x@org/name", "hf://***@org/name"),
         ] {
             assert_eq!(shown(location), expected, "{location}");
             assert_eq!(shown(expected), expected);

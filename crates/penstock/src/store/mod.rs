@@ -32,8 +32,8 @@ pub use disk_cache::{CachingStore, DiskCache, flush_disk_caches};
 pub use local::{CachePolicy, LocalStore, location_of, path_of, readable};
 #[cfg(feature = "remote")]
 pub(crate) use location::is_key;
+pub use location::{is_doubtful_path, shown, shown_setting};
 pub(crate) use location::{is_http, is_url};
-pub use location::{shown, shown_setting};
 #[cfg(feature = "remote")]
 pub use remote::{Environment, Found, Listing, Patience, RemoteStore};
 pub use router::{Router, is_remote};
