@@ -1,7 +1,8 @@
 //! A remote object, read through the disk cache.
 //!
 //! What of a range is on disk comes from there, the rest from the remote object, with one request wherever it goes; whole
-//! blocks of that are handed to the writers. A block that two reads share is put together first, up to a limit.
+//! blocks of that are handed to the writers, also of a read that failed or was stopped. A block that two reads share is put
+//! together first, up to a limit.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -140,7 +141,8 @@ impl CachingObject {
         reached
     }
 
-    /// Asks for all of `range` at once, to windows, and keeps it with what lies between them.
+    /// Asks for all of `range` at once, to windows, and keeps it with what lies between them. Of a read that fails, what
+    /// came before is kept.
     #[allow(unsafe_code)]
     fn read_remote(&self, range: Range<u64>, into: &mut [(u64, Window<'_>)], lane: &mut Lane) -> Result<()> {
         let mut between = gaps(&range, into);
@@ -149,14 +151,21 @@ impl CachingObject {
         all.extend(between.iter_mut().map(|(at, gap)| (*at, Window::from_slice(gap))));
         all.sort_by_key(|(at, _)| *at);
         let began = Instant::now();
-        self.remote.read_scattered(&mut all, lane)?;
-        let patience = began.elapsed() / PATIENCE;
-        let came = all.iter().map(|(at, part)| {
-            // SAFETY: these windows, which are still ours alone, are `range` without gaps, and the read has just filled them.
-            (*at, unsafe { part.assume_filled(0, part.len()) })
+        lane.reached = None;
+        let done = self.remote.read_scattered(&mut all, lane);
+        let (reached, patience) = match done {
+            Ok(()) => (range.end, began.elapsed() / PATIENCE),
+            // Whoever has stopped the load waits for it.
+            Err(_) => (lane.reached.take().unwrap_or(range.start), Duration::ZERO),
+        };
+        let came = all.iter().take_while(|(at, _)| *at < reached).map(|(at, part)| {
+            let len = part.len().min(to_usize(reached - at));
+            // SAFETY: these windows, which are still ours alone, are `range` without gaps, and the read has just filled them:
+            // all of them, or up to where the remote object has said.
+            (*at, unsafe { part.assume_filled(0, len) })
         });
         self.keep(&Came(came.collect()), patience);
-        Ok(())
+        done
     }
 
     /// Hands what came to the writers: whole blocks at once, others when they are whole.
