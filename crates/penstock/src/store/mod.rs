@@ -208,6 +208,9 @@ pub struct Lane {
     pub own_handles: bool,
     /// What [`Object::is_cached`] has said of what is read next, so that the object need not find out again.
     pub cached: Option<bool>,
+    /// How far a remote read that failed had filled what it was given, from its first byte on: an offset in the object.
+    #[cfg(feature = "remote")]
+    pub(crate) reached: Option<u64>,
     pub(crate) scratch: Option<crate::memory::Region>,
     pub(crate) handle: Option<local::OwnHandle>,
 }

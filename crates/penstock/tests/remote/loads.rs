@@ -16,26 +16,29 @@ use super::servers::patience;
 use super::{content, says, soon};
 
 const TENSOR: usize = 300_000;
-const READERS: Readers = Readers {
+pub(super) const READERS: Readers = Readers {
     copies: 1,
     fetches: Bounds { start: 16, few: 16, least: 2, most: 32 },
     threads: 33,
     own_runs: false,
 };
 
-/// A checkpoint of so many tensors behind a server of its own.
-fn checkpoint(tensors: usize, patience: Patience) -> (Server, Checkpoint) {
+/// A safetensors file of so many tensors, each of so many bytes.
+pub(super) fn file_of(tensors: usize, bytes: usize) -> Vec<u8> {
     let entry = |i: usize| {
-        format!(
-            r#""t{i}":{{"dtype":"U8","shape":[{TENSOR}],"data_offsets":[{},{}]}}"#,
-            i * TENSOR,
-            (i + 1) * TENSOR
-        )
+        let (start, end) = (i * bytes, (i + 1) * bytes);
+        format!(r#""t{i}":{{"dtype":"U8","shape":[{bytes}],"data_offsets":[{start},{end}]}}"#)
     };
     let header = format!("{{{}}}", (0..tensors).map(entry).collect::<Vec<_>>().join(","));
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend_from_slice(header.as_bytes());
-    file.extend(content(tensors * TENSOR));
+    file.extend(content(tensors * bytes));
+    file
+}
+
+/// A checkpoint of so many tensors behind a server of its own.
+fn checkpoint(tensors: usize, patience: Patience) -> (Server, Checkpoint) {
+    let file = file_of(tensors, TENSOR);
     let server = Server::start(Source::default());
     let location = server.put("/m.safetensors", &file);
     let store = RemoteStore::new(Environment::default(), patience);

@@ -8,6 +8,7 @@ mod servers;
 mod acting;
 mod answers;
 mod cache;
+mod cache_loads;
 mod cache_shared;
 mod credentials;
 mod faults;

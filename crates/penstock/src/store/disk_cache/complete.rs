@@ -85,6 +85,14 @@ impl Object for CompleteObject {
         self.read(|object| object.read_into(offset, into.part(0, len), lane))
     }
 
+    fn read_scattered(&self, into: &mut [(u64, Window<'_>)], lane: &mut Lane) -> Result<()> {
+        self.read(|object| object.read_scattered(into, lane))
+    }
+
+    fn scatters(&self) -> bool {
+        self.remote.get().is_some_and(|remote| remote.scatters())
+    }
+
     fn read_to_slot(&self, range: Range<u64>, mut slot: Window<'_>, lane: &mut Lane) -> Result<usize> {
         let len = slot.len();
         self.read(|object| object.read_to_slot(range.clone(), slot.part(0, len), lane))

@@ -1,7 +1,8 @@
 //! A remote object, read through the disk cache.
 //!
-//! What of a range is on disk comes from there, the rest from the remote object; whole blocks of that are handed to the
-//! writers. A block that two reads share is put together first, up to a limit.
+//! What of a range is on disk comes from there, the rest from the remote object, with one request wherever it goes; whole
+//! blocks of that are handed to the writers, also of a read that failed or was stopped. A block that two reads share is put
+//! together first, up to a limit.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,6 +18,9 @@ use crate::store::{Identity, Lane, LocalStore, Object, Store, location_of};
 
 /// Blocks of one object that are being put together, at most: 32 MiB.
 const MOST_PIECES: usize = 64;
+
+/// Windows of at least this many bytes on average are worth a read of the disk each; smaller ones share one and are copied.
+const WORTH_A_READ: u64 = 256 << 10;
 
 /// What part of the time that bytes took to come a reader waits for a buffer at most. Readers come in bursts, and a disk
 /// that is fast enough on the whole should not miss any of one.
@@ -38,6 +42,9 @@ struct Pieces {
     there: Vec<Range<usize>>,
 }
 
+/// Consecutive bytes of the object, in memory in one part or in several.
+struct Came<'a>(Vec<(u64, &'a [u8])>);
+
 impl CachingObject {
     pub(super) fn new(remote: Arc<dyn Object>, entry: Arc<Entry>, store: &LocalStore) -> Self {
         let local = store.open(&location_of(entry.data_path())).ok();
@@ -52,7 +59,7 @@ impl CachingObject {
         }
         let mut head = vec![0; len];
         if self.remote.read_into(0, Window::from_slice(&mut head), &mut Lane::default()).is_ok() {
-            self.keep(0, &head, Duration::ZERO);
+            self.keep(&Came(vec![(0, &head)]), Duration::ZERO);
         }
     }
 
@@ -112,30 +119,64 @@ impl CachingObject {
         at
     }
 
+    /// Reads what is on disk to windows. Says how far it came, as [`CachingObject::read_local`].
+    fn scatter_local(&self, range: Range<u64>, into: &mut [(u64, Window<'_>)], lane: &mut Lane) -> u64 {
+        let lens: Vec<u64> = parts(&range, into).map(|(_, part)| part.len() as u64).collect();
+        if lens.len() == 1 || lens.iter().sum::<u64>() >= lens.len() as u64 * WORTH_A_READ {
+            for (at, mut part) in parts(&range, into) {
+                let end = at + part.len() as u64;
+                let reached = self.read_local(at..end, &mut part, lane);
+                if reached < end {
+                    return reached;
+                }
+            }
+            return range.end;
+        }
+        let mut bytes = vec![0; to_usize(range.end - range.start)];
+        let reached = self.read_local(range.clone(), &mut Window::from_slice(&mut bytes), lane);
+        let read = Came(vec![(range.start, &bytes[..to_usize(reached - range.start)])]);
+        for (at, mut part) in parts(&(range.start..reached), into) {
+            read.copy(at..at + part.len() as u64, |start, bytes| part.write(start, bytes));
+        }
+        reached
+    }
+
+    /// Asks for all of `range` at once, to windows, and keeps it with what lies between them. Of a read that fails, what
+    /// came before is kept.
     #[allow(unsafe_code)]
-    fn read_remote(&self, range: Range<u64>, mut into: Window<'_>, lane: &mut Lane) -> Result<()> {
-        let len = into.len();
-        let began = Instant::now();
+    fn read_remote(&self, range: Range<u64>, into: &mut [(u64, Window<'_>)], lane: &mut Lane) -> Result<()> {
+        let mut between = gaps(&range, into);
         // The writers take it from there.
-        self.remote.read_into(range.start, into.part(0, len).passing(), lane)?;
-        let patience = began.elapsed() / PATIENCE;
-        // SAFETY: the read has just filled all of it, and `into` is still ours alone.
-        let came = unsafe { into.assume_filled(0, len) };
-        self.keep(range.start, came, patience);
-        Ok(())
+        let mut all: Vec<_> = parts(&range, into).map(|(at, part)| (at, part.passing())).collect();
+        all.extend(between.iter_mut().map(|(at, gap)| (*at, Window::from_slice(gap))));
+        all.sort_by_key(|(at, _)| *at);
+        let began = Instant::now();
+        lane.reached = None;
+        let done = self.remote.read_scattered(&mut all, lane);
+        let (reached, patience) = match done {
+            Ok(()) => (range.end, began.elapsed() / PATIENCE),
+            // Whoever has stopped the load waits for it.
+            Err(_) => (lane.reached.take().unwrap_or(range.start), Duration::ZERO),
+        };
+        let came = all.iter().take_while(|(at, _)| *at < reached).map(|(at, part)| {
+            let len = part.len().min(to_usize(reached - at));
+            // SAFETY: these windows, which are still ours alone, are `range` without gaps, and the read has just filled them:
+            // all of them, or up to where the remote object has said.
+            (*at, unsafe { part.assume_filled(0, len) })
+        });
+        self.keep(&Came(came.collect()), patience);
+        done
     }
 
     /// Hands what came to the writers: whole blocks at once, others when they are whole.
-    fn keep(&self, offset: u64, bytes: &[u8], patience: Duration) {
-        let end = offset + bytes.len() as u64;
-        let part = |range: Range<u64>| &bytes[to_usize(range.start - offset)..to_usize(range.end - offset)];
-        let mut at = offset;
+    fn keep(&self, came: &Came<'_>, patience: Duration) {
+        let Range { start: mut at, end } = came.range();
         while at < end {
             let block = to_usize(at / BLOCK_BYTES);
             let range = self.entry.range(block);
             if range.start < at || range.end > end {
                 let stop = range.end.min(end);
-                self.piece(block, to_usize(at - range.start), part(at..stop), patience);
+                self.piece(block, at..stop, came, patience);
                 at = stop;
                 continue;
             }
@@ -152,14 +193,13 @@ impl CachingObject {
                 at = range.end;
                 continue;
             }
-            let stop = self.entry.range(last - 1).end;
-            self.write(block..last, part(range.start..stop), patience);
-            at = stop;
+            self.write(block..last, came, patience);
+            at = self.entry.range(last - 1).end;
         }
     }
 
     /// A part of a block.
-    fn piece(&self, block: usize, start: usize, bytes: &[u8], patience: Duration) {
+    fn piece(&self, block: usize, part: Range<u64>, came: &Came<'_>, patience: Duration) {
         if self.entry.has(block) {
             return;
         }
@@ -170,23 +210,69 @@ impl CachingObject {
             return;
         }
         let held = pieces.entry(block).or_insert_with(|| Pieces { bytes: vec![0; len], there: Vec::new() });
-        held.bytes[start..start + bytes.len()].copy_from_slice(bytes);
-        held.add(start..start + bytes.len());
+        let (start, end) = (to_usize(part.start - range.start), to_usize(part.end - range.start));
+        came.copy(part, |at, bytes| held.bytes[start + at..start + at + bytes.len()].copy_from_slice(bytes));
+        held.add(start..end);
         if held.there != [0..len] {
             return;
         }
         let Some(held) = pieces.remove(&block) else { return };
         drop(pieces);
         if self.entry.claim(block) {
-            self.write(block..block + 1, &held.bytes, patience);
+            self.write(block..block + 1, &Came(vec![(range.start, &held.bytes)]), patience);
         }
     }
 
-    fn write(&self, blocks: Range<usize>, bytes: &[u8], patience: Duration) {
-        if !Writers::of_process().write(&self.entry, blocks.start, bytes, patience) {
+    /// Blocks that were claimed, and came.
+    fn write(&self, blocks: Range<usize>, came: &Came<'_>, patience: Duration) {
+        let range = self.entry.range(blocks.start).start..self.entry.range(blocks.end - 1).end;
+        let len = to_usize(range.end - range.start);
+        let fill = |mut buffer: Window<'_>| came.copy(range, |at, bytes| buffer.write(at, bytes));
+        if !Writers::of_process().write(&self.entry, blocks.start, len, fill, patience) {
             self.entry.leave_out(blocks);
         }
     }
+}
+
+impl Came<'_> {
+    fn range(&self) -> Range<u64> {
+        let end = self.0.last().map_or(0, |(at, bytes)| at + bytes.len() as u64);
+        self.0.first().map_or(end, |(at, _)| *at)..end
+    }
+
+    /// Hands on the bytes of `range`, with their positions in it.
+    fn copy(&self, range: Range<u64>, mut to: impl FnMut(usize, &[u8])) {
+        let first = self.0.partition_point(|(at, bytes)| at + bytes.len() as u64 <= range.start);
+        for (at, bytes) in self.0[first..].iter().take_while(|(at, _)| *at < range.end) {
+            let (from, end) = (range.start.max(*at), range.end.min(at + bytes.len() as u64));
+            to(to_usize(from - range.start), &bytes[to_usize(from - at)..to_usize(end - at)]);
+        }
+    }
+}
+
+/// What of the windows is filled from `range`.
+fn parts<'a>(
+    range: &Range<u64>,
+    into: &'a mut [(u64, Window<'_>)],
+) -> impl Iterator<Item = (u64, Window<'a>)> {
+    let Range { start, end } = *range;
+    into.iter_mut().filter_map(move |(offset, window)| {
+        let (from, to) = (start.max(*offset), end.min(*offset + window.len() as u64));
+        (from < to).then(|| (from, window.part(to_usize(from - *offset), to_usize(to - from))))
+    })
+}
+
+/// Room for what of `range` no window is filled from.
+fn gaps(range: &Range<u64>, into: &mut [(u64, Window<'_>)]) -> Vec<(u64, Vec<u8>)> {
+    let mut at = range.start;
+    let mut ends: Vec<_> = parts(range, into).map(|(at, part)| at..at + part.len() as u64).collect();
+    ends.push(range.end..range.end);
+    let between = ends.into_iter().filter_map(|part| {
+        let gap = at..part.start;
+        at = part.end;
+        (!gap.is_empty()).then(|| (gap.start, vec![0; to_usize(gap.end - gap.start)]))
+    });
+    between.collect()
 }
 
 impl Pieces {
@@ -224,29 +310,51 @@ impl Object for CachingObject {
         self.remote.identity()
     }
 
-    fn read_into(&self, offset: u64, mut into: Window<'_>, lane: &mut Lane) -> Result<()> {
-        let Some(end) = offset.checked_add(into.len() as u64).filter(|end| *end <= self.bytes()) else {
+    fn read_into(&self, offset: u64, into: Window<'_>, lane: &mut Lane) -> Result<()> {
+        self.read_scattered(&mut [(offset, into)], lane)
+    }
+
+    fn read_scattered(&self, into: &mut [(u64, Window<'_>)], lane: &mut Lane) -> Result<()> {
+        let (Some((begin, _)), Some((last, window))) = (into.first(), into.last()) else { return Ok(()) };
+        let Some(end) = last.checked_add(window.len() as u64).filter(|end| *end <= self.bytes()) else {
             // It says what is wrong.
-            return self.remote.read_into(offset, into, lane);
+            return self.remote.read_scattered(into, lane);
         };
+        let (begin, end_of) =
+            (*begin, |(at, window): &(u64, Window<'_>)| at.saturating_add(window.len() as u64));
+        if !into.is_sorted_by(|one, next| end_of(one) <= next.0) {
+            // Not as was promised: one by one.
+            return into.iter_mut().try_for_each(|(at, window)| {
+                let len = window.len();
+                self.read_into(*at, window.part(0, len), lane)
+            });
+        }
         // What was said of the remote object does not hold for the file.
         lane.cached = None;
-        let mut at = offset;
+        let mut at = begin;
         while at < end {
             let (local, until) = self.run(at, end);
-            let mut part = into.part(to_usize(at - offset), to_usize(until - at));
-            let reached = if local { self.read_local(at..until, &mut part, lane) } else { at };
+            let is_wanted = parts(&(at..until), into).next().is_some();
+            let reached = match (is_wanted, local) {
+                (false, _) => until,
+                (true, true) => self.scatter_local(at..until, into, lane),
+                (true, false) => at,
+            };
             if reached == at {
                 // Not on disk, or damaged there.
                 let until =
                     if local { self.entry.range(to_usize(at / BLOCK_BYTES)).end.min(until) } else { until };
-                self.read_remote(at..until, into.part(to_usize(at - offset), to_usize(until - at)), lane)?;
+                self.read_remote(at..until, into, lane)?;
                 at = until;
             } else {
                 at = reached;
             }
         }
         Ok(())
+    }
+
+    fn scatters(&self) -> bool {
+        self.remote.scatters()
     }
 
     fn read_to_slot(&self, range: Range<u64>, mut slot: Window<'_>, lane: &mut Lane) -> Result<usize> {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::entry::Entry;
-use crate::memory::{PerProcess, Region};
+use crate::memory::{PerProcess, Region, Window};
 
 /// Bytes of a buffer: what a load asks an object store for at once.
 pub(super) const BUFFER_BYTES: usize = 8 << 20;
@@ -61,19 +61,20 @@ impl Writers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has consecutive blocks written, of which `bytes` are all bytes; false where no buffer becomes free within
+    /// Has consecutive blocks written, whose `len` bytes `fill` copies to a buffer; false where none becomes free within
     /// `patience`.
     pub(super) fn write(
         &'static self,
         entry: &Arc<Entry>,
         first: usize,
-        bytes: &[u8],
+        len: usize,
+        fill: impl FnOnce(Window<'_>),
         patience: Duration,
     ) -> bool {
         let Some(mut buffer) = self.buffer(patience) else { return false };
-        buffer.window().write(0, bytes);
+        fill(buffer.window().part(0, len));
         entry.enter();
-        self.add(Job::Write(Arc::clone(entry), first, bytes.len(), buffer));
+        self.add(Job::Write(Arc::clone(entry), first, len, buffer));
         true
     }
 

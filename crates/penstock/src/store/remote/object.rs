@@ -87,6 +87,7 @@ impl RemoteObject {
             Ok(Err(Stop::Region(_) | Stop::Empty)) => Err(super::failure::changed()),
         }
         .map_err(|error| error.object(&self.location).range(range.clone()))
+        .inspect_err(|_| lane.reached = Some(reached.get()))
     }
 
     /// Asks for `range`, and again from where it stopped, and hands its bytes to `put`.
