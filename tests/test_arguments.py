@@ -147,7 +147,7 @@ class TestPaths:
 
     @pytest.mark.parametrize("given", [None, 3, [None], [b"x", 3], {"a": "b"}, object()])
     def test_what_is_no_path_is_named(self, given: Any) -> None:
-        with pytest.raises(penstock.ConfigError, match="path must be a path or a URL"):
+        with pytest.raises(penstock.ConfigError, match=r"path(\[\d\])? must be a path or a URL"):
             penstock.open(given)
 
     def test_open_files_are_answered_with_their_path(self, tmp_path: Path) -> None:
@@ -445,3 +445,25 @@ print("\\n".join(told))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert "ulimit -v" in done.stdout, done.stdout
     assert "ulimit -u" not in done.stdout, done.stdout
+
+
+def test_settings_that_are_no_config_say_what_to_write(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "x.safetensors", {"a": Raw("F32", (2,), raw_bytes("F32", (2,)))})
+    ckpt = penstock.open(path)
+    wrong: Any = {"readers": 8}
+    for call in (
+        lambda: penstock.open(path, config=wrong),
+        lambda: ckpt.load(config=wrong),
+        lambda: ckpt.load(config=wrong, mmap=True),
+        lambda: ckpt.stream(config=wrong),
+        lambda: ckpt.load_into({"a": np.zeros(2, "f4")}, config=wrong),
+        lambda: ckpt.read_ahead(config=wrong),
+    ):
+        with pytest.raises(penstock.ConfigError, match=r"penstock\.Config, not dict\. Write config=penstock\.Config\("):
+            call()
+
+
+def test_python_may_say_which_name_of_the_package_was_meant() -> None:
+    with pytest.raises(AttributeError) as raised:
+        penstock.opne  # noqa: B018
+    assert (raised.value.name, raised.value.obj) == ("opne", penstock)

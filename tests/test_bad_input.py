@@ -109,6 +109,29 @@ def test_nothing_to_open_and_nothing_that_matches(tmp_path: Path) -> None:
         penstock.open("ftp://host/model.safetensors")
 
 
+@pytest.mark.parametrize("given", ["", b"", "  ", [""], ["x", ""]])
+def test_an_empty_location_is_said_to_be_empty(given: Any) -> None:
+    with pytest.raises(penstock.ObjectNotFoundError, match=r"^path(\[[01]\])? is empty: .*\. Give the path") as raised:
+        penstock.open(given)
+    assert raised.value.code == "not_found"
+
+
+def test_a_slip_in_a_path_says_what_may_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models" / "llama").mkdir(parents=True)
+    write_raw(tmp_path / "models" / "llama" / "model.safetensors", {"a": Raw("U8", (1,), b"1")})
+    monkeypatch.chdir(tmp_path)
+    for typed, meant in (
+        ("modles/llama", "models"),
+        ("models/lama", "models/llama"),
+        ("models/llama/modle.safetensors", "models/llama/model.safetensors"),
+    ):
+        with pytest.raises(penstock.ObjectNotFoundError) as raised:
+            penstock.open(typed)
+        assert f"Did you mean {tmp_path}/{meant}?" in str(raised.value)
+    with pytest.raises(penstock.ObjectNotFoundError, match="write hf://meta-llama/Llama-3; else"):
+        penstock.open("meta-llama/Llama-3")
+
+
 @pytest.mark.parametrize("kind", ["fifo", "device", "socket", "directory in a list"])
 def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path, kind: str) -> None:
     path: Any = tmp_path / "odd.safetensors"

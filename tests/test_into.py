@@ -165,6 +165,75 @@ def test_missing_and_unexpected_names_are_told_as_torch_does(tmp_path: Path) -> 
     assert penstock.open(path).load_into(destinations, names=["a"]) == ([], [])
 
 
+def test_all_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
+    shapes = {"a": (2,), "b": (3,), "c": (4,)}
+    raws = {name: Raw("F32", shape, raw_bytes("F32", shape)) for name, shape in shapes.items()}
+    path = write_raw(tmp_path / "x.safetensors", raws)
+    destinations = {"a": torch.zeros(5), "b": torch.zeros(3, dtype=torch.float64), "c": torch.zeros(2, 2)}
+    with pytest.raises(penstock.DestinationError) as raised:
+        penstock.open(path).load_into(destinations, dtype_mismatch="error")
+    error = raised.value
+    assert (error.tensor, error.object, error.code) == ("a", str(path), "destination")
+    for words in (
+        "size mismatch for a: the checkpoint's shape is [2], the destination's [5].",
+        "dtype mismatch for b: the checkpoint's dtype is F32, the destination's F64.",
+        "size mismatch for c: the checkpoint's shape is [4], the destination's [2, 2].",
+        "Build the destination with that shape",
+        'dtype_mismatch="convert"',
+    ):
+        assert words in str(error)
+    assert not any(tensor.any() for tensor in destinations.values())
+    # Of one, as ever.
+    with pytest.raises(
+        penstock.DestinationError, match=r"x\.safetensors: tensor 'c': size mismatch: the check"
+    ) as raised:
+        penstock.open(path).load_into(destinations, names=["c"])
+    assert raised.value.tensor == "c"
+
+
+def test_missing_names_and_wrong_shapes_are_told_together(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "x.safetensors", {"a": Raw("F32", (2,), raw_bytes("F32", (2,)))})
+    destinations = {"a": torch.zeros(3), "b": torch.zeros(1)}
+    with pytest.raises(
+        penstock.TensorNotFoundError, match=r'Missing key.*"b".*\n\tsize mismatch for a: .*\[3\]'
+    ) as raised:
+        penstock.open(path).load_into(destinations)
+    assert (raised.value.tensor, raised.value.code) == ("b", "tensor_not_found")
+    with pytest.raises(penstock.DestinationError, match=r"tensor 'a': size mismatch"):
+        penstock.open(path).load_into(destinations, strict=False)
+
+
+def test_of_many_that_do_not_fit_the_first_ten_are_listed(tmp_path: Path) -> None:
+    names = [f"w{at:02}" for at in range(25)]
+    path = write_raw(tmp_path / "x.safetensors", {name: Raw("U8", (1,), b"1") for name in names})
+    model = nn.Module()
+    for name in names:
+        model.register_buffer(name, torch.zeros(2, dtype=torch.uint8))
+    for load in (
+        lambda: penstock.open(path).load_into(model),
+        lambda: penstock.load_model(lambda: model, path),
+    ):
+        with pytest.raises(penstock.DestinationError, match=r"and 15 more\.\n") as raised:
+            load()
+        assert str(raised.value).count("size mismatch for") == 10
+        assert raised.value.tensor == "w00"
+
+
+def test_names_that_differ_by_what_they_begin_with_say_so(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "x.safetensors", {"a": Raw("F32", (2,), raw_bytes("F32", (2,)))})
+    state = {"module.a": torch.zeros(2)}
+    with pytest.raises(penstock.TensorNotFoundError, match=r"Only the model's names begin with 'module\.'") as raised:
+        penstock.open(path).load_into(state)
+    assert "name.removeprefix('module.'): tensor" in (raised.value.remedy or "")
+    other = write_raw(tmp_path / "y.safetensors", {"module.a": Raw("F32", (2,), raw_bytes("F32", (2,)))})
+    with pytest.raises(
+        penstock.TensorNotFoundError, match=r"Only the checkpoint's names begin.*\{'module\.' \+ name: "
+    ):
+        penstock.open(other).load_into({"a": torch.zeros(2)})
+    with pytest.raises(penstock.DestinationError, match="the class Linear is neither"):
+        penstock.open(path).load_into(nn.Linear)
+
+
 class Tied(nn.Module):
     """What trips loaders: tied weights, buffers that no checkpoint holds, buffers that it does, a shared module."""
 

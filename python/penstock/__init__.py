@@ -102,7 +102,10 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
-        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+        import sys
+
+        # With these, Python says what else was meant.
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     from importlib import import_module
 
     value = getattr(import_module(home), name)

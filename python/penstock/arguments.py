@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from penstock._native import Config
 from penstock.errors import ConfigError, ObjectNotFoundError, SelectionError, TensorNotFoundError
 
 AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -27,7 +28,7 @@ def locations(given: AnyPath | Iterable[AnyPath], argument: str = "path") -> lis
         return [location(given, argument)]
     if isinstance(given, Mapping) or hasattr(given, "read") or not isinstance(given, Iterable):
         raise _no_path(given, argument)
-    return [location(item, argument) for item in given]
+    return [location(item, f"{argument}[{at}]") for at, item in enumerate(given)]
 
 
 def location(given: AnyPath, argument: str = "path") -> str:
@@ -40,6 +41,12 @@ def location(given: AnyPath, argument: str = "path") -> str:
         text = os.fsdecode(given)
     except TypeError:
         raise _no_path(given, argument) from None
+    if not text.strip() and not os.path.lexists(text):
+        cause = f"{argument} is empty: it names no file, directory or URL"
+        remedy = (
+            "Give the path of a .safetensors file or of a directory, or a URL; a variable it is made of may be unset"
+        )
+        raise ObjectNotFoundError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
     try:
         os.fsencode(text)
     except UnicodeEncodeError as error:
@@ -111,6 +118,21 @@ def name_filter(given: Any) -> Callable[[str], bool]:
         return given  # type: ignore[no-any-return]
     cause = f"filter must be a function of a tensor's name, not {given!r}"
     remedy = "For a pattern, write filter=lambda name: fnmatch.fnmatchcase(name, pattern)"
+    raise ConfigError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+
+
+def settings(given: Config | None, default: Config | None = None) -> Config:
+    """The settings that were given, or else the default ones.
+
+    Raises:
+        ConfigError: for what is no ``Config``.
+    """
+    if isinstance(given, Config):
+        return given
+    if given is None:
+        return Config() if default is None else default
+    cause = f"config must be a penstock.Config, not {_described(given)}"
+    remedy = "Write config=penstock.Config(readers=8)"
     raise ConfigError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
 
 

@@ -17,15 +17,15 @@ from urllib.parse import urlsplit
 
 from penstock import _native
 from penstock._native import Ahead, Config, LoadStats, TensorInfo, shown
-from penstock.arguments import AnyPath, location, locations, name_filter, tensor_names
-from penstock.destinations import DtypeMismatch, plan
+from penstock.arguments import AnyPath, location, locations, name_filter, settings, tensor_names
+from penstock.destinations import DtypeMismatch, fit, plan
 from penstock.errors import ConfigError, SelectionError, TensorNotFoundError
 from penstock.frameworks.base import Framework, framework
 from penstock.loading import FreshDevice, FreshHost, Load, Planned, collection_paused, read_ahead
 from penstock.parts import load_parts
 from penstock.progress import ProgressOption, Several, teller
 from penstock.selection import Selection, resolve
-from penstock.state import IncompatibleKeys, report, state_of
+from penstock.state import IncompatibleKeys, report, report_misfits, state_of
 from penstock.storage_options import engine_options
 from penstock.units import size
 
@@ -68,7 +68,7 @@ def open(  # noqa: A001
         ConfigError: a storage option is unknown, or an impossible setting of the environment.
     """
     paths = locations(path)
-    config = Config() if config is None else config
+    config = settings(config)
     if cache_dir is not None or cache_bytes is not None:
         config = config.with_disk_cache(_directory(cache_dir), cache_bytes)
     if config.cache_dir is not None:
@@ -249,7 +249,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
             raise ConfigError(f"prefault=True is for mapped files. {remedy}", remedy=remedy)
         if mmap:
             return self._views(names, filter, slices, device, dtype, framework, prefault, config)
-        config = self._config if config is None else config
+        config = settings(config, self._config)
         names = None if names is None else tensor_names(names)
         load, library, indices = self._start(names, filter, slices, device, framework, progress, config, dtype)
         if dtype is None and not indices:
@@ -278,7 +278,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
 
         Args and exceptions are those of ``load``. What is wrong with them is raised here, not by the first ``next``.
         """
-        config = self._config if config is None else config
+        config = settings(config, self._config)
         load, library, indices = self._start(names, filter, slices, device, framework, progress, config, dtype)
         tensors = load.stream(read_ahead(config))
         return tensors if dtype is None and not indices else _finished(tensors, library, indices, dtype)
@@ -322,7 +322,8 @@ class Checkpoint(Mapping[str, TensorInfo]):
         Raises:
             DestinationError: naming the tensor, and what of its destination does not fit: another shape; a conversion
                 that would cut off numbers; no memory of its own (meta tensors, wrapper subclasses, ``Partial``
-                placements, a module that FSDP has gathered at the moment); memory that overlaps another's.
+                placements, a module that FSDP has gathered at the moment); memory that overlaps another's. Of
+                several that do not fit, ``tensor`` is the first, and the message lists them.
             ConfigError: for another ``dtype_mismatch``.
             TensorNotFoundError: with ``strict``, for names that only one side has.
             StorageError, ObjectChangedError, ObjectNotFoundError, ObjectAccessError, DeviceError, OutOfMemoryError,
@@ -336,14 +337,15 @@ class Checkpoint(Mapping[str, TensorInfo]):
         unexpected = [name for name in wanted if name not in tensors]
         missing = [name for name, group in aliases.items() if chosen.isdisjoint(group)] if names is None else []
         keys = IncompatibleKeys(missing, unexpected)
-        if strict:
-            report(owner, keys)
-
         library = framework("np" if _are_numpy(tensors.values()) else "pt")
         shared = [name for name in wanted if name in tensors]
         with collection_paused():
-            planned = plan(self, shared, tensors, library, dtype_mismatch)
-        config = self._config if config is None else config
+            fills, misfits = fit(self, shared, tensors, library, dtype_mismatch)
+            if strict:
+                report(owner, keys, misfits)
+            report_misfits(owner, misfits)
+            planned = plan(fills, library)
+        config = settings(config, self._config)
         reporter = teller(progress, planned.nbytes)
         try:
             for device, parts in (planned.parts or {"cpu": []}).items():
@@ -384,7 +386,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
             TensorNotFoundError: for a name that is not there.
         """
         wanted = None if names is None else self._names(names, None)
-        return self._native.read_ahead(wanted, self._config if config is None else config)
+        return self._native.read_ahead(wanted, settings(config, self._config))
 
     def _names(self, names: Iterable[str] | None, keep: Callable[[str], bool] | None) -> list[str]:
         wanted = self._native.offset_keys() if names is None else tensor_names(names)
@@ -456,7 +458,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
             raise SelectionError(f"{cause}. Load without mmap", cause=cause, remedy="Load without mmap")
         library = framework(framework_name)
         library.device(device)
-        config = self._config if config is None else config
+        config = settings(config, self._config)
         wanted = self._names(names, keep)
         mapped = self._native.map(wanted, config)
         if prefault:

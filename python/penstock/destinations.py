@@ -46,32 +46,43 @@ class Planned(NamedTuple):
     """Every tensor that is written to: as the caller gave it, and the local shards of it."""
 
 
-def plan(
+def fit(
     infos: Mapping[str, TensorInfo],
     names: Iterable[str],
     tensors: Mapping[str, Any],
     library: Framework,
     dtype_mismatch: DtypeMismatch,
-) -> Planned:
-    """Checks the destinations of ``names``, and says what is read where.
+) -> tuple[list[Fill], list[DestinationError]]:
+    """Checks the destinations of ``names``, each by itself: those that fit, and what is wrong with the others.
 
-    Tied destinations are read once: the last name in the order of ``tensors`` wins, as with ``load_state_dict``.
-
-    Raises:
-        DestinationError: for the first destination that does not fit, or overlaps another.
+    Of tied destinations one is left: the last name in the order of ``tensors``, as with ``load_state_dict``.
     """
     chosen = set(names)
-    fills: dict[tuple[Destination, ...], _Fill] = {}
+    fills: dict[tuple[Destination, ...], Fill] = {}
+    misfits: list[DestinationError] = []
     for name, tensor in tensors.items():
         if name in chosen:
-            fill = _fill(infos[name], tensor, library, dtype_mismatch)
+            try:
+                fill = _fill(infos[name], tensor, library, dtype_mismatch)
+            except DestinationError as error:
+                misfits.append(error)
+                continue
             key = tuple(target.destination for target in fill.targets)
             if key:
                 fills[key] = fill
-    _check_apart(fills.values())
+    return list(fills.values()), misfits
+
+
+def plan(fills: Sequence[Fill], library: Framework) -> Planned:
+    """Says what is read where.
+
+    Raises:
+        DestinationError: for the first destination that overlaps another.
+    """
+    _check_apart(fills)
     planned = Planned({}, 0, [])
     nbytes = 0
-    for fill in fills.values():
+    for fill in fills:
         planned.written.append(fill.tensor)
         for target in fill.targets:
             if target.memory is not fill.tensor:
@@ -91,7 +102,7 @@ class _Target(NamedTuple):
     destination: Destination
 
 
-class _Fill(NamedTuple):
+class Fill(NamedTuple):
     """A tensor of the checkpoint, and what of it goes where."""
 
     info: TensorInfo
@@ -99,7 +110,7 @@ class _Fill(NamedTuple):
     targets: list[_Target]
 
 
-def _fill(info: TensorInfo, tensor: Any, library: Framework, dtype_mismatch: DtypeMismatch) -> _Fill:
+def _fill(info: TensorInfo, tensor: Any, library: Framework, dtype_mismatch: DtypeMismatch) -> Fill:
     targets: list[_Target] = []
     try:
         pieces = library.pieces(info.name, tensor)
@@ -112,14 +123,14 @@ def _fill(info: TensorInfo, tensor: Any, library: Framework, dtype_mismatch: Dty
         raise _wrong(info, error.cause or str(error), error.remedy) from error
     shape = list(library.shape(tensor))
     if shape != list(info.shape):
-        cause = f"the checkpoint's shape is {list(info.shape)}, the destination's {shape}"
+        cause = f"size mismatch: the checkpoint's shape is {list(info.shape)}, the destination's {shape}"
         remedy = "Build the destination with that shape, leave the tensor out with names=, or load it and copy_ a part"
         raise _wrong(info, cause, remedy)
     for target in targets:
         if target.destination.strides is not None and _overlaps_itself(target.destination):
             cause = f"elements of the destination share memory (strides {list(target.destination.strides)} bytes)"
             raise _wrong(info, cause, "Give a tensor that was not expanded: destination.contiguous()")
-    return _Fill(info, tensor, [target for target in targets if target.destination.nbytes])
+    return Fill(info, tensor, [target for target in targets if target.destination.nbytes])
 
 
 def _check_dtype(
@@ -127,7 +138,7 @@ def _check_dtype(
 ) -> None:
     if info.dtype == destination.dtype and (destination.strides is None or info.dtype != "F4"):
         return
-    cause = f"the checkpoint's dtype is {info.dtype}, the destination's {destination.dtype}"
+    cause = f"dtype mismatch: the checkpoint's dtype is {info.dtype}, the destination's {destination.dtype}"
     if dtype_mismatch == "error" and info.dtype != destination.dtype:
         remedy = f"Build the destination with dtype {info.dtype} (a module: module.to(…)), or let it be converted"
         raise _wrong(info, cause, f'{remedy}: dtype_mismatch="convert"')
@@ -205,7 +216,7 @@ def _overlaps_itself(destination: Destination) -> bool:
     return False
 
 
-def _check_apart(fills: Iterable[_Fill]) -> None:
+def _check_apart(fills: Iterable[Fill]) -> None:
     """Refuses destinations that share memory without being the same: one would end as a mixture."""
     by_device: dict[str, list[tuple[TensorInfo, Destination]]] = {}
     for fill in fills:

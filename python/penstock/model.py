@@ -18,7 +18,7 @@ from penstock._native import Config
 from penstock.errors import ConfigError, DestinationError
 from penstock.patches import Replacement
 from penstock.progress import ProgressOption
-from penstock.state import IncompatibleKeys, report, state_of
+from penstock.state import IncompatibleKeys, report, report_misfits, state_of
 
 if TYPE_CHECKING:
     import torch
@@ -190,11 +190,12 @@ def place(
     wanted = {name: stored for name, stored in names.items() if name in tensors}
     missing = [name for name in tensors if wanted.keys().isdisjoint(aliases[name])]
     keys = IncompatibleKeys(missing, [stored for name, stored in names.items() if name not in tensors])
+    misfits = _of_other_shapes(checkpoint, wanted, tensors)
     if strict:
-        report(owner, keys)
+        report(owner, keys, misfits)
         _check_left_out(model, tensors)
     _check_kinds(wanted, tensors)
-    _check_shapes(checkpoint, wanted, tensors)
+    report_misfits(owner, misfits)
     # One name for every tensor: the others follow it.
     single = {id(tensors[name]): name for name in reversed(wanted)}
     _check_buffers(model, single.keys())
@@ -244,17 +245,23 @@ def _check_kinds(names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> N
             raise DestinationError(f"parameter {name!r}: {cause}. {remedy}", tensor=name, cause=cause, remedy=remedy)
 
 
-def _check_shapes(checkpoint: Checkpoint, names: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> None:
+def _of_other_shapes(
+    checkpoint: Checkpoint, names: Mapping[str, str], tensors: Mapping[str, torch.Tensor]
+) -> list[DestinationError]:
+    """What is wrong with the tensors that have another shape than the checkpoint's."""
     from penstock.frameworks.torch import torch_shape
 
+    misfits = []
     for name, stored in names.items():
         info = checkpoint[stored]
         has, wants = tuple(tensors[name].shape), torch_shape(info.dtype, info.shape)
         if has != wants:
-            cause = f"the checkpoint's shape is {list(wants)}, the model's {list(has)}"
+            cause = f"size mismatch: the checkpoint's shape is {list(wants)}, the model's {list(has)}"
             remedy = "Build the model with the checkpoint's sizes (its configuration)"
             message = f"{info.object}: tensor {name!r}: {cause}. {remedy}"
-            raise DestinationError(message, object=info.object, tensor=name, cause=cause, remedy=remedy)
+            error = DestinationError(message, object=info.object, tensor=name, cause=cause, remedy=remedy)
+            misfits.append(error)
+    return misfits
 
 
 def _assign(model: torch.nn.Module, loaded: Mapping[int, torch.Tensor], device: torch.device) -> None:

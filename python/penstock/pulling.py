@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from penstock._native import Config, Source
-from penstock.arguments import AnyPath, location
+from penstock.arguments import AnyPath, location, settings
 from penstock.progress import ProgressOption, teller
 from penstock.storage_options import engine_options
 
@@ -110,7 +110,7 @@ def pull_entries(
 ) -> Pulled:
     """As ``pull``, of those of the source's entries that have these indices."""
     directory = location(dst, "dst")
-    running = source.pull(directory, wanted, None if config is None else config.readers)
+    running = source.pull(directory, wanted, None if config is None else settings(config).readers)
     _, total = running.progress()
     told = 0
     shown = teller(progress, total, "Pulling")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import DestinationError, TensorNotFoundError
@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
 _SHOWN = 20
 """Names listed in a message."""
+_MISFITS = 10
+"""Tensors that do not fit, each with what is wrong with it, listed in a message."""
+_REMEDIES = 3
+"""What to do about them, listed in a message."""
 
 
 class IncompatibleKeys(NamedTuple):
@@ -62,7 +66,8 @@ def state_of(destinations: Any) -> tuple[str, dict[str, Any], dict[str, list[str
 
 
 def _no_destinations(given: object) -> DestinationError:
-    cause = f"{type(given).__name__} is neither a torch.nn.Module nor a mapping from names to tensors"
+    what = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
+    cause = f"{what} is neither a torch.nn.Module nor a mapping from names to tensors"
     remedy = (
         "Give the module, or a mapping such as {name: tensor}; what an optimizer holds goes through its load_state_dict"
     )
@@ -96,15 +101,72 @@ def _memory(tensor: torch.Tensor) -> int | None:
         return None
 
 
-def report(owner: str, keys: IncompatibleKeys) -> None:
-    """Raises TensorNotFoundError if there are incompatible keys, in the words of torch."""
+def report(owner: str, keys: IncompatibleKeys, misfits: Sequence[DestinationError] = ()) -> None:
+    """Raises TensorNotFoundError if there are incompatible keys, in the words of torch.
+
+    Args:
+        misfits: what else does not fit; told in the same message.
+    """
     lines = []
     for kind, names in (("Missing", keys.missing_keys), ("Unexpected", keys.unexpected_keys)):
         if names:
-            shown = ", ".join(f'"{name}"' for name in names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+            shown = ", ".join(f'"{name}"' for name in names[:_SHOWN]) + _more(names, _SHOWN)
             lines.append(f"{kind} key(s) in the checkpoint ({len(names)}): {shown}.")
     if lines:
         first = (keys.missing_keys or keys.unexpected_keys)[0]
-        remedy = "Give strict=False to load what both have"
+        remedy = _of_prefix(keys) + "Give strict=False to load what both have"
+        if misfits:
+            lines.extend(_lines(misfits))
+            remedy += f". {_remedies(misfits)}"
         message = f"The checkpoint does not fit {owner}:\n\t" + "\n\t".join(lines) + f"\n{remedy}"
         raise TensorNotFoundError(message, tensor=first, cause=" ".join(lines), remedy=remedy)
+
+
+def _of_prefix(keys: IncompatibleKeys) -> str:
+    """What to do where the names differ by what they begin with: by ``module.`` of DataParallel, by ``model.``."""
+    for longer, shorter, change in (
+        (keys.missing_keys, keys.unexpected_keys, "name.removeprefix({!r})"),
+        (keys.unexpected_keys, keys.missing_keys, "{!r} + name"),
+    ):
+        ends = [f".{name}" for name in shorter[:_SHOWN]]
+        found = next(((name, end) for end in ends for name in longer if name.endswith(end)), None)
+        if found is not None:
+            prefix = found[0][: 1 - len(found[1])]
+            whose = "model's" if longer is keys.missing_keys else "checkpoint's"
+            return (
+                f"Only the {whose} names begin with {prefix!r}: load_into takes the mapping "
+                f"{{{change.format(prefix)}: tensor for name, tensor in module.state_dict().items()}}. "
+            )
+    return ""
+
+
+def report_misfits(owner: str, misfits: Sequence[DestinationError]) -> None:
+    """Raises DestinationError if any tensor does not fit: of several, all are told at once, in the words of torch."""
+    if len(misfits) == 1:
+        raise misfits[0]
+    if misfits:
+        first, lines, remedy = misfits[0], _lines(misfits), _remedies(misfits)
+        where = f"{first.object}: " if len({error.object for error in misfits}) == 1 else ""
+        message = f"{where}the checkpoint does not fit {owner}:\n\t" + "\n\t".join(lines) + f"\n{remedy}"
+        raise DestinationError(
+            message, object=first.object, tensor=first.tensor, cause=" ".join(lines), remedy=remedy, code=first.code
+        ) from first
+
+
+def _lines(misfits: Sequence[DestinationError]) -> list[str]:
+    """What is wrong, tensor by tensor."""
+    lines = []
+    for error in misfits[:_MISFITS]:
+        what, mismatch, rest = error.cause.partition(" mismatch: ")
+        lines.append(f"{what} mismatch for {error.tensor}: {rest}." if mismatch else f"{error.tensor}: {error.cause}.")
+    more = _more(misfits, _MISFITS)
+    return [*lines, f"{more.strip()}."] if more else lines
+
+
+def _remedies(misfits: Sequence[DestinationError]) -> str:
+    each = dict.fromkeys(error.remedy for error in misfits[:_MISFITS] if error.remedy)
+    return ". ".join(list(each)[:_REMEDIES])
+
+
+def _more(listed: Sequence[object], shown: int) -> str:
+    return f" and {len(listed) - shown} more" if len(listed) > shown else ""

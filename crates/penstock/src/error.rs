@@ -323,7 +323,9 @@ impl fmt::Display for Error {
         if let Some(tensor) = tensor {
             write!(f, "tensor {tensor:?}: ")?;
         }
-        f.write_str(&readable(cause))?;
+        // What others say may end as a sentence does.
+        let cause = readable(cause);
+        f.write_str(if remedy.is_some() { cause.strip_suffix('.').unwrap_or(&cause) } else { &cause })?;
         if let Some(range) = range {
             write!(f, " (bytes {}..{})", range.start, range.end)?;
         }
@@ -351,6 +353,8 @@ mod tests {
             error.to_string(),
             "/m/model.safetensors: tensor \"lm_head.weight\": the file ended early (bytes 8..16). Load it again"
         );
+        let error = Error::new(ErrorKind::Storage, "it failed.").remedy("Load it again");
+        assert_eq!(error.to_string(), "it failed. Load it again");
     }
 
     #[test]

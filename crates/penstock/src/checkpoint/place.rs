@@ -9,10 +9,10 @@ use std::io::ErrorKind as Io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use super::header;
+use super::{header, sniff};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Window;
-use crate::store::{Lane, Store, location_of, path_of};
+use crate::store::{Lane, Object, Store, location_of, path_of};
 pub(super) use crate::store::{is_http, is_url, shown};
 
 /// The most that is read of an object that is read whole: an index, a reference.
@@ -84,6 +84,21 @@ pub(super) fn without_file_scheme(location: &str) -> Result<String> {
 pub(super) fn split_query(location: &str) -> (&str, &str) {
     let end = if is_http(location) { location.find(['?', '#']) } else { None };
     location.split_at(end.unwrap_or(location.len()))
+}
+
+/// The path of an HTTP URL: without the host, whose address may be in brackets, and the query.
+pub(super) fn path_of_url(location: &str) -> &str {
+    let location = split_query(location).0;
+    let rest = location.split_once("://").map_or(location, |(_, rest)| rest);
+    rest.find('/').map_or("", |at| &rest[at..])
+}
+
+/// Whether an object begins as a web page does.
+pub(super) fn is_web_page(object: &dyn Object) -> bool {
+    let mut begin = [0; 64];
+    let length = object.bytes().min(begin.len() as u64) as usize;
+    let read = object.read_into(0, Window::from_slice(&mut begin[..length]), &mut Lane::default());
+    read.is_ok() && sniff::is_web_page(&begin[..length])
 }
 
 /// The last component of a location.
@@ -168,6 +183,8 @@ mod tests {
 
     #[test]
     fn locations_are_taken_apart_and_put_together() {
+        assert_eq!(path_of_url("http://[::1]:80/a/*.safetensors?b=[c]"), "/a/*.safetensors");
+        assert_eq!((path_of_url("http://[::1]"), path_of_url("http://h?a=/*")), ("", ""));
         assert_eq!((name("/a/b/"), parent("/a/b/"), parent("/a"), parent("a")), ("b", "/a", "/", ""));
         assert_eq!((name("https://h/a/b?c=d/e"), parent("https://h/a/b?c=d/e")), ("b", "https://h/a"));
         assert_eq!((name("s3://b/a/what?/x"), parent("s3://b/a/what?")), ("x", "s3://b/a"));

@@ -5,8 +5,9 @@
 
 use super::place::{self, Place, place, shown};
 use super::source::INDEX_SUFFIX;
+use crate::closest::closest;
 use crate::error::{Error, ErrorKind};
-use crate::store::Store;
+use crate::store::{Store, location_of};
 
 /// How many names an error lists before it only counts.
 const LISTED: usize = 8;
@@ -53,26 +54,40 @@ pub(super) fn no_weights(directory: &str, locations: &[String]) -> Error {
         .remedy(remedy)
 }
 
+/// The refusal of a pattern on a server that cannot list.
+pub(super) fn http_pattern(location: &str) -> Error {
+    let directory = place::parent(location);
+    let directory = if directory.contains(['*', '[']) { "" } else { directory };
+    let index = place::join(&shown(directory), "model.safetensors.index.json");
+    let cause = "a pattern in an HTTP URL matches nothing: a plain HTTP server cannot list what it holds";
+    Error::new(ErrorKind::NotFound, cause)
+        .object(shown(location))
+        .remedy(format!("Name the shard index, such as {index}, or give a list of the files' URLs"))
+}
+
 /// The refusal of a path that does not exist.
 pub(super) fn missing(store: &dyn Store, location: &str) -> Error {
+    if location.is_empty() {
+        return Error::new(ErrorKind::NotFound, "the location is empty")
+            .remedy("Give the path of a file or directory, or a URL");
+    }
     let error = Error::new(ErrorKind::NotFound, "no such file or directory").object(shown(location));
     if shown(location) != location {
         return error.remedy("Check the path; a URL begins with its scheme, such as https://");
-    }
-    if location.is_empty() {
-        return error.remedy("Give the path of a file or directory");
     }
     if location.starts_with('~') {
         return error.remedy("`~` stands for no directory here: give the full path");
     }
     let directory = place::parent(location);
+    let like = like(store, location).map(|like| format!("Did you mean {like}? ")).unwrap_or_default();
     if place(place::or_here(directory)) != Place::Directory {
-        return match location.split('/').collect::<Vec<_>>()[..] {
+        return match typed(location).split('/').collect::<Vec<_>>()[..] {
             [owner, model] if !owner.is_empty() && !model.is_empty() && !owner.starts_with('.') => error
                 .remedy(format!(
-                    "For a model on the Hugging Face Hub, write hf://{location}; else check the path"
+                    "{like}For a model on the Hugging Face Hub, write hf://{owner}/{model}; else check the path"
                 )),
-            _ => error.remedy(format!("The directory {directory} does not exist either: check the path")),
+            _ => error
+                .remedy(format!("{like}The directory {directory} does not exist either: check the path")),
         };
     }
     let entries = store.list(place::or_here(directory)).unwrap_or_default();
@@ -82,9 +97,29 @@ pub(super) fn missing(store: &dyn Store, location: &str) -> Error {
         .filter(|name| name.ends_with(".safetensors") || name.ends_with(INDEX_SUFFIX))
         .collect();
     if candidates.is_empty() {
-        return error.remedy("Check the path");
+        return error.remedy(format!("{like}Check the path"));
     }
-    error.remedy(format!("Check the path: its directory holds {}", list(&candidates)))
+    error.remedy(format!("{like}Check the path: its directory holds {}", list(&candidates)))
+}
+
+/// A path as it was typed, most likely: relative to the working directory where it is below that.
+fn typed(location: &str) -> &str {
+    let here = std::env::current_dir().map(location_of).unwrap_or_default();
+    location.strip_prefix(&here).and_then(|rest| rest.strip_prefix('/')).unwrap_or(location)
+}
+
+/// What is there instead of the first part of a path that is not, under nearly the same name.
+fn like(store: &dyn Store, location: &str) -> Option<String> {
+    let mut missing = location.trim_end_matches('/');
+    while !place::parent(missing).is_empty() && place(place::parent(missing)) == Place::Missing {
+        missing = place::parent(missing);
+    }
+    let directory = place::parent(missing);
+    let mut names = place::sub_directories(directory);
+    let entries = store.list(place::or_here(directory)).unwrap_or_default();
+    names.extend(entries.iter().map(|entry| place::name(&entry.location).to_owned()));
+    let like = *closest(place::name(missing), names.iter().map(String::as_str)).first()?;
+    Some(place::join(directory, like))
 }
 
 /// Whether a path is a slash or two short of a URL.

@@ -41,10 +41,19 @@ const LOOKS: &[Look] = &[
     (
         b"{",
         "JSON text",
-        "If it is a shard index, its name must end in .safetensors.index.json; if it is an error message, \
-         download the file again",
+        "If it is a shard index, its name must end in .safetensors.index.json; if it is a model's configuration, name \
+         its directory; if it is an error message, download the file again",
     ),
 ];
+
+/// Whether something begins as a web page does.
+pub(super) fn is_web_page(prefix: &[u8]) -> bool {
+    let text = prefix.trim_ascii_start();
+    let starts = |begin: &str| {
+        text.get(..begin.len()).is_some_and(|start| start.eq_ignore_ascii_case(begin.as_bytes()))
+    };
+    starts("<!doctype") || starts("<html")
+}
 
 /// The better explanation of a failure to find a header at the start of `prefix`, where its first bytes give one.
 pub(super) fn explain(prefix: &[u8]) -> Option<Error> {

@@ -77,6 +77,10 @@ pub fn resolve(store: &dyn Store, inputs: &[String]) -> Result<Resolved> {
             found.remote_glob(&location)?;
             continue;
         }
+        if place::is_http(&location) && place::path_of_url(&location).contains(['*', '[']) {
+            found.http_pattern(&location)?;
+            continue;
+        }
         let place = place(&location);
         if let Some(refused) = refusal::nearly_url(&location).filter(|_| place == Place::Missing) {
             return Err(refused);
@@ -146,6 +150,8 @@ impl Found<'_> {
             // A URL does not say whether it names an object or a prefix.
             Err(missing) if missing.kind() == ErrorKind::NotFound && may_be_object(directory) => {
                 return match self.store.open(directory) {
+                    // A server's own page about a directory.
+                    Ok(object) if place::is_http(directory) && place::is_web_page(&*object) => Err(missing),
                     Ok(_) => self.add(directory.to_owned()).map(drop),
                     Err(error) if error.kind() == ErrorKind::NotFound => Err(missing),
                     // HTTP servers refuse directories that they do not list, as if it were for want of a password.
@@ -180,6 +186,18 @@ impl Found<'_> {
             Place::Directory | Place::Missing => self.directory(pattern),
         };
         literally.map_err(|error| if error.kind() == ErrorKind::NotFound { refused } else { error })
+    }
+
+    /// What is there under that very name: a server that cannot list resolves no patterns.
+    fn http_pattern(&mut self, location: &str) -> Result<()> {
+        let literally = match place(location) {
+            Place::Object => self.store.open(location).and_then(|_| self.object(location)),
+            Place::Directory | Place::Missing => self.directory(location),
+        };
+        literally.map_err(|error| match error.kind() {
+            ErrorKind::NotFound | ErrorKind::Access => refusal::http_pattern(location),
+            _ => error,
+        })
     }
 
     /// The objects whose names match a pattern, in a prefix that is taken to the letter.

@@ -180,7 +180,7 @@ fn settings_that_cannot_be_are_refused_at_once() {
     let tried = [
         ("s3://bucket/m.safetensors", "AWS_ENDPOINT_URL", "not a url", "is not a URL"),
         ("s3://bucket/m.safetensors", "AWS_CA_BUNDLE", "/no/such/file.pem", "AWS_CA_BUNDLE"),
-        ("az://container/m.safetensors", "AZURE_NOTHING", "x", "Azure Blob Storage cannot be set up"),
+        ("az://container/m.safetensors", "AZURE_NOTHING", "x", "no storage account is named"),
         ("az://container/m.safetensors", "AZURE_STORAGE_CONNECTION_STRING", "x", "no NAME=VALUE"),
         ("az://container/m.safetensors", "AZURE_STORAGE_CONNECTION_STRING", "AccountKey=b", "names neither"),
         (

@@ -112,7 +112,7 @@ fn a_token_that_is_not_there_is_told_at_once() {
     let (server, asked) = azure(|_| granted());
     let error = refused(&client(&server, ("AZURE_FEDERATED_TOKEN_FILE", "/nowhere/token")), "az://c/k");
     assert_eq!(error.kind(), ErrorKind::Access, "{error}");
-    says(&error, &["federated token file", "Set AZURE_STORAGE_CONNECTION_STRING"]);
+    says(&error, &["AZURE_FEDERATED_TOKEN_FILE names cannot be read", "Set AZURE_STORAGE_CONNECTION_STRING"]);
     assert_eq!(asked.lock().unwrap().len(), 0);
 }
 

@@ -187,4 +187,8 @@ fn a_missing_file_says_what_is_beside_it() {
     refused("~/model", &["give the full path"]);
     refused("no-such-org/model", &["hf://no-such-org/model"]);
     refused("/no/such/directory/model", &["does not exist either"]);
+    let error = refused("", &["the location is empty", "Give the path"]);
+    assert_eq!(error.object_name(), None);
+    let slip = files.path("model-00001-of-00002.safetensor");
+    refused(&slip, &["Did you mean", "model-00001-of-00002.safetensors?"]);
 }

@@ -79,28 +79,129 @@ pub(super) fn make(address: &Address, environment: &Environment, connector: Conn
         builder = connected(builder, &emulator(), environment);
     }
     if let (true, Some((account, host))) = (address.query.contains("sig="), of_location) {
-        credentials = "the URL's signature";
+        credentials = OF_URL;
         // Anew, as a key of the environment would come before it.
         builder = MicrosoftAzureBuilder::new()
             .with_account(account)
             .with_endpoint(format!("https://{host}"))
             .with_config(AzureConfigKey::SasKey, address.query.trim_start_matches('?'));
     }
+    let settings =
+        Settings { environment, address, connected: parts.is_some(), in_url: credentials == OF_URL };
     let account = builder.get_config_value(&AzureConfigKey::AccountName).unwrap_or_default();
     let endpoint = builder.get_config_value(&AzureConfigKey::Endpoint);
+    settings.check_account(&account, endpoint.is_some()).map_err(|error| error.object(address.shown()))?;
     let endpoint = endpoint.unwrap_or_else(|| format!("https://{account}.blob.core.windows.net"));
     check_endpoint("the endpoint of Azure's storage", &endpoint)?;
     let endpoint = format!("{account} {}", normal(&endpoint));
+    let key = builder.get_config_value(&AzureConfigKey::AccessKey);
+    let signature = builder.get_config_value(&AzureConfigKey::SasKey);
     let store = builder
         .with_container_name(&address.bucket)
         .with_retry(never_again())
         .with_http_connector(connector)
         .build()
-        .map_err(|error| {
-            refused(address, environment, &error)
-                .remedy("Set AZURE_STORAGE_ACCOUNT_NAME, and credentials for it")
+        .map_err(|error| match settings.unusable(key.as_deref(), signature.as_deref()) {
+            Some(error) => error.object(address.shown()),
+            None => refused(address, environment, &error).remedy(REMEDY),
         })?;
     Ok(Made { store: Arc::new(store), credentials: credentials.into(), keys: None, region: None, endpoint })
+}
+
+/// Where settings are from, to say which of them is wrong. Their values are never shown.
+struct Settings<'a> {
+    environment: &'a Environment,
+    address: &'a Address,
+    /// Whether a connection string, or the emulator's, counts.
+    connected: bool,
+    /// Whether a signature of the location counts.
+    in_url: bool,
+}
+
+impl Settings<'_> {
+    /// The setting behind the first of these variables that is set, unless it is `part` of the connection string.
+    fn named(&self, part: &str, variables: &[&str]) -> String {
+        match variables.iter().find(|name| self.environment.get(&[name]).is_some()) {
+            _ if self.connected => format!("{part} of {}", self.environment.setting(CONNECTION_STRING)),
+            Some(name) => self.environment.setting(name),
+            None => variables.first().copied().unwrap_or_default().to_owned(),
+        }
+    }
+
+    /// # Errors
+    /// `Config` where no account is named, and for what is no account's name though a host is made of it.
+    fn check_account(&self, account: &str, has_endpoint: bool) -> Result<()> {
+        if account.is_empty() && !has_endpoint {
+            let cause = "no storage account is named: the location does not say it, and AZURE_STORAGE_ACCOUNT_NAME is not set";
+            return Err(Error::new(ErrorKind::Config, cause).remedy(
+                "Set AZURE_STORAGE_ACCOUNT_NAME or the storage option account_name, or write the location as \
+                 abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH",
+            ));
+        }
+        let is_name = account.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+        if is_name || has_endpoint || self.address.account.is_some() {
+            return Ok(());
+        }
+        let setting = self.named("AccountName", &["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"]);
+        Err(wrong(
+            &setting,
+            "is not the name of a storage account",
+            "A name has 3 to 24 small letters and digits; give it \
+             alone, without https:// and .blob.core.windows.net",
+        ))
+    }
+
+    /// Which of the credentials cannot be used; none where they look as they should.
+    fn unusable(&self, key: Option<&str>, signature: Option<&str>) -> Option<Error> {
+        if let Some(key) = key.filter(|key| !is_base64(key)) {
+            let setting = self.named("AccountKey", &KEYS);
+            let remedy = match key {
+                _ if key.contains("AccountKey=") || key.contains("AccountName=") => {
+                    "This looks like a connection string: give it as AZURE_STORAGE_CONNECTION_STRING or the storage option \
+                     connection_string"
+                }
+                _ if key.contains("sig=") => {
+                    "This looks like a SAS token: give it as AZURE_STORAGE_SAS_TOKEN or the storage option sas_token"
+                }
+                _ => {
+                    "Copy the whole key anew from the storage account's page (Access keys), or run `az storage account keys \
+                     list`"
+                }
+            };
+            return Some(wrong(&setting, "is not the key of a storage account: it is not base64", remedy));
+        }
+        if key.is_none() && signature.is_some() {
+            let setting = match self.in_url {
+                true => "the URL's query".to_owned(),
+                false => {
+                    self.named("SharedAccessSignature", &["AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY"])
+                }
+            };
+            let remedy = "Copy the whole token anew: it consists of NAME=VALUE joined by &, such as sv=…&se=…&sr=…&sp=…&sig=…";
+            return Some(wrong(&setting, "is not a SAS token", remedy));
+        }
+        None
+    }
+}
+
+/// The variables of an account's key, in the order in which they count.
+const KEYS: [&str; 4] = [
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_ACCESS_KEY",
+    "AZURE_STORAGE_MASTER_KEY",
+    "AZURE_STORAGE_KEY",
+];
+
+const OF_URL: &str = "the URL's signature";
+
+fn wrong(setting: &str, what: &str, remedy: &'static str) -> Error {
+    Error::new(ErrorKind::Config, format!("{setting} {what}")).detail("setting", setting).remedy(remedy)
+}
+
+fn is_base64(text: &str) -> bool {
+    let digits = text.trim_end_matches('=');
+    let in_alphabet = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'+' || byte == b'/';
+    text.len().is_multiple_of(4) && text.len() - digits.len() <= 2 && digits.bytes().all(in_alphabet)
 }
 
 fn source(environment: &Environment) -> &'static str {
@@ -222,6 +323,17 @@ pub(super) fn is_about_identity(what: &str) -> bool {
     ["az account get-access-token", "azure cli response", "federated token file"]
         .iter()
         .any(|words| what.contains(words))
+}
+
+/// What such a failure says, with the setting that leads to it.
+pub(super) fn of_identity(what: &str, environment: &Environment) -> String {
+    match what.contains("federated token file") {
+        true => {
+            let setting = environment.setting("AZURE_FEDERATED_TOKEN_FILE");
+            format!("the file of a token that {setting} names cannot be read")
+        }
+        false => what.lines().next().unwrap_or_default().trim().to_owned(),
+    }
 }
 
 /// What to do where there are no credentials.

@@ -56,8 +56,8 @@ const SHORTEST_SECRET: usize = 8;
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Environment {
     variables: BTreeMap<String, String>,
-    /// Names of the variables that storage options set.
-    options: BTreeSet<String>,
+    /// The variables that storage options set, and the names of these options as they were given.
+    options: BTreeMap<String, String>,
     /// Whether it is of a process: files of its user and metadata services of its machine may then be asked too.
     process: bool,
     /// Words of a location that are not shown, since they may be of a user or a password.
@@ -82,16 +82,20 @@ impl Environment {
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .filter(|(name, value)| ours(name) && !value.is_empty())
             .collect();
-        Self::made(variables, BTreeSet::new(), true)
+        Self::made(variables, BTreeMap::new(), true)
     }
 
     /// These variables and no others: for tests, and for programs that keep settings elsewhere.
     pub fn of<N: Into<String>, V: Into<String>>(variables: impl IntoIterator<Item = (N, V)>) -> Self {
         let variables = variables.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
-        Self::made(variables, BTreeSet::new(), false)
+        Self::made(variables, BTreeMap::new(), false)
     }
 
-    fn made(mut variables: BTreeMap<String, String>, options: BTreeSet<String>, process: bool) -> Self {
+    fn made(
+        mut variables: BTreeMap<String, String>,
+        options: BTreeMap<String, String>,
+        process: bool,
+    ) -> Self {
         // What is read from a file, as by a Kubernetes secret, often ends with a line break. No setting means one.
         for value in variables.values_mut().filter(|value| value.trim().len() < value.len()) {
             *value = value.trim().to_owned();
@@ -118,12 +122,13 @@ impl Environment {
         Self::made(variables, self.options.clone(), self.process)
     }
 
-    /// The same without the variables `hidden`, and with those of `options` set by storage options.
-    pub(super) fn overlaid(&self, hidden: &[&str], options: Vec<(String, String)>) -> Self {
+    /// The same without the variables `hidden`, and with those of `options` set by storage options: each the variable,
+    /// its value, and the option's name.
+    pub(super) fn overlaid(&self, hidden: &[&str], options: Vec<(String, String, String)>) -> Self {
         let (mut variables, mut set) = (self.variables.clone(), self.options.clone());
         variables.retain(|name, _| !hidden.contains(&name.as_str()));
-        for (name, value) in options {
-            set.insert(name.clone());
+        for (name, value, option) in options {
+            set.insert(name.clone(), option);
             variables.insert(name, value);
         }
         Self::made(variables, set, self.process)
@@ -131,7 +136,15 @@ impl Environment {
 
     /// Where the value of this variable is from, as errors say it.
     pub(super) fn origin<'a>(&self, name: &'a str) -> &'a str {
-        if self.options.contains(name) { "storage_options" } else { name }
+        if self.options.contains_key(name) { "storage_options" } else { name }
+    }
+
+    /// What to look at and to change where the value of this variable is wrong: its name, or the option that set it.
+    pub(super) fn setting(&self, name: &str) -> String {
+        match self.options.get(name) {
+            Some(option) => format!("storage_options[{option:?}]"),
+            None => name.to_owned(),
+        }
     }
 
     pub(super) fn is_of_process(&self) -> bool {
@@ -144,8 +157,10 @@ impl Environment {
         let in_header = |name: &str| ["_TOKEN", "_KEY_ID"].iter().any(|end| name.ends_with(end));
         let mut wrong = self.variables.iter().filter(|(name, value)| in_header(name) && !fits_header(value));
         let Some((name, _)) = wrong.next() else { return Ok(()) };
-        let cause =
-            format!("the value of {name} holds characters that no request can carry, such as a line break");
+        let cause = format!(
+            "{} holds characters that no request can carry, such as a line break",
+            self.setting(name)
+        );
         Err(Error::new(ErrorKind::Config, cause)
             .remedy("Check what it was copied from")
             .detail("setting", name))
@@ -281,9 +296,12 @@ mod tests {
         let one = |value| Environment::of([("AWS_REGION", value)]);
         assert!(one("a") == one("a") && one("a") != one("b"));
         assert_ne!(one("a").fingerprint, one("b").fingerprint);
-        let given = one("a").overlaid(&["AWS_REGION"], vec![("AWS_PROFILE".into(), "p".into())]);
+        let given =
+            one("a").overlaid(&["AWS_REGION"], vec![("AWS_PROFILE".into(), "p".into(), "profile".into())]);
         assert_eq!((given.get(&["AWS_REGION"]), given.get(&["AWS_PROFILE"])), (None, Some("p")));
         assert_eq!((given.origin("AWS_PROFILE"), given.origin("HOME")), ("storage_options", "HOME"));
+        assert_eq!(given.setting("AWS_PROFILE"), "storage_options[\"profile\"]");
+        assert_eq!(given.setting("HOME"), "HOME");
     }
 
     #[test]

@@ -67,6 +67,9 @@ const EXPIRED: [&str; 3] = ["ExpiredToken", "ExpiredTokenException", "TokenRefre
 /// Codes that say that keys are wrong, whatever they may do.
 const OF_KEYS: [&str; 3] = ["SignatureDoesNotMatch", "InvalidAccessKeyId", "XAdminUserNotFound"];
 
+/// Azure's word for a key, a signature or a token that it takes for nobody's.
+const UNKNOWN_TO_AZURE: &str = "AuthenticationFailed";
+
 /// What `object_store` says of an answer with the whole object to a request for part of it.
 const WHOLE: &str = "Received non-partial response when range requested";
 
@@ -138,8 +141,8 @@ pub(super) fn judge(backend: &Backend, error: &StoreError, seen: &Seen, pinned: 
         }
         // Of this machine: it would say the same again.
         StoreError::Generic { .. } if azure::is_about_identity(&what) => {
-            let what = what.lines().next().unwrap_or_default().trim();
-            let cause = format!("there are no credentials for Azure: {what}");
+            let why = azure::of_identity(&what, &backend.environment);
+            let cause = format!("there are no credentials for Azure: {why}");
             let error = Error::new(ErrorKind::Access, cause).code(Code::Credentials);
             Verdict::Tell(error.remedy(no_credentials(backend)))
         }
@@ -220,7 +223,7 @@ fn refused(backend: &Backend, refusal: &Refusal, pinned: bool) -> Verdict {
                 .into(),
         ),
         401 => tell(ErrorKind::Access, denied(backend, code)).with_code(Code::Credentials),
-        403 if OF_KEYS.contains(&code) => {
+        403 if OF_KEYS.contains(&code) || code == UNKNOWN_TO_AZURE => {
             tell(ErrorKind::Access, denied(backend, code)).with_code(Code::Credentials)
         }
         403 => tell(ErrorKind::Access, denied(backend, code)),
@@ -294,6 +297,9 @@ pub(super) fn gave_up(backend: &Backend, given_up: &GivenUp, loading: bool) -> E
     }
     let remedy = if cause.contains("no connection to the proxy") {
         "Check the proxy that the variable names, or unset the variable; what is to be reached without it goes to NO_PROXY"
+    } else if backend.provider == Provider::Azure && cause.contains("failed to lookup") {
+        "Check the storage account's name, of which the host is made (AZURE_STORAGE_ACCOUNT_NAME, the storage option \
+         account_name, or the location); then the network"
     } else if cause.contains("no connection") {
         "Check the endpoint, the network and its proxies (HTTP_PROXY, HTTPS_PROXY, NO_PROXY)"
     } else if given_up.pushed_back && loading {
@@ -386,6 +392,15 @@ fn denied(backend: &Backend, code: &str) -> String {
              AWS_REQUEST_PAYER=requester"
                 .into()
         }
+        Provider::Azure if code == UNKNOWN_TO_AZURE => format!(
+            "Check that the key, signature or token ({}) is of this storage account, whole, and not replaced or expired: \
+             `az storage account keys list` shows the account's keys",
+            backend.credentials()
+        ),
+        Provider::Azure if code == "AuthorizationPermissionMismatch" => format!(
+            "Give this identity ({}) the role Storage Blob Data Reader on the account or the container",
+            backend.credentials()
+        ),
         _ => no_credentials(backend).to_owned(),
     }
 }

@@ -112,21 +112,27 @@ pub(super) fn make(
         .with_retry(never_again())
         .with_http_connector(connector)
         .build()
-        .map_err(|error| refused(address, environment, &error).remedy(REMEDY))?;
+        .map_err(|error| {
+            let unusable = match origin {
+                Origin::Key(name) => google::unusable_key(environment, name),
+                Origin::File | Origin::Default => google::unusable_file(environment),
+                Origin::Nobody | Origin::Token => None,
+            };
+            let error = unusable.unwrap_or_else(|| refused(address, environment, &error).remedy(REMEDY));
+            error.object(address.shown())
+        })?;
     let keys = keys.map(|keys| keys as Arc<dyn Renewable>);
     Ok(Made { store: Arc::new(store), credentials, keys, region: None, endpoint })
 }
 
 /// The URL of storage that the file of a service account's key names, by which `object_store` goes too.
 fn base_url_of_key(builder: &GoogleCloudStorageBuilder) -> Option<String> {
-    #[derive(serde::Deserialize)]
-    struct File {
-        gcs_base_url: Option<String>,
-    }
     let given = |key| builder.get_config_value(&key);
     let text = given(GoogleConfigKey::ServiceAccountKey)
         .or_else(|| std::fs::read_to_string(given(GoogleConfigKey::ServiceAccount)?).ok())?;
-    serde_json::from_str::<File>(&text).ok()?.gcs_base_url
+    // By its name: of a list, the first item would be taken for it, and shown.
+    let file: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&text).ok()?;
+    Some(file.get("gcs_base_url")?.as_str()?.to_owned())
 }
 
 /// What to do where there are no credentials.

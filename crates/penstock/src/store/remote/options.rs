@@ -217,8 +217,8 @@ fn names(provider: Provider) -> Names {
 }
 
 /// Variables of the environment that what was set replaces.
-fn replaced(provider: Provider, set: &[(String, String)]) -> Vec<&'static str> {
-    let has = |names: &[&str]| set.iter().any(|(name, _)| names.contains(&name.as_str()));
+fn replaced(provider: Provider, set: &[(String, String, String)]) -> Vec<&'static str> {
+    let has = |names: &[&str]| set.iter().any(|(name, ..)| names.contains(&name.as_str()));
     let mut hidden: Vec<&'static str> = Vec::new();
     let identity: &[&str] = match provider {
         Provider::S3 => &S3_IDENTITY,
@@ -332,28 +332,38 @@ fn variable(provider: Provider, name: &str) -> Option<Option<&'static str>> {
 }
 
 fn laid_over(environment: &Environment, of: Provider, options: &[(String, String)]) -> Result<Environment> {
-    let mut set: Vec<(String, String)> = Vec::new();
+    let mut set: Vec<(String, String, String)> = Vec::new();
     for (name, value) in options {
         let Some(Some(variable)) = variable(of, name) else { continue };
         let (variable, value) = meaning(variable, value);
-        if set.iter().any(|(known, other)| known == variable && *other != value) {
+        if set.iter().any(|(known, other, _)| known == variable && *other != value) {
             let cause = format!(
                 "the storage option {name:?} is given twice, by different names and with different values"
             );
             return Err(Error::new(ErrorKind::Config, cause));
         }
-        set.push((variable.to_owned(), value));
+        set.push((variable.to_owned(), value, name.clone()));
     }
-    let has = |name: &str| set.iter().any(|(known, value)| known == name && !value.is_empty());
+    let has = |name: &str| set.iter().any(|(known, value, _)| known == name && !value.is_empty());
     if of == Provider::S3 && (has(KEY) != has(SECRET) || (has(SESSION) && !has(KEY))) {
         let lacks = if has(KEY) { "secret" } else { "key" };
         return Err(Error::new(ErrorKind::Config, format!("storage options for S3 lack {lacks:?}")).remedy(
             "Give key and secret together (and token, where the key is a temporary one), or profile, or anon",
         ));
     }
+    if of == Provider::Azure && has("AZURE_CLIENT_SECRET") {
+        // Without them, the machine's identity would be asked instead.
+        let lacks = [("tenant_id", "AZURE_TENANT_ID"), ("client_id", "AZURE_CLIENT_ID")];
+        if let Some((option, _)) = lacks.iter().find(|(_, variable)| !has(variable)) {
+            let cause = format!("storage options for {} lack {option:?}", of.name());
+            return Err(Error::new(ErrorKind::Config, cause).remedy(
+                "Give client_secret, client_id and tenant_id together: an application's page shows them",
+            ));
+        }
+    }
     // What is given empty says that there is none.
     let hidden = replaced(of, &set);
-    set.retain(|(_, value)| !value.is_empty());
+    set.retain(|(_, value, _)| !value.is_empty());
     Ok(environment.overlaid(&hidden, set))
 }
 

@@ -20,7 +20,7 @@ const NAMES: [&str; 5] = [
 /// The refusal to list.
 pub(super) fn cannot_list() -> Error {
     Error::new(ErrorKind::NotFound, "a plain HTTP server cannot list what it holds")
-        .remedy("Give the URL of a .safetensors file or of its shard index")
+        .remedy("Give the URL of the shard index, or a list of the .safetensors files' URLs")
 }
 
 /// The well-known files under a URL.
@@ -48,12 +48,15 @@ pub(super) fn list(store: &RemoteStore, directory: &Address) -> Result<Vec<Entry
         return Err(Error::new(
             ErrorKind::NotFound,
             format!(
-                "a plain HTTP server cannot list what it holds, and none of {} is there",
+                "the URL names no file, a plain HTTP server cannot list what it holds, and none of {} is there",
                 NAMES.join(", ")
             ),
         )
         .object(directory.shown())
-        .remedy("Give the URL of a .safetensors file or of its shard index"));
+        .remedy(format!(
+            "Name the shard index, such as {}, or give a list of the .safetensors files' URLs",
+            crate::store::shown(&format!("{}/{}", path.trim_end_matches('/'), NAMES[0]))
+        )));
     }
     Ok(found)
 }

@@ -11,7 +11,7 @@
 //!   account.
 //!
 //! An [`Account`] is an identity and the service accounts that it acts as, one after the other. `file` makes it of the
-//! file; `federated` (with `subject`, and `aws`), `login` and `key` are the identities; `impersonation` is the acting;
+//! file; `unusable` says what is wrong with files of the other kinds; `federated` (with `subject`, and `aws`), `login` and `key` are the identities; `impersonation` is the acting;
 //! `asking` is how services are asked.
 //!
 //! Tokens are fetched when the first request needs them, renewed by `keys` while a load goes on, and never shown. A
@@ -31,6 +31,7 @@ mod impersonation;
 mod key;
 mod login;
 mod subject;
+mod unusable;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -49,6 +50,8 @@ use federated::Federated;
 use impersonation::Impersonated;
 use key::Key;
 use login::Login;
+
+pub(super) use unusable::{unusable_file, unusable_key};
 
 /// What tokens are for: reading objects and listing them.
 const READ: &str = "https://www.googleapis.com/auth/devstorage.read_only";
@@ -95,7 +98,7 @@ impl Account {
     /// # Errors
     /// `Config` where its file cannot be used.
     pub(super) fn of(environment: &Arc<Environment>, client: &ClientKey) -> Result<Option<Self>> {
-        let given = environment.origin(VARIABLE);
+        let given = environment.setting(VARIABLE);
         let (name, path, is_set) = match environment.get(&[VARIABLE]) {
             // What is longer than a path is the key itself, perhaps in base64.
             Some(path) if path.len() > 255 => (format!("{given} (no path)"), PathBuf::from(path), true),

@@ -1,0 +1,191 @@
+"""Mistakes in what leads to a store: accounts, keys and files of credentials; patterns and directories over plain HTTP.
+
+What is wrong is told by the setting's name, where it is from, and never with a value that may be secret.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+import servers
+from conftest import Raw, raw_bytes, write_raw
+from services import Asked, service
+
+SECRET = "SENTINEL7"  # noqa: S105 - it is looked for
+BLOB = "az://container/m.safetensors"
+OBJECT = "gs://bucket/m.safetensors"
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An environment without settings."""
+    servers.forget_settings(monkeypatch, "AZURE_", "GOOGLE_", "CLOUDSDK_", "STORAGE_EMULATOR", "IDENTITY_", "MSI_")
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def refused(url: str, options: dict[str, Any], *words: str) -> penstock.PenstockError:
+    with pytest.raises(penstock.ConfigError) as raised:
+        penstock.open(url, storage_options=options)
+    error = raised.value
+    assert error.code == "config"
+    assert error.object == url
+    assert error.remedy
+    for word in words:
+        assert word in str(error)
+    assert SECRET not in f"{error} {vars(error)}"
+    for raw in ("Invalid symbol", "EOF while", "cannot be set up", "InvalidEncoding", "no items found", " at line "):
+        assert raw not in str(error)
+    return error
+
+
+def test_an_azure_account_that_is_not_named_or_no_name() -> None:
+    refused(BLOB, {}, "no storage account is named", "AZURE_STORAGE_ACCOUNT_NAME", "account_name")
+    for account in ("https://acc.blob.core.windows.net", "my account"):
+        refused(BLOB, {"account_name": account}, 'storage_options["account_name"] is not the name of a storage account')
+
+
+@pytest.mark.parametrize(
+    ("key", "remedy"),
+    [
+        (f"{SECRET}!", "Access keys"),
+        (f"AccountName=a;AccountKey={SECRET}", "connection_string"),
+        (f"sv=2024&sig={SECRET}", "sas_token"),
+    ],
+)
+def test_an_azure_key_that_is_none(key: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = refused(BLOB, {"account_name": "acc", "account_key": key}, "not base64", remedy)
+    assert error.details["setting"] == 'storage_options["account_key"]'
+    refused("abfss://c@acc.dfs.core.windows.net/m.safetensors", {"access_key": key}, '["access_key"] is not the key')
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "acc")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", key)
+    error = refused(BLOB, {}, "AZURE_STORAGE_ACCOUNT_KEY is not the key of a storage account")
+    assert error.details["setting"] == "AZURE_STORAGE_ACCOUNT_KEY"
+
+
+def test_an_azure_connection_string_and_a_signature_that_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"AccountName=acc;AccountKey=%{SECRET}")
+    refused(BLOB, {}, "AccountKey of AZURE_STORAGE_CONNECTION_STRING is not the key")
+    refused(BLOB, {"account_name": "acc", "sas_token": SECRET}, 'storage_options["sas_token"] is not a SAS token')
+
+
+def test_an_azure_client_secret_wants_its_tenant() -> None:
+    with pytest.raises(penstock.ConfigError, match='lack "tenant_id"') as raised:
+        penstock.open(BLOB, storage_options={"account_name": "acc", "client_id": "c", "client_secret": SECRET})
+    assert SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "remedy"),
+    [
+        ("AuthenticationFailed", "credentials", "is of this storage account"),
+        ("AuthorizationPermissionMismatch", "access_denied", "Storage Blob Data Reader"),
+    ],
+)
+def test_an_azure_key_of_another_account_says_what_to_check(
+    code: str, kind: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>Refused.</Message></Error>"
+    with service(lambda _: (403, body)) as (url, _):
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"AccountName=acc;AccountKey=c2VjcmV0;BlobEndpoint={url}")
+        with pytest.raises(penstock.ObjectAccessError, match=remedy) as raised:
+            penstock.open(BLOB)
+    assert raised.value.code == kind
+    assert "(AZURE_STORAGE_CONNECTION_STRING)" in (raised.value.remedy or "")
+
+
+KEY = {"type": "service_account", "client_email": "e", "private_key_id": SECRET, "private_key": SECRET}
+PEM = KEY | {"private_key": f"-----BEGIN PRIVATE KEY-----\n{SECRET}\n-----END PRIVATE KEY-----\n"}
+LACKING = {name: value for name, value in KEY.items() if name != "private_key"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty"),
+        (f"{{not json {SECRET}", "is not JSON (line 1"),
+        (f'["{SECRET}"]', "is not a JSON object"),
+        (json.dumps(KEY), "private_key is not an RSA key in PEM form"),
+        (json.dumps(PEM), "private_key is not an RSA key in PEM form"),
+        (json.dumps(LACKING), "lacks the field `private_key`"),
+        (json.dumps(KEY | {"client_email": [SECRET]}), "`client_email` is not text"),
+    ],
+)
+def test_a_service_accounts_key_that_cannot_be_used(
+    text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "key.json"
+    path.write_text(text)
+    refused(OBJECT, {"service_account": path}, f'storage_options["service_account"]={path} ', words)
+    if text.startswith("{"):
+        refused(OBJECT, {"service_account_key": text}, 'storage_options["service_account_key"] ', words)
+        monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", text)
+        refused(OBJECT, {}, "GOOGLE_SERVICE_ACCOUNT_KEY ", words)
+        monkeypatch.delenv("GOOGLE_SERVICE_ACCOUNT_KEY")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
+    refused(OBJECT, {}, f"GOOGLE_APPLICATION_CREDENTIALS={path} ", words)
+
+
+def test_credentials_of_google_in_the_wrong_place(tmp_path: Path) -> None:
+    path = tmp_path / "login.json"
+    path.write_text(json.dumps({"type": "authorized_user", "client_id": SECRET}))
+    refused(OBJECT, {"service_account": path}, "type is not service_account", "application_credentials")
+    refused(OBJECT, {"application_credentials": path}, "lacks the field `client_secret`", "gcloud auth")
+    refused(OBJECT, {"service_account": "/no/key.json"}, "/no/key.json cannot be read: No such file")
+    refused(OBJECT, {"service_account": json.dumps(KEY)}, "holds a key itself", "service_account_key")
+    refused(OBJECT, {"service_account_key": str(path)}, "is not the JSON of a service account's key")
+    refused(
+        OBJECT, {"application_credentials": "/no/key.json"}, 'storage_options["application_credentials"]=/no/key.json'
+    )
+    path.write_text(f'{{"a": "{SECRET}"}}')
+    refused(OBJECT, {"application_credentials": path}, "it has no field `type`")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[str]:
+    """A server that shows a page about a directory, one file whose name looks like a pattern, and nothing else."""
+    body = write_raw(tmp_path / "m.safetensors", {"a": Raw("F32", (4,), raw_bytes("F32", (4,)))}).read_bytes()
+
+    def answer(asked: Asked) -> tuple[int, str | bytes]:
+        match asked.path.split("?")[0]:
+            case "/page":
+                return 206, "<!DOCTYPE html><html>model.safetensors</html>"
+            case "/m/[1].safetensors":
+                return 206, body
+            case path:
+                return 403 if path.startswith("/private") else 404, ""
+
+    with service(answer) as (url, _):
+        yield url
+
+
+@pytest.mark.parametrize(
+    "pattern", ["/m/*.safetensors", "/m/model-[0-9].safetensors?sig=SENTINEL7", "/private/*.safetensors"]
+)
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_pattern_over_http_says_that_nothing_is_listed(host: str, pattern: str, listed: bool) -> None:
+    with pytest.raises(penstock.ObjectNotFoundError, match="a plain HTTP server cannot list what it holds") as raised:
+        penstock.open([host + pattern] if listed else host + pattern)
+    error = raised.value
+    assert error.code == "not_found"
+    assert f"{host}{pattern.rpartition('/')[0]}/model.safetensors.index.json" in (error.remedy or "")
+    assert "a list of the files' URLs" in (error.remedy or "")
+    assert SECRET not in f"{error} {vars(error)}"
+
+
+def test_a_name_over_http_that_looks_like_a_pattern_is_a_name(host: str) -> None:
+    assert list(penstock.open(f"{host}/m/[1].safetensors")) == ["a"]
+
+
+@pytest.mark.parametrize("directory", ["/m/", "/m", "/page", "/page/", "", "/m?sig=SENTINEL7"])
+def test_a_directory_over_http_says_what_to_name(host: str, directory: str) -> None:
+    with pytest.raises(penstock.ObjectNotFoundError, match="a plain HTTP server cannot list what it holds") as raised:
+        penstock.open(host + directory)
+    index = f"{host}{directory.partition('?')[0].rstrip('/')}/model.safetensors.index.json"
+    assert f"such as {index}, or give a list" in (raised.value.remedy or "")
+    assert SECRET not in f"{raised.value} {vars(raised.value)}"
