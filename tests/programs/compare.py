@@ -37,6 +37,8 @@ _ONLY_EAGER = (
     re.compile(".*a leaf Variable that requires grad", re.DOTALL),
     re.compile(r"Output \d+ of \w+ is a view|.*\bview was created in (no_grad|inference) mode"),
     re.compile("cannot resize variables that require grad"),
+    re.compile("Autograd not support dtype"),
+    re.compile(r"Can't call numpy\(\) on Tensor that requires grad"),
     re.compile("you can only change requires_grad flags of leaf variables"),
     re.compile(r"\w+\(\): functions with out=... arguments don't support automatic differentiation"),
 )
