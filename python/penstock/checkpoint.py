@@ -93,7 +93,8 @@ def _may_hold_secrets(path: str) -> bool:
 
 
 def _directory(given: AnyPath | None) -> str | None:
-    return None if given is None else location(given, "cache_dir")
+    # The empty one says that there is no cache.
+    return given if given is None or given == "" else location(given, "cache_dir")
 
 
 @functools.cache

@@ -149,7 +149,8 @@ pub fn shown_endpoint(value: &str) -> String {
 #[pyfunction]
 #[pyo3(signature = (seconds=30.0))]
 pub fn flush_disk_cache(py: Python<'_>, seconds: f64) -> PyResult<bool> {
-    let end = std::time::Instant::now() + std::time::Duration::from_secs_f64(seconds.clamp(0.0, 1e6));
+    let seconds = if seconds.is_nan() { 0.0 } else { seconds.clamp(0.0, 1e6) };
+    let end = std::time::Instant::now() + std::time::Duration::from_secs_f64(seconds);
     loop {
         if py.detach(|| store::flush_disk_caches(SIGNAL_CHECK)) {
             return Ok(true);

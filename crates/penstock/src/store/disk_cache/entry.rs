@@ -242,19 +242,24 @@ impl Entry {
         if !self.is_whole() || mark::is_set(&self.path, &self.data.metadata()?) {
             return Ok(());
         }
-        // Once complete, bytes are not compared any more, so all of them are now.
+        // Once complete, bytes are not compared any more, so all of them are now, also those that this process wrote:
+        // it may be long ago. What is written to them from here on is seen by the file's times.
+        let compared = self.data.metadata()?;
         let mut bytes = vec![0; BLOCK_BYTES as usize];
-        for block in (0..self.blocks()).filter(|block| !self.is_verified(*block)) {
+        for block in 0..self.blocks() {
             let range = self.range(block);
             let bytes = &mut bytes[..(range.end - range.start) as usize];
-            self.data.read_exact_at(bytes, range.start)?;
+            match self.data.read_exact_at(bytes, range.start) {
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => bytes.fill(0),
+                read => read?,
+            }
             if !self.verify(block, bytes) {
                 return Ok(());
             }
         }
         // All of it, times included: after a power failure the file is what the mark says, or is not taken for it.
         self.data.sync_all()?;
-        mark::set(&self.path, &self.data)?;
+        mark::set(&self.path, &compared)?;
         // A block that someone found damaged meanwhile.
         self.map.refresh()?;
         if !self.is_whole() {

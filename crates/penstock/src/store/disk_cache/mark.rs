@@ -3,7 +3,7 @@
 //! It is written by whoever holds the exclusive lock on the data, and taken away by whoever finds the data damaged, after
 //! the map says so.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -24,15 +24,15 @@ pub(super) fn is_set(entry: &Path, data: &fs::Metadata) -> bool {
     read(&mut said).is_ok() && said == described(data)
 }
 
-/// Marks `entry` as complete, with `data` as it is now. In one step: a mark is there whole, or not.
-pub(super) fn set(entry: &Path, data: &File) -> io::Result<()> {
+/// Marks `entry` as complete, with `data` as it was. In one step: a mark is there whole, or not.
+pub(super) fn set(entry: &Path, data: &fs::Metadata) -> io::Result<()> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let new = entry.join(format!(".{NAME}-{}-{number}", std::process::id()));
     // With these permissions whatever the umask is: what everyone may write to is not trusted.
     let mut how = OpenOptions::new();
     let written = open(&new, how.write(true).create(true).truncate(true).mode(0o644))
-        .and_then(|mut file| file.write_all(described(&data.metadata()?).as_bytes()));
+        .and_then(|mut file| file.write_all(described(data).as_bytes()));
     written.and_then(|()| fs::rename(&new, entry.join(NAME))).inspect_err(|_| drop(fs::remove_file(&new)))
 }
 

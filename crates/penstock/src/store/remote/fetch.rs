@@ -198,6 +198,8 @@ pub(super) async fn once(
     while let Some(chunk) = body.next().await {
         let chunk = chunk?;
         if chunk.len() as u64 > end - *at {
+            // Nor what came before that is taken for what was asked for.
+            *at = range.start;
             return Err(Fault::Trouble(Trouble::new("a body longer than was asked for")));
         }
         put(*at, &chunk);

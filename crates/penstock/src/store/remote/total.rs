@@ -46,6 +46,8 @@ pub(super) async fn tell(
         None if signed => None,
         None => ask(client, url.clone(), &version).await,
     };
+    // Some answer HEAD with the length of the answer, which is none.
+    let total = total.filter(|total| last_byte(headers).is_some_and(|last| last < *total));
     let told = total.zip(range(headers)).and_then(|(total, range)| {
         HeaderValue::try_from(format!("{}{total}", range.strip_suffix('*')?)).ok().map(|range| (total, range))
     });
@@ -77,6 +79,11 @@ fn version(headers: &HeaderMap) -> Version {
 fn range(headers: &HeaderMap) -> Option<String> {
     let range = headers.get(CONTENT_RANGE)?.to_str().ok()?.trim();
     range.starts_with("bytes ").then(|| range.to_owned())
+}
+
+/// The last byte of the part that an answer holds.
+fn last_byte(headers: &HeaderMap) -> Option<u64> {
+    range(headers)?.strip_suffix("/*")?.rsplit_once('-')?.1.trim().parse().ok()
 }
 
 /// Nothing says how large the object is.
