@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 logger = logging.getLogger(__name__)
 
@@ -165,6 +166,8 @@ PATCHES = (
         "Takes lazy tensors. Calls the original with what it is given otherwise.",
     ),
     Patch("torch.nn.Buffer.__new__", _RECORDS, WITHIN, "As above."),
+    Patch("torch.Tensor._make_subclass", _RECORDS, WITHIN, "As above: parameters of other classes are made by it."),
+    Patch("torch.Tensor.as_subclass", _RECORDS, WITHIN, "As above."),
     Patch(
         "torch._C._swap_tensor_impl",
         _RECORDS,
@@ -242,9 +245,15 @@ class Replacement:
         self._name = listed(target).rpartition(".")[2] if name is None else name
         self._make = make
         self._lock = threading.Lock()
+        self._is_own = True
         self._users = 0
         self._original: Any = None
         self._ours: Any = None
+        _replacements.add(self)
+
+    def unlock_in_child(self) -> None:
+        """Another thread may have held the lock when the process was forked."""
+        self._lock = threading.Lock()
 
     @contextmanager
     def on(self, owner: Any) -> Iterator[bool]:
@@ -269,6 +278,7 @@ class Replacement:
         current = self._there(owner)
         # It may have stayed below a replacement of another package that is gone now.
         if current is not None and current is not self._ours:
+            self._is_own = self._name in vars(owner)
             self._original, self._ours = current, self._make(getattr(owner, self._name))
             setattr(owner, self._name, self._ours)
 
@@ -278,8 +288,23 @@ class Replacement:
         if self._there(owner) is not self._ours:
             logger.debug("%s was replaced by another package meanwhile and is left as it is", self._name)
             return
-        setattr(owner, self._name, self._original)
+        if self._is_own:
+            setattr(owner, self._name, self._original)
+        else:
+            delattr(owner, self._name)
         self._original = self._ours = None
+
+
+_replacements: WeakSet[Replacement] = WeakSet()
+
+
+def _unlock_in_child() -> None:
+    for replacement in list(_replacements):
+        replacement.unlock_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_in_child)
 
 
 def replace_for_good(owner: Any, target: str, make: Callable[[Any], Any]) -> None:

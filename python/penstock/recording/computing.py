@@ -56,6 +56,9 @@ def _is_allowed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
     if func in _REPEATS:
         # Any size is taken for the right one.
         return len(args) <= _REPEATS_ARGS and "output_size" not in kwargs
+    if "rounding_mode" in kwargs or isinstance(kwargs.get("alpha"), bool):
+        # Whole numbers are not divided by zero, and scaled by no bool.
+        return False
     if func in _SELECTS:
         tensor, dim, index = (*args, None, None)[:3]
         if kwargs or not isinstance(tensor, LazyTensor) or not isinstance(dim, int):

@@ -38,11 +38,12 @@ class Kept:
         """One more."""
         self._memories.add(memory)
 
-    def release(self, found: Callable[[object], object]) -> None:
+    def release(self, of: type, found: Callable[[object], object]) -> None:
         """Has every object that may hold a memory looked at until none is there any more.
 
         Args:
-            found: is called with objects, and makes those let go of their memories that are lazy tensors.
+            of: the type of those objects.
+            found: is called with objects, of other types too, and makes those of the type let go of their memories.
         """
         if not self._memories:
             return
@@ -50,17 +51,19 @@ class Kept:
         gc.collect()
         if not self._memories:
             return
-        self._search(found)
+        self._search(of, found)
         if self._memories:
             # Loading code has frozen what it made. As it is found it is left.
             gc.unfreeze()
-            self._search(found)
+            self._search(of, found)
             gc.freeze()
             self._froze = False
 
     @staticmethod
-    def _search(found: Callable[[object], object]) -> None:
-        for kept in gc.get_objects():
+    def _search(of: type, found: Callable[[object], object]) -> None:
+        # Objects refer to their type. A list of all objects would hold those too that other threads are making: a tuple
+        # that anyone else refers to cannot be made any longer than it is.
+        for kept in gc.get_referrers(of):
             found(kept)
 
     def __enter__(self) -> None:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
+DEEPCOPY: Any = torch.Tensor.__deepcopy__
+
 HANDLERS: dict[Any, list[Handler]] = {}
 """By functions of torch, what does them, or returns NotImplemented: then the next, at last torch with real tensors."""
 READS: set[Any] = set()
@@ -196,6 +198,8 @@ class LazyTensor(torch.Tensor):
 
     @staticmethod
     def _called(func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        if func is DEEPCOPY:
+            return _deepcopied(*args, **named)
         found = _Found()
         lazy, made, recorders = found.lazy, found.made, found.recorders
         at = KEEPS.get(func)
@@ -249,6 +253,15 @@ _OF_LAZY = {*vars(LazyTensor), *LazyTensor.__annotations__} - set(dir(torch.Tens
 """Attributes and methods that ordinary tensors do not have."""
 
 
+def _deepcopied(lazy: LazyTensor, *memo: Any, **named: Any) -> Any:
+    """A deep copy. ``memo`` is what copies share, so it is handed on as it is, and what it holds is not looked at."""
+    if isinstance(lazy, LazyTensor):
+        recorder = lazy._recorder
+        lazy = in_place_of(lazy, lambda recorder, lazy: recorder.materialise(lazy, DEEPCOPY, only_read=False))
+        recorder.before(DEEPCOPY, (lazy,), {})
+    return DEEPCOPY(lazy, *memo, **named)
+
+
 class _Found:
     """Lazy tensors among the arguments of a call. (Functions that call themselves would keep them, in a cycle.)"""
 
@@ -269,8 +282,26 @@ class _Found:
         return mapped(self.real, value)
 
 
+def in_place_of(value: Any, make: Callable[[Recorder, LazyTensor], torch.Tensor]) -> Any:
+    """What ``make`` makes in the place of a lazy tensor; other values, and one that has become real, as they are."""
+    if not isinstance(value, LazyTensor):
+        return value
+    try:
+        return make(value._recorder, value)
+    except AttributeError as error:
+        if not _has_become_real(error):
+            raise
+        return value
+
+
 def become_real(lazy: LazyTensor, swap: Callable[[Any, Any], None] | None = None) -> None:
-    """Makes the Python object an ordinary tensor."""
+    """Makes the Python object an ordinary tensor, if another thread has not."""
+    in_place_of(lazy, lambda recorder, _: recorder.locked(lambda: _become_real(lazy, swap)))
+
+
+def _become_real(lazy: LazyTensor, swap: Callable[[Any, Any], None] | None) -> Any:
+    if type(lazy) is not LazyTensor:
+        return
     real = lazy._recorder.real_later(lazy)
     with unwatched(), torch.inference_mode(mode=False):
         grad = real.grad if real.is_leaf else None
@@ -286,7 +317,9 @@ def become_real(lazy: LazyTensor, swap: Callable[[Any, Any], None] | None = None
         # In this order: to another thread it is a lazy tensor that is real, or an ordinary one (``_has_become_real``).
         (swap or torch._C._swap_tensor_impl)(lazy, alias)
         lazy.__class__ = torch.Tensor  # type: ignore[assignment]
-        lazy.__dict__.clear()
+        # What loading code has set stays.
+        for name in LazyTensor.__annotations__:
+            vars(lazy).pop(name, None)
 
 
 def _has_become_real(error: AttributeError) -> bool:

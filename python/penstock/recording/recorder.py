@@ -39,6 +39,9 @@ from penstock.recording.writes import Copy, Place, Write
 
 logger = logging.getLogger(__name__)
 
+_recording: set[Recorder] = set()
+"""The recorders that are entered, of all threads."""
+
 _LARGE_AT_ONCE = 16
 """After this many larger tensors were needed at once, more than were recorded, the others come as ordinary ones."""
 
@@ -161,6 +164,10 @@ class Recorder:
 
     def record(self, memory: torch.Tensor, lazy: LazyTensor) -> bool:
         """Notes that ``memory`` gets the value of ``lazy``. False where that has to be copied now."""
+        for other in list(_recording):
+            # It comes after what another recorder is still to read there.
+            if other is not self:
+                other.settle(memory)
         with self._lock:
             # What a thread does that is not watched would not make it be read first.
             return self._active and is_watched(self) and self._record(memory, lazy._value)
@@ -225,6 +232,11 @@ class Recorder:
         else:
             self.statistics.places += by
 
+    def locked(self, do: Callable[[], Any]) -> Any:
+        """Does something while no other thread changes what lazy tensors are."""
+        with self._lock:
+            return do()
+
     def materialise(self, lazy: LazyTensor, func: Callable[..., Any], *, only_read: bool) -> torch.Tensor:
         """The tensor in the place of a lazy one, for ``func``.
 
@@ -234,6 +246,9 @@ class Recorder:
             only_read: whether ``func`` neither writes to it nor keeps an alias of it: then no more is read than it is.
         """
         with self._lock:
+            if type(lazy) is not LazyTensor:
+                # It has become one while this thread waited for the lock.
+                return lazy
             real = lazy.made()
             if real is None:
                 memory, value = lazy._memory, lazy._value
@@ -258,6 +273,8 @@ class Recorder:
     def real_later(self, lazy: LazyTensor) -> torch.Tensor:
         """A tensor in the place of a lazy one, which is filled with what else is recorded."""
         with self._lock:
+            if type(lazy) is not LazyTensor:
+                return lazy
             memory = lazy._memory
             while memory.parent is not None:
                 memory = memory.parent[0]
@@ -434,6 +451,7 @@ class Recorder:
             entered.enter_context(watched(self))
             self._entered = entered.pop_all()
         self._active = True
+        _recording.add(self)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -446,6 +464,7 @@ class Recorder:
             self._tell(failure)
             raise
         finally:
+            _recording.discard(self)
             with self._lock:
                 self._active = False
                 self._reading = False
@@ -463,7 +482,7 @@ class Recorder:
         # Weights that loading code kept become ordinary tensors, read with all else. Whoever uses them from here on, in
         # work that has not ended, waits until they are.
         self._reading = True
-        self._kept.release(self._become_real)
+        self._kept.release(LazyTensor, self._become_real)
         with self._lock, unwatched():
             # From here on nothing is recorded, in other threads neither.
             self._active = False
@@ -471,11 +490,8 @@ class Recorder:
             self._finish()
 
     def _become_real(self, kept: object) -> None:
-        if type(kept) is LazyTensor:
-            with self._lock:
-                # Another thread may have made it one.
-                if type(kept) is LazyTensor and kept._recorder is self:
-                    become_real(kept)
+        if type(kept) is LazyTensor and getattr(kept, "_recorder", None) is self:
+            become_real(kept)
 
     def _tell(self, failure: BaseException) -> None:
         if self._sharing is not None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import concurrent.futures.thread
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +30,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from penstock.patches import Replacement
-from penstock.recording.lazy import LazyTensor, become_real, has_lazy
+from penstock.recording.lazy import DEEPCOPY, LazyTensor, become_real, has_lazy, in_place_of
 
 if TYPE_CHECKING:
     from penstock.recording.recorder import Recorder
@@ -172,10 +173,11 @@ class _Functions(TorchFunctionMode):  # type: ignore[no-untyped-call, unused-ign
         if recorder is None:
             return self._modes.unwatched_call(func, args, named)
         if LazyTensor not in types:
-            if has_lazy(args) or has_lazy(named):
+            # What a deep copy has copied before is among its arguments too.
+            if has_lazy(args[:1] if func is DEEPCOPY else args) or has_lazy(named):
                 # Setters, which look for subclasses in their first argument only.
                 return LazyTensor.__torch_function__(func, types, args, named)
-            if recorder.before(func, args, named) and _is_plain(args):
+            if recorder.before(func, args, named) and _is_plain(args) and not _others_watch():
                 with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined, unused-ignore]
                     return func(*args, **named)
         return func(*args, **named)
@@ -216,6 +218,11 @@ _VIEWS = frozenset(
     for overload in overloads.split()
 )  # fmt: skip
 """Operators that make a view, whatever the strides: they read no element. Composite ones such as reshape may copy."""
+
+
+def _others_watch() -> bool:
+    """Whether this thread has modes of others, which see operators."""
+    return bool(torch._C._len_torch_dispatch_stack() > len(_here.watches))  # type: ignore[attr-defined, unused-ignore]
 
 
 def _is_plain(args: tuple[Any, ...]) -> bool:
@@ -260,11 +267,29 @@ def _submit(original: Any) -> Any:
 def _new(original: Any) -> Any:
     @functools.wraps(original)
     def new(cls: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(data, LazyTensor):
-            data = data._recorder.real_later(data)
-        return original(cls, data, *args, **kwargs)
+        return original(cls, in_place_of(data, _later), *args, **kwargs)
 
     return staticmethod(new)
+
+
+def _make_subclass(original: Any) -> Any:
+    @functools.wraps(original)
+    def make_subclass(cls: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(cls, in_place_of(data, _later), *args, **kwargs)
+
+    return staticmethod(make_subclass)
+
+
+def _as_subclass(original: Any) -> Any:
+    @functools.wraps(original)
+    def as_subclass(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(in_place_of(self, _later), *args, **kwargs)
+
+    return as_subclass
+
+
+def _later(recorder: Recorder, lazy: LazyTensor) -> torch.Tensor:
+    return recorder.real_later(lazy)
 
 
 def _swap(original: Any) -> Any:
@@ -282,8 +307,7 @@ def _swap(original: Any) -> Any:
 def _to_dlpack(original: Any) -> Any:
     @functools.wraps(original)
     def to_dlpack(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(tensor, LazyTensor):
-            tensor = tensor._recorder.materialise(tensor, original, only_read=False)
+        tensor = in_place_of(tensor, lambda recorder, lazy: recorder.materialise(lazy, original, only_read=False))
         if isinstance(tensor, torch.Tensor):
             for watch in _here.lasting():
                 if watch.recorder is not None:
@@ -298,6 +322,8 @@ _REPLACEMENTS: list[tuple[Any, Replacement]] = [
     (ThreadPoolExecutor, Replacement("concurrent.futures.ThreadPoolExecutor.submit", _submit)),
     (torch.nn.Parameter, Replacement("torch.nn.Parameter.__new__", _new)),
     (torch.nn.Buffer, Replacement("torch.nn.Buffer.__new__", _new)),
+    (torch.Tensor, Replacement("torch.Tensor._make_subclass", _make_subclass)),
+    (torch.Tensor, Replacement("torch.Tensor.as_subclass", _as_subclass)),
     (torch._C, Replacement("torch._C._swap_tensor_impl", _swap)),
     (torch._C, Replacement("torch._C._to_dlpack", _to_dlpack)),
     (torch._C, Replacement("torch._C._to_dlpack_versioned", _to_dlpack)),
@@ -306,6 +332,15 @@ _REPLACEMENTS: list[tuple[Any, Replacement]] = [
 _TO_DLPACK = vars(torch._C).get("_to_dlpack", object())
 _searched: set[str] = set()
 _lock = threading.Lock()
+
+
+def _unlock_in_child() -> None:
+    """Another thread may have held it when the process was forked."""
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock_in_child)
 
 
 def _find_dlpack() -> None:
