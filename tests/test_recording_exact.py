@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import threading
 import time
@@ -626,6 +627,165 @@ def test_what_torch_refuses_for_a_constant_it_refuses_at_the_call(tmp_path: Path
         with pytest.raises(RuntimeError) as recorded:
             call(weight)
     assert str(recorded.value) == str(eager.value)
+
+
+def test_of_two_recorders_the_later_copy_stays(checkpoint: penstock.Checkpoint) -> None:
+    eager = checkpoint.load()
+    parameter, other = torch.zeros(8, 8), torch.zeros(8, 8)
+    with Recorder() as outer:
+        parameter.copy_(dict(outer.weights(checkpoint))["a"])
+        with Recorder() as inner:
+            weights = dict(inner.weights(checkpoint))
+            parameter.copy_(weights["b"])
+            other.copy_(weights["b"])
+        other.copy_(dict(outer.weights(checkpoint))["a"])
+    assert parameter.numpy().tobytes() == eager["b"].numpy().tobytes()
+    assert torch.equal(other, eager["a"])
+
+
+def test_of_recorders_in_two_threads_the_later_copy_stays(checkpoint: penstock.Checkpoint) -> None:
+    eager = checkpoint.load()
+    parameter, copied, ended = torch.zeros(8, 8), threading.Event(), threading.Event()
+
+    def first() -> None:
+        with Recorder() as recorder:
+            parameter.copy_(dict(recorder.weights(checkpoint))["a"])
+            copied.set()
+            ended.wait(20)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    copied.wait(20)
+    with Recorder() as recorder:
+        parameter.copy_(dict(recorder.weights(checkpoint))["b"])
+    ended.set()
+    thread.join()
+    assert parameter.numpy().tobytes() == eager["b"].numpy().tobytes()
+
+
+def test_modes_of_others_see_views_of_ordinary_tensors(checkpoint: penstock.Checkpoint) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Seeing(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Recorder() as recorder:
+        dict(recorder.weights(checkpoint))
+        with Seeing():
+            torch.zeros(4, 6).view(-1)
+    assert torch.ops.aten.view.default in seen
+
+
+def test_a_deep_copy_of_weights_and_tensors_shares_what_they_share(checkpoint: penstock.Checkpoint) -> None:
+    with Recorder() as recorder:
+        weight = dict(recorder.weights(checkpoint))["a"]
+        memory = torch.arange(8.0)
+        made = copy.deepcopy([weight, memory, memory[2:], weight])
+        assert made[0] is made[3]
+        made[1].fill_(7)
+        assert made[2].tolist() == [7] * 6
+        assert memory[0] == 0
+    assert torch.equal(made[0], checkpoint.load()["a"])
+
+
+def test_attributes_that_loading_code_sets_on_a_weight_stay(checkpoint: penstock.Checkpoint) -> None:
+    with Recorder(keep="real") as recorder:
+        weight = dict(recorder.weights(checkpoint))["a"]
+        weight.is_scale = True
+    assert weight.is_scale
+    assert vars(weight) == {"is_scale": True}
+
+
+@pytest.mark.parametrize("how", ["_make_subclass", "as_subclass", "__new__"])
+def test_classes_of_parameters_take_weights(checkpoint: penstock.Checkpoint, how: str) -> None:
+    class Own(nn.Parameter):
+        def __new__(cls, data: Any) -> Any:
+            return torch.Tensor._make_subclass(cls, data, False)
+
+    with Recorder() as recorder:
+        weight = dict(recorder.weights(checkpoint))["a"]
+        made = {
+            "_make_subclass": lambda: torch.Tensor._make_subclass(Own, weight),
+            "as_subclass": lambda: weight.as_subclass(Own),
+            "__new__": lambda: Own(weight),
+        }[how]()
+    assert type(made) is Own
+    assert torch.equal(made.detach().as_subclass(torch.Tensor), checkpoint.load()["a"])
+    assert "as_subclass" not in vars(torch.Tensor)
+
+
+def test_threads_make_parameters_of_weights_while_they_become_ordinary_tensors(checkpoint: penstock.Checkpoint) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(20):
+            stop = threading.Event()
+
+        
+
+
+def work(weight: Any, stop: threading.Event = stop) -> None:
+            while not stop.is_set():
+                nn.Parameter(weight, requires_grad=False)
+                to_dlpack(weight)
+
+        with Recorder(keep="real") as recorder:
+            running = [pool.submit(work, weight) for weight in dict(recorder.weights(checkpoint)).values()]
+        stop.set()
+        for ended in running:
+            ended.result()
+
+
+def test_threads_of_others_make_tuples_while_kept_weights_are_searched_for(checkpoint: penstock.Checkpoint) -> None:
+    stop = threading.Event()
+
+    def items() -> Iterator[int]:
+        for number in range(20):
+            time.sleep(0.0002)
+            yield number
+
+    def work() -> None:
+        while not stop.is_set():
+            tuple(item for item in items())
+
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(work) for _ in range(2)]
+        for _ in range(20):
+            with Recorder(keep="real") as recorder:
+                kept = dict(recorder.weights(checkpoint))
+        stop.set()
+        for ended in running:
+            ended.result()
+    assert all(type(weight) is torch.Tensor for weight in kept.values())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda weight: weight.div(0, rounding_mode="floor"),
+        lambda weight: weight.add(1, alpha=True),
+        lambda weight: torch.zeros(4, dtype=torch.uint4).copy_(weight),
+        lambda weight: weight.to(torch.uint4),
+    ],
+)
+def test_what_torch_refuses_of_whole_numbers_it_refuses_at_the_call(tmp_path: Path, call: Callable[[Any], Any]) -> None:
+    path = write_raw(tmp_path / "whole.safetensors", {"a": Raw("I32", (4,), raw_bytes("I32", (4,), 1))})
+    with pytest.raises(Exception) as eager:
+        call(penstock.open(path).load()["a"])
+    with Recorder() as recorder:
+        ((_, weight),) = recorder.weights(penstock.open(path))
+        with pytest.raises(type(eager.value)):
+            call(weight)
+
+
+def test_a_recorder_is_left_in_the_thread_that_entered_it(checkpoint: penstock.Checkpoint) -> None:
+    recorder = Recorder()
+    recorder.__enter__()
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="in the thread that entered it"):
+        pool.submit(recorder.__exit__, None, None, None).result()
+    torch.zeros(2).add_(1)
 
 
 def test_what_another_library_replaced_meanwhile_stays(checkpoint: penstock.Checkpoint) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -161,6 +162,51 @@ def test_parts_without_a_length_are_counted(
         assert_bits(penstock.open(where(address)).load(framework="np"), tensors)
     starts = [int(found[1]) for head in asked if (found := re.search(r"(?i)range: bytes=(\d+)-", head))]
     assert any(start % 4096 for start in starts), starts
+
+
+def never_ending(body: bytes, start: int, end: int) -> Iterator[bytes]:
+    *pieces, _ = in_chunks(body, start, end)
+    yield from pieces
+    time.sleep(20)
+
+
+def without_end(body: bytes, start: int, end: int) -> Iterator[bytes]:
+    *pieces, _ = in_chunks(body, start, end)
+    yield from pieces
+
+
+def too_long(body: bytes, start: int, end: int) -> Iterator[bytes]:
+    *pieces, last = in_chunks(body, start, end)
+    yield from pieces
+    yield b"4\r\nmore\r\n"
+    yield last
+
+
+@pytest.mark.parametrize("odd", [never_ending, without_end, too_long])
+def test_an_answer_that_goes_wrong_after_its_last_byte_costs_no_load(
+    odd: Part, where: Callable[[str], str], held: tuple[bytes, dict[str, Raw]]
+) -> None:
+    body, tensors = held
+    with bare(server_of(body, in_chunks, odd, in_chunks)) as (address, _):
+        began = time.monotonic()
+        assert_bits(penstock.open(where(address)).load(framework="np"), tensors)
+        assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize("length", [0, 100])
+def test_a_size_that_cannot_be_the_objects_is_not_believed(length: int, held: tuple[bytes, dict[str, Raw]]) -> None:
+    body, _ = held
+
+    def write(head: str) -> Iterator[bytes]:
+        if head.startswith("HEAD"):
+            return iter([_head("HTTP/1.1 200 O", f"Content-Length: {length}", "Connection: close")])
+        return server_of(body, without_total)(head)
+
+    with bare(write) as (address, _):
+        began = time.monotonic()
+        with pytest.raises(penstock.StorageError, match="does not say how large"):
+            penstock.open(f"http://{address}/m.safetensors")
+        assert time.monotonic() - began < 15
 
 
 @pytest.mark.parametrize("answer", [named_in_latin_1, dated_otherwise, dated_in_iso])

@@ -203,7 +203,7 @@ class Torch:
         source = DTYPES.get(dtype)
         if source is None:
             return f"torch {torch.__version__} has no dtype for {dtype}"
-        return _copy_refused(source, memory.dtype, memory.device.type)
+        return copy_refused(source, memory.dtype, memory.device.type)
 
     def put(self, memory: Any, value: Any) -> None:
         # Nobody may write to an inference tensor outside of inference mode.
@@ -239,7 +239,7 @@ class Torch:
             source = DTYPES.get(name)
             if source is None or not source.is_floating_point or source == wanted:
                 continue
-            refused = _copy_refused(source, wanted, "cpu")
+            refused = copy_refused(source, wanted, "cpu")
             if refused is not None:
                 raise SelectionError(f"dtype={dtype!r}: {name} cannot be converted to it: {refused}", cause=refused)
 
@@ -269,6 +269,8 @@ def _wrong(name: str, cause: str, remedy: str | None = None) -> DestinationError
 def _check_plain(name: str, tensor: torch.Tensor) -> None:
     """Refuses subclasses that answer for torch's operations themselves: their elements are not simply in memory."""
     kind = type(tensor)
+    if tensor.is_nested:
+        raise _wrong(name, "the destination is a nested tensor", "Load its parts into the tensors that it is made of")
     if kind in _PLAIN or kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
         return
     cause = f"the destination is a {kind.__module__}.{kind.__qualname__}, a tensor without memory of its own"
@@ -281,7 +283,7 @@ _FAILED: tuple[type[BaseException], ...] = (torch.AcceleratorError,) if hasattr(
 
 
 @functools.cache
-def _copy_refused(source: torch.dtype, destination: torch.dtype, device: str) -> str | None:
+def copy_refused(source: torch.dtype, destination: torch.dtype, device: str) -> str | None:
     """What torch says to copying elements of one dtype to another, or None.
 
     Raises:

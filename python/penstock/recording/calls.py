@@ -10,6 +10,7 @@ from typing import Any, SupportsIndex
 
 import torch
 
+from penstock.frameworks.torch import copy_refused
 from penstock.recording.computing import COMPUTES, chosen, worked_out
 from penstock.recording.lazy import (
     HANDLERS,
@@ -144,6 +145,8 @@ def _converted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not copies and dtype == value.dtype and device in {None, lazy._memory.device}:
         return lazy
     with unwatched():
+        if dtype != value.dtype and copy_refused(value.dtype, dtype, "cpu") is not None:
+            return NotImplemented
         strides = value.meta.to(dtype, copy=True).stride()
     if strides == value.meta.stride():
         casts = value.casts if dtype == value.dtype else (*value.casts, dtype)

@@ -22,7 +22,7 @@ import torch
 
 from penstock._native import Config
 from penstock.checkpoint import Checkpoint
-from penstock.frameworks.torch import DTYPES, Torch
+from penstock.frameworks.torch import DTYPES, Torch, copy_refused
 from penstock.loading import Load
 from penstock.parts import load_parts
 from penstock.progress import Progress, ProgressOption, teller
@@ -54,6 +54,9 @@ class Recorder:
         with Recorder("cuda:0") as recorder:
             model.load_weights(recorder.weights(penstock.open(path)))
         print(recorder.statistics)
+
+    ``torch.vmap``, ``torch.func``, ``torch.jit.trace`` and functions of autograd's with weights are not recorded, and
+    may raise torch's errors of tensors without storage: such code loads with ordinary tensors.
 
     Args:
         device: where lazy tensors say they are, and where those are made that are needed at once.
@@ -520,6 +523,8 @@ def _takes(memory: torch.Tensor, value: Value) -> bool:
     if memory.layout != torch.strided or memory.is_quantized or memory.is_conj() or memory.is_neg():
         return False
     if memory.dtype.is_complex != value.dtype.is_complex or not has_no_overlap(memory):
+        return False
+    if memory.dtype != value.dtype and copy_refused(value.dtype, memory.dtype, memory.device.type) is not None:
         return False
     return memory.shape == value.meta.shape or _broadcasts(value.meta.shape, memory.shape)
 

@@ -9,8 +9,9 @@ What no mode sees is replaced while any recorder is active (``patches`` lists it
 ``nn.Parameter`` and ``nn.Buffer`` and ``torch._C._swap_tensor_impl``, which do not know lazy tensors, and the functions
 that make DLPack capsules. All is put back when the last recorder ends.
 
-Not seen are threads that existed before and are given work by other means, and C++ code that uses a tensor's address
-without calling torch.
+Not seen are threads that existed before and are given work by other means, C++ code that uses a tensor's address
+without calling torch, ``numpy()`` under ``torch._C.DisableTorchFunction``, and settings of the processor that are
+changed around arithmetic (``set_flush_denormal``).
 """
 
 from __future__ import annotations
@@ -88,6 +89,8 @@ def _seen_by(watch: Watch) -> Iterator[None]:
     try:
         yield
     finally:
+        if watch not in _here.watches:
+            raise RuntimeError("a Recorder has to be left in the thread that entered it")
         _here.watches.remove(watch)
         modes.leave()
 

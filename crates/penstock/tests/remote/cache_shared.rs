@@ -75,6 +75,31 @@ fn closing_an_entry_that_is_not_whole_keeps_nobody_from_filling_it() {
 }
 
 #[test]
+fn what_is_written_to_an_entry_while_it_is_filled_is_found_before_it_is_complete() {
+    for damage in [0, 1] {
+        let cached = Cached::new();
+        let bytes = content(SIZE);
+        let url = cached.server.put("/m", &bytes);
+        let filling = cached.store().open(&url).unwrap();
+        check(&*filling, 0, &bytes[..3 * BLOCK]);
+        flush();
+        let data = cached.entries()[0].join("data");
+        match damage {
+            0 => overwrite(&data, BLOCK as u64 + 5, &[0xEE; 9]),
+            // It is as long again when the rest has been written.
+            _ => fs::File::options().write(true).open(&data).unwrap().set_len(0).unwrap(),
+        }
+        check(&*filling, 3 * BLOCK as u64 as usize, &bytes[3 * BLOCK..]);
+        drop(filling);
+        flush();
+        assert!(!cached.is_complete("/m"));
+        load(&cached.store(), &url, &bytes);
+        flush();
+        load(&cached.store(), &url, &bytes);
+    }
+}
+
+#[test]
 fn a_block_that_another_process_found_damaged_keeps_the_entry_from_being_complete() {
     let cached = Cached::new();
     let bytes = content(SIZE);

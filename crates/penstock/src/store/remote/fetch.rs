@@ -169,6 +169,9 @@ fn encoding(attributes: &Attributes) -> Option<String> {
     Some(how.chars().filter(|c| !c.is_control()).take(40).collect())
 }
 
+/// How long to wait for the end of a body of which all bytes have come.
+const END_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Asks once for `range`, and hands its bytes to `put` with their offsets. `at` says how far it came.
 ///
 /// The range may reach beyond the object's end only where its version is not known yet.
@@ -195,7 +198,13 @@ pub(super) async fn once(
         return Err(Fault::Trouble(Trouble::new("another range than was asked for")));
     }
     let mut body = answer.into_stream();
-    while let Some(chunk) = body.next().await {
+    loop {
+        // All of it is there: its end is waited for so that the connection can be used again, and not for long.
+        let next = match *at < end {
+            true => body.next().await,
+            false => tokio::time::timeout(END_PATIENCE, body.next()).await.unwrap_or(None),
+        };
+        let Some(chunk) = next else { break };
         let chunk = chunk?;
         if chunk.len() as u64 > end - *at {
             // Nor what came before that is taken for what was asked for.
