@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -74,6 +77,23 @@ def test_the_second_load_is_a_local_one(model: Model) -> None:
     held = {name: np.zeros(tensor.shape, np.float32) for name, tensor in model.tensors.items()}
     penstock.open(model.url, cache_dir=model.cache).load_into(held)
     assert_bits(held, model.tensors)
+
+
+def test_what_is_kept_is_for_its_user_only_and_holds_nothing_secret(model: Model) -> None:
+    query = "password=SENTINEL"
+    ckpt = penstock.open(f"{model.url}?{query}", cache_dir=model.cache)
+    assert_bits(ckpt.load(framework="np"), model.tensors)
+    assert penstock.flush_disk_cache()
+    (root,) = model.cache.iterdir()
+    (entry,) = (path for path in root.iterdir() if path.is_dir())
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (root, entry)] == [0o700, 0o700]
+    files = [root / "lock", *entry.iterdir()]
+    assert {path.name for path in files} == {"lock", "data", "map", "complete"}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    # A number of 64 bits can be computed back to as many bits of what it is of: the label ends with a longer one.
+    label = (entry / "map").read_bytes().decode("latin-1")
+    assert hashlib.sha256(query.encode()).hexdigest() in label
+    assert re.search(r"\n[0-9a-f]{16}\b", label) is None
 
 
 def test_keyword_then_environment_then_nothing(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

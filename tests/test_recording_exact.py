@@ -719,23 +719,19 @@ def test_classes_of_parameters_take_weights(checkpoint: penstock.Checkpoint, how
 
 
 def test_threads_make_parameters_of_weights_while_they_become_ordinary_tensors(checkpoint: penstock.Checkpoint) -> None:
+    def work(weight: Any, stop: threading.Event) -> None:
+        while not stop.is_set():
+            nn.Parameter(weight, requires_grad=False)
+            to_dlpack(weight)
+
     with ThreadPoolExecutor(2) as pool:
         for _ in range(20):
             stop = threading.Event()
-
-        
-
-
-def work(weight: Any, stop: threading.Event = stop) -> None:
-            while not stop.is_set():
-                nn.Parameter(weight, requires_grad=False)
-                to_dlpack(weight)
-
-        with Recorder(keep="real") as recorder:
-            running = [pool.submit(work, weight) for weight in dict(recorder.weights(checkpoint)).values()]
-        stop.set()
-        for ended in running:
-            ended.result()
+            with Recorder(keep="real") as recorder:
+                running = [pool.submit(work, weight, stop) for weight in dict(recorder.weights(checkpoint)).values()]
+            stop.set()
+            for ended in running:
+                ended.result()
 
 
 def test_threads_of_others_make_tuples_while_kept_weights_are_searched_for(checkpoint: penstock.Checkpoint) -> None:

@@ -30,6 +30,20 @@ def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
+def saved(plain: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, of someone who has logged in everywhere."""
+    (tmp_path / "credentials").write_text(
+        "[default]\naws_access_key_id = SENTINELKEY\naws_secret_access_key = SENTINEL\n"
+    )
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    (tmp_path / "token").write_text("hf_SENTINEL")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "SENTINEL")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "models")
+    monkeypatch.setenv("AZURE_STORAGE_TOKEN", "SENTINEL")
+
+
+@pytest.fixture
 def gateway(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[servers.Remote, dict[str, Raw]]]:
     (tmp_path / "one").mkdir()
     body, held = shard(tmp_path, 0)
@@ -134,6 +148,79 @@ def test_two_stores_with_different_keys_work_side_by_side(
             penstock.open(url, storage_options=second | {"endpoint_url": options(one)["endpoint_url"]})
     assert raised.value.code == "credentials"
     assert "credentials: storage_options" in str(raised.value)
+
+
+def asked_with(location: str, given: dict[str, Any] | None, name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The credentials of all requests of a service that the variable or the option `name` leads to."""
+    with service(lambda _: (404, "")) as (url, asked):
+        if name.isupper():
+            monkeypatch.setenv(name, url)
+        else:
+            given = (given or {}) | {name: url}
+        with pytest.raises(penstock.PenstockError):
+            penstock.open(location, storage_options=given)
+        assert asked
+        return [said for one in asked if (said := one.headers.get("Authorization"))]
+
+
+@pytest.mark.parametrize("switch", [None, "1"])
+@pytest.mark.parametrize("variable", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", None])
+def test_another_hub_gets_no_token_of_the_environment(
+    plain: None, switch: str | None, variable: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text("hf_SENTINEL_of_a_file")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
+    if switch:
+        monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", switch)
+    if variable:
+        monkeypatch.setenv(variable, "hf_SENTINEL_of_a_variable")
+    location = "hf://o/n/m.safetensors"
+    assert asked_with(location, None, "endpoint", monkeypatch) == []
+    # One that is given for it is sent.
+    assert set(asked_with(location, {"token": "hf_its_own"}, "endpoint", monkeypatch)) == {"Bearer hf_its_own"}
+
+
+@pytest.mark.parametrize("switched_off", [True, False])
+@pytest.mark.parametrize(
+    ("location", "given", "endpoint", "switch"),
+    [
+        ("s3://b/m.safetensors", {"key": "", "secret": ""}, "AWS_ENDPOINT_URL", "AWS_SKIP_SIGNATURE"),
+        ("s3://b/m.safetensors", {"token": ""}, "AWS_ENDPOINT_URL", "AWS_NO_SIGN_REQUEST"),
+        ("gs://b/m.safetensors", {"token": ""}, "endpoint", "GOOGLE_SKIP_SIGNATURE"),
+        ("az://b/m.safetensors", {"sas_token": ""}, "endpoint", "AZURE_SKIP_SIGNATURE"),
+        ("az://b/m.safetensors", {"account_key": ""}, "endpoint", "AZURE_SKIP_SIGNATURE"),
+        ("hf://o/n/m.safetensors", {"token": ""}, "HF_ENDPOINT", "HF_HUB_DISABLE_IMPLICIT_TOKEN"),
+    ],
+)
+def test_an_empty_credential_is_none_and_no_reason_to_look_elsewhere(
+    saved: None,
+    location: str,
+    given: dict[str, str],
+    endpoint: str,
+    switch: str,
+    switched_off: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if switched_off:
+        monkeypatch.setenv(switch, "true")
+    assert asked_with(location, given, endpoint, monkeypatch) == []
+
+
+@pytest.mark.parametrize("given", [None, {"profile": ""}, {"anon": ""}, {"region": ""}, {"endpoint_url": ""}])
+def test_an_empty_profile_or_setting_undoes_nothing(
+    saved: None, given: dict[str, str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location, endpoint = "s3://b/m.safetensors", "AWS_ENDPOINT_URL"
+    assert "SENTINELKEY" in asked_with(location, given, endpoint, monkeypatch)[0]
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    assert asked_with(location, given, endpoint, monkeypatch) == []
+
+
+def test_an_empty_profile_is_not_the_environments_either(saved: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "absent")
+    asked = asked_with("s3://b/m.safetensors", {"profile": ""}, "AWS_ENDPOINT_URL", monkeypatch)
+    assert "SENTINELKEY" in asked[0]
 
 
 def test_options_are_in_no_error_and_no_repr(gateway: tuple[servers.Remote, dict[str, Raw]]) -> None:

@@ -44,7 +44,7 @@ impl Cached {
 
     /// Directories of entries.
     pub(super) fn entries(&self) -> Vec<PathBuf> {
-        let all = fs::read_dir(self.directory.path().join("penstock-2")).map(|all| all.flatten().collect());
+        let all = fs::read_dir(self.directory.path().join("penstock-3")).map(|all| all.flatten().collect());
         let mut all: Vec<_> = all
             .unwrap_or_else(|_| Vec::new())
             .iter()
@@ -347,7 +347,7 @@ fn a_full_disk_costs_no_load() {
 #[test]
 fn entries_left_half_made_by_the_dead_are_cleared_away() {
     let cached = Cached::new();
-    let root = cached.directory.path().join("penstock-2");
+    let root = cached.directory.path().join("penstock-3");
     for name in [".new-1-0", ".old-2-0"] {
         fs::create_dir_all(root.join(name)).unwrap();
         fs::write(root.join(name).join("data"), "x").unwrap();
@@ -485,14 +485,18 @@ fn a_weak_tag_names_no_version() {
 
 #[test]
 fn entries_of_an_earlier_format_are_not_read_and_make_room() {
+    ["penstock-1", "penstock-2"].into_iter().for_each(earlier_is_not_read_and_makes_room);
+}
+
+fn earlier_is_not_read_and_makes_room(format: &str) {
     let cached = Cached::new();
     let bytes = content(SIZE);
     let url = cached.server.put("/m", &bytes);
     load(&cached.store(), &url, &bytes);
     // As an earlier version left it, with other bytes.
     let root = cached.directory.path();
-    fs::rename(root.join("penstock-2"), root.join("penstock-1")).unwrap();
-    let old = fs::read_dir(root.join("penstock-1")).unwrap().flatten().find(|entry| entry.path().is_dir());
+    fs::rename(root.join("penstock-3"), root.join(format)).unwrap();
+    let old = fs::read_dir(root.join(format)).unwrap().flatten().find(|entry| entry.path().is_dir());
     let old = old.unwrap().path();
     overwrite(&old.join("data"), 0, &[7; 4096]);
     load(&cached.store_of(Some(SIZE as u64 * 3)), &url, &bytes);
@@ -566,7 +570,7 @@ fn entries_of_another_user_are_not_used() {
         // Whoever owns it may have changed it, and made it look complete.
         overwrite(&entry.join("data"), 0, &[7; 4096]);
         let is = fs::metadata(entry.join("data")).unwrap();
-        give(&cached.directory.path().join("penstock-2"), &entry, &chown);
+        give(&cached.directory.path().join("penstock-3"), &entry, &chown);
         forge_complete(&entry);
         assert_eq!(is.len(), SIZE as u64);
         let remarks = load(&cached.store(), &url, &bytes);
@@ -652,7 +656,7 @@ fn an_entry_that_is_removed_during_a_load_is_no_failure() {
     let store = cached.store();
     let object = store.reopen(&url, &store.open(&url).unwrap().identity()).unwrap();
     check(&*object, 0, &bytes[..BLOCK]);
-    fs::remove_dir_all(cached.directory.path().join("penstock-2")).unwrap();
+    fs::remove_dir_all(cached.directory.path().join("penstock-3")).unwrap();
     // And made anew by another process.
     load(&cached.store(), &url, &bytes);
     check(&*object, 0, &bytes);
@@ -664,7 +668,7 @@ fn a_process_that_holds_the_lock_for_ever_stops_no_load() {
     let cached = Cached::new();
     let bytes = content(SIZE);
     let url = cached.server.put("/m", &bytes);
-    let root = cached.directory.path().join("penstock-2");
+    let root = cached.directory.path().join("penstock-3");
     fs::create_dir_all(&root).unwrap();
     let lock = File::create(root.join("lock")).unwrap();
     lock.lock().unwrap();

@@ -148,7 +148,7 @@ fn a_mark_of_completeness_that_everyone_may_write_is_not_trusted() {
     let url = cached.server.put("/m", &bytes);
     load(&cached.store(), &url, &bytes);
     let mark = cached.entries()[0].join("complete");
-    assert_eq!(fs::metadata(&mark).unwrap().permissions().mode() & 0o777, 0o644);
+    assert_eq!(fs::metadata(&mark).unwrap().permissions().mode() & 0o777, 0o600);
     overwrite(&cached.entries()[0].join("data"), 2 * BLOCK as u64, &[7; 4096]);
     forge_complete(&cached.entries()[0]);
     fs::set_permissions(&mark, fs::Permissions::from_mode(0o666)).unwrap();

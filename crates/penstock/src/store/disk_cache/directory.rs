@@ -35,9 +35,14 @@ use crate::store::block_map::BlockMap;
 /// the header is, comes whole.
 pub(super) const BLOCK_BYTES: u64 = 512 << 10;
 /// The version of what is on disk: another would be another directory.
-const FORMAT: &str = "penstock-2";
-/// Earlier versions. Their keys lack the endpoint: nothing is read from them, and they go as room is needed.
-const EARLIER: [&str; 1] = ["penstock-1"];
+const FORMAT: &str = "penstock-3";
+/// Earlier versions: keys of the first lack the endpoint, those of the second hold what a URL's secret can be computed
+/// from. Nothing is read from them, and they go as room is needed.
+const EARLIER: [&str; 2] = ["penstock-1", "penstock-2"];
+/// Permissions of files and of directories, whatever the umask is: what is cached may be of a private store, and who
+/// else may write to it is not trusted anyway.
+pub(super) const FILE: u32 = 0o600;
+const FOLDER: u32 = 0o700;
 /// What stays free of the disk where no bound is given: a fifth.
 const SHARE: (u64, u64) = (4, 5);
 /// How long to wait for a process that makes or removes entries: longer than removing large files takes.
@@ -187,7 +192,7 @@ impl Directory {
     /// Waits for whoever makes or removes entries, and keeps others from it.
     fn lock(&self) -> Result<CloseOnForkFile, String> {
         let how = &mut OpenOptions::new();
-        let how = how.write(true).create(true).truncate(false).mode(0o644);
+        let how = how.write(true).create(true).truncate(false).mode(FILE);
         let lock = open_to_lock(&self.root.join("lock"), how).map_err(|error| self.not_writable(&error))?;
         let locked_out = || self.locked_out.lock().unwrap_or_else(PoisonError::into_inner);
         let recently = locked_out().is_some_and(|then| then.elapsed() < LOCKED_OUT);
@@ -226,10 +231,10 @@ impl Directory {
     fn make(&self, key: &Key) -> Result<(), String> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let failed = |error: io::Error| self.not_writable(&error);
-        // With these permissions whatever the umask is: what everyone may write to is not trusted.
-        let mut directories = fs::DirBuilder::new();
-        directories.mode(0o755);
-        directories.recursive(true).create(&self.root).map_err(failed)?;
+        let directories = |path: &Path, mode| fs::DirBuilder::new().recursive(true).mode(mode).create(path);
+        // What is above may be for others too.
+        self.root.parent().map_or(Ok(()), |above| directories(above, 0o755)).map_err(failed)?;
+        directories(&self.root, FOLDER).map_err(failed)?;
         // Held until the end of this function.
         let _lock = self.lock()?;
         let path = self.root.join(&key.name);
@@ -247,8 +252,8 @@ impl Directory {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let new = self.root.join(format!(".new-{}-{number}", std::process::id()));
         let made = || -> io::Result<()> {
-            fs::DirBuilder::new().mode(0o755).create(&new)?;
-            let how = || OpenOptions::new().read(true).write(true).create_new(true).mode(0o644).clone();
+            fs::DirBuilder::new().mode(FOLDER).create(&new)?;
+            let how = || OpenOptions::new().read(true).write(true).create_new(true).mode(FILE).clone();
             let data = open(&new.join("data"), &mut how())?;
             data.set_len(key.bytes)?;
             if key.bytes > 0 {

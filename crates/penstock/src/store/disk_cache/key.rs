@@ -4,11 +4,13 @@
 //! it is: the endpoint and the account that serve the location, and of a URL's query all but the parameters of known
 //! signatures, which differ from day to day. A weak ETag names no bytes, only a meaning; a date names them once a minute
 //! has passed, since a second write within the same second has the same date.
+//!
+//! The label is written to disk. What of a location may be secret is in it as a SHA-256 only, which does not lead back.
 
 use std::borrow::Cow;
 
 use crate::store::block_map::checksum;
-use crate::store::{Identity, RemoteStore, is_http};
+use crate::store::{Identity, RemoteStore, fingerprint, is_http};
 
 /// See the module.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,7 +38,7 @@ impl Key {
         let mut label = format!("{resource}\n{}", identity.0);
         // Unknown parameters may be secret too.
         if let Some(query) = lasting_query(location) {
-            label.push_str(&format!("\n{:016x}", checksum(query.as_bytes())));
+            label.push_str(&format!("\n{}", fingerprint(&query)));
         }
         let name = format!("{:016x}", checksum(label.as_bytes()));
         Ok(Self { name, label, identity: identity.clone(), bytes })
@@ -121,6 +123,11 @@ mod tests {
         let of = |location: &str, tag: &str, date: &str| key(&[], location, tag, date);
         let one = of("https://me:SECRET@h/a?id=SECRET&sig=SECRET", "\"t\"", DAY).unwrap();
         assert!(!one.label.contains("SECRET") && one.bytes == 12);
+        // Nor a number that it can be computed from, as a CRC is.
+        assert!(!one.label.contains(&format!("{:016x}", checksum(b"id=SECRET"))));
+        assert!(one.label.ends_with(&format!("\n{}", fingerprint("id=SECRET"))), "{}", one.label);
+        let hidden = of("https://me:SEC/RET@h/a", "\"t\"", DAY).unwrap();
+        assert!(hidden.label.contains(&fingerprint("https://me:SEC/RET@h/a")), "{}", hidden.label);
         assert_ne!(
             of("https://h/a", "\"u\"", DAY).unwrap().name,
             of("https://h/a", "\"t\"", DAY).unwrap().name

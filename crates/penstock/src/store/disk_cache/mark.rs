@@ -9,7 +9,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::directory::open;
+use super::directory::{FILE, open};
 
 const NAME: &str = "complete";
 /// More than any mark has.
@@ -29,9 +29,8 @@ pub(super) fn set(entry: &Path, data: &fs::Metadata) -> io::Result<()> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let new = entry.join(format!(".{NAME}-{}-{number}", std::process::id()));
-    // With these permissions whatever the umask is: what everyone may write to is not trusted.
     let mut how = OpenOptions::new();
-    let written = open(&new, how.write(true).create(true).truncate(true).mode(0o644))
+    let written = open(&new, how.write(true).create(true).truncate(true).mode(FILE))
         .and_then(|mut file| file.write_all(described(data).as_bytes()));
     written.and_then(|()| fs::rename(&new, entry.join(NAME))).inspect_err(|_| drop(fs::remove_file(&new)))
 }

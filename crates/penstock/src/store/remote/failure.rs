@@ -414,7 +414,7 @@ fn no_credentials(backend: &Backend) -> &'static str {
         }
         Provider::Gcs => gcs::REMEDY,
         Provider::Azure => azure::REMEDY,
-        Provider::Hub => "Log in with `hf auth login`, or set HF_TOKEN",
+        Provider::Hub => "Log in with `hf auth login`, set HF_TOKEN, or give the storage option token",
         Provider::Web => match &*backend.credentials() {
             OF_USER => {
                 "Check the user and the password in the URL; what is special in them is escaped (%40 for @)"

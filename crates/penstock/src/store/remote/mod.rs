@@ -52,12 +52,12 @@ mod whole;
 mod witness;
 
 use std::borrow::Cow;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use object_store::path::Path;
 use object_store::{GetOptions, ObjectMeta};
+use sha2::{Digest, Sha256};
 
 use super::{CachePolicy, Entry, Identity, LocalStore, Object, Store, location};
 use crate::closest::closest;
@@ -203,7 +203,7 @@ impl RemoteStore {
                 let shown = super::shown(location);
                 match shown.contains(location::HIDDEN) {
                     // Another URL of the same server may be shown in the same way.
-                    true => format!("{shown} {:016x}", digest(location)),
+                    true => format!("{shown} {}", fingerprint(location)),
                     false => shown.into_owned(),
                 }
             }
@@ -315,11 +315,10 @@ impl Store for RemoteStore {
     }
 }
 
-/// A number that tells one text from others, and does not tell what it says.
-fn digest(text: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
-    hasher.finish()
+/// What tells one text from others, and does not tell what it says: its SHA-256. For what is kept on disk.
+pub(super) fn fingerprint(text: &str) -> String {
+    let digest = Sha256::digest(text.as_bytes());
+    digest.iter().fold(String::new(), |all, byte| all + &format!("{byte:02x}"))
 }
 
 /// What is in a place, for people: a few names of it.

@@ -5,7 +5,8 @@
 //! others like any other environment, and its secrets are kept out of errors like any others.
 //!
 //! Options come before the environment. Where one of them says who asks, nothing of the environment that says so too
-//! counts any more: a key must not be used with another one's session token.
+//! counts any more: a key must not be used with another one's session token. An empty one says that nobody asks, and
+//! is no reason to look elsewhere for who may.
 
 use super::address::{Address, Provider};
 use super::environment::Environment;
@@ -15,6 +16,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// An option's name, and the variable that means the same; none where reading needs none.
 type Names = &'static [(&'static str, Option<&'static str>)];
+/// A variable, its value, and the name of the option that said it.
+type Set = (String, String, String);
 
 const KEY: &str = "AWS_ACCESS_KEY_ID";
 const SECRET: &str = "AWS_SECRET_ACCESS_KEY";
@@ -29,6 +32,7 @@ const GOOGLE_ENDPOINT: &str = "GOOGLE_BASE_URL";
 const ACCOUNT: &str = "AZURE_STORAGE_ACCOUNT_NAME";
 const AZURE_ANONYMOUS: &str = "AZURE_SKIP_SIGNATURE";
 const HUB_TOKEN: &str = "HF_TOKEN";
+const HUB_ENDPOINT: &str = "HF_ENDPOINT";
 /// As huggingface_hub has it: a token that is only saved on this machine is not sent.
 pub(super) const HUB_ANONYMOUS: &str = "HF_HUB_DISABLE_IMPLICIT_TOKEN";
 
@@ -140,9 +144,9 @@ const AZURE: Names = &[
 const HUB: Names = &[
     ("token", Some(HUB_TOKEN)),
     ("hf_token", Some(HUB_TOKEN)),
-    ("endpoint", Some("HF_ENDPOINT")),
-    ("endpoint_url", Some("HF_ENDPOINT")),
-    ("hf_endpoint", Some("HF_ENDPOINT")),
+    ("endpoint", Some(HUB_ENDPOINT)),
+    ("endpoint_url", Some(HUB_ENDPOINT)),
+    ("hf_endpoint", Some(HUB_ENDPOINT)),
     ("anon", Some(HUB_ANONYMOUS)),
     ("anonymous", Some(HUB_ANONYMOUS)),
 ];
@@ -203,6 +207,18 @@ const OF_ACCOUNT: [&str; 9] = [
 ];
 const HUB_IDENTITY: [&str; 3] = [HUB_TOKEN, HUB_ANONYMOUS, "HUGGING_FACE_HUB_TOKEN"];
 
+/// Variables that name a profile.
+const PROFILES: [&str; 2] = ["AWS_PROFILE", "AWS_DEFAULT_PROFILE"];
+/// Variables that are on or off.
+const SWITCHES: [&str; 6] = [
+    AWS_ANONYMOUS,
+    GOOGLE_ANONYMOUS,
+    AZURE_ANONYMOUS,
+    HUB_ANONYMOUS,
+    "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
+    "AZURE_USE_AZURE_CLI",
+];
+
 /// The stores that options can be given for.
 const PROVIDERS: [Provider; 4] = [Provider::S3, Provider::Gcs, Provider::Azure, Provider::Hub];
 
@@ -216,23 +232,56 @@ fn names(provider: Provider) -> Names {
     }
 }
 
-/// Variables of the environment that what was set replaces.
-fn replaced(provider: Provider, set: &[(String, String, String)]) -> Vec<&'static str> {
-    let has = |names: &[&str]| set.iter().any(|(name, ..)| names.contains(&name.as_str()));
-    let mut hidden: Vec<&'static str> = Vec::new();
-    let identity: &[&str] = match provider {
+/// Variables that say who asks.
+fn identity(provider: Provider) -> &'static [&'static str] {
+    match provider {
         Provider::S3 => &S3_IDENTITY,
         Provider::Gcs => &GCS_IDENTITY,
         Provider::Azure => &AZURE_IDENTITY,
         Provider::Hub => &HUB_IDENTITY,
         Provider::Web => &[],
-    };
-    if has(identity) {
-        hidden.extend(identity);
     }
-    if provider == Provider::S3 && has(&[KEY]) {
+}
+
+/// The variable that says that nobody asks.
+fn anonymous(provider: Provider) -> Option<&'static str> {
+    match provider {
+        Provider::S3 => Some(AWS_ANONYMOUS),
+        Provider::Gcs => Some(GOOGLE_ANONYMOUS),
+        Provider::Azure => Some(AZURE_ANONYMOUS),
+        Provider::Hub => Some(HUB_ANONYMOUS),
+        Provider::Web => None,
+    }
+}
+
+/// The option by which nobody asks, though none says so in words: an empty key or token, where no other option says who
+/// does; and another hub than the environment's, as a token is of one hub.
+fn nobody(provider: Provider, set: &[Set], empty: &[Set]) -> Option<String> {
+    let who = identity(provider);
+    if set.iter().any(|(name, ..)| who.contains(&name.as_str())) {
+        return None;
+    }
+    // A switch without a word says nothing, and without a profile's name there is the default one.
+    let says = |name: &str| who.contains(&name) && !SWITCHES.contains(&name) && !PROFILES.contains(&name);
+    let none = empty.iter().find(|(name, ..)| says(name));
+    let elsewhere = set.iter().find(|(name, ..)| name == HUB_ENDPOINT);
+    none.or(elsewhere).map(|(_, _, option)| option.clone())
+}
+
+/// Variables of the environment that what was set replaces.
+fn replaced(provider: Provider, set: &[Set], empty: &[Set]) -> Vec<&'static str> {
+    let is_in = |given: &[Set], names: &[&str]| given.iter().any(|(name, ..)| names.contains(&name.as_str()));
+    let has = |names: &[&str]| is_in(set, names);
+    let mut hidden: Vec<&'static str> = Vec::new();
+    if has(identity(provider)) {
+        hidden.extend(identity(provider));
+    }
+    if provider == Provider::S3 && (has(&[KEY]) || is_in(empty, &[KEY, SECRET, SESSION])) {
         // The profile goes on to say where things are; who asks is said by the key.
-        hidden.retain(|name| !name.ends_with("_PROFILE"));
+        hidden.retain(|name| !PROFILES.contains(name));
+    }
+    if is_in(empty, &PROFILES) {
+        hidden.extend(PROFILES);
     }
     if has(&[AWS_ENDPOINT]) {
         hidden.push("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS");
@@ -242,10 +291,6 @@ fn replaced(provider: Provider, set: &[(String, String, String)]) -> Vec<&'stati
     }
     if has(&[ACCOUNT]) {
         hidden.extend(OF_ACCOUNT);
-    }
-    if has(&["HF_ENDPOINT"]) && !has(&HUB_IDENTITY) {
-        // A token is of one endpoint.
-        hidden.extend(HUB_IDENTITY);
     }
     hidden
 }
@@ -294,14 +339,6 @@ impl Environment {
 
 /// The words that an option's value is one of; none where it may be any text.
 fn words(name: &str, variable: Option<&str>) -> Option<&'static [&'static str]> {
-    const SWITCHES: [&str; 6] = [
-        AWS_ANONYMOUS,
-        GOOGLE_ANONYMOUS,
-        AZURE_ANONYMOUS,
-        HUB_ANONYMOUS,
-        "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
-        "AZURE_USE_AZURE_CLI",
-    ];
     // What reading does not need is checked all the same.
     const UNUSED: [&str; 4] = ["allow_http", "aws_allow_http", "azure_allow_http", "use_ssl"];
     match variable {
@@ -332,7 +369,7 @@ fn variable(provider: Provider, name: &str) -> Option<Option<&'static str>> {
 }
 
 fn laid_over(environment: &Environment, of: Provider, options: &[(String, String)]) -> Result<Environment> {
-    let mut set: Vec<(String, String, String)> = Vec::new();
+    let mut set: Vec<Set> = Vec::new();
     for (name, value) in options {
         let Some(Some(variable)) = variable(of, name) else { continue };
         let (variable, value) = meaning(variable, value);
@@ -361,9 +398,12 @@ fn laid_over(environment: &Environment, of: Provider, options: &[(String, String
             ));
         }
     }
-    // What is given empty says that there is none.
-    let hidden = replaced(of, &set);
-    set.retain(|(_, value, _)| !value.is_empty());
+    // What is given empty says that there is none, and undoes nothing that the environment switched off.
+    let (empty, mut set): (Vec<_>, Vec<_>) = set.into_iter().partition(|(_, value, _)| value.is_empty());
+    if let (Some(option), Some(variable)) = (nobody(of, &set, &empty), anonymous(of)) {
+        set.push((variable.to_owned(), "true".to_owned(), option));
+    }
+    let hidden = replaced(of, &set, &empty);
     Ok(environment.overlaid(&hidden, set))
 }
 
@@ -464,9 +504,80 @@ mod tests {
         let azure = [("AZURE_STORAGE_CONNECTION_STRING", "of another"), ("AZURE_STORAGE_KEY", "old")];
         let given = with(&azure, &[("account_name", "a"), ("sas_token", "t")], "az://c/k").unwrap();
         assert_eq!((got(&given, azure[0].0), got(&given, azure[1].0)), (None, None));
-        // A hub's token is not shown to another hub.
+        // A hub's token is not shown to another hub, wherever it is from.
         let given = with(&[(HUB_TOKEN, "old")], &[("endpoint", "https://mirror")], "hf://o/n").unwrap();
-        assert_eq!(got(&given, HUB_TOKEN), None);
+        assert_eq!((got(&given, HUB_TOKEN), given.is_set(&[HUB_ANONYMOUS])), (None, true));
+        let given = with(&[], &[("endpoint", "https://mirror"), ("token", "new")], "hf://o/n").unwrap();
+        assert_eq!((got(&given, HUB_TOKEN).as_deref(), given.is_set(&[HUB_ANONYMOUS])), (Some("new"), false));
+    }
+
+    #[test]
+    fn an_empty_credential_says_that_nobody_asks() {
+        for (location, variable, of_environment, option) in [
+            ("s3://b/k", AWS_ANONYMOUS, KEY, &["key", "secret", "token"][..]),
+            (
+                "gs://b/k",
+                GOOGLE_ANONYMOUS,
+                GOOGLE_TOKEN,
+                &["token", "service_account", "service_account_key"],
+            ),
+            (
+                "az://c/k",
+                AZURE_ANONYMOUS,
+                "AZURE_STORAGE_SAS_TOKEN",
+                &["account_key", "sas_token", "connection_string", "token", "client_secret"],
+            ),
+            ("hf://o/n", HUB_ANONYMOUS, HUB_TOKEN, &["token", "hf_token"]),
+        ] {
+            for option in option {
+                for switch in [&[][..], &[(variable, "true")]] {
+                    let variables: Vec<_> = switch.iter().copied().chain([(of_environment, "old")]).collect();
+                    let given = with(&variables, &[(option, "")], location).unwrap();
+                    assert!(given.is_set(&[variable]), "{location} {option}");
+                    assert_eq!(got(&given, of_environment), None, "{location} {option}");
+                }
+            }
+        }
+        // Who does is said by another option.
+        let given = with(&[], &[("token", ""), ("key", "k"), ("secret", "s")], "s3://b/k").unwrap();
+        assert!(!given.is_set(&[AWS_ANONYMOUS]));
+        let given = with(&[], &[("key", ""), ("secret", ""), ("profile", "p")], "s3://b/k").unwrap();
+        assert_eq!(
+            (got(&given, "AWS_PROFILE").as_deref(), given.is_set(&[AWS_ANONYMOUS])),
+            (Some("p"), false)
+        );
+        // The profile goes on to say where things are.
+        let given = with(&[("AWS_PROFILE", "p")], &[("key", ""), ("secret", "")], "s3://b/k").unwrap();
+        assert_eq!(
+            (got(&given, "AWS_PROFILE").as_deref(), given.is_set(&[AWS_ANONYMOUS])),
+            (Some("p"), true)
+        );
+    }
+
+    #[test]
+    fn no_empty_option_undoes_what_the_environment_switched_off() {
+        const IGNORE: &str = "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS";
+        for (location, option, variable) in [
+            ("s3://b/k", "profile", AWS_ANONYMOUS),
+            ("s3://b/k", "profile", "AWS_NO_SIGN_REQUEST"),
+            ("s3://b/k", "anon", AWS_ANONYMOUS),
+            ("s3://b/k", "region", AWS_ANONYMOUS),
+            ("s3://b/k", "endpoint_url", IGNORE),
+            ("gs://b/k", "anon", GOOGLE_ANONYMOUS),
+            ("gs://b/k", "endpoint_url", "STORAGE_EMULATOR_HOST"),
+            ("az://c/k", "anon", AZURE_ANONYMOUS),
+            ("az://c/k", "use_azure_cli", AZURE_ANONYMOUS),
+            ("az://c/k", "account_name", "AZURE_STORAGE_ACCOUNT"),
+            ("hf://o/n", "anon", HUB_ANONYMOUS),
+            ("hf://o/n", "endpoint", HUB_ANONYMOUS),
+        ] {
+            let given = with(&[(variable, "true")], &[(option, "")], location).unwrap();
+            assert!(given.is_set(&[variable]), "{location} {option}");
+        }
+        // No profile: not the environment's either. Its keys go on to count.
+        let variables = [("AWS_PROFILE", "p"), ("AWS_DEFAULT_PROFILE", "p"), (KEY, "k")];
+        let given = with(&variables, &[("profile", "")], "s3://b/k").unwrap();
+        assert_eq!(variables.map(|(name, _)| got(&given, name).is_some()), [false, false, true],);
     }
 
     #[test]

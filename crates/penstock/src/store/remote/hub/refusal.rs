@@ -13,7 +13,7 @@ pub(in crate::store::remote) fn refused(
     credentials: &str,
 ) -> Option<(ErrorKind, String)> {
     let anonymous = credentials == "none";
-    let log_in = "log in with `hf auth login`, or set HF_TOKEN";
+    let log_in = "log in with `hf auth login`, set HF_TOKEN, or give the storage option token";
     let said = |words: &str| refusal.message.as_deref().is_some_and(|message| message.contains(words));
     let code = refusal.code.as_deref().unwrap_or_default();
     Some(match (refusal.status, code) {
