@@ -117,11 +117,15 @@ def test_an_empty_location_is_said_to_be_empty(given: Any) -> None:
 
 
 def test_what_to_give_instead_of_nothing_is_of_that_argument(tmp_path: Path) -> None:
-    with pytest.raises(penstock.ObjectNotFoundError, match="dst is empty: it names no directory. Give the directory"):
+    with pytest.raises(
+        penstock.ObjectNotFoundError, match=r"^dst is empty: it names no directory\. Give the directory"
+    ):
         penstock.pull("s3://bucket/model/", " ")
-    with pytest.raises(penstock.ObjectNotFoundError, match="url is empty: it names no URL. Give a URL such as s3://"):
+    with pytest.raises(
+        penstock.ObjectNotFoundError, match=r"^url is empty: it names no URL\. Give a URL such as s3://"
+    ):
         penstock.pull("", tmp_path)
-    with pytest.raises(penstock.ObjectNotFoundError, match="cache_dir is empty: it names no directory. Give a dir"):
+    with pytest.raises(penstock.ObjectNotFoundError, match=r"^cache_dir is empty: it names no directory\. Give a dir"):
         penstock.open(tmp_path, cache_dir="\t")
 
 
