@@ -90,6 +90,7 @@ def main() -> None:
     for name, seconds in seconds_of.items():
         print(f"{name:14}{seconds:9.4f}{ckpt.nbytes / seconds / 1e9:8.2f}")
     use(loaded, path.parent, device)
+    print(f"\nthe checkpoint: {path}")
 
 
 def use(weights: dict[str, Any], directory: Path, device: str) -> None:

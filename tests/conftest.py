@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -144,10 +145,15 @@ def python_threads() -> int:
 @pytest.fixture
 def nothing_remains() -> Any:
     """Fails the test if a thread, a file or a staging slot is left after it."""
+    # What tests before this one left in cycles goes now, or some time during this one; pools end their threads later.
+    gc.collect()
     before, threads = Remains.now(), python_threads()
     yield
-    assert Remains.now() == before
-    assert python_threads() == threads
+    now = Remains.now()
+    assert now.threads <= before.threads, (before, now)
+    assert now.files <= before.files, (before, now)
+    assert now.slots_in_use == before.slots_in_use, (before, now)
+    assert python_threads() <= threads
 
 
 @pytest.fixture

@@ -107,6 +107,7 @@ def spoiled(wrong: str) -> Iterator[None]:
         "cannot read": (exchange.Exchange, "__init__", init),
         "cannot read later": (exchange.Exchange, "__init__", init),
         "cannot take": (exchange._Arriving, "came", at(4, exchange._Arriving.came, fails("no place"))),
+        "raises without threads": (threading.Thread, "start", fails("can't start new thread")),
         "is interrupted": (exchange.Exchange, "run", at(1, exchange.Exchange.run, interrupts)),
     }
     if wrong not in changes:

@@ -116,6 +116,19 @@ def test_an_empty_location_is_said_to_be_empty(given: Any) -> None:
     assert raised.value.code == "not_found"
 
 
+def test_what_to_give_instead_of_nothing_is_of_that_argument(tmp_path: Path) -> None:
+    with pytest.raises(
+        penstock.ObjectNotFoundError, match=r"^dst is empty: it names no directory\. Give the directory"
+    ):
+        penstock.pull("s3://bucket/model/", " ")
+    with pytest.raises(
+        penstock.ObjectNotFoundError, match=r"^url is empty: it names no URL\. Give a URL such as s3://"
+    ):
+        penstock.pull("", tmp_path)
+    with pytest.raises(penstock.ObjectNotFoundError, match=r"^cache_dir is empty: it names no directory\. Give a dir"):
+        penstock.open(tmp_path, cache_dir="\t")
+
+
 def test_a_slip_in_a_path_says_what_may_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "models" / "llama").mkdir(parents=True)
     write_raw(tmp_path / "models" / "llama" / "model.safetensors", {"a": Raw("U8", (1,), b"1")})

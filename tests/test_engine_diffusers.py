@@ -126,6 +126,17 @@ def assert_same_pipeline(ours: Any, theirs: Any) -> None:
     assert dict(ours.config) == dict(theirs.config)
 
 
+def test_a_path_with_an_at_sign_is_the_pipelines_name_as_it_was_written(
+    pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("runs", "2026-11-23T06:20@main")
+    path.parent.mkdir()
+    path.symlink_to(pipeline)
+    loaded = from_pretrained(diffusers.StableDiffusionPipeline, str(path))
+    assert loaded.config._name_or_path == loaded.name_or_path == str(path)
+
+
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("cls", ["StableDiffusionPipeline", "DiffusionPipeline", "AutoPipelineForText2Image"])
 def test_a_pipeline_is_what_diffusers_makes_of_it(pipeline: Path, cls: str, dtype: Any) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from conftest import Raw, raw_bytes, write_raw
 from penstock.engines import libraries
 
 ENGINES = {
@@ -35,6 +36,27 @@ def test_an_engine_without_its_library_says_what_to_install(engine: str) -> None
     )
     assert re.fullmatch(rf"{sentence} \| {remedy}\n", done.stdout)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("call", "by"),
+    [
+        ("penstock.load_model(dict, sys.argv[1])", r"penstock\.load_model"),
+        ("penstock.model.no_init().__enter__()", r"penstock\.model\.no_init"),
+        ("penstock.open(sys.argv[1]).load_into(type('M', (), {'state_dict': dict})())", "load_into with a module"),
+    ],
+)
+def test_models_without_torch_say_what_to_install(tmp_path: Path, call: str, by: str) -> None:
+    path = write_raw(tmp_path / "m.safetensors", {"a": Raw("F32", (2,), raw_bytes("F32", (2,)))})
+    code = (
+        "import sys; sys.modules['torch'] = None\nimport penstock, penstock.model\n"
+        f"try:\n    {call}\nexcept penstock.MissingDependencyError as error:\n    print(error, '|', error.remedy)"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    remedy = r"pip install 'torch>=[\d.]+'"
+    sentence = rf"{by} needs the package 'torch', which is not installed\. Install it: {remedy}"
+    assert re.fullmatch(rf"{sentence} \| {remedy}\n", done.stdout)
 
 
 def test_importing_an_engine_imports_no_library() -> None:

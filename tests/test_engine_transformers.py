@@ -113,6 +113,19 @@ def test_a_model_is_what_transformers_makes_of_it(tmp_path: Path, family: str, f
     assert ours.name_or_path == theirs.name_or_path == str(path)
 
 
+def test_a_path_with_an_at_sign_is_the_models_name_as_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = "runs/2026-11-23T06:20@main"
+    saved(randomise(next(iter(MODELS.values()))()), Path(path))
+    for given in (path, path.encode()):
+        ours = from_pretrained("auto", given)
+        assert ours.name_or_path == ours.config.name_or_path == path
+    # What is left to transformers is called the same.
+    assert from_pretrained("auto", path, device_map={"": "cpu", "lm_head": "cpu"}).name_or_path == path
+
+
 @pytest.mark.parametrize("wanted", ["auto", torch.float32, torch.bfloat16, "float16"])
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", ["llama", "t5", "mixtral"])

@@ -25,7 +25,9 @@ OBJECT = "gs://bucket/m.safetensors"
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An environment without settings."""
-    servers.forget_settings(monkeypatch, "AZURE_", "GOOGLE_", "CLOUDSDK_", "STORAGE_EMULATOR", "IDENTITY_", "MSI_")
+    servers.forget_settings(
+        monkeypatch, "AWS_", "AZURE_", "GOOGLE_", "CLOUDSDK_", "STORAGE_EMULATOR", "IDENTITY_", "MSI_", "HF_"
+    )
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
@@ -144,6 +146,55 @@ def test_credentials_of_google_in_the_wrong_place(tmp_path: Path) -> None:
     )
     path.write_text(f'{{"a": "{SECRET}"}}')
     refused(OBJECT, {"application_credentials": path}, "it has no field `type`")
+
+
+def test_variables_and_options_of_blanks_set_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Blanks are what an empty file or a template leaves.
+    for name in ("AWS_REGION", "AWS_PROFILE", "AWS_CA_BUNDLE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, " \n")
+    absent = "<?xml version='1.0'?><Error><Code>NoSuchKey</Code></Error>"
+    with service(lambda _: (404, absent)) as (url, asked):
+        for given in ({}, {"region": " ", "ca_bundle": "\t", "profile": "\n"}):
+            options = {"anon": True, "endpoint_url": url, **given}
+            with pytest.raises(penstock.ObjectNotFoundError):
+                penstock.open("s3://bucket/m.safetensors", storage_options=options)
+    assert asked
+
+
+def test_a_setting_of_another_store_is_looked_at_by_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = write_raw(tmp_path / "m.safetensors", {"a": Raw("F32", (4,), raw_bytes("F32", (4,)))}).read_bytes()
+    names = ("HF_TOKEN", "AWS_SESSION_TOKEN", "AZURE_STORAGE_TOKEN", "GOOGLE_BEARER_TOKEN")
+    for name in names:
+        monkeypatch.setenv(name, "a\nb")
+    with service(lambda _: (206, body)) as (url, _):
+        assert list(penstock.open(f"{url}/m.safetensors")) == ["a"]
+        for own, location in (("AWS_SESSION_TOKEN", "s3://bucket/m"), ("GOOGLE_BEARER_TOKEN", "gs://bucket/m")):
+            # Its own is in its requests.
+            with pytest.raises(penstock.ConfigError, match=f"{own} holds characters that no request can carry"):
+                penstock.open(location)
+            with monkeypatch.context() as patched:
+                patched.delenv(own)
+                patched.setenv("GOOGLE_SKIP_SIGNATURE", "true")
+                patched.setenv("AWS_SKIP_SIGNATURE", "true")
+                patched.setenv("AWS_ENDPOINT_URL", url)
+                patched.setenv("GOOGLE_BASE_URL", url)
+                assert list(penstock.open(f"{location}.safetensors")) == ["a"]
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_shard_that_is_missing_says_where_to_bring_it(tmp_path: Path, remote: bool) -> None:
+    index = json.dumps({"weight_map": {"a": "m-1.safetensors"}})
+    (tmp_path / "m.safetensors.index.json").write_text(index)
+
+    def answer(asked: Asked) -> tuple[int, str | bytes]:
+        return (206, index) if asked.path.endswith(".json") else (404, "")
+
+    with service(answer) as (url, _):
+        location = f"{url if remote else tmp_path}/m.safetensors.index.json"
+        with pytest.raises(penstock.ObjectNotFoundError, match="the shard is missing, which") as raised:
+            penstock.open(location)
+    says = "The upload is incomplete: upload" if remote else "The download is incomplete: download"
+    assert says in (raised.value.remedy or "")
 
 
 @pytest.fixture

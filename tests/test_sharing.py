@@ -253,6 +253,7 @@ FOR_ITSELF = "each rank read for itself: "
 WHAT_WAS_LEFT = "what was left each rank read for itself: another rank could not go on"
 WRONG = {
     "raises before reading": f"{FOR_ITSELF}rank 1 does: ValueError: a model's own",
+    "raises without threads": f"{FOR_ITSELF}rank 1 does: ValueError: a model's own",
     "is stopped while loading": f"{FOR_ITSELF}rank 1 does: KeyboardInterrupt",
     "never records": f"{FOR_ITSELF}rank 1 does: it does not record",
     "cannot propose": f"{FOR_ITSELF}rank 1 does: RuntimeError: no reach",

@@ -242,6 +242,9 @@ def test_options_are_in_no_error_and_no_repr(gateway: tuple[servers.Remote, dict
         ({"key": object()}, "'key' is a object"),
         ({3: "SENTINEL"}, "not a name"),
         ("SENTINEL", "not a mapping"),
+        ({"key": " ", "secret": "SENTINEL"}, 'lack "key"'),
+        ({"client_kwargs": "SENTINEL"}, "client_kwargs must be a mapping from names to values, not a str"),
+        ({"config_kwargs": {"s3": ["SENTINEL"]}}, "s3 must be a mapping from names to values, not a list"),
         ({"config_kwargs": {"s3": {"payload_signing": "SENTINEL"}}}, "addressing_style"),
     ],
 )
@@ -314,6 +317,27 @@ def test_a_profile_that_is_not_there_is_named(plain: None, tmp_path: Path, monke
     monkeypatch.delenv("AWS_PROFILE")
     with pytest.raises(penstock.ConfigError, match='storage_options: profile "weihgts"'):
         penstock.open("s3://bucket/m.safetensors", storage_options={"profile": "weihgts"})
+    (tmp_path / ".aws" / "config").unlink()
+    with pytest.raises(penstock.ConfigError, match=r'leave out storage_options\["profile_name"\], or run') as raised:
+        penstock.open("s3://bucket/m.safetensors", storage_options={"profile_name": "weihgts"})
+    assert "AWS_PROFILE" not in str(raised.value)
+
+
+def test_a_remedy_names_the_option_that_set_what_is_wrong(
+    plain: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = "<?xml version='1.0'?><Error><Code>NoSuchBucket</Code><Message>none</Message></Error>"
+    with service(lambda _: (404, absent)) as (url, _):
+        given = {"anon": True, "endpoint_url": url}
+        with pytest.raises(penstock.ObjectNotFoundError, match=r'that storage_options\["endpoint_url"\] leads to'):
+            penstock.open("s3://bucket/m.safetensors", storage_options=given)
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
+        with pytest.raises(penstock.ObjectNotFoundError, match="that AWS_ENDPOINT_URL_S3 leads to"):
+            penstock.open("s3://bucket/m.safetensors", storage_options={"anon": True})
+    given = {"anon": True, "ca_bundle": str(tmp_path / "none.pem")}
+    with pytest.raises(penstock.ConfigError, match=r'leave out storage_options\["ca_bundle"\]') as raised:
+        penstock.open("s3://bucket/m.safetensors", storage_options=given)
+    assert "AWS_CA_BUNDLE" not in str(raised.value)
 
 
 def test_a_login_that_is_missing_is_told_as_such(plain: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,15 @@ AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 """A path of this machine (bytes and surrogate escapes for names that are not UTF-8), or a URL."""
 
 
+_EMPTY = {
+    "url": ("URL", "Give a URL such as s3://bucket/model/"),
+    "dst": ("directory", "Give the directory that the files go to"),
+    "cache_dir": ("directory", 'Give a directory of this machine, or cache_dir="" for no cache'),
+}
+"""By argument: what an empty one does not name, and what to give instead."""
+_EMPTY_LOCATION = ("file, directory or URL", "Give the path of a .safetensors file or of a directory, or a URL")
+
+
 def locations(given: AnyPath | Iterable[AnyPath], argument: str = "path") -> list[str]:
     """What ``penstock.open`` was given, as a list of paths and URLs.
 
@@ -42,10 +51,8 @@ def location(given: AnyPath, argument: str = "path") -> str:
     except TypeError:
         raise _no_path(given, argument) from None
     if not text.strip() and not os.path.lexists(text):
-        cause = f"{argument} is empty: it names no file, directory or URL"
-        remedy = (
-            "Give the path of a .safetensors file or of a directory, or a URL; a variable it is made of may be unset"
-        )
+        names, give = _EMPTY.get(argument, _EMPTY_LOCATION)
+        cause, remedy = f"{argument} is empty: it names no {names}", f"{give}; a variable it is made of may be unset"
         raise ObjectNotFoundError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
     try:
         os.fsencode(text)

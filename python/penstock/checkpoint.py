@@ -133,7 +133,8 @@ class Checkpoint(Mapping[str, TensorInfo]):
         """Pickles where the checkpoint is and its settings: unpickling opens it again, with that process's credentials.
 
         Raises:
-            ConfigError: for a URL with a user or a query, which may be secret, and so does not belong into a pickle.
+            ConfigError: for a URL with a user or a query, and for a checkpoint that was opened with storage options:
+                what may be secret does not belong into a pickle.
         """
         if self._paths is None or any(map(_may_hold_secrets, self._paths)):
             cause = (

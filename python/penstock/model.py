@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from penstock._native import Config
+from penstock.engines.libraries import required
 from penstock.errors import ConfigError, DestinationError
 from penstock.patches import Replacement
 from penstock.progress import ProgressOption
@@ -37,7 +38,11 @@ def no_init() -> Iterator[None]:
 
     A parameter that is registered twice (tied) stays one, whether it is taken from the module that has it or from a
     variable. Initialisers do nothing: they write to no memory. Other threads construct as they always do.
+
+    Raises:
+        MissingDependencyError: on entering, where torch is absent or too old.
     """
+    required("torch", by="penstock.model.no_init")
     import torch
     from torch.utils.weak import WeakIdKeyDictionary
 
@@ -119,7 +124,9 @@ def load_model(
             for anything else that is no function.
         ConfigError: for an unknown storage option, and for storage options of a ``Checkpoint``, which has its own.
         SelectionError: for a ``dtype`` that is none, or one of integers.
+        MissingDependencyError: where torch is absent or too old.
     """
+    required("torch", by="penstock.load_model")
     import torch
 
     from penstock.checkpoint import Checkpoint, open
@@ -192,7 +199,7 @@ def place(
     keys = IncompatibleKeys(missing, [stored for name, stored in names.items() if name not in tensors])
     misfits = _of_other_shapes(checkpoint, wanted, tensors)
     if strict:
-        report(owner, keys, misfits)
+        report(owner, keys, misfits, built=True)
         _check_left_out(model, tensors)
     _check_kinds(wanted, tensors)
     report_misfits(owner, misfits)

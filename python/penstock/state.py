@@ -30,12 +30,19 @@ class IncompatibleKeys(NamedTuple):
 def state_of(destinations: Any) -> tuple[str, dict[str, Any], dict[str, list[str]]]:
     """The tensors of a module or a mapping: what they belong to, the tensors by name, and for every name, all names
     of the same tensor (itself included).
+
+    Raises:
+        DestinationError: for anything else, and for modules that cannot be filled by name.
+        MissingDependencyError: for what may be a module, where torch is absent or too old.
     """
     if isinstance(destinations, Mapping):
         tensors = dict(destinations)
         return "the mapping", tensors, {name: [name] for name in tensors}
     if not hasattr(destinations, "state_dict"):
         raise _no_destinations(destinations)
+    from penstock.engines.libraries import required
+
+    required("torch", by="load_into with a module")
     import torch
 
     from penstock.frameworks.sharded import check_module
@@ -101,11 +108,14 @@ def _memory(tensor: torch.Tensor) -> int | None:
         return None
 
 
-def report(owner: str, keys: IncompatibleKeys, misfits: Sequence[DestinationError] = ()) -> None:
+def report(
+    owner: str, keys: IncompatibleKeys, misfits: Sequence[DestinationError] = (), *, built: bool = False
+) -> None:
     """Raises TensorNotFoundError if there are incompatible keys, in the words of torch.
 
     Args:
         misfits: what else does not fit; told in the same message.
+        built: whether the destinations are a module that a function of the caller built, and no mapping may be given.
     """
     lines = []
     for kind, names in (("Missing", keys.missing_keys), ("Unexpected", keys.unexpected_keys)):
@@ -114,7 +124,7 @@ def report(owner: str, keys: IncompatibleKeys, misfits: Sequence[DestinationErro
             lines.append(f"{kind} key(s) in the checkpoint ({len(names)}): {shown}.")
     if lines:
         first = (keys.missing_keys or keys.unexpected_keys)[0]
-        remedy = _of_prefix(keys) + "Give strict=False to load what both have"
+        remedy = _of_prefix(keys, built=built) + "Give strict=False to load what both have"
         if misfits:
             lines.extend(_lines(misfits))
             remedy += f". {_remedies(misfits)}"
@@ -122,22 +132,41 @@ def report(owner: str, keys: IncompatibleKeys, misfits: Sequence[DestinationErro
         raise TensorNotFoundError(message, tensor=first, cause=" ".join(lines), remedy=remedy)
 
 
-def _of_prefix(keys: IncompatibleKeys) -> str:
-    """What to do where the names differ by what they begin with: by ``module.`` of DataParallel, by ``model.``."""
-    for longer, shorter, change in (
-        (keys.missing_keys, keys.unexpected_keys, "name.removeprefix({!r})"),
-        (keys.unexpected_keys, keys.missing_keys, "{!r} + name"),
-    ):
-        ends = [f".{name}" for name in shorter[:_SHOWN]]
-        found = next(((name, end) for end in ends for name in longer if name.endswith(end)), None)
-        if found is not None:
-            prefix = found[0][: 1 - len(found[1])]
-            whose = "model's" if longer is keys.missing_keys else "checkpoint's"
-            return (
-                f"Only the {whose} names begin with {prefix!r}: load_into takes the mapping "
-                f"{{{change.format(prefix)}: tensor for name, tensor in module.state_dict().items()}}. "
-            )
+def _of_prefix(keys: IncompatibleKeys, *, built: bool) -> str:
+    """What to do where the names differ by what they begin with: by ``module.`` of DataParallel, by ``model.``.
+
+    Nothing is said where some name has no counterpart, or where what they begin with is not clear: names of the same
+    end (``weight``) may have nothing to do with each other.
+    """
+    for longer, shorter in ((keys.missing_keys, keys.unexpected_keys), (keys.unexpected_keys, keys.missing_keys)):
+        prefix = _prefix(longer, shorter)
+        if prefix is None:
+            continue
+        is_models = longer is keys.missing_keys
+        part = prefix.removesuffix(".")
+        if built:
+            what = f"the module that it has as {part!r}" if is_models else f"a module that has this one as {part!r}"
+            remedy = f"let the function return {what}"
+        else:
+            change = f"name.removeprefix({prefix!r})" if is_models else f"{prefix!r} + name"
+            remedy = f"load_into takes the mapping {{{change}: tensor for name, tensor in module.state_dict().items()}}"
+        return f"Only the {'model' if is_models else 'checkpoint'}'s names begin with {prefix!r}: {remedy}. "
     return ""
+
+
+def _prefix(longer: Sequence[str], shorter: Sequence[str]) -> str | None:
+    """What all of the shorter names lack at their beginning to be among the longer ones; None if nothing, or not one
+    thing only, fits.
+    """
+    if not shorter:
+        return None
+    there = set(longer)
+    # Few names end with the longest one.
+    most = max(shorter, key=len)
+    candidates = (name[: -len(most)] for name in there if name.endswith(f".{most}"))
+    fitting = (prefix for prefix in candidates if all(prefix + name in there for name in shorter))
+    first, second = next(fitting, None), next(fitting, None)
+    return first if second is None else None
 
 
 def report_misfits(owner: str, misfits: Sequence[DestinationError]) -> None:

@@ -17,6 +17,8 @@ from penstock.errors import ConfigError
 _NESTED = {"client_kwargs", "config_kwargs", "session_kwargs"}
 """Mappings that s3fs hands on to botocore, whose names are options here too."""
 
+_MAPPINGS = _NESTED | {"s3"}
+
 _STYLES = ("auto", "path", "virtual")
 """How botocore addresses buckets."""
 
@@ -38,20 +40,30 @@ def engine_options(given: Mapping[str, Any] | None) -> list[tuple[str, str]] | N
             raise ConfigError(f"storage_options: {name!r} is not a name")
         if value is None:
             continue
-        if name == "s3" and isinstance(value, Mapping):
+        if name in _MAPPINGS and not isinstance(value, Mapping):
+            raise _no_mapping(name, value)
+        if name == "s3":
             options += _addressing(value)
-        elif name in _NESTED and isinstance(value, Mapping):
+        elif name in _NESTED:
             options += engine_options(value) or []
         else:
             options.append((name, _text(name, value)))
     return options
 
 
+def _no_mapping(name: str, value: object) -> ConfigError:
+    cause = f"storage_options: {name} must be a mapping from names to values, not a {type(value).__name__}"
+    example = '{"addressing_style": "path"}' if name == "s3" else '{"endpoint_url": "https://…"}'
+    remedy = f'Write {{"{name}": {example}}}'
+    return ConfigError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+
+
 def _text(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (str, int)):
-        return str(value)
+        # What is blank came of something that was empty, and says as much.
+        return str(value) if str(value).strip() else ""
     if isinstance(value, os.PathLike):
         return os.fsdecode(value)
     if isinstance(value, Mapping) and name == "token":  # of gcsfs: a service account's key

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from penstock._native import Config, shown
 from penstock.engines.arguments import class_named_in, device_of, dtype_keyword, dtype_of
 from penstock.engines.components import Built, begin, class_of
-from penstock.engines.files import Place, is_url, locate
+from penstock.engines.files import Place, called, is_url, locate
 from penstock.engines.libraries import required
 from penstock.engines.small_files import joined
 from penstock.engines.together import Together
@@ -94,11 +94,11 @@ def from_pretrained(
         with Together(progress) as together:
             parts = _components(found, together, where, dtype, variant, penstock_config, kwargs)
         loaded = _assembled(pipeline_class, found, parts, dtype, variant, penstock_config, kwargs)
-        loaded.register_to_config(_name_or_path=shown(path))
+        loaded.register_to_config(_name_or_path=called(path))
         if not _is_on(loaded, where):
             loaded = loaded.to(where)
     seconds, held = time.perf_counter() - began, _nbytes(loaded) / 1e9
-    logger.info("%s: %.2f GB on %s in %.2f s: %.2f GB/s", shown(path), held, where, seconds, held / max(seconds, 1e-9))
+    logger.info("%s: %.2f GB on %s in %.2f s: %.2f GB/s", called(path), held, where, seconds, held / max(seconds, 1e-9))
     return loaded
 
 

@@ -104,6 +104,14 @@ def is_url(path: AnyPath) -> bool:
     return bool(re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", text)) and not text.startswith("file://")
 
 
+def called(path: AnyPath) -> str:
+    """What a model that was found is called by: a path or a name as it was written, a URL without its secrets.
+
+    A path of a model that lies on this machine is not for ``shown``, which takes an ``@`` in it for a password's end.
+    """
+    return shown(path) if is_url(path) else os.fsdecode(path)
+
+
 def locate(
     path: AnyPath, *, subfolder: str = "", revision: str | None = None, download: bool = True, **hub: Any
 ) -> Place:

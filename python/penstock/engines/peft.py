@@ -16,8 +16,8 @@ import re
 from dataclasses import MISSING, Field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock._native import Config, shown
-from penstock.engines.files import Place, locate, open_weights, require_local
+from penstock._native import Config
+from penstock.engines.files import Place, called, locate, open_weights, require_local
 from penstock.engines.libraries import required
 from penstock.patching import patch_safetensors
 
@@ -120,7 +120,7 @@ def from_pretrained(
     # Of prompts the file holds what the encoder comes to; of these kinds what all layers share, once.
     missing = [name for name in missing if not any(one in name for one in _SHARED)]
     if missing:
-        logger.warning("%s: not in the adapter, initialised by peft: %s", shown(path), missing)
+        logger.warning("%s: not in the adapter, initialised by peft: %s", called(path), missing)
     return made
 
 

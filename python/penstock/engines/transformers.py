@@ -14,6 +14,7 @@ device, transformers would reserve as much memory as the model needs on top of t
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._native import Config, shown
 from penstock.engines import own_adapters, reservation, torchao
-from penstock.engines.files import Place, is_url, locate, open_weights, require_local
+from penstock.engines.files import Place, called, is_url, locate, open_weights, require_local
 from penstock.engines.lazy import LazyTensor
 from penstock.engines.libraries import required
 from penstock.engines.model_classes import configuration, named_by, quantisation, resolve
@@ -98,7 +99,7 @@ def from_pretrained(
     dtype = next((given for given in (dtype, older) if given is not None), "auto")
     hub = {name: kwargs.pop(name) for name in _HUB if name in kwargs}
     place = locate(path, subfolder=subfolder, revision=revision, **hub)
-    found = own_adapters.look(str(path), place, has_config=config is not None, hub=hub)
+    found = own_adapters.look(os.fsdecode(path), place, has_config=config is not None, hub=hub)
     theirs = _theirs(kwargs)
     if theirs is not None:
         return _by_transformers(
@@ -177,7 +178,7 @@ def load(
     supply: Supply | Views
     if mmap:
         if device != "cpu" or is_url(place.weights):
-            raise ConfigError(f"{shown(name)}: mmap=True is for device='cpu' and local files")
+            raise ConfigError(f"{called(name)}: mmap=True is for device='cpu' and local files")
         supply = Views(checkpoint, progress=progress, config=penstock_config)
     else:
         supply = Supply(checkpoint, groups, device, progress=progress, config=penstock_config)
@@ -200,12 +201,12 @@ def load(
     if supply.failure is not None:
         raise supply.failure
     model = result[0] if isinstance(result, tuple) else result
-    model.name_or_path = model.config.name_or_path = shown(name)
+    model.name_or_path = model.config.name_or_path = called(name)
     if kwargs.get("generation_config") is None:
         _generation(model, place, trust_remote_code, for_generation)
     seconds = time.perf_counter() - began
     loaded, rate = supply.bytes / 1e9, supply.bytes / max(seconds, 1e-9) / 1e9
-    logger.info("%s: %.2f GB on %s in %.2f s: %.2f GB/s", shown(name), loaded, device, seconds, rate)
+    logger.info("%s: %.2f GB on %s in %.2f s: %.2f GB/s", called(name), loaded, device, seconds, rate)
     return result
 
 

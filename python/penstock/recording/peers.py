@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import distributed
 
+from penstock.recording.lazy import unwatched
+
 logger = logging.getLogger(__name__)
 
 
@@ -63,21 +65,33 @@ class Peers:
         Args:
             why: they are told.
             seconds: how long to wait until they have heard, for as long as it takes by default. They hear it even
-                where that is later.
+                where that is later, as long as this process lives.
+
+        Where no thread can be started, this one tells them and waits; but not where ``seconds`` are given, for it may
+        then not wait: the others hear nothing before this process ends.
         """
         if self._told:
             return
         self._told = True
 
         def tell() -> None:
-            try:
-                self._gathered(why)
-            except RuntimeError as error:
-                logger.debug("no rank could be told that this one stays out: %s", error)
+            # Not watched: a recording that ends waits for this, and may hold its lock.
+            with unwatched():
+                try:
+                    self._gathered(why)
+                except RuntimeError as error:
+                    logger.debug("no rank could be told that this one stays out: %s", error)
 
         # In a thread, whose end Ctrl-C does not have to wait for.
         thread = threading.Thread(target=tell, name="penstock-withdraw", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            if seconds is not None:
+                logger.warning("the other ranks were not told that this one stays out: %s", error)
+                return
+            tell()
+            return
         thread.join(seconds)
 
     def all_well(self, well: bool) -> bool:

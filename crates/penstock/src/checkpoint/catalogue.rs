@@ -18,7 +18,7 @@ use super::source::{Resolved, ResolvedIndex, resolve};
 use super::{Dtype, TensorInfo};
 use crate::closest::closest;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{Identity, Lane, Object, Store, location_of};
+use crate::store::{Identity, Lane, Object, Store, is_remote, location_of};
 
 /// One object of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -357,9 +357,12 @@ fn blame_index(resolved: &Resolved, number: usize, error: Error) -> Error {
     let ruler = resolved.indexes.iter().find_map(|ruler| Some((ruler, named(ruler)?)));
     let (ErrorKind::NotFound, Some((ruler, shard))) = (error.kind(), ruler) else { return error };
     let cause = format!("the shard is missing, which {} names: {}", shown(&ruler.location), error.cause());
-    let made = Error::new(ErrorKind::NotFound, cause)
-        .object(shown(&resolved.objects[number]))
-        .remedy("The download is incomplete: download the model again");
+    // A copy on this machine was brought here; what a store lacks, nobody has put there.
+    let remedy = match is_remote(&resolved.objects[number]) {
+        true => "The upload is incomplete: upload the shard, or correct the index",
+        false => "The download is incomplete: download the model again",
+    };
+    let made = Error::new(ErrorKind::NotFound, cause).object(shown(&resolved.objects[number])).remedy(remedy);
     match ruler.index.weight_map.iter().find(|(_, of)| **of as usize == shard) {
         Some((tensor, _)) => made.tensor(&**tensor),
         None => made,

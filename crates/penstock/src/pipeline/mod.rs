@@ -9,7 +9,8 @@
 //! * `shared`: what the owner and the readers share; `queue`: the blocks, and who takes which.
 //! * `meter`: what readers bring in, told to the tuner, which says how many of them run; `watch`: whether the first of
 //!   them wait for the storage or for a core.
-//! * `landing`: where offsets of a plan become addresses; the only unsafe code of this module.
+//! * `landing`: where offsets of a plan become addresses; with `Session::attach`, which takes them from callers, the only
+//!   unsafe code of this module.
 //! * `objects`: the load's objects, opened when first needed and checked to be the version that was catalogued.
 //!
 //! A tensor has **landed** when its last byte is in its final memory, copies included: the reader saw the event of the

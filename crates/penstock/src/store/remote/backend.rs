@@ -97,7 +97,7 @@ impl Backend {
             ClientKey::of(environment, address.provider, patience, address.provider == Provider::Web)?;
         // A setting that cannot be is met here rather than by every request.
         client.tls()?;
-        environment.check_headers().map_err(|error| error.object(address.shown()))?;
+        environment.check_headers(address.provider).map_err(|error| error.object(address.shown()))?;
         let connector = Connector(client.clone());
         let made = match address.provider {
             Provider::S3 => s3::make(address, environment, client, region, course)?,

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
+use super::address::Provider;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::location::{HIDDEN, shown};
 
@@ -80,7 +81,7 @@ impl Environment {
         let ours = |name: &str| PREFIXES.iter().any(|prefix| name.starts_with(prefix));
         let variables = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-            .filter(|(name, value)| ours(name) && !value.is_empty())
+            .filter(|(name, _)| ours(name))
             .collect();
         Self::made(variables, BTreeMap::new(), true)
     }
@@ -100,6 +101,8 @@ impl Environment {
         for value in variables.values_mut().filter(|value| value.trim().len() < value.len()) {
             *value = value.trim().to_owned();
         }
+        // A file or a template that is empty sets nothing.
+        variables.retain(|_, value| !value.is_empty());
         let mut hasher = DefaultHasher::new();
         (&variables, &options, process).hash(&mut hasher);
         Self { fingerprint: hasher.finish(), variables, options, process, hidden: BTreeSet::new() }
@@ -128,6 +131,9 @@ impl Environment {
         let (mut variables, mut set) = (self.variables.clone(), self.options.clone());
         variables.retain(|name, _| !hidden.contains(&name.as_str()));
         for (name, value, option) in options {
+            if value.trim().is_empty() {
+                continue;
+            }
             set.insert(name.clone(), option);
             variables.insert(name, value);
         }
@@ -147,14 +153,31 @@ impl Environment {
         }
     }
 
+    /// How to do without the value of this variable.
+    pub(super) fn without(&self, name: &str) -> String {
+        let verb = if self.options.contains_key(name) { "leave out" } else { "unset" };
+        format!("{verb} {}", self.setting(name))
+    }
+
     pub(super) fn is_of_process(&self) -> bool {
         self.process
     }
 
+    /// Looks at the settings of one provider only: those of others are sent nowhere.
+    ///
     /// # Errors
     /// `Config` for the first setting that goes into a request's header, and cannot.
-    pub(super) fn check_headers(&self) -> Result<()> {
-        let in_header = |name: &str| ["_TOKEN", "_KEY_ID"].iter().any(|end| name.ends_with(end));
+    pub(super) fn check_headers(&self, provider: Provider) -> Result<()> {
+        let prefix = match provider {
+            Provider::S3 => "AWS_",
+            Provider::Gcs => "GOOGLE_",
+            Provider::Azure => "AZURE_",
+            // Plain servers get what the URL says. The hub's settings drop what cannot be sent by themselves.
+            Provider::Web | Provider::Hub => return Ok(()),
+        };
+        let in_header = |name: &str| {
+            name.starts_with(prefix) && ["_TOKEN", "_KEY_ID"].iter().any(|end| name.ends_with(end))
+        };
         let mut wrong = self.variables.iter().filter(|(name, value)| in_header(name) && !fits_header(value));
         let Some((name, _)) = wrong.next() else { return Ok(()) };
         let cause = format!(
@@ -302,6 +325,32 @@ mod tests {
         assert_eq!((given.origin("AWS_PROFILE"), given.origin("HOME")), ("storage_options", "HOME"));
         assert_eq!(given.setting("AWS_PROFILE"), "storage_options[\"profile\"]");
         assert_eq!(given.setting("HOME"), "HOME");
+        assert_eq!(given.without("AWS_PROFILE"), "leave out storage_options[\"profile\"]");
+        assert_eq!(given.without("HOME"), "unset HOME");
+    }
+
+    #[test]
+    fn what_is_blank_is_not_set() {
+        let environment = Environment::of([("AWS_REGION", " "), ("AWS_PROFILE", "\n"), ("HOME", "/u\n")]);
+        assert_eq!(environment.get(&["AWS_REGION", "AWS_PROFILE", "HOME"]), Some("/u"));
+        assert_eq!(environment.starting_with("AWS_").count(), 0);
+        let set = Environment::of([("AWS_REGION", "here")]);
+        let given = set.overlaid(&[], vec![("AWS_REGION".into(), " \t".into(), "region".into())]);
+        assert_eq!(given.get(&["AWS_REGION"]), Some("here"));
+        assert_eq!(given.origin("AWS_REGION"), "AWS_REGION");
+    }
+
+    #[test]
+    fn only_the_settings_of_a_provider_are_in_its_headers() {
+        let names = ["AWS_SESSION_TOKEN", "GOOGLE_BEARER_TOKEN", "AZURE_STORAGE_TOKEN", "HF_TOKEN"];
+        let providers = [Provider::S3, Provider::Gcs, Provider::Azure, Provider::Hub, Provider::Web];
+        for (at, name) in names.into_iter().enumerate() {
+            let environment = Environment::of([(name, "a\nb")]);
+            for (of, provider) in providers.into_iter().enumerate() {
+                let checked = environment.check_headers(provider);
+                assert_eq!(checked.is_err(), at == of && at < 3, "{name} for {}", provider.name());
+            }
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use object_store::Error as StoreError;
 use super::address::Provider;
 use super::backend::{Backend, OF_QUERY, OF_USER};
 use super::retry::{GivenUp, Trouble};
+use super::s3::ENDPOINTS;
 use super::witness::{Refusal, Seen};
 use super::{azure, gcs, hub};
 use crate::error::{Code, Error, ErrorKind};
@@ -352,7 +353,9 @@ fn is_about_credentials(code: &str) -> bool {
 fn not_found(backend: &Backend, code: &str) -> String {
     match (backend.provider, code) {
         (Provider::S3, "NoSuchBucket") => {
-            "Check the bucket's name, and that AWS_ENDPOINT_URL leads to where it is".into()
+            let set = ENDPOINTS.into_iter().find(|name| backend.environment.get(&[name]).is_some());
+            let setting = backend.environment.setting(set.unwrap_or("AWS_ENDPOINT_URL"));
+            format!("Check the bucket's name, and that {setting} leads to where it is")
         }
         (_, "ContainerNotFound" | "NoSuchBucket") => "Check the bucket's name, and the account".into(),
         (Provider::Web | Provider::Hub, _) => "Check the URL".into(),

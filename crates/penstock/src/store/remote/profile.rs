@@ -74,13 +74,7 @@ impl Profile {
             let looked =
                 paths.into_iter().filter_map(|(_, path)| path).map(|path| path.display().to_string());
             let looked: Vec<_> = looked.collect();
-            return Err(missing(
-                environment.origin(variable),
-                variable,
-                name,
-                &sections,
-                &looked.join(" or "),
-            ));
+            return Err(missing(environment, variable, name, &sections, &looked.join(" or ")));
         }
         Ok(Some(Self { name, sections, files, env }))
     }
@@ -162,17 +156,25 @@ fn file(environment: &Environment, variable: &str, name: &str) -> Option<PathBuf
     }
 }
 
-fn missing(origin: &str, variable: &str, name: &str, sections: &ProfileSet, looked: &str) -> Error {
+fn missing(
+    environment: &Environment,
+    variable: &str,
+    name: &str,
+    sections: &ProfileSet,
+    looked: &str,
+) -> Error {
     let mut known: Vec<_> = sections.profiles().collect();
     known.sort_unstable();
     let like = closest(name, known.iter().copied());
     let remedy = match (&like[..], &known[..]) {
         ([like, ..], _) => format!("Did you mean {like:?}?"),
         ([], []) => format!(
-            "There is no profile in {looked}: unset {variable}, or run `aws configure --profile {name}`"
+            "There is no profile in {looked}: {}, or run `aws configure --profile {name}`",
+            environment.without(variable)
         ),
         ([], known) => format!("There are: {}", known.join(", ")),
     };
+    let origin = environment.origin(variable);
     let place =
         if origin == variable { format!("{variable}={name}") } else { format!("{origin}: profile {name:?}") };
     Error::new(ErrorKind::Config, format!("{place}: AWS has no profile of this name ({looked})"))

@@ -32,6 +32,8 @@ use crate::store::location::shown_setting;
 const ANONYMOUS: [&str; 2] = ["AWS_SKIP_SIGNATURE", "AWS_NO_SIGN_REQUEST"];
 const IGNORE_ENDPOINTS: &str = "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS";
 const KEY_ID: &str = "AWS_ACCESS_KEY_ID";
+/// What names another endpoint than AWS's; the first that is set counts.
+pub(super) const ENDPOINTS: [&str; 3] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
 
 pub(super) fn make(
     address: &Address,
@@ -152,7 +154,7 @@ fn endpoint(environment: &Environment, profile: Option<&Profile>) -> Option<Stri
     if ignored {
         return None;
     }
-    let set = environment.get(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"]);
+    let set = environment.get(&ENDPOINTS);
     // The profile's own section for S3 comes before what it says of all services.
     set.map(str::to_owned).or_else(|| profile?.get("AWS_ENDPOINT_URL", "endpoint_url"))
 }

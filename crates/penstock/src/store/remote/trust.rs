@@ -31,6 +31,9 @@ use crate::error::{Error, ErrorKind, Result};
 pub(super) struct Bundle {
     variable: &'static str,
     paths: Vec<PathBuf>,
+    /// What names them, and how to do without it.
+    setting: String,
+    without: String,
 }
 
 /// OpenSSL's variables. What they name may be missing, as it may for OpenSSL.
@@ -50,13 +53,19 @@ const SYSTEM_DIRECTORIES: [&str; 2] = ["/etc/ssl/certs", "/etc/pki/tls/certs"];
 
 /// The certificates that the environment names for a provider.
 pub(super) fn bundle(environment: &Environment, provider: Provider) -> Option<Bundle> {
-    let named = |variable| Some(Bundle { variable, paths: vec![environment.get(&[variable])?.into()] });
+    let made = |variable, paths| Bundle {
+        variable,
+        paths,
+        setting: environment.setting(variable),
+        without: environment.without(variable),
+    };
+    let named = |variable| Some(made(variable, vec![environment.get(&[variable])?.into()]));
     let of_provider = (provider == Provider::S3).then(|| named("AWS_CA_BUNDLE")).flatten();
     let of_openssl = || {
         let set = OPENSSL.map(|name| environment.get(&[name]).unwrap_or_default());
         let paths = std::iter::once(set[0]).chain(set[1].split(':')).filter(|path| !path.is_empty());
         let paths: Vec<_> = paths.map(PathBuf::from).collect();
-        (!paths.is_empty()).then_some(Bundle { variable: OPENSSL[0], paths })
+        (!paths.is_empty()).then(|| made(OPENSSL[0], paths))
     };
     let of_all = || ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"].into_iter().find_map(named);
     let file_is_set = environment.get(&[OPENSSL[0]]).is_some();
@@ -92,7 +101,9 @@ pub(super) fn tls(bundle: Option<&Bundle>) -> Result<ClientConfig> {
 impl Bundle {
     /// Those of a profile of AWS, in its `ca_bundle`.
     pub(super) fn of_profile(path: String) -> Self {
-        Self { variable: "ca_bundle", paths: vec![path.into()] }
+        let variable = "ca_bundle";
+        let without = format!("take {variable} out of the profile");
+        Self { variable, paths: vec![path.into()], setting: variable.to_owned(), without }
     }
 
     fn read(&self) -> Result<Vec<CertificateDer<'static>>> {
@@ -107,10 +118,10 @@ impl Bundle {
     }
 
     fn refused(&self, cause: &str) -> Error {
-        let Self { variable, paths } = self;
+        let Self { paths, setting, without, .. } = self;
         let path = paths.first().map(|path| path.display().to_string()).unwrap_or_default();
-        Error::new(ErrorKind::Config, format!("{variable}={path}: {cause}"))
-            .remedy(format!("Give the path of a PEM file of certificates, or unset {variable}"))
+        Error::new(ErrorKind::Config, format!("{setting}={path}: {cause}"))
+            .remedy(format!("Give the path of a PEM file of certificates, or {without}"))
     }
 }
 
@@ -218,9 +229,20 @@ mod tests {
         let empty = directory.path().join("empty.pem");
         std::fs::write(&empty, "").unwrap();
         for path in [directory.path().join("none.pem"), empty, directory.path().to_owned()] {
-            let error = tls(Some(&Bundle { variable: "REQUESTS_CA_BUNDLE", paths: vec![path] })).unwrap_err();
+            let path = path.to_str().unwrap();
+            let set = Environment::of([("REQUESTS_CA_BUNDLE", path)]);
+            let error = tls(bundle(&set, Provider::S3).as_ref()).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config);
             assert!(error.to_string().contains("REQUESTS_CA_BUNDLE="), "{error}");
+            assert!(error.remedy_text().unwrap().ends_with("or unset REQUESTS_CA_BUNDLE"), "{error}");
+            let option = ("AWS_CA_BUNDLE".to_owned(), path.to_owned(), "ca_bundle".to_owned());
+            let given = Environment::default().overlaid(&[], vec![option]);
+            let error = tls(bundle(&given, Provider::S3).as_ref()).unwrap_err();
+            assert!(error.to_string().contains("storage_options[\"ca_bundle\"]="), "{error}");
+            assert!(
+                error.remedy_text().unwrap().ends_with("or leave out storage_options[\"ca_bundle\"]"),
+                "{error}"
+            );
         }
     }
 }
