@@ -337,7 +337,8 @@ impl Directory {
     fn remove(&self, path: &Path) -> bool {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         // Locked until the end of this function: whoever comes meanwhile finds it locked, or gone.
-        let _map = match open_to_lock(&path.join("map"), OpenOptions::new().read(true)) {
+        // To write to, without which NFS gives no exclusive lock.
+        let _map = match open_to_lock(&path.join("map"), OpenOptions::new().read(true).write(true)) {
             Ok(map) => {
                 if flock(&*map, FlockOperation::NonBlockingLockExclusive).is_err() {
                     return false;

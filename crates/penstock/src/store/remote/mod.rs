@@ -200,12 +200,17 @@ impl RemoteStore {
         let plain = match super::is_key(location) {
             true => location.to_owned(),
             false => {
-                let shown = super::shown(location);
-                match shown.contains(location::HIDDEN) {
-                    // Another URL of the same server may be shown in the same way.
-                    true => format!("{shown} {}", fingerprint(location)),
-                    false => shown.into_owned(),
+                let (user, plain) = without_credentials(location);
+                let mut resource = super::shown(location).into_owned();
+                // Another URL of the same server may be shown in the same way.
+                if resource.contains(location::HIDDEN) {
+                    resource = format!("{resource} {}", fingerprint(&plain));
                 }
+                // A server may answer each user otherwise, and passwords change.
+                if !user.is_empty() {
+                    resource = format!("{resource} of {}", fingerprint(&user));
+                }
+                resource
             }
         };
         if Address::parse(location)?.provider == Provider::Web {
@@ -313,6 +318,17 @@ impl Store for RemoteStore {
     fn interrupt(&self) {
         self.course.interrupt();
     }
+}
+
+/// The user that a URL names, and the URL without user, password, query and fragment.
+fn without_credentials(location: &str) -> (String, String) {
+    let Ok(mut url) = url::Url::parse(location) else { return (String::new(), location.to_owned()) };
+    let user = url.username().to_owned();
+    // URLs that can have none keep it.
+    let _ = (url.set_username(""), url.set_password(None));
+    url.set_query(None);
+    url.set_fragment(None);
+    (user, url.into())
 }
 
 /// What tells one text from others, and does not tell what it says: its SHA-256. For what is kept on disk.

@@ -62,16 +62,20 @@ impl RemoteObject {
             let second = async {
                 let _hedge = self.until_slow(began).await;
                 hedged.set(true);
-                match self.bring(reached.get()..range.end, &tally, put).await {
-                    // The first goes on, and has its own to say.
-                    Err(_) => std::future::pending().await,
-                    done => done,
-                }
+                self.bring(reached.get()..range.end, &tally, put).await
             };
+            tokio::pin!(first, second);
+            // Where one gives up the other goes on. What the first says of it counts.
             tokio::select! {
                 biased;
-                done = first => done,
-                done = second => done,
+                done = &mut first => match done {
+                    Err(error) if hedged.get() => second.await.map_err(|_| error),
+                    done => done,
+                },
+                done = &mut second => match done {
+                    Err(_) => first.await,
+                    done => done,
+                },
             }
         };
         let done = self.course.block_on(work, |done| done.is_ok() && !hedged.get());
