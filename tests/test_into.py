@@ -138,9 +138,9 @@ def test_a_device_without_memory_says_nothing_of_dtypes(tmp_path: Path, monkeypa
         return make(*arguments, **keywords)
 
     make = torch.empty
-    from penstock.frameworks.torch import _copy_refused
+    from penstock.frameworks.torch import copy_refused
 
-    _copy_refused.cache_clear()
+    copy_refused.cache_clear()
     destination = torch.zeros(2, dtype=torch.float64)
     monkeypatch.setattr(torch, "empty", empty)
     for _ in range(2):

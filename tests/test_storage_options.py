@@ -400,7 +400,7 @@ def test_a_style_of_addressing_that_is_none_is_refused(plain: None, style: objec
 @pytest.mark.parametrize("name", ["anon", "virtual_hosted_style_request", "requester_pays", "use_ssl"])
 def test_a_switch_that_is_neither_on_nor_off_is_refused_without_its_value(plain: None, name: str) -> None:
     with pytest.raises(
-        penstock.ConfigError, match=f'"{name}" is none that it can have. Give one of true, false'
+        penstock.ConfigError, match=f'"{name}" is not one of its words. Give one of true, false'
     ) as raised:
         penstock.open("s3://bucket/m.safetensors", storage_options={name: "SENTINEL"})
     assert "SENTINEL" not in f"{raised.value} {raised.value!r} {vars(raised.value)}"

@@ -165,9 +165,6 @@ def keeps_values(source: str, destination: str) -> bool:
             other_signed, other_bits = _INTEGERS[destination]
             return destination != "BOOL" and signed <= other_signed and bits <= other_bits
         return bits <= _PRECISION.get(destination, 0) or (source == "BOOL" and _PRECISION.get(destination, 0) > 0)
-    if destination == "F8_E8M0":
-        # It has neither signs nor a zero, and only powers of two.
-        return False
     return source in _PRECISION and destination in _PRECISION and (source != "C64" or destination == "C64")
 
 

@@ -328,7 +328,7 @@ impl Environment {
                 && !allowed.iter().any(|word| value.trim().eq_ignore_ascii_case(word))
             {
                 // Not the value: it may be a secret in the wrong place.
-                let cause = format!("the value of the storage option {name:?} is none that it can have");
+                let cause = format!("the value of the storage option {name:?} is not one of its words");
                 return Err(Error::new(ErrorKind::Config, cause)
                     .remedy(format!("Give one of {}", allowed.join(", "))));
             }
@@ -434,7 +434,10 @@ fn unknown(name: &str, meant: &[Provider]) -> Error {
         .filter(|of| !meant.contains(of) && variable(**of, name).is_some())
         .map(|of| of.name())
         .collect();
-    let stores: Vec<_> = meant.iter().map(|of| of.name()).collect();
+    let stores = match meant.len() == PROVIDERS.len() {
+        true => "No store".to_owned(),
+        false => meant.iter().map(|of| of.name()).collect::<Vec<_>>().join(", "),
+    };
     let remedy = match (&like[..], &elsewhere[..]) {
         ([like, ..], _) => format!("Did you mean {like:?}?"),
         ([], []) => {
@@ -442,8 +445,7 @@ fn unknown(name: &str, meant: &[Provider]) -> Error {
         }
         ([], of) => format!("It is an option of {}", of.join(" and ")),
     };
-    Error::new(ErrorKind::Config, format!("{} has no storage option {name:?}", stores.join(", ")))
-        .remedy(remedy)
+    Error::new(ErrorKind::Config, format!("{stores} has no storage option {name:?}")).remedy(remedy)
 }
 
 #[cfg(test)]
