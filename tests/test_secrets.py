@@ -96,6 +96,7 @@ WAYS: dict[str, Way] = {
     "a mistyped URL": by_location("http:/{user}@server.example/m.safetensors"),
     "a URL without its colon": by_location("https//{user}@server.example/m.safetensors"),
     "a URL without its scheme": by_location("{user}@server.example/m.safetensors"),
+    "a signed URL without its scheme": by_location("acc.blob.core.windows.net/c/m.safetensors?sv=1&sig={user}"),
     "a URL after a space": by_location(" http://{user}@server.example/m.safetensors"),
     "an unknown scheme": by_location("ftp://{user}@server.example/m.safetensors"),
     "s3": by_location("s3://{user}@bucket/m.safetensors"),
@@ -181,6 +182,9 @@ def test_a_secret_in_a_url_is_in_no_error_and_no_log(
     failed = 0
     # Every way meets every special character; the core's own tests put all of them into all places.
     for number, user in enumerate(USERS[list(WAYS).index(way) % 3 :: 3]):
+        if way == "a file's URL" and user.startswith("/"):
+            # It is an absolute path then, which is shown as it is.
+            continue
         with monkeypatch.context() as patch:
             location, options = WAYS[way](user, plain, patch, tmp_path)
             # All of them once, the others by turns: there are many.

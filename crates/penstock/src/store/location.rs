@@ -46,9 +46,14 @@ pub fn shown(location: &str) -> Cow<'_, str> {
         return Cow::Borrowed(location);
     }
     let Some((before, rest)) = location.split_once("://") else {
-        return match doubtful_path(location) {
-            Some(at) => Cow::Owned(format!("{HIDDEN}{}", up_to(&location[at..], &['?', '#']))),
-            None => shown_nearly(location),
+        let query = query(location).filter(|_| !is_plainly_path(location));
+        return match (doubtful_path(location), query) {
+            // Either may hold the other.
+            (Some(at), Some(query)) if query < at => Cow::Borrowed(HIDDEN),
+            (Some(at), _) => Cow::Owned(format!("{HIDDEN}{}", up_to(&location[at..], &['?', '#']))),
+            // Of a signed URL without its scheme.
+            (None, Some(at)) => Cow::Owned(shown_nearly(&location[..at]).into_owned()),
+            (None, None) => shown_nearly(location),
         };
     };
     let Some(scheme) = scheme(location) else {
@@ -56,15 +61,12 @@ pub fn shown(location: &str) -> Cow<'_, str> {
         return match location.rsplit_once('@') {
             Some((before, _)) if before.contains(['?', '#']) => Cow::Borrowed(HIDDEN),
             Some((_, after)) => Cow::Owned(format!("{HIDDEN}@{}", up_to(after, &['?', '#']))),
-            None => Cow::Borrowed(location),
+            None => Cow::Borrowed(up_to(location, &['?', '#'])),
         };
     };
     let is_key = is_key(location);
     let without_query = |text: &str| match is_key {
-        true => text
-            .split_once('?')
-            .filter(|(_, after)| after.contains('='))
-            .map_or(text.len(), |(plain, _)| plain.len()),
+        true => query(text).unwrap_or(text.len()),
         false => up_to(text, &['?', '#']).len(),
     };
     match doubtful(location) {
@@ -136,21 +138,33 @@ pub(crate) fn doubtful_words(location: &str) -> Vec<&str> {
     hidden.split(ends).filter(|word| !word.is_empty()).collect()
 }
 
-/// Whether a path may be a URL that lacks its scheme, or a part of that, with a user and a password in it.
+/// Whether a path may be a URL that lacks its scheme, or a part of that, with a password or a signature in it.
 pub fn is_doubtful_path(location: &str) -> bool {
-    !location.contains("://") && doubtful_path(location).is_some()
+    let is_doubtful = || doubtful_path(location).is_some() || query(location).is_some();
+    !location.contains("://") && !is_plainly_path(location) && is_doubtful()
+}
+
+fn is_plainly_path(location: &str) -> bool {
+    location.starts_with(['/', '.', '~'])
 }
 
 /// The `@` of a relative path before which a user and a password, or a token of the Hugging Face hub, may stand.
 fn doubtful_path(location: &str) -> Option<usize> {
-    let at = location.rfind('@')?;
+    // Also escaped, as people do who are careful with half of it.
+    let at = location.rfind('@').max(location.rfind("%40"))?;
     let before = &location[..at];
-    let is_path = location.starts_with(['/', '.', '~']);
     // Part of a URL of which the scheme is known is judged as that.
     let (scheme, rest) = before.split_once(':').unwrap_or(("", before));
     let url = format!("{scheme}://{rest}");
     let is_nearly_url = !scheme.is_empty() && (is_key(&url) || is_http(&url) || is_hub(scheme));
-    (!is_path && !is_nearly_url && (before.contains(':') || holds_token(before))).then_some(at)
+    (!is_plainly_path(location) && !is_nearly_url && (before.contains(':') || holds_token(before)))
+        .then_some(at)
+}
+
+/// Where something begins that looks like a query or a fragment with parameters: a signature may be among them.
+fn query(text: &str) -> Option<usize> {
+    let marks = text.match_indices(['?', '#']).map(|(at, _)| at);
+    marks.into_iter().find(|at| up_to(&text[at + 1..], &['?', '#']).contains('='))
 }
 
 /// Whether a word of it begins as tokens of the Hugging Face hub do.
@@ -322,6 +336,7 @@ mod tests {
             "/a:b://c@d",
             "a@c",
             "./a:b@c",
+            "./a?b=c",
             "models/hf_model",
             "s3:a.safetensors",
         ] {
@@ -346,6 +361,13 @@ mod tests {
             ("s3:me:x@bucket/m", "s3:/bucket/m"),
             ("https//me:x/y@host/m", "***@host/m"),
             ("me:x@host/m", "***@host/m"),
+            ("me:x%40host/m", "***%40host/m"),
+            ("me:x?y=z@host/m", "***"),
+            ("acc.blob.core.windows.net/c/m?sv=1&sig=x", "acc.blob.core.windows.net/c/m"),
+            ("https//h/c?sig=x", "https//h/c"),
+            ("\thttps://h/m?sig=x", "\thttps://h/m"),
+            ("'https://h/m?sig=x'", "'https://h/m"),
+            ("s3://b/k#X-Amz-Signature=x", "s3://b/k"),
             ("hf_x@org/name", "***@org/name"),
             ("hf://hf_x@org/name", "hf://***@org/name"),
         ] {
