@@ -114,7 +114,7 @@ def report(
     """Raises TensorNotFoundError if there are incompatible keys, in the words of torch.
 
     Args:
-        misfits: what else does not fit; told in the same message.
+        misfits: what else does not fit; listed in the same message.
         built: whether the destinations are a module that a function of the caller built, and no mapping may be given.
     """
     lines = []
@@ -170,7 +170,7 @@ def _prefix(longer: Sequence[str], shorter: Sequence[str]) -> str | None:
 
 
 def report_misfits(owner: str, misfits: Sequence[DestinationError]) -> None:
-    """Raises DestinationError if any tensor does not fit: of several, all are told at once, in the words of torch."""
+    """Raises DestinationError if any tensor does not fit: of several, all are listed, in the words of torch."""
     if len(misfits) == 1:
         raise misfits[0]
     if misfits:

@@ -255,11 +255,12 @@ _OF_LAZY = {*vars(LazyTensor), *LazyTensor.__annotations__} - set(dir(torch.Tens
 
 def _deepcopied(lazy: LazyTensor, *memo: Any, **named: Any) -> Any:
     """A deep copy. ``memo`` is what copies share, so it is handed on as it is, and what it holds is not looked at."""
-    if isinstance(lazy, LazyTensor):
-        recorder = lazy._recorder
-        lazy = in_place_of(lazy, lambda recorder, lazy: recorder.materialise(lazy, DEEPCOPY, only_read=False))
-        recorder.before(DEEPCOPY, (lazy,), {})
-    return DEEPCOPY(lazy, *memo, **named)
+    if not isinstance(lazy, LazyTensor):
+        return DEEPCOPY(lazy, *memo, **named)
+    recorder = lazy._recorder
+    tensor = recorder.materialise(lazy, DEEPCOPY, only_read=False)
+    recorder.before(DEEPCOPY, (tensor,), {})
+    return DEEPCOPY(tensor, *memo, **named)
 
 
 class _Found:

@@ -80,7 +80,7 @@ class Peers:
                 try:
                     self._gathered(why)
                 except RuntimeError as error:
-                    logger.debug("no rank could be told that this one stays out: %s", error)
+                    logger.debug("no rank could be notified that this one stays out: %s", error)
 
         # In a thread, whose end Ctrl-C does not have to wait for.
         thread = threading.Thread(target=tell, name="penstock-withdraw", daemon=True)
@@ -88,7 +88,7 @@ class Peers:
             thread.start()
         except RuntimeError as error:
             if seconds is not None:
-                logger.warning("the other ranks were not told that this one stays out: %s", error)
+                logger.warning("the other ranks were not notified that this one stays out: %s", error)
                 return
             tell()
             return

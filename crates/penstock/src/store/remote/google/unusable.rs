@@ -1,7 +1,7 @@
 //! What is wrong with a service account's key, or a login, that `object_store` refuses.
 //!
 //! It reads both itself, and its words are those of its parsers. Here the same text is looked at once more, after it was
-//! refused: what is wrong is told by setting and by field, never by content.
+//! refused: errors name the setting and the field, never what they hold.
 
 use std::path::PathBuf;
 
