@@ -103,6 +103,7 @@ def test_keyword_then_environment_then_nothing(model: Model, tmp_path: Path, mon
     # For one load only.
     ckpt.load(framework="np", config=penstock.Config(cache_dir=tmp_path / "for-a-load"))
     penstock.open(model.url, cache_dir="").load(framework="np")
+    penstock.open(model.url, cache_dir=b"").load(framework="np")
     model.load()
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} >= {"from-environment", "for-a-load", "cache"}
     assert penstock.Config(cache_dir="").cache_dir is None

@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 import servers
-from conftest import Raw, assert_bits, opened_elsewhere, shard
+from conftest import Raw, assert_bits, opened_elsewhere, raw_bytes, shard, write_raw
 from services import Write, bare, certificate
 
 _META = 'ETag: "1"\r\nLast-Modified: Sat, 21 Nov 2026 00:00:00 GMT\r\n'
@@ -191,6 +191,27 @@ def test_an_answer_that_goes_wrong_after_its_last_byte_costs_no_load(
         began = time.monotonic()
         assert_bits(penstock.open(where(address)).load(framework="np"), tensors)
         assert time.monotonic() - began < 15
+
+
+def test_nothing_is_kept_of_an_answer_that_is_longer_than_was_asked_for(tmp_path: Path) -> None:
+    tensors = {"w": Raw("U8", (3 << 20,), raw_bytes("U8", (3 << 20,)))}
+    body = write_raw(tmp_path / "m.safetensors", tensors).read_bytes()
+    no_model = bytes(len(body))
+
+    def denied(*_: object) -> Iterator[bytes]:
+        yield _head("HTTP/1.1 403 F", "Content-Length: 0", "Connection: close")
+
+    def wrong(_: bytes, start: int, end: int) -> Iterator[bytes]:
+        return too_long(no_model, start, end)
+
+    answers = [in_chunks, wrong, denied]
+    with bare(lambda head: server_of(body, answers.pop(0) if answers else plain)(head)) as (address, _):
+        ckpt = penstock.open(f"http://{address}/m.safetensors", cache_dir=tmp_path / "cache")
+        with pytest.raises(penstock.ObjectAccessError):
+            ckpt.load(framework="np")
+        assert penstock.flush_disk_cache()
+        ckpt = penstock.open(f"http://{address}/m.safetensors", cache_dir=tmp_path / "cache")
+        assert_bits(ckpt.load(framework="np"), tensors)
 
 
 @pytest.mark.parametrize("length", [0, 100])

@@ -94,7 +94,9 @@ def _may_hold_secrets(path: str) -> bool:
 
 def _directory(given: AnyPath | None) -> str | None:
     # The empty one says that there is no cache.
-    return given if given is None or given == "" else location(given, "cache_dir")
+    if given is None:
+        return None
+    return "" if isinstance(given, (str, bytes)) and not given else location(given, "cache_dir")
 
 
 @functools.cache

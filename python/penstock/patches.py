@@ -159,6 +159,7 @@ PATCHES = (
         WITHIN,
         "What loading code submits is run under the same modes. Calls the original only, in other threads.",
     ),
+    Patch("gc.freeze", _RECORDS, WITHIN, "Calls the original, and notes that it was called."),
     Patch(
         "torch.nn.Parameter.__new__",
         _RECORDS,

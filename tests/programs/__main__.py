@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from .compare import Runner, checked, temporary
 
-_CHUNK = 500
+_CHUNK = 100
 
 
 def main() -> int:
@@ -24,6 +25,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of the first program; the others follow. Random by default")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--stop-after", type=int, default=10, help="differences")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after which no more programs are begun")
     parser.add_argument("--replay", help="a program, as it was printed, or a seed with --programs 1")
     arguments = parser.parse_args()
     if arguments.replay is not None:
@@ -53,7 +55,7 @@ def main() -> int:
             for number, text in differences:
                 found += 1
                 print(f"seed {number}: {text}\n", flush=True)
-            if found >= arguments.stop_after:
+            if found >= arguments.stop_after or time.perf_counter() - began > arguments.seconds:
                 pool.shutdown(cancel_futures=True)
                 break
     seconds = time.perf_counter() - began

@@ -74,6 +74,17 @@ def torch_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
     return (*shape[:-1], shape[-1] // 2)
 
 
+def has_version(tensor: torch.Tensor) -> bool:
+    """Whether torch counts what is written to a tensor. If not, it can be written to under inference mode only: it was
+    made under that, or has shared its memory with a tensor that was (``is_inference()`` says no of some of these).
+    """
+    try:
+        tensor._version  # noqa: B018 - raises where there is none
+    except RuntimeError:
+        return False
+    return True
+
+
 class Torch:
     """See ``Framework``."""
 
@@ -206,13 +217,11 @@ class Torch:
         return copy_refused(source, memory.dtype, memory.device.type)
 
     def put(self, memory: Any, value: Any) -> None:
-        # Nobody may write to an inference tensor outside of inference mode.
-        with torch.inference_mode() if memory.is_inference() else torch.no_grad():
+        with torch.no_grad() if has_version(memory) else torch.inference_mode():
             memory.copy_(value)
 
     def written(self, tensors: Sequence[Any]) -> None:
-        # Those made under inference mode have no version.
-        versioned = [tensor for tensor in tensors if not tensor.is_inference()]
+        versioned = [tensor for tensor in tensors if has_version(tensor)]
         try:
             torch.autograd.graph.increment_version(versioned)
         except (AttributeError, TypeError):

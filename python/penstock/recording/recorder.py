@@ -22,7 +22,7 @@ import torch
 
 from penstock._native import Config
 from penstock.checkpoint import Checkpoint
-from penstock.frameworks.torch import DTYPES, Torch, copy_refused
+from penstock.frameworks.torch import DTYPES, Torch, copy_refused, has_version
 from penstock.loading import Load
 from penstock.parts import load_parts
 from penstock.progress import Progress, ProgressOption, teller
@@ -179,7 +179,7 @@ class Recorder:
         if memory.requires_grad and torch.is_grad_enabled():
             return False
         with unwatched():
-            if memory.is_inference() and not torch.is_inference_mode_enabled():
+            if not (has_version(memory) or torch.is_inference_mode_enabled()):
                 return False
             memory = memory.detach()
             if not _takes(memory, value):
@@ -200,7 +200,7 @@ class Recorder:
             self._written.setdefault(place[0], {})[place] = number
             if before is None:
                 self._places.setdefault(place[0], Places()).add(memory)
-            if not memory.is_inference():
+            if has_version(memory):
                 torch.autograd.graph.increment_version(memory)
             return True
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import concurrent.futures.thread
 import functools
+import gc
 import os
 import sys
 import threading
@@ -31,6 +32,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from penstock.patches import Replacement
+from penstock.recording.kept import Kept
 from penstock.recording.lazy import DEEPCOPY, LazyTensor, become_real, has_lazy, in_place_of
 
 if TYPE_CHECKING:
@@ -320,7 +322,17 @@ def _to_dlpack(original: Any) -> Any:
     return to_dlpack
 
 
+def _freeze(original: Any) -> Any:
+    @functools.wraps(original)
+    def freeze() -> None:
+        Kept.freezes += 1
+        original()
+
+    return freeze
+
+
 _REPLACEMENTS: list[tuple[Any, Replacement]] = [
+    (gc, Replacement("gc.freeze", _freeze)),
     (threading.Thread, Replacement("threading.Thread.start", _start)),
     (ThreadPoolExecutor, Replacement("concurrent.futures.ThreadPoolExecutor.submit", _submit)),
     (torch.nn.Parameter, Replacement("torch.nn.Parameter.__new__", _new)),

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from penstock.frameworks.torch import has_version
 from penstock.parts import Part
 from penstock.recording.geometry import View
 from penstock.recording.sources import Source
@@ -49,8 +50,7 @@ class Write:
 
     def fill(self, packed: torch.Tensor) -> None:
         """Makes the copies, of the box."""
-        # Tensors that were made under inference mode may be written to under it only.
-        inference = any(copy.memory.is_inference() for copy in self.copies.values())
+        inference = not all(has_version(copy.memory) for copy in self.copies.values())
         with torch.inference_mode(mode=inference), torch.no_grad():
             value = self.source.make(packed)
             for copy in self.copies.values():

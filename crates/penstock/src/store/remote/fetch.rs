@@ -172,7 +172,8 @@ fn encoding(attributes: &Attributes) -> Option<String> {
 /// How long to wait for the end of a body of which all bytes have come.
 const END_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Asks once for `range`, and hands its bytes to `put` with their offsets. `at` says how far it came.
+/// Asks once for `range`, and hands its bytes to `put` with their offsets. `at` says how far it came. Where the body
+/// turns out not to be what was asked for, `put` gets no bytes at the offset from which on they have to come again.
 ///
 /// The range may reach beyond the object's end only where its version is not known yet.
 pub(super) async fn once(
@@ -207,8 +208,9 @@ pub(super) async fn once(
         let Some(chunk) = next else { break };
         let chunk = chunk?;
         if chunk.len() as u64 > end - *at {
-            // Nor what came before that is taken for what was asked for.
+            // Nor what came before that is taken for what was asked for: it is taken back.
             *at = range.start;
+            put(*at, &[]);
             return Err(Fault::Trouble(Trouble::new("a body longer than was asked for")));
         }
         put(*at, &chunk);

@@ -62,7 +62,14 @@ impl RemoteObject {
             let second = async {
                 let _hedge = self.until_slow(began).await;
                 hedged.set(true);
-                self.bring(reached.get()..range.end, &tally, put).await
+                // More than once only where the first takes back what it had brought.
+                let mut end = range.end;
+                while reached.get() < end {
+                    let begin = reached.get();
+                    self.bring(begin..end, &tally, put).await?;
+                    end = begin;
+                }
+                Ok(())
             };
             tokio::pin!(first, second);
             // Where one gives up the other goes on. What the first says of it counts.
