@@ -543,6 +543,19 @@ def test_an_index_out_of_bounds_is_an_error_where_it_is_used(checkpoint: penstoc
     check(checkpoint, load, keep="real")
 
 
+def test_tensors_of_inference_mode_that_were_given_other_memory_are_filled(checkpoint: penstock.Checkpoint) -> None:
+    def load(weights: Pairs) -> list[Any]:
+        with torch.inference_mode():
+            same, converted = torch.zeros(0), torch.zeros(0, dtype=torch.float64)
+        same.data, converted.data = torch.zeros(8, 8), torch.zeros(8, 8, dtype=torch.float64)
+        with torch.inference_mode():
+            for (_, weight), into in zip(weights, (same, converted), strict=True):
+                into.copy_(weight)
+        return [same, converted]
+
+    check(checkpoint, load)
+
+
 @pytest.mark.parametrize("inference", [False, True])
 def test_a_script_that_returns_its_argument_returns_that_very_tensor(
     checkpoint: penstock.Checkpoint, inference: bool
