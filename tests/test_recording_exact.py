@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -629,9 +630,17 @@ def test_a_fill_that_fails_leaves_the_weight_as_it_was(checkpoint: penstock.Chec
         lambda weight: weight**-1,
         lambda weight: weight.repeat_interleave(2, output_size=1),
         lambda weight: torch.repeat_interleave(weight, 2, 0, output_size=1),
+        lambda weight: weight - torch.ones(4, dtype=torch.bool),
+        lambda weight: True - weight,
+        lambda weight: torch.add(weight, True, torch.ones(4)),
+        lambda weight: weight.to(torch.bfloat16) * 1j,
+        lambda weight: torch.bitwise_left_shift(weight.bool(), True),
+        lambda weight: weight.to(torch.float8_e5m2).flip(0),
+        lambda weight: nn.functional.pad(weight.bool()[None], (1, 1), mode="reflect"),
+        lambda weight: torch.cat([weight.to(torch.float8_e5m2), torch.ones(2)]),
     ],
 )
-def test_what_torch_refuses_for_a_constant_it_refuses_at_the_call(tmp_path: Path, call: Callable[[Any], Any]) -> None:
+def test_what_torch_refuses_it_refuses_at_the_call(tmp_path: Path, call: Callable[[Any], Any]) -> None:
     path = write_raw(tmp_path / "whole.safetensors", {"a": Raw("I32", (4,), raw_bytes("I32", (4,), 1))})
     with pytest.raises(RuntimeError) as eager:
         call(penstock.open(path).load()["a"])
@@ -640,40 +649,6 @@ def test_what_torch_refuses_for_a_constant_it_refuses_at_the_call(tmp_path: Path
         with pytest.raises(RuntimeError) as recorded:
             call(weight)
     assert str(recorded.value) == str(eager.value)
-
-
-def test_of_two_recorders_the_later_copy_stays(checkpoint: penstock.Checkpoint) -> None:
-    eager = checkpoint.load()
-    parameter, other = torch.zeros(8, 8), torch.zeros(8, 8)
-    with Recorder() as outer:
-        parameter.copy_(dict(outer.weights(checkpoint))["a"])
-        with Recorder() as inner:
-            weights = dict(inner.weights(checkpoint))
-            parameter.copy_(weights["b"])
-            other.copy_(weights["b"])
-        other.copy_(dict(outer.weights(checkpoint))["a"])
-    assert parameter.numpy().tobytes() == eager["b"].numpy().tobytes()
-    assert torch.equal(other, eager["a"])
-
-
-def test_of_recorders_in_two_threads_the_later_copy_stays(checkpoint: penstock.Checkpoint) -> None:
-    eager = checkpoint.load()
-    parameter, copied, ended = torch.zeros(8, 8), threading.Event(), threading.Event()
-
-    def first() -> None:
-        with Recorder() as recorder:
-            parameter.copy_(dict(recorder.weights(checkpoint))["a"])
-            copied.set()
-            ended.wait(20)
-
-    thread = threading.Thread(target=first)
-    thread.start()
-    copied.wait(20)
-    with Recorder() as recorder:
-        parameter.copy_(dict(recorder.weights(checkpoint))["b"])
-    ended.set()
-    thread.join()
-    assert parameter.numpy().tobytes() == eager["b"].numpy().tobytes()
 
 
 def test_modes_of_others_see_views_of_ordinary_tensors(checkpoint: penstock.Checkpoint) -> None:
@@ -826,3 +801,53 @@ def test_random_programs_leave_what_eager_loads_leave(tmp_path: Path) -> None:
                 pytest.fail(f"seed {seed}: {described(runner, program)}")
     finally:
         runner.close()
+
+
+@pytest.mark.parametrize("cut", [torch.tensor_split, torch.Tensor.tensor_split])
+def test_a_weight_is_cut_where_a_tensor_says_that_a_weight_was_copied_to(
+    tmp_path: Path, cut: Callable[[Any, Any], Any]
+) -> None:
+    numbers = np.array([2, 5], dtype=np.int64)
+    raw = {"at": Raw("I64", (2,), numbers.tobytes()), "w": Raw("F32", (8, 4), raw_bytes("F32", (8, 4)))}
+    with Recorder() as recorder:
+        weights = dict(recorder.weights(penstock.open(write_raw(tmp_path / "x.safetensors", raw))))
+        at = torch.zeros(2, dtype=torch.int64)
+        at.copy_(weights["at"])
+        assert [part.shape[0] for part in cut(weights["w"], at)] == [2, 3, 3]
+
+
+def pickled(tensor: Any) -> Any:
+    return pickle.loads(pickle.dumps(tensor))  # noqa: S301 - ours
+
+
+@pytest.mark.parametrize("keep", ["lazy", "real"])
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, pickled])
+def test_copies_of_a_weight_have_the_attributes_that_it_was_given(
+    checkpoint: penstock.Checkpoint, copied: Callable[[Any], Any], keep: Any
+) -> None:
+    with Recorder(keep=keep) as recorder:
+        weight = dict(recorder.weights(checkpoint))["a"]
+        weight.scale = 3
+        made = copied(weight)
+        assert made.scale == weight.scale == 3
+    assert torch.equal(made, checkpoint.load(["a"])["a"])
+
+
+def test_modes_of_others_change_what_is_done_with_weights(checkpoint: penstock.Checkpoint) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Doubling(TorchDispatchMode):
+        """Whoever adds one adds two."""
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(args[0], 2) if func is torch.ops.aten.add.Tensor else func(*args, **(kwargs or {}))
+
+    def load(weights: Pairs) -> list[Any]:
+        into = torch.zeros(8, 8)
+        with Doubling():
+            for _, weight in weights:
+                assert weight.shape == (8, 8)
+                into.copy_(weight + 1)
+        return [into]
+
+    check(checkpoint, load)

@@ -13,6 +13,7 @@ import torch
 from penstock.frameworks.torch import copy_refused
 from penstock.recording.computing import COMPUTES, chosen, worked_out
 from penstock.recording.lazy import (
+    DESCRIBES,
     HANDLERS,
     KEEPS,
     READS,
@@ -49,6 +50,8 @@ def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined, unused-ignore]
             views = func(meta, *args[1:], **kwargs)
     else:
+        # Some are views by the values of a tensor (``tensor_split``).
+        lazy._recorder.settle((args[1:], kwargs))
         views = func(meta, *args[1:], **kwargs)
     made = []
     for view in views if isinstance(views, (list, tuple)) else [views]:
@@ -317,7 +320,8 @@ READS_OTHERS.update(
     )
     if hasattr(_T, name)
 )  # fmt: skip
-KEEPS.update({_T.data.__set__: 0, _T.grad.__set__: 1})
+DESCRIBES.update([*_DESCRIBES, *_PLACED, _T.storage_offset])
+KEEPS.update({_T.data.__set__: 0, _T.grad.__set__: 1, _T.__reduce_ex__: 0})
 KEEPS.update(
     dict.fromkeys(
         [

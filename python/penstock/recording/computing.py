@@ -8,7 +8,7 @@ to others: these functions return NotImplemented.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -49,29 +49,63 @@ def worked_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _is_allowed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether torch takes the arguments of which tensors on the meta device do not say. False where that is not plain.
+    """Whether torch takes arguments of which tensors on the meta device do not say. False where that is not plain."""
+    check = _CHECKS.get(func)
+    return check is None or check(func, args, kwargs)
 
-    Indices are of elements that there are, or real tensors raise IndexError.
-    """
-    if func in _REPEATS:
-        # Any size is taken for the right one.
-        return len(args) <= _REPEATS_ARGS and "output_size" not in kwargs
-    if "rounding_mode" in kwargs or isinstance(kwargs.get("alpha"), bool):
-        # Whole numbers are not divided by zero, and scaled by no bool.
+
+def _is_arithmetic(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whole numbers are not divided by zero, not every dtype has a complex one, no bool is subtracted or a factor."""
+    if "rounding_mode" in kwargs or any(isinstance(value, complex) for value in args):
         return False
-    if func in _SELECTS:
-        tensor, dim, index = (*args, None, None)[:3]
-        if kwargs or not isinstance(tensor, LazyTensor) or not isinstance(dim, int):
-            return False
-        # From the end they are not counted here.
-        return -tensor.dim() <= dim < tensor.dim() and _are_below(index, tensor.shape[dim], least=0)
-    if func is not _T.__getitem__ or not isinstance(args[0], LazyTensor):
+    return func not in _SUMS or not ("alpha" in kwargs or len(args) > 2 or any(map(_is_bool, args)))  # noqa: PLR2004
+
+
+def _is_repeating(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Any size is taken for the right one."""
+    del func
+    return len(args) <= _REPEATS_ARGS and "output_size" not in kwargs
+
+
+def _is_padding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """With constants."""
+    del func
+    return len(args) == 2 and not kwargs.keys() - {"value"}  # noqa: PLR2004
+
+
+def _is_joining(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """What is rare is converted to nothing else."""
+    del func, kwargs
+    joined = args[0] if args else ()
+    if not isinstance(joined, (list, tuple)):
+        return False
+    dtypes = {value.dtype for value in joined if isinstance(value, torch.Tensor)}
+    return len(dtypes) == 1 or dtypes <= _COMMON
+
+
+def _is_selecting(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """From the end they are not counted here, and real tensors raise IndexError for elements that are not there."""
+    del func
+    tensor, dim, index = (*args, None, None)[:3]
+    if kwargs or not isinstance(tensor, LazyTensor) or not isinstance(dim, int):
+        return False
+    return -tensor.dim() <= dim < tensor.dim() and _are_below(index, tensor.shape[dim], least=0)
+
+
+def _is_indexing(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Indices are of elements that there are."""
+    del func, kwargs
+    if not isinstance(args[0], LazyTensor):
         return True
     items = args[1] if isinstance(args[1], tuple) else (args[1],)
     sizes = tuple(args[0].shape)
     gap = next((at for at, item in enumerate(items) if item is Ellipsis), len(items))
     before, after = items[:gap], items[gap + 1 :]
     return _each_is_below(before, sizes) and _each_is_below(after[::-1], sizes[::-1])
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, torch.Tensor) and value.dtype == torch.bool)
 
 
 def _each_is_below(items: tuple[Any, ...], sizes: tuple[int, ...]) -> bool:
@@ -195,6 +229,17 @@ _STAYS = (numbers.Number, str, torch.dtype, torch.device, torch.layout, torch.me
 _T: Any = torch.Tensor
 _INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 _OF_NUMBERS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64, *_INTEGERS} - {torch.bool})
+_COMMON = _OF_NUMBERS | {torch.bool}
+_SUMS = frozenset(
+    [
+        *(getattr(_T, name) for name in ("add", "__add__", "__radd__", "sub", "__sub__", "__rsub__")),
+        torch.add,
+        torch.sub,
+    ]
+)
+_PAD = torch.nn.functional.pad
+_JOINS = frozenset([torch.cat, torch.concat, torch.concatenate, torch.stack, torch.hstack, torch.vstack])
+_SHIFTS = [_T.__lshift__, _T.__rshift__, torch.bitwise_left_shift, torch.bitwise_right_shift]
 _ARITHMETIC = [
     _T.neg, _T.__neg__, _T.exp, _T.log, _T.abs, _T.sqrt, _T.rsqrt, _T.reciprocal, _T.square, _T.sigmoid, _T.clamp,
     _T.add, _T.__add__, _T.__radd__, _T.sub, _T.__sub__, _T.__rsub__, _T.mul, _T.__mul__, _T.__rmul__, _T.div,
@@ -204,8 +249,7 @@ _ARITHMETIC = [
 ]  # fmt: skip
 _BITWISE = [
     _T.bitwise_and, _T.__and__, _T.bitwise_or, _T.__or__, _T.bitwise_xor, _T.__xor__, _T.bitwise_not, _T.__invert__,
-    _T.__lshift__, _T.__rshift__, torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor, torch.bitwise_not,
-    torch.bitwise_left_shift, torch.bitwise_right_shift,
+    *_SHIFTS, torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor, torch.bitwise_not,
 ]  # fmt: skip
 _SELECTS = frozenset({torch.index_select, _T.index_select})
 _POWERS = [_T.pow, _T.__pow__, torch.pow]
@@ -217,16 +261,26 @@ _NAMES_DTYPE = frozenset({_T.to, _T.view})
 _DTYPES = {
     **dict.fromkeys(_ARITHMETIC, _OF_NUMBERS),
     **dict.fromkeys(_BITWISE, _INTEGERS),
+    **dict.fromkeys(_SHIFTS, _INTEGERS - {torch.bool}),
+    **dict.fromkeys([torch.flip, _T.flip, _PAD], _COMMON),
     # Whole numbers have no negative powers.
     **dict.fromkeys(_POWERS, _OF_NUMBERS - _INTEGERS),
 }
 """Dtypes that these functions exist for on every device; what torch refuses it has to refuse at once."""
+_CHECKS: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]] = {
+    **dict.fromkeys(_ARITHMETIC, _is_arithmetic),
+    **dict.fromkeys(_REPEATS, _is_repeating),
+    **dict.fromkeys(_JOINS, _is_joining),
+    **dict.fromkeys(_SELECTS, _is_selecting),
+    _PAD: _is_padding,
+    _T.__getitem__: _is_indexing,
+}
 COMPUTES = [
     # Of other elements.
     *_ARITHMETIC, *_BITWISE, torch.where,
     # In another order.
     torch.cat, torch.concat, torch.concatenate, torch.stack, torch.hstack, torch.vstack, torch.flip, torch.roll,
-    torch.repeat_interleave, torch.index_select, torch.tile, torch.nn.functional.pad, torch.reshape, torch.flatten,
+    torch.repeat_interleave, torch.index_select, torch.tile, _PAD, torch.reshape, torch.flatten,
     torch.clone, _T.contiguous, _T.clone, _T.reshape, _T.flatten, _T.view, _T.__getitem__, _T.repeat, _T.tile,
     _T.repeat_interleave, _T.flip, _T.roll, _T.index_select,
 ]  # fmt: skip

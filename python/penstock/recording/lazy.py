@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from penstock.errors import PenstockError
+from penstock.recording.here import others_watch
 from penstock.recording.sources import Value, mapped, view_of
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ READS: set[Any] = set()
 """Functions that read their arguments, and neither write to them nor return or keep an alias of them."""
 READS_OTHERS: set[Any] = set()
 """Functions that do the same with all arguments but the first."""
+DESCRIBES: set[Any] = set()
+"""Functions whose handlers only say what a lazy tensor is: no element of it is asked for."""
 KEEPS: dict[Any, int] = {}
 """Functions that change what an argument, by its number, is (its shape, dtype or memory), or keep the Python object."""
 
@@ -212,7 +215,8 @@ class LazyTensor(torch.Tensor):
 
         args, named = found.real(args), found.real(named)
         if lazy:
-            for handler in HANDLERS.get(func, ()):
+            # Modes of others may change what operators do: they see the calls, with real tensors.
+            for handler in HANDLERS.get(func, ()) if func in DESCRIBES or not others_watch() else ():
                 result = handler(func, args, named)
                 if result is not NotImplemented:
                     return result
@@ -260,7 +264,9 @@ def _deepcopied(lazy: LazyTensor, *memo: Any, **named: Any) -> Any:
     recorder = lazy._recorder
     tensor = recorder.materialise(lazy, DEEPCOPY, only_read=False)
     recorder.before(DEEPCOPY, (tensor,), {})
-    return DEEPCOPY(tensor, *memo, **named)
+    # Of the object itself, with the attributes that it was given.
+    become_real(lazy)
+    return DEEPCOPY(lazy, *memo, **named)
 
 
 class _Found:

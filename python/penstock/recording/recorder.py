@@ -12,6 +12,7 @@ address was taken) is filled when it is copied to. What is not recorded is mater
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,13 +29,14 @@ from penstock.parts import load_parts
 from penstock.progress import Progress, ProgressOption, teller
 from penstock.recording.at_once import AtOnce, is_small
 from penstock.recording.calls import EXPOSES, HARMLESS, MAY_COPY, is_static
+from penstock.recording.here import is_watched
 from penstock.recording.kept import Kept
 from penstock.recording.lazy import LazyTensor, Memory, NotRecordableError, become_real, empty_for, name_of, unwatched
 from penstock.recording.places import Places, has_no_overlap, memory_of, place_of
 from penstock.recording.sharing import Sharing
 from penstock.recording.sources import Computed, Stored, Value, computed
 from penstock.recording.statistics import Statistics
-from penstock.recording.watching import is_watched, replaced, watched
+from penstock.recording.watching import replaced, watched
 from penstock.recording.writes import Copy, Place, Write
 
 logger = logging.getLogger(__name__)
@@ -55,8 +57,8 @@ class Recorder:
             model.load_weights(recorder.weights(penstock.open(path)))
         print(recorder.statistics)
 
-    ``torch.vmap``, ``torch.func``, ``torch.jit.trace`` and functions of autograd's with weights are not recorded, and
-    may raise torch's errors of tensors without storage: such code loads with ordinary tensors.
+    ``torch.vmap``, ``torch.func``, ``torch.jit.trace``, ``make_fx`` and functions of autograd's with weights are not
+    recorded, and may raise torch's errors of tensors without storage: such code loads with ordinary tensors.
 
     Args:
         device: where lazy tensors say they are, and where those are made that are needed at once.
@@ -98,7 +100,9 @@ class Recorder:
         """Storages, by address, whose address was taken: others than torch may read or write them."""
         self._active = False
         self._reading = False
-        """Whether memory is being filled of what is no longer pending: other threads wait for the lock with theirs."""
+        """Whether memory is being filled of what is no longer pending."""
+        self._filling: frozenset[int] = frozenset()
+        """The addresses of that memory: other threads that use it wait for the lock."""
         self._lock = threading.RLock()
         self._entered = ExitStack()
         self.statistics = Statistics()
@@ -167,10 +171,8 @@ class Recorder:
 
     def record(self, memory: torch.Tensor, lazy: LazyTensor) -> bool:
         """Notes that ``memory`` gets the value of ``lazy``. False where that has to be copied now."""
-        for other in list(_recording):
-            # It comes after what another recorder is still to read there.
-            if other is not self:
-                other.settle(memory)
+        # It comes after what another recorder is still to read there.
+        _settle_for(memory, [other for other in list(_recording) if other is not self])
         with self._lock:
             # What a thread does that is not watched would not make it be read first.
             return self._active and is_watched(self) and self._record(memory, lazy._value)
@@ -339,26 +341,21 @@ class Recorder:
             self._exposed[memory] = tensor.untyped_storage()
 
     def settle(self, value: Any) -> None:
-        """Flushes if any tensor in ``value`` shares memory with what is still to be read."""
-        if not (self._pending or self._reading):
-            return
-        if isinstance(value, torch.Tensor):
-            if not isinstance(value, LazyTensor):
-                with self._lock, unwatched():
-                    self._settle(value)
-        elif isinstance(value, (list, tuple, set, frozenset)):
-            for item in value:
-                self.settle(item)
-        elif isinstance(value, Mapping):
-            for item in value.values():
-                self.settle(item)
+        """Flushes if any tensor in ``value`` shares memory with what is still to be read, by any recorder."""
+        _settle_for(value, [self, *(other for other in list(_recording) if other is not self)])
+
+    def is_to_fill(self, memory: int) -> bool:
+        """Whether something is still to be read, or is being read, to the memory of that address."""
+        # Without the lock: what is no longer among places is being filled.
+        return memory in self._places or memory in self._filling
 
     def _settle(self, tensor: torch.Tensor) -> None:
         if self._pending:
             memory = memory_of(tensor)
             places = self._places.get(memory)
-            hidden = memory == 0 and tensor.numel() > 0 and not tensor.is_meta
-            if hidden or not (places is None or places.are_clear_of(tensor) or self._filled(memory)):
+            if _is_hidden(tensor, memory) or not (
+                places is None or places.are_clear_of(tensor) or self._filled(memory)
+            ):
                 self.flush()
 
     def _filled(self, memory: int) -> bool:
@@ -396,13 +393,14 @@ class Recorder:
     def flush(self) -> None:
         """Reads everything that was recorded, and returns when it is where it belongs."""
         with self._lock, unwatched():
-            before, self._reading = self._reading, True
+            before = self._reading, self._filling
+            self._reading = True
             try:
                 writes = self._taken()
                 with self._noticed():
                     self._read(writes)
             finally:
-                self._reading = before
+                self._reading, self._filling = before
             if threading.current_thread() is not threading.main_thread():
                 # Other threads' streams do not wait for this one's.
                 for device in {write.device for write in writes} - {"cpu"}:
@@ -410,6 +408,7 @@ class Recorder:
 
     def _taken(self) -> list[Write]:
         pending = list(self._pending.values())
+        self._filling |= self._places.keys()
         self._pending.clear()
         self._places.clear()
         self._written.clear()
@@ -470,7 +469,7 @@ class Recorder:
             _recording.discard(self)
             with self._lock:
                 self._active = False
-                self._reading = False
+                self._reading, self._filling = False, frozenset()
                 self._pending.clear()
                 self._places.clear()
                 self._written.clear()
@@ -496,6 +495,14 @@ class Recorder:
         if type(kept) is LazyTensor and getattr(kept, "_recorder", None) is self:
             become_real(kept)
 
+    def _forked(self) -> None:
+        """In a child of this process: another thread may have held the lock, and is not there to end what it read."""
+        self._lock = threading.RLock()
+        if self._filling:
+            self._reading, self._filling = False, frozenset()
+            cause = "the process was forked while another of its threads read weights, which are not filled here"
+            self._failed = self._failed or NotRecordableError(cause, cause=cause)
+
     def _tell(self, failure: BaseException) -> None:
         if self._sharing is not None:
             self._sharing.withdraw(failure)
@@ -514,6 +521,31 @@ class Recorder:
                         cause=cause,
                         remedy='Load this model with {"record": false}',
                     )
+
+
+def _settle_for(value: Any, recorders: list[Recorder]) -> None:
+    recorders = [recorder for recorder in recorders if recorder._places or recorder._filling]
+    if not recorders:
+        return
+    if isinstance(value, torch.Tensor):
+        if not isinstance(value, LazyTensor):
+            with unwatched():
+                memory = memory_of(value)
+                for recorder in recorders:
+                    if recorder.is_to_fill(memory) or _is_hidden(value, memory):
+                        with recorder._lock:
+                            recorder._settle(value)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for item in value:
+            _settle_for(item, recorders)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            _settle_for(item, recorders)
+
+
+def _is_hidden(tensor: torch.Tensor, memory: int) -> bool:
+    """Whether torch does not say where a tensor's elements are."""
+    return memory == 0 and tensor.numel() > 0 and not tensor.is_meta
 
 
 def _takes(memory: torch.Tensor, value: Value) -> bool:
@@ -538,3 +570,11 @@ def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
         return bool(torch.broadcast_shapes(shape, to) == to)  # type: ignore[no-untyped-call, unused-ignore]
     except RuntimeError:
         return False
+
+
+def _in_child() -> None:
+    for recorder in list(_recording):
+        recorder._forked()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -32,37 +32,12 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from penstock.patches import Replacement
+from penstock.recording.here import Watch, here, is_watched, others_watch
 from penstock.recording.kept import Kept
 from penstock.recording.lazy import DEEPCOPY, LazyTensor, become_real, has_lazy, in_place_of
 
 if TYPE_CHECKING:
     from penstock.recording.recorder import Recorder
-
-
-class Watch:
-    """A recorder for as long as it records, and nothing after that."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder: Recorder | None = recorder
-
-
-class _Here(threading.local):
-    def __init__(self) -> None:
-        self.watches: list[Watch] = []
-
-    def lasting(self) -> tuple[Watch, ...]:
-        return tuple(watch for watch in self.watches if watch.recorder is not None)
-
-
-_here = _Here()
-
-
-def is_watched(recorder: Recorder) -> bool:
-    """Whether what this thread does is seen by a recorder."""
-    for watch in _here.watches:  # noqa: SIM110 - asked at every call of torch
-        if watch.recorder is recorder:
-            return True
-    return False
 
 
 @contextmanager
@@ -83,17 +58,19 @@ def watched(recorder: Recorder) -> Iterator[None]:
 def _seen_by(watch: Watch) -> Iterator[None]:
     """What this thread does is seen."""
     # It may have come here by two replacements of ours, one above the other.
-    if watch.recorder is None or watch in _here.watches:
+    if watch.recorder is None or watch in here.watches:
         yield
         return
-    _here.watches.append(watch)
+    thread = threading.get_ident()
+    here.watches.append(watch)
     modes = _Modes(watch)
     try:
         yield
     finally:
-        if watch not in _here.watches:
+        if threading.get_ident() != thread:
             raise RuntimeError("a Recorder has to be left in the thread that entered it")
-        _here.watches.remove(watch)
+        # Gone already where its modes have ended before this: they outlived the recording.
+        here.watches = [other for other in here.watches if other is not watch]
         modes.leave()
 
 
@@ -122,9 +99,14 @@ class _Modes:
         self._functions.__enter__()  # type: ignore[no-untyped-call, unused-ignore]
         self._operators: Any = _Operators(watch, self)
         self._operators.__enter__()  # type: ignore[no-untyped-call, unused-ignore]
+        self._watch = watch
+        here.modes.append(self)
+
+    def is_on(self) -> bool:
+        return self._operators is not None
 
     def leave(self) -> None:
-        """Takes them off the stacks, where they are on top."""
+        """Takes them off the stacks of their thread, which this is, where they are on top."""
         operators: Any = _get_current_dispatch_mode()
         if self._operators is not None and operators is self._operators:
             self._operators.__exit__(None, None, None)
@@ -132,6 +114,10 @@ class _Modes:
         if self._functions is not None and _get_current_function_mode() is self._functions:  # type: ignore[no-untyped-call, unused-ignore]
             self._functions.__exit__(None, None, None)
             self._functions = None
+        if self._functions is self._operators is None:
+            here.modes = [modes for modes in here.modes if modes is not self]
+            # Of a recorder that was left in another thread.
+            here.watches = [watch for watch in here.watches if watch is not self._watch or watch.recorder is not None]
 
     def unwatched_call(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Calls a function of torch after the recording has ended."""
@@ -182,7 +168,7 @@ class _Functions(TorchFunctionMode):  # type: ignore[no-untyped-call, unused-ign
             if has_lazy(args[:1] if func is DEEPCOPY else args) or has_lazy(named):
                 # Setters, which look for subclasses in their first argument only.
                 return LazyTensor.__torch_function__(func, types, args, named)
-            if recorder.before(func, args, named) and _is_plain(args) and not _others_watch():
+            if recorder.before(func, args, named) and _is_plain(args) and not others_watch():
                 with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined, unused-ignore]
                     return func(*args, **named)
         return func(*args, **named)
@@ -225,11 +211,6 @@ _VIEWS = frozenset(
 """Operators that make a view, whatever the strides: they read no element. Composite ones such as reshape may copy."""
 
 
-def _others_watch() -> bool:
-    """Whether this thread has modes of others, which see operators."""
-    return bool(torch._C._len_torch_dispatch_stack() > len(_here.watches))  # type: ignore[attr-defined, unused-ignore]
-
-
 def _is_plain(args: tuple[Any, ...]) -> bool:
     """Whether the first argument is a tensor that no subclass's ``__torch_dispatch__`` stands for."""
     disabled = torch._C._disabled_torch_dispatch_impl  # type: ignore[attr-defined, unused-ignore]
@@ -242,7 +223,7 @@ _WORKER = getattr(concurrent.futures.thread, "_worker", object())
 def _start(original: Any) -> Any:
     @functools.wraps(original)
     def start(self: threading.Thread) -> None:
-        watches = _here.lasting()
+        watches = here.lasting()
         # Workers of pools outlive the recording: what is submitted to them is watched, task by task.
         if watches and getattr(self, "_target", None) is not _WORKER:
             run = self.run
@@ -261,7 +242,7 @@ def _start(original: Any) -> Any:
 def _submit(original: Any) -> Any:
     @functools.wraps(original)
     def submit(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        watches = _here.lasting()
+        watches = here.lasting()
         if not watches:
             return original(self, fn, *args, **kwargs)
         return original(self, _under, watches, functools.partial(fn, *args, **kwargs))
@@ -271,18 +252,11 @@ def _submit(original: Any) -> Any:
 
 def _new(original: Any) -> Any:
     @functools.wraps(original)
-    def new(cls: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return original(cls, in_place_of(data, _later), *args, **kwargs)
+    def new(cls: Any, *data: Any, **kwargs: Any) -> Any:
+        kwargs = {name: in_place_of(value, _later) for name, value in kwargs.items()}
+        return original(cls, *(in_place_of(value, _later) for value in data), **kwargs)
 
     return staticmethod(new)
-
-
-def _make_subclass(original: Any) -> Any:
-    @functools.wraps(original)
-    def make_subclass(cls: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(cls, in_place_of(data, _later), *args, **kwargs)
-
-    return staticmethod(make_subclass)
 
 
 def _as_subclass(original: Any) -> Any:
@@ -314,7 +288,7 @@ def _to_dlpack(original: Any) -> Any:
     def to_dlpack(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         tensor = in_place_of(tensor, lambda recorder, lazy: recorder.materialise(lazy, original, only_read=False))
         if isinstance(tensor, torch.Tensor):
-            for watch in _here.lasting():
+            for watch in here.lasting():
                 if watch.recorder is not None:
                     watch.recorder.expose(tensor)
         return original(tensor, *args, **kwargs)
@@ -337,7 +311,7 @@ _REPLACEMENTS: list[tuple[Any, Replacement]] = [
     (ThreadPoolExecutor, Replacement("concurrent.futures.ThreadPoolExecutor.submit", _submit)),
     (torch.nn.Parameter, Replacement("torch.nn.Parameter.__new__", _new)),
     (torch.nn.Buffer, Replacement("torch.nn.Buffer.__new__", _new)),
-    (torch.Tensor, Replacement("torch.Tensor._make_subclass", _make_subclass)),
+    (torch.Tensor, Replacement("torch.Tensor._make_subclass", _new)),
     (torch.Tensor, Replacement("torch.Tensor.as_subclass", _as_subclass)),
     (torch._C, Replacement("torch._C._swap_tensor_impl", _swap)),
     (torch._C, Replacement("torch._C._to_dlpack", _to_dlpack)),
