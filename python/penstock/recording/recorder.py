@@ -183,7 +183,10 @@ class Recorder:
         with unwatched():
             if not (has_version(memory) or torch.is_inference_mode_enabled()):
                 return False
-            memory = memory.detach()
+            written = memory
+            with torch.inference_mode(mode=False):
+                # Its version changes now, and not when it is filled.
+                memory = memory.data
             if not _takes(memory, value):
                 return False
             if memory.numel() == 0:
@@ -202,8 +205,8 @@ class Recorder:
             self._written.setdefault(place[0], {})[place] = number
             if before is None:
                 self._places.setdefault(place[0], Places()).add(memory)
-            if has_version(memory):
-                torch.autograd.graph.increment_version(memory)
+            if has_version(written):
+                torch.autograd.graph.increment_version(written)
             return True
 
     def _noted(self, place: Place, memory: torch.Tensor, value: Value) -> int:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 
-from penstock.frameworks.torch import has_version
 from penstock.parts import Part
 from penstock.recording.geometry import View
 from penstock.recording.sources import Source
@@ -50,8 +49,7 @@ class Write:
 
     def fill(self, packed: torch.Tensor) -> None:
         """Makes the copies, of the box."""
-        inference = not all(has_version(copy.memory) for copy in self.copies.values())
-        with torch.inference_mode(mode=inference), torch.no_grad():
+        with torch.inference_mode(mode=False), torch.no_grad():
             value = self.source.make(packed)
             for copy in self.copies.values():
                 copy.memory.copy_(copy.make(value))
