@@ -334,6 +334,34 @@ fn a_range_that_takes_far_longer_than_others_is_asked_for_again() {
 }
 
 #[test]
+fn what_a_request_took_back_is_not_left_over_what_the_other_brought() {
+    let ms = Duration::from_millis;
+    let too_much = Act::TooMuchOfAnother(500_000, ms(300));
+    let slow = Act::Drip(100_000, ms(60));
+    for faulty in faulty() {
+        let environment =
+            if faulty.name == "S3" { s3_environment(&faulty.server.url("")) } else { Environment::default() };
+        let mut patience = patience();
+        patience.hedge_after = ms(50);
+        let store = RemoteStore::new(environment, patience);
+        faulty.server.script(|_, _| Act::Serve);
+        let object = store.open(&faulty.location).unwrap();
+        for first_is_right in [false, true] {
+            for _ in 0..20 {
+                read(object.as_ref(), 1_000_000, 1_500_000).unwrap();
+            }
+            let (first, second) = if first_is_right { (&slow, &too_much) } else { (&too_much, &slow) };
+            let acts = [first.clone(), second.clone(), Act::StallAfter(0)];
+            faulty.server.script(move |_, n| acts.get(n).cloned().unwrap_or(Act::Serve));
+            let reading = Arc::clone(&object);
+            let (bytes, _) = soon(move || read(reading.as_ref(), 1_000_000, 1_500_000)).unwrap();
+            assert!(bytes == content(SIZE)[1_000_000..2_500_000], "{} {first_is_right}", faulty.name);
+            faulty.server.script(|_, _| Act::Serve);
+        }
+    }
+}
+
+#[test]
 fn answers_may_lead_elsewhere_on_the_web_only() {
     let elsewhere = Server::start(Source::default());
     let target = elsewhere.put("/there.safetensors", &content(SIZE));

@@ -84,6 +84,8 @@ pub enum Act {
     Drip(usize, Duration),
     /// The right head with a body of so many bytes, and a length to match.
     WrongLength(usize),
+    /// Zeros instead of the bytes, so many at once, the others and four too many after a pause.
+    TooMuchOfAnother(usize, Duration),
     /// A range that begins so many bytes later than asked.
     WrongRange(u64),
     /// Another version's name.
@@ -251,6 +253,7 @@ impl Shared {
                 }
             }
             Act::WrongLength(length) => answer.body.resize(length, 0xEE),
+            Act::TooMuchOfAnother(..) => answer.body = vec![0; answer.body.len() + 4],
             _ => {}
         }
         if !is_head {
@@ -276,6 +279,11 @@ impl Shared {
                 // Until the client has had enough.
                 let _ = stream.read(&mut [0]);
                 return Ok(false);
+            }
+            Act::TooMuchOfAnother(bytes, pause) => {
+                stream.write_all(&body[..bytes])?;
+                std::thread::sleep(pause);
+                stream.write_all(&body[bytes..])?;
             }
             Act::Drip(bytes, pause) => {
                 for piece in body.chunks(bytes) {

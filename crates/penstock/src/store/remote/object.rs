@@ -48,41 +48,46 @@ impl RemoteObject {
     /// the same bytes to the same places, so neither can do the other any harm.
     fn fetch(&self, range: Range<u64>, lane: &mut Lane, write: impl FnMut(u64, &[u8])) -> Result<()> {
         let (tally, reached, hedged) = (Tally::default(), Cell::new(range.start), Cell::new(false));
-        let write = RefCell::new(write);
+        let (write, taken_back) = (RefCell::new(write), Cell::new(false));
         let put = |offset, bytes: &[u8]| {
             (write.borrow_mut())(offset, bytes);
             add(&tally.bytes, bytes.len() as u64);
+            taken_back.set(taken_back.get() || bytes.is_empty());
+        };
+        let put_first = |offset, bytes: &[u8]| {
+            put(offset, bytes);
+            reached.set(offset + bytes.len() as u64);
         };
         let began = Instant::now();
         let work = async {
-            let first = self.bring(range.clone(), &tally, |offset, bytes| {
-                put(offset, bytes);
-                reached.set(offset + bytes.len() as u64);
-            });
-            let second = async {
-                let _hedge = self.until_slow(began).await;
-                hedged.set(true);
-                // More than once only where the first takes back what it had brought.
-                let mut end = range.end;
-                while reached.get() < end {
-                    let begin = reached.get();
-                    self.bring(begin..end, &tally, put).await?;
-                    end = begin;
+            let done = {
+                let first = self.bring(range.clone(), &tally, put_first);
+                let second = async {
+                    let _hedge = self.until_slow(began).await;
+                    hedged.set(true);
+                    self.bring(reached.get()..range.end, &tally, put).await
+                };
+                tokio::pin!(first, second);
+                // Where one gives up the other goes on. What the first says of it counts.
+                tokio::select! {
+                    biased;
+                    done = &mut first => match done {
+                        Err(error) if hedged.get() => second.await.map_err(|_| error),
+                        done => done,
+                    },
+                    done = &mut second => match done {
+                        Err(_) => first.await,
+                        done => done,
+                    },
                 }
-                Ok(())
             };
-            tokio::pin!(first, second);
-            // Where one gives up the other goes on. What the first says of it counts.
-            tokio::select! {
-                biased;
-                done = &mut first => match done {
-                    Err(error) if hedged.get() => second.await.map_err(|_| error),
-                    done => done,
-                },
-                done = &mut second => match done {
-                    Err(_) => first.await,
-                    done => done,
-                },
+            match done {
+                // What one took back may lie over what the other had brought.
+                Ok(()) if hedged.get() && taken_back.get() => {
+                    reached.set(range.start);
+                    self.bring(range.clone(), &tally, put_first).await
+                }
+                done => done,
             }
         };
         let done = self.course.block_on(work, |done| done.is_ok() && !hedged.get());

@@ -10,7 +10,7 @@
 
 use super::address::{Address, Provider};
 use super::environment::Environment;
-use super::hub::is_hub;
+use super::hub::{DEFAULT_ENDPOINT, is_hub};
 use crate::closest::closest;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -209,6 +209,9 @@ const HUB_IDENTITY: [&str; 3] = [HUB_TOKEN, HUB_ANONYMOUS, "HUGGING_FACE_HUB_TOK
 
 /// Variables that name a profile.
 const PROFILES: [&str; 2] = ["AWS_PROFILE", "AWS_DEFAULT_PROFILE"];
+/// Variables that name who asks, and do not prove it.
+const AZURE_NAMES: [&str; 4] =
+    ["AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_STORAGE_TENANT_ID", "AZURE_STORAGE_CLIENT_ID"];
 /// Variables that are on or off.
 const SWITCHES: [&str; 6] = [
     AWS_ANONYMOUS,
@@ -256,15 +259,19 @@ fn anonymous(provider: Provider) -> Option<&'static str> {
 
 /// The option by which nobody asks, though none says so in words: an empty key or token, where no other option says who
 /// does; and another hub than the environment's, as a token is of one hub.
-fn nobody(provider: Provider, set: &[Set], empty: &[Set]) -> Option<String> {
+fn nobody(environment: &Environment, provider: Provider, set: &[Set], empty: &[Set]) -> Option<String> {
     let who = identity(provider);
     if set.iter().any(|(name, ..)| who.contains(&name.as_str())) {
         return None;
     }
-    // A switch without a word says nothing, and without a profile's name there is the default one.
-    let says = |name: &str| who.contains(&name) && !SWITCHES.contains(&name) && !PROFILES.contains(&name);
-    let none = empty.iter().find(|(name, ..)| says(name));
-    let elsewhere = set.iter().find(|(name, ..)| name == HUB_ENDPOINT);
+    // A switch without a word says nothing, nor does a name without what proves it; without a profile's name there is the
+    // default one.
+    let says_nothing =
+        |name: &str| SWITCHES.contains(&name) || PROFILES.contains(&name) || AZURE_NAMES.contains(&name);
+    let none = empty.iter().find(|(name, ..)| who.contains(&name.as_str()) && !says_nothing(name));
+    let hub = |endpoint: &str| endpoint.trim().trim_end_matches('/').to_owned();
+    let ours = hub(environment.get(&[HUB_ENDPOINT]).unwrap_or(DEFAULT_ENDPOINT));
+    let elsewhere = set.iter().find(|(name, endpoint, _)| name == HUB_ENDPOINT && hub(endpoint) != ours);
     none.or(elsewhere).map(|(_, _, option)| option.clone())
 }
 
@@ -275,6 +282,15 @@ fn replaced(provider: Provider, set: &[Set], empty: &[Set]) -> Vec<&'static str>
     let mut hidden: Vec<&'static str> = Vec::new();
     if has(identity(provider)) {
         hidden.extend(identity(provider));
+    }
+    let is_off =
+        |value: &str| ["false", "0", "no", "off"].iter().any(|word| value.trim().eq_ignore_ascii_case(word));
+    if provider == Provider::Hub
+        && !has(&[HUB_TOKEN])
+        && set.iter().any(|(name, value, _)| name == HUB_ANONYMOUS && is_off(value))
+    {
+        // `token=True` of huggingface_hub: whatever token there is, and a variable's before the one that is saved.
+        hidden.retain(|name| *name == HUB_ANONYMOUS);
     }
     if provider == Provider::S3 && (has(&[KEY]) || is_in(empty, &[KEY, SECRET, SESSION])) {
         // The profile goes on to say where things are; who asks is said by the key.
@@ -400,7 +416,7 @@ fn laid_over(environment: &Environment, of: Provider, options: &[(String, String
     }
     // What is given empty says that there is none, and undoes nothing that the environment switched off.
     let (empty, mut set): (Vec<_>, Vec<_>) = set.into_iter().partition(|(_, value, _)| value.is_empty());
-    if let (Some(option), Some(variable)) = (nobody(of, &set, &empty), anonymous(of)) {
+    if let (Some(option), Some(variable)) = (nobody(environment, of, &set, &empty), anonymous(of)) {
         set.push((variable.to_owned(), "true".to_owned(), option));
     }
     let hidden = replaced(of, &set, &empty);
@@ -509,6 +525,32 @@ mod tests {
         // A hub's token is not shown to another hub, wherever it is from.
         let given = with(&[(HUB_TOKEN, "old")], &[("endpoint", "https://mirror")], "hf://o/n").unwrap();
         assert_eq!((got(&given, HUB_TOKEN), given.is_set(&[HUB_ANONYMOUS])), (None, true));
+        // The same hub may be named.
+        for (of_environment, endpoint) in [
+            (&[(HUB_TOKEN, "old")][..], "https://huggingface.co/"),
+            (&[(HUB_TOKEN, "old"), (HUB_ENDPOINT, "https://mirror/")], "https://mirror"),
+        ] {
+            let given = with(of_environment, &[("endpoint", endpoint)], "hf://o/n").unwrap();
+            assert_eq!(
+                (got(&given, HUB_TOKEN).as_deref(), given.is_set(&[HUB_ANONYMOUS])),
+                (Some("old"), false)
+            );
+        }
+        // Whoever says that somebody asks means the token that there is.
+        for option in [("token", "true"), ("anon", "False")] {
+            let environment = [(HUB_TOKEN, "old"), (HUB_ANONYMOUS, "1")];
+            let given = with(&environment, &[option], "hf://o/n").unwrap();
+            assert_eq!(
+                (got(&given, HUB_TOKEN).as_deref(), given.is_set(&[HUB_ANONYMOUS])),
+                (Some("old"), false)
+            );
+        }
+        // A name proves nothing, and an empty one says nothing.
+        for option in ["tenant_id", "client_id"] {
+            let given = with(&[("AZURE_STORAGE_KEY", "old")], &[(option, "")], "az://c/k").unwrap();
+            let key = got(&given, "AZURE_STORAGE_KEY");
+            assert_eq!((key.as_deref(), given.is_set(&[AZURE_ANONYMOUS])), (Some("old"), false));
+        }
         let given = with(&[], &[("endpoint", "https://mirror"), ("token", "new")], "hf://o/n").unwrap();
         assert_eq!((got(&given, HUB_TOKEN).as_deref(), given.is_set(&[HUB_ANONYMOUS])), (Some("new"), false));
     }

@@ -51,6 +51,7 @@ use settings::Settings;
 pub(in crate::store) use address::is_hub;
 pub(super) use page::refuse_page;
 pub(super) use refusal::refused;
+pub(super) use settings::DEFAULT_ENDPOINT;
 
 /// A repository's kind and name, and a revision of it.
 type Named = (Kind, String, String);

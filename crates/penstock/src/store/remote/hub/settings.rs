@@ -8,7 +8,7 @@ use crate::store::location::{is_doubtful_setting, shown_setting};
 use crate::store::remote::environment::Environment;
 use crate::store::remote::options::HUB_ANONYMOUS;
 
-const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
+pub(in crate::store::remote) const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 
 /// How the hub is reached. It has no `Debug` form: it holds the token.
 #[derive(Clone, PartialEq, Eq)]
