@@ -28,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import common
 
 import penstock
-from penstock.recording import Peers, Recorder, Sharing
+from penstock.distributed import Peers, Sharing
+from penstock.recording import Recorder
 
 HIDDEN, INNER, KEYS = 4096, 14336, 1024
 ROWS = {"q_proj": (HIDDEN, HIDDEN), "k_proj": (KEYS, HIDDEN), "v_proj": (KEYS, HIDDEN), "gate_proj": (INNER, HIDDEN)}

@@ -23,7 +23,8 @@ import torch
 from torch import distributed
 
 import penstock
-from penstock.recording import Peers, Recorder, Sharing, exchange, shares, sharing
+from penstock.distributed import Peers, Sharing, exchange, shares, sharing
+from penstock.recording import Recorder
 
 
 def memory_of(checkpoint: penstock.Checkpoint, rank: int, ranks: int) -> tuple[dict[str, torch.Tensor], Any]:

@@ -22,8 +22,8 @@ torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
     pytest.skip("this torch has no torch.distributed", allow_module_level=True)
 
-from penstock.recording import relay, shares
-from penstock.recording.shares import Box, Stored, common, plan, volume
+from penstock.distributed import relay, shares
+from penstock.distributed.shares import Box, Stored, common, plan, volume
 from ranks import memory_of, sums_of
 
 # The plan

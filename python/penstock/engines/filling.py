@@ -16,8 +16,9 @@ import torch
 
 from penstock._native import shown
 from penstock.checkpoint import Checkpoint
+from penstock.distributed import Sharing
 from penstock.errors import FormatError
-from penstock.recording import Recorder, Sharing, Statistics
+from penstock.recording import Recorder, Statistics
 from penstock.recording.verifying import verify_equal
 
 Pairs = Iterator[tuple[str, torch.Tensor]]

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 from typing import Any, Protocol
 
+from penstock.distributed import Peers, Sharing
 from penstock.engines.filling import in_short
 from penstock.engines.options import Options
-from penstock.recording import Peers, Sharing
 
 
 class Group(Protocol):

@@ -33,11 +33,10 @@ from penstock.recording.here import is_watched
 from penstock.recording.kept import Kept
 from penstock.recording.lazy import LazyTensor, Memory, NotRecordableError, become_real, empty_for, name_of, unwatched
 from penstock.recording.places import Places, has_no_overlap, memory_of, place_of
-from penstock.recording.sharing import Sharing
 from penstock.recording.sources import Computed, Stored, Value, computed
 from penstock.recording.statistics import Statistics
 from penstock.recording.watching import replaced, watched
-from penstock.recording.writes import Copy, Place, Write
+from penstock.recording.writes import Copy, Place, Sharing, Write
 
 logger = logging.getLogger(__name__)
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
 from penstock.parts import Part
 from penstock.recording.geometry import View
 from penstock.recording.sources import Source
+
+if TYPE_CHECKING:
+    from penstock._native import Config
+    from penstock.checkpoint import Checkpoint
+    from penstock.progress import ProgressOption
+    from penstock.recording.statistics import Statistics
 
 
 class Copy(NamedTuple):
@@ -53,3 +59,23 @@ class Write:
             value = self.source.make(packed)
             for copy in self.copies.values():
                 copy.memory.copy_(copy.make(value))
+
+
+class Sharing(Protocol):
+    """What a recorder asks of ranks that read together (``penstock.distributed.Sharing``)."""
+
+    def read(
+        self,
+        checkpoints: Sequence[Checkpoint],
+        writes: Sequence[Write],
+        device: torch.device,
+        statistics: Statistics,
+        alone: Callable[..., None],
+        *,
+        progress: ProgressOption,
+        config: Config | None,
+    ) -> None:
+        """Reads ``writes``, which are all that is left to read; ``alone`` reads some of them without the others."""
+
+    def withdraw(self, why: str | BaseException) -> None:
+        """Tells the other ranks that this one reads for itself, if they were not told anything yet."""

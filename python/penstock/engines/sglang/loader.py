@@ -31,6 +31,7 @@ from sglang.srt.runtime_context import get_exec, get_model
 
 import penstock
 from penstock._native import shown
+from penstock.distributed import Sharing
 from penstock.engines import ranks
 from penstock.engines.files import is_url
 from penstock.engines.filling import (
@@ -48,7 +49,7 @@ from penstock.engines.sglang import PLUGIN
 from penstock.engines.sglang.stores import small_files_of
 from penstock.engines.small_files import joined
 from penstock.errors import ConfigError, ObjectNotFoundError
-from penstock.recording import Recorder, Sharing, Statistics, copy_state
+from penstock.recording import Recorder, Statistics, copy_state
 
 logger = logging.getLogger(__name__)
 

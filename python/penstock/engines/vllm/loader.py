@@ -36,6 +36,7 @@ from vllm.model_executor.model_loader.weight_utils import enable_tqdm
 from vllm.platforms import current_platform
 
 import penstock
+from penstock.distributed import Sharing
 from penstock.engines import ranks
 from penstock.engines.filling import (
     Weights,
@@ -51,7 +52,7 @@ from penstock.engines.vllm import FORMAT, PLUGIN
 from penstock.engines.vllm.options import Options
 from penstock.engines.vllm.stores import install, is_url
 from penstock.errors import ConfigError
-from penstock.recording import Recorder, Sharing, Statistics, copy_state
+from penstock.recording import Recorder, Statistics, copy_state
 
 # Under vLLM's own name, so that vLLM's handlers show what is logged.
 logger = init_logger("vllm.penstock")

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import distributed
 
+from penstock.distributed import Peers
 from penstock.errors import PeerError
-from penstock.recording import Peers
 from runai_model_streamer import _penstock
 
 logger = logging.getLogger(__name__)

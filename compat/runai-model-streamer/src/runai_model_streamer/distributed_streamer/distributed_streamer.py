@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
+from penstock.distributed import Relay, Source
+from penstock.distributed.relay import MEMORY_BYTES
 from penstock.engines.filling import in_short
 from penstock.errors import PenstockError
-from penstock.recording import Relay, Source
-from penstock.recording.relay import MEMORY_BYTES
 from runai_model_streamer import _penstock
 from runai_model_streamer.distributed_streamer import _ranks
 from runai_model_streamer.file_streamer.file_streamer import FileStreamer, failing

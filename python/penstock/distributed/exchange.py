@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from penstock.distributed.peers import Peers
+from penstock.distributed.shares import Box, Key, Shares, Stored, Unit, common, volume
 from penstock.parts import Part
-from penstock.recording.peers import Peers
-from penstock.recording.shares import Box, Key, Shares, Stored, Unit, common, volume
 
 _ALIGN = 8
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}

@@ -27,12 +27,12 @@ import torch
 
 from penstock._native import Config, LoadStats
 from penstock.checkpoint import Checkpoint
+from penstock.distributed.beside import Beside
+from penstock.distributed.peers import Peers
 from penstock.errors import PeerError
 from penstock.frameworks.torch import Torch
 from penstock.parts import Part, load_parts
 from penstock.progress import teller
-from penstock.recording.beside import Beside
-from penstock.recording.peers import Peers
 
 MEMORY_BYTES = 320 << 20
 """Shares of three rounds, which are read, waited for and given, and a round that comes."""

@@ -13,18 +13,19 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock._native import Config
 from penstock.checkpoint import Checkpoint
+from penstock.distributed.beside import Beside
+from penstock.distributed.exchange import Exchange, Piece, Wanted
+from penstock.distributed.peers import Peers
+from penstock.distributed.shares import Box, Key, Stored, plan, volume
 from penstock.frameworks.torch import DTYPES
 from penstock.parts import Part, load_parts
 from penstock.progress import Progress, ProgressOption, teller
-from penstock.recording.beside import Beside
-from penstock.recording.exchange import Exchange, Piece, Wanted
-from penstock.recording.peers import Peers
-from penstock.recording.shares import Box, Key, Stored, plan, volume
 from penstock.recording.statistics import Statistics
+from penstock.recording.writes import Write
 
 if TYPE_CHECKING:
     import torch
@@ -49,19 +50,6 @@ class Proposal(NamedTuple):
     is_dear: bool
     """Whether this rank wants tensors to be shared."""
     wants: dict[Key, list[Box]]
-
-
-class Write(Protocol):
-    """A part that is to be read."""
-
-    @property
-    def checkpoint(self) -> Checkpoint: ...
-    @property
-    def part(self) -> Part: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def nbytes(self) -> int: ...
 
 
 class _Common:
