@@ -1,4 +1,4 @@
-"""transformers' ``from_pretrained`` as it is, within ``patch_safetensors``, and through ``penstock.engines``.
+"""transformers' ``from_pretrained`` as it is, within ``patch_safetensors``, and through ``penstock.integrations``.
 
     python benchmarks/engines.py DIRECTORY --output X.json                       # 8.2 GB of random weights, cuda:0
     python benchmarks/engines.py DIRECTORY --output X.json --gb 16 --states warm --rounds 5

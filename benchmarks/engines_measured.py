@@ -29,7 +29,7 @@ def loader_of(name: str) -> Callable[[str, str, Any], Any]:
     import transformers.models.llama.modeling_llama
 
     if name in {"penstock", "mapped"}:
-        from penstock.engines.transformers import from_pretrained
+        from penstock.integrations.transformers import from_pretrained
 
         options = {"mmap": True} if name == "mapped" else {}
         return lambda model, device, dtype: from_pretrained("auto", model, device=device, dtype=dtype, **options)

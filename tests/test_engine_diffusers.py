@@ -17,9 +17,8 @@ torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
-from penstock.engines import arguments
-from penstock.engines import diffusers as engine
-from penstock.engines.diffusers import from_pretrained, from_single_file, load_lora_weights
+from penstock.integrations.diffusers import arguments, from_pretrained, from_single_file, load_lora_weights
+from penstock.integrations.diffusers import pipelines as engine
 from tiny_models import QUIET, assert_same_model, bits, randomise
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)

@@ -13,7 +13,7 @@ import penstock
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
-from penstock.engines.transformers import from_pretrained
+from penstock.integrations.transformers import from_pretrained
 from tiny_models import QUIET, randomise, saved
 
 pytestmark = [
@@ -76,8 +76,8 @@ def test_a_mixture_of_experts(tmp_path: Path) -> None:
 def test_a_pipeline(tmp_path: Path) -> None:
     diffusers = pytest.importorskip("diffusers")
     import test_engine_diffusers as tiny
-    from penstock.engines import arguments
-    from penstock.engines import diffusers as engine
+    from penstock.integrations.diffusers import arguments
+    from penstock.integrations.diffusers import pipelines as engine
 
     randomise(tiny.wan()).save_pretrained(tmp_path / "wan")
     ours = engine.from_pretrained(
@@ -91,7 +91,7 @@ def test_a_pipeline(tmp_path: Path) -> None:
 def test_an_adapter(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     import test_engine_peft as tiny
-    from penstock.engines.peft import from_pretrained as adapted
+    from penstock.integrations.peft import from_pretrained as adapted
 
     path = tiny.saved("lora", tmp_path / "a")
     ours = adapted(tiny.base().to(DEVICE), path)

@@ -32,7 +32,7 @@ def fetched(server: Hub, tmp_path: Path) -> Fetched:
     """Runs code in a process with an empty cache; gives the names of all files that are in there then."""
 
     def run(code: str, fails: str | None = None, **environment: str) -> set[str]:
-        script = f"from penstock.engines.files import local_files, locate, open_weights\n{code}"
+        script = f"from penstock.integrations.shared.files import local_files, locate, open_weights\n{code}"
         own = {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
         done = subprocess.run(
             [sys.executable, "-c", script],

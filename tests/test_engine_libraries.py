@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from conftest import Raw, raw_bytes, write_raw
-from penstock.engines import libraries
+from penstock import optional as libraries
 
 ENGINES = {
     "transformers": ("transformers", "from_pretrained('auto', 'm')"),
@@ -25,14 +25,15 @@ def test_an_engine_without_its_library_says_what_to_install(engine: str) -> None
     library, call = ENGINES[engine]
     code = (
         f"import sys; sys.modules[{library!r}] = None\n"
-        f"from penstock.engines import {engine}\nimport penstock\n"
+        f"from penstock.integrations import {engine}\nimport penstock\n"
         f"try:\n    {engine}.{call}\n"
         "except penstock.MissingDependencyError as error:\n    print(error, '|', error.remedy)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     remedy = rf"pip install '{library}>=[\d.]+'"
     sentence = (
-        rf"penstock\.engines\.{engine} needs the package '{library}', which is not installed\. Install it: {remedy}"
+        rf"penstock\.integrations\.{engine} needs the package '{library}', "
+        rf"which is not installed\. Install it: {remedy}"
     )
     assert re.fullmatch(rf"{sentence} \| {remedy}\n", done.stdout)
     assert done.stderr == ""
@@ -61,7 +62,7 @@ def test_models_without_torch_say_what_to_install(tmp_path: Path, call: str, by:
 
 def test_importing_an_engine_imports_no_library() -> None:
     names = [*ENGINES, "torch", "accelerate", "safetensors", "huggingface_hub"]
-    code = "import sys\n" + "".join(f"import penstock.engines.{engine}\n" for engine in ENGINES)
+    code = "import sys\n" + "".join(f"import penstock.integrations.{engine}\n" for engine in ENGINES)
     code += f"print([name for name in {names!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
@@ -71,7 +72,7 @@ def test_one_that_is_too_old_is_named_with_what_is_needed(monkeypatch: pytest.Mo
     pytest.importorskip("safetensors")
     monkeypatch.setattr(libraries.importlib.metadata, "version", lambda _: "0.3.9")
     with pytest.raises(penstock.MissingDependencyError, match=r"needs safetensors>=0\.4; version 0\.3\.9 is installed"):
-        libraries.required("safetensors", by="penstock.engines.x")
+        libraries.required("safetensors", by="penstock.integrations.x")
 
 
 def test_one_that_is_newer_than_any_that_was_tried_is_used_with_one_warning(
@@ -81,12 +82,12 @@ def test_one_that_is_newer_than_any_that_was_tried_is_used_with_one_warning(
     monkeypatch.setattr(libraries.importlib.metadata, "version", lambda _: "9.0.1rc1")
     monkeypatch.setattr(libraries, "_warned", set())
     for _ in range(2):
-        libraries.required("safetensors", by="penstock.engines.x")
+        libraries.required("safetensors", by="penstock.integrations.x")
     (record,) = caplog.records
     assert "safetensors 9.0.1 is newer than what this Penstock was tried with (up to 0.8)" in record.getMessage()
     # A later version of the same major number is nothing to speak of.
     monkeypatch.setattr(libraries.importlib.metadata, "version", lambda _: "0.99")
-    libraries.required("safetensors", by="penstock.engines.x")
+    libraries.required("safetensors", by="penstock.integrations.x")
     assert len(caplog.records) == 1
 
 

@@ -13,7 +13,7 @@ import penstock
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
-from penstock.engines.peft import from_pretrained, load_adapter
+from penstock.integrations.peft import from_pretrained, load_adapter
 from tiny_models import QUIET, assert_same_model, randomise
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)

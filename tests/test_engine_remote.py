@@ -17,8 +17,8 @@ import servers
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
-from penstock.engines import small_files
-from penstock.engines.files import local_files
+from penstock.integrations.shared import small_files
+from penstock.integrations.shared.files import local_files
 from tiny_models import QUIET, assert_same_model, randomise
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)
@@ -54,7 +54,7 @@ def llama() -> Any:
 
 @pytest.mark.parametrize("size", ["20KB", "5GB"])
 def test_transformers(remote: servers.Remote, tmp_path: Path, size: str) -> None:
-    from penstock.engines.transformers import from_pretrained
+    from penstock.integrations.transformers import from_pretrained
 
     model = randomise(llama())
     model.generation_config.temperature, model.generation_config.do_sample = 0.25, True
@@ -86,7 +86,7 @@ def test_diffusers_and_lora(remote: servers.Remote, tmp_path: Path) -> None:
     diffusers = pytest.importorskip("diffusers")
     peft = pytest.importorskip("peft")
     import test_engine_diffusers as tiny
-    from penstock.engines.diffusers import from_pretrained, from_single_file, load_lora_weights
+    from penstock.integrations.diffusers import from_pretrained, from_single_file, load_lora_weights
 
     made = diffusers.StableDiffusionPipeline(
         vae=randomise(tiny.vae()),
@@ -125,7 +125,7 @@ def test_diffusers_and_lora(remote: servers.Remote, tmp_path: Path) -> None:
 
 def test_peft(remote: servers.Remote, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
-    from penstock.engines.peft import from_pretrained
+    from penstock.integrations.peft import from_pretrained
 
     made = peft.get_peft_model(llama(), peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
     made.save_pretrained(tmp_path / "a")
@@ -150,7 +150,7 @@ def test_safetensors_within_a_patch(remote: servers.Remote, tmp_path: Path) -> N
 def test_small_files_go_when_the_process_that_fetched_them_does(remote: servers.Remote, tmp_path: Path) -> None:
     remote.put("small/config.json", b'{"a": 1}')  # type: ignore[operator]
     code = (
-        "import os, sys\nfrom penstock.engines.files import local_files\n"
+        "import os, sys\nfrom penstock.integrations.shared.files import local_files\n"
         "directory = local_files(sys.argv[1])\n"
         "if not (child := os.fork()): sys.exit()\n"
         "os.waitpid(child, 0)\n"  # a child that ends takes nothing with it

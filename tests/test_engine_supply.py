@@ -17,11 +17,11 @@ import penstock
 from conftest import Raw, assert_bits, raw_bytes, write_raw
 
 torch = pytest.importorskip("torch")
-from penstock.engines.lazy import LazyTensor
-from penstock.engines.supply import Supply, natural, one_group, small_groups
-from penstock.engines.together import Together
 from penstock.frameworks.streams import as_here
-from penstock.read_ahead import ReadAhead
+from penstock.integrations.diffusers.together import Together
+from penstock.integrations.safetensors.read_ahead import ReadAhead
+from penstock.integrations.transformers.lazy import LazyTensor
+from penstock.integrations.transformers.supply import Supply, natural, one_group, small_groups
 
 TENSORS = {
     f"layer.{i}.{part}": Raw("F16", (64, 50 + i), raw_bytes("F16", (64, 50 + i), 7 * i + j))
@@ -243,7 +243,7 @@ def test_components_whose_thread_cannot_work_as_its_caller_fail_instead_of_waiti
     def fail() -> None:
         raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr("penstock.engines.together.as_here", lambda work: fail)
+    monkeypatch.setattr("penstock.integrations.diffusers.together.as_here", lambda work: fail)
     together = Together(None)
     done = together.also(lambda: None)
     with together:

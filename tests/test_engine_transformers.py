@@ -17,9 +17,8 @@ from conftest import Remains, python_threads
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
-from penstock import patching
-from penstock.engines import reservation, supply
-from penstock.engines.transformers import from_pretrained
+from penstock.integrations.safetensors import patching
+from penstock.integrations.transformers import from_pretrained, reservation, supply
 from tiny_models import QUIET, addresses, assert_same_model, randomise, saved
 
 pytestmark = [pytest.mark.filterwarnings(*QUIET), pytest.mark.filterwarnings("ignore::ResourceWarning")]
@@ -426,7 +425,7 @@ def test_an_adapter_beside_a_model_is_put_on_it_under_the_name_that_is_asked_for
 
 def test_an_adapter_that_names_no_model_says_so(tmp_path: Path) -> None:
     base = saved(randomise(llama(num_hidden_layers=1)), tmp_path / "m")
-    with pytest.raises(penstock.ConfigError, match=r"engines\.peft"):
+    with pytest.raises(penstock.ConfigError, match=r"integrations\.peft"):
         from_pretrained("auto", adapter(tmp_path / "a", base, None))
 
 

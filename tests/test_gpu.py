@@ -16,8 +16,8 @@ import penstock
 from conftest import BITS, Raw, Remains, assert_bits, drop_cache, raw_bytes, write_raw
 
 torch = pytest.importorskip("torch")
-from penstock.engines.supply import Supply, one_group
 from penstock.frameworks.streams import as_here
+from penstock.integrations.transformers.supply import Supply, one_group
 
 pytestmark = [
     pytest.mark.gpu,

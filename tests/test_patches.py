@@ -229,7 +229,7 @@ def test_a_plugin_imports_nothing_of_its_engine_while_it_is_turned_off(
 ) -> None:
     import importlib
 
-    plugin = importlib.import_module(f"penstock.engines.{engine}")
+    plugin = importlib.import_module(f"penstock.integrations.{engine}")
     monkeypatch.setenv("PENSTOCK_DISABLE", "1")
     caplog.set_level(logging.DEBUG)
     plugin.register()

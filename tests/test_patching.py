@@ -15,8 +15,8 @@ import pytest
 
 import penstock
 from conftest import Raw, as_bytes, assert_bits, drop_cache, raw_bytes, write_raw
-from penstock import read_ahead
-from penstock.read_ahead import ReadAhead
+from penstock.integrations.safetensors import read_ahead
+from penstock.integrations.safetensors.read_ahead import ReadAhead
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
@@ -50,7 +50,7 @@ def library() -> Iterator[types.ModuleType]:
 
 
 def is_ours(function: Any) -> bool:
-    return function.__module__ == "penstock.patching"
+    return function.__module__ == "penstock.integrations.safetensors.patching"
 
 
 def test_every_name_is_replaced_and_put_back(library: types.ModuleType) -> None:
@@ -211,7 +211,7 @@ def test_a_block_that_is_never_left_lasts_and_ends_in_silence(mixed: tuple[Path,
     )
     command = [sys.executable, "-c", code, str(mixed[0])]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
-    assert (done.stdout.strip(), done.stderr, done.returncode) == ("penstock.patching", "", 0)
+    assert (done.stdout.strip(), done.stderr, done.returncode) == ("penstock.integrations.safetensors.patching", "", 0)
 
 
 def test_headers_are_read_where_there_is_no_such_gpu(mixed: tuple[Path, dict[str, torch.Tensor]]) -> None:
@@ -380,7 +380,7 @@ def test_taking_tensors_one_by_one_reads_ahead(mixed: Any, monkeypatch: pytest.M
         made.append(Noted(*arguments, 1 << 20))
         return made[-1]
 
-    monkeypatch.setattr("penstock.patching.ReadAhead", note)
+    monkeypatch.setattr("penstock.integrations.safetensors.patching.ReadAhead", note)
     with penstock.patch_safetensors(), safe_open(path, framework="pt") as file:
         for name in file.offset_keys():
             file.get_tensor(name)

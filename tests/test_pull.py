@@ -203,7 +203,7 @@ def test_a_directory_that_cannot_be_made_is_told(bucket: servers.Remote, tmp_pat
 
 
 def test_engines_list_and_pull_by_the_same_means(bucket: servers.Remote, tmp_path: Path) -> None:
-    from penstock.engines import objects
+    from penstock.integrations.shared import objects
 
     where, to = f"{bucket.root}/model/", tmp_path / "to"
     names = ["a.safetensors", "b[1].safetensors", "config.json"]
@@ -234,7 +234,7 @@ def test_a_key_with_an_empty_part_hides_no_others(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not with versitygw, which keeps objects in a file system, which has no such names."""
-    from penstock.engines import objects
+    from penstock.integrations.shared import objects
 
     with servers.ALL[kind](tmp_path) as remote:
         for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "STORAGE_EMULATOR"))]:

@@ -24,7 +24,7 @@ import numpy as np
 from torch import nn
 from torch.utils.dlpack import to_dlpack
 
-from penstock.engines.filling import Weights, fill
+from penstock.integrations.shared.filling import Weights, fill
 from penstock.recording import Recorder, VerificationError, at_once, copy_state, differing, verify_equal
 from programs.compare import Runner, described, make
 from programs.language import Capsule

@@ -13,7 +13,7 @@ import pytest
 import penstock
 import servers
 from penstock import _native
-from penstock.engines import files, objects, small_files
+from penstock.integrations.shared import files, objects, small_files
 from services import service
 
 SECRET = "SENTINEL7"  # noqa: S105 - it is looked for

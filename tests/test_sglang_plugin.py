@@ -11,8 +11,9 @@ import sys
 import pytest
 
 import penstock
-from penstock.engines import plugin, sglang
-from penstock.engines.options import Options
+from penstock.integrations import sglang
+from penstock.integrations.shared import plugin
+from penstock.integrations.shared.options import Options
 
 
 @pytest.fixture
@@ -74,7 +75,9 @@ def test_the_numbers_of_a_version_are_read_from_its_beginning(monkeypatch: pytes
 
 
 def test_importing_the_plugin_imports_neither_engine_nor_torch() -> None:
-    code = "import sys, penstock.engines.sglang\nprint([name for name in ('sglang', 'torch') if name in sys.modules])"
+    code = (
+        "import sys, penstock.integrations.sglang\nprint([name for name in ('sglang', 'torch') if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.engines.small_files import fetch
+from penstock.integrations.shared.small_files import fetch
 
 ABSENT_FOR_S3 = (403, b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>")
 """What S3 answers for a key that does not exist, to those who may not list the bucket."""

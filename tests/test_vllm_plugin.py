@@ -9,8 +9,9 @@ import sys
 import pytest
 
 import penstock
-from penstock.engines import plugin, vllm
-from penstock.engines.vllm.options import Options
+from penstock.integrations import vllm
+from penstock.integrations.shared import plugin
+from penstock.integrations.vllm.options import Options
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def version(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -
         # As if it could not be imported, whatever there is.
         monkeypatch.setitem(sys.modules, "vllm", None)
         for name in ("loader", "stores"):
-            monkeypatch.delitem(sys.modules, f"penstock.engines.vllm.{name}", raising=False)
+            monkeypatch.delitem(sys.modules, f"penstock.integrations.vllm.{name}", raising=False)
             monkeypatch.delattr(vllm, name, raising=False)
 
     return pretend

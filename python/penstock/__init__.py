@@ -40,8 +40,8 @@ from penstock.errors import (
 if TYPE_CHECKING:
     from penstock._native import flush_disk_cache, release_staging
     from penstock.checkpoint import Checkpoint, open
+    from penstock.integrations.safetensors.patching import patch_safetensors
     from penstock.model import load_model
-    from penstock.patching import patch_safetensors
     from penstock.pulling import Pulled, PulledFile, pull
     from penstock.safetensors import load_file, safe_open, save_file
     from penstock.state import IncompatibleKeys
@@ -87,7 +87,7 @@ _HOME = {
     "open": "penstock.checkpoint",
     "IncompatibleKeys": "penstock.state",
     "load_model": "penstock.model",
-    "patch_safetensors": "penstock.patching",
+    "patch_safetensors": "penstock.integrations.safetensors.patching",
     "Pulled": "penstock.pulling",
     "PulledFile": "penstock.pulling",
     "pull": "penstock.pulling",

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from penstock._native import Config
-from penstock.engines.libraries import required
 from penstock.errors import ConfigError, DestinationError
+from penstock.optional import required
 from penstock.patches import Replacement
 from penstock.progress import ProgressOption
 from penstock.state import IncompatibleKeys, report, report_misfits, state_of

@@ -186,19 +186,19 @@ PATCHES = (
     Patch("torch.to_dlpack", _RECORDS, WITHIN, "As above, in the namespace of every module that has it."),
     Patch(
         "transformers.modeling_utils.caching_allocator_warmup",
-        "`penstock.engines.transformers.from_pretrained` loads to a GPU",
+        "`penstock.integrations.transformers.from_pretrained` loads to a GPU",
         WITHIN,
         "Reserves no GPU memory, in the thread that loads. Calls the original in other threads.",
     ),
     Patch(
         "transformers.quantizers.quantizer_torchao.TorchAoHfQuantizer._process_model_before_weight_loading",
-        "`penstock.engines.transformers.from_pretrained` loads a model that torchao has quantised",
+        "`penstock.integrations.transformers.from_pretrained` loads a model that torchao has quantised",
         WITHIN,
         "Calls the original, then gives the quantiser the files' metadata, in the thread that loads.",
     ),
     Patch(
         "diffusers.DiffusionPipeline.lora_state_dict",
-        "`penstock.engines.diffusers.load_lora_weights` is given a URL",
+        "`penstock.integrations.diffusers.load_lora_weights` is given a URL",
         "until the call ends",
         "Of the one pipeline that is given, not of the class: adds the settings from the file's metadata.",
     ),

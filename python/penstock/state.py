@@ -40,7 +40,7 @@ def state_of(destinations: Any) -> tuple[str, dict[str, Any], dict[str, list[str
         return "the mapping", tensors, {name: [name] for name in tensors}
     if not hasattr(destinations, "state_dict"):
         raise _no_destinations(destinations)
-    from penstock.engines.libraries import required
+    from penstock.optional import required
 
     required("torch", by="load_into with a module")
     import torch

@@ -39,7 +39,7 @@ class Looks:
     def figures(worker: Any) -> dict[str, Any] | None:
         """What Penstock counted."""
         del worker
-        from penstock.engines.vllm import last_load
+        from penstock.integrations.vllm import last_load
 
         statistics = last_load()
         return None if statistics is None else statistics.as_dict()

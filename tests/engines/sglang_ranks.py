@@ -118,8 +118,8 @@ def load(case: dict[str, Any]) -> dict[str, Any]:
     from sglang.srt.model_loader.loader import DefaultModelLoader
     from sglang.srt.models import llama
 
-    from penstock.engines.sglang import last_load
-    from penstock.engines.sglang import loader as sglang_loader
+    from penstock.integrations.sglang import last_load
+    from penstock.integrations.sglang import loader as sglang_loader
 
     if case.get("logged"):
         logging.basicConfig(level=logging.INFO, stream=sys.stdout, force=True)

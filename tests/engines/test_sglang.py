@@ -203,7 +203,7 @@ def test_what_is_set_wrongly_is_refused_with_what_is_known(alone: Any, wrong: st
 
 AFTER_0_5_23 = """
 import torch
-from penstock.engines.sglang.loader import DefaultModelLoader, PenstockModelLoader
+from penstock.integrations.sglang.loader import DefaultModelLoader, PenstockModelLoader
 from sglang.srt.configs.load_config import LoadConfig
 
 calls = []
@@ -245,7 +245,7 @@ def test_object_stores_are_left_to_sglang_unless_penstock_is_asked_for(alone: An
 PLUGIN = """
 import json, sys
 if "broken" in sys.argv:
-    import penstock.engines.sglang.hooks as hooks
+    import penstock.integrations.sglang.hooks as hooks
     def fails(*_, **__):
         raise TypeError("SGLang wants another argument")
     hooks.register = fails

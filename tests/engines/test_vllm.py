@@ -102,7 +102,7 @@ def test_a_plugin_that_cannot_register_does_not_stop_other_formats(
         "import sys\n"
         "class Finder:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name == 'penstock.engines.vllm.{module}':\n"
+        f"        if name == 'penstock.integrations.vllm.{module}':\n"
         "            raise TypeError('vLLM wants another argument')\n"
         "sys.meta_path.insert(0, Finder())\n"
     )
@@ -387,7 +387,7 @@ def test_a_draft_model_is_loaded_by_the_ranks_that_have_it_without_a_word_to_oth
 def test_weights_of_another_format_are_refused_with_what_to_use(tmp_path: Path) -> None:
     from vllm.config import LoadConfig
 
-    from penstock.engines.vllm.loader import PenstockModelLoader
+    from penstock.integrations.vllm.loader import PenstockModelLoader
 
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickled")
     config = SimpleNamespace(model=str(tmp_path), model_weights="", revision=None, config_format="hf")
@@ -454,7 +454,7 @@ def test_of_a_bucket_that_holds_a_model_twice_the_format_that_is_wanted_is_read_
     from torch import ones
     from vllm.config import LoadConfig
 
-    from penstock.engines.vllm.loader import PenstockModelLoader
+    from penstock.integrations.vllm.loader import PenstockModelLoader
 
     home = tmp_path / "local"
     home.mkdir()

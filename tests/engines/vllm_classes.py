@@ -104,7 +104,7 @@ def rank_one_of_two() -> Iterator[None]:
 
 def verified(config: VllmConfig, log: Kept) -> tuple[torch.nn.Module, dict[str, Any]]:
     """A model that was recorded and verified, and what Penstock says of that."""
-    from penstock.engines.vllm import last_load
+    from penstock.integrations.vllm import last_load
 
     log.taken()
     # vLLM takes handlers away when it configures its own.

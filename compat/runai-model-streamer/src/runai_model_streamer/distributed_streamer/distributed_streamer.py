@@ -13,8 +13,8 @@ from typing import Any
 
 from penstock.distributed import Relay, Source
 from penstock.distributed.relay import MEMORY_BYTES
-from penstock.engines.filling import in_short
 from penstock.errors import PenstockError
+from penstock.integrations.shared.filling import in_short
 from runai_model_streamer import _penstock
 from runai_model_streamer.distributed_streamer import _ranks
 from runai_model_streamer.file_streamer.file_streamer import FileStreamer, failing

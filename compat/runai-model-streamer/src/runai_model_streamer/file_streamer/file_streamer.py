@@ -12,8 +12,8 @@ from penstock import Config
 from penstock._native import Checkpoint as Catalogue
 from penstock._native import shown
 from penstock.checkpoint import Checkpoint
-from penstock.engines import objects
 from penstock.errors import ObjectNotFoundError, PenstockError
+from penstock.integrations.shared import objects
 from penstock.storage_options import engine_options
 from runai_model_streamer import _penstock
 from runai_model_streamer._penstock import RunaiStreamerInvalidInputException

@@ -16,7 +16,7 @@ from typing import IO, Any
 import penstock
 from penstock._native import shown
 from penstock.distributed import Relay, Source
-from penstock.engines import objects
+from penstock.integrations.shared import objects
 from runai_model_streamer import _penstock
 from runai_model_streamer.distributed_streamer.distributed_streamer import DistributedStreamer
 from runai_model_streamer.s3_utils.s3_utils import S3Credentials, is_object_storage

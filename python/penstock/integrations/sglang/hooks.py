@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from penstock.engines.sglang import FORMAT
+from penstock.integrations.sglang import FORMAT
 from penstock.patches import listed
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ def _ours_for(original: Callable[..., Any], load_config: Any, model_config: Any 
     from sglang.srt.configs.load_config import LoadFormat
     from sglang.srt.model_loader.loader import DefaultModelLoader
 
-    from penstock.engines.sglang.loader import PenstockModelLoader, otherwise
+    from penstock.integrations.sglang.loader import PenstockModelLoader, otherwise
 
     ours = PenstockModelLoader(load_config)
     stock = original(otherwise(load_config, LoadFormat.AUTO), model_config)
@@ -101,7 +101,7 @@ def _ours_for(original: Callable[..., Any], load_config: Any, model_config: Any 
 def _in_threads(original: Callable[..., bool], *args: Any, **kwargs: Any) -> bool:
     """``should_async_load``: recording copies is not for several threads at once, and takes no time."""
     # Who loads otherwise need not import the loader.
-    loader = sys.modules.get("penstock.engines.sglang.loader")
+    loader = sys.modules.get("penstock.integrations.sglang.loader")
     if loader is not None and loader.PenstockModelLoader.recording:
         return False
     return original(*args, **kwargs)

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock._native import shown
-from penstock.engines.sglang import FORMAT
-from penstock.engines.sglang.hooks import around, before_step
-from penstock.engines.small_files import fetch
 from penstock.errors import ConfigError, ObjectNotFoundError
+from penstock.integrations.sglang import FORMAT
+from penstock.integrations.sglang.hooks import around, before_step
+from penstock.integrations.shared.small_files import fetch
 
 _MORE = ("hf://", "abfss://", "abfs://", "azure://", "https://", "http://")
 """What Penstock reads and SGLang does not."""

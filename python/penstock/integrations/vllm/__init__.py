@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from penstock.engines.plugin import Plugin
+from penstock.integrations.shared.plugin import Plugin
 
 if TYPE_CHECKING:
     from penstock.recording import Statistics
@@ -37,7 +37,7 @@ def register() -> None:
     """
 
     def set_up() -> None:
-        from penstock.engines.vllm import loader, stores
+        from penstock.integrations.vllm import loader, stores
 
         stores.register()
         loader.register()
@@ -47,6 +47,6 @@ def register() -> None:
 
 def last_load() -> Statistics | None:
     """Figures of the latest load of this process by the format, or None."""
-    from penstock.engines.vllm import loader
+    from penstock.integrations.vllm import loader
 
     return loader.LATEST[-1] if loader.LATEST else None

@@ -14,7 +14,7 @@ import functools
 import threading
 from typing import Any
 
-from penstock.engines.vllm import FORMAT
+from penstock.integrations.vllm import FORMAT
 from penstock.patches import replace_for_good
 
 _SCHEMES = ("s3://", "gs://", "az://", "azure://", "abfss://", "https://", "http://", "hf://")
@@ -84,7 +84,7 @@ def _fetching(ours: str, original: Any) -> Any:
     def fetch(*args: Any, **kwargs: Any) -> Any:
         if not getattr(_here, "depth", 0):
             return original(*args, **kwargs)
-        from penstock.engines import objects
+        from penstock.integrations.shared import objects
 
         return getattr(objects, ours)(*args, **kwargs)
 

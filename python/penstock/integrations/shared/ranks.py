@@ -11,8 +11,8 @@ import logging
 from typing import Any, Protocol
 
 from penstock.distributed import Peers, Sharing
-from penstock.engines.filling import in_short
-from penstock.engines.options import Options
+from penstock.integrations.shared.filling import in_short
+from penstock.integrations.shared.options import Options
 
 
 class Group(Protocol):

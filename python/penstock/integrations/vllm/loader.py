@@ -37,8 +37,9 @@ from vllm.platforms import current_platform
 
 import penstock
 from penstock.distributed import Sharing
-from penstock.engines import ranks
-from penstock.engines.filling import (
+from penstock.errors import ConfigError
+from penstock.integrations.shared import ranks
+from penstock.integrations.shared.filling import (
     Weights,
     fill,
     no_safetensors,
@@ -47,11 +48,10 @@ from penstock.engines.filling import (
     report,
     verify,
 )
-from penstock.engines.objects import list_safetensors
-from penstock.engines.vllm import FORMAT, PLUGIN
-from penstock.engines.vllm.options import Options
-from penstock.engines.vllm.stores import install, is_url
-from penstock.errors import ConfigError
+from penstock.integrations.shared.objects import list_safetensors
+from penstock.integrations.vllm import FORMAT, PLUGIN
+from penstock.integrations.vllm.options import Options
+from penstock.integrations.vllm.stores import install, is_url
 from penstock.recording import Recorder, Statistics, copy_state
 
 # Under vLLM's own name, so that vLLM's handlers show what is logged.

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.engines.model_classes import quantisation
+from penstock.integrations.transformers.model_classes import quantisation
 from penstock.patches import Replacement
 
 _here = threading.local()

@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock._native import Config, shown
-from penstock.engines.arguments import class_named_in, device_of, dtype_keyword, dtype_of
-from penstock.engines.components import Built, begin, class_of
-from penstock.engines.files import Place, called, is_url, locate
-from penstock.engines.libraries import required
-from penstock.engines.small_files import joined
-from penstock.engines.together import Together
 from penstock.errors import ConfigError, ObjectNotFoundError
+from penstock.integrations.diffusers.arguments import class_named_in, device_of, dtype_keyword, dtype_of
+from penstock.integrations.diffusers.components import Built, begin, class_of
+from penstock.integrations.diffusers.together import Together
+from penstock.integrations.safetensors.patching import patch_safetensors
+from penstock.integrations.shared.files import Place, called, is_url, locate
+from penstock.integrations.shared.small_files import joined
+from penstock.optional import required
 from penstock.patches import listed
-from penstock.patching import patch_safetensors
 from penstock.progress import ProgressOption
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def from_pretrained(
         ObjectNotFoundError: nothing is there.
         PenstockError: see ``penstock.open`` and ``Checkpoint.stream``. What diffusers raises comes through.
     """
-    required("torch", "diffusers", "accelerate", by="penstock.engines.diffusers")
+    required("torch", "diffusers", "accelerate", by="penstock.integrations.diffusers")
     import diffusers
 
     from penstock.frameworks.torch import Torch
@@ -142,7 +142,7 @@ def from_single_file(
         ConfigError: for a pipeline at a URL.
         PenstockError: see ``penstock.open`` and ``Checkpoint.load``. What diffusers raises comes through.
     """
-    required("torch", "diffusers", "accelerate", by="penstock.engines.diffusers")
+    required("torch", "diffusers", "accelerate", by="penstock.integrations.diffusers")
     import diffusers
 
     from penstock.checkpoint import open
@@ -191,7 +191,7 @@ def load_lora_weights(
         MissingDependencyError: where diffusers or peft is absent or too old.
         PenstockError: see ``penstock.open`` and ``Checkpoint.load``. What diffusers raises comes through.
     """
-    required("torch", "diffusers", "peft", by="penstock.engines.diffusers")
+    required("torch", "diffusers", "peft", by="penstock.integrations.diffusers")
     if adapter_name is not None:
         kwargs["adapter_name"] = adapter_name
     if not is_url(path):

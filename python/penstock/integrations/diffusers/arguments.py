@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from penstock.engines.files import Place
 from penstock.errors import ConfigError
+from penstock.integrations.shared.files import Place
 
 
 def device_of(device: Any, kwargs: dict[str, Any]) -> Any:

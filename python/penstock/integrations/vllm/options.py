@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.engines import options
+from penstock.integrations.shared import options
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from penstock._native import Config
+from penstock.integrations.safetensors.read_ahead import ReadAhead
 from penstock.progress import ProgressOption, teller
-from penstock.read_ahead import ReadAhead
 
 if TYPE_CHECKING:
     from penstock.checkpoint import Checkpoint

@@ -3,7 +3,7 @@
 transformers takes both for a model with the adapter on it: a directory that holds a model and an adapter, and one that
 holds an adapter whose configuration names the model. The layers are put in by the model's own ``load_adapter``, which
 gets the adapter's tensors as Penstock read them, on the model's device. For a ``PeftModel`` around a model there is
-``engines.peft``.
+``integrations.peft``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock._native import Config, shown
-from penstock.engines.files import Place, locate, open_weights
-from penstock.engines.libraries import is_installed, required
 from penstock.errors import ConfigError
+from penstock.integrations.shared.files import Place, locate, open_weights
+from penstock.optional import is_installed, required
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,10 +51,10 @@ def look(name: str, place: Place, *, has_config: bool, hub: dict[str, Any]) -> F
     if place.holds("config.json") or has_config:
         # Like transformers, which does not look for adapters where peft is absent.
         return Found(name, place, place if is_installed("peft") else None)
-    required("peft", by="penstock.engines.transformers")
+    required("peft", by="penstock.integrations.transformers")
     base = json.loads(Path(place.local, _SETTINGS).read_text()).get("base_model_name_or_path")
     if not base:
-        remedy = "Load that model, and then penstock.engines.peft.from_pretrained(model, path)"
+        remedy = "Load that model, and then penstock.integrations.peft.from_pretrained(model, path)"
         raise ConfigError(
             f"{shown(place.weights)}: this is an adapter of peft that does not name its model. {remedy}",
             object=shown(place.weights),

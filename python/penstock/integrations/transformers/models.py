@@ -23,15 +23,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock._native import Config, shown
-from penstock.engines import own_adapters, reservation, torchao
-from penstock.engines.files import Place, called, is_url, locate, open_weights, require_local
-from penstock.engines.lazy import LazyTensor
-from penstock.engines.libraries import required
-from penstock.engines.model_classes import configuration, named_by, quantisation, resolve
-from penstock.engines.supply import Supply, one_group, small_groups
-from penstock.engines.views import Views
 from penstock.errors import ConfigError
-from penstock.patching import patch_safetensors
+from penstock.integrations.safetensors.patching import patch_safetensors
+from penstock.integrations.shared.files import Place, called, is_url, locate, open_weights, require_local
+from penstock.integrations.transformers import own_adapters, reservation, torchao
+from penstock.integrations.transformers.lazy import LazyTensor
+from penstock.integrations.transformers.model_classes import configuration, named_by, quantisation, resolve
+from penstock.integrations.transformers.supply import Supply, one_group, small_groups
+from penstock.integrations.transformers.views import Views
+from penstock.optional import required
 from penstock.progress import ProgressOption
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def from_pretrained(
             what is left to transformers' own loader (a ``device_map`` of several devices) is not local.
         PenstockError: see ``penstock.open`` and ``Checkpoint.stream``. What transformers raises comes through.
     """
-    required("torch", "transformers", "accelerate", by="penstock.engines.transformers")
+    required("torch", "transformers", "accelerate", by="penstock.integrations.transformers")
     if kwargs.pop("state_dict", None) is not None:
         raise ConfigError(f"{shown(path)}: a state_dict is for transformers' own from_pretrained, without a path")
     # Both may be given; transformers prefers the newer name.

@@ -32,9 +32,12 @@ from sglang.srt.runtime_context import get_exec, get_model
 import penstock
 from penstock._native import shown
 from penstock.distributed import Sharing
-from penstock.engines import ranks
-from penstock.engines.files import is_url
-from penstock.engines.filling import (
+from penstock.errors import ConfigError, ObjectNotFoundError
+from penstock.integrations.sglang import PLUGIN
+from penstock.integrations.sglang.stores import small_files_of
+from penstock.integrations.shared import ranks
+from penstock.integrations.shared.files import is_url
+from penstock.integrations.shared.filling import (
     Pairs,
     Weights,
     fill,
@@ -44,11 +47,8 @@ from penstock.engines.filling import (
     report,
     verify,
 )
-from penstock.engines.options import Options
-from penstock.engines.sglang import PLUGIN
-from penstock.engines.sglang.stores import small_files_of
-from penstock.engines.small_files import joined
-from penstock.errors import ConfigError, ObjectNotFoundError
+from penstock.integrations.shared.options import Options
+from penstock.integrations.shared.small_files import joined
 from penstock.recording import Recorder, Statistics, copy_state
 
 logger = logging.getLogger(__name__)

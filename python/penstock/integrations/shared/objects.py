@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 from typing import Any
 
 from penstock._native import Source, list_objects, shown
-from penstock.engines.files import is_url
+from penstock.integrations.shared.files import is_url
 from penstock.pulling import pull_entries
 from penstock.storage_options import engine_options
 

@@ -31,8 +31,8 @@ from typing import Any, NamedTuple
 
 from penstock._native import Config
 from penstock.errors import MissingDependencyError, PenstockError, SafetensorError
+from penstock.integrations.safetensors.read_ahead import ReadAhead
 from penstock.patches import DISABLE, is_disabled, listed
-from penstock.read_ahead import ReadAhead
 from penstock.safetensors import Slice
 from penstock.safetensors import safe_open as our_safe_open
 from penstock.selection import Selection, is_basic, resolve

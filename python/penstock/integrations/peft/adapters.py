@@ -17,9 +17,9 @@ from dataclasses import MISSING, Field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock._native import Config
-from penstock.engines.files import Place, called, locate, open_weights, require_local
-from penstock.engines.libraries import required
-from penstock.patching import patch_safetensors
+from penstock.integrations.safetensors.patching import patch_safetensors
+from penstock.integrations.shared.files import Place, called, locate, open_weights, require_local
+from penstock.optional import required
 
 if TYPE_CHECKING:
     from penstock.arguments import AnyPath
@@ -97,7 +97,7 @@ def from_pretrained(
         ObjectNotFoundError: nothing is there.
         PenstockError: see ``penstock.open`` and ``Checkpoint.load``. What peft raises comes through.
     """
-    required("torch", "peft", by="penstock.engines.peft")
+    required("torch", "peft", by="penstock.integrations.peft")
     from peft import MODEL_TYPE_TO_PEFT_MODEL_MAPPING, PeftModel
 
     place = _place(path, subfolder, revision, hub)
@@ -146,7 +146,7 @@ def load_adapter(
     Returns:
         The names that only one side had, as peft returns them.
     """
-    required("torch", "peft", by="penstock.engines.peft")
+    required("torch", "peft", by="penstock.integrations.peft")
     place = _place(path, subfolder, revision, hub)
     if _is_left_to_peft(model, place, hub):
         keywords = {"key_mapping": key_mapping, "ignore_mismatched_sizes": ignore_mismatched_sizes}

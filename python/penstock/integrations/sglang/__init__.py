@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from penstock.engines.plugin import Plugin
+from penstock.integrations.shared.plugin import Plugin
 
 if TYPE_CHECKING:
     from penstock.recording import Statistics
@@ -36,7 +36,7 @@ def register() -> None:
     """
 
     def set_up() -> None:
-        from penstock.engines.sglang import hooks, stores
+        from penstock.integrations.sglang import hooks, stores
 
         stores.register()
         hooks.register()
@@ -46,6 +46,6 @@ def register() -> None:
 
 def last_load() -> Statistics | None:
     """Figures of the latest load of this process by the format, or None."""
-    from penstock.engines.sglang import loader
+    from penstock.integrations.sglang import loader
 
     return loader.LATEST[-1] if loader.LATEST else None

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import torch
 
     from penstock._native import TensorInfo
-    from penstock.engines.supply import Supply
-    from penstock.engines.views import Views
+    from penstock.integrations.transformers.supply import Supply
+    from penstock.integrations.transformers.views import Views
     from penstock.selection import Selection
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock._native import Config, shown
-from penstock.engines.small_files import SMALL, fetch, fresh_directory, joined
 from penstock.errors import ConfigError, ObjectNotFoundError
+from penstock.integrations.shared.small_files import SMALL, fetch, fresh_directory, joined
 
 if TYPE_CHECKING:
     from penstock.arguments import AnyPath

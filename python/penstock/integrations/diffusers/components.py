@@ -1,8 +1,8 @@
 """The components of a pipeline of diffusers, and how each gets its weights.
 
 Models of diffusers are built by their own ``from_config`` without memory and get their tensors from
-``penstock.model.place``; text encoders come through ``engines.transformers``. What is neither, diffusers loads itself:
-quantised components, weights that are pickles, classes that are replaced while they load.
+``penstock.model.place``; text encoders come through ``integrations.transformers``. What is neither, diffusers loads
+itself: quantised components, weights that are pickles, classes that are replaced while they load.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock._native import Config
-from penstock.engines import transformers as transformers_engine
-from penstock.engines.files import Place, is_url, open_weights
-from penstock.engines.together import Together
 from penstock.errors import ObjectNotFoundError
+from penstock.integrations.diffusers.together import Together
+from penstock.integrations.shared.files import Place, is_url, open_weights
+from penstock.integrations.transformers import models as transformers_engine
 from penstock.model import no_init, place
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from penstock.engines.files import Place
 from penstock.errors import ConfigError
+from penstock.integrations.shared.files import Place
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
