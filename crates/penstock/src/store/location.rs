@@ -2,6 +2,9 @@
 
 use std::borrow::Cow;
 
+#[cfg(feature = "remote")]
+use sha2::{Digest, Sha256};
+
 /// Whether a location is a URL, which the file system knows nothing of.
 pub(crate) fn is_url(location: &str) -> bool {
     scheme(location).is_some()
@@ -292,6 +295,13 @@ fn is_hub(scheme: &str) -> bool {
 
 fn up_to<'a>(text: &'a str, ends: &[char]) -> &'a str {
     &text[..text.find(ends).unwrap_or(text.len())]
+}
+
+/// What tells one text from others, and does not tell what it says: its SHA-256. For what is kept on disk.
+#[cfg(feature = "remote")]
+pub(super) fn fingerprint(text: &str) -> String {
+    let digest = Sha256::digest(text.as_bytes());
+    digest.iter().fold(String::new(), |all, byte| all + &format!("{byte:02x}"))
 }
 
 #[cfg(test)]

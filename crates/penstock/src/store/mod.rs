@@ -35,8 +35,6 @@ pub(crate) use location::is_key;
 pub use location::{is_doubtful_path, shown, shown_setting};
 pub(crate) use location::{is_http, is_url};
 #[cfg(feature = "remote")]
-use remote::fingerprint;
-#[cfg(feature = "remote")]
 pub use remote::{Environment, Found, Listing, Patience, RemoteStore};
 pub use router::{Router, is_remote};
 

@@ -25,24 +25,18 @@ use rustix::io::Errno;
 
 use super::DiskCache;
 use super::entry::Entry;
+use super::files::{BLOCK_BYTES, FILE, FOLDER, lock, open, open_to_lock};
 use super::key::Key;
 use super::mark;
-use super::trust::{distrust, is_trusted};
+use super::trust::distrust;
 use crate::memory::CloseOnForkFile;
 use crate::store::block_map::BlockMap;
 
-/// Bytes of a block. No more than what the request that opens an object brings, so that the first block, in which
-/// the header is, comes whole.
-pub(super) const BLOCK_BYTES: u64 = 512 << 10;
 /// The version of what is on disk: another would be another directory.
 const FORMAT: &str = "penstock-3";
 /// Earlier versions: keys of the first lack the endpoint, those of the second hold what a URL's secret can be computed
 /// from. Nothing is read from them, and they go as room is needed.
 const EARLIER: [&str; 2] = ["penstock-1", "penstock-2"];
-/// Permissions of files and of directories, whatever the umask is: what is cached may be of a private store, and who
-/// else may write to it is not trusted anyway.
-pub(super) const FILE: u32 = 0o600;
-const FOLDER: u32 = 0o700;
 /// What stays free of the disk where no bound is given: a fifth.
 const SHARE: (u64, u64) = (4, 5);
 /// How long to wait for a process that makes or removes entries: longer than removing large files takes.
@@ -357,26 +351,10 @@ impl Directory {
     }
 }
 
-/// Opens a file of the cache, which is no link, and trusted.
-pub(super) fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
-    let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK).open(path)?;
-    if is_trusted(&file)? { Ok(file) } else { Err(io::ErrorKind::PermissionDenied.into()) }
-}
-
-/// As [`open`], for a file that will be locked.
-fn open_to_lock(path: &Path, options: &mut OpenOptions) -> io::Result<CloseOnForkFile> {
-    CloseOnForkFile::open(|| open(path, options))
-}
-
 /// Keeps the entry from being removed; false where it is being removed, or is no longer there.
 fn hold(map: &File, path: &Path) -> bool {
     let same = || Some(map.metadata().ok()?.ino() == fs::symlink_metadata(path).ok()?.ino());
     lock(map, FlockOperation::NonBlockingLockShared) && same() == Some(true)
-}
-
-/// Locks a file, if that can be done now. A file system without locks has no one to keep out either.
-pub(super) fn lock(file: &File, how: FlockOperation) -> bool {
-    matches!(flock(file, how), Ok(()) | Err(Errno::NOTSUP | Errno::NOSYS | Errno::NOLCK))
 }
 
 /// Says that the entry was used now. On a disk that cannot be written to, nothing is evicted either.

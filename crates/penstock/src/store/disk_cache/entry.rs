@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::directory::{BLOCK_BYTES, lock};
+use super::files::{BLOCK_BYTES, lock};
 use super::mark;
 use crate::error::Error;
 use crate::memory::{CloseOnForkFile, PAGE};

@@ -10,7 +10,8 @@
 use std::borrow::Cow;
 
 use crate::store::block_map::checksum;
-use crate::store::{Identity, RemoteStore, fingerprint, is_http};
+use crate::store::location::fingerprint;
+use crate::store::{Identity, RemoteStore, is_http};
 
 /// See the module.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::directory::{FILE, open};
+use super::files::{FILE, open};
 
 const NAME: &str = "complete";
 /// More than any mark has.

@@ -27,6 +27,7 @@
 mod complete;
 mod directory;
 mod entry;
+mod files;
 mod key;
 mod mark;
 mod object;

@@ -9,8 +9,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::directory::BLOCK_BYTES;
 use super::entry::Entry;
+use super::files::BLOCK_BYTES;
 use super::writers::{BUFFER_BYTES, Writers};
 use crate::error::Result;
 use crate::memory::Window;

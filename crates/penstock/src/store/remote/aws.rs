@@ -20,10 +20,11 @@ use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::body::SdkBody;
 use object_store::aws::AwsCredential;
 
+use super::client_key::ClientKey;
 use super::environment::fits_header;
 use super::keys::{Fetched, Source};
 use super::profile::{Profile, innermost};
-use super::transport::{ClientKey, send};
+use super::transport::send;
 use super::witness::Lack;
 
 /// The region of buckets of which nobody says where they are. A bucket elsewhere says so itself.

@@ -10,31 +10,15 @@ use std::time::Instant;
 use object_store::{ObjectStore, RetryConfig};
 
 use super::address::{Address, Provider};
-use super::course::Course;
 use super::environment::Environment;
 use super::keys::Renewable;
 use super::retry::Patience;
-use super::runtime::Net;
-use super::transport::{ClientKey, Connector};
-use super::{azure, gcs, s3};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::location::{is_doubtful_setting, shown_setting};
 
 /// Where credentials for a plain HTTP server are from.
 pub(super) const OF_USER: &str = "the URL's user and password";
 pub(super) const OF_QUERY: &str = "the URL's query";
-
-/// What tells one backend from another.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub(super) struct BackendKey {
-    provider: Provider,
-    bucket: String,
-    account: Option<(String, String)>,
-    /// A signature that comes with the location, or the URL of a plain HTTP object.
-    query: String,
-    environment: Arc<Environment>,
-    patience: Patience,
-}
 
 /// A bucket that can be reached.
 pub(super) struct Backend {
@@ -64,50 +48,6 @@ pub(super) struct Made {
 }
 
 impl Backend {
-    /// The backend for `address`; there is one for each plain HTTP object, since its store *is* its URL.
-    pub(super) fn of(
-        address: &Address,
-        environment: &Arc<Environment>,
-        patience: Patience,
-        course: &Course,
-    ) -> Result<Arc<Self>> {
-        let make = || Self::make(address, environment, patience, None, course);
-        if address.provider == Provider::Web {
-            return make().map(Arc::new);
-        }
-        Net::of_process().backend(key(address, environment, patience), make)
-    }
-
-    /// As [`Backend::of`], but with requests signed for `region`, from now on.
-    pub(super) fn in_region(&self, address: &Address, region: String, course: &Course) -> Result<Arc<Self>> {
-        let made = Arc::new(Self::make(address, &self.environment, self.patience, Some(region), course)?);
-        let key = key(address, &self.environment, self.patience);
-        Net::of_process().replace_backend(key, Arc::clone(&made));
-        Ok(made)
-    }
-
-    fn make(
-        address: &Address,
-        environment: &Arc<Environment>,
-        patience: Patience,
-        region: Option<String>,
-        course: &Course,
-    ) -> Result<Self> {
-        let client =
-            ClientKey::of(environment, address.provider, patience, address.provider == Provider::Web)?;
-        // A setting that cannot be is met here rather than by every request.
-        client.tls()?;
-        environment.check_headers(address.provider).map_err(|error| error.object(address.shown()))?;
-        let connector = Connector(client.clone());
-        let made = match address.provider {
-            Provider::S3 => s3::make(address, environment, client, region, course)?,
-            Provider::Gcs => gcs::make(address, environment, &client, connector)?,
-            Provider::Azure => azure::make(address, environment, connector)?,
-            Provider::Web | Provider::Hub => web(address, connector)?,
-        };
-        Ok(Self::assemble(address.provider, made, address.hidden_in(environment), patience))
-    }
-
     /// A backend of what a provider's module made.
     pub(super) fn assemble(
         provider: Provider,
@@ -146,17 +86,6 @@ impl Backend {
     }
 }
 
-fn key(address: &Address, environment: &Arc<Environment>, patience: Patience) -> BackendKey {
-    BackendKey {
-        provider: address.provider,
-        bucket: address.bucket.clone(),
-        account: address.account.clone(),
-        query: address.query.clone(),
-        environment: Arc::clone(environment),
-        patience,
-    }
-}
-
 /// Requests are tried again by `retry`, which sees more of them.
 pub(super) fn never_again() -> RetryConfig {
     RetryConfig { max_retries: 0, ..RetryConfig::default() }
@@ -171,22 +100,6 @@ pub(super) fn refused(address: &Address, environment: &Environment, error: &obje
     let cause = environment.scrub(&innermost.to_string());
     Error::new(ErrorKind::Config, format!("{} cannot be set up: {cause}", address.provider.name()))
         .object(address.shown())
-}
-
-fn web(address: &Address, connector: Connector) -> Result<Made> {
-    let store = object_store::http::HttpBuilder::new()
-        .with_url(address.url())
-        .with_retry(never_again())
-        .with_http_connector(connector)
-        .build()
-        .map_err(|error| refused(address, &Environment::default(), &error))?;
-    let credentials = match (address.has_user(), address.query.is_empty()) {
-        (true, _) => OF_USER,
-        (false, false) => OF_QUERY,
-        (false, true) => "none",
-    };
-    let endpoint = String::new();
-    Ok(Made { store: Arc::new(store), credentials: credentials.into(), keys: None, region: None, endpoint })
 }
 
 /// Refuses the URL of a server that can be read in more than one way: what a password has before an `@` is then taken for

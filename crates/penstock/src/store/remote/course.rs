@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::fetch::Stop;
+use super::outcome::Stop;
 use super::pace::Pace;
 use super::retry::{Budget, Patience};
 use super::runtime::Net;

@@ -8,10 +8,11 @@ use object_store::Error as StoreError;
 
 use super::address::Provider;
 use super::backend::{Backend, OF_QUERY, OF_USER};
+use super::hub::refusal as of_hub;
 use super::retry::{GivenUp, Trouble};
 use super::s3::ENDPOINTS;
 use super::witness::{Refusal, Seen};
-use super::{azure, gcs, hub};
+use super::{azure, gcs};
 use crate::error::{Code, Error, ErrorKind};
 
 /// What to do about a failed request.
@@ -174,7 +175,7 @@ fn refused(backend: &Backend, refusal: &Refusal, pinned: bool) -> Verdict {
     };
     let replaced = pinned && matches!(refusal.status, 404 | 410 | 416);
     if let Some(page) = backend.page.as_deref().filter(|_| !replaced)
-        && let Some((kind, remedy)) = hub::refused(refusal, page, &backend.credentials())
+        && let Some((kind, remedy)) = of_hub::refused(refusal, page, &backend.credentials())
     {
         let verdict = tell(kind, remedy);
         return if refusal.status == 401 && kind == ErrorKind::Access {

@@ -10,42 +10,15 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use object_store::path::Path;
-use object_store::{Attribute, Attributes, Error as StoreError, GetOptions, GetRange, ObjectMeta};
+use object_store::{Attribute, Attributes, GetOptions, GetRange, ObjectMeta};
 
 use super::address::Provider;
 use super::backend::Backend;
 use super::course::Course;
 use super::failure::{Verdict, changed, encoded, gave_up, judge};
+use super::outcome::{Fault, Stop};
 use super::retry::{Attempts, Trouble};
 use super::witness::Witness;
-use crate::error::Error;
-
-/// Why something was not had.
-pub(super) enum Stop {
-    /// The bucket is in this region.
-    Region(String),
-    /// The object has no bytes.
-    Empty,
-    /// For the caller.
-    Tell(Error),
-}
-
-/// Why a single request failed.
-pub(super) enum Fault {
-    Store(StoreError),
-    /// The answer was of another version.
-    Changed,
-    /// The object is stored compressed, in this way.
-    Encoded(String),
-    /// The answer was not what was asked for, or ended early.
-    Trouble(Trouble),
-}
-
-impl From<StoreError> for Fault {
-    fn from(error: StoreError) -> Self {
-        Self::Store(error)
-    }
-}
 
 /// What was done for one range, by one request or by two.
 #[derive(Default)]

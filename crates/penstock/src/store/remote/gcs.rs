@@ -13,10 +13,11 @@ use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 
 use super::address::Address;
 use super::backend::{Made, check_endpoint, never_again, normal, refused};
+use super::client_key::ClientKey;
 use super::environment::Environment;
 use super::google::{self, Account, well_known};
 use super::keys::{Keys, Renewable};
-use super::transport::{ClientKey, Connector};
+use super::transport::Connector;
 use crate::error::Result;
 
 /// Where credentials come from, in the order in which they count.

@@ -7,8 +7,9 @@ use object_store::path::Path;
 use super::address::Address;
 use super::backend::Backend;
 use super::course::Course;
-use super::fetch::{Fault, Stop, Tally, named, persist};
+use super::fetch::{Tally, named, persist};
 use super::object;
+use super::outcome::{Fault, Stop};
 use super::sieve::Sieve;
 use crate::store::Identity;
 

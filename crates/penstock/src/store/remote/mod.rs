@@ -5,12 +5,14 @@
 //! the chunk it came in to where it belongs.
 //!
 //! * `address`: locations taken apart.
-//! * `backend`: the store behind a bucket, set up by `s3` (with `aws` and `s3_hosts`), `gcs` and `azure` from an [`Environment`].
+//! * `backend`: the store behind a bucket; `connect` sets it up with `s3` (with `aws` and `s3_hosts`), `gcs` and `azure`
+//!   from an [`Environment`].
 //! * `options`: storage options, which become variables of an [`Environment`]; `profile`: AWS's files; `proxies`.
 //! * `google`: Google's credentials that are got for something else; `keys`: credentials that expire.
-//! * `transport`: the HTTP client; `trust`: whose certificates it takes; `names`: its addresses; `witness`: what it saw;
+//! * `transport`: the HTTP client; `client_key`: what tells one from another; `trust`: whose certificates it takes; `names`: its addresses; `witness`: what it saw;
 //!   `runtime`: the process's threads and connections.
-//! * `fetch`: one range, resumed where it stopped; `retry`: when to ask again; `failure`: what errors say.
+//! * `opening`: what an object is, and its first bytes. `fetch`: one range, resumed where it stopped; `retry`: when to
+//!   ask again; `outcome`, `failure`: what became of a request, and what errors say.
 //! * `object`: an open object; `pace`: when one of its ranges is slow.
 //! * `course`: what the requests of one load share.
 //! * `listing`: what is under a prefix; `sieve`: keys there that cannot be held. `web`: finding a checkpoint on a server that cannot list;
@@ -24,6 +26,8 @@ mod address;
 mod aws;
 mod azure;
 mod backend;
+mod client_key;
+mod connect;
 mod course;
 mod environment;
 mod failure;
@@ -35,7 +39,9 @@ mod keys;
 mod listing;
 mod names;
 mod object;
+mod opening;
 mod options;
+mod outcome;
 mod pace;
 mod profile;
 mod proxies;
@@ -56,27 +62,23 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use object_store::path::Path;
-use object_store::{GetOptions, ObjectMeta};
-use sha2::{Digest, Sha256};
 
 use super::{CachePolicy, Entry, Identity, LocalStore, Object, Store, location};
 use crate::closest::closest;
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::location::fingerprint;
 
 use address::{Address, Provider};
 use backend::Backend;
+use connect::backend_of;
 use course::Course;
-use fetch::{Fault, Stop, Tally, named, once, persist};
 use hub::{Hub, is_hub};
 use object::RemoteObject;
+use opening::{in_its_region, open};
 
 pub use environment::Environment;
 pub use listing::{Found, Listing};
 pub use retry::Patience;
-
-/// Bytes of the request that opens an object: the header of nearly every shard is shorter, and on a fast network the
-/// bytes cost less than another round trip.
-const OPENING_BYTES: u64 = 512 << 10;
 
 /// The store of `s3://`, `gs://`, `az://`, `abfss://`, `hf://`, `http://` and `https://` locations.
 ///
@@ -234,7 +236,7 @@ impl RemoteStore {
         let (address, environment) = (Address::parse(location)?, &self.environment);
         hub::refuse_page(&address, environment)?;
         let path = path(&address)?;
-        let backend = Backend::of(&address, environment, self.patience, &self.course)
+        let backend = backend_of(&address, environment, self.patience, &self.course)
             .map_err(|error| error.object(address.shown()))?;
         Ok((address, backend, path))
     }
@@ -331,12 +333,6 @@ fn without_credentials(location: &str) -> (String, String) {
     (user, url.into())
 }
 
-/// What tells one text from others, and does not tell what it says: its SHA-256. For what is kept on disk.
-pub(super) fn fingerprint(text: &str) -> String {
-    let digest = Sha256::digest(text.as_bytes());
-    digest.iter().fold(String::new(), |all, byte| all + &format!("{byte:02x}"))
-}
-
 /// What is in a place, for people: a few names of it.
 fn holds(place: &str, names: &[String]) -> Option<String> {
     const MOST: usize = 8;
@@ -359,66 +355,4 @@ fn path(address: &Address) -> Result<Path> {
         return Err(refuse("it begins with a slash".into()));
     }
     Path::parse(&address.key).map_err(|error| refuse(error.to_string()))
-}
-
-/// What to tell of a stop that nothing can be done about.
-fn told(stop: Stop) -> Error {
-    match stop {
-        Stop::Tell(error) => error,
-        Stop::Region(region) => Error::new(ErrorKind::Storage, format!("the bucket is in region {region}"))
-            .remedy(format!("Set AWS_REGION={region}")),
-        Stop::Empty => failure::changed(),
-    }
-}
-
-/// Does `work`; where the bucket turns out to be in another region, again there. Returns the backend that served.
-fn in_its_region<T>(
-    address: &Address,
-    backend: Arc<Backend>,
-    course: &Course,
-    work: impl Fn(&Backend) -> Result<T, Stop>,
-) -> (Arc<Backend>, Result<T>) {
-    match work(&backend) {
-        Ok(done) => (backend, Ok(done)),
-        Err(Stop::Region(region)) => match backend.in_region(address, region, course) {
-            Ok(backend) => {
-                let done = work(&backend).map_err(told);
-                (backend, done)
-            }
-            Err(error) => (backend, Err(error)),
-        },
-        Err(stop) => (backend, Err(told(stop))),
-    }
-}
-
-/// What the object is, and its first bytes.
-fn open(backend: &Backend, path: &Path, course: &Course) -> Result<(ObjectMeta, Vec<u8>), Stop> {
-    let opened = course.run(persist(backend, course, false, &Tally::default(), async || {
-        // Anew for every attempt: until it is complete, no version is pinned.
-        let (mut head, mut at) = (Vec::new(), 0);
-        let put = |_, bytes: &[u8]| head.extend_from_slice(bytes);
-        let meta = once(backend, path, 0..OPENING_BYTES, None, &mut at, put).await;
-        meta.map(|meta| (meta, head)).map_err(|fault| (fault, false))
-    }));
-    match opened {
-        // No range of an empty object can be had.
-        Err(Stop::Empty) => inspect(backend, path, course).map(|meta| (meta, Vec::new())).map_err(Stop::Tell),
-        opened => opened,
-    }
-}
-
-/// What an object without bytes is.
-///
-/// Not asked with HEAD: a URL that is signed for reading is not signed for that, and not everyone who may read may ask.
-fn inspect(backend: &Backend, path: &Path, course: &Course) -> Result<ObjectMeta> {
-    let answer = course.run(persist(backend, course, false, &Tally::default(), async || {
-        match backend.store.get_opts(path, GetOptions::default()).await {
-            Ok(answer) => Ok(named(answer.meta)),
-            Err(error) => Err((Fault::Store(error), false)),
-        }
-    }));
-    answer.map_err(|stop| match stop {
-        Stop::Tell(error) => error,
-        Stop::Region(_) | Stop::Empty => failure::changed(),
-    })
 }

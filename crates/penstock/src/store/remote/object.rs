@@ -11,7 +11,8 @@ use object_store::path::Path;
 
 use super::backend::Backend;
 use super::course::Course;
-use super::fetch::{Stop, Tally, add, once, persist};
+use super::fetch::{Tally, add, once, persist};
+use super::outcome::Stop;
 use super::pace::Hedge;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Window;
@@ -191,7 +192,7 @@ impl Object for RemoteObject {
         if self.meta.e_tag.is_some() || self.meta.version.is_some() || dated {
             return Ok(());
         }
-        let now = super::inspect(&self.backend, &self.path, &Course::hasty())
+        let now = super::opening::inspect(&self.backend, &self.path, &Course::hasty())
             .map_err(|error| error.object(&self.location))?;
         if super::fetch::is_same(&self.meta, &now) {
             return Ok(());

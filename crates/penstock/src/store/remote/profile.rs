@@ -21,8 +21,8 @@ use aws_runtime::env_config::file::{EnvConfigFileKind, EnvConfigFiles};
 use aws_types::os_shim_internal::{Env, Fs};
 
 use super::aws::Client;
+use super::client_key::ClientKey;
 use super::environment::Environment;
-use super::transport::ClientKey;
 use crate::closest::closest;
 use crate::error::{Error, ErrorKind, Result};
 

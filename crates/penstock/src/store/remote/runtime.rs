@@ -1,4 +1,4 @@
-//! The process's share of the network: lanes, connections, buckets that are set up.
+//! The process's share of the network: lanes and their connections.
 //!
 //! A lane is a small runtime with connections of its own. Whoever waits for the network takes one, drives it in its own
 //! thread, and gives it back: so a byte is received, decrypted and copied to where it belongs by one thread, while it is
@@ -22,15 +22,12 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Runtime};
 
-use super::backend::{Backend, BackendKey};
+use super::client_key::ClientKey;
 use super::names::Names;
-use super::transport::ClientKey;
 use super::trust::Bundle;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::PerProcess;
 
-/// The most buckets that are kept set up: signatures in URLs differ with every one that is signed.
-const MOST_BACKENDS: usize = 256;
 /// How long an unused lane is worth anything: servers close idle connections after 5 to 60 seconds.
 const IDLE: Duration = Duration::from_secs(20);
 
@@ -40,7 +37,6 @@ pub(super) struct Net {
     lanes: Mutex<Vec<(Instant, Lane)>>,
     /// Loads that have not ended.
     loads: AtomicUsize,
-    backends: Mutex<HashMap<BackendKey, Arc<Backend>>>,
     /// By the file that certificates come from, if it is not the system's.
     tls: Mutex<HashMap<Option<Bundle>, rustls::ClientConfig>>,
     pub(super) names: Arc<Names>,
@@ -111,30 +107,6 @@ impl Net {
         let config = make()?;
         known.insert(bundle, config.clone());
         Ok(config)
-    }
-
-    /// The backend for `key`, made by `make` if there is none.
-    pub(super) fn backend(
-        &self,
-        key: BackendKey,
-        make: impl FnOnce() -> Result<Backend>,
-    ) -> Result<Arc<Backend>> {
-        let there = lock(&self.backends).get(&key).cloned();
-        if let Some(backend) = there {
-            return Ok(backend);
-        }
-        // Making one may read files and wait for servers, so the lock is not held meanwhile.
-        let made = Arc::new(make()?);
-        let mut backends = lock(&self.backends);
-        if backends.len() >= MOST_BACKENDS {
-            backends.clear();
-        }
-        Ok(Arc::clone(backends.entry(key).or_insert(made)))
-    }
-
-    /// Puts another backend in its place.
-    pub(super) fn replace_backend(&self, key: BackendKey, backend: Arc<Backend>) {
-        lock(&self.backends).insert(key, backend);
     }
 }
 

@@ -24,24 +24,16 @@ use object_store::client::{
 };
 use reqwest::redirect::Policy;
 
-use super::address::Provider;
-use super::environment::Environment;
-use super::proxies::Proxies;
-use super::retry::Patience;
+use super::client_key::{ClientKey, METADATA_HOSTS};
 use super::runtime::{self, Net};
 use super::sieve::Sieve;
 use super::total::{self, Totals};
-use super::trust::{self, Bundle};
+use super::trust;
 use super::whole;
 use super::witness::{Lost, MAX_ERROR_BODY, Refusal, Witness};
 use crate::error::{Error, ErrorKind, Result};
 
-/// Credential servers of this machine's network answer at once or are not there.
-const METADATA_CONNECT: Duration = Duration::from_secs(1);
-const METADATA_HOSTS: [&str; 5] =
-    ["169.254.169.254", "169.254.170.2", "169.254.170.23", "metadata.google.internal", "metadata"];
-
-/// Headers that only requests to them have: Google's, and Azure's two.
+/// Headers that only requests to credential servers of this machine's network have: Google's, and Azure's two.
 const METADATA_HEADERS: [&str; 3] = ["metadata-flavor", "metadata", "x-identity-header"];
 
 /// How long the body of a refusal is waited for.
@@ -57,44 +49,10 @@ const PROXY_REFUSES: &str = "tunnel error: unsuccessful";
 /// The most that is said of a failure.
 const MAX_WORDS: usize = 200;
 
-/// What tells one client from another.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct ClientKey {
-    pub(super) patience: Patience,
-    /// Certificates to trust instead of the system's.
-    pub(super) bundle: Option<Bundle>,
-    pub(super) proxies: Arc<Proxies>,
-    /// Whether answers may send elsewhere. Signed requests mean one host.
-    pub(super) follow: bool,
-}
-
 impl ClientKey {
-    /// The key of clients for a provider, as `environment` wants them.
-    ///
-    /// # Errors
-    /// `Config` for a proxy that is no URL.
-    pub(super) fn of(
-        environment: &Environment,
-        provider: Provider,
-        patience: Patience,
-        follow: bool,
-    ) -> Result<Self> {
-        let proxies = Arc::new(Proxies::of(environment)?);
-        Ok(Self { patience, bundle: trust::bundle(environment, provider), proxies, follow })
-    }
-
     /// The client of the lane that this thread drives.
     pub(super) fn client(&self) -> Result<reqwest::Client> {
         runtime::client(self, || self.make())
-    }
-
-    /// The key of clients for `host`: of servers that answer at once or are not there, no connection is waited for long.
-    pub(super) fn for_host(&self, host: &str) -> Self {
-        let mut key = self.clone();
-        if METADATA_HOSTS.contains(&host) {
-            key.patience.connect = METADATA_CONNECT;
-        }
-        key
     }
 
     /// The settings of TLS.

@@ -3,8 +3,9 @@
 //! So a "directory" is looked through for the names that the libraries give to checkpoints. What is there is listed;
 //! shards are found through their index, like everywhere.
 
+use super::RemoteStore;
 use super::address::Address;
-use super::{RemoteStore, inspect};
+use super::opening::inspect;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Entry;
 

@@ -3,6 +3,7 @@
 //! A service that is busy or cannot be reached is a failure that passes; one that refuses is told with its own code and
 //! message. Where those may repeat what was sent, whoever sent it takes it out.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
@@ -10,7 +11,9 @@ use http::{Method, StatusCode};
 use serde::Deserialize;
 use url::{Url, form_urlencoded};
 
-use crate::store::remote::transport::{ClientKey, send};
+use crate::store::remote::client_key::ClientKey;
+use crate::store::remote::environment::Environment;
+use crate::store::remote::transport::send;
 use crate::store::remote::witness::{Lack, Refusal};
 
 /// How long a token is good where its service does not say.
@@ -20,6 +23,12 @@ const LIFETIME: u64 = 3600;
 pub(super) struct Granted {
     pub(super) token: String,
     pub(super) expires: Option<SystemTime>,
+}
+
+/// What an identity needs of the world.
+pub(super) struct Means {
+    pub(super) environment: Arc<Environment>,
+    pub(super) client: ClientKey,
 }
 
 /// What services answer that speak OAuth.
@@ -91,4 +100,24 @@ pub(super) async fn ask(
     let why = format!("{who} ({host}) answered HTTP {}{code}{message}", status.as_u16());
     let busy = [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&status);
     Err(if busy || status.is_server_error() { passes(why) } else { Lack::new(why) })
+}
+
+/// The URL of a service that tokens are sent to, in this field.
+///
+/// # Errors
+/// Where they must not be.
+pub(super) fn service(field: &str, text: &str) -> Result<Url, String> {
+    let url = Url::parse(text).ok().filter(is_safe);
+    url.ok_or_else(|| format!("{field} is not an HTTPS URL"))
+}
+
+/// Whether a token may be sent there.
+fn is_safe(url: &Url) -> bool {
+    let local = match url.host() {
+        Some(url::Host::Ipv4(address)) => address.is_loopback(),
+        Some(url::Host::Ipv6(address)) => address.is_loopback(),
+        Some(url::Host::Domain(name)) => name == "localhost",
+        None => return false,
+    };
+    url.scheme() == "https" || (url.scheme() == "http" && local)
 }

@@ -14,7 +14,7 @@ use serde_json::json;
 use url::Url;
 use url::form_urlencoded::byte_serialize;
 
-use super::Means;
+use super::asking::Means;
 use crate::store::remote::aws::{DEFAULT_REGION, explain};
 use crate::store::remote::profile::Profile;
 use crate::store::remote::s3::own_keys;

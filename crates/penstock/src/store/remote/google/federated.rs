@@ -11,9 +11,7 @@ use serde::Deserialize;
 use serde_json::json;
 use url::Url;
 
-use super::Means;
-use super::asking::{Granted, bear_client, form, grant};
-use super::file::service;
+use super::asking::{Granted, Means, bear_client, form, grant, service};
 use super::impersonation::Impersonated;
 use super::subject::{Format, Subject};
 use crate::store::remote::witness::Lack;

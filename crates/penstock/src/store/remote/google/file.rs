@@ -5,7 +5,6 @@
 
 use serde::Deserialize;
 use serde_json::{Error as JsonError, Value};
-use url::Url;
 
 use super::Identity;
 use super::federated::{self, Federated};
@@ -13,7 +12,7 @@ use super::impersonation::Impersonated;
 use super::key::Key;
 use super::login::{self, Login};
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::remote::transport::ClientKey;
+use crate::store::remote::client_key::ClientKey;
 
 const FEDERATED: &str = "external_account";
 const WORKFORCE: &str = "external_account_authorized_user";
@@ -99,26 +98,6 @@ fn decode<T>(decoded: Result<T, JsonError>) -> Result<T, String> {
             None => format!("a field at line {} is not what it should be", error.line()),
         }
     })
-}
-
-/// The URL of a service that tokens are sent to, in this field.
-///
-/// # Errors
-/// Where they must not be.
-pub(super) fn service(field: &str, text: &str) -> Result<Url, String> {
-    let url = Url::parse(text).ok().filter(is_safe);
-    url.ok_or_else(|| format!("{field} is not an HTTPS URL"))
-}
-
-/// Whether a token may be sent there.
-fn is_safe(url: &Url) -> bool {
-    let local = match url.host() {
-        Some(url::Host::Ipv4(address)) => address.is_loopback(),
-        Some(url::Host::Ipv6(address)) => address.is_loopback(),
-        Some(url::Host::Domain(name)) => name == "localhost",
-        None => return false,
-    };
-    url.scheme() == "https" || (url.scheme() == "http" && local)
 }
 
 #[cfg(test)]

@@ -11,9 +11,7 @@ use serde::Deserialize;
 use serde_json::json;
 use url::Url;
 
-use super::Means;
-use super::asking::{Granted, ask, bear};
-use super::file::service;
+use super::asking::{Granted, Means, ask, bear, service};
 use crate::store::remote::witness::Lack;
 
 /// The role that it takes, unless the identity is one of a workload elsewhere.

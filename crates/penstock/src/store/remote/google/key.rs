@@ -8,7 +8,8 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::asking::Granted;
-use crate::store::remote::transport::{ClientKey, Connector};
+use crate::store::remote::client_key::ClientKey;
+use crate::store::remote::transport::Connector;
 use crate::store::remote::witness::Lack;
 
 /// See the module. It has no `Debug` form.

@@ -11,9 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use serde::Deserialize;
 use url::Url;
 
-use super::Means;
-use super::asking::{Granted, bear_client, form, grant};
-use super::file::service;
+use super::asking::{Granted, Means, bear_client, form, grant, service};
 use crate::store::remote::witness::Lack;
 
 const PERSON_URL: &str = "https://oauth2.googleapis.com/token";

@@ -39,13 +39,14 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use object_store::gcp::GcpCredential;
 
+use super::client_key::ClientKey;
 use super::environment::Environment;
 use super::keys::{Fetched, Source};
-use super::transport::ClientKey;
 use super::witness::Lack;
 use crate::error::{Error, ErrorKind, Result};
 
 use asking::Granted;
+use asking::Means;
 use federated::Federated;
 use impersonation::Impersonated;
 use key::Key;
@@ -74,12 +75,6 @@ enum Identity {
     Federated(Federated),
     Login(Login),
     Key(Key),
-}
-
-/// What an identity needs of the world.
-struct Means {
-    environment: Arc<Environment>,
-    client: ClientKey,
 }
 
 /// Someone whom Google knows, and whom they act as. It has no `Debug` form.

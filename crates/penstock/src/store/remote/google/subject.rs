@@ -13,9 +13,9 @@ use http::header::{HeaderName, HeaderValue};
 use serde::Deserialize;
 use url::Url;
 
-use super::asking::ask;
+use super::asking::{Means, ask};
+use super::aws;
 use super::federated::Federated;
-use super::{Means, aws};
 use crate::store::remote::witness::Lack;
 
 /// The variable that lets programs be run.

@@ -15,10 +15,12 @@ use crate::store::remote::address::Provider;
 use crate::store::remote::backend::Backend;
 use crate::store::remote::course::Course;
 use crate::store::remote::failure::endless_listing;
-use crate::store::remote::fetch::{Fault, Tally, persist};
+use crate::store::remote::fetch::{Tally, persist};
 use crate::store::remote::listing::{Found, Listing};
+use crate::store::remote::object;
+use crate::store::remote::opening::told;
+use crate::store::remote::outcome::Fault;
 use crate::store::remote::retry::Trouble;
-use crate::store::remote::{object, told};
 
 /// Pages of one listing, at most: a server whose pages lead back to themselves must not keep us for ever.
 const MOST_PAGES: usize = 10_000;

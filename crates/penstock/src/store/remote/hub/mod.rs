@@ -15,7 +15,7 @@ mod api;
 mod local;
 mod one_part;
 mod page;
-mod refusal;
+pub(super) mod refusal;
 mod sender;
 mod service;
 mod settings;
@@ -29,13 +29,13 @@ use url::Url;
 
 use super::address::Provider;
 use super::backend::{Backend, Made, never_again};
+use super::client_key::ClientKey;
 use super::course::Course;
 use super::environment::Environment;
 use super::listing::Listing;
 use super::object::{self, RemoteObject};
+use super::opening::{open, told};
 use super::retry::Patience;
-use super::transport::ClientKey;
-use super::{open, told};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::location::HIDDEN;
 use crate::store::standin::StandIn;
@@ -50,7 +50,6 @@ use settings::Settings;
 
 pub(in crate::store) use address::is_hub;
 pub(super) use page::refuse_page;
-pub(super) use refusal::refused;
 pub(super) use settings::DEFAULT_ENDPOINT;
 
 /// A repository's kind and name, and a revision of it.

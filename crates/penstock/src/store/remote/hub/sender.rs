@@ -10,7 +10,8 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use object_store::client::{HttpError, HttpErrorKind, HttpResponseBody};
 use url::{Origin, Url};
 
-use crate::store::remote::transport::{self, ClientKey};
+use crate::store::remote::client_key::ClientKey;
+use crate::store::remote::transport;
 use crate::store::remote::witness::Witness;
 
 /// Redirects that one request may take.

@@ -1,0 +1,52 @@
+//! What tells one HTTP client from another: certificates, proxies, time limits, redirects.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::address::Provider;
+use super::environment::Environment;
+use super::proxies::Proxies;
+use super::retry::Patience;
+use super::trust::{self, Bundle};
+use crate::error::Result;
+
+/// Credential servers of this machine's network answer at once or are not there.
+const METADATA_CONNECT: Duration = Duration::from_secs(1);
+pub(super) const METADATA_HOSTS: [&str; 5] =
+    ["169.254.169.254", "169.254.170.2", "169.254.170.23", "metadata.google.internal", "metadata"];
+
+/// What tells one client from another.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct ClientKey {
+    pub(super) patience: Patience,
+    /// Certificates to trust instead of the system's.
+    pub(super) bundle: Option<Bundle>,
+    pub(super) proxies: Arc<Proxies>,
+    /// Whether answers may send elsewhere. Signed requests mean one host.
+    pub(super) follow: bool,
+}
+
+impl ClientKey {
+    /// The key of clients for a provider, as `environment` wants them.
+    ///
+    /// # Errors
+    /// `Config` for a proxy that is no URL.
+    pub(super) fn of(
+        environment: &Environment,
+        provider: Provider,
+        patience: Patience,
+        follow: bool,
+    ) -> Result<Self> {
+        let proxies = Arc::new(Proxies::of(environment)?);
+        Ok(Self { patience, bundle: trust::bundle(environment, provider), proxies, follow })
+    }
+
+    /// The key of clients for `host`: of servers that answer at once or are not there, no connection is waited for long.
+    pub(super) fn for_host(&self, host: &str) -> Self {
+        let mut key = self.clone();
+        if METADATA_HOSTS.contains(&host) {
+            key.patience.connect = METADATA_CONNECT;
+        }
+        key
+    }
+}
