@@ -88,7 +88,8 @@ def sources(crate: str) -> dict[tuple[str, ...], str]:
         parts = path.relative_to(source).with_suffix("").parts
         if "tests" in parts or parts[-1] == "testing":
             continue
-        text = re.sub(r"(?m)^\s*//.*$|\s//\s.*$|pub\(in [\w:]+\)", "", path.read_text()).split("#[cfg(test)]\nmod tests {")[0]
+        text = re.sub(r"(?m)^\s*//.*$|\s//\s.*$|pub\(in [\w:]+\)", "", path.read_text())
+        text = text.split("#[cfg(test)]\nmod tests {")[0]
         found[parts[:-1] if parts[-1] in {"mod", "lib"} else parts] = text
     return found
 
