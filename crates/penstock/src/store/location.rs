@@ -61,7 +61,7 @@ pub fn shown(location: &str) -> Cow<'_, str> {
     };
     let Some(scheme) = scheme(location) else {
         // A mistyped URL, or a path with a strange name.
-        return match location.rsplit_once('@') {
+        return match split_user(location) {
             Some((before, _)) if before.contains(['?', '#']) => Cow::Borrowed(HIDDEN),
             Some((_, after)) => Cow::Owned(format!("{HIDDEN}@{}", up_to(after, &['?', '#']))),
             None => Cow::Borrowed(up_to(location, &['?', '#'])),
@@ -111,7 +111,7 @@ fn shown_nearly(location: &str) -> Cow<'_, str> {
 pub fn shown_setting(value: &str) -> Cow<'_, str> {
     match value.contains("://") {
         true if !value.starts_with('/') => shown(value),
-        _ => match value.rsplit_once('@') {
+        _ => match split_user(value) {
             Some((before, _)) if before.contains(['?', '#']) => Cow::Borrowed(HIDDEN),
             Some((_, after)) => Cow::Owned(format!("{HIDDEN}@{}", up_to(after, &['?', '#']))),
             None => Cow::Borrowed(up_to(value, &['?', '#'])),
@@ -153,9 +153,8 @@ fn is_plainly_path(location: &str) -> bool {
 
 /// The `@` of a relative path before which a user and a password, or a token of the Hugging Face hub, may stand.
 fn doubtful_path(location: &str) -> Option<usize> {
-    // Also escaped, as people do who are careful with half of it.
-    let at = location.rfind('@').max(location.rfind("%40"))?;
-    let before = &location[..at];
+    let (before, _) = split_user(location)?;
+    let at = before.len();
     // Part of a URL of which the scheme is known is judged as that.
     let (scheme, rest) = before.split_once(':').unwrap_or(("", before));
     let url = format!("{scheme}://{rest}");
@@ -164,10 +163,19 @@ fn doubtful_path(location: &str) -> Option<usize> {
         .then_some(at)
 }
 
+/// What comes before the last `@`, which may end a user and a password, and what comes after it. The `@` may be escaped, as
+/// people do who are careful with half of it.
+fn split_user(text: &str) -> Option<(&str, &str)> {
+    let last = ["@", "%40"].into_iter().filter_map(|mark| Some((text.rfind(mark)?, mark.len()))).max();
+    last.map(|(at, len)| (&text[..at], &text[at + len..]))
+}
+
 /// Where something begins that looks like a query or a fragment with parameters: a signature may be among them.
 fn query(text: &str) -> Option<usize> {
-    let marks = text.match_indices(['?', '#']).map(|(at, _)| at);
-    marks.into_iter().find(|at| up_to(&text[at + 1..], &['?', '#']).contains('='))
+    let mut marks = text.match_indices(['?', '#']).map(|(at, _)| at);
+    // Of the pattern `run?/lr=0.1/*`, nothing is a parameter.
+    let has_parameter = |after: &str| after.split_once('=').is_some_and(|(name, _)| !name.contains('/'));
+    marks.find(|at| has_parameter(up_to(&text[at + 1..], &['?', '#'])))
 }
 
 /// Whether a word of it begins as tokens of the Hugging Face hub do.
@@ -193,6 +201,10 @@ fn doubtful(location: &str) -> Option<Doubt> {
         let begin = name_of_arn(rest);
         let authority = up_to(&rest[begin..], &['/']);
         let named = names_container(location) || is_hub(scheme);
+        if is_hub(scheme) && last.is_none() && split_user(rest).is_some_and(|(before, _)| holds_token(before))
+        {
+            return Some(Doubt::All);
+        }
         return match last {
             Some(at) if begin > at => None,
             Some(at) if is_hub(scheme) && holds_token(&rest[..at]) => Some(Doubt::Before(at)),
@@ -347,6 +359,7 @@ mod tests {
             "a@c",
             "./a:b@c",
             "./a?b=c",
+            "run?/lr=0.1/*.safetensors",
             "models/hf_model",
             "s3:a.safetensors",
         ] {
@@ -372,6 +385,8 @@ mod tests {
             ("https//me:x/y@host/m", "***@host/m"),
             ("me:x@host/m", "***@host/m"),
             ("me:x%40host/m", "***%40host/m"),
+            (" https://me:x%40h/m", "***@h/m"),
+            ("hf://hf_x%40org/name", "hf://***"),
             ("me:x?y=z@host/m", "***"),
             ("acc.blob.core.windows.net/c/m?sv=1&sig=x", "acc.blob.core.windows.net/c/m"),
             ("https//h/c?sig=x", "https//h/c"),

@@ -84,7 +84,7 @@ pub enum Act {
     Drip(usize, Duration),
     /// The right head with a body of so many bytes, and a length to match.
     WrongLength(usize),
-    /// Zeros instead of the bytes, so many at once, the others and four too many after a pause.
+    /// Zeros instead of the bytes, in chunks: so many at once, the others and four too many after a pause.
     TooMuchOfAnother(usize, Duration),
     /// A range that begins so many bytes later than asked.
     WrongRange(u64),
@@ -256,8 +256,10 @@ impl Shared {
             Act::TooMuchOfAnother(..) => answer.body = vec![0; answer.body.len() + 4],
             _ => {}
         }
-        if !is_head {
-            answer.set("content-length", answer.body.len());
+        match act {
+            Act::TooMuchOfAnother(..) => answer.set("transfer-encoding", "chunked"),
+            _ if !is_head => answer.set("content-length", answer.body.len()),
+            _ => {}
         }
         let mut head = format!("HTTP/1.1 {} X\r\n", answer.status);
         answer.headers.iter().for_each(|(name, value)| head.push_str(&format!("{name}: {value}\r\n")));
@@ -281,9 +283,14 @@ impl Shared {
                 return Ok(false);
             }
             Act::TooMuchOfAnother(bytes, pause) => {
-                stream.write_all(&body[..bytes])?;
-                std::thread::sleep(pause);
-                stream.write_all(&body[bytes..])?;
+                let (first, rest) = body.split_at(bytes);
+                for (chunk, pause) in [(first, pause), (rest, Duration::ZERO)] {
+                    stream.write_all(format!("{:x}\r\n", chunk.len()).as_bytes())?;
+                    stream.write_all(chunk)?;
+                    stream.write_all(b"\r\n")?;
+                    std::thread::sleep(pause);
+                }
+                stream.write_all(b"0\r\n\r\n")?;
             }
             Act::Drip(bytes, pause) => {
                 for piece in body.chunks(bytes) {

@@ -104,7 +104,11 @@ impl RemoteObject {
             Ok(Err(Stop::Region(_) | Stop::Empty)) => Err(super::failure::changed()),
         }
         .map_err(|error| error.object(&self.location).range(range.clone()))
-        .inspect_err(|_| lane.reached = Some(reached.get()))
+        .inspect_err(|_| {
+            // What one of two took back may lie over what the other had brought.
+            let is_whole = !(hedged.get() && taken_back.get());
+            lane.reached = Some(if is_whole { reached.get() } else { range.start });
+        })
     }
 
     /// Asks for `range`, and again from where it stopped, and hands its bytes to `put`.

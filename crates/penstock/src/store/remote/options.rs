@@ -260,6 +260,14 @@ fn anonymous(provider: Provider) -> Option<&'static str> {
 /// The option by which nobody asks, though none says so in words: an empty key or token, where no other option says who
 /// does; and another hub than the environment's, as a token is of one hub.
 fn nobody(environment: &Environment, provider: Provider, set: &[Set], empty: &[Set]) -> Option<String> {
+    let hub = |endpoint: &str| endpoint.trim().trim_end_matches('/').to_owned();
+    let ours = hub(environment.get(&[HUB_ENDPOINT]).unwrap_or(DEFAULT_ENDPOINT));
+    let elsewhere = set.iter().find(|(name, endpoint, _)| name == HUB_ENDPOINT && hub(endpoint) != ours);
+    // Also `True`, which means the one of this machine.
+    let is_token = |option: &str| variable(Provider::Hub, option) == Some(Some(HUB_TOKEN));
+    if let Some((_, _, option)) = elsewhere {
+        return (!set.iter().any(|(.., option)| is_token(option))).then(|| option.clone());
+    }
     let who = identity(provider);
     if set.iter().any(|(name, ..)| who.contains(&name.as_str())) {
         return None;
@@ -269,10 +277,7 @@ fn nobody(environment: &Environment, provider: Provider, set: &[Set], empty: &[S
     let says_nothing =
         |name: &str| SWITCHES.contains(&name) || PROFILES.contains(&name) || AZURE_NAMES.contains(&name);
     let none = empty.iter().find(|(name, ..)| who.contains(&name.as_str()) && !says_nothing(name));
-    let hub = |endpoint: &str| endpoint.trim().trim_end_matches('/').to_owned();
-    let ours = hub(environment.get(&[HUB_ENDPOINT]).unwrap_or(DEFAULT_ENDPOINT));
-    let elsewhere = set.iter().find(|(name, endpoint, _)| name == HUB_ENDPOINT && hub(endpoint) != ours);
-    none.or(elsewhere).map(|(_, _, option)| option.clone())
+    none.map(|(_, _, option)| option.clone())
 }
 
 /// Variables of the environment that what was set replaces.
@@ -417,6 +422,7 @@ fn laid_over(environment: &Environment, of: Provider, options: &[(String, String
     // What is given empty says that there is none, and undoes nothing that the environment switched off.
     let (empty, mut set): (Vec<_>, Vec<_>) = set.into_iter().partition(|(_, value, _)| value.is_empty());
     if let (Some(option), Some(variable)) = (nobody(environment, of, &set, &empty), anonymous(of)) {
+        set.retain(|(name, ..)| name != variable);
         set.push((variable.to_owned(), "true".to_owned(), option));
     }
     let hidden = replaced(of, &set, &empty);
@@ -534,6 +540,15 @@ mod tests {
             assert_eq!(
                 (got(&given, HUB_TOKEN).as_deref(), given.is_set(&[HUB_ANONYMOUS])),
                 (Some("old"), false)
+            );
+        }
+        // Another hub gets no token for the asking: it has to be named.
+        for (option, sent) in [(("anon", "false"), None), (("token", "true"), Some("old"))] {
+            let options = [("endpoint", "https://mirror"), option];
+            let given = with(&[(HUB_TOKEN, "old")], &options, "hf://o/n").unwrap();
+            assert_eq!(
+                (got(&given, HUB_TOKEN).as_deref(), given.is_set(&[HUB_ANONYMOUS])),
+                (sent, sent.is_none())
             );
         }
         // Whoever says that somebody asks means the token that there is.

@@ -134,7 +134,7 @@ impl HttpService for Service {
         let mut response = whole::part(status, headers, body, range.as_ref(), &host).await?;
         let (status, headers) = (response.status(), std::mem::take(response.headers_mut()));
         *response.headers_mut() = match status {
-            StatusCode::PARTIAL_CONTENT => with_length(with_version(headers)),
+            StatusCode::PARTIAL_CONTENT => with_length(with_version(headers))?,
             status if status.is_success() => with_version(headers),
             _ => headers,
         };
@@ -247,17 +247,24 @@ fn with_version(mut headers: HeaderMap) -> HeaderMap {
 
 /// Tells the length of a part of an object that came without one: in chunks, or until the connection ends. Its range says
 /// it; whether so many bytes come is seen where they are counted.
-fn with_length(mut headers: HeaderMap) -> HeaderMap {
+///
+/// # Errors
+/// Where a length is told that is not the range's: nothing of such a body is what was asked for.
+fn with_length(mut headers: HeaderMap) -> Result<HeaderMap, HttpError> {
     let range = headers.get(CONTENT_RANGE).and_then(|range| range.to_str().ok()).unwrap_or_default();
     let ends = range.strip_prefix("bytes ").and_then(|range| range.split('/').next()?.split_once('-'));
     let length = ends.and_then(|(start, end)| {
         let (start, end): (u64, u64) = (start.trim().parse().ok()?, end.trim().parse().ok()?);
         end.checked_add(1)?.checked_sub(start).filter(|length| *length > 0)
     });
-    if let Some(length) = length {
-        headers.entry(CONTENT_LENGTH).or_insert_with(|| length.into());
+    let Some(length) = length else { return Ok(headers) };
+    let told = headers.get(CONTENT_LENGTH).and_then(|told| told.to_str().ok()?.trim().parse::<u64>().ok());
+    if told.is_some_and(|told| told != length) {
+        let cause = std::io::Error::other("a body of another length than its range");
+        return Err(HttpError::new(HttpErrorKind::Unknown, cause));
     }
-    headers
+    headers.entry(CONTENT_LENGTH).or_insert_with(|| length.into());
+    Ok(headers)
 }
 
 pub(super) fn http_error(error: reqwest::Error) -> HttpError {
@@ -393,14 +400,17 @@ mod tests {
             let mut headers = HeaderMap::new();
             headers.insert(CONTENT_RANGE, range.parse().unwrap());
             headers.extend(length.map(|length| (CONTENT_LENGTH, length.parse().unwrap())));
-            with_length(headers).get(CONTENT_LENGTH).map(|value| value.to_str().unwrap().to_owned())
+            let told = with_length(headers).ok()?.get(CONTENT_LENGTH).cloned();
+            Some(told.map(|value| value.to_str().unwrap().to_owned()))
         };
-        assert_eq!(length("bytes 5-14/100", None).as_deref(), Some("10"));
-        assert_eq!(length("bytes 5-14/*", None).as_deref(), Some("10"));
-        // What was told stands, and nonsense tells nothing.
-        assert_eq!(length("bytes 5-14/100", Some("7")).as_deref(), Some("7"));
+        let some = |length: &str| Some(Some(length.to_owned()));
+        assert_eq!(length("bytes 5-14/100", None), some("10"));
+        assert_eq!(length("bytes 5-14/*", None), some("10"));
+        assert_eq!(length("bytes 5-14/100", Some("10")), some("10"));
+        // Of another length, nothing is taken; and nonsense tells nothing.
+        assert_eq!(length("bytes 5-14/100", Some("7")), None);
         for nonsense in ["bytes */100", "bytes 14-5/100", "5-14/100", "bytes 5-18446744073709551616/1", ""] {
-            assert_eq!(length(nonsense, None), None, "{nonsense}");
+            assert_eq!(length(nonsense, None), Some(None), "{nonsense}");
         }
     }
 }
