@@ -85,7 +85,7 @@ impl HostArray {
     fn dlpack(&self, py: Python<'_>, raw: bool) -> PyResult<Py<PyAny>> {
         let (dtype, shape) = match (raw, dlpack_dtype(self.dtype)) {
             (false, Some(dtype)) => (dtype, self.shape.clone()),
-            (true, _) => (DlDataType { code: 1, bits: 8, lanes: 1 }, vec![self.bytes]),
+            (true, _) => (DlDataType { code: 1, bits: 8, contexts: 1 }, vec![self.bytes]),
             (false, None) => {
                 return Err(PyBufferError::new_err(format!("DLPack has no dtype for {}", self.dtype.name())));
             }
@@ -124,7 +124,7 @@ impl HostArray {
 struct DlDataType {
     code: u8,
     bits: u8,
-    lanes: u16,
+    contexts: u16,
 }
 
 #[repr(C)]
@@ -164,7 +164,7 @@ fn dlpack_dtype(dtype: Dtype) -> Option<DlDataType> {
         Dtype::Bool => 6,
         _ => return None,
     };
-    Some(DlDataType { code, bits: u8::try_from(dtype.bits()).ok()?, lanes: 1 })
+    Some(DlDataType { code, bits: u8::try_from(dtype.bits()).ok()?, contexts: 1 })
 }
 
 fn capsule(py: Python<'_>, owner: Arc<Owner>, dtype: DlDataType, shape: &[u64]) -> PyResult<Py<PyAny>> {

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 
 use penstock::memory::Window;
 use penstock::store::{
-    CachePolicy, Entry, Lane, LocalStore, Patience, RemoteStore, Router, Store, is_remote, path_of,
+    CachePolicy, Entry, LocalStore, ReadContext, RemoteStore, RetryPolicy, Router, Store, is_remote, path_of,
 };
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
@@ -41,7 +41,7 @@ pub fn list_objects(
         };
         return Ok((entries.into_iter().map(named).collect(), Vec::new()));
     }
-    let store = RemoteStore::new(environment, Patience::default());
+    let store = RemoteStore::new(environment, RetryPolicy::default());
     let listing = interruptibly(py, || store.find(location, false), || store.interrupt())?;
     let objects =
         listing.objects.into_iter().map(|found| (found.location.into(), found.path.into(), found.bytes));
@@ -75,6 +75,6 @@ fn read(router: &Router, location: &str, limit: u64) -> penstock::Result<Vec<u8>
         return Err(Error::new(ErrorKind::Config, cause).object(object.location()));
     };
     let mut bytes = vec![0; len];
-    object.read_into(0, Window::from_slice(&mut bytes), &mut Lane::default())?;
+    object.read_into(0, Window::from_slice(&mut bytes), &mut ReadContext::default())?;
     Ok(bytes)
 }

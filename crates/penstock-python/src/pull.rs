@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use penstock::memory::Owner;
 use penstock::pull::{self, How, Item};
-use penstock::store::{self, Patience, RemoteStore, Store};
+use penstock::store::{self, RemoteStore, RetryPolicy, Store};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
 
@@ -35,7 +35,7 @@ impl Source {
     fn new(py: Python<'_>, location: LocationArgument, storage_options: Option<Options>) -> PyResult<Self> {
         let LocationArgument(location) = location;
         let environment = environment(std::slice::from_ref(&location), storage_options)?;
-        let store = RemoteStore::new(environment, Patience::default());
+        let store = RemoteStore::new(environment, RetryPolicy::default());
         let items = interruptibly(py, || pull::find(&store, &location), || store.interrupt())?;
         Ok(Self { location, store, items })
     }

@@ -325,7 +325,7 @@ getters! {
     /// Calls made to the store.
     calls: u64 = |s| s.calls;
     /// Calls that an object store answered with "too fast".
-    push_backs: u64 = |s| s.push_backs;
+    throttled: u64 = |s| s.throttled;
     /// Tensors loaded.
     tensors: u64 = |s| s.tensors;
     /// Blocks read.

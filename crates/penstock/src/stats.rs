@@ -24,7 +24,7 @@ pub struct LoadStats {
     /// Calls made to the store.
     pub calls: u64,
     /// Of those: answered by an object store with "too fast".
-    pub push_backs: u64,
+    pub throttled: u64,
     /// Tensors and blocks in the plan.
     pub tensors: u64,
     /// See `tensors`.
@@ -99,7 +99,7 @@ impl LoadStats {
         self.buffered_bytes += other.buffered_bytes;
         self.network_bytes += other.network_bytes;
         self.calls += other.calls;
-        self.push_backs += other.push_backs;
+        self.throttled += other.throttled;
         self.reading += other.reading;
         self.cached_reading += other.cached_reading;
         self.copying += other.copying;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use penstock::ErrorKind;
 use penstock::memory::{Region, Window};
-use penstock::store::{CachePolicy, Lane, LocalStore, Object, SLOT_SLACK, Store};
+use penstock::store::{CachePolicy, LocalStore, Object, ReadContext, SLOT_SLACK, Store};
 #[cfg(feature = "remote")]
 use penstock::store::{CachingStore, DiskCache};
 use proptest::prelude::*;
@@ -152,7 +152,7 @@ fn check_read(object: &dyn Object, bytes: &[u8], offset: usize, len: usize, shif
     let mut region = Region::reserve(len + shift + 64).unwrap();
     let size = region.len();
     region.window().write(0, &vec![0xA5; size]);
-    object.read_into(offset as u64, region.window().part(shift, len), &mut Lane::default()).unwrap();
+    object.read_into(offset as u64, region.window().part(shift, len), &mut ReadContext::default()).unwrap();
     let window = region.window();
     // SAFETY: all of the region was written above.
     let after = unsafe { window.assume_filled(0, size) };
@@ -163,7 +163,7 @@ fn check_read(object: &dyn Object, bytes: &[u8], offset: usize, len: usize, shif
 fn check_slot(object: &dyn Object, bytes: &[u8], offset: usize, len: usize) {
     let mut region = Region::reserve(len + SLOT_SLACK).unwrap();
     let range = offset as u64..(offset + len) as u64;
-    let start = object.read_to_slot(range, region.window(), &mut Lane::default()).unwrap();
+    let start = object.read_to_slot(range, region.window(), &mut ReadContext::default()).unwrap();
     let window = region.window();
     // SAFETY: the store says that it filled these bytes.
     let filled = unsafe { window.assume_filled(start, len) };
@@ -238,7 +238,7 @@ fn windows_far_from_each_other_get_their_bytes_and_nothing_else_is_touched() {
         let mut into: Vec<_> = windows
             .map(|((offset, len), memory)| (*offset as u64, Window::from_slice(&mut memory[..*len])))
             .collect();
-        object.read_scattered(&mut into, &mut Lane::default()).unwrap();
+        object.read_scattered(&mut into, &mut ReadContext::default()).unwrap();
         for ((offset, len), memory) in spans.iter().zip(&memory) {
             assert!(memory[..*len] == bytes[*offset..offset + len], "{}: {offset}", place.name);
             assert!(memory[*len..].iter().all(|byte| *byte == 0xA5), "{}: {offset}", place.name);
@@ -252,7 +252,8 @@ fn a_read_beyond_the_end_is_an_error_that_names_object_and_range() {
         let location = place.put("short", &content(100));
         let object = place.store.open(&location).unwrap();
         let mut memory = [0; 64];
-        let error = object.read_into(80, Window::from_slice(&mut memory), &mut Lane::default()).unwrap_err();
+        let error =
+            object.read_into(80, Window::from_slice(&mut memory), &mut ReadContext::default()).unwrap_err();
         assert_eq!(
             (error.object_name(), error.byte_range()),
             (Some(&*location), Some(80..144)),
@@ -269,7 +270,8 @@ fn an_object_that_ends_early_is_a_changed_one() {
         let object = place.store.open(&location).unwrap();
         place.cut("cut", &content(1_000_000));
         let mut memory = vec![0; 1_900_000];
-        let error = object.read_into(10, Window::from_slice(&mut memory), &mut Lane::default()).unwrap_err();
+        let error =
+            object.read_into(10, Window::from_slice(&mut memory), &mut ReadContext::default()).unwrap_err();
         assert_eq!(
             (error.kind(), error.object_name()),
             (ErrorKind::Changed, Some(&*location)),
@@ -293,12 +295,11 @@ fn identity_tells_versions_apart_and_only_those() {
         place.replace("object", &[7; 10]);
         assert_ne!(one.identity(), place.store.open(&location).unwrap().identity(), "{}", place.name);
         // A store whose reads name their version has nothing to verify afterwards: they fail.
-        let read = one.read_into(0, Window::from_slice(&mut [0; 10]), &mut Lane::default());
+        let read = one.read_into(0, Window::from_slice(&mut [0; 10]), &mut ReadContext::default());
         let mut bytes = [0; 10];
-        let again = place
-            .store
-            .reopen(&location, &one.identity())
-            .and_then(|again| again.read_into(0, Window::from_slice(&mut bytes), &mut Lane::default()));
+        let again = place.store.reopen(&location, &one.identity()).and_then(|again| {
+            again.read_into(0, Window::from_slice(&mut bytes), &mut ReadContext::default())
+        });
         if place.keeps() && again.is_ok() {
             assert_eq!(bytes, *content(10), "{}", place.name);
             continue;

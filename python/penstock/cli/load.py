@@ -49,7 +49,7 @@ FIGURES = {
     "buffered_bytes": Figure("source", "buffered I/O", "read through the page cache"),
     "network_bytes": Figure("source", "from network", "from an object store or HTTP server"),
     "calls": Figure("source", "read calls", "reads or requests made"),
-    "push_backs": Figure("source", "throttled", "requests answered 429 or 503"),
+    "throttled": Figure("source", "throttled", "requests answered 429 or 503"),
     "seconds": Figure("time", "load time", "from start to the last byte; opening is not in it"),
     "gb_per_s": Figure("time", "load rate", "tensor bytes in that time"),
     "reading_seconds": Figure("time", "reading", "summed over reader threads"),

@@ -18,7 +18,7 @@ use super::source::{Resolved, ResolvedIndex, resolve};
 use super::{Dtype, TensorInfo};
 use crate::closest::closest;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{Identity, Lane, Object, Store, is_remote, location_of};
+use crate::store::{Identity, Object, ReadContext, Store, is_remote, location_of};
 
 /// One object of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -271,7 +271,7 @@ impl Checkpoint {
         if self.objects[index].data_start == 0 || ours.peek().is_none() {
             return Ok(());
         }
-        let header = match super::header::read(object, &mut Lane::default()) {
+        let header = match super::header::read(object, &mut ReadContext::default()) {
             Ok(header) => Some(header),
             // What was a header is none any more.
             Err(error) if error.kind() == ErrorKind::Format => None,

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use super::{Dtype, json, layout, sniff};
 use crate::error::{Code, Error, ErrorKind, Result};
 use crate::memory::{Region, Window};
-use crate::store::{Lane, Object};
+use crate::store::{Object, ReadContext};
 
 /// The longest header that is read, as in safetensors.
 pub const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -54,21 +54,21 @@ pub struct Header {
 ///
 /// # Errors
 /// `Format` where it is not a safetensors object, naming the object; what the store reports where reading fails.
-pub fn read(object: &dyn Object, lane: &mut Lane) -> Result<Header> {
-    read_unnamed(object, lane).map_err(|error| error.object(object.location()))
+pub fn read(object: &dyn Object, cx: &mut ReadContext) -> Result<Header> {
+    read_unnamed(object, cx).map_err(|error| error.object(object.location()))
 }
 
-fn read_unnamed(object: &dyn Object, lane: &mut Lane) -> Result<Header> {
+fn read_unnamed(object: &dyn Object, cx: &mut ReadContext) -> Result<Header> {
     let bytes = object.bytes();
     let mut buffer = vec![0; to_usize(bytes.min(FIRST_READ))?];
     if !buffer.is_empty() {
-        object.read_into(0, Window::from_slice(&mut buffer), lane)?;
+        object.read_into(0, Window::from_slice(&mut buffer), cx)?;
     }
     let end = to_usize(json_range(&buffer, bytes)?.end)?;
     let held = buffer.len();
     if end > held {
         lengthen(&mut buffer, end)?;
-        object.read_into(held as u64, Window::from_slice(&mut buffer[held..]), lane)?;
+        object.read_into(held as u64, Window::from_slice(&mut buffer[held..]), cx)?;
     }
     parse_object_prefix(&buffer, bytes)
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use super::header::{self, Header};
 use super::place::shown;
 use crate::error::{Error, Result};
-use crate::store::{Identity, Lane, Store};
+use crate::store::{Identity, ReadContext, Store};
 
 /// Threads that read headers, at most: enough to hide the latency of a remote store.
 const MAX_THREADS: usize = 16;
@@ -25,12 +25,12 @@ pub(super) struct Opened {
 pub(super) fn open_all(store: &dyn Store, locations: &[String]) -> Result<Vec<Opened>, (usize, Error)> {
     let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
     let work = || {
-        let mut lane = Lane::default();
+        let mut cx = ReadContext::default();
         let mut done = Vec::new();
         while !failed.load(Ordering::Relaxed) {
             let number = next.fetch_add(1, Ordering::Relaxed);
             let Some(location) = locations.get(number) else { break };
-            let opened = open(store, location, &mut lane);
+            let opened = open(store, location, &mut cx);
             if opened.is_err() {
                 failed.store(true, Ordering::Relaxed);
             }
@@ -58,8 +58,8 @@ pub(super) fn open_all(store: &dyn Store, locations: &[String]) -> Result<Vec<Op
     done.into_iter().map(|(number, opened)| opened.map_err(|error| (number, error))).collect()
 }
 
-fn open(store: &dyn Store, location: &str, lane: &mut Lane) -> Result<Opened> {
+fn open(store: &dyn Store, location: &str, cx: &mut ReadContext) -> Result<Opened> {
     let object = store.open(location).map_err(|error| error.object(shown(location)))?;
-    let header = header::read(&*object, lane)?;
+    let header = header::read(&*object, cx)?;
     Ok(Opened { bytes: object.bytes(), identity: object.identity(), header })
 }

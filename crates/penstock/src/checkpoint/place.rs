@@ -12,7 +12,7 @@ use std::path::Path;
 use super::{header, sniff};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Window;
-use crate::store::{Lane, Object, Store, location_of, path_of};
+use crate::store::{Object, ReadContext, Store, location_of, path_of};
 pub(super) use crate::store::{is_http, is_url, shown};
 
 /// The most that is read of an object that is read whole: an index, a reference.
@@ -97,7 +97,7 @@ pub(super) fn path_of_url(location: &str) -> &str {
 pub(super) fn is_web_page(object: &dyn Object) -> bool {
     let mut begin = [0; 64];
     let length = object.bytes().min(begin.len() as u64) as usize;
-    let read = object.read_into(0, Window::from_slice(&mut begin[..length]), &mut Lane::default());
+    let read = object.read_into(0, Window::from_slice(&mut begin[..length]), &mut ReadContext::default());
     read.is_ok() && sniff::is_web_page(&begin[..length])
 }
 
@@ -156,7 +156,7 @@ pub(super) fn read_whole(store: &dyn Store, location: &str) -> Result<Vec<u8>> {
     let mut buffer = Vec::new();
     header::lengthen(&mut buffer, length).map_err(|error| error.object(shown(location)))?;
     if length > 0 {
-        let read = object.read_into(0, Window::from_slice(&mut buffer), &mut Lane::default());
+        let read = object.read_into(0, Window::from_slice(&mut buffer), &mut ReadContext::default());
         read.map_err(|error| error.object(shown(location)))?;
     }
     Ok(buffer)

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::{Error, Result};
 use crate::memory::Window;
-use crate::store::{Entry, Identity, Lane, Object, Store};
+use crate::store::{Entry, Identity, Object, ReadContext, Store};
 
 /// Opens and lists with `std::fs`; counts the reads.
 #[derive(Default)]
@@ -60,7 +60,7 @@ impl Object for PlainObject {
         Identity(self.bytes.to_string())
     }
 
-    fn read_into(&self, offset: u64, mut into: Window<'_>, _: &mut Lane) -> Result<()> {
+    fn read_into(&self, offset: u64, mut into: Window<'_>, _: &mut ReadContext) -> Result<()> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         let mut bytes = vec![0; into.len()];
         self.file.read_exact_at(&mut bytes, offset).map_err(|error| Error::from_io("reading", &error))?;
@@ -68,9 +68,9 @@ impl Object for PlainObject {
         Ok(())
     }
 
-    fn read_to_slot(&self, range: Range<u64>, mut slot: Window<'_>, lane: &mut Lane) -> Result<usize> {
+    fn read_to_slot(&self, range: Range<u64>, mut slot: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
         let length = usize::try_from(range.end - range.start).unwrap();
-        self.read_into(range.start, slot.part(0, length), lane).map(|()| 0)
+        self.read_into(range.start, slot.part(0, length), cx).map(|()| 0)
     }
 
     fn verify_unchanged(&self) -> Result<()> {

@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use super::mapped::steps;
 use crate::checkpoint::Checkpoint;
 use crate::memory::{Owner, Window, spare_bytes};
-use crate::store::{Lane, LocalStore, Object, Store, is_remote};
+use crate::store::{LocalStore, Object, ReadContext, Store, is_remote};
 
 /// Stretches that the kernel works on at once: 64 MiB keep any single disk busy.
 const WINDOW: usize = 8;
@@ -125,7 +125,7 @@ fn bring(checkpoint: &Checkpoint, wanted: Vec<(usize, Range<u64>)>, shared: &Sha
             // A page that is on its way makes its reader wait. One that never came is read now, one by one: such a disk
             // has no time to spare either.
             let mut byte = [0];
-            if file.read_into(last, Window::from_slice(&mut byte), &mut Lane::default()).is_err() {
+            if file.read_into(last, Window::from_slice(&mut byte), &mut ReadContext::default()).is_err() {
                 return;
             }
         }

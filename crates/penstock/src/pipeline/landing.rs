@@ -14,7 +14,7 @@ use crate::device::{CopyStream, Piece};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{HostSlab, HostTensor, Region, Window};
 use crate::plan::{Block, Plan, Segment};
-use crate::store::{Lane, Object, SLOT_SLACK};
+use crate::store::{Object, ReadContext, SLOT_SLACK};
 
 /// Segments of at least this many bytes on average are worth a read each; smaller ones share a read and are copied.
 const SEGMENT_WORTH_A_READ: u64 = 256 << 10;
@@ -76,12 +76,12 @@ fn only_padding_between(plan: &Plan, before: &Segment, after: &Segment) -> bool 
 
 /// Time a reader spent on one block.
 #[derive(Default)]
-pub(super) struct Spent {
+pub(super) struct Timing {
     pub(super) reading: Duration,
     pub(super) copying: Duration,
 }
 
-impl AddAssign for Spent {
+impl AddAssign for Timing {
     fn add_assign(&mut self, more: Self) {
         self.reading += more.reading;
         self.copying += more.copying;
@@ -104,19 +104,24 @@ fn read(
     offset: u64,
     mut window: Window<'_>,
     request: u64,
-    lane: &mut Lane,
+    cx: &mut ReadContext,
 ) -> Result<()> {
     requests(offset..offset + window.len() as u64, request).try_for_each(|range| {
         let part = window.part(to_usize(range.start - offset), to_usize(range.end - range.start));
-        object.read_into(range.start, part, lane)
+        object.read_into(range.start, part, cx)
     })
 }
 
 /// As [`Object::read_to_slot`], of any object: where it says that the range begins is checked, as it is about to become an
 /// address.
-fn read_to_slot(object: &dyn Object, range: &Range<u64>, slot: Window<'_>, lane: &mut Lane) -> Result<usize> {
+fn read_to_slot(
+    object: &dyn Object,
+    range: &Range<u64>,
+    slot: Window<'_>,
+    cx: &mut ReadContext,
+) -> Result<usize> {
     let (len, room) = (to_usize(range.end - range.start), slot.len());
-    let start = object.read_to_slot(range.clone(), slot, lane)?;
+    let start = object.read_to_slot(range.clone(), slot, cx)?;
     if start.checked_add(len).is_some_and(|end| end <= room) {
         return Ok(start);
     }
@@ -136,9 +141,9 @@ pub(super) fn to_host(
     object: &dyn Object,
     destinations: &Destinations,
     request: u64,
-    lane: &mut Lane,
+    cx: &mut ReadContext,
     scratch: &mut Option<Region>,
-) -> Result<Spent> {
+) -> Result<Timing> {
     let began = Instant::now();
     let segments = plan.segments(block);
     let len = to_usize(block.range.end - block.range.start);
@@ -146,8 +151,8 @@ pub(super) fn to_host(
         // SAFETY: the run consists of the block's own spans of attached destinations and, in a slab, of padding between
         // the end of one tensor and the beginning of another. Only the block that has both may write to that padding.
         let window = unsafe { Window::from_raw(pointer(address), len) }.lasting();
-        read(object, block.range.start, window, request, lane)?;
-        return Ok(Spent { reading: began.elapsed(), copying: Duration::ZERO });
+        read(object, block.range.start, window, request, cx)?;
+        return Ok(Timing { reading: began.elapsed(), copying: Duration::ZERO });
     }
     let wanted: u64 = segments.iter().map(Segment::bytes).sum();
     // Bytes that several tensors want are read once, to scratch memory.
@@ -160,19 +165,19 @@ pub(super) fn to_host(
             (segment.src, window.lasting())
         };
         if object.scatters() {
-            object.read_scattered(&mut segments.iter().map(window).collect::<Vec<_>>(), lane)?;
+            object.read_scattered(&mut segments.iter().map(window).collect::<Vec<_>>(), cx)?;
         } else {
             for (offset, window) in segments.iter().map(window) {
-                read(object, offset, window, request, lane)?;
+                read(object, offset, window, request, cx)?;
             }
         }
-        return Ok(Spent { reading: began.elapsed(), copying: Duration::ZERO });
+        return Ok(Timing { reading: began.elapsed(), copying: Duration::ZERO });
     }
     let region = match scratch {
         Some(region) => region,
         None => scratch.insert(Region::reserve(to_usize(plan.block_bytes()) + SLOT_SLACK)?),
     };
-    let start = read_to_slot(object, &block.range, region.window(), lane)?;
+    let start = read_to_slot(object, &block.range, region.window(), cx)?;
     let reading = began.elapsed();
     let bytes = &region.as_mut_slice()[start..start + len];
     for segment in segments {
@@ -184,7 +189,7 @@ pub(super) fn to_host(
             window.lasting().write(0, &bytes[at..at + piece]);
         }
     }
-    Ok(Spent { reading, copying: began.elapsed().saturating_sub(reading) })
+    Ok(Timing { reading, copying: began.elapsed().saturating_sub(reading) })
 }
 
 /// Reads `range`, a block's or, of a block without strides, a part of it, to `slot`, and enqueues the copies to its
@@ -198,15 +203,15 @@ pub(super) fn to_device(
     range: &Range<u64>,
     object: &dyn Object,
     destinations: &Destinations,
-    lane: &mut Lane,
+    cx: &mut ReadContext,
     mut slot: Window<'_>,
     stream: &mut dyn CopyStream,
     pieces: &mut Vec<Piece>,
-) -> Result<Spent> {
+) -> Result<Timing> {
     let began = Instant::now();
     let memory = slot.as_ptr();
     let len = slot.len();
-    let start = read_to_slot(object, range, slot.part(0, len), lane)?;
+    let start = read_to_slot(object, range, slot.part(0, len), cx)?;
     let reading = began.elapsed();
     // SAFETY: the range's bytes, from `start` on, lie in the slot, as `read_to_slot` has checked.
     let base = unsafe { memory.add(start) };
@@ -241,7 +246,7 @@ pub(super) fn to_device(
     // SAFETY: the slot stays until a later mark is done, as this function's caller promises; destinations are the
     // segments' own spans of attached ones.
     unsafe { stream.copy(pieces)? };
-    Ok(Spent { reading, copying: began.elapsed().saturating_sub(reading) })
+    Ok(Timing { reading, copying: began.elapsed().saturating_sub(reading) })
 }
 
 /// Whether no segment reaches into the next: parts of one tensor may.

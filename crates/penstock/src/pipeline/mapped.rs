@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use super::crew::guarded;
+use super::reader_pool::guarded;
 use crate::checkpoint::{Checkpoint, TensorInfo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::FileMapping;

@@ -5,9 +5,9 @@
 //! * [`Canceller`]: ends a load from another thread.
 //! * [`Mapped`]: the other way to have tensors, as views of mapped files; nothing moves but pages.
 //! * [`Ahead`]: what may be done before either, bringing files into the page cache.
-//! * `reader`: the two loops, to host memory in place and to a device through staging slots; `crew`: their threads.
+//! * `reader`: the two loops, to host memory in place and to a device through staging slots; `reader_pool`: their threads.
 //! * `shared`: what the owner and the readers share; `queue`: the blocks, and who takes which.
-//! * `meter`: what readers bring in, told to the tuner, which says how many of them run; `watch`: whether the first of
+//! * `sampler`: what readers bring in, told to the tuner, which says how many of them run; `watch`: whether the first of
 //!   them wait for the storage or for a core.
 //! * `landing`: where offsets of a plan become addresses; with `Session::attach`, which takes them from callers, the only
 //!   unsafe code of this module.
@@ -21,14 +21,14 @@
 //! Ending, in whatever way, means: readers stopped and joined, copies ended, slots given back, files closed.
 
 mod ahead;
-mod crew;
 mod landing;
 mod mapped;
-mod meter;
 mod objects;
 mod queue;
 mod reader;
+mod reader_pool;
 mod runs;
+mod sampler;
 mod session;
 mod shared;
 mod watch;

@@ -49,7 +49,7 @@ pub(super) enum Found {
     Over,
 }
 
-/// See the module.
+/// The blocks of a load that wait for a reader.
 pub(super) struct Queue {
     blocks: usize,
     taken: usize,

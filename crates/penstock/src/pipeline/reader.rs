@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::landing::{Destinations, Spent, requests, to_device, to_host};
+use super::landing::{Destinations, Timing, requests, to_device, to_host};
 use super::queue::Kind;
 use super::shared::{Shared, Take};
 use crate::device::{CopyStream, Device, Mark, Piece};
@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::memory::{Lease, Region, Slot, Window};
 use crate::plan::{Block, Segment};
 use crate::stats::LoadStats;
-use crate::store::{Lane, Object, SLOT_SLACK};
+use crate::store::{Object, ReadContext, SLOT_SLACK};
 
 /// Slots of one reader: one is being filled while the other is on its way. More of them, or larger ones, would be out of
 /// the processor's cache by the time the device reads them.
@@ -22,30 +22,30 @@ pub(super) const DEPTH: usize = 2;
 const SLOT_WAIT: Duration = Duration::from_millis(20);
 
 /// What every reader keeps, whatever it reads to: scratch for its store and its own counts.
-struct Account {
-    lane: Lane,
+struct ReaderStats {
+    cx: ReadContext,
     stats: LoadStats,
     /// Whether its thread's clock is watched.
     watched: bool,
 }
 
-impl Account {
+impl ReaderStats {
     fn new(shared: &Shared) -> Self {
-        Self { lane: shared.lane(), stats: LoadStats::default(), watched: false }
+        Self { cx: shared.cx(), stats: LoadStats::default(), watched: false }
     }
 
     /// Says that a block of this kind is begun, in this thread.
     fn begins(&mut self, shared: &Arc<Shared>, block: &Block, kind: Kind) {
-        self.lane.cached = shared.objects.was_cached(block, kind);
+        self.cx.cached = shared.objects.was_cached(block, kind);
         if kind == Kind::Fetch && !self.watched {
             self.watched = true;
             shared.watch_this_thread();
         }
     }
 
-    fn spent(&mut self, shared: &Arc<Shared>, block: &Block, kind: Kind, spent: &Spent) {
-        if self.lane.push_backs > self.stats.push_backs {
-            self.stats.push_backs = self.lane.push_backs;
+    fn spent(&mut self, shared: &Arc<Shared>, block: &Block, kind: Kind, spent: &Timing) {
+        if self.cx.throttled > self.stats.throttled {
+            self.stats.throttled = self.cx.throttled;
             shared.pushed_back();
         }
         self.stats.reading += spent.reading;
@@ -57,25 +57,25 @@ impl Account {
     }
 
     fn hand_in(mut self, shared: &Shared) {
-        self.stats.cached_bytes = self.lane.cached_bytes;
-        self.stats.direct_bytes = self.lane.direct_bytes;
-        self.stats.buffered_bytes = self.lane.buffered_bytes;
-        self.stats.network_bytes = self.lane.network_bytes;
-        self.stats.read_bytes = self.lane.bytes();
-        self.stats.calls = self.lane.calls;
+        self.stats.cached_bytes = self.cx.cached_bytes;
+        self.stats.direct_bytes = self.cx.direct_bytes;
+        self.stats.buffered_bytes = self.cx.buffered_bytes;
+        self.stats.network_bytes = self.cx.network_bytes;
+        self.stats.read_bytes = self.cx.bytes();
+        self.stats.calls = self.cx.calls;
         shared.with_stats(|stats| stats.add(&self.stats));
     }
 }
 
 /// Reads blocks to host memory.
 pub(super) struct HostReader {
-    account: Account,
+    account: ReaderStats,
     scratch: Option<Region>,
 }
 
 impl HostReader {
     pub(super) fn new(shared: &Shared) -> Self {
-        Self { account: Account::new(shared), scratch: None }
+        Self { account: ReaderStats::new(shared), scratch: None }
     }
 
     /// Reads until nothing is left.
@@ -110,8 +110,8 @@ impl HostReader {
         self.account.begins(shared, block, kind);
         let object = shared.objects.get(block.object)?;
         let (to, request) = (&shared.destinations, shared.request_bytes());
-        let Account { lane, .. } = &mut self.account;
-        let spent = to_host(&shared.plan, block, object.as_ref(), to, request, lane, &mut self.scratch)
+        let ReaderStats { cx, .. } = &mut self.account;
+        let spent = to_host(&shared.plan, block, object.as_ref(), to, request, cx, &mut self.scratch)
             .map_err(|error| name_tensor(error, shared, block, object.as_ref()))?;
         self.account.spent(shared, block, kind, &spent);
         shared.landed(block);
@@ -144,7 +144,7 @@ pub(super) struct DeviceReader {
     /// The last of the consumer's fences that the stream waits for.
     fence: u64,
     pieces: Vec<Piece>,
-    account: Account,
+    account: ReaderStats,
 }
 
 impl DeviceReader {
@@ -157,7 +157,7 @@ impl DeviceReader {
             staging,
             fence: 0,
             pieces: Vec::new(),
-            account: Account::new(shared),
+            account: ReaderStats::new(shared),
         }
     }
 
@@ -218,7 +218,7 @@ impl DeviceReader {
             stream.wait_for(fence.as_ref())?;
             self.fence = number;
         }
-        let mut way = Way {
+        let mut way = BlockCopy {
             segments: shared.plan.segments(block),
             object: object.as_ref(),
             to: &shared.destinations,
@@ -300,21 +300,21 @@ impl DeviceReader {
 }
 
 /// The way of one block to the device.
-struct Way<'a> {
+struct BlockCopy<'a> {
     segments: &'a [Segment],
     object: &'a dyn Object,
     to: &'a Destinations,
     stream: &'a mut dyn CopyStream,
     pieces: &'a mut Vec<Piece>,
-    account: &'a mut Account,
+    account: &'a mut ReaderStats,
 }
 
-impl Way<'_> {
+impl BlockCopy<'_> {
     /// Reads `range` to `slot` and sends it on.
-    fn bring(&mut self, range: &Range<u64>, slot: Window<'_>) -> Result<(Spent, Mark)> {
-        let lane = &mut self.account.lane;
+    fn bring(&mut self, range: &Range<u64>, slot: Window<'_>) -> Result<(Timing, Mark)> {
+        let cx = &mut self.account.cx;
         let spent =
-            to_device(self.segments, range, self.object, self.to, lane, slot, self.stream, self.pieces)?;
+            to_device(self.segments, range, self.object, self.to, cx, slot, self.stream, self.pieces)?;
         Ok((spent, self.stream.mark()?))
     }
 
@@ -328,9 +328,9 @@ impl Way<'_> {
     /// Brings the block by requests, which take turns in two places of the slot, and waits for the last of them, so that
     /// the next block begins in the same slot. Storage that copies (a virtual disk's host) then writes to memory that is
     /// still in the processor's cache: 5.4 instead of 4.4 GB/s.
-    fn bring_in_parts(&mut self, block: &Block, request: u64, slot: &mut Slot) -> Result<Spent> {
+    fn bring_in_parts(&mut self, block: &Block, request: u64, slot: &mut Slot) -> Result<Timing> {
         let room = usize::try_from(request).unwrap_or(usize::MAX) + SLOT_SLACK;
-        let mut spent = Spent::default();
+        let mut spent = Timing::default();
         let mut sent = VecDeque::with_capacity(2);
         for (number, range) in requests(block.range.clone(), request).enumerate() {
             if sent.len() == 2

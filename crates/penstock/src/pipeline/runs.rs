@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// See the module.
+/// Blocks that wait to be fetched, as runs of neighbours.
 #[derive(Debug, Default)]
 pub(super) struct Runs {
     own: bool,

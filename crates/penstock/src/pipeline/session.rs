@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, unbounded};
 
-use super::crew::guarded;
 use super::landing::host_tensor;
 use super::reader::{DEPTH, DeviceReader, HostReader};
+use super::reader_pool::guarded;
 use super::shared::{Canceller, Message, Shared};
 use crate::checkpoint::Checkpoint;
 use crate::device::{Device, Fence};
@@ -111,7 +111,7 @@ impl Session {
                 session.inline = Some(HostReader::new(&session.shared));
             }
             _ => {
-                session.shared.crew.start(&session.shared, readers, || {
+                session.shared.reader_pool.start(&session.shared, readers, || {
                     Box::new(|shared: &Arc<Shared>| HostReader::new(shared).run(shared))
                 })?;
             }
@@ -133,7 +133,7 @@ impl Session {
         let lease = Arc::new(Lease::begin(slot_bytes, staging, slots, device.pinning()));
         self.device = Some(Arc::clone(device));
         let device = Arc::clone(device);
-        self.shared.crew.start(&self.shared, readers, move || {
+        self.shared.reader_pool.start(&self.shared, readers, move || {
             let (device, lease) = (Arc::clone(&device), Arc::clone(&lease));
             Box::new(move |shared: &Arc<Shared>| {
                 let done = DeviceReader::new(shared, device, Arc::clone(&lease)).run(shared);
@@ -383,7 +383,7 @@ impl Session {
             return;
         }
         self.shared.cancel();
-        self.shared.crew.join();
+        self.shared.reader_pool.join();
         if let Some(reader) = self.inline.take() {
             reader.finish(&self.shared);
         }

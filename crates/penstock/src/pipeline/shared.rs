@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 
-use super::crew::Crew;
 use super::landing::Destinations;
-use super::meter::Meter;
 use super::objects::Objects;
 use super::queue::{Found, Kind, Queue, Room};
+use super::reader_pool::ReaderPool;
+use super::sampler::ThroughputSampler;
 use crate::checkpoint::Checkpoint;
 use crate::device::Fence;
 use crate::error::Error;
 use crate::memory::{Owner, PAGE};
 use crate::plan::{Block, Plan};
 use crate::stats::LoadStats;
-use crate::store::{Lane, Store};
+use crate::store::{ReadContext, Store};
 use crate::tune::Readers;
 
 /// How long a look at clocks that were not ready for it is put off, at least.
@@ -37,11 +37,11 @@ pub(super) struct Shared {
     pub(super) plan: Arc<Plan>,
     pub(super) objects: Objects,
     pub(super) destinations: Destinations,
-    pub(super) crew: Crew,
+    pub(super) reader_pool: ReaderPool,
     remaining: Box<[AtomicU64]>,
     work: Mutex<Work>,
     wake: Condvar,
-    meter: Meter,
+    sampler: ThroughputSampler,
     /// Whether readers that were not started have been asked for.
     all_wanted: AtomicBool,
     copies: usize,
@@ -97,7 +97,7 @@ impl Shared {
         Self {
             objects: Objects::of(checkpoint),
             destinations: Destinations::new(tensors.len(), slab),
-            crew: Crew::default(),
+            reader_pool: ReaderPool::default(),
             remaining: tensors.iter().map(|tensor| AtomicU64::new(tensor.bytes())).collect(),
             work: Mutex::new(Work {
                 queue: Queue::new(plan.blocks().len(), readers.own_runs),
@@ -108,7 +108,7 @@ impl Shared {
                 fence: None,
             }),
             wake: Condvar::new(),
-            meter: Meter::new(readers.fetches, plan.block_bytes()),
+            sampler: ThroughputSampler::new(readers.fetches, plan.block_bytes()),
             all_wanted: AtomicBool::new(readers.first() == readers.most()),
             copies: readers.copies,
             own_handles: readers.own_runs,
@@ -134,8 +134,8 @@ impl Shared {
             self.send(Message::Landed(u32::try_from(tensor).unwrap_or(u32::MAX)));
         }
         let mut work = lock(&self.work);
-        if self.meter.watches() && !work.queue.has_fetches() {
-            self.meter.begin_watch(Instant::now());
+        if self.sampler.watches() && !work.queue.has_fetches() {
+            self.sampler.begin_watch(Instant::now());
         }
         work.queue.set_ready(self.plan.blocks_ready(tensors.end));
         work.starved = work.starved();
@@ -172,9 +172,9 @@ impl Shared {
         body(&mut lock(&self.stats))
     }
 
-    /// The lane of one reader.
-    pub(super) fn lane(&self) -> Lane {
-        Lane { own_handles: self.own_handles, ..Lane::default() }
+    /// The context of one reader.
+    pub(super) fn cx(&self) -> ReadContext {
+        ReadContext { own_handles: self.own_handles, ..ReadContext::default() }
     }
 
     /// What a reader is to do next, having ended its work on the block `done`.
@@ -222,7 +222,7 @@ impl Shared {
         let mut work = lock(&self.work);
         work.asleep += 1;
         while !work.queue.is_over() && !self.is_cancelled() && !work.queue.wants_more(self.room()) {
-            if work.watched || !self.meter.watches() {
+            if work.watched || !self.sampler.watches() {
                 work = self.wake.wait(work).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
@@ -231,7 +231,7 @@ impl Shared {
             work.watched = false;
         }
         work.asleep -= 1;
-        if work.asleep > 0 && !work.watched && self.meter.watches() {
+        if work.asleep > 0 && !work.watched && self.sampler.watches() {
             // Another watches from now on.
             self.wake.notify_one();
         }
@@ -239,26 +239,26 @@ impl Shared {
 
     /// Waits until it is time to look at the clocks, or something has happened before.
     fn watch<'a>(self: &'a Arc<Self>, work: MutexGuard<'a, Work>) -> MutexGuard<'a, Work> {
-        let rest = self.meter.until_look(Instant::now()).max(SHORTEST_WATCH);
+        let rest = self.sampler.until_look(Instant::now()).max(SHORTEST_WATCH);
         let (work, waited) = self.wake.wait_timeout(work, rest).unwrap_or_else(PoisonError::into_inner);
         if !waited.timed_out() {
             return work;
         }
         if !work.queue.has_fetches() {
             // For want of destinations; more readers would wait for them too.
-            self.meter.begin_watch(Instant::now());
+            self.sampler.begin_watch(Instant::now());
             return work;
         }
         drop(work);
-        let more = self.meter.look(Instant::now());
+        let more = self.sampler.look(Instant::now());
         self.want_more(more);
         lock(&self.work)
     }
 
     /// Has the clock of this reader's thread watched, if the tuner asks for that.
     pub(super) fn watch_this_thread(self: &Arc<Self>) {
-        if self.meter.watches() {
-            let more = self.meter.join_watch();
+        if self.sampler.watches() {
+            let more = self.sampler.join_watch();
             self.want_more(more);
         }
     }
@@ -267,7 +267,7 @@ impl Shared {
     fn want_more(self: &Arc<Self>, more: bool) {
         if more
             && !self.all_wanted.swap(true, Ordering::Relaxed)
-            && let Err(error) = self.crew.start_rest(self)
+            && let Err(error) = self.reader_pool.start_rest(self)
         {
             self.fail(error);
         }
@@ -284,7 +284,7 @@ impl Shared {
     }
 
     fn room(&self) -> Room {
-        Room { copies: self.copies, fetches: self.meter.active() }
+        Room { copies: self.copies, fetches: self.sampler.active() }
     }
 
     fn kind_of(&self, block: usize) -> Kind {
@@ -298,13 +298,13 @@ impl Shared {
 
     /// Counts what a reader fetched, and wakes another if more of them are wanted now.
     pub(super) fn fetched(self: &Arc<Self>, block: &Block, reading: Duration) {
-        let more = self.meter.count(block.range.end - block.range.start, reading);
+        let more = self.sampler.count(block.range.end - block.range.start, reading);
         self.want_more(more);
     }
 
     /// Has fewer readers fetch: the store says that it is asked too often.
     pub(super) fn pushed_back(&self) {
-        self.meter.push_back();
+        self.sampler.on_throttle();
     }
 
     /// The load's figures so far.
@@ -315,8 +315,8 @@ impl Shared {
         // In readers' time, as the other stages are.
         stats.consumer_wait = work.starved() * u32::try_from(stats.readers).unwrap_or(u32::MAX);
         drop(work);
-        stats.tried = self.meter.tried();
-        let (first, share) = self.meter.first();
+        stats.tried = self.sampler.tried();
+        let (first, share) = self.sampler.first();
         (stats.first_readers, stats.cores_share) = (first as u64, share);
         stats
     }
@@ -357,7 +357,7 @@ impl Shared {
         self.cancelled.store(true, Ordering::Release);
         drop(work);
         self.wake.notify_all();
-        self.meter.end_watch();
+        self.sampler.end_watch();
         self.objects.interrupt();
         self.send(Message::Ended);
     }

@@ -55,7 +55,7 @@ fn parse(text: &str) -> Option<Duration> {
     Some(Duration::from_nanos(at_work.checked_add(ready)?))
 }
 
-/// See the module.
+/// What the first readers' threads spent on a core, and waiting for one.
 pub(super) struct Watch<C> {
     /// Each with what it said when the window began.
     clocks: Vec<(C, Duration)>,

@@ -21,7 +21,7 @@ use super::tree::Tree;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{CloseOnForkFile, Region};
 use crate::store::block_map::{BlockMap, checksum};
-use crate::store::{Identity, Lane, Object};
+use crate::store::{Identity, Object, ReadContext};
 
 /// Bytes of a block, which is kept if it has come whole. Also what is written at once: how long a pull that is stopped may
 /// have to wait for the disk.
@@ -110,21 +110,21 @@ impl Part {
         tree: &Tree,
         blocks: Range<usize>,
         buffer: &mut Region,
-        lane: &mut Lane,
+        cx: &mut ReadContext,
         is_cancelled: &dyn Fn() -> bool,
     ) -> Result<(Came, bool)> {
         let (count, mut came) = (blocks.len(), Came::default());
         let mut missing = blocks.start..blocks.start;
         for block in blocks {
             if self.is_there(tree, block, buffer)? {
-                self.fetch(tree, missing, buffer, lane, is_cancelled, &mut came)?;
+                self.fetch(tree, missing, buffer, cx, is_cancelled, &mut came)?;
                 came.resumed += length(&self.map.range(block));
                 missing = block + 1..block + 1;
             } else {
                 missing.end = block + 1;
             }
         }
-        self.fetch(tree, missing, buffer, lane, is_cancelled, &mut came)?;
+        self.fetch(tree, missing, buffer, cx, is_cancelled, &mut came)?;
         if came.resumed > 0 {
             self.resumed.store(true, Ordering::Relaxed);
         }
@@ -148,14 +148,14 @@ impl Part {
         tree: &Tree,
         blocks: Range<usize>,
         buffer: &mut Region,
-        lane: &mut Lane,
+        cx: &mut ReadContext,
         is_cancelled: &dyn Fn() -> bool,
         came: &mut Came,
     ) -> Result<()> {
         let Some(last) = blocks.clone().next_back() else { return Ok(()) };
         let range = self.map.range(blocks.start).start..self.map.range(last).end;
         let began = Instant::now();
-        self.object.read_into(range.start, buffer.window().part(0, to_usize(length(&range))), lane)?;
+        self.object.read_into(range.start, buffer.window().part(0, to_usize(length(&range))), cx)?;
         came.took += began.elapsed();
         for block in blocks {
             if is_cancelled() {

@@ -20,7 +20,7 @@ use super::tree::{self, Tree};
 use super::work::{RequestSize, Task, Work};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{Owner, Region};
-use crate::store::{Lane, RemoteStore, Store, shown};
+use crate::store::{ReadContext, RemoteStore, Store, shown};
 use crate::threads;
 
 /// Requests in flight, where nothing is said: as many as a load from an object store begins with.
@@ -113,7 +113,7 @@ impl Pull {
             files: Mutex::new(vec![None; items.len()]),
             bytes: AtomicU64::new(items.iter().map(|item| item.bytes).sum()),
             // Stopping this pull is not stopping whatever else the store is used for.
-            store: store.another_course(),
+            store: store.for_another_load(),
             items,
             cancelled: AtomicBool::new(false),
             work: Mutex::default(),
@@ -281,7 +281,7 @@ impl Shared {
 
     /// What a thread does until nothing is left.
     fn work(&self, work: &Work, tree: &Tree, ledger: &Mutex<Ledger>) -> Result<()> {
-        let (mut buffer, mut lane, mut size) = (None, Lane::default(), RequestSize::default());
+        let (mut buffer, mut cx, mut size) = (None, ReadContext::default(), RequestSize::default());
         loop {
             let task = work.next(size.blocks());
             if matches!(task, Task::Over) {
@@ -301,8 +301,7 @@ impl Shared {
                     opened?;
                 }
                 Task::Blocks(part, blocks) => {
-                    let (came, last) =
-                        part.bring(tree, blocks, buffer, &mut lane, &|| self.is_cancelled())?;
+                    let (came, last) = part.bring(tree, blocks, buffer, &mut cx, &|| self.is_cancelled())?;
                     size.learn(&came);
                     self.fetched_bytes.fetch_add(came.fetched, Ordering::Relaxed);
                     self.done_bytes.fetch_add(came.resumed + came.fetched, Ordering::Relaxed);

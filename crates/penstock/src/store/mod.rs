@@ -13,12 +13,12 @@ pub(crate) mod block_map;
 #[cfg(feature = "remote")]
 mod disk_cache;
 mod local;
+#[cfg(feature = "remote")]
+mod local_replica;
 mod location;
 #[cfg(feature = "remote")]
 mod remote;
 mod router;
-#[cfg(feature = "remote")]
-mod standin;
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -35,7 +35,7 @@ pub(crate) use location::is_key;
 pub use location::{is_doubtful_path, shown, shown_setting};
 pub(crate) use location::{is_http, is_url};
 #[cfg(feature = "remote")]
-pub use remote::{Environment, Found, Listing, Patience, RemoteStore};
+pub use remote::{Environment, Found, Listing, RemoteStore, RetryPolicy};
 pub use router::{Router, is_remote};
 
 /// What tells one version of an object from another: compared between opening a checkpoint and loading from it.
@@ -121,17 +121,17 @@ pub trait Object: Send + Sync {
     /// # Errors
     /// `Storage` where reading fails, `Changed` where the object ends before `into` is full or is another version by
     /// now, `Cancelled` after [`Store::interrupt`].
-    fn read_into(&self, offset: u64, into: Window<'_>, lane: &mut Lane) -> Result<()>;
+    fn read_into(&self, offset: u64, into: Window<'_>, cx: &mut ReadContext) -> Result<()>;
 
     /// Fills each window with the bytes that start at its offset; offsets rise, and neither windows nor the ranges of the
     /// object that they are filled from overlap.
     ///
     /// # Errors
     /// As [`Object::read_into`].
-    fn read_scattered(&self, into: &mut [(u64, Window<'_>)], lane: &mut Lane) -> Result<()> {
+    fn read_scattered(&self, into: &mut [(u64, Window<'_>)], cx: &mut ReadContext) -> Result<()> {
         into.iter_mut().try_for_each(|(offset, window)| {
             let len = window.len();
-            self.read_into(*offset, window.part(0, len), lane)
+            self.read_into(*offset, window.part(0, len), cx)
         })
     }
 
@@ -147,7 +147,7 @@ pub trait Object: Send + Sync {
     ///
     /// # Errors
     /// As [`Object::read_into`].
-    fn read_to_slot(&self, range: Range<u64>, slot: Window<'_>, lane: &mut Lane) -> Result<usize>;
+    fn read_to_slot(&self, range: Range<u64>, slot: Window<'_>, cx: &mut ReadContext) -> Result<usize>;
 
     /// Maps the object's bytes into memory, where they are a file of this machine.
     ///
@@ -190,7 +190,7 @@ pub const SLOT_SLACK: usize = 2 * 4096;
 
 /// What one reader brings to every read it makes: scratch memory, an open file of its own, and counters. Not shared between threads.
 #[derive(Debug, Default)]
-pub struct Lane {
+pub struct ReadContext {
     /// Bytes that came from the page cache, by copying.
     pub cached_bytes: u64,
     /// Bytes that came straight from the storage device, by-passing the page cache.
@@ -202,8 +202,8 @@ pub struct Lane {
     /// Calls made to the store: system calls or requests.
     pub calls: u64,
     /// Answers of a store that it is asked too often.
-    pub push_backs: u64,
-    /// Whether this lane wants open files of its own, so that the storage sees each reader go from front to back. A hint:
+    pub throttled: u64,
+    /// Whether this context wants open files of its own, so that the storage sees each reader go from front to back. A hint:
     /// a store that has no open files has nothing to do.
     pub own_handles: bool,
     /// What [`Object::is_cached`] has said of what is read next, so that the object need not find out again.
@@ -215,7 +215,7 @@ pub struct Lane {
     pub(crate) handle: Option<local::OwnHandle>,
 }
 
-impl Lane {
+impl ReadContext {
     /// All bytes that came in, by whatever route.
     pub fn bytes(&self) -> u64 {
         self.cached_bytes + self.direct_bytes + self.buffered_bytes + self.network_bytes

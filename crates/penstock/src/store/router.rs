@@ -60,7 +60,7 @@ impl Router {
         disk_cache: Option<super::DiskCache>,
         environment: super::Environment,
     ) -> super::CachingStore {
-        let store = super::RemoteStore::new(environment, super::Patience::default());
+        let store = super::RemoteStore::new(environment, super::RetryPolicy::default());
         super::CachingStore::new(store.with_local_files(cache), disk_cache, cache)
     }
 
@@ -94,7 +94,7 @@ impl Store for Router {
 
     #[cfg(feature = "remote")]
     fn for_load(&self) -> Option<Arc<dyn Store>> {
-        Some(Arc::new(Self { local: self.local, remote: self.remote.another_course() }))
+        Some(Arc::new(Self { local: self.local, remote: self.remote.for_another_load() }))
     }
 
     #[cfg(feature = "remote")]

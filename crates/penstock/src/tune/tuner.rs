@@ -234,7 +234,7 @@ impl Tuner {
     }
 
     /// Learns that the store is asked too often; says how many readers to use from now on.
-    pub fn push_back(&mut self) -> usize {
+    pub fn on_throttle(&mut self) -> usize {
         self.ceiling = (self.readers - 1).max(self.bounds.least);
         self.calm = 0;
         self.begin_anew((self.readers / 2).max(self.bounds.least));

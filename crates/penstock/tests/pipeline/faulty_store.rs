@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use penstock::memory::{FileMapping, Window};
-use penstock::store::{Entry, Identity, Lane, LocalStore, Object, Store};
+use penstock::store::{Entry, Identity, LocalStore, Object, ReadContext, Store};
 use penstock::{Error, Result};
 
 /// What the store does; shared with the test, changed at any time.
@@ -146,32 +146,32 @@ impl Object for FaultyObject {
         true
     }
 
-    fn read_into(&self, offset: u64, mut into: Window<'_>, lane: &mut Lane) -> Result<()> {
-        self.control.told_cached.lock().unwrap().push(lane.cached);
+    fn read_into(&self, offset: u64, mut into: Window<'_>, cx: &mut ReadContext) -> Result<()> {
+        self.control.told_cached.lock().unwrap().push(cx.cached);
         self.control.before(self.location(), offset..offset + into.len() as u64)?;
         if !self.control.piecemeal.load(SeqCst) {
-            return self.object.read_into(offset, into, lane);
+            return self.object.read_into(offset, into, cx);
         }
         let mut done = 0;
         while done < into.len() {
             let piece = (into.len() - done).min(1 + done * 7 % 70_001);
-            self.object.read_into(offset + done as u64, into.part(done, piece), lane)?;
+            self.object.read_into(offset + done as u64, into.part(done, piece), cx)?;
             done += piece;
             std::thread::yield_now();
         }
         Ok(())
     }
 
-    fn read_to_slot(&self, range: Range<u64>, mut slot: Window<'_>, lane: &mut Lane) -> Result<usize> {
+    fn read_to_slot(&self, range: Range<u64>, mut slot: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
         if self.control.piecemeal.load(SeqCst) {
             const ODD: usize = 4097;
             let len = usize::try_from(range.end - range.start).unwrap();
-            self.read_into(range.start, slot.part(ODD, len), lane)?;
+            self.read_into(range.start, slot.part(ODD, len), cx)?;
             return Ok(ODD);
         }
-        self.control.told_cached.lock().unwrap().push(lane.cached);
+        self.control.told_cached.lock().unwrap().push(cx.cached);
         self.control.before(self.location(), range.clone())?;
-        self.object.read_to_slot(range, slot, lane)
+        self.object.read_to_slot(range, slot, cx)
     }
 
     fn verify_unchanged(&self) -> Result<()> {

@@ -112,7 +112,7 @@ fn where_gcloud_wrote_it_it_is_found() {
     let (base, directory) = (google.storage.url(""), google.directory.path().to_str().unwrap().to_owned());
     let variables = [("CLOUDSDK_CONFIG", &*directory), ("GOOGLE_BASE_URL", &*base)];
     let environment = penstock::store::Environment::of(variables);
-    let store = penstock::store::RemoteStore::new(environment, super::servers::patience());
+    let store = penstock::store::RemoteStore::new(environment, super::servers::policy());
     let location = google.location;
     assert_eq!(soon(move || store.open(&location).unwrap().bytes()), SIZE as u64);
 }
@@ -289,9 +289,9 @@ fn an_account_that_storage_takes_no_longer_is_asked_for_anew_once() {
     });
     let object = google.store(&acting(&google, person(&google), &[]), &[]).open(&google.location).unwrap();
     google.accept("account-token-3");
-    let (bytes, lane) = read(object.as_ref(), 600_000, 2_000_000).unwrap();
+    let (bytes, cx) = read(object.as_ref(), 600_000, 2_000_000).unwrap();
     assert!(bytes == content(SIZE)[600_000..2_600_000]);
-    assert_eq!((lane.calls, google.tokens.requests()), (2, 4));
+    assert_eq!((cx.calls, google.tokens.requests()), (2, 4));
     google.accept("none");
     let error = soon(move || read(object.as_ref(), 600_000, 2_000_000)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Access);

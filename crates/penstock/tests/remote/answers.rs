@@ -6,7 +6,7 @@ use penstock::ErrorKind;
 use penstock::store::{Environment, RemoteStore, Store};
 
 use super::servers::http::{Act, Server, Source};
-use super::servers::{self, AZURE_ACCOUNT, BUCKET, S3_KEY, azure_environment, patience, s3_environment};
+use super::servers::{self, AZURE_ACCOUNT, BUCKET, S3_KEY, azure_environment, policy, s3_environment};
 use super::{content, refused, says};
 
 const SENTINEL: &str = "SENTINEL-do-not-show";
@@ -41,7 +41,7 @@ fn wrong_keys_are_denied_and_not_shown() {
             ("AWS_ACCESS_KEY_ID", key),
             ("AWS_SECRET_ACCESS_KEY", secret),
         ]);
-        let store = RemoteStore::new(environment, patience());
+        let store = RemoteStore::new(environment, policy());
         let error = refused(&store, &location);
         assert_eq!(error.kind(), ErrorKind::Access, "{error}");
         says(&error, &["S3 answered HTTP 40", code, "credentials: environment variables", remedy, &location]);
@@ -50,11 +50,11 @@ fn wrong_keys_are_denied_and_not_shown() {
     }
     // Unsigned only where that is asked for.
     let anonymous = Environment::of([("AWS_ENDPOINT_URL_S3", &*endpoint), ("AWS_SKIP_SIGNATURE", "true")]);
-    let error = refused(&RemoteStore::new(anonymous, patience()), &location);
+    let error = refused(&RemoteStore::new(anonymous, policy()), &location);
     assert_eq!(error.kind(), ErrorKind::Access, "{error}");
     says(&error, &["credentials: none", "AWS_SKIP_SIGNATURE"]);
     let none = Environment::of([("AWS_ENDPOINT_URL_S3", &*endpoint)]);
-    let error = refused(&RemoteStore::new(none, patience()), &location);
+    let error = refused(&RemoteStore::new(none, policy()), &location);
     assert_eq!(error.kind(), ErrorKind::Access, "{error}");
     says(&error, &["no AWS credentials were found"]);
 }
@@ -73,7 +73,7 @@ fn azure_denies_without_showing_keys_or_signatures() {
     );
     for connection in [with_key, with_sas] {
         let environment = Environment::of([("AZURE_STORAGE_CONNECTION_STRING", connection)]);
-        let store = RemoteStore::new(environment, patience());
+        let store = RemoteStore::new(environment, policy());
         let error = refused(&store, &location);
         assert_eq!(error.kind(), ErrorKind::Access, "{error}");
         says(&error, &["Azure Blob Storage answered HTTP 403", "AZURE_STORAGE_CONNECTION_STRING", &location]);
@@ -86,7 +86,7 @@ fn azure_denies_without_showing_keys_or_signatures() {
 fn a_signature_in_a_url_is_not_shown() {
     let server = Server::start(Source::default());
     server.script(|_, _| Act::Refuse(403, Vec::new(), String::new()));
-    let store = RemoteStore::new(Environment::default(), patience());
+    let store = RemoteStore::new(Environment::default(), policy());
     let address = server.address();
     for location in [
         format!("http://{address}/m.safetensors?X-Amz-Signature={SENTINEL}"),
@@ -122,7 +122,7 @@ fn elsewhere(s3: &str, home: &'static str, status: u16, code: &'static str) -> (
         ("AWS_SECRET_ACCESS_KEY", servers::S3_SECRET.into()),
         ("AWS_REGION", "eu-central-1".into()),
     ]);
-    (proxy, RemoteStore::new(environment, patience()))
+    (proxy, RemoteStore::new(environment, policy()))
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn credentials_that_have_expired_are_fetched_anew_once() {
     let proxy = Server::start(Source::Behind(s3.server.clone()));
     let expired = || Act::Refuse(400, Vec::new(), "<Error><Code>ExpiredToken</Code></Error>".into());
     proxy.script(move |_, n| if n == 0 { expired() } else { Act::Serve });
-    let store = RemoteStore::new(s3_environment(&proxy.url("")), patience());
+    let store = RemoteStore::new(s3_environment(&proxy.url("")), policy());
     store.open(&location).unwrap();
     assert_eq!(proxy.requests(), 2);
     proxy.script(move |_, _| expired());
@@ -193,7 +193,7 @@ fn settings_that_cannot_be_are_refused_at_once() {
     for (location, name, value, says_so) in tried {
         let environment =
             Environment::of([(name, value), ("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", SENTINEL)]);
-        let error = refused(&RemoteStore::new(environment, patience()), location);
+        let error = refused(&RemoteStore::new(environment, policy()), location);
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
         says(&error, &[says_so]);
         assert!(!error.to_string().contains(SENTINEL));
@@ -205,9 +205,9 @@ fn an_idle_limit_ends_a_silent_connection() {
     let server = Server::start(Source::default());
     let location = server.put("/m.safetensors", &content(1000));
     server.script(|_, _| Act::StallAfter(0));
-    let mut patience = patience();
-    patience.idle = Duration::from_millis(200);
-    let store = RemoteStore::new(Environment::default(), patience);
+    let mut policy = policy();
+    policy.idle = Duration::from_millis(200);
+    let store = RemoteStore::new(Environment::default(), policy);
     let error = super::soon(move || refused(&store, &location));
     assert_eq!(error.kind(), ErrorKind::Storage);
     says(&error, &["10 times nothing came in time"]);
@@ -226,7 +226,7 @@ fn a_connection_string_leads_to_the_emulator() {
             ("AZURITE_BLOB_STORAGE_URL", &*url),
         ]),
     ] {
-        let store = RemoteStore::new(environment, patience());
+        let store = RemoteStore::new(environment, policy());
         assert_eq!(store.open(&location).unwrap().bytes(), 10);
     }
 }

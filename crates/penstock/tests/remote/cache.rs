@@ -12,7 +12,7 @@ use penstock::store::{
 use proptest::prelude::*;
 
 use super::servers::http::{Act, Server, Source};
-use super::servers::patience;
+use super::servers::policy;
 use super::{SIZE, content, read};
 
 pub(super) const BLOCK: usize = 512 << 10;
@@ -57,7 +57,7 @@ impl Cached {
 
     pub(super) fn is_complete(&self, path: &str) -> bool {
         let url = self.server.url(path);
-        let identity = RemoteStore::new(Environment::default(), patience()).open(&url).unwrap().identity();
+        let identity = RemoteStore::new(Environment::default(), policy()).open(&url).unwrap().identity();
         self.store().file_of(&url, &identity).is_some()
     }
 
@@ -71,7 +71,7 @@ impl Cached {
 
 pub(super) fn store_in(directory: &Path, bytes: Option<u64>) -> CachingStore {
     let cache = DiskCache { directory: directory.to_owned(), bytes };
-    CachingStore::new(RemoteStore::new(Environment::default(), patience()), Some(cache), CachePolicy::Auto)
+    CachingStore::new(RemoteStore::new(Environment::default(), policy()), Some(cache), CachePolicy::Auto)
 }
 
 pub(super) fn flush() {
@@ -165,9 +165,9 @@ fn gaps_are_filled_by_later_loads_and_by_other_readers() {
     // What is there is not asked for again.
     cached.requests();
     let third = cached.store().reopen(&url, &identity).unwrap();
-    let (all, lane) = read(&*third, 0, SIZE).unwrap();
+    let (all, cx) = read(&*third, 0, SIZE).unwrap();
     assert!(all == bytes);
-    assert!(lane.network_bytes < 2 * BLOCK as u64, "{}", lane.network_bytes);
+    assert!(cx.network_bytes < 2 * BLOCK as u64, "{}", cx.network_bytes);
     drop(third);
     flush();
     assert!(cached.is_complete("/m"));
@@ -435,7 +435,7 @@ fn s3_store(directory: &Path, endpoint: &str) -> CachingStore {
         ("AWS_REGION", "us-east-1"),
     ]);
     let cache = DiskCache { directory: directory.to_owned(), bytes: None };
-    CachingStore::new(RemoteStore::new(environment, patience()), Some(cache), CachePolicy::Auto)
+    CachingStore::new(RemoteStore::new(environment, policy()), Some(cache), CachePolicy::Auto)
 }
 
 #[test]

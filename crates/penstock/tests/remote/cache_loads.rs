@@ -8,14 +8,14 @@ use penstock::checkpoint::Checkpoint;
 use penstock::memory::Window;
 use penstock::pipeline::{Next, Session, Target};
 use penstock::plan::{Plan, Selection};
-use penstock::store::{Environment, Lane, RemoteStore, Store};
+use penstock::store::{Environment, ReadContext, RemoteStore, Store};
 use penstock::{ErrorKind, Result};
 use proptest::prelude::*;
 
 use super::cache::{BLOCK, Cached, check, flush, load as fill, overwrite};
 use super::loads::{READERS, file_of};
 use super::servers::http::{Act, Server};
-use super::servers::patience;
+use super::servers::policy;
 use super::{SIZE, content, read, soon};
 
 /// What a server is asked for by loading all but every fifth of some tensors to host memory: ranges, sorted. The gaps are
@@ -67,7 +67,7 @@ fn a_load_asks_a_server_no_more_often_with_a_cache_than_without() {
     for (tensors, bytes) in [(60, 300_000), (1800, 10_000)] {
         let cached = Cached::new();
         let url = cached.server.put("/m.safetensors", &file_of(tensors, bytes));
-        let plain = Arc::new(RemoteStore::new(Environment::default(), patience()));
+        let plain = Arc::new(RemoteStore::new(Environment::default(), policy()));
         let mut without = asked(&cached.server, plain, &url, tensors, bytes);
         let with = asked(&cached.server, Arc::new(cached.store()), &url, tensors, bytes);
         // The first block was kept when the header was read.
@@ -85,9 +85,9 @@ fn kept(cached: &Cached, url: &str, bytes: &[u8]) -> usize {
     flush();
     cached.server.script(|_, _| Act::Serve);
     let object = cached.store().open(url).unwrap();
-    let (there, lane) = read(&*object, BLOCK, bytes.len() - BLOCK).unwrap();
+    let (there, cx) = read(&*object, BLOCK, bytes.len() - BLOCK).unwrap();
     assert!(there == bytes[BLOCK..]);
-    let came = usize::try_from(lane.network_bytes).unwrap();
+    let came = usize::try_from(cx.network_bytes).unwrap();
     drop(object);
     flush();
     assert!(cached.is_complete("/m"));
@@ -119,7 +119,7 @@ fn what_came_of_a_request_that_was_interrupted_is_kept() {
     let kept = [20, 100, 500, 1500].map(Duration::from_millis).into_iter().map(|pause| {
         let cached = Cached::new();
         let url = cached.server.put("/m", &bytes);
-        let store = cached.store().another_course();
+        let store = cached.store().for_another_load();
         let object = store.open(&url).unwrap();
         cached.server.script(|_, _| Act::StallAfter(THREE_BLOCKS_AND_SOME));
         let reading = std::thread::spawn(move || read(&*object, BLOCK, SIZE - BLOCK).map(drop));
@@ -148,7 +148,7 @@ fn a_complete_entry_that_cannot_be_read_costs_no_request_for_each_window() {
     let starts = [BLOCK, BLOCK + 5000, 3 * BLOCK];
     let windows = starts.iter().zip(&mut memory);
     let mut into: Vec<_> = windows.map(|(at, row)| (*at as u64, Window::from_slice(row))).collect();
-    object.read_scattered(&mut into, &mut Lane::default()).unwrap();
+    object.read_scattered(&mut into, &mut ReadContext::default()).unwrap();
     assert!(memory.iter().zip(starts).all(|(row, at)| *row == bytes[at..at + 1000]));
     assert_eq!(cached.requests(), 1);
 }
@@ -190,7 +190,7 @@ proptest! {
             let mut into: Vec<_> = spans.iter().zip(&mut memory).map(|(span, memory)| {
                 (span.start as u64, Window::from_slice(&mut memory[..span.len()]))
             }).collect();
-            let done: Result<()> = object.read_scattered(&mut into, &mut Lane::default());
+            let done: Result<()> = object.read_scattered(&mut into, &mut ReadContext::default());
             done.unwrap();
             for (span, memory) in spans.iter().zip(&memory) {
                 prop_assert!(memory[..span.len()] == bytes[span.clone()], "{span:?}");

@@ -7,7 +7,7 @@ use penstock::ErrorKind;
 use penstock::store::{Environment, RemoteStore, Store};
 
 use super::servers::http::{Act, Request, Server, Source};
-use super::servers::{self, AZURE_ACCOUNT, AZURE_KEY, patience};
+use super::servers::{self, AZURE_ACCOUNT, AZURE_KEY, policy};
 use super::{content, refused, says};
 
 const TOKEN: &str = "SENTINEL-token";
@@ -52,7 +52,7 @@ fn granted() -> Act {
 fn azure_store(server: &Server, variables: &[(&str, &str)]) -> RemoteStore {
     let connection = format!("AccountName=acc;BlobEndpoint={}", server.url("/storage"));
     let own = [("AZURE_STORAGE_CONNECTION_STRING", &*connection)];
-    RemoteStore::new(Environment::of(own.iter().chain(variables).copied()), patience())
+    RemoteStore::new(Environment::of(own.iter().chain(variables).copied()), policy())
 }
 
 /// A store that signs in as a client, by what `proof` says.
@@ -150,7 +150,7 @@ fn the_command_lines_variables_count() {
             ("AZURE_STORAGE_CONNECTION_STRING", &*format!("AccountName={AZURE_ACCOUNT};{endpoint}")),
             (name, AZURE_KEY),
         ]);
-        let store = RemoteStore::new(environment, patience());
+        let store = RemoteStore::new(environment, policy());
         assert_eq!(store.open(&location).unwrap_or_else(|error| panic!("{name}: {error}")).bytes(), 10);
     }
 }
@@ -174,7 +174,7 @@ fn a_signature_may_begin_with_the_question_mark_it_was_copied_with() {
                 ("AZURE_STORAGE_SAS_TOKEN", &*signature),
             ]),
         ] {
-            let store = RemoteStore::new(environment, patience());
+            let store = RemoteStore::new(environment, policy());
             assert_eq!(
                 store.open("az://c/k").unwrap_or_else(|error| panic!("{error}")).bytes(),
                 11,
@@ -198,7 +198,7 @@ fn whoever_asks_pays_where_that_is_said() {
         let keys = [("AWS_ENDPOINT_URL", &*url), ("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b")];
         let payer = payer.map(|payer| ("AWS_REQUEST_PAYER", payer));
         let environment = Environment::of(keys.into_iter().chain(payer));
-        RemoteStore::new(environment, patience()).open("s3://b/k").unwrap();
+        RemoteStore::new(environment, policy()).open("s3://b/k").unwrap();
         assert_eq!(*seen.lock().unwrap(), expected);
     }
 }

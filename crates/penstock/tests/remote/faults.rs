@@ -10,7 +10,7 @@ use penstock::store::{Environment, Object, RemoteStore, Store};
 use proptest::prelude::*;
 
 use super::servers::http::{Act, Request, Server, Source};
-use super::servers::{self, patience, s3_environment};
+use super::servers::{self, policy, s3_environment};
 use super::{SIZE, content, read, says, soon};
 
 /// An object behind a server that can be told to fail.
@@ -31,13 +31,13 @@ impl Faulty {
 fn faulty() -> Vec<Faulty> {
     let server = Server::start(Source::default());
     let location = server.put("/m.safetensors", &content(SIZE));
-    let store = RemoteStore::new(Environment::default(), patience());
+    let store = RemoteStore::new(Environment::default(), policy());
     let mut all = vec![Faulty { name: "HTTP", server, store, location }];
     if let Some(s3) = servers::s3() {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let location = s3.put(&format!("faults/{}.safetensors", NUMBER.fetch_add(1, SeqCst)), &content(SIZE));
         let server = Server::start(Source::Behind(s3.server.clone()));
-        let store = RemoteStore::new(s3_environment(&server.url("")), patience());
+        let store = RemoteStore::new(s3_environment(&server.url("")), policy());
         all.push(Faulty { name: "S3", server, store, location });
     }
     all
@@ -53,9 +53,9 @@ fn survives(acts: &[Act], requests: usize) {
         let object = faulty.open();
         let script = acts.to_vec();
         faulty.server.script(move |_, number| script.get(number).cloned().unwrap_or(Act::Serve));
-        let (bytes, lane) = soon(move || read(object.as_ref(), 0, SIZE)).unwrap();
+        let (bytes, cx) = soon(move || read(object.as_ref(), 0, SIZE)).unwrap();
         assert!(bytes == content(SIZE), "{}: wrong bytes after {acts:?}", faulty.name);
-        assert_eq!((faulty.server.requests(), lane.calls), (requests, requests as u64), "{}", faulty.name);
+        assert_eq!((faulty.server.requests(), cx.calls), (requests, requests as u64), "{}", faulty.name);
     }
 }
 
@@ -86,10 +86,10 @@ fn a_connection_reset_in_mid_body_is_resumed_where_it_stopped() {
     for faulty in faulty() {
         let object = faulty.open();
         faulty.server.script(|_, n| if n == 0 { Act::ResetAfter(1_000_000) } else { Act::Serve });
-        let (bytes, lane) = read(object.as_ref(), 700_000, 2_000_000).unwrap();
+        let (bytes, cx) = read(object.as_ref(), 700_000, 2_000_000).unwrap();
         assert!(bytes == content(SIZE)[700_000..2_700_000], "{}", faulty.name);
         // What had come was not fetched again.
-        assert_eq!((lane.calls, lane.network_bytes), (2, 2_000_000));
+        assert_eq!((cx.calls, cx.network_bytes), (2, 2_000_000));
         let log = faulty.server.log();
         let resumed: u64 = log[1].split("bytes=").nth(1).unwrap().split('-').next().unwrap().parse().unwrap();
         assert!(resumed > 700_000 && resumed <= 1_700_000, "{log:?}");
@@ -127,8 +127,8 @@ fn a_slow_drip_is_waited_for() {
     for faulty in faulty() {
         let object = faulty.open();
         faulty.server.script(|_, _| Act::Drip(SIZE / 16, Duration::from_millis(200)));
-        let (bytes, lane) = soon(move || read(object.as_ref(), 0, SIZE)).unwrap();
-        assert!(bytes == content(SIZE) && lane.calls == 1, "{}", faulty.name);
+        let (bytes, cx) = soon(move || read(object.as_ref(), 0, SIZE)).unwrap();
+        assert!(bytes == content(SIZE) && cx.calls == 1, "{}", faulty.name);
     }
 }
 
@@ -177,11 +177,11 @@ fn what_does_not_pass_is_told_with_all_that_happened() {
 #[test]
 fn a_server_that_always_breaks_off_late_is_not_asked_for_ever() {
     for faulty in faulty() {
-        let mut patience = patience();
-        patience.interruptions = 5;
+        let mut policy = policy();
+        policy.interruptions = 5;
         let environment =
             if faulty.name == "S3" { s3_environment(&faulty.server.url("")) } else { Environment::default() };
-        let store = RemoteStore::new(environment, patience);
+        let store = RemoteStore::new(environment, policy);
         faulty.server.script(|_, _| Act::Serve);
         let object = store.open(&faulty.location).unwrap();
         faulty.server.script(|_, _| Act::ResetAfter(1000));
@@ -271,7 +271,7 @@ fn a_user_and_a_password_in_a_url_are_sent_to_its_host_and_to_no_other() {
     let (server, elsewhere) = (Server::start(Source::default()), Server::start(Source::default()));
     let target = elsewhere.put("/m.safetensors", &content(SIZE));
     server.put("/m.safetensors", &content(SIZE));
-    let store = RemoteStore::new(Environment::default(), patience());
+    let store = RemoteStore::new(Environment::default(), policy());
     let location = format!("http://me:pass%20word@{}/m.safetensors", server.address());
     // "me:pass word", as RFC 7617 has it.
     server.script(|request, _| match request.headers.get("authorization").map(String::as_str) {
@@ -302,10 +302,10 @@ fn a_range_that_takes_far_longer_than_others_is_asked_for_again() {
     for faulty in faulty() {
         let environment =
             if faulty.name == "S3" { s3_environment(&faulty.server.url("")) } else { Environment::default() };
-        let mut patience = patience();
-        patience.idle = Duration::from_secs(3600);
-        patience.hedge_after = Duration::from_millis(50);
-        let store = RemoteStore::new(environment, patience);
+        let mut policy = policy();
+        policy.idle = Duration::from_secs(3600);
+        policy.hedge_after = Duration::from_millis(50);
+        let store = RemoteStore::new(environment, policy);
         faulty.server.script(|_, _| Act::Serve);
         let object = store.open(&faulty.location).unwrap();
         for _ in 0..10 {
@@ -314,22 +314,22 @@ fn a_range_that_takes_far_longer_than_others_is_asked_for_again() {
         // The first request hangs for good; the second goes for what it had not brought.
         faulty.server.script(|_, n| if n == 0 { Act::StallAfter(700_000) } else { Act::Serve });
         let reading = Arc::clone(&object);
-        let (bytes, lane) = soon(move || read(reading.as_ref(), 1_000_000, 1_500_000)).unwrap();
+        let (bytes, cx) = soon(move || read(reading.as_ref(), 1_000_000, 1_500_000)).unwrap();
         assert!(bytes == content(SIZE)[1_000_000..2_500_000], "{}", faulty.name);
-        assert_eq!((lane.calls, lane.network_bytes), (2, 1_500_000), "{}", faulty.name);
+        assert_eq!((cx.calls, cx.network_bytes), (2, 1_500_000), "{}", faulty.name);
         // A second request that fails leaves the first to go on.
         faulty.server.script(|_, n| match n {
             0 => Act::Drip(100_000, Duration::from_millis(50)),
             _ => refuse(403, &[], ""),
         });
         let reading = Arc::clone(&object);
-        let (bytes, lane) = soon(move || read(reading.as_ref(), 1_000_000, 1_500_000)).unwrap();
+        let (bytes, cx) = soon(move || read(reading.as_ref(), 1_000_000, 1_500_000)).unwrap();
         assert!(bytes == content(SIZE)[1_000_000..2_500_000], "{}", faulty.name);
-        assert_eq!(lane.calls, 2, "{}", faulty.name);
+        assert_eq!(cx.calls, 2, "{}", faulty.name);
         // There is no third: of a dozen ranges, two were asked for twice.
         faulty.server.script(|_, _| Act::Drip(100_000, Duration::from_millis(50)));
-        let (_, lane) = soon(move || read(object.as_ref(), 1_000_000, 1_500_000)).unwrap();
-        assert_eq!(lane.calls, 1, "{}", faulty.name);
+        let (_, cx) = soon(move || read(object.as_ref(), 1_000_000, 1_500_000)).unwrap();
+        assert_eq!(cx.calls, 1, "{}", faulty.name);
     }
 }
 
@@ -341,9 +341,9 @@ fn what_a_request_took_back_is_not_left_over_what_the_other_brought() {
     for faulty in faulty() {
         let environment =
             if faulty.name == "S3" { s3_environment(&faulty.server.url("")) } else { Environment::default() };
-        let mut patience = patience();
-        patience.hedge_after = ms(50);
-        let store = RemoteStore::new(environment, patience);
+        let mut policy = policy();
+        policy.hedge_after = ms(50);
+        let store = RemoteStore::new(environment, policy);
         faulty.server.script(|_, _| Act::Serve);
         let object = store.open(&faulty.location).unwrap();
         for first_is_right in [false, true] {
@@ -391,7 +391,7 @@ proptest! {
     ) {
         let server = Server::start(Source::default());
         let location = server.put("/m.safetensors", &content(SIZE));
-        let object = RemoteStore::new(Environment::default(), patience()).open(&location).unwrap();
+        let object = RemoteStore::new(Environment::default(), policy()).open(&location).unwrap();
         let acts: Vec<_> = faults.into_iter().map(|(kind, bytes)| match kind {
             0 => Act::ResetAtOnce,
             1 => Act::ResetAfter(bytes),

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::google::{AUDIENCE, Google, JWT, SECRET, SUBJECT, bearer, form};
 use super::servers::http::{Act, Request, Server, Source};
-use super::servers::patience;
+use super::servers::policy;
 use super::{SIZE, content, read, refused, says, soon};
 
 #[test]
@@ -30,7 +30,7 @@ fn a_token_of_a_file_is_exchanged_once_for_many_requests() {
         ("GOOGLE_BASE_URL", google.storage.url("")),
     ];
     google.give(|_| ("token-0".into(), 3600));
-    let store = RemoteStore::new(Environment::of(variables), patience());
+    let store = RemoteStore::new(Environment::of(variables), policy());
     assert_eq!(store.open(&google.location).unwrap().bytes(), SIZE as u64);
     assert_eq!(google.tokens.requests(), 1);
 }
@@ -40,14 +40,14 @@ fn gclouds_files_are_found_where_they_were_moved_to() {
     let Some(google) = Google::start() else { return };
     let (base, directory) = (google.storage.url(""), google.directory.path().to_str().unwrap().to_owned());
     let variables = [("CLOUDSDK_CONFIG", &*directory), ("HOME", "/nowhere"), ("GOOGLE_BASE_URL", &*base)];
-    let store = RemoteStore::new(Environment::of(variables), patience());
+    let store = RemoteStore::new(Environment::of(variables), policy());
     google.write("application_default_credentials.json", &google.of_file().to_string());
     let location = google.location.clone();
     assert_eq!(soon(move || store.open(&location).unwrap().bytes()), SIZE as u64);
     // Those of a person, which `object_store` reads, too.
     google.write("application_default_credentials.json", r#"{"type":"authorized_user"}"#);
     let variables = [("CLOUDSDK_CONFIG", &*directory), ("GOOGLE_BASE_URL", &*base)];
-    let error = refused(&RemoteStore::new(Environment::of(variables), patience()), &google.location);
+    let error = refused(&RemoteStore::new(Environment::of(variables), policy()), &google.location);
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     says(&error, &["client_id"]);
 }
@@ -203,9 +203,9 @@ fn a_token_that_storage_takes_no_longer_is_fetched_anew_once() {
     let Some(google) = Google::start() else { return };
     let object = google.store(&google.of_file(), &[]).open(&google.location).unwrap();
     google.accept("token-1");
-    let (bytes, lane) = read(object.as_ref(), 600_000, 2_000_000).unwrap();
+    let (bytes, cx) = read(object.as_ref(), 600_000, 2_000_000).unwrap();
     assert!(bytes == content(SIZE)[600_000..2_600_000]);
-    assert_eq!((lane.calls, google.tokens.requests()), (2, 2));
+    assert_eq!((cx.calls, google.tokens.requests()), (2, 2));
     google.accept("none");
     let error = soon(move || read(object.as_ref(), 600_000, 2_000_000)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Access);

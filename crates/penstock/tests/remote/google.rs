@@ -10,7 +10,7 @@ use penstock::store::{Environment, RemoteStore, Store};
 use serde_json::{Value, json};
 
 use super::servers::http::{Act, Request, Server, Source};
-use super::servers::{self, patience};
+use super::servers::{self, policy};
 use super::{SIZE, content, read, refused, says, soon};
 
 pub(super) const SUBJECT: &str = "SENTINEL-subject-token";
@@ -106,7 +106,7 @@ impl Google {
         let file = self.write(&format!("credentials-{}.json", next()), &settings.to_string());
         let base = self.storage.url("");
         let all = [("GOOGLE_APPLICATION_CREDENTIALS", &*file), ("GOOGLE_BASE_URL", &*base)];
-        RemoteStore::new(Environment::of(all.iter().chain(variables).copied()), patience())
+        RemoteStore::new(Environment::of(all.iter().chain(variables).copied()), policy())
     }
 
     /// Reads through an identity, and checks the bytes.

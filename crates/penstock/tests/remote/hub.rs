@@ -9,7 +9,7 @@ use penstock::{Code, ErrorKind};
 
 use super::servers::http::{Act, Server, Source};
 use super::servers::hub::{Hub, commit, tag};
-use super::servers::patience;
+use super::servers::policy;
 use super::{SIZE, content, read, refused, says, soon};
 
 struct At {
@@ -42,7 +42,7 @@ impl At {
     fn again(&self, variables: &[(&str, &str)]) -> RemoteStore {
         let endpoint = self.hub.server.url("");
         let own = [("HF_ENDPOINT", endpoint.as_str()), ("HF_HOME", self.home.path().to_str().unwrap())];
-        RemoteStore::new(Environment::of(own.iter().chain(variables).copied()), patience())
+        RemoteStore::new(Environment::of(own.iter().chain(variables).copied()), policy())
     }
 
     /// Puts a file into the cache as huggingface_hub does.
@@ -398,7 +398,7 @@ fn a_listing_whose_pages_lead_back_is_an_error() {
     });
     let endpoint = server.url("");
     let store =
-        RemoteStore::new(Environment::of([("HF_ENDPOINT", &*endpoint), ("HF_HOME", "/nowhere")]), patience());
+        RemoteStore::new(Environment::of([("HF_ENDPOINT", &*endpoint), ("HF_HOME", "/nowhere")]), policy());
     let error = soon(move || store.list("hf://org/model").unwrap_err());
     assert_eq!(error.error_code(), Code::EndlessListing, "{error}");
     assert!(server.requests() <= 5, "{:?}", server.log());
@@ -413,7 +413,7 @@ fn what_the_hub_says_twice_is_told_once() {
     });
     let endpoint = server.url("");
     let variables = [("HF_ENDPOINT", &*endpoint), ("HF_HOME", "/nowhere"), ("HF_TOKEN", "hf_SENTINEL")];
-    let store = RemoteStore::new(Environment::of(variables), patience());
+    let store = RemoteStore::new(Environment::of(variables), policy());
     let error = soon(move || store.open("hf://org/model/x.safetensors").map(drop).unwrap_err());
     assert_eq!(error.to_string().matches(words).count(), 1, "{error}");
     assert_eq!(error.error_code(), Code::Credentials);

@@ -7,12 +7,12 @@ use penstock::checkpoint::Checkpoint;
 use penstock::pipeline::{Next, Session, Target};
 use penstock::plan::{Plan, Selection};
 use penstock::stats::LoadStats;
-use penstock::store::{Environment, Patience, RemoteStore};
+use penstock::store::{Environment, RemoteStore, RetryPolicy};
 use penstock::tune::{Bounds, Readers};
 use penstock::{Error, ErrorKind, Result};
 
 use super::servers::http::{Act, Server, Source};
-use super::servers::patience;
+use super::servers::policy;
 use super::{content, says, soon};
 
 const TENSOR: usize = 300_000;
@@ -37,11 +37,11 @@ pub(super) fn file_of(tensors: usize, bytes: usize) -> Vec<u8> {
 }
 
 /// A checkpoint of so many tensors behind a server of its own.
-fn checkpoint(tensors: usize, patience: Patience) -> (Server, Checkpoint) {
+fn checkpoint(tensors: usize, policy: RetryPolicy) -> (Server, Checkpoint) {
     let file = file_of(tensors, TENSOR);
     let server = Server::start(Source::default());
     let location = server.put("/m.safetensors", &file);
-    let store = RemoteStore::new(Environment::default(), patience);
+    let store = RemoteStore::new(Environment::default(), policy);
     let checkpoint = Checkpoint::open(Arc::new(store), &[location]).unwrap();
     (server, checkpoint)
 }
@@ -75,8 +75,8 @@ fn load(checkpoint: Checkpoint) -> Result<LoadStats> {
 
 #[test]
 fn a_network_that_is_gone_for_a_while_does_not_fail_a_load() {
-    let patience = Patience { outage: Duration::from_secs(20), ..patience() };
-    let (server, checkpoint) = checkpoint(100, patience);
+    let policy = RetryPolicy { outage: Duration::from_secs(20), ..policy() };
+    let (server, checkpoint) = checkpoint(100, policy);
     let began = Instant::now();
     // Every connection breaks in the middle of its body, and none gets through for a second.
     server.script(move |_, n| match (n, began.elapsed() < Duration::from_secs(1)) {
@@ -91,8 +91,8 @@ fn a_network_that_is_gone_for_a_while_does_not_fail_a_load() {
 
 #[test]
 fn a_network_that_does_not_come_back_fails_it_and_says_what_happened() {
-    let patience = Patience { outage: Duration::from_millis(300), ..patience() };
-    let (server, checkpoint) = checkpoint(100, patience);
+    let policy = RetryPolicy { outage: Duration::from_millis(300), ..policy() };
+    let (server, checkpoint) = checkpoint(100, policy);
     server.script(|_, n| if n < 50 { Act::Serve } else { Act::ResetAtOnce });
     let error: Error = load(checkpoint).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Storage);
@@ -104,8 +104,8 @@ fn a_network_that_does_not_come_back_fails_it_and_says_what_happened() {
 
 #[test]
 fn a_load_that_is_interrupted_over_and_over_is_given_up_as_a_whole() {
-    let patience = Patience { interruptions: 40, ..patience() };
-    let (server, checkpoint) = checkpoint(100, patience);
+    let policy = RetryPolicy { interruptions: 40, ..policy() };
+    let (server, checkpoint) = checkpoint(100, policy);
     server.script(|_, _| Act::ResetAfter(100));
     let error = load(checkpoint).unwrap_err();
     says(&error, &["too many requests of this load failed", "times the connection was lost"]);
@@ -114,13 +114,13 @@ fn a_load_that_is_interrupted_over_and_over_is_given_up_as_a_whole() {
 
 #[test]
 fn a_store_that_wants_to_be_asked_less_is_asked_by_fewer_readers() {
-    let (server, checkpoint) = checkpoint(800, patience());
+    let (server, checkpoint) = checkpoint(800, policy());
     server.script(|_, n| match n {
         100..160 => Act::Refuse(503, Vec::new(), "<Error><Code>SlowDown</Code></Error>".into()),
         _ => Act::Serve,
     });
     let stats = load(checkpoint).unwrap();
-    assert_eq!(stats.push_backs, 60);
+    assert_eq!(stats.throttled, 60);
     // Before it found out again how many are good.
     let fewest = stats.tried.iter().map(|trial| trial.readers).min();
     assert!(fewest.is_some_and(|fewest| fewest <= READERS.fetches.start / 2), "{:?}", stats.tried);

@@ -23,7 +23,7 @@ mod pull;
 use std::time::{Duration, Instant};
 
 use penstock::memory::Window;
-use penstock::store::{Lane, Object, Store};
+use penstock::store::{Object, ReadContext, Store};
 use penstock::{Error, Result};
 
 /// Bytes of objects under test: more than opening one brings.
@@ -34,12 +34,12 @@ fn content(len: usize) -> Vec<u8> {
 }
 
 /// Reads part of an object to the middle of a larger buffer, and checks that nothing around it was touched.
-fn read(object: &dyn Object, offset: usize, len: usize) -> Result<(Vec<u8>, Lane)> {
+fn read(object: &dyn Object, offset: usize, len: usize) -> Result<(Vec<u8>, ReadContext)> {
     let mut memory = vec![0xA5; len + 128];
-    let mut lane = Lane::default();
-    let done = object.read_into(offset as u64, Window::from_slice(&mut memory[64..64 + len]), &mut lane);
+    let mut cx = ReadContext::default();
+    let done = object.read_into(offset as u64, Window::from_slice(&mut memory[64..64 + len]), &mut cx);
     assert!(memory[..64].iter().chain(&memory[64 + len..]).all(|byte| *byte == 0xA5), "written outside");
-    done.map(|()| (memory[64..64 + len].to_vec(), lane))
+    done.map(|()| (memory[64..64 + len].to_vec(), cx))
 }
 
 /// The failure of opening what is at `location`.

@@ -8,7 +8,7 @@ use penstock::checkpoint::Checkpoint;
 use penstock::store::{Environment, RemoteStore, Store};
 
 use super::servers::http::{Act, Server, Source};
-use super::servers::{self, patience};
+use super::servers::{self, policy};
 use super::{content, read, refused, says};
 
 /// What a part of a key may be, and what URLs, globs and shells would make something else of.
@@ -65,7 +65,7 @@ fn keys_are_taken_to_the_letter() {
 #[test]
 fn a_key_on_the_web_is_escaped_by_whoever_writes_the_url() {
     let server = Server::start(Source::default());
-    let store = RemoteStore::new(Environment::default(), patience());
+    let store = RemoteStore::new(Environment::default(), policy());
     for path in ["/a%20b.bin", "/100%25.bin", "/a+b.bin", "/%C3%BC.bin", "/a%2Fb%23c%3Fd.bin", "/a~b(1)'.bin"]
     {
         let location = server.put(path, &content(50));
@@ -92,7 +92,7 @@ fn markers_of_directories_are_no_objects_of_them() {
             "S3" => servers::s3_environment(&proxy.url("")),
             _ => Environment::of([("STORAGE_EMULATOR_HOST", proxy.url(""))]),
         };
-        let found = RemoteStore::new(environment, patience())
+        let found = RemoteStore::new(environment, policy())
             .find(&format!("{}/marked/model/", remote.root), false)
             .unwrap_or_else(|error| panic!("{}: {error}", remote.name));
         let names: Vec<_> = found.objects.iter().map(|found| &*found.path).collect();
@@ -122,7 +122,7 @@ fn page(keys: &[&str], prefixes: &[&str], more: &str) -> Act {
 
 fn s3_of(server: &Server) -> RemoteStore {
     let environment = [("AWS_ENDPOINT_URL", server.url("")), ("AWS_SKIP_SIGNATURE", "true".into())];
-    RemoteStore::new(Environment::of(environment), patience())
+    RemoteStore::new(Environment::of(environment), policy())
 }
 
 #[test]
@@ -216,12 +216,12 @@ fn endpoints_may_have_a_path_slashes_at_the_end_and_numbers_for_a_host() {
                 ("AWS_ACCESS_KEY_ID", "a"),
                 ("AWS_SECRET_ACCESS_KEY", "b"),
             ]);
-            let store = RemoteStore::new(environment, patience());
+            let store = RemoteStore::new(environment, policy());
             assert_eq!(store.open("s3://b/k").unwrap_or_else(|error| panic!("{path}: {error}")).bytes(), 11);
             let log = server.log();
             assert!(log.last().unwrap().starts_with(&format!("GET {asked} ")), "{log:?}");
         }
-        let store = RemoteStore::new(Environment::default(), patience());
+        let store = RemoteStore::new(Environment::default(), policy());
         assert_eq!(store.open(&server.url("/k")).unwrap().bytes(), 11);
     }
 }
@@ -234,7 +234,7 @@ fn what_was_uploaded_compressed_is_told_and_not_taken_for_weights() {
         ("gs://b", vec![("STORAGE_EMULATOR_HOST", server.url(""))]),
         (&*server.url(""), vec![]),
     ] {
-        let store = RemoteStore::new(Environment::of(variables), patience());
+        let store = RemoteStore::new(Environment::of(variables), policy());
         let location = format!("{root}/m.safetensors");
         server.script(|_, _| answer(&[("content-encoding", "gzip"), ("x-goog-generation", "1")]));
         let error = refused(&store, &location);
@@ -259,7 +259,7 @@ fn an_empty_bucket_says_so() {
         )
     });
     let environment = [("AWS_ENDPOINT_URL", server.url("")), ("AWS_SKIP_SIGNATURE", "true".into())];
-    let store = RemoteStore::new(Environment::of(environment), patience());
+    let store = RemoteStore::new(Environment::of(environment), policy());
     for location in ["s3://bucket", "s3://bucket/"] {
         let error = Checkpoint::open(Arc::new(store.clone()), &[location.to_owned()]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
@@ -273,7 +273,7 @@ fn s3_with(settings: &[(&str, &str)]) -> RemoteStore {
         [("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCESS_KEY", "secret"), ("AWS_REGION", "us-east-1")];
     let last = |name: &str| settings.iter().find(|(set, _)| *set == name);
     let kept = keys.into_iter().filter(|(name, _)| last(name).is_none());
-    RemoteStore::new(Environment::of(kept.chain(settings.iter().copied())), patience())
+    RemoteStore::new(Environment::of(kept.chain(settings.iter().copied())), policy())
 }
 
 #[test]

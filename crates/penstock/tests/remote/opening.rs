@@ -8,7 +8,7 @@ use penstock::store::{Environment, RemoteStore, Store};
 use penstock::{Code, ErrorKind};
 
 use super::servers::http::{Act, Server, Source};
-use super::servers::{self, patience};
+use super::servers::{self, policy};
 use super::{SIZE, content, refused, says};
 
 /// A safetensors file of `U8` tensors of two bytes.
@@ -33,7 +33,7 @@ fn index(map: &[(&str, &str)]) -> Vec<u8> {
 }
 
 fn web() -> (Server, RemoteStore) {
-    (Server::start(Source::default()), RemoteStore::new(Environment::default(), patience()))
+    (Server::start(Source::default()), RemoteStore::new(Environment::default(), policy()))
 }
 
 fn open(store: &RemoteStore, location: &str) -> penstock::Result<Checkpoint> {
@@ -171,7 +171,7 @@ fn every_store_is_asked_for_the_next_page_and_again_where_that_fails() {
         };
         let variables =
             variables.iter().map(|(name, value)| (*name, format!("{value}{}", ends_in_url(value))));
-        let store = RemoteStore::new(Environment::of(variables), patience());
+        let store = RemoteStore::new(Environment::of(variables), policy());
         let listed = store.list(&format!("{root}/p/")).unwrap_or_else(|error| panic!("{root}: {error}"));
         let names: Vec<_> = listed.iter().map(|entry| entry.location.rsplit_once('/').unwrap().1).collect();
         assert_eq!(names, ["a.safetensors", "b.safetensors"], "{root}");
@@ -284,7 +284,7 @@ fn a_listing_that_repeats_its_token_is_an_error() {
             let token = if request.path.contains("=one") { "two" } else { "one" };
             Act::Answer(endless(azure, token))
         });
-        let store = RemoteStore::new(anonymous(root, &server.url("")), patience());
+        let store = RemoteStore::new(anonymous(root, &server.url("")), policy());
         for recursive in [false, true] {
             server.script(move |request, _| {
                 let token = if request.path.contains("=one") { "two" } else { "one" };
@@ -319,7 +319,7 @@ fn opening_outlasts_what_loading_outlasts() {
     let (server, store) = web();
     let location = server.put("/m.safetensors", &weights(&["a"]));
     // More in a row than a host may refuse that nobody has heard of.
-    let failures = patience().in_a_row_at_first as usize + 2;
+    let failures = policy().in_a_row_at_first as usize + 2;
     let busy = |status| Act::Refuse(status, Vec::new(), String::new());
     for act in [busy(503), busy(429), busy(500), Act::ResetAtOnce, Act::CloseAfter(10), Act::Nonsense] {
         let again = act.clone();
@@ -338,7 +338,7 @@ fn opening_outlasts_what_loading_outlasts() {
                 .into(),
         ),
     });
-    let store = RemoteStore::new(anonymous("s3://b", &server.url("")), patience());
+    let store = RemoteStore::new(anonymous("s3://b", &server.url("")), policy());
     assert_eq!(super::soon(move || store.list("s3://b/p/")).unwrap().len(), 1);
 }
 
@@ -348,7 +348,7 @@ fn a_proxy_that_is_not_there_is_named() {
         ("HTTP_PROXY", "http://me:SENTINEL@127.0.0.1:1", "http://store.example/m.safetensors"),
         ("https_proxy", "127.0.0.1:1", "https://store.example/m.safetensors"),
     ] {
-        let store = RemoteStore::new(Environment::of([(variable, proxy)]), patience());
+        let store = RemoteStore::new(Environment::of([(variable, proxy)]), policy());
         let error = super::soon(move || refused(&store, url));
         assert_eq!(error.error_code(), Code::Connection);
         let named = format!("no connection to the proxy 127.0.0.1:1 ({variable}) for store.example");
@@ -363,10 +363,10 @@ fn the_proxies_are_those_of_the_stores_environment() {
     let location = server.put("/m.safetensors", &weights(&["a"]));
     let proxies = [("HTTP_PROXY", "http://127.0.0.1:1")];
     // Two stores of one process differ in it.
-    refused(&RemoteStore::new(Environment::of(proxies), patience()), &location);
+    refused(&RemoteStore::new(Environment::of(proxies), policy()), &location);
     direct.open(&location).unwrap();
     let excepted = proxies.into_iter().chain([("NO_PROXY", "127.0.0.0/8")]);
-    RemoteStore::new(Environment::of(excepted), patience()).open(&location).unwrap();
+    RemoteStore::new(Environment::of(excepted), policy()).open(&location).unwrap();
 }
 
 #[test]

@@ -13,14 +13,14 @@ use penstock::{Error, ErrorKind, Result};
 
 use super::servers::http::{Act, Server, Source};
 use super::servers::hub::{Hub, commit};
-use super::servers::{self, patience};
+use super::servers::{self, policy};
 use super::{content, says};
 
 /// Bytes of a file of several blocks.
 const LARGE: usize = (20 << 20) + 5;
 
 fn web_store() -> RemoteStore {
-    RemoteStore::new(Environment::default(), patience())
+    RemoteStore::new(Environment::default(), policy())
 }
 
 fn pull(store: &RemoteStore, url: &str, to: &Path) -> Result<Pulled> {
@@ -147,7 +147,7 @@ fn a_repository_is_pulled_at_one_commit() {
     let endpoint = hub.server.url("");
     let home = tempfile::tempdir().unwrap();
     let variables = [("HF_ENDPOINT", &*endpoint), ("HF_HOME", home.path().to_str().unwrap())];
-    let store = || RemoteStore::new(Environment::of(variables), patience());
+    let store = || RemoteStore::new(Environment::of(variables), policy());
     let to = tempfile::tempdir().unwrap();
     let pulled = pull(&store(), "hf://org/model", to.path()).unwrap();
     assert_eq!(pulled.files.len(), 3);
@@ -177,7 +177,7 @@ fn a_hostile_listing_cannot_write_elsewhere() {
     let hub = Hub::start();
     let endpoint = hub.server.url("");
     let store =
-        RemoteStore::new(Environment::of([("HF_ENDPOINT", &*endpoint), ("HF_HOME", "/nowhere")]), patience());
+        RemoteStore::new(Environment::of([("HF_ENDPOINT", &*endpoint), ("HF_HOME", "/nowhere")]), policy());
     for (number, path) in
         ["../evil", "a/../../evil", "/evil", "a//evil", "..", "a/./evil"].into_iter().enumerate()
     {
@@ -198,7 +198,7 @@ trait Anew {
 impl Anew for RemoteStore {
     /// A store that asks anew what a branch is.
     fn apart_from_pins(&self, endpoint: &str) -> RemoteStore {
-        RemoteStore::new(Environment::of([("HF_ENDPOINT", endpoint), ("HF_HOME", "/nowhere")]), patience())
+        RemoteStore::new(Environment::of([("HF_ENDPOINT", endpoint), ("HF_HOME", "/nowhere")]), policy())
     }
 }
 

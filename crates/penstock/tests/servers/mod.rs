@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload, RetryConfig};
-use penstock::store::{Environment, Patience, RemoteStore};
+use penstock::store::{Environment, RemoteStore, RetryPolicy};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 pub const BUCKET: &str = "penstock-test";
@@ -23,8 +23,8 @@ pub const S3_SECRET: &str = "sentinel-secret-key";
 pub const AZURE_ACCOUNT: &str = "devstoreaccount1";
 
 /// Waits that suit tests: long enough for two busy cores, short enough to be waited for.
-pub fn patience() -> Patience {
-    Patience {
+pub fn policy() -> RetryPolicy {
+    RetryPolicy {
         connect: Duration::from_secs(5),
         idle: Duration::from_secs(2),
         first_pause: Duration::from_millis(5),
@@ -32,7 +32,7 @@ pub fn patience() -> Patience {
         longest_wait: Duration::from_secs(5),
         in_a_row: 10,
         outage: Duration::ZERO,
-        ..Patience::default()
+        ..RetryPolicy::default()
     }
 }
 
@@ -165,7 +165,7 @@ pub fn web() -> &'static Remote {
         Remote {
             name: "HTTP",
             root: format!("http://{}", server.address()),
-            store: RemoteStore::new(Environment::default(), patience()),
+            store: RemoteStore::new(Environment::default(), policy()),
             server: server.address(),
             put: Box::new(move |key, bytes| {
                 objects.lock().unwrap().insert(format!("/{key}"), http::Object::new(bytes));
@@ -211,7 +211,7 @@ pub fn s3() -> Option<&'static Remote> {
         let remote = Remote {
             name: "S3",
             root: format!("s3://{BUCKET}"),
-            store: RemoteStore::new(s3_environment(&endpoint), patience()),
+            store: RemoteStore::new(s3_environment(&endpoint), policy()),
             server: format!("127.0.0.1:{}", server.port),
             put,
             delete,
@@ -270,7 +270,7 @@ pub fn gcs() -> Option<&'static Remote> {
         let remote = Remote {
             name: "GCS",
             root: format!("gs://{BUCKET}"),
-            store: RemoteStore::new(Environment::of([("STORAGE_EMULATOR_HOST", endpoint)]), patience()),
+            store: RemoteStore::new(Environment::of([("STORAGE_EMULATOR_HOST", endpoint)]), policy()),
             server: format!("127.0.0.1:{port}"),
             put: Box::new(put),
             delete: Box::new(delete),
@@ -302,7 +302,7 @@ pub fn azure() -> Option<&'static Remote> {
         let remote = Remote {
             name: "Azure",
             root: format!("az://{BUCKET}"),
-            store: RemoteStore::new(azure_environment(&url), patience()),
+            store: RemoteStore::new(azure_environment(&url), policy()),
             server: format!("127.0.0.1:{}", server.port),
             put,
             delete,

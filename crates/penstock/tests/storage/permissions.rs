@@ -6,21 +6,21 @@ use std::path::Path;
 use std::sync::Arc;
 
 use penstock::memory::Window;
-use penstock::store::{Lane, LocalStore, Object, Store};
+use penstock::store::{LocalStore, Object, ReadContext, Store};
 use rustix::fs::{Advice, fadvise};
 
 use super::MIB;
 
 const NOBODY: u32 = 65_534;
 
-/// Reads all of it; the lane says from where.
-fn read(object: &Arc<dyn Object>, cached: Option<bool>) -> Lane {
+/// Reads all of it; the context says from where.
+fn read(object: &Arc<dyn Object>, cached: Option<bool>) -> ReadContext {
     let mut bytes = vec![0; usize::try_from(object.bytes()).unwrap()];
-    let mut lane = Lane::default();
-    lane.cached = cached;
-    object.read_into(0, Window::from_slice(&mut bytes), &mut lane).unwrap();
+    let mut cx = ReadContext::default();
+    cx.cached = cached;
+    object.read_into(0, Window::from_slice(&mut bytes), &mut cx).unwrap();
     assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == (at % 251) as u8));
-    lane
+    cx
 }
 
 fn evict(path: &Path) {
@@ -92,8 +92,8 @@ fn a_file_of_another_user_is_read_directly_where_it_is_not_cached_and_says_nothi
     as_nobody(|| {
         let bytes = all.end;
         assert_eq!(theirs_open.is_cached(&all), Some(false));
-        let lane = read(&theirs_open, None);
-        assert_eq!((lane.direct_bytes, lane.buffered_bytes), (bytes, 0), "{lane:?}");
+        let cx = read(&theirs_open, None);
+        assert_eq!((cx.direct_bytes, cx.buffered_bytes), (bytes, 0), "{cx:?}");
         // What is not told of one file is known of another.
         assert_eq!(own_open.is_cached(&all), Some(false));
         assert_eq!(read(&own_open, None).direct_bytes, bytes);
@@ -110,9 +110,9 @@ fn a_file_is_read_as_was_said_of_its_cached_pages_without_asking_again() {
     let path = dir.path().join("file");
     write(&path);
     let object = LocalStore::default().open(path.to_str().unwrap()).unwrap();
-    let lane = read(&object, Some(true));
-    assert_eq!((lane.cached_bytes, lane.direct_bytes), (object.bytes(), 0));
+    let cx = read(&object, Some(true));
+    assert_eq!((cx.cached_bytes, cx.direct_bytes), (object.bytes(), 0));
     // It is cached by now.
-    let lane = read(&object, Some(false));
-    assert_eq!((lane.cached_bytes, lane.direct_bytes + lane.buffered_bytes), (0, object.bytes()));
+    let cx = read(&object, Some(false));
+    assert_eq!((cx.cached_bytes, cx.direct_bytes + cx.buffered_bytes), (0, object.bytes()));
 }

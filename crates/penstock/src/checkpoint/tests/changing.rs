@@ -10,7 +10,7 @@ use super::super::Checkpoint;
 use super::super::testing::Files;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Window;
-use crate::store::{Entry, Identity, Lane, LocalStore, Object, Store};
+use crate::store::{Entry, Identity, LocalStore, Object, ReadContext, Store};
 
 fn open(path: &str) -> Checkpoint {
     let opened = Checkpoint::open(Arc::new(LocalStore::default()), &[path.to_owned()]).unwrap();
@@ -110,11 +110,11 @@ impl Object for Unreadable {
         Identity("another".into())
     }
 
-    fn read_into(&self, _: u64, _: Window<'_>, _: &mut Lane) -> Result<()> {
+    fn read_into(&self, _: u64, _: Window<'_>, _: &mut ReadContext) -> Result<()> {
         Err(Error::new(self.1, "as it is told to").object(self.location()))
     }
 
-    fn read_to_slot(&self, _: Range<u64>, _: Window<'_>, _: &mut Lane) -> Result<usize> {
+    fn read_to_slot(&self, _: Range<u64>, _: Window<'_>, _: &mut ReadContext) -> Result<usize> {
         Err(Error::new(self.1, "as it is told to").object(self.location()))
     }
 

@@ -67,11 +67,11 @@ impl Object for Lying {
         Identity(String::new())
     }
 
-    fn read_into(&self, _: u64, _: Window<'_>, _: &mut Lane) -> Result<()> {
+    fn read_into(&self, _: u64, _: Window<'_>, _: &mut ReadContext) -> Result<()> {
         Ok(())
     }
 
-    fn read_to_slot(&self, _: Range<u64>, _: Window<'_>, _: &mut Lane) -> Result<usize> {
+    fn read_to_slot(&self, _: Range<u64>, _: Window<'_>, _: &mut ReadContext) -> Result<usize> {
         Ok(self.0)
     }
 
@@ -93,16 +93,16 @@ impl Object for Scattering {
         self.0.identity()
     }
 
-    fn read_into(&self, offset: u64, into: Window<'_>, lane: &mut Lane) -> Result<()> {
-        self.0.read_into(offset, into, lane)
+    fn read_into(&self, offset: u64, into: Window<'_>, cx: &mut ReadContext) -> Result<()> {
+        self.0.read_into(offset, into, cx)
     }
 
-    fn read_scattered(&self, into: &mut [(u64, Window<'_>)], lane: &mut Lane) -> Result<()> {
+    fn read_scattered(&self, into: &mut [(u64, Window<'_>)], cx: &mut ReadContext) -> Result<()> {
         let ends = into.iter().map(|(offset, window)| offset + window.len() as u64);
         assert!(ends.zip(into.iter().skip(1)).all(|(end, (offset, _))| end <= *offset), "ranges overlap");
         into.iter_mut().try_for_each(|(offset, window)| {
             let len = window.len();
-            self.0.read_into(*offset, window.part(0, len), lane)
+            self.0.read_into(*offset, window.part(0, len), cx)
         })
     }
 
@@ -110,8 +110,8 @@ impl Object for Scattering {
         true
     }
 
-    fn read_to_slot(&self, range: Range<u64>, slot: Window<'_>, lane: &mut Lane) -> Result<usize> {
-        self.0.read_to_slot(range, slot, lane)
+    fn read_to_slot(&self, range: Range<u64>, slot: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
+        self.0.read_to_slot(range, slot, cx)
     }
 
     fn verify_unchanged(&self) -> Result<()> {
@@ -132,16 +132,16 @@ impl Object for Bytes {
         Identity(String::new())
     }
 
-    fn read_into(&self, offset: u64, mut into: Window<'_>, _: &mut Lane) -> Result<()> {
+    fn read_into(&self, offset: u64, mut into: Window<'_>, _: &mut ReadContext) -> Result<()> {
         let (start, len) = (to_usize(offset), into.len());
         into.write(0, &self.0[start..start + len]);
         Ok(())
     }
 
-    fn read_to_slot(&self, range: Range<u64>, mut slot: Window<'_>, lane: &mut Lane) -> Result<usize> {
+    fn read_to_slot(&self, range: Range<u64>, mut slot: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
         const ODD: usize = 4097;
         let len = to_usize(range.end - range.start);
-        self.read_into(range.start, slot.part(ODD, len), lane).map(|()| ODD)
+        self.read_into(range.start, slot.part(ODD, len), cx).map(|()| ODD)
     }
 
     fn verify_unchanged(&self) -> Result<()> {
@@ -175,9 +175,9 @@ fn read_all(plan: &Plan, object: &dyn Object, destinations: &Destinations, reque
     std::thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
-                let (mut lane, mut scratch) = (Lane::default(), None);
+                let (mut cx, mut scratch) = (ReadContext::default(), None);
                 while let Some(block) = plan.blocks().get(next.fetch_add(1, Ordering::Relaxed)) {
-                    to_host(plan, block, object, destinations, request, &mut lane, &mut scratch).unwrap();
+                    to_host(plan, block, object, destinations, request, &mut cx, &mut scratch).unwrap();
                 }
             });
         }
@@ -314,13 +314,13 @@ fn land(
             let mut slot = vec![0; to_usize(block_bytes) + SLOT_SLACK];
             for block in plan.blocks() {
                 let (segments, window) = (plan.segments(block), Window::from_slice(&mut slot));
-                let (mut lane, mut pieces) = (Lane::default(), Vec::new());
+                let (mut cx, mut pieces) = (ReadContext::default(), Vec::new());
                 to_device(
                     segments,
                     &block.range,
                     object,
                     &destinations,
-                    &mut lane,
+                    &mut cx,
                     window,
                     &mut Immediate,
                     &mut pieces,
@@ -453,10 +453,10 @@ fn a_store_that_puts_a_range_outside_of_its_buffer_fails_the_load() {
     for start in [4096 + SLOT_SLACK, usize::MAX, usize::MAX - 10] {
         let destinations = Destinations::new(infos.len(), false);
         [0, 100, 300].iter().enumerate().for_each(|(tensor, at)| destinations.set(tensor, base + at));
-        let (mut lane, mut scratch, mut pieces) = (Lane::default(), None, Vec::new());
+        let (mut cx, mut scratch, mut pieces) = (ReadContext::default(), None, Vec::new());
         let object = Lying(start);
         let host =
-            to_host(&plan, block, &object, &destinations, u64::MAX, &mut lane, &mut scratch).err().unwrap();
+            to_host(&plan, block, &object, &destinations, u64::MAX, &mut cx, &mut scratch).err().unwrap();
         let mut slot = vec![0; 4096 + SLOT_SLACK];
         let window = Window::from_slice(&mut slot);
         let segments = plan.segments(block);
@@ -465,7 +465,7 @@ fn a_store_that_puts_a_range_outside_of_its_buffer_fails_the_load() {
             &block.range,
             &object,
             &destinations,
-            &mut lane,
+            &mut cx,
             window,
             &mut Immediate,
             &mut pieces,

@@ -7,9 +7,9 @@ use super::directory::Held;
 use super::entry::unreadable;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileMapping, Window};
-use crate::store::{Identity, Lane, Object, RemoteStore, Store};
+use crate::store::{Identity, Object, ReadContext, RemoteStore, Store};
 
-/// See the module.
+/// An object all of whose bytes are on disk.
 pub(super) struct CompleteObject {
     file: Arc<dyn Object>,
     held: Held,
@@ -80,22 +80,22 @@ impl Object for CompleteObject {
         self.identity.clone()
     }
 
-    fn read_into(&self, offset: u64, mut into: Window<'_>, lane: &mut Lane) -> Result<()> {
+    fn read_into(&self, offset: u64, mut into: Window<'_>, cx: &mut ReadContext) -> Result<()> {
         let len = into.len();
-        self.read(|object| object.read_into(offset, into.part(0, len), lane))
+        self.read(|object| object.read_into(offset, into.part(0, len), cx))
     }
 
-    fn read_scattered(&self, into: &mut [(u64, Window<'_>)], lane: &mut Lane) -> Result<()> {
-        self.read(|object| object.read_scattered(into, lane))
+    fn read_scattered(&self, into: &mut [(u64, Window<'_>)], cx: &mut ReadContext) -> Result<()> {
+        self.read(|object| object.read_scattered(into, cx))
     }
 
     fn scatters(&self) -> bool {
         self.remote.get().is_some_and(|remote| remote.scatters())
     }
 
-    fn read_to_slot(&self, range: Range<u64>, mut slot: Window<'_>, lane: &mut Lane) -> Result<usize> {
+    fn read_to_slot(&self, range: Range<u64>, mut slot: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
         let len = slot.len();
-        self.read(|object| object.read_to_slot(range.clone(), slot.part(0, len), lane))
+        self.read(|object| object.read_to_slot(range.clone(), slot.part(0, len), cx))
     }
 
     fn map(&self) -> Result<FileMapping> {

@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::memory::{CloseOnForkFile, PAGE};
 use crate::store::block_map::{BlockMap, checksum};
 
-/// See the module. Its map keeps it from being removed.
+/// The file of one object's blocks, and the map of those that are there. Its map keeps it from being removed.
 #[derive(Debug)]
 pub(super) struct Entry {
     path: PathBuf,

@@ -13,7 +13,7 @@ use crate::store::block_map::checksum;
 use crate::store::location::fingerprint;
 use crate::store::{Identity, RemoteStore, is_http};
 
-/// See the module.
+/// What names one version of one object on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Key {
     /// The directory of the entry: a digest of all the rest.
@@ -88,7 +88,7 @@ fn is_of_signature(name: &str, all: &[String]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{Environment, Patience};
+    use crate::store::{Environment, RetryPolicy};
 
     const DAY: &str = "2020-11-21 06:47:41";
     const NONE: &str = "1970-01-01 00:00:00";
@@ -112,7 +112,7 @@ mod tests {
         ];
         let all = common.into_iter().filter(|(name, _)| variables.iter().all(|(other, _)| other != name));
         let environment = Environment::of(all.chain(variables.iter().copied()));
-        Key::of(&RemoteStore::new(environment, Patience::default()), location, &identity(tag, date))
+        Key::of(&RemoteStore::new(environment, RetryPolicy::default()), location, &identity(tag, date))
     }
 
     fn same(one: &str, other: &str) -> bool {

@@ -78,8 +78,8 @@ impl CachingStore {
 
     /// The same store for another load, whose requests share nothing with those of this one but connections.
     #[must_use]
-    pub fn another_course(&self) -> Self {
-        Self { inner: self.inner.another_course(), ..self.clone() }
+    pub fn for_another_load(&self) -> Self {
+        Self { inner: self.inner.for_another_load(), ..self.clone() }
     }
 
     fn key(&self, location: &str, identity: &Identity) -> Option<Result<Key, Cow<'static, str>>> {
@@ -150,7 +150,7 @@ impl Store for CachingStore {
     }
 
     fn for_load(&self) -> Option<Arc<dyn Store>> {
-        Some(Arc::new(self.another_course()))
+        Some(Arc::new(self.for_another_load()))
     }
 
     fn interrupt(&self) {

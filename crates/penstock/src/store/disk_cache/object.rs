@@ -14,7 +14,7 @@ use super::files::BLOCK_BYTES;
 use super::writers::{BUFFER_BYTES, Writers};
 use crate::error::Result;
 use crate::memory::Window;
-use crate::store::{Identity, Lane, LocalStore, Object, Store, location_of};
+use crate::store::{Identity, LocalStore, Object, ReadContext, Store, location_of};
 
 /// Blocks of one object that are being put together, at most: 32 MiB.
 const MOST_PIECES: usize = 64;
@@ -26,7 +26,7 @@ const WORTH_A_READ: u64 = 256 << 10;
 /// that is fast enough on the whole should not miss any of one.
 const PATIENCE: u32 = 25;
 
-/// See the module.
+/// A remote object whose blocks are kept on disk as they come.
 pub(super) struct CachingObject {
     remote: Arc<dyn Object>,
     /// The entry's file; none where it cannot be opened, and then nothing is read from it.
@@ -58,7 +58,7 @@ impl CachingObject {
             return;
         }
         let mut head = vec![0; len];
-        if self.remote.read_into(0, Window::from_slice(&mut head), &mut Lane::default()).is_ok() {
+        if self.remote.read_into(0, Window::from_slice(&mut head), &mut ReadContext::default()).is_ok() {
             self.keep(&Came(vec![(0, &head)]), Duration::ZERO);
         }
     }
@@ -79,7 +79,7 @@ impl CachingObject {
 
     /// Reads what is on disk, block by block where bytes must be compared. Says how far it came: not to the end where a
     /// block turned out to be damaged, or could not be read.
-    fn read_local(&self, range: Range<u64>, into: &mut Window<'_>, lane: &mut Lane) -> u64 {
+    fn read_local(&self, range: Range<u64>, into: &mut Window<'_>, cx: &mut ReadContext) -> u64 {
         let Some(local) = &self.local else { return range.start };
         let mut at = range.start;
         let mut whole = Vec::new();
@@ -91,7 +91,7 @@ impl CachingObject {
                 let after = others.find(|block| !verified(block));
                 let end = after.map_or(range.end, |block| self.entry.range(block).start.min(range.end));
                 let part = into.part(to_usize(at - range.start), to_usize(end - at));
-                if let Err(error) = local.read_into(at, part, lane) {
+                if let Err(error) = local.read_into(at, part, cx) {
                     // Which of them it was is not known. Those that are intact pass the comparison next time.
                     let last = to_usize(end.div_ceil(BLOCK_BYTES));
                     (block + 1..last).for_each(|block| self.entry.doubt(block));
@@ -103,7 +103,7 @@ impl CachingObject {
             }
             let blocks = self.entry.range(block);
             whole.resize(to_usize(blocks.end - blocks.start), 0);
-            let read = local.read_into(blocks.start, Window::from_slice(&mut whole), lane);
+            let read = local.read_into(blocks.start, Window::from_slice(&mut whole), cx);
             if let Err(error) = read {
                 self.entry.unreadable(block, &error);
                 break;
@@ -120,12 +120,12 @@ impl CachingObject {
     }
 
     /// Reads what is on disk to windows. Says how far it came, as [`CachingObject::read_local`].
-    fn scatter_local(&self, range: Range<u64>, into: &mut [(u64, Window<'_>)], lane: &mut Lane) -> u64 {
+    fn scatter_local(&self, range: Range<u64>, into: &mut [(u64, Window<'_>)], cx: &mut ReadContext) -> u64 {
         let lens: Vec<u64> = parts(&range, into).map(|(_, part)| part.len() as u64).collect();
         if lens.len() == 1 || lens.iter().sum::<u64>() >= lens.len() as u64 * WORTH_A_READ {
             for (at, mut part) in parts(&range, into) {
                 let end = at + part.len() as u64;
-                let reached = self.read_local(at..end, &mut part, lane);
+                let reached = self.read_local(at..end, &mut part, cx);
                 if reached < end {
                     return reached;
                 }
@@ -133,7 +133,7 @@ impl CachingObject {
             return range.end;
         }
         let mut bytes = vec![0; to_usize(range.end - range.start)];
-        let reached = self.read_local(range.clone(), &mut Window::from_slice(&mut bytes), lane);
+        let reached = self.read_local(range.clone(), &mut Window::from_slice(&mut bytes), cx);
         let read = Came(vec![(range.start, &bytes[..to_usize(reached - range.start)])]);
         for (at, mut part) in parts(&(range.start..reached), into) {
             read.copy(at..at + part.len() as u64, |start, bytes| part.write(start, bytes));
@@ -144,19 +144,24 @@ impl CachingObject {
     /// Asks for all of `range` at once, to windows, and keeps it with what lies between them. Of a read that fails, what
     /// came before is kept.
     #[allow(unsafe_code)]
-    fn read_remote(&self, range: Range<u64>, into: &mut [(u64, Window<'_>)], lane: &mut Lane) -> Result<()> {
+    fn read_remote(
+        &self,
+        range: Range<u64>,
+        into: &mut [(u64, Window<'_>)],
+        cx: &mut ReadContext,
+    ) -> Result<()> {
         let mut between = gaps(&range, into);
         // The writers take it from there.
         let mut all: Vec<_> = parts(&range, into).map(|(at, part)| (at, part.passing())).collect();
         all.extend(between.iter_mut().map(|(at, gap)| (*at, Window::from_slice(gap))));
         all.sort_by_key(|(at, _)| *at);
         let began = Instant::now();
-        lane.reached = None;
-        let done = self.remote.read_scattered(&mut all, lane);
+        cx.reached = None;
+        let done = self.remote.read_scattered(&mut all, cx);
         let (reached, patience) = match done {
             Ok(()) => (range.end, began.elapsed() / PATIENCE),
             // Whoever has stopped the load waits for it.
-            Err(_) => (lane.reached.take().unwrap_or(range.start), Duration::ZERO),
+            Err(_) => (cx.reached.take().unwrap_or(range.start), Duration::ZERO),
         };
         let came = all.iter().take_while(|(at, _)| *at < reached).map(|(at, part)| {
             let len = part.len().min(to_usize(reached - at));
@@ -310,15 +315,15 @@ impl Object for CachingObject {
         self.remote.identity()
     }
 
-    fn read_into(&self, offset: u64, into: Window<'_>, lane: &mut Lane) -> Result<()> {
-        self.read_scattered(&mut [(offset, into)], lane)
+    fn read_into(&self, offset: u64, into: Window<'_>, cx: &mut ReadContext) -> Result<()> {
+        self.read_scattered(&mut [(offset, into)], cx)
     }
 
-    fn read_scattered(&self, into: &mut [(u64, Window<'_>)], lane: &mut Lane) -> Result<()> {
+    fn read_scattered(&self, into: &mut [(u64, Window<'_>)], cx: &mut ReadContext) -> Result<()> {
         let (Some((begin, _)), Some((last, window))) = (into.first(), into.last()) else { return Ok(()) };
         let Some(end) = last.checked_add(window.len() as u64).filter(|end| *end <= self.bytes()) else {
             // It says what is wrong.
-            return self.remote.read_scattered(into, lane);
+            return self.remote.read_scattered(into, cx);
         };
         let (begin, end_of) =
             (*begin, |(at, window): &(u64, Window<'_>)| at.saturating_add(window.len() as u64));
@@ -326,25 +331,25 @@ impl Object for CachingObject {
             // Not as was promised: one by one.
             return into.iter_mut().try_for_each(|(at, window)| {
                 let len = window.len();
-                self.read_into(*at, window.part(0, len), lane)
+                self.read_into(*at, window.part(0, len), cx)
             });
         }
         // What was said of the remote object does not hold for the file.
-        lane.cached = None;
+        cx.cached = None;
         let mut at = begin;
         while at < end {
             let (local, until) = self.run(at, end);
             let is_wanted = parts(&(at..until), into).next().is_some();
             let reached = match (is_wanted, local) {
                 (false, _) => until,
-                (true, true) => self.scatter_local(at..until, into, lane),
+                (true, true) => self.scatter_local(at..until, into, cx),
                 (true, false) => at,
             };
             if reached == at {
                 // Not on disk, or damaged there.
                 let until =
                     if local { self.entry.range(to_usize(at / BLOCK_BYTES)).end.min(until) } else { until };
-                self.read_remote(at..until, into, lane)?;
+                self.read_remote(at..until, into, cx)?;
                 at = until;
             } else {
                 at = reached;
@@ -357,9 +362,9 @@ impl Object for CachingObject {
         self.remote.scatters()
     }
 
-    fn read_to_slot(&self, range: Range<u64>, mut slot: Window<'_>, lane: &mut Lane) -> Result<usize> {
+    fn read_to_slot(&self, range: Range<u64>, mut slot: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
         let len = to_usize(range.end - range.start);
-        self.read_into(range.start, slot.part(0, len), lane).map(|()| 0)
+        self.read_into(range.start, slot.part(0, len), cx).map(|()| 0)
     }
 
     fn is_cached(&self, range: &Range<u64>) -> Option<bool> {
@@ -402,20 +407,20 @@ impl Object for Noted {
         self.remote.identity()
     }
 
-    fn read_into(&self, offset: u64, into: Window<'_>, lane: &mut Lane) -> Result<()> {
-        self.remote.read_into(offset, into, lane)
+    fn read_into(&self, offset: u64, into: Window<'_>, cx: &mut ReadContext) -> Result<()> {
+        self.remote.read_into(offset, into, cx)
     }
 
-    fn read_scattered(&self, into: &mut [(u64, Window<'_>)], lane: &mut Lane) -> Result<()> {
-        self.remote.read_scattered(into, lane)
+    fn read_scattered(&self, into: &mut [(u64, Window<'_>)], cx: &mut ReadContext) -> Result<()> {
+        self.remote.read_scattered(into, cx)
     }
 
     fn scatters(&self) -> bool {
         self.remote.scatters()
     }
 
-    fn read_to_slot(&self, range: Range<u64>, slot: Window<'_>, lane: &mut Lane) -> Result<usize> {
-        self.remote.read_to_slot(range, slot, lane)
+    fn read_to_slot(&self, range: Range<u64>, slot: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
+        self.remote.read_to_slot(range, slot, cx)
     }
 
     fn is_cached(&self, range: &Range<u64>) -> Option<bool> {

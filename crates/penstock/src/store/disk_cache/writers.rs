@@ -40,7 +40,7 @@ struct State {
     busy: usize,
 }
 
-/// See the module.
+/// The writing threads of the process, and the buffers that they write.
 #[derive(Default)]
 pub(super) struct Writers {
     state: Mutex<State>,

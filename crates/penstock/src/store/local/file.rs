@@ -17,7 +17,7 @@ use super::handle::{DirectFile, OwnHandle};
 use super::path::location_of;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileMapping, Window};
-use crate::store::{Identity, Lane, Object, shown};
+use crate::store::{Identity, Object, ReadContext, shown};
 
 /// A regular file, open for reading.
 #[derive(Debug)]
@@ -122,11 +122,11 @@ impl LocalFile {
         differ_in_change_time(&own, identity) || own == *identity
     }
 
-    /// The file for direct reads, opened at the first use: the lane's own where it wants one. `None` where the file system
+    /// The file for direct reads, opened at the first use: the context's own where it wants one. `None` where the file system
     /// has no such thing.
-    pub(super) fn direct(&self, lane: &mut Lane) -> Option<Arc<DirectFile>> {
+    pub(super) fn direct(&self, cx: &mut ReadContext) -> Option<Arc<DirectFile>> {
         let shared = self.direct.get_or_init(|| self.open_direct().map(Arc::new)).as_ref()?;
-        Some(if lane.own_handles { OwnHandle::of(lane, self.version, shared) } else { Arc::clone(shared) })
+        Some(if cx.own_handles { OwnHandle::of(cx, self.version, shared) } else { Arc::clone(shared) })
     }
 
     fn open_direct(&self) -> Option<DirectFile> {
@@ -190,12 +190,12 @@ impl Object for LocalFile {
         ))
     }
 
-    fn read_into(&self, offset: u64, into: Window<'_>, lane: &mut Lane) -> Result<()> {
-        self.read_exactly(offset, into, lane)
+    fn read_into(&self, offset: u64, into: Window<'_>, cx: &mut ReadContext) -> Result<()> {
+        self.read_exactly(offset, into, cx)
     }
 
-    fn read_to_slot(&self, range: Range<u64>, slot: Window<'_>, lane: &mut Lane) -> Result<usize> {
-        self.read_aligned(range, slot, lane)
+    fn read_to_slot(&self, range: Range<u64>, slot: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
+        self.read_aligned(range, slot, cx)
     }
 
     fn map(&self) -> Result<FileMapping> {

@@ -1,7 +1,7 @@
 //! A file opened for direct reads: once, for all readers, or once more for each.
 //!
 //! Some storage knows its readers by their open files: it looks ahead of each from front to back, and brings no more than
-//! one connection's worth through each (FUSE daemons over object stores). A lane that wants a handle of its own gets the
+//! one connection's worth through each (FUSE daemons over object stores). A context that wants a handle of its own gets the
 //! file opened again for it, through `/proc`, so that it is surely the same file; it keeps the one it read from last, as
 //! a reader goes from file to file. Where it cannot be opened again, the shared one serves, as it does for all others.
 
@@ -16,7 +16,7 @@ use rustix::fs::{AtFlags, StatxFlags, statx};
 
 use super::file::Version;
 use crate::memory::PAGE;
-use crate::store::Lane;
+use crate::store::ReadContext;
 
 /// A file, opened with `O_DIRECT`.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl DirectFile {
     }
 }
 
-/// The file that a lane read from last, open for it alone.
+/// The file that a context read from last, open for it alone.
 #[derive(Debug)]
 pub(crate) struct OwnHandle {
     version: Version,
@@ -49,9 +49,9 @@ pub(crate) struct OwnHandle {
 }
 
 impl OwnHandle {
-    /// The lane's own handle of the file that `shared` is, whose version is `version`.
-    pub(super) fn of(lane: &mut Lane, version: Version, shared: &Arc<DirectFile>) -> Arc<DirectFile> {
-        if let Some(own) = lane.handle.as_ref().filter(|own| own.version == version) {
+    /// The context's own handle of the file that `shared` is, whose version is `version`.
+    pub(super) fn of(cx: &mut ReadContext, version: Version, shared: &Arc<DirectFile>) -> Arc<DirectFile> {
+        if let Some(own) = cx.handle.as_ref().filter(|own| own.version == version) {
             return Arc::clone(&own.direct);
         }
         let again = format!("/proc/self/fd/{}", shared.file.as_raw_fd());
@@ -59,7 +59,7 @@ impl OwnHandle {
             Ok(file) => Arc::new(DirectFile { file, memory_align: shared.memory_align }),
             Err(_) => Arc::clone(shared),
         };
-        lane.handle = Some(Self { version, direct: Arc::clone(&direct) });
+        cx.handle = Some(Self { version, direct: Arc::clone(&direct) });
         direct
     }
 }

@@ -3,11 +3,11 @@
 //! **Through the page cache** (`pread`): one copy, at memory speed when the pages are there. **Directly** (`O_DIRECT`):
 //! no copy, the device's own speed, no page-cache pollution, but in whole sectors and to aligned addresses. The choice
 //! is made for every block from what the cache holds, so a half-cached file gets both at once. Whoever has asked what of
-//! the block is cached says so in the lane, and it is not asked again for every request.
+//! the block is cached says so in the context, and it is not asked again for every request.
 //!
 //! Copies: a buffered read copies once, kernel to destination. A direct read copies nothing, except the unaligned ends
 //! of a range (less than a page each) and destinations whose address does not match their offset, which go through
-//! the lane's scratch memory.
+//! the context's scratch memory.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -23,7 +23,7 @@ use super::handle::DirectFile;
 use super::{CachePolicy, LocalFile};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{PAGE, Region, Window};
-use crate::store::{Lane, Object};
+use crate::store::{Object, ReadContext};
 
 /// Bytes read at once to scratch memory, where a direct read cannot go to its destination.
 const SCRATCH_BYTES: usize = 1 << 20;
@@ -38,13 +38,13 @@ enum Route {
 }
 
 impl LocalFile {
-    fn route(&self, range: &Range<u64>, lane: &mut Lane) -> Route {
-        let cached = lane.cached.or_else(|| self.would_copy(range));
+    fn route(&self, range: &Range<u64>, cx: &mut ReadContext) -> Route {
+        let cached = cx.cached.or_else(|| self.would_copy(range));
         match (self.cache, cached) {
             (_, Some(true)) => Route::Cached,
             (CachePolicy::Use | CachePolicy::Populate, _) | (CachePolicy::Auto, None) => Route::Buffered,
             _ if self.direct_refused.load(Ordering::Relaxed) => Route::Buffered,
-            _ => self.direct(lane).map_or(Route::Buffered, Route::Direct),
+            _ => self.direct(cx).map_or(Route::Buffered, Route::Direct),
         }
     }
 
@@ -57,11 +57,11 @@ impl LocalFile {
         }
     }
 
-    pub(super) fn read_exactly(&self, offset: u64, mut into: Window<'_>, lane: &mut Lane) -> Result<()> {
+    pub(super) fn read_exactly(&self, offset: u64, mut into: Window<'_>, cx: &mut ReadContext) -> Result<()> {
         let range = self.checked_range(offset, into.len())?;
-        let cached = match self.route(&range, lane) {
+        let cached = match self.route(&range, cx) {
             Route::Direct(direct) => {
-                match self.read_directly(&direct, offset, into.part(0, into.len()), lane) {
+                match self.read_directly(&direct, offset, into.part(0, into.len()), cx) {
                     Err(error) if is_refusal(&error) => self.refuse_direct(&error),
                     done => return done,
                 }
@@ -69,24 +69,24 @@ impl LocalFile {
             }
             route => matches!(route, Route::Cached),
         };
-        self.read_buffered(offset, into, lane, cached)
+        self.read_buffered(offset, into, cx, cached)
     }
 
     pub(super) fn read_aligned(
         &self,
         range: Range<u64>,
         mut slot: Window<'_>,
-        lane: &mut Lane,
+        cx: &mut ReadContext,
     ) -> Result<usize> {
         let len = to_usize(range.end - range.start);
         self.checked_range(range.start, len)?;
-        let cached = match self.route(&range, lane) {
+        let cached = match self.route(&range, cx) {
             Route::Direct(direct) if (slot.as_ptr() as usize).is_multiple_of(direct.memory_align) => {
                 let start = range.start / PAGE as u64 * PAGE as u64;
                 let lead = to_usize(range.start - start);
                 let aligned_len = (lead + len).next_multiple_of(PAGE);
                 if aligned_len <= slot.len() {
-                    match self.read_sectors(&direct, start, slot.part(0, aligned_len), lead + len, lane) {
+                    match self.read_sectors(&direct, start, slot.part(0, aligned_len), lead + len, cx) {
                         Err(error) if is_refusal(&error) => self.refuse_direct(&error),
                         done => return done.map(|()| lead),
                     }
@@ -95,7 +95,7 @@ impl LocalFile {
             }
             route => matches!(route, Route::Cached),
         };
-        self.read_buffered(range.start, slot.part(0, len), lane, cached).map(|()| 0)
+        self.read_buffered(range.start, slot.part(0, len), cx, cached).map(|()| 0)
     }
 
     /// A range must lie in the file as it was opened; anything else is a bug of the plan, not a short file.
@@ -112,13 +112,13 @@ impl LocalFile {
         )
     }
 
-    fn read_buffered(&self, offset: u64, into: Window<'_>, lane: &mut Lane, cached: bool) -> Result<()> {
+    fn read_buffered(&self, offset: u64, into: Window<'_>, cx: &mut ReadContext, cached: bool) -> Result<()> {
         let wanted = into.len();
         if self.cache == CachePolicy::Populate && !cached {
             self.ask_for(&(offset..offset + wanted as u64));
         }
-        let got = self.fill(&self.file, offset, into, lane)?;
-        *(if cached { &mut lane.cached_bytes } else { &mut lane.buffered_bytes }) += got as u64;
+        let got = self.fill(&self.file, offset, into, cx)?;
+        *(if cached { &mut cx.cached_bytes } else { &mut cx.buffered_bytes }) += got as u64;
         self.complete(offset, got, wanted)
     }
 
@@ -127,7 +127,7 @@ impl LocalFile {
         direct: &DirectFile,
         offset: u64,
         mut into: Window<'_>,
-        lane: &mut Lane,
+        cx: &mut ReadContext,
     ) -> Result<()> {
         let page = PAGE as u64;
         let end = offset + into.len() as u64;
@@ -135,13 +135,13 @@ impl LocalFile {
         let address = into.as_ptr() as usize as u64;
         let aligned = (address + (first - offset)).is_multiple_of(direct.memory_align as u64);
         if !aligned || first >= last {
-            return self.read_through_scratch(direct, offset, into, lane);
+            return self.read_through_scratch(direct, offset, into, cx);
         }
         let (head, body) = (to_usize(first - offset), to_usize(last - first));
-        self.read_through_scratch(direct, offset, into.part(0, head), lane)?;
-        self.read_sectors(direct, first, into.part(head, body), body, lane)?;
+        self.read_through_scratch(direct, offset, into.part(0, head), cx)?;
+        self.read_sectors(direct, first, into.part(head, body), body, cx)?;
         let tail = into.len() - head - body;
-        self.read_through_scratch(direct, last, into.part(head + body, tail), lane)
+        self.read_through_scratch(direct, last, into.part(head + body, tail), cx)
     }
 
     /// Reads whole sectors to scratch memory and copies what was asked for.
@@ -150,7 +150,7 @@ impl LocalFile {
         direct: &DirectFile,
         offset: u64,
         mut into: Window<'_>,
-        lane: &mut Lane,
+        cx: &mut ReadContext,
     ) -> Result<()> {
         let mut done = 0;
         while done < into.len() {
@@ -158,18 +158,18 @@ impl LocalFile {
             let start = at / PAGE as u64 * PAGE as u64;
             let lead = to_usize(at - start);
             let take = (into.len() - done).min(SCRATCH_BYTES - lead);
-            let mut scratch = match lane.scratch.take() {
+            let mut scratch = match cx.scratch.take() {
                 Some(region) => region,
                 None => Region::reserve(SCRATCH_BYTES)?,
             };
             let sectors = (lead + take).next_multiple_of(PAGE);
-            let read = self.read_sectors(direct, start, scratch.window().part(0, sectors), lead + take, lane);
+            let read = self.read_sectors(direct, start, scratch.window().part(0, sectors), lead + take, cx);
             if read.is_ok() {
                 let filled = scratch.window();
                 // SAFETY: `read_sectors` filled the first `lead + take` bytes.
                 into.write(done, unsafe { filled.assume_filled(lead, take) });
             }
-            lane.scratch = Some(scratch);
+            cx.scratch = Some(scratch);
             read?;
             done += take;
         }
@@ -183,26 +183,26 @@ impl LocalFile {
         start: u64,
         mut into: Window<'_>,
         wanted: usize,
-        lane: &mut Lane,
+        cx: &mut ReadContext,
     ) -> Result<()> {
-        let mut got = self.fill(&direct.file, start, into.part(0, into.len()), lane)?;
-        lane.direct_bytes += got.min(wanted) as u64;
+        let mut got = self.fill(&direct.file, start, into.part(0, into.len()), cx)?;
+        cx.direct_bytes += got.min(wanted) as u64;
         if got < wanted && !got.is_multiple_of(PAGE) {
             // A direct read that ends inside a sector has met the end of the file, or a file system that splits reads
             // where it likes. The page cache can read on from there; if it is the end, it will say so.
             let rest = wanted - got;
-            let more = self.fill(&self.file, start + got as u64, into.part(got, rest), lane)?;
-            lane.buffered_bytes += more as u64;
+            let more = self.fill(&self.file, start + got as u64, into.part(got, rest), cx)?;
+            cx.buffered_bytes += more as u64;
             got += more;
         }
         self.complete(start, got.min(wanted), wanted)
     }
 
     /// Reads until the window is full, the file ends, or a direct read stops between sectors.
-    fn fill(&self, file: &File, offset: u64, into: Window<'_>, lane: &mut Lane) -> Result<usize> {
+    fn fill(&self, file: &File, offset: u64, into: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
         let mut done = 0;
         while done < into.len() {
-            lane.calls += 1;
+            cx.calls += 1;
             let at = offset + done as u64;
             let count = (into.len() - done).min(MOST_PER_CALL);
             // SAFETY: the window is exclusive, writable memory of `into.len()` bytes, and `done + count` is within it.

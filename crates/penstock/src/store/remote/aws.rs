@@ -3,7 +3,7 @@
 //! `aws-config` knows every place that credentials come from (variables, profiles, SSO, assumed roles, credential
 //! processes, web identities, containers, EKS pods, instances) and is kept up to date by its makers; `object_store`
 //! knows a few. So its chain (see `profile`) is asked here, with this module's HTTP client underneath, and what it finds is
-//! kept by `keys`.
+//! kept by `credential_cache`.
 
 use async_trait::async_trait;
 use aws_credential_types::Credentials;
@@ -21,11 +21,11 @@ use aws_smithy_types::body::SdkBody;
 use object_store::aws::AwsCredential;
 
 use super::client_key::ClientKey;
+use super::credential_cache::{Fetched, Source};
 use super::environment::fits_header;
-use super::keys::{Fetched, Source};
 use super::profile::{Profile, innermost};
+use super::response_recorder::CredentialError;
 use super::transport::send;
-use super::witness::Lack;
 
 /// The region of buckets of which nobody says where they are. A bucket elsewhere says so itself.
 pub(super) const DEFAULT_REGION: &str = "us-east-1";
@@ -43,13 +43,13 @@ pub(super) struct Chain {
 impl Source for Chain {
     type Credential = AwsCredential;
 
-    async fn fetch(&self) -> Result<Fetched<AwsCredential>, Lack> {
+    async fn fetch(&self) -> Result<Fetched<AwsCredential>, CredentialError> {
         let asked = self.provider.provide_credentials().await;
         let credentials = asked.map_err(|error| explain(&error, self.profile.as_ref()))?;
         let origin = self.given.unwrap_or_else(|| source(&credentials));
         let mut words = std::iter::once(credentials.access_key_id()).chain(credentials.session_token());
         if !words.all(fits_header) {
-            return Err(Lack::new(format!(
+            return Err(CredentialError::new(format!(
                 "the AWS credentials of {origin} hold characters that no request can carry"
             )));
         }
@@ -87,22 +87,22 @@ fn source(credentials: &Credentials) -> &'static str {
 }
 
 /// Why there are no credentials, and what to do about it: the innermost reason, which is the one that can be acted upon.
-pub(super) fn explain(error: &CredentialsError, profile: Option<&Profile>) -> Lack {
+pub(super) fn explain(error: &CredentialsError, profile: Option<&Profile>) -> CredentialError {
     if matches!(error, CredentialsError::CredentialsNotLoaded(_)) {
-        return Lack::new("no AWS credentials were found");
+        return CredentialError::new("no AWS credentials were found");
     }
     let why = innermost(error);
     let Some(Profile { name, .. }) = profile.filter(|profile| profile.exists()) else {
-        return Lack::new(format!("AWS credentials could not be had: {why}"));
+        return CredentialError::new(format!("AWS credentials could not be had: {why}"));
     };
     if profile.is_some_and(Profile::by_sso) {
         let remedy = format!("Sign in: aws sso login --profile {name}");
         let why = format!("the profile {name:?} (SSO) has no valid login: {why}");
-        return Lack { remedy: Some(remedy), ..Lack::new(why) };
+        return CredentialError { remedy: Some(remedy), ..CredentialError::new(why) };
     }
     let why = format!("AWS credentials of the profile {name:?} could not be had: {why}");
     let remedy = format!("Try `aws sts get-caller-identity --profile {name}`, which uses the same settings");
-    Lack { remedy: Some(remedy), ..Lack::new(why) }
+    CredentialError { remedy: Some(remedy), ..CredentialError::new(why) }
 }
 
 /// The HTTP client that AWS's credential services are asked with.
@@ -113,10 +113,10 @@ impl HttpClient for Client {
     fn http_connector(&self, settings: &HttpConnectorSettings, _: &RuntimeComponents) -> SharedHttpConnector {
         let mut key = self.0.clone();
         if let Some(connect) = settings.connect_timeout() {
-            key.patience.connect = connect;
+            key.policy.connect = connect;
         }
         if let Some(idle) = settings.read_timeout() {
-            key.patience.idle = idle;
+            key.policy.idle = idle;
         }
         SharedHttpConnector::new(Connector(key))
     }

@@ -10,9 +10,9 @@ use std::time::Instant;
 use object_store::{ObjectStore, RetryConfig};
 
 use super::address::{Address, Provider};
+use super::credential_cache::Renewable;
 use super::environment::Environment;
-use super::keys::Renewable;
-use super::retry::Patience;
+use super::retry::RetryPolicy;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::location::{is_doubtful_setting, shown_setting};
 
@@ -35,7 +35,7 @@ pub(super) struct Backend {
     /// The hub: the repository's page.
     pub(super) page: Option<String>,
     pub(super) environment: Arc<Environment>,
-    pub(super) patience: Patience,
+    pub(super) policy: RetryPolicy,
 }
 
 /// What a provider's module makes.
@@ -53,10 +53,10 @@ impl Backend {
         provider: Provider,
         made: Made,
         environment: Arc<Environment>,
-        patience: Patience,
+        policy: RetryPolicy,
     ) -> Self {
         let Made { store, credentials, keys, region, endpoint } = made;
-        Self { provider, store, credentials, keys, region, endpoint, page: None, environment, patience }
+        Self { provider, store, credentials, keys, region, endpoint, page: None, environment, policy }
     }
 
     /// The same, for a repository with a page.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::address::Provider;
 use super::environment::Environment;
 use super::proxies::Proxies;
-use super::retry::Patience;
-use super::trust::{self, Bundle};
+use super::retry::RetryPolicy;
+use super::tls::{self, CaBundle};
 use crate::error::Result;
 
 /// Credential servers of this machine's network answer at once or are not there.
@@ -18,9 +18,9 @@ pub(super) const METADATA_HOSTS: [&str; 5] =
 /// What tells one client from another.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct ClientKey {
-    pub(super) patience: Patience,
+    pub(super) policy: RetryPolicy,
     /// Certificates to trust instead of the system's.
-    pub(super) bundle: Option<Bundle>,
+    pub(super) bundle: Option<CaBundle>,
     pub(super) proxies: Arc<Proxies>,
     /// Whether answers may send elsewhere. Signed requests mean one host.
     pub(super) follow: bool,
@@ -34,18 +34,18 @@ impl ClientKey {
     pub(super) fn of(
         environment: &Environment,
         provider: Provider,
-        patience: Patience,
+        policy: RetryPolicy,
         follow: bool,
     ) -> Result<Self> {
         let proxies = Arc::new(Proxies::of(environment)?);
-        Ok(Self { patience, bundle: trust::bundle(environment, provider), proxies, follow })
+        Ok(Self { policy, bundle: tls::bundle(environment, provider), proxies, follow })
     }
 
     /// The key of clients for `host`: of servers that answer at once or are not there, no connection is waited for long.
     pub(super) fn for_host(&self, host: &str) -> Self {
         let mut key = self.clone();
         if METADATA_HOSTS.contains(&host) {
-            key.patience.connect = METADATA_CONNECT;
+            key.policy.connect = METADATA_CONNECT;
         }
         key
     }

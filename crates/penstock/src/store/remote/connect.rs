@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::address::{Address, Provider};
 use super::backend::{Backend, Made, OF_QUERY, OF_USER, never_again, refused};
 use super::client_key::ClientKey;
-use super::course::Course;
+use super::context::LoadContext;
 use super::environment::Environment;
-use super::retry::Patience;
+use super::retry::RetryPolicy;
 use super::transport::Connector;
 use super::{azure, gcs, s3};
 use crate::error::Result;
@@ -32,21 +32,21 @@ pub(super) struct BackendKey {
     /// A signature that comes with the location, or the URL of a plain HTTP object.
     query: String,
     environment: Arc<Environment>,
-    patience: Patience,
+    policy: RetryPolicy,
 }
 
 /// The backend for `address`; there is one for each plain HTTP object, since its store *is* its URL.
 pub(super) fn backend_of(
     address: &Address,
     environment: &Arc<Environment>,
-    patience: Patience,
-    course: &Course,
+    policy: RetryPolicy,
+    context: &LoadContext,
 ) -> Result<Arc<Backend>> {
-    let make = || make(address, environment, patience, None, course).map(Arc::new);
+    let make = || make(address, environment, policy, None, context).map(Arc::new);
     if address.provider == Provider::Web {
         return make();
     }
-    let key = key(address, environment, patience);
+    let key = key(address, environment, policy);
     let there = backends().get(&key).cloned();
     if let Some(backend) = there {
         return Ok(backend);
@@ -65,11 +65,11 @@ pub(super) fn in_region(
     backend: &Backend,
     address: &Address,
     region: String,
-    course: &Course,
+    context: &LoadContext,
 ) -> Result<Arc<Backend>> {
-    let (environment, patience) = (&backend.environment, backend.patience);
-    let made = Arc::new(make(address, environment, patience, Some(region), course)?);
-    backends().insert(key(address, environment, patience), Arc::clone(&made));
+    let (environment, policy) = (&backend.environment, backend.policy);
+    let made = Arc::new(make(address, environment, policy, Some(region), context)?);
+    backends().insert(key(address, environment, policy), Arc::clone(&made));
     Ok(made)
 }
 
@@ -81,32 +81,32 @@ fn backends() -> MutexGuard<'static, Backends> {
 fn make(
     address: &Address,
     environment: &Arc<Environment>,
-    patience: Patience,
+    policy: RetryPolicy,
     region: Option<String>,
-    course: &Course,
+    context: &LoadContext,
 ) -> Result<Backend> {
-    let client = ClientKey::of(environment, address.provider, patience, address.provider == Provider::Web)?;
+    let client = ClientKey::of(environment, address.provider, policy, address.provider == Provider::Web)?;
     // A setting that cannot be is met here rather than by every request.
     client.tls()?;
     environment.check_headers(address.provider).map_err(|error| error.object(address.shown()))?;
     let connector = Connector(client.clone());
     let made = match address.provider {
-        Provider::S3 => s3::make(address, environment, client, region, course)?,
+        Provider::S3 => s3::make(address, environment, client, region, context)?,
         Provider::Gcs => gcs::make(address, environment, &client, connector)?,
         Provider::Azure => azure::make(address, environment, connector)?,
         Provider::Web | Provider::Hub => web(address, connector)?,
     };
-    Ok(Backend::assemble(address.provider, made, address.hidden_in(environment), patience))
+    Ok(Backend::assemble(address.provider, made, address.hidden_in(environment), policy))
 }
 
-fn key(address: &Address, environment: &Arc<Environment>, patience: Patience) -> BackendKey {
+fn key(address: &Address, environment: &Arc<Environment>, policy: RetryPolicy) -> BackendKey {
     BackendKey {
         provider: address.provider,
         bucket: address.bucket.clone(),
         account: address.account.clone(),
         query: address.query.clone(),
         environment: Arc::clone(environment),
-        patience,
+        policy,
     }
 }
 

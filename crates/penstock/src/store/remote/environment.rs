@@ -189,12 +189,12 @@ impl Environment {
             .detail("setting", name))
     }
 
-    /// The value of the first of `names` that is set.
+    /// The value of the first of `dns` that is set.
     pub(super) fn get(&self, names: &[&str]) -> Option<&str> {
         names.iter().find_map(|name| self.variables.get(*name)).map(String::as_str)
     }
 
-    /// Whether one of `names` is set to yes.
+    /// Whether one of `dns` is set to yes.
     pub(super) fn is_set(&self, names: &[&str]) -> bool {
         self.get(names).is_some_and(|value| {
             ["1", "true", "yes", "on"].iter().any(|yes| value.trim().eq_ignore_ascii_case(yes))

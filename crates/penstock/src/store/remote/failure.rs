@@ -9,16 +9,16 @@ use object_store::Error as StoreError;
 use super::address::Provider;
 use super::backend::{Backend, OF_QUERY, OF_USER};
 use super::hub::refusal as of_hub;
-use super::retry::{GivenUp, Trouble};
+use super::response_recorder::{Refusal, Seen};
+use super::retry::{RetriesExhausted, TransientError};
 use super::s3::ENDPOINTS;
-use super::witness::{Refusal, Seen};
 use super::{azure, gcs};
 use crate::error::{Code, Error, ErrorKind};
 
 /// What to do about a failed request.
 pub(super) enum Verdict {
     /// Ask again, after a pause.
-    Again(Trouble),
+    Again(TransientError),
     /// Ask again, signed for this region.
     Region(String),
     /// The object has no bytes: no range of it can be had.
@@ -85,7 +85,7 @@ pub(super) fn judge(backend: &Backend, error: &StoreError, seen: &Seen, pinned: 
             let unreachable = seen.transport.as_ref().is_some_and(|lost| lost.unreachable);
             // One that is busy or loses connections is a server that failed: it has not refused anybody.
             let code = if unreachable { Code::Credentials } else { Code::ServerError };
-            return Verdict::Again(Trouble { unreachable, code, ..Trouble::new(why) });
+            return Verdict::Again(TransientError { unreachable, code, ..TransientError::new(why) });
         }
         let remedy = lack.remedy.clone().unwrap_or_else(|| no_credentials(backend).to_owned());
         return Verdict::Tell(Error::new(ErrorKind::Access, why).code(Code::Credentials).remedy(remedy));
@@ -110,17 +110,21 @@ pub(super) fn judge(backend: &Backend, error: &StoreError, seen: &Seen, pinned: 
         let what = backend.environment.scrub(&lost.what);
         if lost.of_metadata && lost.unreachable {
             let what = format!("no credentials are set, and {METADATA} gives none: {what}");
-            return Verdict::Again(Trouble {
+            return Verdict::Again(TransientError {
                 unreachable: true,
                 code: Code::Credentials,
-                ..Trouble::new(what)
+                ..TransientError::new(what)
             });
         }
         if let Some(remedy) = lost.in_vain {
             return Verdict::Tell(Error::new(ErrorKind::Storage, what).code(Code::Connection).remedy(remedy));
         }
         let code = if lost.timed_out { Code::Timeout } else { Code::Connection };
-        return Verdict::Again(Trouble { code, unreachable: lost.unreachable, ..Trouble::new(what) });
+        return Verdict::Again(TransientError {
+            code,
+            unreachable: lost.unreachable,
+            ..TransientError::new(what)
+        });
     }
     let mut innermost: &dyn std::error::Error = error;
     while let Some(source) = innermost.source() {
@@ -149,7 +153,7 @@ pub(super) fn judge(backend: &Backend, error: &StoreError, seen: &Seen, pinned: 
             Verdict::Tell(error.remedy(no_credentials(backend)))
         }
         // An answer that makes no sense, such as another range than was asked for: a proxy in between, perhaps.
-        _ => Verdict::Again(Trouble::new(format!("an unusable answer ({what})"))),
+        _ => Verdict::Again(TransientError::new(format!("an unusable answer ({what})"))),
     }
 }
 
@@ -252,10 +256,15 @@ fn again(backend: &Backend, refusal: &Refusal) -> Verdict {
         (None, None) => format!("HTTP {}", refusal.status),
     };
     let what = backend.environment.scrub(&what);
-    let pushes_back = TOO_FAST_STATUS.contains(&refusal.status)
+    let throttled = TOO_FAST_STATUS.contains(&refusal.status)
         || refusal.code.as_ref().is_some_and(|code| TOO_FAST.contains(&&**code));
-    let code = if pushes_back { Code::Throttled } else { Code::ServerError };
-    Verdict::Again(Trouble { retry_after: refusal.retry_after, pushes_back, code, ..Trouble::new(what) })
+    let code = if throttled { Code::Throttled } else { Code::ServerError };
+    Verdict::Again(TransientError {
+        retry_after: refusal.retry_after,
+        throttled,
+        code,
+        ..TransientError::new(what)
+    })
 }
 
 /// A listing whose pages lead back to one another.
@@ -291,10 +300,10 @@ pub(super) fn encoded(provider: Provider, how: &str) -> Error {
 }
 
 /// A request whose bytes did not come, however often it was asked for. `loading` says that it was one of a load.
-pub(super) fn gave_up(backend: &Backend, given_up: &GivenUp, loading: bool) -> Error {
-    let cause = given_up.to_string();
-    if given_up.code == Code::Credentials {
-        let error = Error::new(ErrorKind::Access, cause).code(given_up.code);
+pub(super) fn gave_up(backend: &Backend, exhausted: &RetriesExhausted, loading: bool) -> Error {
+    let cause = exhausted.to_string();
+    if exhausted.code == Code::Credentials {
+        let error = Error::new(ErrorKind::Access, cause).code(exhausted.code);
         return error.remedy(no_credentials(backend));
     }
     let remedy = if cause.contains("no connection to the proxy") {
@@ -304,14 +313,14 @@ pub(super) fn gave_up(backend: &Backend, given_up: &GivenUp, loading: bool) -> E
          account_name, or the location); then the network"
     } else if cause.contains("no connection") {
         "Check the endpoint, the network and its proxies (HTTP_PROXY, HTTPS_PROXY, NO_PROXY)"
-    } else if given_up.pushed_back && loading {
+    } else if exhausted.throttled && loading {
         "The store is overloaded: load later, or with fewer readers (PENSTOCK_READERS)"
-    } else if given_up.pushed_back {
+    } else if exhausted.throttled {
         "The store is overloaded: open the checkpoint later"
     } else {
         "Check the network between here and the store, and load again"
     };
-    Error::new(ErrorKind::Storage, cause).code(given_up.code).remedy(remedy)
+    Error::new(ErrorKind::Storage, cause).code(exhausted.code).remedy(remedy)
 }
 
 fn sentence(backend: &Backend, refusal: &Refusal) -> String {

@@ -14,18 +14,18 @@ use object_store::{Attribute, Attributes, GetOptions, GetRange, ObjectMeta};
 
 use super::address::Provider;
 use super::backend::Backend;
-use super::course::Course;
+use super::context::LoadContext;
 use super::failure::{Verdict, changed, encoded, gave_up, judge};
 use super::outcome::{Fault, Stop};
-use super::retry::{Attempts, Trouble};
-use super::witness::Witness;
+use super::response_recorder::ResponseRecorder;
+use super::retry::{Attempts, TransientError};
 
 /// What was done for one range, by one request or by two.
 #[derive(Default)]
 pub(super) struct Tally {
     pub(super) requests: Cell<u64>,
     /// Answers that said "too fast".
-    pub(super) push_backs: Cell<u64>,
+    pub(super) throttled: Cell<u64>,
     pub(super) bytes: Cell<u64>,
 }
 
@@ -39,15 +39,15 @@ pub(super) fn add(count: &Cell<u64>, more: u64) {
 
 /// Does `attempt` until it succeeds or is given up. It says with a failure whether it had brought any bytes. `known` says
 /// that something had come from the object before.
-pub(super) async fn persist<T>(
+pub(super) async fn with_retries<T>(
     backend: &Backend,
-    course: &Course,
+    context: &LoadContext,
     known: bool,
     tally: &Tally,
     mut attempt: impl AsyncFnMut() -> Result<T, (Fault, bool)>,
 ) -> Result<T, Stop> {
-    let patience = course.patience(backend.patience);
-    let mut attempts = Attempts::new(&patience, &course.budget, !known);
+    let policy = context.policy(backend.policy);
+    let mut attempts = Attempts::new(&policy, &context.budget, !known);
     let began = Instant::now();
     // Since when nothing has come.
     let mut since = None;
@@ -55,20 +55,20 @@ pub(super) async fn persist<T>(
     loop {
         let asked = Instant::now();
         add(&tally.requests, 1);
-        let (done, seen) = Witness::watch(attempt()).await;
+        let (done, seen) = ResponseRecorder::watch(attempt()).await;
         let (fault, progress) = match done {
             Ok(done) => {
-                course.budget.came();
+                context.budget.came();
                 return Ok(done);
             }
             Err(failed) => failed,
         };
-        let trouble = match fault {
+        let error = match fault {
             Fault::Changed => return Err(Stop::Tell(changed())),
             Fault::Encoded(how) => return Err(Stop::Tell(encoded(backend.provider, &how))),
-            Fault::Trouble(trouble) => trouble,
+            Fault::TransientError(error) => error,
             Fault::Store(error) => match judge(backend, &error, &seen, known) {
-                Verdict::Again(trouble) => trouble,
+                Verdict::Again(error) => error,
                 Verdict::Expired(error) if renewed => return Err(Stop::Tell(error)),
                 Verdict::Expired(_) => {
                     renewed = true;
@@ -80,18 +80,18 @@ pub(super) async fn persist<T>(
                 Verdict::Tell(error) => return Err(Stop::Tell(error)),
             },
         };
-        tracing::debug!(store = backend.provider.name(), failure = trouble.what, "a request failed");
-        add(&tally.push_backs, u64::from(trouble.pushes_back));
-        let pause = attempts.failed(&trouble, progress, began.elapsed());
-        let pause = pause.map_err(|given_up| Stop::Tell(gave_up(backend, &given_up, known)))?;
+        tracing::debug!(store = backend.provider.name(), failure = error.what, "a request failed");
+        add(&tally.throttled, u64::from(error.throttled));
+        let pause = attempts.failed(&error, progress, began.elapsed());
+        let pause = pause.map_err(|exhausted| Stop::Tell(gave_up(backend, &exhausted, known)))?;
         let failing = if progress { asked } else { *since.get_or_insert(asked) };
         since = Some(failing);
-        if failing.elapsed() + pause >= WORTH_A_WORD && course.is_first_warning() {
+        if failing.elapsed() + pause >= WORTH_A_WORD && context.is_first_warning() {
             tracing::warn!(
                 "waiting for {} since {:.0} s ({}); the request is repeated until it succeeds or is given up",
                 backend.provider.name(),
                 failing.elapsed().as_secs_f64(),
-                trouble.what
+                error.what
             );
         }
         tokio::time::sleep(pause).await;
@@ -169,7 +169,7 @@ pub(super) async fn once(
     }
     let end = range.end.min(meta.size);
     if answer.range != (range.start..end) {
-        return Err(Fault::Trouble(Trouble::new("another range than was asked for")));
+        return Err(Fault::TransientError(TransientError::new("another range than was asked for")));
     }
     let mut body = answer.into_stream();
     loop {
@@ -184,13 +184,13 @@ pub(super) async fn once(
             // Nor what came before that is taken for what was asked for: it is taken back.
             *at = range.start;
             put(*at, &[]);
-            return Err(Fault::Trouble(Trouble::new("a body longer than was asked for")));
+            return Err(Fault::TransientError(TransientError::new("a body longer than was asked for")));
         }
         put(*at, &chunk);
         *at += chunk.len() as u64;
     }
     if *at < end {
-        return Err(Fault::Trouble(Trouble::new("a body that ended early")));
+        return Err(Fault::TransientError(TransientError::new("a body that ended early")));
     }
     Ok(meta)
 }

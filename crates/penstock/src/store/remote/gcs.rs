@@ -14,9 +14,9 @@ use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use super::address::Address;
 use super::backend::{Made, check_endpoint, never_again, normal, refused};
 use super::client_key::ClientKey;
+use super::credential_cache::{CredentialCache, Renewable};
 use super::environment::Environment;
 use super::google::{self, Account, well_known};
-use super::keys::{Keys, Renewable};
 use super::transport::Connector;
 use crate::error::Result;
 
@@ -99,7 +99,7 @@ pub(super) fn make(
         Origin::Nobody | Origin::Key(_) | Origin::Token => None,
     };
     let credentials = account.as_ref().map_or_else(|| origin.shown(environment).to_owned(), Account::origin);
-    let keys = account.map(|account| Arc::new(Keys::new(account)));
+    let keys = account.map(|account| Arc::new(CredentialCache::new(account)));
     if let Some(keys) = &keys {
         builder = builder.with_credentials(Arc::clone(keys) as _);
     }
@@ -142,7 +142,7 @@ pub(super) const REMEDY: &str = "Set GOOGLE_APPLICATION_CREDENTIALS to a service
 
 #[cfg(test)]
 mod tests {
-    use crate::store::remote::{Environment, Patience, RemoteStore};
+    use crate::store::remote::{Environment, RemoteStore, RetryPolicy};
 
     #[test]
     fn the_storage_that_a_service_accounts_file_names_tells_its_objects_from_others() {
@@ -153,7 +153,7 @@ mod tests {
             )
         };
         let resource = |variables: &[(&str, &str)]| {
-            let store = RemoteStore::new(Environment::of(variables.iter().copied()), Patience::default());
+            let store = RemoteStore::new(Environment::of(variables.iter().copied()), RetryPolicy::default());
             store.resource("gs://b/a").unwrap()
         };
         let (one, other, none) = (key("https://one.example:4443/"), key("https://other.example"), key(""));

@@ -6,11 +6,11 @@ use object_store::path::Path;
 
 use super::address::Address;
 use super::backend::Backend;
-use super::course::Course;
-use super::fetch::{Tally, named, persist};
+use super::context::LoadContext;
+use super::fetch::{Tally, named, with_retries};
+use super::key_filter::KeyFilter;
 use super::object;
 use super::outcome::{Fault, Stop};
-use super::sieve::Sieve;
 use crate::store::Identity;
 
 /// One object under a prefix.
@@ -44,11 +44,11 @@ pub(super) fn list(
     address: &Address,
     prefix: &Path,
     recursive: bool,
-    course: &Course,
+    context: &LoadContext,
 ) -> Result<Listing, Stop> {
     let ((objects, prefixes), odd) =
-        course.run(persist(backend, course, false, &Tally::default(), async || {
-            let (listed, odd) = Sieve::watch(pages(backend, prefix, recursive)).await;
+        context.run(with_retries(backend, context, false, &Tally::default(), async || {
+            let (listed, odd) = KeyFilter::watch(pages(backend, prefix, recursive)).await;
             listed.map(|listed| (listed, odd)).map_err(|error| (Fault::Store(error), false))
         }))?;
     let below = |path: &Path| {

@@ -8,14 +8,14 @@
 //! * `backend`: the store behind a bucket; `connect` sets it up with `s3` (with `aws` and `s3_hosts`), `gcs` and `azure`
 //!   from an [`Environment`].
 //! * `options`: storage options, which become variables of an [`Environment`]; `profile`: AWS's files; `proxies`.
-//! * `google`: Google's credentials that are got for something else; `keys`: credentials that expire.
-//! * `transport`: the HTTP client; `client_key`: what tells one from another; `trust`: whose certificates it takes; `names`: its addresses; `witness`: what it saw;
-//!   `runtime`: the process's threads and connections.
+//! * `google`: Google's credentials that are got for something else; `credential_cache`: credentials that expire.
+//! * `transport`: the HTTP client; `client_key`: what tells one from another; `tls`: whose certificates it takes; `dns`: its addresses; `response_recorder`: what it saw;
+//!   `connections`: the process's threads and connections.
 //! * `opening`: what an object is, and its first bytes. `fetch`: one range, resumed where it stopped; `retry`: when to
 //!   ask again; `outcome`, `failure`: what became of a request, and what errors say.
-//! * `object`: an open object; `pace`: when one of its ranges is slow.
-//! * `course`: what the requests of one load share.
-//! * `listing`: what is under a prefix; `sieve`: keys there that cannot be held. `web`: finding a checkpoint on a server that cannot list;
+//! * `object`: an open object; `latency`: when one of its ranges is slow.
+//! * `context`: what the requests of one load share.
+//! * `listing`: what is under a prefix; `key_filter`: keys there that cannot be held. `web`: finding a checkpoint on a server that cannot list;
 //!   `whole`: servers that do not answer to ranges; `total`: those that do not say how large objects are.
 //! * `hub`: repositories of the Hugging Face hub.
 //!
@@ -28,34 +28,34 @@ mod azure;
 mod backend;
 mod client_key;
 mod connect;
-mod course;
+mod connections;
+mod context;
+mod credential_cache;
+mod dns;
 mod environment;
 mod failure;
 mod fetch;
 mod gcs;
 mod google;
 mod hub;
-mod keys;
+mod key_filter;
+mod latency;
 mod listing;
-mod names;
 mod object;
 mod opening;
 mod options;
 mod outcome;
-mod pace;
 mod profile;
 mod proxies;
+mod response_recorder;
 mod retry;
-mod runtime;
 mod s3;
 mod s3_hosts;
-mod sieve;
+mod tls;
 mod total;
 mod transport;
-mod trust;
 mod web;
 mod whole;
-mod witness;
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -71,14 +71,14 @@ use crate::store::location::fingerprint;
 use address::{Address, Provider};
 use backend::Backend;
 use connect::backend_of;
-use course::Course;
+use context::LoadContext;
 use hub::{Hub, is_hub};
 use object::RemoteObject;
 use opening::{in_its_region, open};
 
 pub use environment::Environment;
 pub use listing::{Found, Listing};
-pub use retry::Patience;
+pub use retry::RetryPolicy;
 
 /// The store of `s3://`, `gs://`, `az://`, `abfss://`, `hf://`, `http://` and `https://` locations.
 ///
@@ -86,8 +86,8 @@ pub use retry::Patience;
 #[derive(Clone)]
 pub struct RemoteStore {
     environment: Arc<Environment>,
-    patience: Patience,
-    course: Arc<Course>,
+    policy: RetryPolicy,
+    context: Arc<LoadContext>,
     pins: hub::Pins,
     local: LocalStore,
 }
@@ -95,20 +95,20 @@ pub struct RemoteStore {
 /// Set up from the variables of the process as they are now; see [`Environment::of_process`].
 impl Default for RemoteStore {
     fn default() -> Self {
-        Self::new(Environment::of_process(), Patience::default())
+        Self::new(Environment::of_process(), RetryPolicy::default())
     }
 }
 
 impl RemoteStore {
-    /// A store that is set up from `environment`, and waits as `patience` says.
+    /// A store that is set up from `environment`, and waits as `policy` says.
     ///
     /// All that is opened, opened again and listed with it or its clones uses this environment, whatever the process's
     /// is by then.
-    pub fn new(environment: Environment, patience: Patience) -> Self {
+    pub fn new(environment: Environment, policy: RetryPolicy) -> Self {
         Self {
             environment: Arc::new(environment),
-            patience,
-            course: Arc::default(),
+            policy,
+            context: Arc::default(),
             pins: hub::Pins::default(),
             local: LocalStore::default(),
         }
@@ -133,9 +133,9 @@ impl RemoteStore {
             if address.provider == Provider::Web {
                 return Err(web::cannot_list().object(address.shown()));
             }
-            let course = &self.course;
-            let (backend, listed) = in_its_region(&address, backend, course, |backend| {
-                listing::list(backend, &address, &path, recursive, course)
+            let context = &self.context;
+            let (backend, listed) = in_its_region(&address, backend, context, |backend| {
+                listing::list(backend, &address, &path, recursive, context)
             });
             let listed = listed.map_err(|error| error.object(address.shown()))?;
             if listed.objects.is_empty() && listed.directories.is_empty() {
@@ -162,7 +162,7 @@ impl RemoteStore {
             return None;
         }
         let parent = Path::parse(parent).ok()?;
-        let found = listing::list(backend, address, &parent, false, &self.course).ok()?;
+        let found = listing::list(backend, address, &parent, false, &self.context).ok()?;
         let objects = found.objects.into_iter().map(|object| object.path);
         let mut names: Vec<_> =
             found.directories.into_iter().map(|directory| format!("{directory}/")).chain(objects).collect();
@@ -223,20 +223,20 @@ impl RemoteStore {
     }
 
     fn hub(&self) -> Hub<'_> {
-        Hub::new(&self.environment, self.patience, &self.pins, self.local, &self.course)
+        Hub::new(&self.environment, self.policy, &self.pins, self.local, &self.context)
     }
 
     /// The same store for another load, whose requests share nothing with those of this one but connections.
     #[must_use]
-    pub fn another_course(&self) -> Self {
-        Self { course: Arc::new(Course::of_load()), ..self.clone() }
+    pub fn for_another_load(&self) -> Self {
+        Self { context: Arc::new(LoadContext::of_load()), ..self.clone() }
     }
 
     fn reach(&self, location: &str) -> Result<(Address, Arc<Backend>, Path)> {
         let (address, environment) = (Address::parse(location)?, &self.environment);
         hub::refuse_page(&address, environment)?;
         let path = path(&address)?;
-        let backend = backend_of(&address, environment, self.patience, &self.course)
+        let backend = backend_of(&address, environment, self.policy, &self.context)
             .map_err(|error| error.object(address.shown()))?;
         Ok((address, backend, path))
     }
@@ -244,7 +244,7 @@ impl RemoteStore {
 
 impl std::fmt::Debug for RemoteStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RemoteStore").field("patience", &self.patience).finish_non_exhaustive()
+        f.debug_struct("RemoteStore").field("policy", &self.policy).finish_non_exhaustive()
     }
 }
 
@@ -258,9 +258,9 @@ impl Store for RemoteStore {
             return Err(Error::new(ErrorKind::NotFound, "the location names a bucket, not an object")
                 .object(address.shown()));
         }
-        let course = &self.course;
+        let context = &self.context;
         let (backend, opened) =
-            in_its_region(&address, backend, course, |backend| open(backend, &path, course));
+            in_its_region(&address, backend, context, |backend| open(backend, &path, context));
         let (meta, head) = opened.map_err(|error| match address.key.contains("?versionId=") {
             // `?` is part of a key, and what is shown of a location ends before it.
             true if error.kind() == ErrorKind::NotFound => Error::new(
@@ -271,8 +271,8 @@ impl Store for RemoteStore {
             .remedy("Versions of objects cannot be asked for: give the key alone"),
             _ => error.object(address.shown()),
         })?;
-        let course = Arc::clone(course);
-        Ok(Arc::new(RemoteObject { location: address.shown(), backend, path, meta, head, course }))
+        let context = Arc::clone(context);
+        Ok(Arc::new(RemoteObject { location: address.shown(), backend, path, meta, head, context }))
     }
 
     /// Without a request: each range will be asked of that version.
@@ -283,8 +283,8 @@ impl Store for RemoteStore {
         let (address, backend, path) = self.reach(location)?;
         let meta =
             object::version(&path, identity).ok_or_else(|| failure::changed().object(address.shown()))?;
-        let (head, course) = (Vec::new(), Arc::clone(&self.course));
-        Ok(Arc::new(RemoteObject { location: address.shown(), backend, path, meta, head, course }))
+        let (head, context) = (Vec::new(), Arc::clone(&self.context));
+        Ok(Arc::new(RemoteObject { location: address.shown(), backend, path, meta, head, context }))
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
@@ -314,11 +314,11 @@ impl Store for RemoteStore {
     }
 
     fn for_load(&self) -> Option<Arc<dyn Store>> {
-        Some(Arc::new(self.another_course()))
+        Some(Arc::new(self.for_another_load()))
     }
 
     fn interrupt(&self) {
-        self.course.interrupt();
+        self.context.interrupt();
     }
 }
 

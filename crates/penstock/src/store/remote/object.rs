@@ -10,13 +10,13 @@ use object_store::ObjectMeta;
 use object_store::path::Path;
 
 use super::backend::Backend;
-use super::course::Course;
-use super::fetch::{Tally, add, once, persist};
+use super::context::LoadContext;
+use super::fetch::{Tally, add, once, with_retries};
+use super::latency::HedgePermit;
 use super::outcome::Stop;
-use super::pace::Hedge;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Window;
-use crate::store::{Identity, Lane, Object};
+use crate::store::{Identity, Object, ReadContext};
 
 /// A pinned version of an object.
 pub(super) struct RemoteObject {
@@ -26,12 +26,12 @@ pub(super) struct RemoteObject {
     pub(super) meta: ObjectMeta,
     /// Its first bytes, if opening it brought them.
     pub(super) head: Vec<u8>,
-    pub(super) course: Arc<Course>,
+    pub(super) context: Arc<LoadContext>,
 }
 
 impl RemoteObject {
     /// Hands the bytes of `range` to `write` with their offsets, as they come.
-    fn read(&self, range: Range<u64>, lane: &mut Lane, mut write: impl FnMut(u64, &[u8])) -> Result<()> {
+    fn read(&self, range: Range<u64>, cx: &mut ReadContext, mut write: impl FnMut(u64, &[u8])) -> Result<()> {
         if range.end > self.meta.size {
             let cause = format!("a read beyond the end of the object's {} bytes", self.meta.size);
             return Err(Error::new(ErrorKind::Storage, cause).object(&self.location).range(range));
@@ -41,13 +41,13 @@ impl RemoteObject {
             write(range.start, held);
         }
         let rest = range.start.max(self.head.len() as u64)..range.end;
-        if rest.is_empty() { Ok(()) } else { self.fetch(rest, lane, write) }
+        if rest.is_empty() { Ok(()) } else { self.fetch(rest, cx, write) }
     }
 
     /// As [`RemoteObject::read`], from the store. Where that takes far longer than ranges usually do, a second request
     /// goes for what is missing, and the one that is done first counts. Both are driven by this thread, and both bring
     /// the same bytes to the same places, so neither can do the other any harm.
-    fn fetch(&self, range: Range<u64>, lane: &mut Lane, write: impl FnMut(u64, &[u8])) -> Result<()> {
+    fn fetch(&self, range: Range<u64>, cx: &mut ReadContext, write: impl FnMut(u64, &[u8])) -> Result<()> {
         let (tally, reached, hedged) = (Tally::default(), Cell::new(range.start), Cell::new(false));
         let (write, taken_back) = (RefCell::new(write), Cell::new(false));
         let put = |offset, bytes: &[u8]| {
@@ -91,13 +91,13 @@ impl RemoteObject {
                 done => done,
             }
         };
-        let done = self.course.block_on(work, |done| done.is_ok() && !hedged.get());
-        lane.calls += tally.requests.get();
-        lane.push_backs += tally.push_backs.get();
-        lane.network_bytes += tally.bytes.get();
+        let done = self.context.block_on(work, |done| done.is_ok() && !hedged.get());
+        cx.calls += tally.requests.get();
+        cx.throttled += tally.throttled.get();
+        cx.network_bytes += tally.bytes.get();
         match done {
             Ok(Ok(())) => {
-                self.course.pace.came(range.end - range.start, began.elapsed());
+                self.context.latency.came(range.end - range.start, began.elapsed());
                 Ok(())
             }
             Ok(Err(Stop::Tell(error))) | Err(error) => Err(error),
@@ -107,7 +107,7 @@ impl RemoteObject {
         .inspect_err(|_| {
             // What one of two took back may lie over what the other had brought.
             let is_whole = !(hedged.get() && taken_back.get());
-            lane.reached = Some(if is_whole { reached.get() } else { range.start });
+            cx.reached = Some(if is_whole { reached.get() } else { range.start });
         })
     }
 
@@ -119,7 +119,7 @@ impl RemoteObject {
         mut put: impl FnMut(u64, &[u8]),
     ) -> Result<(), Stop> {
         let mut at = range.start;
-        persist(&self.backend, &self.course, true, tally, async || {
+        with_retries(&self.backend, &self.context, true, tally, async || {
             let before = at;
             if before >= range.end {
                 // The last answer went wrong after all of it had come.
@@ -133,12 +133,12 @@ impl RemoteObject {
     }
 
     /// Waits until a range that was first asked for at `began` is slow for this load, and may be asked for again.
-    async fn until_slow(&self, began: Instant) -> Hedge<'_> {
-        let floor = self.backend.patience.hedge_after;
+    async fn until_slow(&self, began: Instant) -> HedgePermit<'_> {
+        let floor = self.backend.policy.hedge_after;
         loop {
-            let due = self.course.pace.slow_after(floor);
+            let due = self.context.latency.hedge_after(floor);
             match due.map(|due| due.saturating_sub(began.elapsed())) {
-                Some(Duration::ZERO) => match self.course.pace.hedge() {
+                Some(Duration::ZERO) => match self.context.latency.hedge() {
                     Some(hedge) => return hedge,
                     None => tokio::time::sleep(floor).await,
                 },
@@ -163,24 +163,24 @@ impl Object for RemoteObject {
         identity(&self.meta)
     }
 
-    fn read_into(&self, offset: u64, mut into: Window<'_>, lane: &mut Lane) -> Result<()> {
+    fn read_into(&self, offset: u64, mut into: Window<'_>, cx: &mut ReadContext) -> Result<()> {
         let range = offset..offset.saturating_add(into.len() as u64);
-        self.read(range, lane, |at, bytes| into.write(to_usize(at - offset), bytes))
+        self.read(range, cx, |at, bytes| into.write(to_usize(at - offset), bytes))
     }
 
-    fn read_scattered(&self, into: &mut [(u64, Window<'_>)], lane: &mut Lane) -> Result<()> {
+    fn read_scattered(&self, into: &mut [(u64, Window<'_>)], cx: &mut ReadContext) -> Result<()> {
         let end = |(offset, window): &(u64, Window<'_>)| offset.saturating_add(window.len() as u64);
         let (Some((begin, _)), Some(last)) = (into.first(), into.last()) else { return Ok(()) };
-        self.read(*begin..end(last), lane, |at, bytes| scatter(into, at, bytes))
+        self.read(*begin..end(last), cx, |at, bytes| scatter(into, at, bytes))
     }
 
     fn scatters(&self) -> bool {
         true
     }
 
-    fn read_to_slot(&self, range: Range<u64>, mut slot: Window<'_>, lane: &mut Lane) -> Result<usize> {
+    fn read_to_slot(&self, range: Range<u64>, mut slot: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
         let len = to_usize(range.end - range.start);
-        self.read_into(range.start, slot.part(0, len), lane).map(|()| 0)
+        self.read_into(range.start, slot.part(0, len), cx).map(|()| 0)
     }
 
     fn is_cached(&self, _: &Range<u64>) -> Option<bool> {
@@ -189,14 +189,14 @@ impl Object for RemoteObject {
 
     /// Where every answer named the version that it was of, there is nothing left to ask: what was read is of the pinned
     /// one, whatever the bucket holds by now. Only a server that gives versions no name is asked once more;
-    /// the load's own course has ended by then.
+    /// the load's own context has ended by then.
     fn verify_unchanged(&self) -> Result<()> {
         // The epoch stands for a date that the server did not give.
         let dated = self.meta.last_modified.timestamp() > 0;
         if self.meta.e_tag.is_some() || self.meta.version.is_some() || dated {
             return Ok(());
         }
-        let now = super::opening::inspect(&self.backend, &self.path, &Course::hasty())
+        let now = super::opening::inspect(&self.backend, &self.path, &LoadContext::hasty())
             .map_err(|error| error.object(&self.location))?;
         if super::fetch::is_same(&self.meta, &now) {
             return Ok(());

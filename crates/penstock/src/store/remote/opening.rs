@@ -8,9 +8,9 @@ use object_store::{GetOptions, ObjectMeta};
 use super::address::Address;
 use super::backend::Backend;
 use super::connect::in_region;
-use super::course::Course;
+use super::context::LoadContext;
 use super::failure::changed;
-use super::fetch::{Tally, named, once, persist};
+use super::fetch::{Tally, named, once, with_retries};
 use super::outcome::{Fault, Stop};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -32,12 +32,12 @@ pub(super) fn told(stop: Stop) -> Error {
 pub(super) fn in_its_region<T>(
     address: &Address,
     backend: Arc<Backend>,
-    course: &Course,
+    context: &LoadContext,
     work: impl Fn(&Backend) -> Result<T, Stop>,
 ) -> (Arc<Backend>, Result<T>) {
     match work(&backend) {
         Ok(done) => (backend, Ok(done)),
-        Err(Stop::Region(region)) => match in_region(&backend, address, region, course) {
+        Err(Stop::Region(region)) => match in_region(&backend, address, region, context) {
             Ok(backend) => {
                 let done = work(&backend).map_err(told);
                 (backend, done)
@@ -49,8 +49,12 @@ pub(super) fn in_its_region<T>(
 }
 
 /// What the object is, and its first bytes.
-pub(super) fn open(backend: &Backend, path: &Path, course: &Course) -> Result<(ObjectMeta, Vec<u8>), Stop> {
-    let opened = course.run(persist(backend, course, false, &Tally::default(), async || {
+pub(super) fn open(
+    backend: &Backend,
+    path: &Path,
+    context: &LoadContext,
+) -> Result<(ObjectMeta, Vec<u8>), Stop> {
+    let opened = context.run(with_retries(backend, context, false, &Tally::default(), async || {
         // Anew for every attempt: until it is complete, no version is pinned.
         let (mut head, mut at) = (Vec::new(), 0);
         let put = |_, bytes: &[u8]| head.extend_from_slice(bytes);
@@ -59,7 +63,9 @@ pub(super) fn open(backend: &Backend, path: &Path, course: &Course) -> Result<(O
     }));
     match opened {
         // No range of an empty object can be had.
-        Err(Stop::Empty) => inspect(backend, path, course).map(|meta| (meta, Vec::new())).map_err(Stop::Tell),
+        Err(Stop::Empty) => {
+            inspect(backend, path, context).map(|meta| (meta, Vec::new())).map_err(Stop::Tell)
+        }
         opened => opened,
     }
 }
@@ -67,13 +73,14 @@ pub(super) fn open(backend: &Backend, path: &Path, course: &Course) -> Result<(O
 /// What an object without bytes is.
 ///
 /// Not asked with HEAD: a URL that is signed for reading is not signed for that, and not everyone who may read may ask.
-pub(super) fn inspect(backend: &Backend, path: &Path, course: &Course) -> Result<ObjectMeta> {
-    let answer = course.run(persist(backend, course, false, &Tally::default(), async || {
-        match backend.store.get_opts(path, GetOptions::default()).await {
-            Ok(answer) => Ok(named(answer.meta)),
-            Err(error) => Err((Fault::Store(error), false)),
-        }
-    }));
+pub(super) fn inspect(backend: &Backend, path: &Path, context: &LoadContext) -> Result<ObjectMeta> {
+    let answer =
+        context.run(with_retries(backend, context, false, &Tally::default(), async || {
+            match backend.store.get_opts(path, GetOptions::default()).await {
+                Ok(answer) => Ok(named(answer.meta)),
+                Err(error) => Err((Fault::Store(error), false)),
+            }
+        }));
     answer.map_err(|stop| match stop {
         Stop::Tell(error) => error,
         Stop::Region(_) | Stop::Empty => changed(),

@@ -2,7 +2,7 @@
 
 use object_store::Error as StoreError;
 
-use super::retry::Trouble;
+use super::retry::TransientError;
 use crate::error::Error;
 
 /// Why something was not had.
@@ -23,7 +23,7 @@ pub(super) enum Fault {
     /// The object is stored compressed, in this way.
     Encoded(String),
     /// The answer was not what was asked for, or ended early.
-    Trouble(Trouble),
+    TransientError(TransientError),
 }
 
 impl From<StoreError> for Fault {

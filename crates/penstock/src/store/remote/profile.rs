@@ -28,7 +28,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 const NAMES: [&str; 2] = ["AWS_PROFILE", "AWS_DEFAULT_PROFILE"];
 
-/// See the module.
+/// A profile, and the credentials that it leads to.
 #[derive(Clone)]
 pub(super) struct Profile {
     pub(super) name: String,

@@ -23,7 +23,7 @@ use crate::error::Code;
 
 /// How much waiting is worth it. The defaults suit object stores; tests shorten them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Patience {
+pub struct RetryPolicy {
     /// How long a connection may take to be made.
     pub connect: Duration,
     /// How long a server may send nothing, before its answer or in the middle of it.
@@ -48,7 +48,7 @@ pub struct Patience {
     pub hedge_after: Duration,
 }
 
-impl Default for Patience {
+impl Default for RetryPolicy {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(10),
@@ -65,7 +65,7 @@ impl Default for Patience {
     }
 }
 
-impl Patience {
+impl RetryPolicy {
     /// How long to wait after the `failures`-th failure in a row, given a random number in 0..1.
     fn pause(&self, failures: u32, asked: Option<Duration>, random: f64) -> Duration {
         let doublings = failures.saturating_sub(1).min(30);
@@ -78,23 +78,23 @@ impl Patience {
 
 /// A failure that may pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Trouble {
+pub(super) struct TransientError {
     /// In a few words, the same for failures of the same kind: they are counted by it.
     pub(super) what: String,
     /// How long the server asked to wait.
     pub(super) retry_after: Option<Duration>,
     /// Whether the server says that it is asked too often.
-    pub(super) pushes_back: bool,
+    pub(super) throttled: bool,
     /// Whether nobody is there: an unknown host, a refused connection.
     pub(super) unreachable: bool,
     /// What an error says of it that ends with it.
     pub(super) code: Code,
 }
 
-impl Trouble {
+impl TransientError {
     pub(super) fn new(what: impl Into<String>) -> Self {
         let what = what.into();
-        Self { what, retry_after: None, pushes_back: false, unreachable: false, code: Code::Storage }
+        Self { what, retry_after: None, throttled: false, unreachable: false, code: Code::Storage }
     }
 }
 
@@ -162,7 +162,7 @@ impl Budget {
 
 /// The failures of one range.
 pub(super) struct Attempts<'a> {
-    patience: &'a Patience,
+    policy: &'a RetryPolicy,
     budget: &'a Budget,
     /// Whether nobody has ever answered for the object.
     unanswered: bool,
@@ -174,12 +174,12 @@ pub(super) struct Attempts<'a> {
 
 /// Why a range was given up.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct GivenUp {
+pub(super) struct RetriesExhausted {
     history: History,
     limit: Limit,
     /// That of the last failure.
     pub(super) code: Code,
-    pub(super) pushed_back: bool,
+    pub(super) throttled: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -192,28 +192,28 @@ enum Limit {
 
 impl<'a> Attempts<'a> {
     /// `unanswered` says that nobody has ever answered for the object.
-    pub(super) fn new(patience: &'a Patience, budget: &'a Budget, unanswered: bool) -> Self {
+    pub(super) fn new(policy: &'a RetryPolicy, budget: &'a Budget, unanswered: bool) -> Self {
         let history = History::default();
-        Self { patience, budget, unanswered, in_a_row: 0, since: Duration::ZERO, history }
+        Self { policy, budget, unanswered, in_a_row: 0, since: Duration::ZERO, history }
     }
 
     /// Counts a failure, after bytes had come or not, at a time counted from wherever. Says how long to wait before the
     /// next request.
     pub(super) fn failed(
         &mut self,
-        trouble: &Trouble,
+        error: &TransientError,
         progress: bool,
         now: Duration,
-    ) -> Result<Duration, GivenUp> {
-        self.unanswered &= !progress && trouble.unreachable;
+    ) -> Result<Duration, RetriesExhausted> {
+        self.unanswered &= !progress && error.unreachable;
         if progress || self.in_a_row == 0 {
             (self.in_a_row, self.since) = (0, now);
         }
         self.in_a_row += 1;
-        self.history.add(&trouble.what);
-        let all = self.budget.failed(&trouble.what, self.in_a_row == 1, self.patience.interruptions);
-        let Patience { in_a_row, in_a_row_at_first, outage, longest_wait, .. } = self.patience;
-        let given_up = match (trouble.retry_after, all) {
+        self.history.add(&error.what);
+        let all = self.budget.failed(&error.what, self.in_a_row == 1, self.policy.interruptions);
+        let RetryPolicy { in_a_row, in_a_row_at_first, outage, longest_wait, .. } = self.policy;
+        let exhausted = match (error.retry_after, all) {
             (Some(asked), _) if asked > *longest_wait => Some((self.history.clone(), Limit::Wait(asked))),
             (_, Some(history)) => Some((history, Limit::Load)),
             _ if self.unanswered && self.in_a_row >= *in_a_row_at_first => {
@@ -224,16 +224,16 @@ impl<'a> Attempts<'a> {
             }
             _ => None,
         };
-        match given_up {
+        match exhausted {
             Some((history, limit)) => {
-                Err(GivenUp { history, limit, code: trouble.code, pushed_back: trouble.pushes_back })
+                Err(RetriesExhausted { history, limit, code: error.code, throttled: error.throttled })
             }
-            None => Ok(self.patience.pause(self.in_a_row, trouble.retry_after, fastrand::f64())),
+            None => Ok(self.policy.pause(self.in_a_row, error.retry_after, fastrand::f64())),
         }
     }
 }
 
-impl fmt::Display for GivenUp {
+impl fmt::Display for RetriesExhausted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let requests: u32 = self.history.0.iter().map(|(_, count)| count).sum();
         match &self.limit {
@@ -253,7 +253,7 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Patience = Patience {
+    const PATIENCE: RetryPolicy = RetryPolicy {
         connect: Duration::from_secs(1),
         idle: Duration::from_secs(1),
         first_pause: Duration::from_millis(100),
@@ -267,8 +267,13 @@ mod tests {
     };
     const LATER: Duration = Duration::from_secs(11);
 
-    fn fail(attempts: &mut Attempts<'_>, what: &str, progress: bool, now: Duration) -> Result<(), GivenUp> {
-        attempts.failed(&Trouble::new(what), progress, now).map(drop)
+    fn fail(
+        attempts: &mut Attempts<'_>,
+        what: &str,
+        progress: bool,
+        now: Duration,
+    ) -> Result<(), RetriesExhausted> {
+        attempts.failed(&TransientError::new(what), progress, now).map(drop)
     }
 
     #[test]
@@ -278,8 +283,8 @@ mod tests {
         for what in ["HTTP 503", "reset", "HTTP 503", "HTTP 503"] {
             fail(&mut attempts, what, false, Duration::from_secs(1)).unwrap();
         }
-        let given_up = fail(&mut attempts, "HTTP 503", false, LATER).unwrap_err();
-        assert_eq!(given_up.to_string(), "given up after 5 failed requests: 4 times HTTP 503, reset");
+        let exhausted = fail(&mut attempts, "HTTP 503", false, LATER).unwrap_err();
+        assert_eq!(exhausted.to_string(), "given up after 5 failed requests: 4 times HTTP 503, reset");
     }
 
     #[test]
@@ -295,14 +300,14 @@ mod tests {
     #[test]
     fn where_nobody_has_ever_answered_is_given_up_sooner() {
         let budget = Budget::default();
-        let nobody = Trouble { unreachable: true, ..Trouble::new("no connection") };
+        let nobody = TransientError { unreachable: true, ..TransientError::new("no connection") };
         let mut attempts = Attempts::new(&PATIENCE, &budget, true);
         attempts.failed(&nobody, false, Duration::ZERO).unwrap();
         attempts.failed(&nobody, false, Duration::ZERO).unwrap_err();
         // A server that is busy, or restarts after it was, is there.
         let mut attempts = Attempts::new(&PATIENCE, &budget, true);
-        for trouble in [&nobody, &Trouble::new("HTTP 503"), &nobody, &nobody, &nobody, &nobody] {
-            attempts.failed(trouble, false, Duration::ZERO).unwrap();
+        for error in [&nobody, &TransientError::new("HTTP 503"), &nobody, &nobody, &nobody, &nobody] {
+            attempts.failed(error, false, Duration::ZERO).unwrap();
         }
         attempts.failed(&nobody, false, LATER).unwrap_err();
     }
@@ -316,10 +321,10 @@ mod tests {
                 fail(&mut attempts, "no connection", false, Duration::ZERO).unwrap();
             }
         }
-        let given_up =
+        let exhausted =
             fail(&mut Attempts::new(&PATIENCE, &budget, false), "reset", false, Duration::ZERO).unwrap_err();
         assert_eq!(
-            given_up.to_string(),
+            exhausted.to_string(),
             "given up, as too many requests of this load failed, 301 of them: 300 times no connection, reset"
         );
     }
@@ -349,15 +354,15 @@ mod tests {
     fn a_server_that_asks_for_too_long_is_not_waited_for() {
         let budget = Budget::default();
         let mut attempts = Attempts::new(&PATIENCE, &budget, false);
-        let busy = |seconds| Trouble {
+        let busy = |seconds| TransientError {
             retry_after: Some(Duration::from_secs(seconds)),
-            pushes_back: true,
-            ..Trouble::new("HTTP 429")
+            throttled: true,
+            ..TransientError::new("HTTP 429")
         };
         let pause = attempts.failed(&busy(3), false, Duration::ZERO).unwrap();
         assert!(pause >= Duration::from_secs(3) && pause <= Duration::from_secs(6), "{pause:?}");
-        let given_up = attempts.failed(&busy(3600), false, Duration::ZERO).unwrap_err();
-        assert!(given_up.to_string().contains("come back in 3600 s"), "{given_up}");
+        let exhausted = attempts.failed(&busy(3600), false, Duration::ZERO).unwrap_err();
+        assert!(exhausted.to_string().contains("come back in 3600 s"), "{exhausted}");
     }
 
     #[test]

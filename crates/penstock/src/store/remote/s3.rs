@@ -20,13 +20,13 @@ use super::address::{Address, NO_BUCKET};
 use super::aws::{Chain, DEFAULT_REGION};
 use super::backend::{Made, check_endpoint, never_again, normal, refused};
 use super::client_key::ClientKey;
-use super::course::Course;
+use super::context::LoadContext;
+use super::credential_cache::{CredentialCache, Renewable};
 use super::environment::Environment;
-use super::keys::{Keys, Renewable};
 use super::profile::Profile;
 use super::s3_hosts::{self, AccessPoint, Variant, is_arn};
+use super::tls::CaBundle;
 use super::transport::Connector;
-use super::trust::Bundle;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::location::shown_setting;
 
@@ -41,7 +41,7 @@ pub(super) fn make(
     environment: &Environment,
     mut client: ClientKey,
     region: Option<String>,
-    course: &Course,
+    context: &LoadContext,
 ) -> Result<Made> {
     let bucket = &address.bucket;
     let anonymous = environment.is_set(&ANONYMOUS);
@@ -49,10 +49,10 @@ pub(super) fn make(
     // Whoever reads a public bucket needs no profile, unless one is named.
     let profile = match anonymous && environment.get(&["AWS_PROFILE"]).is_none() {
         true => None,
-        false => course.block_on(Profile::of(environment), |_| true)??,
+        false => context.block_on(Profile::of(environment), |_| true)??,
     };
     if let Some(path) = certificates(environment, profile.as_ref()) {
-        client.bundle = Some(Bundle::of_profile(path));
+        client.bundle = Some(CaBundle::of_profile(path));
         client.tls()?;
     }
     // Taken for one when the location was.
@@ -102,7 +102,7 @@ pub(super) fn make(
                 .remedy("Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"));
         }
     };
-    let keys = keys.map(|provider| Arc::new(Keys::new(Chain { provider, profile, given })));
+    let keys = keys.map(|provider| Arc::new(CredentialCache::new(Chain { provider, profile, given })));
     if let Some(keys) = &keys {
         builder = builder.with_credentials(Arc::clone(keys) as _);
     }

@@ -11,7 +11,7 @@ use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, ETAG, LAST_MO
 use http::{HeaderMap, HeaderValue};
 use url::Url;
 
-use super::witness::Witness;
+use super::response_recorder::ResponseRecorder;
 
 /// What was said last of the objects behind one client.
 #[derive(Debug, Clone, Default)]
@@ -52,7 +52,7 @@ pub(super) async fn tell(
         HeaderValue::try_from(format!("{}{total}", range.strip_suffix('*')?)).ok().map(|range| (total, range))
     });
     let Some((total, range)) = told else {
-        Witness::note(|seen| seen.no_total = true);
+        ResponseRecorder::note(|seen| seen.no_total = true);
         return Err(Untold);
     };
     headers.insert(CONTENT_RANGE, range);

@@ -5,7 +5,7 @@
 //! connection, and its throughput. Nothing is decompressed: what is asked for is bytes at offsets.
 //!
 //! There is no limit on how long a request takes, only on how long nothing comes. Nothing is tried again here: `retry`
-//! decides that, and sees every failure through the [`Witness`].
+//! decides that, and sees every failure through the [`ResponseRecorder`].
 
 use std::error::Error as _;
 use std::sync::Arc;
@@ -25,12 +25,12 @@ use object_store::client::{
 use reqwest::redirect::Policy;
 
 use super::client_key::{ClientKey, METADATA_HOSTS};
-use super::runtime::{self, Net};
-use super::sieve::Sieve;
+use super::connections::{self, ConnectionPool};
+use super::key_filter::KeyFilter;
+use super::response_recorder::{Lost, MAX_ERROR_BODY, Refusal, ResponseRecorder};
+use super::tls;
 use super::total::{self, Totals};
-use super::trust;
 use super::whole;
-use super::witness::{Lost, MAX_ERROR_BODY, Refusal, Witness};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Headers that only requests to credential servers of this machine's network have: Google's, and Azure's two.
@@ -50,14 +50,14 @@ const PROXY_REFUSES: &str = "tunnel error: unsuccessful";
 const MAX_WORDS: usize = 200;
 
 impl ClientKey {
-    /// The client of the lane that this thread drives.
+    /// The client of the context that this thread drives.
     pub(super) fn client(&self) -> Result<reqwest::Client> {
-        runtime::client(self, || self.make())
+        connections::client(self, || self.make())
     }
 
     /// The settings of TLS.
     pub(super) fn tls(&self) -> Result<rustls::ClientConfig> {
-        Net::of_process().tls(self.bundle.as_ref(), || trust::tls(self.bundle.as_ref()))
+        ConnectionPool::global().tls(self.bundle.as_ref(), || tls::tls(self.bundle.as_ref()))
     }
 
     fn make(&self) -> Result<reqwest::Client> {
@@ -66,10 +66,10 @@ impl ClientKey {
             .tls_backend_preconfigured(self.tls()?)
             .http1_only()
             .user_agent(concat!("penstock/", env!("CARGO_PKG_VERSION")))
-            .connect_timeout(self.patience.connect)
-            .read_timeout(self.patience.idle)
+            .connect_timeout(self.policy.connect)
+            .read_timeout(self.policy.idle)
             .tcp_nodelay(true)
-            .dns_resolver(Arc::clone(&Net::of_process().names))
+            .dns_resolver(Arc::clone(&ConnectionPool::global().names))
             .redirect(if self.follow { Policy::limited(10) } else { Policy::none() })
             .referer(false)
             .build()
@@ -91,7 +91,7 @@ impl HttpConnector for Connector {
     }
 }
 
-/// Sends a request with the client of the lane that it is made in, and writes down what comes of it.
+/// Sends a request with the client of the context that it is made in, and writes down what comes of it.
 #[derive(Debug)]
 struct Service(ClientKey, Totals);
 
@@ -102,9 +102,9 @@ impl HttpService for Service {
         // Who says nothing about it leaves it to the server.
         parts.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         let range = parts.headers.get(RANGE).cloned();
-        let sieve = Sieve::of(parts.uri.query());
-        if sieve.as_ref().is_some_and(|sieve| !sieve.is_new(parts.uri.query())) {
-            Witness::note(|seen| seen.repeats = true);
+        let key_filter = KeyFilter::of(parts.uri.query());
+        if key_filter.as_ref().is_some_and(|key_filter| !key_filter.is_new(parts.uri.query())) {
+            ResponseRecorder::note(|seen| seen.repeats = true);
             return Err(HttpError::new(HttpErrorKind::Unknown, std::io::Error::other("a page seen before")));
         }
         let host = parts.uri.host().unwrap_or_default().to_owned();
@@ -127,8 +127,8 @@ impl HttpService for Service {
             let told = total::tell(&mut headers, &self.1, &client, asked, signed).await;
             told.map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
         }
-        let body = match sieve.filter(|_| status.is_success()) {
-            Some(sieve) => sieve.sift(body.bytes().await?).into(),
+        let body = match key_filter.filter(|_| status.is_success()) {
+            Some(key_filter) => key_filter.filter_page(body.bytes().await?).into(),
             None => body,
         };
         let mut response = whole::part(status, headers, body, range.as_ref(), &host).await?;
@@ -153,7 +153,7 @@ impl std::fmt::Display for Bad {
 
 impl std::error::Error for Bad {}
 
-/// Sends a request; a refusal's body is read, so that the witness knows what it says.
+/// Sends a request; a refusal's body is read, so that the recorder knows what it says.
 pub(super) async fn send(
     key: &ClientKey,
     client: &reqwest::Client,
@@ -194,14 +194,14 @@ pub(super) async fn send(
     // What came says enough, and the status was there before.
     let _ = tokio::time::timeout(ERROR_BODY, reading).await;
     let refusal = Refusal { of_metadata, ..Refusal::of(parts.status, &host, &parts.headers, &text) };
-    Witness::note(|seen| seen.refusal = Some(refusal));
+    ResponseRecorder::note(|seen| seen.refusal = Some(refusal));
     Ok((parts.status, parts.headers, text.into()))
 }
 
 fn note_failure(key: &ClientKey, error: &reqwest::Error, host: &str, of_metadata: bool) {
     if causes(error).any(|cause| cause.to_string().contains(PROXY_WANTS_A_PASSWORD)) {
         let refusal = Refusal { status: 407, host: host.to_owned(), ..Refusal::default() };
-        return Witness::note(|seen| seen.refusal = Some(refusal));
+        return ResponseRecorder::note(|seen| seen.refusal = Some(refusal));
     }
     let proxy = error.url().and_then(|url| key.proxies.for_url(url.as_str()));
     let lost = Lost {
@@ -211,7 +211,7 @@ fn note_failure(key: &ClientKey, error: &reqwest::Error, host: &str, of_metadata
         timed_out: error.is_timeout(),
         of_metadata,
     };
-    Witness::note(|seen| seen.transport = Some(lost));
+    ResponseRecorder::note(|seen| seen.transport = Some(lost));
 }
 
 /// Takes away what is not text to `object_store`, which would refuse the answer for it: names of files that are written

@@ -31,7 +31,7 @@ pub(super) fn list(store: &RemoteStore, directory: &Address) -> Result<Vec<Entry
     let look = |name: &&str| -> Result<Option<Entry>> {
         let location = format!("{}/{name}{query}", path.trim_end_matches('/'));
         let (_, backend, path) = store.reach(&location)?;
-        match inspect(&backend, &path, &store.course) {
+        match inspect(&backend, &path, &store.context) {
             Ok(meta) => Ok(Some(Entry { location, bytes: meta.size })),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error.object(crate::store::shown(&location))),

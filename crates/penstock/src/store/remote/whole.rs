@@ -8,7 +8,7 @@ use http::header::{CONTENT_LENGTH, CONTENT_RANGE};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use object_store::client::{HttpError, HttpResponse, HttpResponseBody};
 
-use super::witness::{Refusal, Witness};
+use super::response_recorder::{Refusal, ResponseRecorder};
 
 /// The most that is taken whole for a part of it.
 const MOST_WHOLE: u64 = 32 << 20;
@@ -46,7 +46,7 @@ pub(super) async fn part(
 /// An answer in the place of a server that did not know what it should have refused.
 pub(super) fn refusal(status: StatusCode, host: &str) -> HttpResponse {
     let host = host.to_owned();
-    Witness::note(|seen| {
+    ResponseRecorder::note(|seen| {
         seen.refusal = Some(Refusal { status: status.as_u16(), host, ..Refusal::default() });
     });
     response(status, HeaderMap::new(), Vec::new().into())

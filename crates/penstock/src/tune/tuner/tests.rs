@@ -65,15 +65,15 @@ fn a_lasting_change_of_the_rate_begins_the_search_anew_and_a_short_one_does_not(
 }
 
 #[test]
-fn a_store_that_pushes_back_gets_half_and_later_a_little_more() {
+fn a_store_that_throttles_gets_half_and_later_a_little_more() {
     let rate = |readers: usize| readers as f64 * 1e8;
     let mut tuner = Tuner::new(Bounds { start: 64, few: 64, ..BOUNDS });
-    assert_eq!((tuner.push_back(), tuner.push_back()), (32, 16));
+    assert_eq!((tuner.on_throttle(), tuner.on_throttle()), (32, 16));
     // However well it goes, not where it said no.
     assert!(settle(&mut tuner, rate, CALM_FOR as usize - 1) < 32);
     assert!(settle(&mut tuner, rate, 80) > 60);
     for _ in 0..10 {
-        tuner.push_back();
+        tuner.on_throttle();
     }
     assert_eq!(tuner.readers(), BOUNDS.least);
 }
@@ -111,9 +111,9 @@ fn where_the_cores_are_neither_idle_nor_busy_the_search_begins_with_few() {
 }
 
 #[test]
-fn a_store_that_pushes_back_while_readers_are_few_ends_the_wait_for_the_cores() {
+fn a_store_that_throttles_while_readers_are_few_ends_the_wait_for_the_cores() {
     let mut tuner = Tuner::new(FEW);
-    assert_eq!((tuner.push_back(), tuner.asks_for_cores(), tuner.cores(0.0)), (4, false, 4));
+    assert_eq!((tuner.on_throttle(), tuner.asks_for_cores(), tuner.cores(0.0)), (4, false, 4));
 }
 
 #[test]
@@ -176,7 +176,7 @@ proptest! {
         let mut tuner = Tuner::new(Bounds { few, ..BOUNDS });
         for (bytes, seconds, reading, what) in epochs {
             let readers = match what {
-                0 => tuner.push_back(),
+                0 => tuner.on_throttle(),
                 1 | 2 => tuner.cores(reading),
                 _ => tuner.observe(Epoch { bytes, seconds, reading }),
             };

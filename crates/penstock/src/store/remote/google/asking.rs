@@ -13,8 +13,8 @@ use url::{Url, form_urlencoded};
 
 use crate::store::remote::client_key::ClientKey;
 use crate::store::remote::environment::Environment;
+use crate::store::remote::response_recorder::{CredentialError, Refusal};
 use crate::store::remote::transport::send;
-use crate::store::remote::witness::{Lack, Refusal};
 
 /// How long a token is good where its service does not say.
 const LIFETIME: u64 = 3600;
@@ -50,15 +50,15 @@ pub(super) fn form(url: &Url, fields: &[(&str, &str)]) -> reqwest::Request {
 }
 
 /// Sets the header that proves who asks.
-pub(super) fn bear(headers: &mut HeaderMap, proof: &str) -> Result<(), Lack> {
-    let mut value = HeaderValue::try_from(proof).map_err(|_| Lack::new("a token is not one"))?;
+pub(super) fn bear(headers: &mut HeaderMap, proof: &str) -> Result<(), CredentialError> {
+    let mut value = HeaderValue::try_from(proof).map_err(|_| CredentialError::new("a token is not one"))?;
     value.set_sensitive(true);
     headers.insert(AUTHORIZATION, value);
     Ok(())
 }
 
 /// The same, for a client that has a name and a secret.
-pub(super) fn bear_client(headers: &mut HeaderMap, id: &str, secret: &str) -> Result<(), Lack> {
+pub(super) fn bear_client(headers: &mut HeaderMap, id: &str, secret: &str) -> Result<(), CredentialError> {
     bear(headers, &format!("Basic {}", aws_smithy_types::base64::encode(format!("{id}:{secret}"))))
 }
 
@@ -67,10 +67,10 @@ pub(super) async fn grant(
     client: &ClientKey,
     request: reqwest::Request,
     who: &str,
-) -> Result<(Granted, Option<String>), Lack> {
+) -> Result<(Granted, Option<String>), CredentialError> {
     let answer = ask(client, request, who).await?;
     let answer: Answer =
-        serde_json::from_slice(&answer).map_err(|_| Lack::new(format!("{who} gave no token")))?;
+        serde_json::from_slice(&answer).map_err(|_| CredentialError::new(format!("{who} gave no token")))?;
     let expires = SystemTime::now() + Duration::from_secs(answer.expires_in.unwrap_or(LIFETIME));
     Ok((Granted { token: answer.access_token, expires: Some(expires) }, answer.refresh_token))
 }
@@ -80,11 +80,12 @@ pub(super) async fn ask(
     client: &ClientKey,
     mut request: reqwest::Request,
     who: &str,
-) -> Result<Vec<u8>, Lack> {
+) -> Result<Vec<u8>, CredentialError> {
     request.headers_mut().entry(ACCEPT).or_insert(HeaderValue::from_static("*/*"));
     let host = request.url().host_str().unwrap_or_default().to_owned();
-    let passes = |why: String| Lack { passes: true, ..Lack::new(why) };
-    let http = client.for_host(&host).client().map_err(|error| Lack::new(error.cause().to_owned()))?;
+    let passes = |why: String| CredentialError { passes: true, ..CredentialError::new(why) };
+    let http =
+        client.for_host(&host).client().map_err(|error| CredentialError::new(error.cause().to_owned()))?;
     let lost = |what: &str| passes(format!("no answer of {who} ({host}): {what}"));
     let sent = send(client, &http, request, &host).await;
     let (status, headers, body) = sent.map_err(|error| {
@@ -99,7 +100,7 @@ pub(super) async fn ask(
     let message = refusal.message.map(|message| format!(": {message}")).unwrap_or_default();
     let why = format!("{who} ({host}) answered HTTP {}{code}{message}", status.as_u16());
     let busy = [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&status);
-    Err(if busy || status.is_server_error() { passes(why) } else { Lack::new(why) })
+    Err(if busy || status.is_server_error() { passes(why) } else { CredentialError::new(why) })
 }
 
 /// The URL of a service that tokens are sent to, in this field.
@@ -112,7 +113,7 @@ pub(super) fn service(field: &str, text: &str) -> Result<Url, String> {
 }
 
 /// Whether a token may be sent there.
-fn is_safe(url: &Url) -> bool {
+pub(super) fn is_safe(url: &Url) -> bool {
     let local = match url.host() {
         Some(url::Host::Ipv4(address)) => address.is_loopback(),
         Some(url::Host::Ipv6(address)) => address.is_loopback(),

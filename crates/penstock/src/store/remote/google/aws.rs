@@ -17,14 +17,14 @@ use url::form_urlencoded::byte_serialize;
 use super::asking::Means;
 use crate::store::remote::aws::{DEFAULT_REGION, explain};
 use crate::store::remote::profile::Profile;
+use crate::store::remote::response_recorder::CredentialError;
 use crate::store::remote::s3::own_keys;
-use crate::store::remote::witness::Lack;
 
 /// The header that says whom the signed request is for.
 const TARGET: &str = "x-goog-cloud-target-resource";
 
 /// A signed `GetCallerIdentity`, written as Google wants it. `url` may hold `{region}`.
-pub(super) async fn token(means: &Means, url: &str, audience: &str) -> Result<String, Lack> {
+pub(super) async fn token(means: &Means, url: &str, audience: &str) -> Result<String, CredentialError> {
     let environment = &means.environment;
     let none = || lacking("no AWS credentials were found".into());
     let profile = match own_keys(environment) {
@@ -41,21 +41,27 @@ pub(super) async fn token(means: &Means, url: &str, audience: &str) -> Result<St
             let found = profile.credentials(environment, &means.client, &region).provide_credentials().await;
             found.map_err(|error| {
                 let lack = explain(&error, Some(profile));
-                Lack { remedy: lack.remedy.or(none().remedy), ..lack }
+                CredentialError { remedy: lack.remedy.or(none().remedy), ..lack }
             })?
         }
     };
     signed(credentials, &region, &url.replace("{region}", &region), audience)
 }
 
-fn lacking(why: String) -> Lack {
+fn lacking(why: String) -> CredentialError {
     let remedy =
         "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run where the machine has a role of AWS";
-    Lack { remedy: Some(remedy.into()), ..Lack::new(why) }
+    CredentialError { remedy: Some(remedy.into()), ..CredentialError::new(why) }
 }
 
-fn signed(credentials: Credentials, region: &str, url: &str, audience: &str) -> Result<String, Lack> {
-    let unusable = || Lack::new("the regional_cred_verification_url of its credential_source cannot be used");
+fn signed(
+    credentials: Credentials,
+    region: &str,
+    url: &str,
+    audience: &str,
+) -> Result<String, CredentialError> {
+    let unusable =
+        || CredentialError::new("the regional_cred_verification_url of its credential_source cannot be used");
     let host = Url::parse(url).ok().filter(|url| url.scheme() == "https");
     let host = host.and_then(|url| url.host_str().map(str::to_owned)).ok_or_else(unusable)?;
     let identity = credentials.into();

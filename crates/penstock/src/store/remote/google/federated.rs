@@ -14,7 +14,7 @@ use url::Url;
 use super::asking::{Granted, Means, bear_client, form, grant, service};
 use super::impersonation::Impersonated;
 use super::subject::{Format, Subject};
-use crate::store::remote::witness::Lack;
+use crate::store::remote::response_recorder::CredentialError;
 
 const TOKEN_URL: &str = "https://sts.googleapis.com/v1/token";
 /// How long a program may take for a token, if the file does not say.
@@ -22,7 +22,7 @@ const TIMEOUT_MILLIS: u64 = 30_000;
 const GRANT: &str = "urn:ietf:params:oauth:grant-type:token-exchange";
 const ACCESS_TOKEN: &str = "urn:ietf:params:oauth:token-type:access_token";
 
-/// See the module. It has no `Debug` form.
+/// An identity of another cloud, or of a file, a URL or a program. It has no `Debug` form.
 pub(super) struct Federated {
     pub(super) audience: String,
     pub(super) token_type: String,
@@ -114,10 +114,10 @@ impl Federated {
     }
 
     /// An access token for `scope`.
-    pub(super) async fn token(&self, means: &Means, scope: &str) -> Result<Granted, Lack> {
+    pub(super) async fn token(&self, means: &Means, scope: &str) -> Result<Granted, CredentialError> {
         let subject = self.subject.token(self, means).await?;
         let asked = grant(&means.client, self.exchange(&subject, scope)?, "Google's token service").await;
-        let (granted, _) = asked.map_err(|lack| Lack {
+        let (granted, _) = asked.map_err(|lack| CredentialError {
             why: lack.why.replace(&subject, "***"),
             remedy: Some(
                 "Check the audience of the file of credentials, and that its provider takes tokens of this issuer, \
@@ -130,7 +130,7 @@ impl Federated {
     }
 
     /// The request that shows a subject token.
-    fn exchange(&self, subject: &str, scope: &str) -> Result<reqwest::Request, Lack> {
+    fn exchange(&self, subject: &str, scope: &str) -> Result<reqwest::Request, CredentialError> {
         let mut fields = vec![
             ("grant_type", GRANT),
             ("audience", &self.audience),

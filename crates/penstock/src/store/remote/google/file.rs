@@ -109,7 +109,9 @@ mod tests {
     use super::*;
     use crate::store::remote::address::Provider;
     use crate::store::remote::environment::Environment;
-    use crate::store::remote::retry::Patience;
+    use crate::store::remote::google::asking::is_safe;
+    use crate::store::remote::retry::RetryPolicy;
+    use url::Url;
 
     const URL: &str =
         "https://iamcredentials.googleapis.com/v1/projects/-/serviceAccounts/a@p.iam:generateAccessToken";
@@ -125,7 +127,7 @@ mod tests {
 
     fn parsed(text: &str) -> Result<Option<Parsed>> {
         let environment = Environment::default();
-        let client = ClientKey::of(&environment, Provider::Gcs, Patience::default(), false).unwrap();
+        let client = ClientKey::of(&environment, Provider::Gcs, RetryPolicy::default(), false).unwrap();
         parse("the file", text.as_bytes(), &client)
     }
 

@@ -12,7 +12,7 @@ use serde_json::json;
 use url::Url;
 
 use super::asking::{Granted, Means, ask, bear, service};
-use crate::store::remote::witness::Lack;
+use crate::store::remote::response_recorder::CredentialError;
 
 /// The role that it takes, unless the identity is one of a workload elsewhere.
 pub(super) const CREATOR: &str = "roles/iam.serviceAccountTokenCreator";
@@ -67,14 +67,17 @@ impl Impersonated {
         scope: &str,
         project: Option<&str>,
         role: &str,
-    ) -> Result<Granted, Lack> {
+    ) -> Result<Granted, CredentialError> {
         let mut request = reqwest::Request::new(Method::POST, self.url.clone());
         let headers = request.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         bear(headers, &format!("Bearer {}", of.token))?;
         if let Some(project) = project {
             let project = HeaderValue::try_from(project);
-            headers.insert(PROJECT, project.map_err(|_| Lack::new("the quota_project_id is not one"))?);
+            headers.insert(
+                PROJECT,
+                project.map_err(|_| CredentialError::new("the quota_project_id is not one"))?,
+            );
         }
         let body = json!({
             "delegates": self.delegates,
@@ -86,7 +89,7 @@ impl Impersonated {
             0 => "whoever asks",
             _ => "whoever asks and each delegate",
         };
-        let answer = ask(&means.client, request, "Google's IAM").await.map_err(|lack| Lack {
+        let answer = ask(&means.client, request, "Google's IAM").await.map_err(|lack| CredentialError {
             why: lack.why.replace(&of.token, "***"),
             remedy: Some(format!(
                 "Give {whom} the role {role} of the service account that is acted as next, and enable the IAM Service \
@@ -94,7 +97,7 @@ impl Impersonated {
             )),
             ..lack
         })?;
-        let nothing = || Lack::new("Google's IAM gave no token");
+        let nothing = || CredentialError::new("Google's IAM gave no token");
         let Generated { access_token, expire_time } =
             serde_json::from_slice(&answer).map_err(|_| nothing())?;
         let end = DateTime::from_str(&expire_time, Format::DateTimeWithOffset).map_err(|_| nothing())?;

@@ -9,10 +9,10 @@ use serde_json::json;
 
 use super::asking::Granted;
 use crate::store::remote::client_key::ClientKey;
+use crate::store::remote::response_recorder::CredentialError;
 use crate::store::remote::transport::Connector;
-use crate::store::remote::witness::Lack;
 
-/// See the module. It has no `Debug` form.
+/// A service account's private key. It has no `Debug` form.
 pub(super) struct Key {
     email: String,
     signer: GcpCredentialProvider,
@@ -53,9 +53,9 @@ impl Key {
         &self.email
     }
 
-    pub(super) async fn token(&self) -> Result<Granted, Lack> {
+    pub(super) async fn token(&self) -> Result<Granted, CredentialError> {
         let signed = self.signer.get_credential().await;
-        let signed = signed.map_err(|_| Lack::new("the key does not sign"))?;
+        let signed = signed.map_err(|_| CredentialError::new("the key does not sign"))?;
         // It is good for an hour; what is got for it says for how long that is.
         Ok(Granted { token: signed.bearer.clone(), expires: None })
     }

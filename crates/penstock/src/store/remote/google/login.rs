@@ -12,12 +12,12 @@ use serde::Deserialize;
 use url::Url;
 
 use super::asking::{Granted, Means, bear_client, form, grant, service};
-use crate::store::remote::witness::Lack;
+use crate::store::remote::response_recorder::CredentialError;
 
 const PERSON_URL: &str = "https://oauth2.googleapis.com/token";
 const WORKFORCE_URL: &str = "https://sts.googleapis.com/v1/oauthtoken";
 
-/// See the module. It has no `Debug` form.
+/// Someone who has signed in. It has no `Debug` form.
 pub(super) struct Login {
     workforce: bool,
     token_url: Url,
@@ -74,17 +74,17 @@ impl Login {
     }
 
     /// What to do where it is refused; `account` is the service account that is acted as in the end.
-    pub(super) fn with_remedy(&self, lack: Lack, account: Option<&str>) -> Lack {
+    pub(super) fn with_remedy(&self, lack: CredentialError, account: Option<&str>) -> CredentialError {
         let mut remedy = "Sign in again: gcloud auth application-default login".to_owned();
         if self.workforce {
             remedy.push_str(" --login-config=FILE, with the login configuration of the workforce pool");
         } else if let Some(account) = account {
             remedy.push_str(&format!(" --impersonate-service-account={account}"));
         }
-        Lack { remedy: Some(remedy), ..lack }
+        CredentialError { remedy: Some(remedy), ..lack }
     }
 
-    pub(super) async fn token(&self, means: &Means) -> Result<Granted, Lack> {
+    pub(super) async fn token(&self, means: &Means) -> Result<Granted, CredentialError> {
         let refresh = self.refresh_token.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut fields = vec![("grant_type", "refresh_token"), ("refresh_token", refresh.as_str())];
         if !self.workforce {
@@ -99,7 +99,10 @@ impl Login {
         let (granted, next) = asked.map_err(|lack| {
             let secrets = [Some(&refresh), Some(&self.client_secret), self.rapt.as_ref()];
             let why = secrets.into_iter().flatten().filter(|secret| !secret.is_empty());
-            Lack { why: why.fold(lack.why, |why, secret| why.replace(secret.as_str(), "***")), ..lack }
+            CredentialError {
+                why: why.fold(lack.why, |why, secret| why.replace(secret.as_str(), "***")),
+                ..lack
+            }
         })?;
         if let Some(next) = next {
             *self.refresh_token.lock().unwrap_or_else(PoisonError::into_inner) = next;

@@ -14,14 +14,14 @@
 //! file; `unusable` says what is wrong with files of the other kinds; `federated` (with `subject`, and `aws`), `login` and `key` are the identities; `impersonation` is the acting;
 //! `asking` is how services are asked.
 //!
-//! Tokens are fetched when the first request needs them, renewed by `keys` while a load goes on, and never shown. A
+//! Tokens are fetched when the first request needs them, renewed by `credential_cache` while a load goes on, and never shown. A
 //! token service that is busy is asked again, as a store is; one that refuses is an error that says whose token it was,
 //! and what to look at. Nothing here looks at the process's variables except through [`Environment`], and nothing here
 //! knows a bucket.
 //!
 //! Why not Google's own `google-cloud-auth`: it renews tokens in a task that it leaves to the runtime it was made in, and
-//! here runtimes are driven only while someone waits in them (see `runtime`); it makes HTTP clients of its own, past
-//! this module's timeouts, certificates and witness; and it would bring a second TLS library and a JWT library.
+//! here runtimes are driven only while someone waits in them (see `connections`); it makes HTTP clients of its own, past
+//! this module's timeouts, certificates and recorder; and it would bring a second TLS library and a JWT library.
 
 mod asking;
 mod aws;
@@ -40,9 +40,9 @@ use async_trait::async_trait;
 use object_store::gcp::GcpCredential;
 
 use super::client_key::ClientKey;
+use super::credential_cache::{Fetched, Source};
 use super::environment::Environment;
-use super::keys::{Fetched, Source};
-use super::witness::Lack;
+use super::response_recorder::CredentialError;
 use crate::error::{Error, ErrorKind, Result};
 
 use asking::Granted;
@@ -132,7 +132,7 @@ impl Account {
     }
 
     /// A token for `scope` of the identity itself.
-    async fn own_token(&self, scope: &str) -> Result<Granted, Lack> {
+    async fn own_token(&self, scope: &str) -> Result<Granted, CredentialError> {
         match &self.identity {
             Identity::Federated(federated) => federated.token(&self.means, scope).await,
             Identity::Login(login) => {
@@ -143,7 +143,7 @@ impl Account {
         }
     }
 
-    async fn token(&self) -> Result<Granted, Lack> {
+    async fn token(&self) -> Result<Granted, CredentialError> {
         let mut left = self.acting.len();
         let scope = |left: usize| if left == 0 { READ } else { ACT };
         let mut granted = self.own_token(scope(left)).await?;
@@ -169,9 +169,12 @@ impl Account {
 impl Source for Account {
     type Credential = GcpCredential;
 
-    async fn fetch(&self) -> Result<Fetched<GcpCredential>, Lack> {
+    async fn fetch(&self) -> Result<Fetched<GcpCredential>, CredentialError> {
         // What is wrong is told with whose it is.
-        let told = |lack: Lack| Lack { why: format!("{}: {}", self.origin(), lack.why), ..lack };
+        let told = |lack: CredentialError| CredentialError {
+            why: format!("{}: {}", self.origin(), lack.why),
+            ..lack
+        };
         let Granted { token, expires } = self.token().await.map_err(told)?;
         Ok(Fetched { credential: GcpCredential { bearer: token }, expires, origin: self.origin() })
     }

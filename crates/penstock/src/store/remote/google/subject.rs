@@ -16,7 +16,7 @@ use url::Url;
 use super::asking::{Means, ask};
 use super::aws;
 use super::federated::Federated;
-use crate::store::remote::witness::Lack;
+use crate::store::remote::response_recorder::CredentialError;
 
 /// The variable that lets programs be run.
 const ALLOW: &str = "GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES";
@@ -43,7 +43,7 @@ pub(super) enum Format {
 
 impl Format {
     /// The token in what was read.
-    fn token(&self, text: &[u8]) -> Result<String, Lack> {
+    fn token(&self, text: &[u8]) -> Result<String, CredentialError> {
         let token = match self {
             Self::Text => std::str::from_utf8(text).ok().map(|text| text.trim().to_owned()),
             Self::Json(field) => serde_json::from_slice::<serde_json::Value>(text)
@@ -51,8 +51,10 @@ impl Format {
                 .and_then(|json| json.get(field)?.as_str().map(str::to_owned)),
         };
         token.filter(|token| !token.is_empty()).ok_or_else(|| match self {
-            Self::Text => Lack::new("it holds no token"),
-            Self::Json(field) => Lack::new(format!("it is no JSON object with a token in {field:?}")),
+            Self::Text => CredentialError::new("it holds no token"),
+            Self::Json(field) => {
+                CredentialError::new(format!("it is no JSON object with a token in {field:?}"))
+            }
         })
     }
 }
@@ -71,9 +73,9 @@ impl Subject {
     }
 
     /// A token that is valid now.
-    pub(super) async fn token(&self, of: &Federated, means: &Means) -> Result<String, Lack> {
+    pub(super) async fn token(&self, of: &Federated, means: &Means) -> Result<String, CredentialError> {
         match self {
-            Self::File { path, format } => format.token(&of_file(path)?).map_err(|lack| Lack {
+            Self::File { path, format } => format.token(&of_file(path)?).map_err(|lack| CredentialError {
                 remedy: Some("Check what writes the file, and the format of its credential_source".into()),
                 ..lack
             }),
@@ -86,8 +88,11 @@ impl Subject {
     }
 }
 
-fn of_file(path: &Path) -> Result<Vec<u8>, Lack> {
-    let told = |what: String, remedy: &str| Lack { remedy: Some(remedy.into()), ..Lack::new(what) };
+fn of_file(path: &Path) -> Result<Vec<u8>, CredentialError> {
+    let told = |what: String, remedy: &str| CredentialError {
+        remedy: Some(remedy.into()),
+        ..CredentialError::new(what)
+    };
     let remedy = "Mount the token where the file of credentials says that it is, readable by this process";
     let about = std::fs::metadata(path).map_err(|error| told(format!("{error}"), remedy))?;
     if about.len() > MAX_TOKEN {
@@ -96,17 +101,21 @@ fn of_file(path: &Path) -> Result<Vec<u8>, Lack> {
     std::fs::read(path).map_err(|error| told(format!("{error}"), remedy))
 }
 
-async fn of_url(means: &Means, url: &Url, headers: &BTreeMap<String, String>) -> Result<Vec<u8>, Lack> {
+async fn of_url(
+    means: &Means,
+    url: &Url,
+    headers: &BTreeMap<String, String>,
+) -> Result<Vec<u8>, CredentialError> {
     let mut request = reqwest::Request::new(http::Method::GET, url.clone());
     for (name, value) in headers {
         let name = HeaderName::try_from(name).ok();
         let header = name.zip(HeaderValue::try_from(value).ok());
         let Some((name, value)) = header else {
-            return Err(Lack::new("a header of its credential_source is not one"));
+            return Err(CredentialError::new("a header of its credential_source is not one"));
         };
         request.headers_mut().insert(name, value);
     }
-    ask(&means.client, request, "the server of the token").await.map_err(|lack| Lack {
+    ask(&means.client, request, "the server of the token").await.map_err(|lack| CredentialError {
         remedy: Some("Check the url and the headers of the credential_source, and the server there".into()),
         ..lack
     })
@@ -131,21 +140,25 @@ impl Response {
         self.expiration_time.is_some_and(|end| end <= now)
     }
 
-    fn token(self) -> Result<String, Lack> {
+    fn token(self) -> Result<String, CredentialError> {
         if !self.success {
             let code = self.code.as_deref().unwrap_or("no code");
             let message = self.message.as_deref().unwrap_or("no message");
-            return Err(Lack::new(format!("the program says that it has no token: {message} ({code})")));
+            return Err(CredentialError::new(format!(
+                "the program says that it has no token: {message} ({code})"
+            )));
         }
         if self.is_over() {
-            return Err(Lack::new("the token that the program gave has expired"));
+            return Err(CredentialError::new("the token that the program gave has expired"));
         }
         let token = match self.token_type.as_deref() {
             Some(kind) if ID_TOKENS.contains(&kind) => self.id_token,
             Some(SAML) => self.saml_response,
-            _ => return Err(Lack::new("the program gave a token of a type that is not known")),
+            _ => return Err(CredentialError::new("the program gave a token of a type that is not known")),
         };
-        token.filter(|token| !token.is_empty()).ok_or_else(|| Lack::new("the program gave no token"))
+        token
+            .filter(|token| !token.is_empty())
+            .ok_or_else(|| CredentialError::new("the program gave no token"))
     }
 }
 
@@ -156,14 +169,14 @@ async fn of_program(
     command: &str,
     timeout: Duration,
     output_file: Option<&Path>,
-) -> Result<String, Lack> {
+) -> Result<String, CredentialError> {
     if !means.environment.is_set(&[ALLOW]) {
-        return Err(Lack {
+        return Err(CredentialError {
             remedy: Some(format!("Look at what the file of credentials would run, then set {ALLOW}=1")),
-            ..Lack::new("programs may not be run for tokens unless that is allowed")
+            ..CredentialError::new("programs may not be run for tokens unless that is allowed")
         });
     }
-    let told = |lack: Lack| Lack {
+    let told = |lack: CredentialError| CredentialError {
         remedy: Some("Run the program of the credential_source by hand, and see what it says".into()),
         ..lack
     };
@@ -175,7 +188,7 @@ async fn of_program(
         return left.token().map_err(told);
     }
     let mut words = command.split_whitespace();
-    let Some(program) = words.next() else { return Err(told(Lack::new("no program is named"))) };
+    let Some(program) = words.next() else { return Err(told(CredentialError::new("no program is named"))) };
     let mut command = tokio::process::Command::new(program);
     command
         .args(words)
@@ -193,18 +206,23 @@ async fn of_program(
     }
     let output = match tokio::time::timeout(timeout, command.output()).await {
         Err(_) => {
-            return Err(told(Lack::new(format!("the program took longer than {} ms", timeout.as_millis()))));
+            return Err(told(CredentialError::new(format!(
+                "the program took longer than {} ms",
+                timeout.as_millis()
+            ))));
         }
-        Ok(Err(error)) => return Err(told(Lack::new(format!("the program could not be run: {error}")))),
+        Ok(Err(error)) => {
+            return Err(told(CredentialError::new(format!("the program could not be run: {error}"))));
+        }
         Ok(Ok(output)) => output,
     };
     // A program that refuses says why, whatever it ends with.
     match serde_json::from_slice::<Response>(&output.stdout) {
         Ok(response) if output.status.success() || !response.success => response.token().map_err(told),
         _ if !output.status.success() => {
-            Err(told(Lack::new(format!("the program failed with {}", output.status))))
+            Err(told(CredentialError::new(format!("the program failed with {}", output.status))))
         }
-        _ => Err(told(Lack::new("the program answered something else than is agreed upon"))),
+        _ => Err(told(CredentialError::new("the program answered something else than is agreed upon"))),
     }
 }
 

@@ -13,14 +13,14 @@ use super::sender::Sender;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::remote::address::Provider;
 use crate::store::remote::backend::Backend;
-use crate::store::remote::course::Course;
+use crate::store::remote::context::LoadContext;
 use crate::store::remote::failure::endless_listing;
-use crate::store::remote::fetch::{Tally, persist};
+use crate::store::remote::fetch::{Tally, with_retries};
 use crate::store::remote::listing::{Found, Listing};
 use crate::store::remote::object;
 use crate::store::remote::opening::told;
 use crate::store::remote::outcome::Fault;
-use crate::store::remote::retry::Trouble;
+use crate::store::remote::retry::TransientError;
 
 /// Pages of one listing, at most: a server whose pages lead back to themselves must not keep us for ever.
 const MOST_PAGES: usize = 10_000;
@@ -30,7 +30,7 @@ pub(super) struct Api<'a> {
     pub(super) backend: &'a Backend,
     pub(super) sender: &'a Sender,
     pub(super) endpoint: &'a str,
-    pub(super) course: &'a Course,
+    pub(super) context: &'a LoadContext,
 }
 
 #[derive(Deserialize)]
@@ -105,8 +105,12 @@ impl Api<'_> {
         let url: Url = url.parse().map_err(|_| {
             Error::new(ErrorKind::Config, "HF_ENDPOINT is no URL").remedy("Write HF_ENDPOINT=https://host")
         })?;
-        let answered =
-            self.course.run(persist(self.backend, self.course, false, &Tally::default(), async || {
+        let answered = self.context.run(with_retries(
+            self.backend,
+            self.context,
+            false,
+            &Tally::default(),
+            async || {
                 let failed = |error: Box<dyn std::error::Error + Send + Sync>| {
                     (Fault::Store(StoreError::Generic { store: "hub", source: error }), false)
                 };
@@ -120,10 +124,12 @@ impl Api<'_> {
                 }
                 let body = answer.body.bytes().await.map_err(|error| failed(Box::new(error)))?;
                 // A login page of the network in between, or an answer that was cut off: it may be better next time.
-                let parsed = serde_json::from_slice(&body)
-                    .map_err(|_| (Fault::Trouble(Trouble::new("an answer that is not the hub's")), false))?;
+                let parsed = serde_json::from_slice(&body).map_err(|_| {
+                    (Fault::TransientError(TransientError::new("an answer that is not the hub's")), false)
+                })?;
                 Ok((parsed, answer.headers))
-            }));
+            },
+        ));
         answered.map_err(told)
     }
 }

@@ -30,15 +30,15 @@ use url::Url;
 use super::address::Provider;
 use super::backend::{Backend, Made, never_again};
 use super::client_key::ClientKey;
-use super::course::Course;
+use super::context::LoadContext;
 use super::environment::Environment;
 use super::listing::Listing;
 use super::object::{self, RemoteObject};
 use super::opening::{open, told};
-use super::retry::Patience;
+use super::retry::RetryPolicy;
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::local_replica::LocalReplica;
 use crate::store::location::HIDDEN;
-use crate::store::standin::StandIn;
 use crate::store::{Identity, LocalStore, Object, Store, location_of, shown};
 
 use address::{HubAddress, Kind};
@@ -77,22 +77,22 @@ impl Pins {
 /// The hub, for one operation.
 pub(super) struct Hub<'a> {
     environment: &'a Arc<Environment>,
-    patience: Patience,
+    policy: RetryPolicy,
     pins: &'a Pins,
     local: LocalStore,
-    course: &'a Arc<Course>,
+    context: &'a Arc<LoadContext>,
     settings: Settings,
 }
 
 impl<'a> Hub<'a> {
     pub(super) fn new(
         environment: &'a Arc<Environment>,
-        patience: Patience,
+        policy: RetryPolicy,
         pins: &'a Pins,
         local: LocalStore,
-        course: &'a Arc<Course>,
+        context: &'a Arc<LoadContext>,
     ) -> Self {
-        Self { environment, patience, pins, local, course, settings: Settings::of(environment) }
+        Self { environment, policy, pins, local, context, settings: Settings::of(environment) }
     }
 
     /// A location without its revision; `None` where it is none of the hub's.
@@ -124,10 +124,10 @@ impl<'a> Hub<'a> {
             return Err(self.not_cached(&format!("the file at commit {commit}")));
         }
         let backend = self.file(address, &commit)?;
-        let (meta, head) = open(&backend, &Path::default(), self.course).map_err(told)?;
+        let (meta, head) = open(&backend, &Path::default(), self.context).map_err(told)?;
         let location = address.pinned(&commit, &address.path);
-        let (path, course) = (Path::default(), Arc::clone(self.course));
-        Ok(Arc::new(RemoteObject { location, backend, path, meta, head, course }))
+        let (path, context) = (Path::default(), Arc::clone(self.context));
+        Ok(Arc::new(RemoteObject { location, backend, path, meta, head, context }))
     }
 
     /// Opens a file if it is still the version with that identity; without a request.
@@ -151,9 +151,9 @@ impl<'a> Hub<'a> {
             };
             let backend = self.file(&address, &commit)?;
             let location = address.pinned(&commit, &address.path);
-            let (head, course) = (Vec::new(), Arc::clone(self.course));
+            let (head, context) = (Vec::new(), Arc::clone(self.context));
             let object: Arc<dyn Object> =
-                Arc::new(RemoteObject { location, backend, path, meta, head, course });
+                Arc::new(RemoteObject { location, backend, path, meta, head, context });
             Ok(object)
         };
         opened().map_err(|error: Error| error.object(shown(location)))
@@ -213,7 +213,7 @@ impl<'a> Hub<'a> {
         };
         let opened = self.local.open(&location_of(&file))?;
         let identity = local::identity(&file, &*opened);
-        Ok(Some(Arc::new(StandIn::new(opened, address.pinned(commit, &address.path), identity))))
+        Ok(Some(Arc::new(LocalReplica::new(opened, address.pinned(commit, &address.path), identity))))
     }
 
     fn ask<T>(&self, address: &HubAddress, ask: impl FnOnce(&Api<'_>) -> Result<T>) -> Result<T> {
@@ -223,7 +223,7 @@ impl<'a> Hub<'a> {
             backend: &backend,
             sender: &sender,
             endpoint: &self.settings.endpoint,
-            course: self.course,
+            context: self.context,
         })
     }
 
@@ -242,7 +242,7 @@ impl<'a> Hub<'a> {
                  for /, %3F for ?, %23 for #, %40 for @)",
             )
         })?;
-        let client = ClientKey::of(self.environment, Provider::Hub, self.patience, false)?;
+        let client = ClientKey::of(self.environment, Provider::Hub, self.policy, false)?;
         let sender = Sender::new(client.clone(), &endpoint, token.as_deref());
         Ok(match login {
             Some(url) => sender.logged_in(&client.client()?, url),
@@ -269,7 +269,7 @@ impl<'a> Hub<'a> {
         };
         let environment = Arc::new(self.settings.with_token(self.environment));
         let page = address.page(&self.settings.endpoint);
-        Ok(Arc::new(Backend::assemble(Provider::Hub, made, environment, self.patience).with_page(page)))
+        Ok(Arc::new(Backend::assemble(Provider::Hub, made, environment, self.policy).with_page(page)))
     }
 
     fn not_cached(&self, what: &str) -> Error {

@@ -4,7 +4,7 @@
 //! answered like one that is private, with 401 where no one is logged in.
 
 use crate::error::ErrorKind;
-use crate::store::remote::witness::Refusal;
+use crate::store::remote::response_recorder::Refusal;
 
 /// The kind of a refusal and what to try, where it is one of the hub's own. `page` is the repository's page.
 pub(in crate::store::remote) fn refused(

@@ -11,8 +11,8 @@ use object_store::client::{HttpError, HttpErrorKind, HttpResponseBody};
 use url::{Origin, Url};
 
 use crate::store::remote::client_key::ClientKey;
+use crate::store::remote::response_recorder::ResponseRecorder;
 use crate::store::remote::transport;
-use crate::store::remote::witness::Witness;
 
 /// Redirects that one request may take.
 const MOST_HOPS: usize = 10;
@@ -95,7 +95,7 @@ impl Sender {
                 .filter(|next| matches!(next.scheme(), "http" | "https"))
                 .ok_or_else(|| strange("a redirect to nowhere"))?;
             // A redirect is no refusal.
-            Witness::note(|seen| seen.refusal = None);
+            ResponseRecorder::note(|seen| seen.refusal = None);
         }
         Err(strange("too many redirects"))
     }

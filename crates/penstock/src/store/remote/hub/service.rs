@@ -14,8 +14,8 @@ use tokio::sync::{Mutex, MutexGuard};
 use url::Url;
 
 use super::sender::{Answer, Sender, strange};
+use crate::store::remote::response_recorder::ResponseRecorder;
 use crate::store::remote::whole;
-use crate::store::remote::witness::Witness;
 
 /// Makes `object_store` ask for one file of the hub.
 #[derive(Debug, Clone)]
@@ -97,7 +97,7 @@ impl FileService {
         if delivery.as_ref().is_some_and(|now| now.url == known.url) {
             *delivery = None;
         }
-        Witness::note(|seen| seen.refusal = None);
+        ResponseRecorder::note(|seen| seen.refusal = None);
         Ok(None)
     }
 

@@ -17,11 +17,11 @@ const HOLDS: Duration = Duration::from_secs(5);
 
 type Answer = Arc<OnceCell<Vec<SocketAddr>>>;
 
-/// See the module.
+/// Addresses of hosts, kept for a few seconds.
 #[derive(Debug, Default)]
-pub(super) struct Names(Mutex<HashMap<String, (Instant, Answer)>>);
+pub(super) struct Resolver(Mutex<HashMap<String, (Instant, Answer)>>);
 
-impl Names {
+impl Resolver {
     /// The answer for a name, of which whoever comes first has to see to it that it is filled.
     fn answer(&self, name: &str) -> Answer {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -31,7 +31,7 @@ impl Names {
     }
 }
 
-impl Resolve for Names {
+impl Resolve for Resolver {
     fn resolve(&self, name: Name) -> Resolving {
         let answer = self.answer(name.as_str());
         Box::pin(async move {
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn a_name_is_asked_for_once_by_many() {
-        let names = Names::default();
+        let names = Resolver::default();
         assert!(Arc::ptr_eq(&names.answer("a"), &names.answer("a")));
         assert!(!Arc::ptr_eq(&names.answer("a"), &names.answer("b")));
     }

@@ -1,5 +1,5 @@
-//! What the requests of one load share: its failures are counted together, its pace is learnt together, and they are
-//! stopped together. Opening a checkpoint is a course of its own.
+//! What the requests of one load share: its failures are counted together, its latency is learnt together, and they are
+//! stopped together. Opening a checkpoint is a context of its own.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,46 +7,46 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use super::connections::ConnectionPool;
+use super::latency::LatencyTracker;
 use super::outcome::Stop;
-use super::pace::Pace;
-use super::retry::{Budget, Patience};
-use super::runtime::Net;
+use super::retry::{Budget, RetryPolicy};
 use crate::error::{Error, ErrorKind, Result};
 
-/// See the module.
+/// What the requests of one load share.
 #[derive(Default)]
-pub(super) struct Course {
+pub(super) struct LoadContext {
     pub(super) budget: Budget,
-    pub(super) pace: Pace,
+    pub(super) latency: LatencyTracker,
     interrupted: AtomicBool,
     interrupt: Notify,
     is_hasty: bool,
     /// Whether it was logged that a server is waited for.
     warned: AtomicBool,
     /// Whether it is a load, at whose end connections that no other load can use are closed.
-    load: Option<&'static Net>,
+    load: Option<&'static ConnectionPool>,
 }
 
-impl Course {
+impl LoadContext {
     pub(super) fn of_load() -> Self {
-        let net = Net::of_process();
-        net.begin_load();
-        let mut course = Self::default();
-        course.load = Some(net);
-        course
+        let pool = ConnectionPool::global();
+        pool.begin_load();
+        let mut context = Self::default();
+        context.load = Some(pool);
+        context
     }
 
     /// One that nobody can interrupt, so that outages are not waited for.
     pub(super) fn hasty() -> Self {
-        let mut course = Self::default();
-        course.is_hasty = true;
-        course
+        let mut context = Self::default();
+        context.is_hasty = true;
+        context
     }
 
-    /// How long this course waits, for a backend that waits so long.
-    pub(super) fn patience(&self, patience: Patience) -> Patience {
-        let outage = if self.is_hasty { Duration::ZERO } else { patience.outage };
-        Patience { outage, ..patience }
+    /// How long this context waits, for a backend that waits so long.
+    pub(super) fn policy(&self, policy: RetryPolicy) -> RetryPolicy {
+        let outage = if self.is_hasty { Duration::ZERO } else { policy.outage };
+        RetryPolicy { outage, ..policy }
     }
 
     /// Whether nobody has been told yet that a server is waited for.
@@ -54,7 +54,7 @@ impl Course {
         !self.warned.swap(true, Ordering::Relaxed)
     }
 
-    /// Ends what waits in [`Course::block_on`], now and from now on.
+    /// Ends what waits in [`LoadContext::block_on`], now and from now on.
     pub(super) fn interrupt(&self) {
         self.interrupted.store(true, Ordering::Release);
         self.interrupt.notify_waiters();
@@ -63,15 +63,15 @@ impl Course {
     /// Does `work` in this thread. `whole` says of what it came to whether every answer was read to its end.
     ///
     /// # Errors
-    /// `Cancelled` after [`Course::interrupt`], `Memory` where the process may open no more files.
+    /// `Cancelled` after [`LoadContext::interrupt`], `Memory` where the process may open no more files.
     pub(super) fn block_on<T>(
         &self,
         work: impl Future<Output = T>,
         whole: impl FnOnce(&T) -> bool,
     ) -> Result<T> {
-        let net = Net::of_process();
-        let mut lane = net.lane()?;
-        let done = lane.block_on(async {
+        let pool = ConnectionPool::global();
+        let mut runtime = pool.take()?;
+        let done = runtime.block_on(async {
             tokio::select! {
                 biased;
                 () = self.until_interrupted() => None,
@@ -79,18 +79,18 @@ impl Course {
             }
         });
         match done.as_ref().is_some_and(whole) {
-            true => net.keep(lane),
-            false => lane.close(),
+            true => pool.keep(runtime),
+            false => runtime.close(),
         }
         done.ok_or_else(|| Error::new(ErrorKind::Cancelled, "the load was stopped"))
     }
 
-    /// As [`Course::block_on`], for work that may be stopped short.
+    /// As [`LoadContext::block_on`], for work that may be stopped short.
     pub(super) fn run<T>(&self, work: impl Future<Output = Result<T, Stop>>) -> Result<T, Stop> {
         self.block_on(work, Result::is_ok).map_err(Stop::Tell)?
     }
 
-    /// Waits for [`Course::interrupt`].
+    /// Waits for [`LoadContext::interrupt`].
     async fn until_interrupted(&self) {
         let notified = self.interrupt.notified();
         let mut notified = std::pin::pin!(notified);
@@ -102,11 +102,11 @@ impl Course {
     }
 }
 
-impl Drop for Course {
+impl Drop for LoadContext {
     fn drop(&mut self) {
         // In a child after `fork`, the load is its parent's.
-        if let Some(net) = self.load.filter(|net| std::ptr::eq(*net, Net::of_process())) {
-            net.end_load();
+        if let Some(pool) = self.load.filter(|pool| std::ptr::eq(*pool, ConnectionPool::global())) {
+            pool.end_load();
         }
     }
 }

@@ -21,9 +21,9 @@ pub(super) type Run = Box<dyn FnOnce(&Arc<Shared>) -> Result<()> + Send>;
 
 type Make = dyn Fn() -> Run + Send + Sync;
 
-/// See the module.
+/// The threads of a load's readers.
 #[derive(Default)]
-pub(super) struct Crew(Mutex<Threads>);
+pub(super) struct ReaderPool(Mutex<Threads>);
 
 #[derive(Default)]
 struct Threads {
@@ -32,7 +32,7 @@ struct Threads {
     rest: Option<(usize, Box<Make>)>,
 }
 
-impl Crew {
+impl ReaderPool {
     /// Starts those of `readers` that may be wanted at once.
     ///
     /// # Errors
@@ -43,11 +43,11 @@ impl Crew {
         readers: Readers,
         make: impl Fn() -> Run + Send + Sync + 'static,
     ) -> Result<()> {
-        let mut crew = self.lock();
+        let mut reader_pool = self.lock();
         let (first, most) = (readers.first(), readers.most());
-        crew.add(shared, first, most, &make)?;
-        if crew.threads.len() == first && first < most {
-            crew.rest = Some((most - first, Box::new(make)));
+        reader_pool.add(shared, first, most, &make)?;
+        if reader_pool.threads.len() == first && first < most {
+            reader_pool.rest = Some((most - first, Box::new(make)));
         }
         Ok(())
     }
@@ -57,19 +57,19 @@ impl Crew {
     /// # Errors
     /// None: a reader is running, so a thread that cannot be started is noted.
     pub(super) fn start_rest(&self, shared: &Arc<Shared>) -> Result<()> {
-        let mut crew = self.lock();
-        let Some((count, make)) = crew.rest.take() else { return Ok(()) };
-        let of = crew.threads.len() + count;
-        crew.add(shared, count, of, &*make)
+        let mut reader_pool = self.lock();
+        let Some((count, make)) = reader_pool.rest.take() else { return Ok(()) };
+        let of = reader_pool.threads.len() + count;
+        reader_pool.add(shared, count, of, &*make)
     }
 
     /// Waits until all have ended; none is started from now on.
     pub(super) fn join(&self) {
-        let mut crew = self.lock();
-        crew.rest = None;
-        let threads = std::mem::take(&mut crew.threads);
+        let mut reader_pool = self.lock();
+        reader_pool.rest = None;
+        let threads = std::mem::take(&mut reader_pool.threads);
         // A reader that is about to start others takes the lock before it ends.
-        drop(crew);
+        drop(reader_pool);
         for thread in threads {
             // A reader's panic was already turned into the load's failure.
             let _ = thread.join();

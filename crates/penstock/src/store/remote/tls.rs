@@ -28,7 +28,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// Certificates to trust instead of the system's: files of them or directories, and the setting that names them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Bundle {
+pub(super) struct CaBundle {
     variable: &'static str,
     paths: Vec<PathBuf>,
     /// What names them, and how to do without it.
@@ -52,8 +52,8 @@ const SYSTEM_FILES: [&str; 6] = [
 const SYSTEM_DIRECTORIES: [&str; 2] = ["/etc/ssl/certs", "/etc/pki/tls/certs"];
 
 /// The certificates that the environment names for a provider.
-pub(super) fn bundle(environment: &Environment, provider: Provider) -> Option<Bundle> {
-    let made = |variable, paths| Bundle {
+pub(super) fn bundle(environment: &Environment, provider: Provider) -> Option<CaBundle> {
+    let made = |variable, paths| CaBundle {
         variable,
         paths,
         setting: environment.setting(variable),
@@ -73,7 +73,7 @@ pub(super) fn bundle(environment: &Environment, provider: Provider) -> Option<Bu
 }
 
 /// The settings of TLS with the certificates of `bundle`, else the system's.
-pub(super) fn tls(bundle: Option<&Bundle>) -> Result<ClientConfig> {
+pub(super) fn tls(bundle: Option<&CaBundle>) -> Result<ClientConfig> {
     let certificates = match bundle {
         Some(bundle) => bundle.read()?,
         None => of_system(),
@@ -98,7 +98,7 @@ pub(super) fn tls(bundle: Option<&Bundle>) -> Result<ClientConfig> {
     Ok(config.dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth())
 }
 
-impl Bundle {
+impl CaBundle {
     /// Those of a profile of AWS, in its `ca_bundle`.
     pub(super) fn of_profile(path: String) -> Self {
         let variable = "ca_bundle";
@@ -138,7 +138,7 @@ fn of_system() -> Vec<CertificateDer<'static>> {
     file.into_iter().chain(directories).flat_map(certificates).collect()
 }
 
-/// See the module.
+/// Accepts certificates of the authorities, and those that are trusted themselves.
 #[derive(Debug)]
 struct Verifier {
     authorities: Arc<WebPkiServerVerifier>,

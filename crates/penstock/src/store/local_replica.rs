@@ -7,25 +7,25 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Identity, Lane, Object};
+use super::{Identity, Object, ReadContext};
 use crate::error::Result;
 use crate::memory::{FileMapping, Window};
 
 /// A local file under a remote object's name.
-pub(super) struct StandIn {
+pub(super) struct LocalReplica {
     file: Arc<dyn Object>,
     location: String,
     identity: Identity,
 }
 
-impl StandIn {
+impl LocalReplica {
     /// `file`, which holds the version `identity` of the object at `location`.
     pub(super) fn new(file: Arc<dyn Object>, location: String, identity: Identity) -> Self {
         Self { file, location, identity }
     }
 }
 
-impl Object for StandIn {
+impl Object for LocalReplica {
     fn location(&self) -> &str {
         &self.location
     }
@@ -38,12 +38,12 @@ impl Object for StandIn {
         self.identity.clone()
     }
 
-    fn read_into(&self, offset: u64, into: Window<'_>, lane: &mut Lane) -> Result<()> {
-        self.file.read_into(offset, into, lane)
+    fn read_into(&self, offset: u64, into: Window<'_>, cx: &mut ReadContext) -> Result<()> {
+        self.file.read_into(offset, into, cx)
     }
 
-    fn read_to_slot(&self, range: Range<u64>, slot: Window<'_>, lane: &mut Lane) -> Result<usize> {
-        self.file.read_to_slot(range, slot, lane)
+    fn read_to_slot(&self, range: Range<u64>, slot: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
+        self.file.read_to_slot(range, slot, cx)
     }
 
     fn map(&self) -> Result<FileMapping> {

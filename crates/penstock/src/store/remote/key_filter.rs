@@ -2,7 +2,7 @@
 //!
 //! It refuses keys with empty parts, `.`, `..` or control characters, and with one of them the whole listing; and of a
 //! key that begins with a slash it makes another one. A single such object, which any upload with a slash too many makes,
-//! must not hide thousands of others. So whoever lists does it under [`Sieve::watch`]: the transport shows the sieve
+//! must not hide thousands of others. So whoever lists does it under [`KeyFilter::watch`]: the transport shows the filter
 //! every page, which passes on what can be held and keeps the rest by name.
 //!
 //! Pages are XML, and S3's, Google's and Azure's differ in what elements are called. They are cut at those elements, not
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::Bytes;
 use object_store::path::Path;
 
-use super::witness::element;
+use super::response_recorder::element;
 
 /// Elements of a page that stand for an object or for a prefix, and the one in them that names it.
 const ENTRIES: [(&str, &str, Kind); 4] = [
@@ -41,27 +41,27 @@ pub(super) struct Odd {
 }
 
 tokio::task_local! {
-    static SIEVE: Sieve;
+    static SIEVE: KeyFilter;
 }
 
-/// See the module.
+/// What a listing holds that `object_store` cannot.
 #[derive(Clone, Default)]
-pub(super) struct Sieve {
+pub(super) struct KeyFilter {
     odd: Arc<Mutex<Odd>>,
     /// The queries of the pages so far.
     asked: Arc<Mutex<HashSet<String>>>,
 }
 
-impl Sieve {
-    /// Runs `work`, whose listings go through a sieve; returns what that kept.
+impl KeyFilter {
+    /// Runs `work`, whose listings go through a filter; returns what that kept.
     pub(super) async fn watch<T>(work: impl Future<Output = T>) -> (T, Odd) {
-        let sieve = Self::default();
-        let done = SIEVE.scope(sieve.clone(), work).await;
-        let odd = std::mem::take(&mut *sieve.odd.lock().unwrap_or_else(PoisonError::into_inner));
+        let key_filter = Self::default();
+        let done = SIEVE.scope(key_filter.clone(), work).await;
+        let odd = std::mem::take(&mut *key_filter.odd.lock().unwrap_or_else(PoisonError::into_inner));
         (done, odd)
     }
 
-    /// The sieve that an answer to this query goes through: none, unless it is a page of a listing that someone watches.
+    /// The filter that an answer to this query goes through: none, unless it is a page of a listing that someone watches.
     pub(super) fn of(query: Option<&str>) -> Option<Self> {
         let is_page = |query: &str| query.split('&').any(|part| part == "list-type=2" || part == "comp=list");
         SIEVE.try_with(Self::clone).ok().filter(|_| query.is_some_and(is_page))
@@ -74,7 +74,7 @@ impl Sieve {
     }
 
     /// The page without what cannot be held.
-    pub(super) fn sift(&self, page: Bytes) -> Bytes {
+    pub(super) fn filter_page(&self, page: Bytes) -> Bytes {
         let Ok(text) = std::str::from_utf8(&page) else { return page };
         let mut odd = self.odd.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sifted = String::new();
@@ -130,9 +130,9 @@ mod tests {
     use super::*;
 
     fn sifted(page: &str) -> (String, Odd) {
-        let sieve = Sieve::default();
-        let left = sieve.sift(Bytes::from(page.to_owned()));
-        let odd = std::mem::take(&mut *sieve.odd.lock().unwrap());
+        let key_filter = KeyFilter::default();
+        let left = key_filter.filter_page(Bytes::from(page.to_owned()));
+        let odd = std::mem::take(&mut *key_filter.odd.lock().unwrap());
         (String::from_utf8(left.to_vec()).unwrap(), odd)
     }
 
@@ -175,20 +175,20 @@ mod tests {
         {
             assert_eq!(sifted(text), (text.to_owned(), Odd::default()));
         }
-        assert!(Sieve::of(Some("list-type=2")).is_none(), "nobody watches");
+        assert!(KeyFilter::of(Some("list-type=2")).is_none(), "nobody watches");
     }
 
     #[test]
     fn only_pages_of_listings_go_through_it() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let (found, _) = runtime.block_on(Sieve::watch(async {
+        let (found, _) = runtime.block_on(KeyFilter::watch(async {
             [
                 Some("prefix=a%2F&list-type=2"),
                 Some("restype=container&comp=list"),
                 Some("x=list-type=2"),
                 None,
             ]
-            .map(|query| Sieve::of(query).is_some())
+            .map(|query| KeyFilter::of(query).is_some())
         }));
         assert_eq!(found, [true, true, false, false]);
     }

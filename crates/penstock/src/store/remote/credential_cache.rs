@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use async_trait::async_trait;
 use object_store::CredentialProvider;
 
-use super::witness::{Lack, Witness};
+use super::response_recorder::{CredentialError, ResponseRecorder};
 
 /// Credentials are renewed so long before they expire, or half way to their end where they are given for less than twice
 /// as long.
@@ -23,7 +23,7 @@ const EARLY: Duration = Duration::from_secs(300);
 pub(super) trait Source: Send + Sync + 'static {
     type Credential: Send + Sync;
 
-    async fn fetch(&self) -> Result<Fetched<Self::Credential>, Lack>;
+    async fn fetch(&self) -> Result<Fetched<Self::Credential>, CredentialError>;
 }
 
 /// Credentials, until when they are good, and where they were found.
@@ -43,8 +43,8 @@ pub(super) trait Renewable: Send + Sync {
     fn forget(&self, asked: Instant);
 }
 
-/// See the module.
-pub(super) struct Keys<S: Source> {
+/// The credentials of one provider, as long as they are good.
+pub(super) struct CredentialCache<S: Source> {
     source: S,
     held: Mutex<Option<Held<S::Credential>>>,
     renewing: tokio::sync::Mutex<()>,
@@ -58,7 +58,7 @@ struct Held<C> {
     since: Instant,
 }
 
-impl<S: Source> Keys<S> {
+impl<S: Source> CredentialCache<S> {
     pub(super) fn new(source: S) -> Self {
         Self { source, held: Mutex::new(None), renewing: tokio::sync::Mutex::const_new(()) }
     }
@@ -82,7 +82,7 @@ fn renewal(now: SystemTime, expires: SystemTime) -> SystemTime {
     now + left.saturating_sub(EARLY.min(left / 2))
 }
 
-impl<S: Source> Renewable for Keys<S> {
+impl<S: Source> Renewable for CredentialCache<S> {
     fn origin(&self) -> Option<String> {
         self.held().as_ref().map(|held| held.origin.clone())
     }
@@ -93,14 +93,14 @@ impl<S: Source> Renewable for Keys<S> {
     }
 }
 
-impl<S: Source> std::fmt::Debug for Keys<S> {
+impl<S: Source> std::fmt::Debug for CredentialCache<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Keys").field("origin", &self.origin()).finish_non_exhaustive()
+        f.debug_struct("CredentialCache").field("origin", &self.origin()).finish_non_exhaustive()
     }
 }
 
 #[async_trait]
-impl<S: Source> CredentialProvider for Keys<S>
+impl<S: Source> CredentialProvider for CredentialCache<S>
 where
     S::Credential: std::fmt::Debug,
 {
@@ -125,7 +125,7 @@ where
             }
             Err(lack) => self.usable(true).ok_or_else(|| {
                 let why = lack.why.clone();
-                Witness::note(|seen| seen.credentials = Some(lack));
+                ResponseRecorder::note(|seen| seen.credentials = Some(lack));
                 object_store::Error::Unauthenticated { path: String::new(), source: why.into() }
             }),
         }
@@ -155,17 +155,17 @@ mod tests {
     impl Source for Counting {
         type Credential = u32;
 
-        async fn fetch(&self) -> Result<Fetched<u32>, Lack> {
+        async fn fetch(&self) -> Result<Fetched<u32>, CredentialError> {
             let number = self.0.fetch_add(1, SeqCst);
             if number > 1 {
-                return Err(Lack::new("gone"));
+                return Err(CredentialError::new("gone"));
             }
             let expires = self.1.map(|lifetime| SystemTime::now() + lifetime);
             Ok(Fetched { credential: number, expires, origin: format!("number {number}") })
         }
     }
 
-    fn ask(keys: &Keys<Counting>) -> Result<u32, String> {
+    fn ask(keys: &CredentialCache<Counting>) -> Result<u32, String> {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(keys.get_credential()).map(|number| *number).map_err(|error| error.to_string())
     }
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn what_is_held_is_used_until_it_is_forgotten() {
         let asked = Arc::new(AtomicU32::new(0));
-        let keys = Keys::new(Counting(Arc::clone(&asked), Some(Duration::from_secs(3600))));
+        let keys = CredentialCache::new(Counting(Arc::clone(&asked), Some(Duration::from_secs(3600))));
         assert_eq!(keys.origin(), None);
         let before = Instant::now();
         assert_eq!((ask(&keys), ask(&keys), asked.load(SeqCst)), (Ok(0), Ok(0), 1));
@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn what_is_still_valid_is_used_while_it_cannot_be_renewed() {
         let asked = Arc::new(AtomicU32::new(1));
-        let keys = Keys::new(Counting(Arc::clone(&asked), Some(Duration::from_secs(3600))));
+        let keys = CredentialCache::new(Counting(Arc::clone(&asked), Some(Duration::from_secs(3600))));
         assert_eq!(ask(&keys), Ok(1));
         keys.held().as_mut().unwrap().renew = Some(SystemTime::now());
         assert_eq!((ask(&keys), asked.load(SeqCst)), (Ok(1), 3));

@@ -2,7 +2,7 @@
 //!
 //! `object_store` turns an answer into an error type that keeps little of it. The transport sees everything, so it
 //! writes down what errors and retries need, for whoever asked: status, the server's own code and message, when to come
-//! back, which region a bucket is in. Where the caller is in a task, the witness is found without being handed on.
+//! back, which region a bucket is in. Where the caller is in a task, the recorder is found without being handed on.
 //!
 //! Of a server's answer only its code and its message are kept, never the whole body: some servers repeat the signature
 //! they were given.
@@ -19,7 +19,7 @@ pub(super) const MAX_ERROR_BODY: usize = 64 << 10;
 const MAX_MESSAGE: usize = 400;
 
 tokio::task_local! {
-    static WITNESS: Witness;
+    static RECORDER: ResponseRecorder;
 }
 
 /// An answer that was not a success.
@@ -45,7 +45,7 @@ pub(super) struct Seen {
     /// The last failure without an answer.
     pub(super) transport: Option<Lost>,
     /// Why there are no credentials.
-    pub(super) credentials: Option<Lack>,
+    pub(super) credentials: Option<CredentialError>,
     /// Whether a page of a listing led back to one before it.
     pub(super) repeats: bool,
     /// Whether a part of an object came, and nothing said how large the object is.
@@ -68,7 +68,7 @@ pub(super) struct Lost {
 
 /// Why there are no credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Lack {
+pub(super) struct CredentialError {
     pub(super) why: String,
     /// What to do, where that is known better than for the provider as a whole.
     pub(super) remedy: Option<String>,
@@ -76,7 +76,7 @@ pub(super) struct Lack {
     pub(super) passes: bool,
 }
 
-impl Lack {
+impl CredentialError {
     pub(super) fn new(why: impl Into<String>) -> Self {
         Self { why: why.into(), remedy: None, passes: false }
     }
@@ -84,21 +84,21 @@ impl Lack {
 
 /// Where the transport writes down what it sees.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Witness(Arc<Mutex<Seen>>);
+pub(super) struct ResponseRecorder(Arc<Mutex<Seen>>);
 
-impl Witness {
+impl ResponseRecorder {
     /// Runs `work` with what it sees written down.
     pub(super) async fn watch<T>(work: impl Future<Output = T>) -> (T, Seen) {
-        let witness = Self::default();
-        let done = WITNESS.scope(witness.clone(), work).await;
-        let seen = std::mem::take(&mut *witness.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let recorder = Self::default();
+        let done = RECORDER.scope(recorder.clone(), work).await;
+        let seen = std::mem::take(&mut *recorder.0.lock().unwrap_or_else(PoisonError::into_inner));
         (done, seen)
     }
 
     /// Writes something down, if anyone wants to know.
     pub(super) fn note(change: impl FnOnce(&mut Seen)) {
-        let _ =
-            WITNESS.try_with(|witness| change(&mut witness.0.lock().unwrap_or_else(PoisonError::into_inner)));
+        let _ = RECORDER
+            .try_with(|recorder| change(&mut recorder.0.lock().unwrap_or_else(PoisonError::into_inner)));
     }
 }
 

@@ -22,9 +22,9 @@ const FREE: u64 = 2;
 /// Second requests at once, at most.
 const AT_ONCE: u64 = 4;
 
-/// See the module.
+/// The durations of a load's ranges.
 #[derive(Debug, Default)]
-pub(super) struct Pace(Mutex<State>);
+pub(super) struct LatencyTracker(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -39,9 +39,9 @@ struct State {
 
 /// The right to ask for a range a second time. Given back on drop.
 #[derive(Debug)]
-pub(super) struct Hedge<'a>(&'a Pace);
+pub(super) struct HedgePermit<'a>(&'a LatencyTracker);
 
-impl Pace {
+impl LatencyTracker {
     /// Learns of a range that has come.
     pub(super) fn came(&self, bytes: u64, took: Duration) {
         let mut state = self.lock();
@@ -58,7 +58,7 @@ impl Pace {
     }
 
     /// When a range is slow: after so long, but not before `floor`. None while nobody knows.
-    pub(super) fn slow_after(&self, floor: Duration) -> Option<Duration> {
+    pub(super) fn hedge_after(&self, floor: Duration) -> Option<Duration> {
         let mut last = self.lock().last.clone();
         if last.len() < ENOUGH {
             return None;
@@ -69,14 +69,14 @@ impl Pace {
     }
 
     /// The right to a second request, if there are not too many.
-    pub(super) fn hedge(&self) -> Option<Hedge<'_>> {
+    pub(super) fn hedge(&self) -> Option<HedgePermit<'_>> {
         let mut state = self.lock();
         if state.hedging >= AT_ONCE || state.hedged >= FREE + state.came / ONE_IN {
             return None;
         }
         state.hedged += 1;
         state.hedging += 1;
-        Some(Hedge(self))
+        Some(HedgePermit(self))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -84,7 +84,7 @@ impl Pace {
     }
 }
 
-impl Drop for Hedge<'_> {
+impl Drop for HedgePermit<'_> {
     fn drop(&mut self) {
         self.0.lock().hedging -= 1;
     }
@@ -97,43 +97,43 @@ mod tests {
     const BLOCK: u64 = 8 << 20;
     const FLOOR: Duration = Duration::from_millis(1);
 
-    fn after(ranges: impl IntoIterator<Item = (u64, u64)>) -> Pace {
-        let pace = Pace::default();
-        ranges.into_iter().for_each(|(bytes, millis)| pace.came(bytes, Duration::from_millis(millis)));
-        pace
+    fn after(ranges: impl IntoIterator<Item = (u64, u64)>) -> LatencyTracker {
+        let latency = LatencyTracker::default();
+        ranges.into_iter().for_each(|(bytes, millis)| latency.came(bytes, Duration::from_millis(millis)));
+        latency
     }
 
     #[test]
     fn slow_is_several_times_the_usual_whatever_the_outliers() {
-        let pace = after((0..100).map(|i| (BLOCK, if i % 10 == 0 { 9000 } else { 100 })));
-        assert_eq!(pace.slow_after(FLOOR), Some(Duration::from_millis(400)));
-        assert_eq!(pace.slow_after(Duration::from_secs(1)), Some(Duration::from_secs(1)));
+        let latency = after((0..100).map(|i| (BLOCK, if i % 10 == 0 { 9000 } else { 100 })));
+        assert_eq!(latency.hedge_after(FLOOR), Some(Duration::from_millis(400)));
+        assert_eq!(latency.hedge_after(Duration::from_secs(1)), Some(Duration::from_secs(1)));
     }
 
     #[test]
     fn nothing_is_slow_before_anything_is_usual_and_short_ranges_do_not_count() {
-        assert_eq!(after((0..7).map(|_| (BLOCK, 1))).slow_after(FLOOR), None);
-        let pace = after((0..8).map(|_| (BLOCK, 100)).chain((0..50).map(|_| (4096, 1))));
-        assert_eq!(pace.slow_after(FLOOR), Some(Duration::from_millis(400)));
+        assert_eq!(after((0..7).map(|_| (BLOCK, 1))).hedge_after(FLOOR), None);
+        let latency = after((0..8).map(|_| (BLOCK, 100)).chain((0..50).map(|_| (4096, 1))));
+        assert_eq!(latency.hedge_after(FLOOR), Some(Duration::from_millis(400)));
     }
 
     #[test]
     fn the_usual_follows_the_load() {
-        let pace = after((0..100).map(|_| (BLOCK, 100)).chain((0..64).map(|_| (BLOCK, 300))));
-        assert_eq!(pace.slow_after(FLOOR), Some(Duration::from_millis(1200)));
+        let latency = after((0..100).map(|_| (BLOCK, 100)).chain((0..64).map(|_| (BLOCK, 300))));
+        assert_eq!(latency.hedge_after(FLOOR), Some(Duration::from_millis(1200)));
     }
 
     #[test]
     fn second_requests_are_few_at_once_and_few_in_all() {
-        let pace = Pace::default();
-        let (one, two) = (pace.hedge().unwrap(), pace.hedge().unwrap());
-        assert!(pace.hedge().is_none(), "two in a load of nothing");
+        let latency = LatencyTracker::default();
+        let (one, two) = (latency.hedge().unwrap(), latency.hedge().unwrap());
+        assert!(latency.hedge().is_none(), "two in a load of nothing");
         drop((one, two));
-        let pace = after((0..1000).map(|_| (BLOCK, 100)));
-        let held: Vec<_> = std::iter::from_fn(|| pace.hedge()).collect();
+        let latency = after((0..1000).map(|_| (BLOCK, 100)));
+        let held: Vec<_> = std::iter::from_fn(|| latency.hedge()).collect();
         assert_eq!(held.len(), 4);
         drop(held);
-        let all = std::iter::from_fn(|| pace.hedge().map(drop)).count();
+        let all = std::iter::from_fn(|| latency.hedge().map(drop)).count();
         assert_eq!(all, 48, "one in twenty of a thousand, and two, without those four");
     }
 }

@@ -1,14 +1,14 @@
-//! The process's share of the network: lanes and their connections.
+//! The process's connections: idle runtimes, each with connections of its own, and what all of them share.
 //!
-//! A lane is a small runtime with connections of its own. Whoever waits for the network takes one, drives it in its own
-//! thread, and gives it back: so a byte is received, decrypted and copied to where it belongs by one thread, while it is
-//! in that core's cache, and the network has no threads. (Over loopback, beside object_store's own stream with as many
-//! requests: 0.81 of its CPU time this way, 1.09 where one runtime's threads served all sockets and woke the readers.)
-//! What lanes share is what is dear: certificates, TLS sessions, answers to names.
+//! Whoever waits for the network takes an [`IoRuntime`], drives it in its own thread, and gives it back: so a byte is
+//! received, decrypted and copied to where it belongs by one thread, while it is in that core's cache, and the network
+//! has no threads. (Over loopback, beside object_store's own stream with as many requests: 0.81 of its CPU time this way,
+//! 1.09 where one runtime's threads served all sockets and woke the readers.) What runtimes share is what is expensive:
+//! certificates, TLS sessions, answers to names.
 //!
-//! Nobody drives a lane that nobody waits in, so its connections are not kept for long: those that opening a checkpoint
-//! made serve its load, and the end of the last load that runs closes what is left. A request that was not read to its end takes its lane with
-//! it.
+//! Nobody drives a runtime that nobody waits in, so its connections are not kept for long: those that opening a
+//! checkpoint made serve its load, and the end of the last load that runs closes what is left. A request that was not
+//! read to its end takes its runtime with it.
 //!
 //! Made at the first remote use, never at import. A child after `fork` must not write to its parent's connections, so it
 //! leaves them alone and makes its own.
@@ -23,59 +23,59 @@ use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
 
 use super::client_key::ClientKey;
-use super::names::Names;
-use super::trust::Bundle;
+use super::dns::Resolver;
+use super::tls::CaBundle;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::PerProcess;
 
-/// How long an unused lane is worth anything: servers close idle connections after 5 to 60 seconds.
-const IDLE: Duration = Duration::from_secs(20);
+/// How long an unused runtime is worth anything: servers close idle connections after 5 to 60 seconds.
+const KEPT: Duration = Duration::from_secs(20);
 
 /// What one process has of the network. Lives as long as the process.
 #[derive(Default)]
-pub(super) struct Net {
-    lanes: Mutex<Vec<(Instant, Lane)>>,
+pub(super) struct ConnectionPool {
+    idle: Mutex<Vec<(Instant, IoRuntime)>>,
     /// Loads that have not ended.
     loads: AtomicUsize,
     /// By the file that certificates come from, if it is not the system's.
-    tls: Mutex<HashMap<Option<Bundle>, rustls::ClientConfig>>,
-    pub(super) names: Arc<Names>,
+    tls: Mutex<HashMap<Option<CaBundle>, rustls::ClientConfig>>,
+    pub(super) names: Arc<Resolver>,
 }
 
-static NET: PerProcess<Net> = PerProcess::new();
+static POOL: PerProcess<ConnectionPool> = PerProcess::new();
 
 type Clients = HashMap<ClientKey, reqwest::Client>;
 
 thread_local! {
-    /// The clients of the lane that this thread drives.
+    /// The clients of the runtime that this thread drives.
     static CLIENTS: RefCell<Clients> = RefCell::default();
 }
 
-impl Net {
+impl ConnectionPool {
     /// This process's.
-    pub(super) fn of_process() -> &'static Self {
-        NET.get_or_init(Self::default)
+    pub(super) fn global() -> &'static Self {
+        POOL.get_or_init(Self::default)
     }
 
-    /// A lane that nobody else has.
+    /// A runtime that nobody else has.
     ///
     /// # Errors
     /// `Memory` where there is none, and none can be made.
-    pub(super) fn lane(&self) -> Result<Lane> {
-        let mut lanes = lock(&self.lanes);
-        lanes.retain(|(since, _)| since.elapsed() < IDLE);
-        match lanes.pop() {
-            Some((_, lane)) => Ok(lane),
+    pub(super) fn take(&self) -> Result<IoRuntime> {
+        let mut idle = lock(&self.idle);
+        idle.retain(|(since, _)| since.elapsed() < KEPT);
+        match idle.pop() {
+            Some((_, runtime)) => Ok(runtime),
             None => {
-                drop(lanes);
-                Lane::new()
+                drop(idle);
+                IoRuntime::new()
             }
         }
     }
 
-    /// Takes back a lane in which nothing is under way.
-    pub(super) fn keep(&self, lane: Lane) {
-        lock(&self.lanes).push((Instant::now(), lane));
+    /// Takes back a runtime in which nothing is under way.
+    pub(super) fn keep(&self, runtime: IoRuntime) {
+        lock(&self.idle).push((Instant::now(), runtime));
     }
 
     /// Counts a load.
@@ -84,10 +84,10 @@ impl Net {
     }
 
     /// A load has ended. Closes the connections that nobody uses now, unless another load runs, which would have to make
-    /// them again; that one closes those that have been idle for long whenever it takes a lane, and the rest at its end.
+    /// them again; that one closes those that have been idle for long whenever it takes a runtime, and the rest at its end.
     pub(super) fn end_load(&self) {
         if self.loads.fetch_sub(1, Ordering::Relaxed) == 1 {
-            let idle = std::mem::take(&mut *lock(&self.lanes));
+            let idle = std::mem::take(&mut *lock(&self.idle));
             drop(idle);
         }
     }
@@ -95,10 +95,10 @@ impl Net {
     /// The settings of TLS for connections that trust these certificates, made by `make` at the first.
     pub(super) fn tls(
         &self,
-        bundle: Option<&Bundle>,
+        bundle: Option<&CaBundle>,
         make: impl FnOnce() -> Result<rustls::ClientConfig>,
     ) -> Result<rustls::ClientConfig> {
-        // Held meanwhile: of many lanes that begin together, one reads the certificates.
+        // Held meanwhile: of many runtimes that begin together, one reads the certificates.
         let mut known = lock(&self.tls);
         let bundle = bundle.cloned();
         if let Some(config) = known.get(&bundle) {
@@ -110,13 +110,13 @@ impl Net {
     }
 }
 
-/// See the module. Its connections end with it.
-pub(super) struct Lane {
+/// A runtime of one thread. Its connections end with it.
+pub(super) struct IoRuntime {
     runtime: Runtime,
     clients: Clients,
 }
 
-impl Lane {
+impl IoRuntime {
     fn new() -> Result<Self> {
         let runtime = Builder::new_current_thread()
             // Threads that ask for the addresses of names.
@@ -157,7 +157,7 @@ impl Drop for Driven<'_> {
     }
 }
 
-/// The client for `key` of the lane that this thread drives, made by `make` at its first request.
+/// The client for `key` of the runtime that this thread drives, made by `make` at its first request.
 pub(super) fn client(
     key: &ClientKey,
     make: impl FnOnce() -> Result<reqwest::Client>,
@@ -179,17 +179,17 @@ mod tests {
 
     #[test]
     fn the_end_of_a_load_leaves_connections_to_the_loads_that_run() {
-        let net = Net::default();
-        let idle = || lock(&net.lanes).len();
-        net.begin_load();
-        net.begin_load();
-        net.keep(Lane::new().unwrap());
-        net.end_load();
+        let pool = ConnectionPool::default();
+        let idle = || lock(&pool.idle).len();
+        pool.begin_load();
+        pool.begin_load();
+        pool.keep(IoRuntime::new().unwrap());
+        pool.end_load();
         assert_eq!(idle(), 1);
-        let lane = net.lane().unwrap();
+        let runtime = pool.take().unwrap();
         assert_eq!(idle(), 0);
-        net.keep(lane);
-        net.end_load();
+        pool.keep(runtime);
+        pool.end_load();
         assert_eq!(idle(), 0);
     }
 }

@@ -18,7 +18,7 @@ const EPOCH: Duration = Duration::from_millis(20);
 /// And this many blocks for each reader, so that every one of them had a part in it.
 const BLOCKS_OF_AN_EPOCH: u64 = 2;
 
-pub(super) struct Meter {
+pub(super) struct ThroughputSampler {
     bytes: AtomicU64,
     reading: AtomicU64,
     active: AtomicUsize,
@@ -47,7 +47,7 @@ struct OpenEpoch {
     reading: u64,
 }
 
-impl Meter {
+impl ThroughputSampler {
     pub(super) fn new(bounds: Bounds, block_bytes: u64) -> Self {
         let tuner = Tuner::new(bounds);
         Self {
@@ -102,10 +102,10 @@ impl Meter {
     }
 
     /// The store says that it is asked too often. That ends the epoch.
-    pub(super) fn push_back(&self) {
+    pub(super) fn on_throttle(&self) {
         let Ok(mut open) = self.epoch.lock() else { return };
         if self.tunes && !open.pushed_back {
-            let now = open.tuner.push_back();
+            let now = open.tuner.on_throttle();
             self.go_on(&mut open, now);
             open.pushed_back = true;
         }
