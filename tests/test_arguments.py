@@ -60,9 +60,9 @@ class TestPaths:
         directory, _ = odd
         ckpt = penstock.open(directory)
         files = sorted(str(path) for path in directory.iterdir())
-        assert [path for path, _ in ckpt.objects] == files
-        assert ckpt["a"].object == files[0]
-        assert all(Path(path).is_file() for path, _ in ckpt.objects)
+        assert [path for path, _ in ckpt.files] == files
+        assert ckpt["a"].location == files[0]
+        assert all(Path(path).is_file() for path, _ in ckpt.files)
         assert ckpt.storage
 
     @pytest.mark.parametrize("pattern", ["mod*/*.safetensors", f"{ODD}/*-?.safetensors", "**/*.safetensors"])
@@ -80,10 +80,10 @@ class TestPaths:
         path = write_header(tmp_path / f"{ODD}.safetensors", b"{nonsense}")
         with pytest.raises(penstock.FormatError) as raised:
             penstock.open(path)
-        assert raised.value.object == str(path)
+        assert raised.value.location == str(path)
         assert r"mod\xe9l-\xff.safetensors" in str(raised.value)
         str(raised.value).encode()
-        with pytest.raises(penstock.ObjectNotFoundError, match=r"holds mod\\xe9l-\\xff\.safetensors") as missing:
+        with pytest.raises(penstock.LocationNotFoundError, match=r"holds mod\\xe9l-\\xff\.safetensors") as missing:
             penstock.open(tmp_path / "other.safetensors")
         assert missing.value.remedy is not None
         missing.value.remedy.encode()
@@ -94,25 +94,25 @@ class TestPaths:
 
     def test_a_name_with_a_nul_is_not_found_and_blames_no_disk(self) -> None:
         for given in ("a\0b.safetensors", b"a\0ff.safetensors", "/tmp/\0"):
-            with pytest.raises(penstock.ObjectNotFoundError, match="NUL"):
+            with pytest.raises(penstock.LocationNotFoundError, match="NUL"):
                 penstock.open(given)
 
     def test_a_nul_is_never_taken_for_an_escape(self, tmp_path: Path) -> None:
         write_raw(tmp_path / os.fsdecode(b"\xff.safetensors"), {"w": Raw("U8", (1,), b"1")})
-        with pytest.raises(penstock.ObjectNotFoundError):
+        with pytest.raises(penstock.LocationNotFoundError):
             penstock.open(tmp_path / "\0ff.safetensors")
 
     def test_links_in_a_circle_are_named(self, tmp_path: Path) -> None:
         for name, other in (("a", "b"), ("b", "a")):
             (tmp_path / f"{name}.safetensors").symlink_to(tmp_path / f"{other}.safetensors")
         for given in (tmp_path / "a.safetensors", tmp_path):
-            with pytest.raises(penstock.ObjectNotFoundError, match="circle") as raised:
+            with pytest.raises(penstock.LocationNotFoundError, match="circle") as raised:
                 penstock.open(given)
             assert raised.value.errno == 40
             assert "dmesg" not in str(raised.value)
 
     def test_a_name_that_is_too_long_is_named(self, tmp_path: Path) -> None:
-        with pytest.raises(penstock.ObjectNotFoundError, match="longer than the file system allows"):
+        with pytest.raises(penstock.LocationNotFoundError, match="longer than the file system allows"):
             penstock.open(tmp_path / ("x" * 300))
 
     @pytest.mark.parametrize("name", ["a:b.safetensors", "s3:a.safetensors", "C:\\a.safetensors"])
@@ -124,12 +124,12 @@ class TestPaths:
         (tmp_path / "here" / name).write_bytes(body)
         monkeypatch.chdir(tmp_path / "here")
         opened = [penstock.open(given) for given in (name, f"./{name}", f"./{name[:2]}*.safetensors")]
-        parts = Checkpoint.of_ranges([(name, [(0, 8)])], penstock.Config())
+        parts = Checkpoint.of_ranges([(name, [(0, 8)])], penstock.LoadOptions())
         monkeypatch.chdir("/")
         for ckpt in opened:
-            assert ckpt.objects == [(str(tmp_path / "here" / name), len(body))]
+            assert ckpt.files == [(str(tmp_path / "here" / name), len(body))]
             assert_bits(ckpt.load(framework="np"), held)
-        assert parts.objects == [(str(tmp_path / "here" / name), len(body))]
+        assert parts.files == [(str(tmp_path / "here" / name), len(body))]
 
     def test_a_tilde_is_the_home_directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_raw(tmp_path / "model.safetensors", {"w": Raw("U8", (1,), b"1")})
@@ -142,7 +142,7 @@ class TestPaths:
         write_raw(tmp_path / "~" / "m.safetensors", {"w": Raw("U8", (1,), b"1")})
         monkeypatch.chdir(tmp_path)
         assert list(penstock.open("~")) == ["w"]
-        with pytest.raises(penstock.ObjectNotFoundError, match="full path"):
+        with pytest.raises(penstock.LocationNotFoundError, match="full path"):
             penstock.open("~nobody-of-that-name/x")
 
     @pytest.mark.parametrize("given", [None, 3, [None], [b"x", 3], {"a": "b"}, object()])
@@ -169,7 +169,7 @@ class TestPaths:
          ("https:/host/m.safetensors?sig=1", "https://host/m.safetensors"), (Path("s3://bucket/x"), "s3://bucket/x")],
     )  # fmt: skip
     def test_a_url_short_of_slashes_is_answered_with_the_url(self, given: Any, meant: str) -> None:
-        with pytest.raises(penstock.ObjectNotFoundError) as raised:
+        with pytest.raises(penstock.LocationNotFoundError) as raised:
             penstock.open(given)
         assert str(raised.value.remedy).endswith(f"Write {meant}")
         assert "sig=1" not in str(raised.value)
@@ -180,7 +180,7 @@ class TestPaths:
           "hf://openai-community/gpt2/model.safetensors"), ("hf://mymodel", "hf://ORGANISATION/mymodel")],
     )  # fmt: skip
     def test_a_hub_name_of_one_part_is_answered_with_the_name_in_full(self, given: str, meant: str) -> None:
-        with pytest.raises(penstock.ObjectNotFoundError) as raised:
+        with pytest.raises(penstock.LocationNotFoundError) as raised:
             penstock.open(given)
         assert meant in str(raised.value.remedy)
 
@@ -208,7 +208,7 @@ class TestNames:
         with ckpt.read_ahead("ab"):
             pass
         assert list(ckpt.load("ab", framework="np", mmap=True)) == ["ab"]
-        with penstock.safe_open(ckpt.objects[0][0], "np") as opened:
+        with penstock.safe_open(ckpt.files[0][0], "np") as opened:
             assert list(opened.get_tensors("ab")) == ["ab"]
 
     def test_a_string_that_is_no_name_is_missing_as_a_whole(self, ckpt: penstock.Checkpoint) -> None:
@@ -251,23 +251,23 @@ class TestConfig:
     @pytest.mark.parametrize("name", ["readers", "block_bytes", "staging_bytes", "read_ahead_bytes", "cache_bytes"])
     def test_what_is_no_number_is_named(self, name: str, value: Any) -> None:
         with pytest.raises(penstock.ConfigError, match=name) as raised:
-            penstock.Config(**{name: value})
+            penstock.LoadOptions(**{name: value})
         assert repr(value) in str(raised.value) or str(value) in str(raised.value)
 
     @pytest.mark.parametrize("keywords", [{"cache": 3}, {"cache": "often"}, {"cache_dir": 3}, {"cache_dir": ["x"]}])
     def test_other_settings_are_named_too(self, keywords: dict[str, Any]) -> None:
         with pytest.raises(penstock.ConfigError, match=next(iter(keywords))):
-            penstock.Config(**keywords)
+            penstock.LoadOptions(**keywords)
 
     def test_numbers_of_numpy_are_numbers(self) -> None:
-        assert penstock.Config(readers=np.int64(3)).readers == 3  # type: ignore[arg-type]
+        assert penstock.LoadOptions(readers=np.int64(3)).readers == 3  # type: ignore[arg-type]
 
     def test_a_directory_that_is_not_utf8(self, tmp_path: Path) -> None:
         directory = os.fsencode(tmp_path / ODD)
-        assert penstock.Config(cache_dir=directory).cache_dir == os.fsdecode(directory)
+        assert penstock.LoadOptions(cache_dir=directory).cache_dir == os.fsdecode(directory)
 
     def test_a_copy_has_the_same_settings(self, tmp_path: Path) -> None:
-        config = penstock.Config(readers=3, cache="use", cache_dir=tmp_path, block_bytes=8192)
+        config = penstock.LoadOptions(readers=3, cache="use", cache_dir=tmp_path, block_bytes=8192)
         for made in (pickle.loads(pickle.dumps(config)), copy.deepcopy(config)):  # noqa: S301 - our own
             assert repr(made) == repr(config)
 
@@ -313,7 +313,7 @@ class TestConversion:
         path = write_raw(tmp_path / "f4.safetensors", {"w": Raw("F4", (2, 4), bytes(4))})
         with pytest.raises(penstock.SelectionError, match="F4") as raised:
             penstock.open(path).load(dtype=torch.float32)
-        assert (raised.value.tensor, raised.value.object) == ("w", str(path))
+        assert (raised.value.tensor, raised.value.location) == ("w", str(path))
         assert penstock.open(path).load()["w"].shape == (2, 2)
 
     def test_a_dtype_that_torch_does_not_convert_to(self, ckpt: penstock.Checkpoint) -> None:
@@ -356,7 +356,7 @@ class TestConversion:
 
     def test_load_model_takes_a_function_first(self, ckpt: penstock.Checkpoint) -> None:
         torch = pytest.importorskip("torch")
-        path = ckpt.objects[0][0]
+        path = ckpt.files[0][0]
         with pytest.raises(penstock.ConfigError, match=r"load_model\(build, path\)"):
             penstock.load_model(path, torch.nn.Linear(1, 1))  # type: ignore[arg-type]
         with pytest.raises(penstock.ConfigError, match="lambda"):
@@ -365,7 +365,7 @@ class TestConversion:
             penstock.load_model(lambda: torch.nn.Linear(1, 1), path, dtype=torch.int8)
 
     def test_backends_are_those_of_safetensors(self, ckpt: penstock.Checkpoint) -> None:
-        path = ckpt.objects[0][0]
+        path = ckpt.files[0][0]
         for backend in ("mmap", "pread"):
             assert penstock.load_file(path, framework="np", backend=backend)
         for call in (penstock.load_file, penstock.safe_open):
@@ -382,14 +382,14 @@ class TestCheckpoints:
         assert ckpt.load("a", framework="np")
 
     def test_a_pickled_checkpoint_is_opened_again(self, ckpt: penstock.Checkpoint) -> None:
-        made = pickle.loads(pickle.dumps(penstock.open(ckpt.objects[0][0], config=penstock.Config(readers=2))))  # noqa: S301
+        made = pickle.loads(pickle.dumps(penstock.open(ckpt.files[0][0], options=penstock.LoadOptions(readers=2))))  # noqa: S301
         assert list(made) == list(ckpt)
-        assert made.config.readers == 2
+        assert made.options.readers == 2
 
     def test_a_pickled_checkpoint_means_the_same_file_from_any_directory(
         self, ckpt: penstock.Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        path = Path(ckpt.objects[0][0])
+        path = Path(ckpt.files[0][0])
         monkeypatch.chdir(path.parent)
         pickled = pickle.dumps(penstock.open(path.name))
         (tmp_path / "elsewhere").mkdir()
@@ -400,7 +400,7 @@ class TestCheckpoints:
         from penstock.checkpoint import Checkpoint
 
         for url in ("https://host/m?sig=SECRET", "HTTPS://me:SECRET@host/m", "http://SECRET@host:9000/m"):
-            signed = Checkpoint(ckpt._native, ckpt.config, [url])
+            signed = Checkpoint(ckpt._native, ckpt.options, [url])
             with pytest.raises(penstock.ConfigError, match="secret") as raised:
                 pickle.dumps(signed)
             assert "SECRET" not in str(raised.value)
@@ -409,7 +409,7 @@ class TestCheckpoints:
     def test_a_location_with_an_at_that_ends_no_password_is_pickled(self, ckpt: penstock.Checkpoint, url: str) -> None:
         from penstock.checkpoint import Checkpoint
 
-        _, (paths, _) = Checkpoint(ckpt._native, ckpt.config, [url]).__reduce__()
+        _, (paths, _) = Checkpoint(ckpt._native, ckpt.options, [url]).__reduce__()
         assert paths == [url]
 
     def test_small_checkpoints_are_not_nothing(self, ckpt: penstock.Checkpoint) -> None:
@@ -436,9 +436,9 @@ size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesi
 resource.setrlimit(resource.RLIMIT_AS, (size + (13 << 20), resource.RLIM_INFINITY))
 told = []
 try:
-    ckpt.load(framework="dlpack", config=penstock.Config(readers=64, block_bytes=65536))
+    ckpt.load(framework="dlpack", options=penstock.LoadOptions(readers=64, block_bytes=65536))
     told = ckpt.stats.notes
-except penstock.OutOfMemoryError as error:
+except penstock.InsufficientMemoryError as error:
     told = [str(error)]
 print("\\n".join(told))
 """
@@ -447,19 +447,21 @@ print("\\n".join(told))
     assert "ulimit -u" not in done.stdout, done.stdout
 
 
-def test_settings_that_are_no_config_say_what_to_write(tmp_path: Path) -> None:
+def test_settings_that_are_no_load_options_say_what_to_write(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "x.safetensors", {"a": Raw("F32", (2,), raw_bytes("F32", (2,)))})
     ckpt = penstock.open(path)
     wrong: Any = {"readers": 8}
     for call in (
-        lambda: penstock.open(path, config=wrong),
-        lambda: ckpt.load(config=wrong),
-        lambda: ckpt.load(config=wrong, mmap=True),
-        lambda: ckpt.stream(config=wrong),
-        lambda: ckpt.load_into({"a": np.zeros(2, "f4")}, config=wrong),
-        lambda: ckpt.read_ahead(config=wrong),
+        lambda: penstock.open(path, options=wrong),
+        lambda: ckpt.load(options=wrong),
+        lambda: ckpt.load(options=wrong, mmap=True),
+        lambda: ckpt.stream(options=wrong),
+        lambda: ckpt.load_into({"a": np.zeros(2, "f4")}, options=wrong),
+        lambda: ckpt.read_ahead(options=wrong),
     ):
-        with pytest.raises(penstock.ConfigError, match=r"penstock\.Config, not dict\. Write config=penstock\.Config\("):
+        with pytest.raises(
+            penstock.ConfigError, match=r"LoadOptions, not dict\. Write options=penstock\.LoadOptions\("
+        ):
             call()
 
 

@@ -50,7 +50,7 @@ def test_a_malformed_header_is_a_format_error(tmp_path: Path, case: str) -> None
     path = write_header(tmp_path / "bad.safetensors", header, data)
     with pytest.raises(penstock.FormatError) as raised:
         penstock.open(path)
-    assert (raised.value.object, raised.value.tensor) == (str(path), tensor)
+    assert (raised.value.location, raised.value.tensor) == (str(path), tensor)
     assert words in str(raised.value)
     assert isinstance(raised.value, ValueError)
 
@@ -76,56 +76,60 @@ def test_a_file_that_is_something_else_is_a_format_error_that_says_what(tmp_path
     path.write_bytes(content)
     with pytest.raises(penstock.FormatError) as raised:
         penstock.open(path)
-    assert raised.value.object == str(path)
+    assert raised.value.location == str(path)
     assert words in str(raised.value)
 
 
 def test_a_missing_file_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="none") as raised:
         penstock.open(tmp_path / "none.safetensors")
-    assert isinstance(raised.value, penstock.ObjectNotFoundError)
+    assert isinstance(raised.value, penstock.LocationNotFoundError)
     assert raised.value.errno == 2
 
 
 def test_a_link_to_nowhere_says_that_it_is_one(tmp_path: Path) -> None:
     (tmp_path / "x.safetensors").symlink_to(tmp_path / "gone")
     for where in (tmp_path, tmp_path / "x.safetensors"):
-        with pytest.raises(penstock.ObjectNotFoundError, match="link"):
+        with pytest.raises(penstock.LocationNotFoundError, match="link"):
             penstock.open(where)
 
 
 def test_a_directory_without_a_checkpoint_says_what_it_holds(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(penstock.ObjectNotFoundError, match=r"pytorch_model\.bin.*convert"):
+    with pytest.raises(penstock.LocationNotFoundError, match=r"pytorch_model\.bin.*convert"):
         penstock.open(tmp_path)
 
 
 def test_nothing_to_open_and_nothing_that_matches(tmp_path: Path) -> None:
-    with pytest.raises(penstock.ObjectNotFoundError):
+    with pytest.raises(penstock.LocationNotFoundError):
         penstock.open([])
-    with pytest.raises(penstock.ObjectNotFoundError, match="no file matches"):
+    with pytest.raises(penstock.LocationNotFoundError, match="no file matches"):
         penstock.open(tmp_path / "*.safetensors")
-    with pytest.raises(penstock.ObjectNotFoundError, match="not supported"):
+    with pytest.raises(penstock.LocationNotFoundError, match="not supported"):
         penstock.open("ftp://host/model.safetensors")
 
 
 @pytest.mark.parametrize("given", ["", b"", "  ", [""], ["x", ""]])
 def test_an_empty_location_is_said_to_be_empty(given: Any) -> None:
-    with pytest.raises(penstock.ObjectNotFoundError, match=r"^path(\[[01]\])? is empty: .*\. Give the path") as raised:
+    with pytest.raises(
+        penstock.LocationNotFoundError, match=r"^path(\[[01]\])? is empty: .*\. Give the path"
+    ) as raised:
         penstock.open(given)
     assert raised.value.code == "not_found"
 
 
 def test_what_to_give_instead_of_nothing_is_of_that_argument(tmp_path: Path) -> None:
     with pytest.raises(
-        penstock.ObjectNotFoundError, match=r"^dst is empty: it names no directory\. Give the directory"
+        penstock.LocationNotFoundError, match=r"^dst is empty: it names no directory\. Give the directory"
     ):
         penstock.pull("s3://bucket/model/", " ")
     with pytest.raises(
-        penstock.ObjectNotFoundError, match=r"^url is empty: it names no URL\. Give a URL such as s3://"
+        penstock.LocationNotFoundError, match=r"^url is empty: it names no URL\. Give a URL such as s3://"
     ):
         penstock.pull("", tmp_path)
-    with pytest.raises(penstock.ObjectNotFoundError, match=r"^cache_dir is empty: it names no directory\. Give a dir"):
+    with pytest.raises(
+        penstock.LocationNotFoundError, match=r"^cache_dir is empty: it names no directory\. Give a dir"
+    ):
         penstock.open(tmp_path, cache_dir="\t")
 
 
@@ -138,10 +142,10 @@ def test_a_slip_in_a_path_says_what_may_be_meant(tmp_path: Path, monkeypatch: py
         ("models/lama", "models/llama"),
         ("models/llama/modle.safetensors", "models/llama/model.safetensors"),
     ):
-        with pytest.raises(penstock.ObjectNotFoundError) as raised:
+        with pytest.raises(penstock.LocationNotFoundError) as raised:
             penstock.open(typed)
         assert f"Did you mean {tmp_path}/{meant}?" in str(raised.value)
-    with pytest.raises(penstock.ObjectNotFoundError, match="write hf://meta-llama/Llama-3; else"):
+    with pytest.raises(penstock.LocationNotFoundError, match="write hf://meta-llama/Llama-3; else"):
         penstock.open("meta-llama/Llama-3")
 
 
@@ -161,7 +165,7 @@ def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path, kind
         (tmp_path / "w" / "sub.safetensors").mkdir(parents=True)
         (tmp_path / "w" / "model.safetensors.index.json").write_text('{"weight_map": {"a": "sub.safetensors"}}')
         path = tmp_path / "w"
-    with pytest.raises(penstock.ObjectAccessError) as raised:
+    with pytest.raises(penstock.LocationAccessError) as raised:
         penstock.open(path)
     assert "not a regular file" in str(raised.value)
 
@@ -191,7 +195,7 @@ def test_an_index_decides_what_belongs_to_the_checkpoint(tmp_path: Path) -> None
 
 
 BROKEN_INDICES = {
-    "a missing file": ({"a": "c.safetensors"}, penstock.ObjectNotFoundError, "c.safetensors"),
+    "a missing file": ({"a": "c.safetensors"}, penstock.LocationNotFoundError, "c.safetensors"),
     "a tensor that is not in its file": (
         {"a": "a.safetensors", "z": "b.safetensors"},
         penstock.FormatError,
@@ -209,7 +213,7 @@ def test_a_broken_index_names_what_is_wrong(tmp_path: Path, case: str) -> None:
     shards(tmp_path, weight_map)
     with pytest.raises(kind, match=words) as raised:
         penstock.open(tmp_path)
-    assert str(tmp_path) in str(raised.value.object)
+    assert str(tmp_path) in str(raised.value.location)
 
 
 def test_an_index_that_is_no_index(tmp_path: Path) -> None:
@@ -266,7 +270,7 @@ def test_a_hub_cache_is_opened_by_its_model(tmp_path: Path) -> None:
     (model / "refs" / "main").write_text("0123abcd")
     assert list(penstock.open(model)) == ["w"]
     (model / "refs" / "main").write_text("../../..")
-    with pytest.raises(penstock.ObjectNotFoundError, match="revision"):
+    with pytest.raises(penstock.LocationNotFoundError, match="revision"):
         penstock.open(model)
 
 
@@ -278,14 +282,14 @@ def test_a_file_url_is_a_path(tmp_path: Path) -> None:
 def test_settings_that_make_no_sense_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for keywords in ({"readers": 0}, {"block_bytes": 1}, {"cache": "maybe"}, {"staging_bytes": 5}):
         with pytest.raises(penstock.ConfigError, match=next(iter(keywords))):
-            penstock.Config(**keywords)  # type: ignore[arg-type]
+            penstock.LoadOptions(**keywords)  # type: ignore[arg-type]
     monkeypatch.setenv("PENSTOCK_READERS", "lots")
     with pytest.raises(penstock.ConfigError, match=r"PENSTOCK_READERS.*lots"):
-        penstock.Config()
+        penstock.LoadOptions()
 
 
 def test_errors_survive_pickling(tmp_path: Path) -> None:
     with pytest.raises(penstock.PenstockError) as raised:
         penstock.open(tmp_path / "none")
     copy = pickle.loads(pickle.dumps(raised.value))  # noqa: S301 - our own
-    assert (type(copy), str(copy), copy.object) == (type(raised.value), str(raised.value), raised.value.object)
+    assert (type(copy), str(copy), copy.location) == (type(raised.value), str(raised.value), raised.value.location)

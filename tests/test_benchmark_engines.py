@@ -34,7 +34,7 @@ def test_the_model_is_of_the_asked_size_and_whole(directory: Path) -> None:
     model = engines.build(directory / "m", 0.003, 3)
     checkpoint = penstock.open(model)
     assert 0.002e9 < checkpoint.nbytes < 0.004e9
-    assert len(checkpoint.objects) == 3
+    assert len(checkpoint.files) == 3
     config = json.loads((model / "config.json").read_text())
     assert f"model.layers.{config['num_hidden_layers'] - 1}.mlp.up_proj.weight" in checkpoint
     assert engines.build(directory / "m", 0.003, 3) == model

@@ -30,8 +30,8 @@ def of_one_dtype(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, 
 @pytest.mark.parametrize("block_bytes", SIZES)
 def test_every_dtype_is_loaded_bit_for_bit(of_one_dtype, readers: int, block_bytes: int) -> None:
     path, tensors = of_one_dtype
-    config = penstock.Config(readers=readers, block_bytes=block_bytes)
-    assert_bits(penstock.open(path, config=config).load(), tensors)
+    config = penstock.LoadOptions(readers=readers, block_bytes=block_bytes)
+    assert_bits(penstock.open(path, options=config).load(), tensors)
 
 
 def test_every_dtype_is_what_safetensors_makes_of_it(of_one_dtype) -> None:
@@ -55,7 +55,7 @@ def test_the_state_of_the_cache_makes_no_difference(mixed, cache: str, state: st
     path, tensors = mixed
     if state == "cold":
         drop_cache(path)
-    ckpt = penstock.open(path, config=penstock.Config(cache=cache, block_bytes=block_bytes))
+    ckpt = penstock.open(path, options=penstock.LoadOptions(cache=cache, block_bytes=block_bytes))
     assert_bits(ckpt.load(), tensors)
     assert ckpt.stats is not None
     assert ckpt.stats.read_bytes >= ckpt.nbytes
@@ -65,8 +65,8 @@ def test_the_state_of_the_cache_makes_no_difference(mixed, cache: str, state: st
 @pytest.mark.parametrize("block_bytes", SIZES)
 def test_a_stream_brings_the_same_bits_whatever_its_window(mixed, window: int, block_bytes: int) -> None:
     path, tensors = mixed
-    config = penstock.Config(read_ahead_bytes=window, block_bytes=block_bytes)
-    assert_bits(dict(penstock.open(path, config=config).stream()), tensors)
+    config = penstock.LoadOptions(read_ahead_bytes=window, block_bytes=block_bytes)
+    assert_bits(dict(penstock.open(path, options=config).stream()), tensors)
 
 
 @pytest.mark.parametrize("ahead", [None, 1, 100_000])
@@ -75,7 +75,7 @@ def test_a_load_brings_the_same_bits_however_far_ahead_destinations_are_made(
 ) -> None:
     path, tensors = mixed
     monkeypatch.setattr(FreshHost, "ahead", lambda _: ahead)
-    assert_bits(penstock.open(path, config=penstock.Config(block_bytes=4096)).load(), tensors)
+    assert_bits(penstock.open(path, options=penstock.LoadOptions(block_bytes=4096)).load(), tensors)
 
 
 @pytest.mark.parametrize("prefault", [False, True])

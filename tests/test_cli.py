@@ -135,10 +135,10 @@ class TestInspect:
         told = answer(penstock("inspect", sharded, "--json", "--limit", 1))
         files = [sharded / f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
         assert told["paths"] == [str(sharded)]
-        assert told["objects"] == [{"location": str(file), "bytes": file.stat().st_size} for file in files]
+        assert told["files"] == [{"location": str(file), "bytes": file.stat().st_size} for file in files]
         assert told["metadata"] is None
         assert told["total"] == {
-            "tensors": 2, "parameters": 3000, "nbytes": 12000, "nbytes_by_dtype": {"F32": 12000}, "objects": 2,
+            "tensors": 2, "parameters": 3000, "nbytes": 12000, "nbytes_by_dtype": {"F32": 12000}, "files": 2,
         }  # fmt: skip
         second = told["tensors"][1]
         end = files[1].stat().st_size
@@ -147,7 +147,7 @@ class TestInspect:
             "dtype": "F32",
             "shape": [2, 1000],
             "nbytes": 8000,
-            "object": str(files[1]),
+            "location": str(files[1]),
             "byte_range": [end - 8000, end],
         }
 
@@ -360,9 +360,9 @@ class TestFailures:
         done = penstock("inspect", malformed, "--json")
         assert done.returncode == 4
         error = json.loads(done.stdout)["error"]
-        assert error.keys() == {"type", "code", "message", "object", "tensor", "byte_range", "cause", "remedy"}
+        assert error.keys() == {"type", "code", "message", "location", "tensor", "byte_range", "cause", "remedy"}
         assert error["type"] == "FormatError"
-        assert error["object"] == str(malformed)
+        assert error["location"] == str(malformed)
         assert error["byte_range"] == [0, 8]
         assert error["cause"] in error["message"]
 
@@ -449,9 +449,9 @@ class TestFailures:
         [
             ("ValueError('a surprise')", 1),
             ("MemoryError()", 7),
-            ("penstock.ObjectChangedError('m')", 6),
+            ("penstock.LocationChangedError('m')", 6),
             ("penstock.StorageError('m')", 6),
-            ("penstock.OutOfMemoryError('m')", 7),
+            ("penstock.InsufficientMemoryError('m')", 7),
             ("penstock.MissingDependencyError('m')", 1),
         ],
     )

@@ -141,7 +141,7 @@ def test_converting_takes_little_memory_besides(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(Torch, "empties", made)
     monkeypatch.setattr(Torch, "put", taken)
-    ckpt.load_into({"w": into}, config=penstock.Config(read_ahead_bytes=4 << 20, block_bytes=1 << 18))
+    ckpt.load_into({"w": into}, options=penstock.LoadOptions(read_ahead_bytes=4 << 20, block_bytes=1 << 18))
     assert now == 0
     assert 0 < most <= 6 << 20, f"{most} bytes of a tensor of 32 MiB"
     assert as_bytes(into) == as_bytes(ckpt.load(dtype=torch.bfloat16)["w"])
@@ -183,7 +183,7 @@ def test_a_view_of_a_parameter_bumps_the_parameter_and_a_failed_load_does_too(tm
     base = torch.zeros(6, 4)
     ckpt.load_into({"w": base[2:5]})
     assert base._version > 0
-    ckpt = penstock.open(one(tmp_path, "F32", (600, 4000), 1).objects[0][0])
+    ckpt = penstock.open(one(tmp_path, "F32", (600, 4000), 1).files[0][0])
     into, before = torch.zeros(600, 4000), 0
 
     def fail(done: int, total: int) -> None:
@@ -413,9 +413,9 @@ def test_no_bar_is_left_open(two: penstock.Checkpoint, monkeypatch: pytest.Monke
     two.load_into({}, strict=False, progress=True)
     two.load_into({"a": torch.zeros(8, 4), "b": torch.zeros(8, 4)}, progress=True)
     assert not bars.open
-    path = Path(two.objects[0][0])
+    path = Path(two.files[0][0])
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(penstock.ObjectChangedError):
+    with pytest.raises(penstock.LocationChangedError):
         two.load_into({"a": torch.zeros(8, 4), "b": torch.zeros(8, 4)}, progress=True)
     assert not bars.open
 

@@ -101,13 +101,13 @@ def test_keyword_then_environment_then_nothing(model: Model, tmp_path: Path, mon
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "from-environment"))
     ckpt = penstock.open(model.url)
     # For one load only.
-    ckpt.load(framework="np", config=penstock.Config(cache_dir=tmp_path / "for-a-load"))
+    ckpt.load(framework="np", options=penstock.LoadOptions(cache_dir=tmp_path / "for-a-load"))
     penstock.open(model.url, cache_dir="").load(framework="np")
     penstock.open(model.url, cache_dir=b"").load(framework="np")
     model.load()
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} >= {"from-environment", "for-a-load", "cache"}
-    assert penstock.Config(cache_dir="").cache_dir is None
-    assert penstock.Config().cache_dir == str(tmp_path / "from-environment")
+    assert penstock.LoadOptions(cache_dir="").cache_dir is None
+    assert penstock.LoadOptions().cache_dir == str(tmp_path / "from-environment")
     monkeypatch.setenv("PENSTOCK_CACHE_BYTES", "1000")
     ckpt = penstock.open(model.url, cache_dir=tmp_path / "small")
     ckpt.load(framework="np")

@@ -63,9 +63,9 @@ def at_best(seconds: Callable[[], float], bound: float) -> float:
 
 def test_streamed_tensors_are_kept_whatever_comes_after_them(large) -> None:
     path, tensors = large
-    config = penstock.Config(read_ahead_bytes=4 << 20)
+    config = penstock.LoadOptions(read_ahead_bytes=4 << 20)
     kept = {}
-    for name, tensor in penstock.open(path, config=config).stream():
+    for name, tensor in penstock.open(path, options=config).stream():
         kept[name] = tensor  # noqa: PERF403 - as a consumer would
     assert_bits(kept, tensors)
 
@@ -111,7 +111,7 @@ def test_a_slow_consumer_of_a_stream_is_waited_for(large) -> None:
     held = alone(
         large[0],
         """
-        ckpt = penstock.open(path, config=penstock.Config(read_ahead_bytes=8 << 20))
+        ckpt = penstock.open(path, options=penstock.LoadOptions(read_ahead_bytes=8 << 20))
         ckpt.load()  # what the first load of a process brings with it
         before = resident()
         stream = ckpt.stream()
@@ -240,7 +240,7 @@ def test_ctrl_c_reaches_a_load_whose_reads_wait(tmp_path: Path) -> None:
     # A load of a regular file cannot be made to wait for ever without a faulty file system; the wait itself can.
     path = write_raw(tmp_path / "x.safetensors", {"w": Raw("U8", (8 << 20,), raw_bytes("U8", (8 << 20,)))})
     native = penstock.open(path)._native
-    session = native.session(None, {}, "host", penstock.Config())  # destinations are never attached
+    session = native.session(None, {}, "host", penstock.LoadOptions())  # destinations are never attached
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     began = time.perf_counter()
@@ -260,10 +260,10 @@ def test_a_file_truncated_after_opening_is_an_error_and_leaves_nothing(tmp_path:
     path = write_raw(tmp_path / "x.safetensors", tensors)
     ckpt = penstock.open(path)
     os.truncate(path, path.stat().st_size // 2)
-    with pytest.raises(penstock.ObjectChangedError) as raised:
+    with pytest.raises(penstock.LocationChangedError) as raised:
         ckpt.load()
-    assert raised.value.object == str(path)
-    with pytest.raises(penstock.ObjectChangedError):
+    assert raised.value.location == str(path)
+    with pytest.raises(penstock.LocationChangedError):
         ckpt.load(mmap=True)
 
 
@@ -273,7 +273,7 @@ def test_a_file_replaced_after_opening_is_an_error(mixed) -> None:
     other = path.with_name("other")
     other.write_bytes(path.read_bytes())
     other.rename(path)
-    with pytest.raises(penstock.ObjectChangedError, match="replaced"):
+    with pytest.raises(penstock.LocationChangedError, match="replaced"):
         ckpt.load()
     assert len(penstock.open(path).load()) == len(ckpt)
 
@@ -282,7 +282,7 @@ def test_a_file_replaced_after_opening_is_an_error(mixed) -> None:
 def test_a_file_that_changes_during_a_load_is_an_error(large, tmp_path: Path, how: str, nothing_remains) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(large[0].read_bytes())
-    stream = penstock.open(path, config=penstock.Config(read_ahead_bytes=1 << 20)).stream()
+    stream = penstock.open(path, options=penstock.LoadOptions(read_ahead_bytes=1 << 20)).stream()
     next(stream)
     if how == "truncated":
         os.truncate(path, 40 << 20)
@@ -293,7 +293,7 @@ def test_a_file_that_changes_during_a_load_is_an_error(large, tmp_path: Path, ho
     else:
         (tmp_path / "other").write_bytes(path.read_bytes())
         (tmp_path / "other").rename(path)
-    with pytest.raises(penstock.ObjectChangedError) as raised:
+    with pytest.raises(penstock.LocationChangedError) as raised:
         for _ in stream:
             pass
     assert str(path) in str(raised.value)
@@ -321,7 +321,7 @@ def test_a_stream_may_be_taken_from_another_thread(mixed) -> None:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_loads_while_its_parent_does(large) -> None:
     path, tensors = large
-    ckpt = penstock.open(path, config=penstock.Config(read_ahead_bytes=1 << 20))
+    ckpt = penstock.open(path, options=penstock.LoadOptions(read_ahead_bytes=1 << 20))
     stream = ckpt.stream()
     first = dict([next(stream)])
     child = os.fork()
@@ -350,7 +350,7 @@ def wait_for_child(child: int) -> int:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_may_drop_or_try_its_copy_of_a_load_under_way(large) -> None:
     path, tensors = large
-    stream = penstock.open(path, config=penstock.Config(read_ahead_bytes=1 << 20)).stream()
+    stream = penstock.open(path, options=penstock.LoadOptions(read_ahead_bytes=1 << 20)).stream()
     first = dict([next(stream)])
     child = os.fork()
     if child == 0:

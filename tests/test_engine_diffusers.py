@@ -215,9 +215,9 @@ def test_variants_in_shards(pipeline: Path, tmp_path: Path, index: str) -> None:
 
 
 def test_what_is_no_pipeline_says_so(tmp_path: Path) -> None:
-    with pytest.raises(penstock.ObjectNotFoundError, match="model_index"):
+    with pytest.raises(penstock.LocationNotFoundError, match="model_index"):
         from_pretrained(diffusers.DiffusionPipeline, tmp_path)
-    with pytest.raises(penstock.ObjectNotFoundError, match="no such directory"):
+    with pytest.raises(penstock.LocationNotFoundError, match="no such directory"):
         from_pretrained(diffusers.DiffusionPipeline, tmp_path / "absent")
 
 

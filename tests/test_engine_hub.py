@@ -152,4 +152,4 @@ def test_what_is_in_the_cache_needs_no_hub(server: Hub, fetched: Fetched, tmp_pa
 
 def test_a_model_that_is_not_there_is_not_found(server: Hub, fetched: Fetched) -> None:
     assert server.repositories == {}
-    fetched("locate('org/absent')", fails="ObjectNotFoundError: org/absent")
+    fetched("locate('org/absent')", fails="LocationNotFoundError: org/absent")

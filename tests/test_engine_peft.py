@@ -232,7 +232,7 @@ def test_subfolders_are_found_and_what_is_missing_is_named(tmp_path: Path) -> No
     theirs = peft.PeftModel.from_pretrained(base(), tmp_path / "repo" / "step-7")
     assert_same_model(from_pretrained(base(), tmp_path / "repo", subfolder="step-7"), theirs)
     (tmp_path / "a" / "adapter_model.safetensors").unlink()
-    with pytest.raises(penstock.ObjectNotFoundError, match="adapter_model"):
+    with pytest.raises(penstock.LocationNotFoundError, match="adapter_model"):
         from_pretrained(base(), tmp_path / "a")
     with pytest.raises(TypeError, match="revisoin"):
         from_pretrained(base(), tmp_path / "a", revisoin="main")

@@ -99,7 +99,7 @@ def test_after_the_end_nothing_is_handed_out_and_nothing_remains(
     made = Supply(checkpoint, one_group(checkpoint), "cpu")
     made.begin()
     made.close()
-    with pytest.raises(penstock.CancelledError):
+    with pytest.raises(penstock.LoadCancelledError):
         made.take("layer.0.a")
 
 
@@ -128,8 +128,8 @@ def test_a_failure_reaches_everyone_who_waits(tmp_path: Path, ahead: bool, nothi
         thread.join()
     made.close()
     assert len(seen) == 6
-    assert all(isinstance(error, penstock.ObjectChangedError) for error in seen)
-    assert isinstance(made.failure, penstock.ObjectChangedError)
+    assert all(isinstance(error, penstock.LocationChangedError) for error in seen)
+    assert isinstance(made.failure, penstock.LocationChangedError)
 
 
 def test_closing_does_not_wait_for_storage_that_stalls(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_where_no_thread_can_be_started_tensors_come_when_they_are_asked_for(che
 
 @pytest.mark.usefixtures("no_threads")
 def test_where_no_thread_can_be_started_nothing_is_faulted_in_ahead(checkpoint: penstock.Checkpoint) -> None:
-    ahead = ReadAhead(checkpoint, penstock.Config(), 1000)
+    ahead = ReadAhead(checkpoint, penstock.LoadOptions(), 1000)
     for name in checkpoint.offset_keys():
         ahead.want(name)
     ahead.close()

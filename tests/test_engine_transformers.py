@@ -332,7 +332,7 @@ def test_models_of_the_hubs_cache_are_found_by_name_and_by_directory(tmp_path: P
     assert_same_model(by_name, theirs)
     assert by_name.name_or_path == "org/tiny"
     assert_same_model(from_pretrained("auto", tmp_path / "models--org--tiny"), theirs)
-    with pytest.raises(penstock.ObjectNotFoundError, match="org/absent"):
+    with pytest.raises(penstock.LocationNotFoundError, match="org/absent"):
         from_pretrained("auto", "org/absent", cache_dir=tmp_path, local_files_only=True)
 
 
@@ -384,7 +384,7 @@ def test_a_shard_that_fails_while_it_is_read_is_named(tmp_path: Path, monkeypatc
         built(self, *arguments, **keywords)
 
     monkeypatch.setattr(supply.Supply, "__init__", change_then_build)
-    with pytest.raises(penstock.ObjectChangedError, match=shard.name):
+    with pytest.raises(penstock.LocationChangedError, match=shard.name):
         from_pretrained("auto", path)
 
 
@@ -520,10 +520,10 @@ def test_pickles_that_are_asked_for_are_left_to_transformers(tmp_path: Path) -> 
 
 
 def test_what_cannot_be_loaded_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(penstock.ObjectNotFoundError, match="no such directory"):
+    with pytest.raises(penstock.LocationNotFoundError, match="no such directory"):
         from_pretrained("auto", tmp_path / "absent")
     path = saved(randomise(llama(num_hidden_layers=1)), tmp_path / "m")
-    with pytest.raises(penstock.ObjectNotFoundError, match="no folder 'inner'"):
+    with pytest.raises(penstock.LocationNotFoundError, match="no folder 'inner'"):
         from_pretrained("auto", path, subfolder="inner")
     with pytest.raises(penstock.ConfigError, match="state_dict"):
         from_pretrained("auto", path, state_dict={})
@@ -534,7 +534,7 @@ def test_what_cannot_be_loaded_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(penstock.DeviceError, match=r"cuda:99|without CUDA|no usable GPU"):
         from_pretrained("auto", path, device="cuda:99")
     (path / "model.safetensors").rename(path / "pytorch_model.bin")
-    with pytest.raises(penstock.ObjectNotFoundError, match=r"pytorch_model\.bin is a pickle"):
+    with pytest.raises(penstock.LocationNotFoundError, match=r"pytorch_model\.bin is a pickle"):
         from_pretrained("auto", path)
 
 

@@ -156,7 +156,7 @@ def test_what_cannot_be_loaded_says_so(mixed: Any, comfy: Comfy, nodes: dict[str
     path, _ = mixed
     with pytest.raises(ValueError, match="no URL is given"):
         run(nodes, "PenstockVAE", name="(none: the URL)")
-    with pytest.raises(penstock.ObjectNotFoundError, match="absent"):
+    with pytest.raises(penstock.LocationNotFoundError, match="absent"):
         run(nodes, "PenstockVAE", name="", url="/absent.safetensors")
     comfy.knows = False
     with pytest.raises(RuntimeError, match=rf"{path.name}.*does not recognise"):

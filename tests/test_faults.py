@@ -147,13 +147,15 @@ def test_a_bad_sector_is_an_error_that_names_the_tensor_it_lies_in(
     if way == "direct" and how != "into":
         needs_direct_reads(answer)
     error = failed(answer, "StorageError")
-    assert (error["object"], error["tensor"], error["errno"]) == (str(model.paths[0]), f"w{tensor}", errno.EIO)
+    assert (error["location"], error["tensor"], error["errno"]) == (str(model.paths[0]), f"w{tensor}", errno.EIO)
     start, end = error["byte_range"]
     assert start <= bad < end
     assert bad - start < 4096, "the range begins where reading stopped"
     assert "Input/output error" in error["cause"]
     assert "dmesg" in error["remedy"]
-    assert all(part in error["message"] for part in (error["object"], f'"w{tensor}"', error["cause"], error["remedy"]))
+    assert all(
+        part in error["message"] for part in (error["location"], f'"w{tensor}"', error["cause"], error["remedy"])
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,8 +164,8 @@ def test_a_bad_sector_is_an_error_that_names_the_tensor_it_lies_in(
         (errno.ESTALE, "StorageError", "deleted or replaced"),
         (errno.ETIMEDOUT, "StorageError", "does not answer"),
         (errno.ENOTCONN, "StorageError", "fusermount"),
-        (errno.ENOMEM, "OutOfMemoryError", "memory"),
-        (errno.EACCES, "ObjectAccessError", "permissions"),
+        (errno.ENOMEM, "InsufficientMemoryError", "memory"),
+        (errno.EACCES, "LocationAccessError", "permissions"),
     ],
 )
 @pytest.mark.parametrize("call", ["read", "open", "stat"])
@@ -171,7 +173,7 @@ def test_what_to_try_fits_the_failure(
     model: Model, shim: Path, call: str, number: int, error_class: str, remedy: str
 ) -> None:
     error = failed(run(model, shim=shim, faults={call: number}), error_class)
-    assert (error["object"], error["errno"]) == (str(model.paths[0]), number)
+    assert (error["location"], error["errno"]) == (str(model.paths[0]), number)
     assert remedy in error["remedy"]
     assert error["tensor"] is not None or call != "read"
 
@@ -179,7 +181,7 @@ def test_what_to_try_fits_the_failure(
 @pytest.mark.parametrize("call", ["read", "open", "stat"])
 def test_a_header_that_cannot_be_read_is_an_error_that_names_the_file(model: Model, shim: Path, call: str) -> None:
     error = failed(run(model, shim=shim, faults={call: errno.EIO}, how="open"), "StorageError")
-    assert (error["object"], error["errno"]) == (str(model.paths[0]), errno.EIO)
+    assert (error["location"], error["errno"]) == (str(model.paths[0]), errno.EIO)
     assert "dmesg" in error["remedy"]
 
 
@@ -283,7 +285,7 @@ def test_fewer_threads_are_a_slower_load_and_a_note_says_why(model: Model, shim:
 
 
 def test_no_thread_at_all_is_an_error_that_names_the_limit(model: Model, shim: Path) -> None:
-    error = failed(run(model, shim=shim, faults={"threads": 0}), "OutOfMemoryError")
+    error = failed(run(model, shim=shim, faults={"threads": 0}), "InsufficientMemoryError")
     assert "thread" in error["cause"]
     assert "ulimit -u" in error["remedy"]
 
@@ -313,9 +315,9 @@ def test_ctrl_c_during_a_read_that_hangs_is_raised_when_the_read_returns(model: 
 @pytest.mark.parametrize(
     ("what", "ended"),
     [
-        ("stop_while_waiting", ["CancelledError", "CancelledError", "nothing raised", "CancelledError"]),
-        ("cancel", ["CancelledError"]),
-        ("close_supply", ["CancelledError", "None"]),
+        ("stop_while_waiting", ["LoadCancelledError", "LoadCancelledError", "nothing raised", "LoadCancelledError"]),
+        ("cancel", ["LoadCancelledError"]),
+        ("close_supply", ["LoadCancelledError", "None"]),
         ("abandon", ["came back"]),
     ],
 )

@@ -33,7 +33,7 @@ def test_every_dtype_reaches_the_gpu_bit_for_bit(tmp_path: Path, dtype: str) -> 
     }
     path = write_raw(tmp_path / "x.safetensors", tensors)
     for readers, block_bytes in itertools.product([1, 8], [4096, 2 << 20]):
-        loaded = penstock.open(path, config=penstock.Config(readers=readers, block_bytes=block_bytes)).load(
+        loaded = penstock.open(path, options=penstock.LoadOptions(readers=readers, block_bytes=block_bytes)).load(
             device="cuda"
         )
         assert all(tensor.is_cuda for tensor in loaded.values())
@@ -49,7 +49,7 @@ def test_tensors_are_made_before_the_load_or_while_it_goes_and_hold_the_same(tmp
     }
     path = write_raw(tmp_path / "x.safetensors", tensors)
     torch.cuda.empty_cache()
-    loaded = penstock.open(path, config=penstock.Config(readers=readers)).load(device="cuda")
+    loaded = penstock.open(path, options=penstock.LoadOptions(readers=readers)).load(device="cuda")
     assert_bits(loaded, tensors)
 
 
@@ -69,13 +69,13 @@ def test_the_state_of_the_cache_makes_no_difference(mixed, cache: str, state: st
     path, tensors = mixed
     if state == "cold":
         drop_cache(path)
-    assert_bits(penstock.open(path, config=penstock.Config(cache=cache)).load(device="cuda:0"), tensors)
+    assert_bits(penstock.open(path, options=penstock.LoadOptions(cache=cache)).load(device="cuda:0"), tensors)
 
 
 def test_streamed_tensors_are_kept_whatever_comes_after_them(mixed) -> None:
     path, tensors = mixed
-    config = penstock.Config(read_ahead_bytes=100_000, block_bytes=65_536)
-    kept = dict(penstock.open(path, config=config).stream(device="cuda"))
+    config = penstock.LoadOptions(read_ahead_bytes=100_000, block_bytes=65_536)
+    kept = dict(penstock.open(path, options=config).stream(device="cuda"))
     assert_bits(kept, tensors)
 
 
@@ -166,8 +166,8 @@ def test_a_forked_child_does_not_touch_its_parent_s_staging_memory(mixed) -> Non
 
 def test_a_paused_stream_does_not_starve_another_load(mixed) -> None:
     path, tensors = mixed
-    config = penstock.Config(staging_bytes=1 << 20, block_bytes=65_536, read_ahead_bytes=100_000)
-    ckpt = penstock.open(path, config=config)
+    config = penstock.LoadOptions(staging_bytes=1 << 20, block_bytes=65_536, read_ahead_bytes=100_000)
+    ckpt = penstock.open(path, options=config)
     paused = ckpt.stream(device="cuda")
     first = dict([next(paused)])
     assert_bits(ckpt.load(device="cuda"), tensors)
@@ -182,7 +182,7 @@ def test_a_file_that_ends_early_gives_the_gpu_memory_back(tmp_path: Path) -> Non
     used, before = torch.cuda.memory_allocated(), Remains.now()
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size // 2)
-    with pytest.raises(penstock.ObjectChangedError):
+    with pytest.raises(penstock.LocationChangedError):
         ckpt.load(device="cuda")
     gc.collect()
     assert (torch.cuda.memory_allocated(), Remains.now()) == (used, before)

@@ -50,7 +50,7 @@ def test_a_repository_is_opened_by_its_name_and_loaded_bit_by_bit(running: Hub, 
     files, tensors = sharded(tmp_path)
     commit = running.push("org/model", files)
     ckpt = penstock.open("hf://org/model")
-    assert [where for where, _ in ckpt.objects] == [f"hf://org/model@{commit}/model-{n}.safetensors" for n in range(3)]
+    assert [where for where, _ in ckpt.files] == [f"hf://org/model@{commit}/model-{n}.safetensors" for n in range(3)]
     assert_bits(ckpt.load(framework="np"), tensors)
     assert ckpt.stats is not None
     assert (ckpt.stats.storage, ckpt.stats.network_bytes) == (ckpt.storage, ckpt.nbytes)
@@ -94,7 +94,7 @@ def test_what_the_hubs_own_client_cached_is_read_from_there(
     running.requests.clear()
     assert_bits(penstock.open("hf://org/model").load(framework="np"), tensors)
     assert running.requests == []
-    with pytest.raises(penstock.ObjectNotFoundError, match="HF_HUB_OFFLINE"):
+    with pytest.raises(penstock.LocationNotFoundError, match="HF_HUB_OFFLINE"):
         penstock.open("hf://org/other")
 
 
@@ -119,14 +119,14 @@ def test_refusals_are_exceptions_that_say_what_to_do(
     files, _ = sharded(tmp_path)
     running.push("org/gated", files, gated=True, **GOOD)
     running.push("org/private", files, **GOOD)
-    with pytest.raises(penstock.ObjectAccessError) as raised:
+    with pytest.raises(penstock.LocationAccessError) as raised:
         penstock.open("hf://org/gated")
     assert f"accept its conditions at {running.endpoint}/org/gated" in (raised.value.remedy or "")
-    with pytest.raises(penstock.ObjectNotFoundError, match="RepoNotFound") as missing:
+    with pytest.raises(penstock.LocationNotFoundError, match="RepoNotFound") as missing:
         penstock.open("hf://org/private")
     assert "hf auth login" in (missing.value.remedy or "")
     monkeypatch.setenv("HF_TOKEN", "hf_SENTINEL")
-    with pytest.raises(penstock.ObjectAccessError) as raised:
+    with pytest.raises(penstock.LocationAccessError) as raised:
         penstock.open("hf://org/gated")
     assert "SENTINEL" not in f"{raised.value!r} {raised.value} {vars(raised.value)}"
     monkeypatch.delenv("HF_TOKEN")
@@ -143,14 +143,14 @@ def test_a_repository_is_pulled_and_the_command_shows_it(running: Hub, tmp_path:
     files, _ = sharded(tmp_path)
     commit = running.push("org/model", files)
     to = tmp_path / "pulled"
-    pulled = penstock.pull("hf://org/model", to, ignore=["text/"])
+    pulled = penstock.pull("hf://org/model", to, ignore_patterns=["text/"])
     expected = {name: body for name, body in files.items() if not name.startswith("text/")}
     assert {file.path for file in pulled.files} == set(expected)
     assert {name: (to / name).read_bytes() for name in expected} == expected
     assert pulled.fetched_bytes == pulled.nbytes == sum(map(len, expected.values()))
     command = [sys.executable, "-m", "penstock.cli", "inspect", "--json", "hf://org/model"]
     shown = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-    assert shown["objects"][0]["location"] == f"hf://org/model@{commit}/model-0.safetensors"
+    assert shown["files"][0]["location"] == f"hf://org/model@{commit}/model-0.safetensors"
 
 
 def test_the_password_of_an_endpoint_is_sent_there_and_never_shown(
@@ -194,7 +194,7 @@ def test_a_path_that_looks_like_a_pattern_is_read_to_the_letter(running: Hub, tm
     ],
 )
 def test_the_address_of_a_page_is_told_from_that_of_a_file(running: Hub, page: str, location: str) -> None:
-    with pytest.raises(penstock.ObjectNotFoundError, match="a page of the Hugging Face hub") as raised:
+    with pytest.raises(penstock.LocationNotFoundError, match="a page of the Hugging Face hub") as raised:
         penstock.open(page.format(endpoint=running.endpoint))
     assert raised.value.remedy == f"Write {location}"
     assert running.requests == []
@@ -205,6 +205,6 @@ def test_a_file_by_its_url_is_read_and_its_refusal_says_how_to_send_the_token(ru
     running.push("org/model", files)
     running.push("org/gated", files, gated=True, **GOOD)
     assert len(penstock.open(f"{running.endpoint}/org/model/resolve/main/model-0.safetensors?download=true")) == 2
-    with pytest.raises(penstock.ObjectAccessError, match="GatedRepo") as raised:
+    with pytest.raises(penstock.LocationAccessError, match="GatedRepo") as raised:
         penstock.open(f"{running.endpoint}/org/gated/resolve/main/model-0.safetensors")
     assert "hf://org/name" in (raised.value.remedy or "")

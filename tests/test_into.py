@@ -27,7 +27,9 @@ def test_a_mapping_is_filled_in_place(mixed, cache: str, block_bytes: int) -> No
     drop_cache(path)
     destinations = zeros(tensors)
     addresses = {name: tensor.data_ptr() for name, tensor in destinations.items()}
-    keys = penstock.open(path, config=penstock.Config(cache=cache, block_bytes=block_bytes)).load_into(destinations)
+    keys = penstock.open(path, options=penstock.LoadOptions(cache=cache, block_bytes=block_bytes)).load_into(
+        destinations
+    )
     assert keys == ([], [])
     assert_bits(destinations, tensors)
     assert addresses == {name: tensor.data_ptr() for name, tensor in destinations.items()}
@@ -54,7 +56,7 @@ def test_destinations_at_any_address_are_filled_with_their_bytes_only(tmp_path: 
             destinations[name] = memory[at : at + len(raw.data)]
             untouched[at : at + len(raw.data)] = torch.frombuffer(bytearray(raw.data), dtype=torch.uint8)
             at += len(raw.data) + 17
-        penstock.open(path, config=penstock.Config(cache=cache)).load_into(destinations)
+        penstock.open(path, options=penstock.LoadOptions(cache=cache)).load_into(destinations)
         assert torch.equal(memory, untouched)
 
 
@@ -103,7 +105,7 @@ def test_a_destination_that_does_not_fit_is_named_and_nothing_was_written(tmp_pa
     with pytest.raises(penstock.DestinationError, match=words) as raised:
         penstock.open(path).load_into({"good": good, "w": make()})
     assert raised.value.tensor == "w"
-    assert raised.value.object == str(path)
+    assert raised.value.location == str(path)
     assert not good.any()
     assert good._version == 0
 
@@ -144,7 +146,7 @@ def test_a_device_without_memory_says_nothing_of_dtypes(tmp_path: Path, monkeypa
     destination = torch.zeros(2, dtype=torch.float64)
     monkeypatch.setattr(torch, "empty", empty)
     for _ in range(2):
-        with pytest.raises(penstock.OutOfMemoryError, match="Free memory"):
+        with pytest.raises(penstock.InsufficientMemoryError, match="Free memory"):
             penstock.open(path).load_into({"w": destination})
     full = False
     penstock.open(path).load_into({"w": destination})
@@ -173,7 +175,7 @@ def test_all_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(penstock.DestinationError) as raised:
         penstock.open(path).load_into(destinations, dtype_mismatch="error")
     error = raised.value
-    assert (error.tensor, error.object, error.code) == ("a", str(path), "destination")
+    assert (error.tensor, error.location, error.code) == ("a", str(path), "destination")
     for words in (
         "size mismatch for a: the checkpoint's shape is [2], the destination's [5].",
         "dtype mismatch for b: the checkpoint's dtype is F32, the destination's F64.",

@@ -27,7 +27,7 @@ MIB = 1 << 20
 def test_memory_that_is_refused_is_an_error_that_names_the_limit(tmp_path: Path, how: str) -> None:
     model = make_model(tmp_path)
     answer = run(model, how=how, limits={"AS": 1 * MIB})
-    error = failed(answer, "OutOfMemoryError")
+    error = failed(answer, "InsufficientMemoryError")
     assert "MemoryError" in error["classes"]
     assert "ulimit -v" in error["remedy"]
 
@@ -67,8 +67,8 @@ def test_a_header_that_memory_does_not_suffice_for_is_an_error(tmp_path: Path, h
         resource.setrlimit(resource.RLIMIT_AS, (size + {int(room * len(text))}, resource.RLIM_INFINITY))
         try:
             penstock.open({str(path)!r})
-        except penstock.OutOfMemoryError as error:
-            assert "ulimit -v" in error.remedy and error.object == {str(path)!r}, error
+        except penstock.InsufficientMemoryError as error:
+            assert "ulimit -v" in error.remedy and error.location == {str(path)!r}, error
         else:
             raise SystemExit("it was opened")
     """)
@@ -84,7 +84,7 @@ def test_more_shards_than_files_may_be_open_is_an_error_that_names_the_limit(tmp
     error = failed(run(model, limits={"NOFILE": 10}), "StorageError")
     assert "Too many open files" in error["cause"]
     assert "ulimit -n" in error["remedy"]
-    assert error["object"] in [str(path) for path in model.paths]
+    assert error["location"] in [str(path) for path in model.paths]
 
 
 def test_files_that_cannot_be_opened_a_second_time_are_read_through_the_page_cache(tmp_path: Path) -> None:
@@ -121,25 +121,25 @@ def _mapped(tmp_path: Path) -> tuple[Path, penstock.Checkpoint]:
 @pytest.mark.parametrize("state", ["warm", "cold"])
 def test_prefaulting_a_file_that_was_cut_short_is_an_error_and_no_signal(tmp_path: Path, state: str) -> None:
     path, ckpt = _mapped(tmp_path)
-    mapped = ckpt._native.map(["w1", "w3"], penstock.Config())
+    mapped = ckpt._native.map(["w1", "w3"], penstock.LoadOptions())
     os.truncate(path, path.stat().st_size - 2 * MIB)
     if state == "cold":
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    with pytest.raises(penstock.ObjectChangedError) as raised:
+    with pytest.raises(penstock.LocationChangedError) as raised:
         mapped.prefault()
-    assert raised.value.object == str(path)
+    assert raised.value.location == str(path)
     assert (raised.value.tensor, raised.value.byte_range) == ("w3", ckpt["w3"].byte_range)
 
 
 def test_prefaulting_notices_a_file_that_was_written_to(tmp_path: Path) -> None:
     path, ckpt = _mapped(tmp_path)
-    mapped = ckpt._native.map(None, penstock.Config())
+    mapped = ckpt._native.map(None, penstock.LoadOptions())
     with path.open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"x")
     os.utime(path, (0, 0))
-    with pytest.raises(penstock.ObjectChangedError):
+    with pytest.raises(penstock.LocationChangedError):
         mapped.prefault()
 
 

@@ -334,7 +334,7 @@ class Noted(ReadAhead):
 def test_reading_goes_on_behind_what_is_taken_and_a_single_tensor_costs_itself(shards: Path) -> None:
     checkpoint = penstock.open(shards)
     names = checkpoint.offset_keys()
-    ahead = Noted(checkpoint, penstock.Config(), 2 << 20)
+    ahead = Noted(checkpoint, penstock.LoadOptions(), 2 << 20)
     ahead.want(names[5])
     assert ahead.brought == [[names[5]]]
     for name in names[:3]:
@@ -350,7 +350,7 @@ def test_reading_goes_on_behind_what_is_taken_and_a_single_tensor_costs_itself(s
 def test_any_order_brings_everything_once(shards: Path) -> None:
     checkpoint = penstock.open(shards)
     names = checkpoint.offset_keys()
-    ahead = Noted(checkpoint, penstock.Config(), 2 << 20)
+    ahead = Noted(checkpoint, penstock.LoadOptions(), 2 << 20)
     for name in [names[0], *reversed(names)]:
         ahead.want(name)
     ahead.close()
@@ -360,14 +360,14 @@ def test_any_order_brings_everything_once(shards: Path) -> None:
 def test_a_file_that_changed_is_an_error_for_whoever_wants_it(shards: Path, nothing_remains: None) -> None:
     checkpoint = penstock.open(shards)
     names = checkpoint.offset_keys()
-    ahead = ReadAhead(checkpoint, penstock.Config(), 2 << 20)
+    ahead = ReadAhead(checkpoint, penstock.LoadOptions(), 2 << 20)
     ahead.want(names[0])
     changed = shards / "s1.safetensors"
     data = changed.read_bytes()
     changed.unlink()
     changed.write_bytes(data)
     ahead.want(names[4])  # begins to read on into the file that changed, and keeps quiet about it
-    with pytest.raises(penstock.ObjectChangedError, match=r"s1\.safetensors"):
+    with pytest.raises(penstock.LocationChangedError, match=r"s1\.safetensors"):
         ahead.want(names[6])
     ahead.close()
 

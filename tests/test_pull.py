@@ -151,19 +151,20 @@ def test_allow_and_ignore_are_fnmatchs_on_the_path_below_the_url(bucket: servers
     names = ["a.safetensors", "b[1].safetensors", "config.json", "unet/a.safetensors", "unet/deep/x.bin"]
     cases = [("*.safetensors", None), (["config.json", "unet/"], ["*.bin"]), (None, "unet/*"), ("b[[]1].*", [])]
     for number, (allow, ignore) in enumerate([*cases, (None, "[!u]*")]):
-        pulled = penstock.pull(f"{bucket.root}/model", tmp_path / f"to-{number}", allow=allow, ignore=ignore)
+        to = tmp_path / f"to-{number}"
+        pulled = penstock.pull(f"{bucket.root}/model", to, allow_patterns=allow, ignore_patterns=ignore)
         full = [f"{p}*" if p.endswith("/") else p for p in ([allow] if isinstance(allow, str) else allow or ["*"])]
         without = [ignore] if isinstance(ignore, str) else ignore or []
         kept = [n for n in names if any(fnmatch.fnmatchcase(n, p) for p in full)]
         kept = [n for n in kept if not any(fnmatch.fnmatchcase(n, p) for p in without)]
         assert [file.path for file in pulled.files] == kept
-    with pytest.raises(penstock.ObjectNotFoundError, match="none of the 5 objects"):
-        penstock.pull(f"{bucket.root}/model", tmp_path / "none", allow="*.gguf")
+    with pytest.raises(penstock.LocationNotFoundError, match="none of the 5 objects"):
+        penstock.pull(f"{bucket.root}/model", tmp_path / "none", allow_patterns="*.gguf")
     assert not (tmp_path / "none").exists()
 
 
 def test_the_command_pulls_and_says_so_in_json(bucket: servers.Remote, tmp_path: Path) -> None:
-    process = begin(f"{bucket.root}/model/", tmp_path / "to", "--json", "--ignore", "unet/")
+    process = begin(f"{bucket.root}/model/", tmp_path / "to", "--json", "--exclude", "unet/")
     out, _ = process.communicate(timeout=60)
     told = json.loads(out)
     assert [file["path"] for file in told["files"]] == ["a.safetensors", "b[1].safetensors", "config.json"]
@@ -222,7 +223,7 @@ def test_engines_list_and_pull_by_the_same_means(bucket: servers.Remote, tmp_pat
     assert there() == ["config.json", "unet/deep/x.bin"]
     objects.pull(where, str(to), allow_pattern=[f"{where}a.*"])
     assert there() == ["a.safetensors", "config.json", "unet/deep/x.bin"]
-    with pytest.raises(penstock.ObjectNotFoundError):
+    with pytest.raises(penstock.LocationNotFoundError):
         objects.pull(f"{bucket.root}/nothing/", str(to))
     (to / "b").mkdir()
     (to / "b" / "c.safetensors").write_bytes(b"12345")
@@ -254,11 +255,11 @@ def test_a_key_with_an_empty_part_hides_no_others(
         listed = json.loads(subprocess.run(shown, check=True, stdout=subprocess.PIPE, text=True).stdout)
         assert listed["directories"] == ["model"]
         # Not left out without a word: whoever pulls says so.
-        with pytest.raises(penstock.ObjectAccessError, match=r"/lost\.json") as raised:
+        with pytest.raises(penstock.LocationAccessError, match=r"/lost\.json") as raised:
             penstock.pull(where, tmp_path / "to")
-        assert "ignore=" in (raised.value.remedy or "")
+        assert "ignore_patterns=" in (raised.value.remedy or "")
         assert not (tmp_path / "to").exists()
-        pulled = penstock.pull(where, tmp_path / "to", ignore="/*")
+        pulled = penstock.pull(where, tmp_path / "to", ignore_patterns="/*")
         assert [file.path for file in pulled.files] == ["config.json", "m.safetensors"]
         objects.pull(where, str(tmp_path / "engine"), allow_pattern=["*.json"])
         there = [file.name for file in (tmp_path / "engine").iterdir() if file.is_file()]
@@ -327,7 +328,7 @@ child = os.fork()
 if not child:
     try:
         running.wait()
-    except penstock.CancelledError as error:
+    except penstock.LoadCancelledError as error:
         assert "forked" in str(error), error
     else:
         os._exit(2)
@@ -394,7 +395,7 @@ def test_a_child_forked_while_another_thread_waits_for_a_pull_is_not_blocked_by_
         child = os.fork()
         if child == 0:
             try:
-                with pytest.raises(penstock.CancelledError, match="forked"):
+                with pytest.raises(penstock.LoadCancelledError, match="forked"):
                     running.progress()
                 running.stop()
                 os._exit(0)
@@ -444,7 +445,7 @@ def test_what_a_log_handler_raises_ends_a_pull_if_it_ends_programs(
 
 def test_a_file_as_the_directory_is_said_to_be_one(bucket: servers.Remote, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious")
-    with pytest.raises(penstock.ObjectAccessError, match="this is a file") as raised:
+    with pytest.raises(penstock.LocationAccessError, match="this is a file") as raised:
         penstock.pull(f"{bucket.root}/model", tmp_path / "file")
     assert "directory" in (raised.value.remedy or "")
     assert (tmp_path / "file").read_text() == "precious"

@@ -27,7 +27,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
 
 def check(file: tuple[Path, bytes], ranges: list[tuple[int, int]], how: str, block_bytes: int) -> None:
     path, data = file
-    config = penstock.Config(block_bytes=block_bytes, readers=3)
+    config = penstock.LoadOptions(block_bytes=block_bytes, readers=3)
     ckpt = Checkpoint(_native.Checkpoint.of_ranges([(str(path), ranges)], config), config)
     loaded: dict[str, Any]
     if how == "load":

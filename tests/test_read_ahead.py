@@ -64,7 +64,7 @@ def test_of_some_tensors_only_those_are_brought_in(on_disk: Path) -> None:
 
 
 def test_who_rules_the_page_cache_out_has_nothing_read_into_it(on_disk: Path) -> None:
-    ahead = penstock.open(on_disk).read_ahead(config=penstock.Config(cache="bypass"))
+    ahead = penstock.open(on_disk).read_ahead(options=penstock.LoadOptions(cache="bypass"))
     assert ahead.done
     assert ahead.bytes == 0
 
@@ -73,7 +73,7 @@ def test_a_file_that_is_gone_is_the_load_s_to_report(on_disk: Path) -> None:
     checkpoint = penstock.open(on_disk)
     on_disk.unlink()
     wait(checkpoint.read_ahead())
-    with pytest.raises(penstock.ObjectNotFoundError):
+    with pytest.raises(penstock.LocationNotFoundError):
         checkpoint.load()
 
 

@@ -443,7 +443,7 @@ def test_a_read_that_fails_is_the_loads_error_even_where_loading_code_catches_it
                 parameter.sum()
             hidden.rename(path)
 
-    with pytest.raises(penstock.ObjectNotFoundError):
+    with pytest.raises(penstock.LocationNotFoundError):
         record()
 
 

@@ -59,7 +59,7 @@ def test_a_sharded_model_is_opened_by_its_prefix_and_loaded_bit_by_bit(model: tu
     where, tensors = model
     ckpt = penstock.open(where)
     assert set(ckpt) == set(tensors)
-    assert [location for location, _ in ckpt.objects] == [f"{where}part-{number}.safetensors" for number in range(3)]
+    assert [location for location, _ in ckpt.files] == [f"{where}part-{number}.safetensors" for number in range(3)]
     loaded = ckpt.load(framework="np")
     assert_bits(loaded, tensors)
     # Nothing is read that is not asked for, and nothing twice.
@@ -129,10 +129,10 @@ def test_no_connection_outlives_its_load(remote: servers.Remote, model: tuple[st
 
 def test_what_is_not_there_is_told(remote: servers.Remote) -> None:
     for location in ("nothing/model.safetensors", "nothing/"):
-        with pytest.raises(penstock.ObjectNotFoundError) as raised:
+        with pytest.raises(penstock.LocationNotFoundError) as raised:
             penstock.open(f"{remote.root}/{location}")
-        assert raised.value.object is not None
-        assert raised.value.object.startswith(f"{remote.root}/nothing")
+        assert raised.value.location is not None
+        assert raised.value.location.startswith(f"{remote.root}/nothing")
 
 
 def test_a_key_that_looks_like_a_pattern_is_itself(remote: servers.Remote, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_key_that_looks_like_a_pattern_is_itself(remote: servers.Remote, tmp_p
     if remote.requests is None:
         assert names("a[1]/m[f].safetensors") == {"s1"}
         assert names("a[1]/") == {"s0", "s1"}
-        with pytest.raises(penstock.ObjectNotFoundError, match="a part before the last holds a pattern"):
+        with pytest.raises(penstock.LocationNotFoundError, match="a part before the last holds a pattern"):
             penstock.open(f"{remote.root}/odd/a[2]/*.safetensors")
 
 
@@ -251,7 +251,7 @@ def test_secrets_are_in_no_error_and_no_listing(tmp_path: Path, monkeypatch: pyt
         body, _ = shard(tmp_path, 0)
         remote.put("m.safetensors", body)
         ckpt = penstock.open(f"{remote.root}/m.safetensors?X-Amz-Signature=SENTINEL")
-        shown = f"{ckpt!r} {ckpt.objects} {ckpt['s0.t0'].object}"
+        shown = f"{ckpt!r} {ckpt.files} {ckpt['s0.t0'].location}"
         assert "SENTINEL" not in shown
         ckpt.load(framework="np")
         with pytest.raises(penstock.PenstockError) as raised:

@@ -207,7 +207,7 @@ def test_nothing_is_kept_of_an_answer_that_is_longer_than_was_asked_for(tmp_path
 
     with bare(server_of(body, in_chunks, wrong, denied, plain)) as (address, _):
         ckpt = penstock.open(f"http://{address}/m.safetensors", cache_dir=tmp_path / "cache")
-        with pytest.raises(penstock.ObjectAccessError):
+        with pytest.raises(penstock.LocationAccessError):
             ckpt.load(framework="np")
         assert penstock.flush_disk_cache()
         ckpt = penstock.open(f"http://{address}/m.safetensors", cache_dir=tmp_path / "cache")
@@ -370,7 +370,7 @@ def test_a_clock_that_is_wrong_is_told(s3: Callable[..., str]) -> None:
     said = "<Error><Code>RequestTimeTooSkewed</Code><Message>The difference is too large.</Message></Error>"
     answer = [_head("HTTP/1.1 403 F", f"Content-Length: {len(said)}", "Connection: close"), said.encode()]
     with bare(lambda _: answer) as (address, asked):
-        with pytest.raises(penstock.ObjectAccessError, match="RequestTimeTooSkewed") as raised:
+        with pytest.raises(penstock.LocationAccessError, match="RequestTimeTooSkewed") as raised:
             penstock.open(s3(f"http://{address}"))
         assert raised.value.remedy == "Set this machine's clock"
         assert len(asked) == 1
@@ -442,7 +442,7 @@ def test_a_server_that_wants_to_know_who_asks_says_what_it_was_told(
 ) -> None:
     answer = [_head("HTTP/1.1 401 U", "WWW-Authenticate: Basic", "Content-Length: 0", "Connection: close")]
     with bare(lambda _: answer) as (address, _):
-        with pytest.raises(penstock.ObjectAccessError, match=f"credentials: {credentials}") as raised:
+        with pytest.raises(penstock.LocationAccessError, match=f"credentials: {credentials}") as raised:
             penstock.open(f"http://{user}{address}/m.safetensors{query}")
         assert remedy in (raised.value.remedy or "")
         assert "SENTINEL" not in f"{raised.value} {raised.value!r} {vars(raised.value)}"
@@ -455,7 +455,7 @@ def test_whoever_refuses_is_named_though_another_was_asked() -> None:
         sent_on = [_head("HTTP/1.1 302 F", there, "Content-Length: 0", "Connection: close")]
         with (
             bare(lambda _: sent_on) as (near, _),
-            pytest.raises(penstock.ObjectAccessError, match=r"HTTP 403 \(host localhost"),
+            pytest.raises(penstock.LocationAccessError, match=r"HTTP 403 \(host localhost"),
         ):
             penstock.open(f"http://{near}/m.safetensors")
 
@@ -466,7 +466,10 @@ def test_a_directory_that_may_not_be_listed_is_not_there() -> None:
         status = "403 F" if head.startswith("GET /models/some ") else "404 N"
         return [_head(f"HTTP/1.1 {status}", "Content-Length: 0", "Connection: close")]
 
-    with bare(write) as (address, _), pytest.raises(penstock.ObjectNotFoundError, match=r"none of model\.safetensors"):
+    with (
+        bare(write) as (address, _),
+        pytest.raises(penstock.LocationNotFoundError, match=r"none of model\.safetensors"),
+    ):
         penstock.open(f"http://{address}/models/some")
 
 
@@ -510,4 +513,4 @@ def test_a_proxy_that_makes_no_tunnel_is_told(status: str, told: str, remedy: st
     assert told in said
     assert remedy in said
     assert "SENTINEL" not in said
-    assert said.startswith("ObjectAccessError" if status.startswith("407") else "StorageError")
+    assert said.startswith("LocationAccessError" if status.startswith("407") else "StorageError")

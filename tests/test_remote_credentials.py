@@ -50,7 +50,7 @@ def test_a_credential_process_is_asked(bucket: str, tmp_path: Path, monkeypatch:
     # And its secret is nobody's business.
     (tmp_path / "answer.json").write_text(json.dumps(answer | {"SecretAccessKey": "SENTINEL-wrong"}))
     monkeypatch.setenv("AWS_REGION", "us-east-1")
-    with pytest.raises(penstock.ObjectAccessError, match="credentials: a credential process") as raised:
+    with pytest.raises(penstock.LocationAccessError, match="credentials: a credential process") as raised:
         penstock.open(bucket)
     assert "SENTINEL" not in f"{raised.value} {vars(raised.value)}"
 
@@ -72,7 +72,7 @@ def test_a_containers_credential_service_is_asked(bucket: str, tmp_path: Path, m
 
 
 def test_no_credentials_are_told_at_once(bucket: str) -> None:
-    with pytest.raises(penstock.ObjectAccessError, match="no AWS credentials were found") as raised:
+    with pytest.raises(penstock.LocationAccessError, match="no AWS credentials were found") as raised:
         penstock.open(bucket)
     assert "AWS_SKIP_SIGNATURE" in (raised.value.remedy or "")
 
@@ -117,7 +117,7 @@ def test_a_web_identity_is_shown_to_the_token_service(
     refusal = "<ErrorResponse><Error><Code>AccessDenied</Code><Message>not this role</Message></Error></ErrorResponse>"
     with service(lambda _: (403, refusal)) as (url, _):
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", url)
-        with pytest.raises(penstock.ObjectAccessError, match=r"AccessDenied|not this role") as raised:
+        with pytest.raises(penstock.LocationAccessError, match=r"AccessDenied|not this role") as raised:
             penstock.open(bucket)
     assert "SENTINEL" not in f"{raised.value} {vars(raised.value)}"
 
@@ -187,7 +187,7 @@ def test_an_sso_session_that_is_over_says_to_sign_in(
         # The name that AWS's tools give to it.
         (cache / f"{hashlib.sha1(b'mine', usedforsecurity=False).hexdigest()}.json").write_text(json.dumps(token))
     monkeypatch.setenv("AWS_PROFILE", "sso")
-    with pytest.raises(penstock.ObjectAccessError, match=r"(?i)sso|token") as raised:
+    with pytest.raises(penstock.LocationAccessError, match=r"(?i)sso|token") as raised:
         penstock.open(bucket)
     assert "aws sso login" in (raised.value.remedy or "")
     assert "SENTINEL" not in f"{raised.value} {vars(raised.value)}"
@@ -251,7 +251,7 @@ def test_keys_that_expire_in_the_middle_of_a_load_are_fetched_anew(
         assert service.requests == ["GET /credentials"] * 2
         # Keys that nobody takes any longer end the load, and are not shown.
         good.clear()
-        with pytest.raises(penstock.ObjectAccessError, match="ExpiredToken") as raised:
+        with pytest.raises(penstock.LocationAccessError, match="ExpiredToken") as raised:
             ckpt.load(framework="np")
         assert "the container's credential service" in str(raised.value)
         assert "SENTINEL" not in f"{raised.value} {vars(raised.value)}"
@@ -279,6 +279,6 @@ def test_the_azure_command_line_gives_tokens_where_that_is_asked_for(
         assert len(penstock.open("az://container/m.safetensors")) == 1
         command.write_text("#!/bin/sh\necho 'ERROR: Please run az login to setup account.' >&2\nexit 1\n")
         monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"AccountName=other;BlobEndpoint={url}")
-        with pytest.raises(penstock.ObjectAccessError, match="az login") as raised:
+        with pytest.raises(penstock.LocationAccessError, match="az login") as raised:
             penstock.open("az://container/m.safetensors")
     assert "SENTINEL" not in f"{raised.value} {vars(raised.value)}"

@@ -87,7 +87,7 @@ ckpt = penstock.open(where)
 loaded = ckpt.load(framework="np")
 pulled = penstock.pull(where, to)
 print(json.dumps({
-    "objects": [location for location, _ in ckpt.objects],
+    "objects": [location for location, _ in ckpt.files],
     "tensors": {name: hashlib.sha256(tensor.tobytes()).hexdigest() for name, tensor in loaded.items()},
     "files": {path: hashlib.sha256((pulled.directory / path).read_bytes()).hexdigest() for path, *_ in pulled.files},
 }))

@@ -36,7 +36,7 @@ def refused(url: str, options: dict[str, Any], *words: str) -> penstock.Penstock
         penstock.open(url, storage_options=options)
     error = raised.value
     assert error.code == "config"
-    assert error.object == url
+    assert error.location == url
     assert error.remedy
     for word in words:
         assert word in str(error)
@@ -95,7 +95,7 @@ def test_an_azure_key_of_another_account_says_what_to_check(
     body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>Refused.</Message></Error>"
     with service(lambda _: (403, body)) as (url, _):
         monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"AccountName=acc;AccountKey=c2VjcmV0;BlobEndpoint={url}")
-        with pytest.raises(penstock.ObjectAccessError, match=remedy) as raised:
+        with pytest.raises(penstock.LocationAccessError, match=remedy) as raised:
             penstock.open(BLOB)
     assert raised.value.code == kind
     assert "(AZURE_STORAGE_CONNECTION_STRING)" in (raised.value.remedy or "")
@@ -156,7 +156,7 @@ def test_variables_and_options_of_blanks_set_nothing(monkeypatch: pytest.MonkeyP
     with service(lambda _: (404, absent)) as (url, asked):
         for given in ({}, {"region": " ", "ca_bundle": "\t", "profile": "\n"}):
             options = {"anon": True, "endpoint_url": url, **given}
-            with pytest.raises(penstock.ObjectNotFoundError):
+            with pytest.raises(penstock.LocationNotFoundError):
                 penstock.open("s3://bucket/m.safetensors", storage_options=options)
     assert asked
 
@@ -191,7 +191,7 @@ def test_a_shard_that_is_missing_says_where_to_bring_it(tmp_path: Path, remote: 
 
     with service(answer) as (url, _):
         location = f"{url if remote else tmp_path}/m.safetensors.index.json"
-        with pytest.raises(penstock.ObjectNotFoundError, match="the shard is missing, which") as raised:
+        with pytest.raises(penstock.LocationNotFoundError, match="the shard is missing, which") as raised:
             penstock.open(location)
     says = "The upload is incomplete: upload" if remote else "The download is incomplete: download"
     assert says in (raised.value.remedy or "")
@@ -220,7 +220,7 @@ def host(tmp_path: Path) -> Iterator[str]:
 )
 @pytest.mark.parametrize("listed", [False, True])
 def test_a_pattern_over_http_says_that_nothing_is_listed(host: str, pattern: str, listed: bool) -> None:
-    with pytest.raises(penstock.ObjectNotFoundError, match="a plain HTTP server cannot list what it holds") as raised:
+    with pytest.raises(penstock.LocationNotFoundError, match="a plain HTTP server cannot list what it holds") as raised:
         penstock.open([host + pattern] if listed else host + pattern)
     error = raised.value
     assert error.code == "not_found"
@@ -235,7 +235,7 @@ def test_a_name_over_http_that_looks_like_a_pattern_is_a_name(host: str) -> None
 
 @pytest.mark.parametrize("directory", ["/m/", "/m", "/page", "/page/", "", "/m?sig=SENTINEL7"])
 def test_a_directory_over_http_says_what_to_name(host: str, directory: str) -> None:
-    with pytest.raises(penstock.ObjectNotFoundError, match="a plain HTTP server cannot list what it holds") as raised:
+    with pytest.raises(penstock.LocationNotFoundError, match="a plain HTTP server cannot list what it holds") as raised:
         penstock.open(host + directory)
     index = f"{host}{directory.partition('?')[0].rstrip('/')}/model.safetensors.index.json"
     assert f"such as {index}, or give a list" in (raised.value.remedy or "")

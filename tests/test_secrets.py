@@ -227,7 +227,7 @@ def test_a_secret_in_a_url_is_in_no_output_of_the_command(
 
 def test_what_is_special_in_a_password_is_escaped(plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for location in ("http://me:pa/ss@server.example/m.safetensors", "http://me:pa#ss@server.example/m.safetensors"):
-        with pytest.raises(penstock.ObjectNotFoundError) as raised:
+        with pytest.raises(penstock.LocationNotFoundError) as raised:
             penstock.open(location)
         assert "%2F for /" in (raised.value.remedy or "")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:se#cret@host:9000")

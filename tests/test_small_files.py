@@ -65,14 +65,14 @@ def test_what_s3_denies_beside_what_it_gives_is_absent(handler, tmp_path: Path, 
 
 def test_a_folder_of_which_nothing_may_be_read_is_an_access_error(handler, tmp_path: Path) -> None:
     _, root = handler
-    with pytest.raises(penstock.ObjectAccessError, match=r"model/config\.json"):
+    with pytest.raises(penstock.LocationAccessError, match=r"model/config\.json"):
         fetch(f"{root}/model", str(tmp_path))
 
 
 def test_denial_of_the_file_that_describes_the_model_is_an_access_error(handler, tmp_path: Path) -> None:
     server, root = handler
     server.files = {"/model/vocab.json": b"{}"}
-    with pytest.raises(penstock.ObjectAccessError, match=r"model/config\.json"):
+    with pytest.raises(penstock.LocationAccessError, match=r"model/config\.json"):
         fetch(f"{root}/model", str(tmp_path))
 
 
@@ -87,5 +87,5 @@ def test_denial_of_the_file_that_describes_the_model_is_an_access_error(handler,
 def test_any_other_refusal_is_an_access_error(handler, tmp_path: Path, answer: tuple[int, bytes]) -> None:
     server, root = handler
     server.files, server.otherwise = {"/model/config.json": b"{}"}, answer
-    with pytest.raises(penstock.ObjectAccessError):
+    with pytest.raises(penstock.LocationAccessError):
         fetch(f"{root}/model", str(tmp_path))

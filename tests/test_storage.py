@@ -135,6 +135,6 @@ def test_the_policy_decides_what_a_load_leaves_in_the_page_cache(tmp_path: Path,
     drop_cache(path)
     if _cached_share(path) > 0.1:
         pytest.skip("this file system keeps what it was told to forget")
-    assert_bits(penstock.open(path, config=penstock.Config(cache=cache)).load(framework="np"), tensors)
+    assert_bits(penstock.open(path, options=penstock.LoadOptions(cache=cache)).load(framework="np"), tensors)
     share = _cached_share(path)
     assert share == 1 if filled else share < 0.1

@@ -82,8 +82,8 @@ def test_a_load_uses_the_environment_that_the_checkpoint_was_opened_in(
     assert_bits(ckpt.load(framework="np"), held)
     assert_bits(dict(ckpt.stream(framework="np")), held)
     # The disk cache of a load is another way to the same store.
-    cached = penstock.Config(cache_dir=str(tmp_path / "cache"))
-    assert_bits(ckpt.load(framework="np", config=cached), held)
+    cached = penstock.LoadOptions(cache_dir=str(tmp_path / "cache"))
+    assert_bits(ckpt.load(framework="np", options=cached), held)
     with pytest.raises(penstock.StorageError):
         penstock.open(f"{remote.root}/m/")
 
@@ -144,7 +144,7 @@ def test_two_stores_with_different_keys_work_side_by_side(
         for _ in range(2):
             assert_bits(first.load(framework="np"), held)
             assert_bits(later.load(framework="np"), others)
-        with pytest.raises(penstock.ObjectAccessError) as raised:
+        with pytest.raises(penstock.LocationAccessError) as raised:
             penstock.open(url, storage_options=second | {"endpoint_url": options(one)["endpoint_url"]})
     assert raised.value.code == "credentials"
     assert "credentials: storage_options" in str(raised.value)
@@ -226,11 +226,11 @@ def test_an_empty_profile_is_not_the_environments_either(saved: None, monkeypatc
 def test_options_are_in_no_error_and_no_repr(gateway: tuple[servers.Remote, dict[str, Raw]]) -> None:
     remote, _ = gateway
     wrong = options(remote) | {"key": "SENTINEL-key", "secret": "SENTINEL-secret"}
-    with pytest.raises(penstock.ObjectAccessError) as raised:
+    with pytest.raises(penstock.LocationAccessError) as raised:
         penstock.open(f"{remote.root}/m/", storage_options=wrong)
     assert "SENTINEL" not in f"{raised.value} {vars(raised.value)} {pickle.dumps(raised.value)!r}"
     ckpt = penstock.open(f"{remote.root}/m/", storage_options=options(remote))
-    assert options(remote)["secret"] not in f"{ckpt!r} {ckpt.config!r} {vars(ckpt)}"
+    assert options(remote)["secret"] not in f"{ckpt!r} {ckpt.options!r} {vars(ckpt)}"
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_a_relative_path_stays_what_it_was(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_codes_are_attributes_and_json(tmp_path: Path) -> None:
-    with pytest.raises(penstock.ObjectNotFoundError) as absent:
+    with pytest.raises(penstock.LocationNotFoundError) as absent:
         penstock.open(tmp_path / "absent")
     assert absent.value.code == "not_found"
     (tmp_path / "cut.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
@@ -329,10 +329,10 @@ def test_a_remedy_names_the_option_that_set_what_is_wrong(
     absent = "<?xml version='1.0'?><Error><Code>NoSuchBucket</Code><Message>none</Message></Error>"
     with service(lambda _: (404, absent)) as (url, _):
         given = {"anon": True, "endpoint_url": url}
-        with pytest.raises(penstock.ObjectNotFoundError, match=r'that storage_options\["endpoint_url"\] leads to'):
+        with pytest.raises(penstock.LocationNotFoundError, match=r'that storage_options\["endpoint_url"\] leads to'):
             penstock.open("s3://bucket/m.safetensors", storage_options=given)
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
-        with pytest.raises(penstock.ObjectNotFoundError, match="that AWS_ENDPOINT_URL_S3 leads to"):
+        with pytest.raises(penstock.LocationNotFoundError, match="that AWS_ENDPOINT_URL_S3 leads to"):
             penstock.open("s3://bucket/m.safetensors", storage_options={"anon": True})
     given = {"anon": True, "ca_bundle": str(tmp_path / "none.pem")}
     with pytest.raises(penstock.ConfigError, match=r'leave out storage_options\["ca_bundle"\]') as raised:
@@ -347,7 +347,7 @@ def test_a_login_that_is_missing_is_told_as_such(plain: None, tmp_path: Path, mo
         "[sso-session corp]\nsso_start_url = https://corp.example/start\nsso_region = us-east-1\n"
     )
     monkeypatch.setenv("AWS_PROFILE", "sso")
-    with pytest.raises(penstock.ObjectAccessError, match=r'"sso" \(SSO\) has no valid login') as raised:
+    with pytest.raises(penstock.LocationAccessError, match=r'"sso" \(SSO\) has no valid login') as raised:
         penstock.open("s3://bucket/m.safetensors")
     assert (raised.value.code, raised.value.remedy) == ("credentials", "Sign in: aws sso login --profile sso")
 
@@ -368,7 +368,7 @@ def test_the_metadata_services_refusal_is_not_the_stores(
         monkeypatch.setenv("IDENTITY_ENDPOINT", f"{metadata}/msi/token")
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "models")
         with pytest.raises(
-            penstock.ObjectAccessError, match="this machine's metadata service answered HTTP 403"
+            penstock.LocationAccessError, match="this machine's metadata service answered HTTP 403"
         ) as raised:
             penstock.open(url)
     assert asked
@@ -380,13 +380,13 @@ def test_a_session_that_has_expired_says_which_variables_to_renew(plain: None, m
     body = "<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
     with service(lambda _: (400, body)) as (url, _):
         given = {"key": "k", "secret": "s", "token": "t", "endpoint_url": url}
-        with pytest.raises(penstock.ObjectAccessError, match="give new key, secret and token") as raised:
+        with pytest.raises(penstock.LocationAccessError, match="give new key, secret and token") as raised:
             penstock.open("s3://bucket/m.safetensors", storage_options=given)
         assert raised.value.code == "credentials"
         for name, value in (("ACCESS_KEY_ID", "k"), ("SECRET_ACCESS_KEY", "s"), ("SESSION_TOKEN", "t")):
             monkeypatch.setenv(f"AWS_{name}", value)
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-        with pytest.raises(penstock.ObjectAccessError, match="AWS_SESSION_TOKEN anew"):
+        with pytest.raises(penstock.LocationAccessError, match="AWS_SESSION_TOKEN anew"):
             penstock.open("s3://bucket/m.safetensors")
 
 

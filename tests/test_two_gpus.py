@@ -37,9 +37,9 @@ def begin_and_drop(ckpt: penstock.Checkpoint) -> None:
 
 
 def cancel(ckpt: penstock.Checkpoint) -> None:
-    load, *_ = ckpt._start(None, None, None, OTHER, "pt", None, penstock.Config())
+    load, *_ = ckpt._start(None, None, None, OTHER, "pt", None, penstock.LoadOptions())
     load.cancel()
-    with pytest.raises(penstock.CancelledError):
+    with pytest.raises(penstock.LoadCancelledError):
         load.collect()
 
 
@@ -86,7 +86,7 @@ def test_a_load_that_fails_leaves_the_current_device_alone(tmp_path: Path) -> No
     ckpt = penstock.open(path)
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size // 2)
-    with pytest.raises(penstock.ObjectChangedError):
+    with pytest.raises(penstock.LocationChangedError):
         ckpt.load(device=OTHER)
     assert torch.cuda.current_device() == 0
     with pytest.raises(penstock.DeviceError):

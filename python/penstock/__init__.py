@@ -17,18 +17,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock._native import Config, LoadStats, TensorInfo, __version__
+from penstock._native import LoadOptions, LoadStats, TensorInfo, __version__
 from penstock.errors import (
-    CancelledError,
     ConfigError,
     DestinationError,
     DeviceError,
     FormatError,
+    InsufficientMemoryError,
+    LoadCancelledError,
+    LocationAccessError,
+    LocationChangedError,
+    LocationNotFoundError,
     MissingDependencyError,
-    ObjectAccessError,
-    ObjectChangedError,
-    ObjectNotFoundError,
-    OutOfMemoryError,
     PeerError,
     PenstockError,
     SafetensorError,
@@ -47,20 +47,20 @@ if TYPE_CHECKING:
     from penstock.state import IncompatibleKeys
 
 __all__ = [
-    "CancelledError",
     "Checkpoint",
-    "Config",
     "ConfigError",
     "DestinationError",
     "DeviceError",
     "FormatError",
     "IncompatibleKeys",
+    "InsufficientMemoryError",
+    "LoadCancelledError",
+    "LoadOptions",
     "LoadStats",
+    "LocationAccessError",
+    "LocationChangedError",
+    "LocationNotFoundError",
     "MissingDependencyError",
-    "ObjectAccessError",
-    "ObjectChangedError",
-    "ObjectNotFoundError",
-    "OutOfMemoryError",
     "PeerError",
     "PenstockError",
     "Pulled",

@@ -10,8 +10,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from penstock._native import Config
-from penstock.errors import ConfigError, ObjectNotFoundError, SelectionError, TensorNotFoundError
+from penstock._native import LoadOptions
+from penstock.errors import ConfigError, LocationNotFoundError, SelectionError, TensorNotFoundError
 
 AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 """A path of this machine (bytes and surrogate escapes for names that are not UTF-8), or a URL."""
@@ -31,7 +31,7 @@ def locations(given: AnyPath | Iterable[AnyPath], argument: str = "path") -> lis
 
     Raises:
         ConfigError: for what is neither a path nor several of them.
-        ObjectNotFoundError: for text that no file name can be made of.
+        LocationNotFoundError: for text that no file name can be made of.
     """
     if isinstance(given, (str, bytes, os.PathLike)):
         return [location(given, argument)]
@@ -53,14 +53,14 @@ def location(given: AnyPath, argument: str = "path") -> str:
     if not text.strip() and not os.path.lexists(text):
         names, give = _EMPTY.get(argument, _EMPTY_LOCATION)
         cause, remedy = f"{argument} is empty: it names no {names}", f"{give}; a variable it is made of may be unset"
-        raise ObjectNotFoundError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+        raise LocationNotFoundError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
     try:
         os.fsencode(text)
     except UnicodeEncodeError as error:
         # A URL may hold a password.
         value = f"{argument}, a URL," if "://" in text else f"{argument}={given!r}"
         cause = f"{value} holds a character that no file name can ({error.reason})"
-        raise ObjectNotFoundError(cause, cause=cause) from None
+        raise LocationNotFoundError(cause, cause=cause) from None
     return os.path.expanduser(text) if text.startswith("~") and not os.path.lexists(text) else text  # noqa: PTH111
 
 
@@ -128,18 +128,18 @@ def name_filter(given: Any) -> Callable[[str], bool]:
     raise ConfigError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
 
 
-def settings(given: Config | None, default: Config | None = None) -> Config:
+def settings(given: LoadOptions | None, default: LoadOptions | None = None) -> LoadOptions:
     """The settings that were given, or else the default ones.
 
     Raises:
-        ConfigError: for what is no ``Config``.
+        ConfigError: for what is no ``LoadOptions``.
     """
-    if isinstance(given, Config):
+    if isinstance(given, LoadOptions):
         return given
     if given is None:
-        return Config() if default is None else default
-    cause = f"config must be a penstock.Config, not {_described(given)}"
-    remedy = "Write config=penstock.Config(readers=8)"
+        return LoadOptions() if default is None else default
+    cause = f"options must be a penstock.LoadOptions, not {_described(given)}"
+    remedy = "Write options=penstock.LoadOptions(readers=8)"
     raise ConfigError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
 
 

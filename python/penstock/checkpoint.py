@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from penstock import _native
-from penstock._native import Ahead, Config, LoadStats, TensorInfo, shown
+from penstock._native import Ahead, LoadOptions, LoadStats, TensorInfo, shown
 from penstock.arguments import AnyPath, location, locations, name_filter, settings, tensor_names
 from penstock.destinations import DtypeMismatch, fit, plan
 from penstock.errors import ConfigError, SelectionError, TensorNotFoundError
@@ -36,7 +36,7 @@ def open(  # noqa: A001
     cache_dir: AnyPath | None = None,
     cache_bytes: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    config: Config | None = None,
+    options: LoadOptions | None = None,
 ) -> Checkpoint:
     """Opens a checkpoint: reads the headers of its safetensors files, all of them in parallel, and nothing else.
 
@@ -53,29 +53,29 @@ def open(  # noqa: A001
         storage_options: credentials, endpoint and settings of the remote store, under the names of fsspec (s3fs, gcsfs,
             adlfs, huggingface_hub) or object_store: ``{"key": …, "secret": …, "endpoint_url": …}``. They come before
             the environment and serve the checkpoint's loads. The environment itself is read here, once.
-        config: settings; by default each is found by itself (or read from ``PENSTOCK_*``).
+        options: settings; by default each is found by itself (or read from ``PENSTOCK_*``).
 
     Returns:
         The checkpoint. No file stays open, so nothing has to be closed; ``with`` works all the same.
 
     Raises:
         ConfigError: ``path`` is neither a path nor several of them, or a setting is impossible.
-        ObjectNotFoundError: nothing is there, or a directory holds no checkpoint.
-        ObjectAccessError: a file may not be read, or is no regular file; a store denies access, or there are no
+        LocationNotFoundError: nothing is there, or a directory holds no checkpoint.
+        LocationAccessError: a file may not be read, or is no regular file; a store denies access, or there are no
             credentials for it.
         FormatError: a header or an index is malformed.
         StorageError: reading failed.
         ConfigError: a storage option is unknown, or an impossible setting of the environment.
     """
     paths = locations(path)
-    config = settings(config)
+    options = settings(options)
     if cache_dir is not None or cache_bytes is not None:
-        config = config.with_disk_cache(_directory(cache_dir), cache_bytes)
-    if config.cache_dir is not None:
+        options = options.with_disk_cache(_directory(cache_dir), cache_bytes)
+    if options.cache_dir is not None:
         _flush_at_exit()
-    options = engine_options(storage_options)
+    storage = engine_options(storage_options)
     # Storage options may be secrets: a checkpoint that was opened with some is not pickled.
-    return Checkpoint(_native.Checkpoint(paths, config, options), config, None if options else _anywhere(paths))
+    return Checkpoint(_native.Checkpoint(paths, options, storage), options, None if storage else _anywhere(paths))
 
 
 def _anywhere(paths: list[str]) -> list[str]:
@@ -105,8 +105,8 @@ def _flush_at_exit() -> None:
     atexit.register(_native.flush_disk_cache)
 
 
-def _reopened(paths: list[str], config: Config) -> Checkpoint:
-    return open(paths, config=config)
+def _reopened(paths: list[str], options: LoadOptions) -> Checkpoint:
+    return open(paths, options=options)
 
 
 class Checkpoint(Mapping[str, TensorInfo]):
@@ -116,9 +116,9 @@ class Checkpoint(Mapping[str, TensorInfo]):
 
     """
 
-    def __init__(self, native: _native.Checkpoint, config: Config, paths: list[str] | None = None) -> None:
+    def __init__(self, native: _native.Checkpoint, options: LoadOptions, paths: list[str] | None = None) -> None:
         self._native = native
-        self._config = config
+        self._options = options
         self._paths = paths
         self._last: LoadStats | None = None
         self._here = threading.local()
@@ -131,7 +131,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
     ) -> None:
         """Does nothing: a checkpoint keeps no file open, and may be used after the block."""
 
-    def __reduce__(self) -> tuple[Callable[[list[str], Config], Checkpoint], tuple[list[str], Config]]:
+    def __reduce__(self) -> tuple[Callable[[list[str], LoadOptions], Checkpoint], tuple[list[str], LoadOptions]]:
         """Pickles where the checkpoint is and its settings: unpickling opens it again, with that process's credentials.
 
         Raises:
@@ -144,7 +144,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
             )
             remedy = "Pass the location by a safe way, and open it in the other process"
             raise ConfigError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
-        return _reopened, (self._paths, self._config)
+        return _reopened, (self._paths, self._options)
 
     def __getitem__(self, name: str) -> TensorInfo:
         return self._native.tensor(*tensor_names([name]))
@@ -171,12 +171,12 @@ class Checkpoint(Mapping[str, TensorInfo]):
         return self._last if mine is None else mine
 
     @property
-    def config(self) -> Config:
+    def options(self) -> LoadOptions:
         """The settings of its loads, where a load says nothing else."""
-        return self._config
+        return self._options
 
     def __repr__(self) -> str:
-        objects = self._native.objects
+        objects = self._native.files
         where = objects[0][0] if len(objects) == 1 else f"{len(objects)} files"
         return f"<penstock.Checkpoint {where}: {len(self)} tensors, {size(self.nbytes)}>"
 
@@ -189,9 +189,9 @@ class Checkpoint(Mapping[str, TensorInfo]):
         return self._native.metadata() if self._native.has_metadata else None
 
     @property
-    def objects(self) -> list[tuple[str, int]]:
-        """(path or URL, bytes) of every object of the checkpoint."""
-        return self._native.objects
+    def files(self) -> list[tuple[str, int]]:
+        """(path or URL, bytes) of every file of the checkpoint."""
+        return self._native.files
 
     @property
     def nbytes(self) -> int:
@@ -220,7 +220,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         mmap: bool = False,
         prefault: bool = False,
         progress: ProgressOption = None,
-        config: Config | None = None,
+        options: LoadOptions | None = None,
     ) -> dict[str, Any]:
         """Loads tensors and returns them by name, in the order of ``names``, else of their bytes.
 
@@ -237,30 +237,30 @@ class Checkpoint(Mapping[str, TensorInfo]):
                 writes stay in this process; a file truncated later kills the process that touches its pages.
             prefault: with ``mmap``, bring all pages in first, with many threads.
             progress: ``True`` for a bar, or a function of (bytes done, bytes in all).
-            config: settings of this load.
+            options: settings of this load.
 
         Raises:
-            TensorNotFoundError, SelectionError, DeviceError, OutOfMemoryError, StorageError, ObjectChangedError:
-                what cannot be found, taken, placed or read.
-            ObjectNotFoundError, ObjectAccessError: for a file that is gone, or closed to this user, since it was
+            TensorNotFoundError, SelectionError, DeviceError, InsufficientMemoryError, StorageError,
+                LocationChangedError: what cannot be found, taken, placed or read.
+            LocationNotFoundError, LocationAccessError: for a file that is gone, or closed to this user, since it was
                 opened.
             ConfigError, MissingDependencyError: for settings that do not go together, and a framework that is not
                 there.
-            CancelledError: where another thread ended the load.
+            LoadCancelledError: where another thread ended the load.
         """
         if prefault and not mmap:
             remedy = "Give mmap=True too, or leave prefault out: without mmap everything is read before load returns"
             raise ConfigError(f"prefault=True is for mapped files. {remedy}", remedy=remedy)
         if mmap:
-            return self._views(names, filter, slices, device, dtype, framework, prefault, config)
-        config = settings(config, self._config)
+            return self._views(names, filter, slices, device, dtype, framework, prefault, options)
+        options = settings(options, self._options)
         names = None if names is None else tensor_names(names)
-        load, library, indices = self._start(names, filter, slices, device, framework, progress, config, dtype)
+        load, library, indices = self._start(names, filter, slices, device, framework, progress, options, dtype)
         if dtype is None and not indices:
             loaded = load.collect()
         else:
             # What is converted or indexed exists twice for a moment: a stream keeps that to a few at a time.
-            loaded = dict(_finished(load.stream(read_ahead(config)), library, indices, dtype))
+            loaded = dict(_finished(load.stream(read_ahead(options)), library, indices, dtype))
         return loaded if names is None else {name: loaded[name] for name in names if name in loaded}
 
     def stream(
@@ -273,18 +273,18 @@ class Checkpoint(Mapping[str, TensorInfo]):
         dtype: Any = None,
         framework: str = "pt",
         progress: ProgressOption = None,
-        config: Config | None = None,
+        options: LoadOptions | None = None,
     ) -> Iterator[tuple[str, Any]]:
         """Yields ``(name, tensor)`` as tensors become ready: about in the order of their bytes, not by name.
 
-        Reads at most ``config.read_ahead_bytes`` ahead of the consumer. Each tensor is the consumer's to keep.
+        Reads at most ``options.read_ahead_bytes`` ahead of the consumer. Each tensor is the consumer's to keep.
         Closing or dropping the iterator ends the load; nothing of it remains.
 
         Args and exceptions are those of ``load``. What is wrong with them is raised here, not by the first ``next``.
         """
-        config = settings(config, self._config)
-        load, library, indices = self._start(names, filter, slices, device, framework, progress, config, dtype)
-        tensors = load.stream(read_ahead(config))
+        options = settings(options, self._options)
+        load, library, indices = self._start(names, filter, slices, device, framework, progress, options, dtype)
+        tensors = load.stream(read_ahead(options))
         return tensors if dtype is None and not indices else _finished(tensors, library, indices, dtype)
 
     def load_into(
@@ -295,7 +295,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         strict: bool = True,
         dtype_mismatch: DtypeMismatch = "convert",
         progress: ProgressOption = None,
-        config: Config | None = None,
+        options: LoadOptions | None = None,
     ) -> IncompatibleKeys:
         """Fills existing tensors in place: no second copy of the weights exists at any time.
 
@@ -304,7 +304,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
 
         The result is that of ``destination.copy_(tensor)`` for every tensor: version counters are bumped, leaf
         parameters that require gradients are fine, elements are converted. Contiguous memory of the checkpoint's dtype
-        is read into directly; for the rest, temporary memory is bounded by ``config.read_ahead_bytes``.
+        is read into directly; for the rest, temporary memory is bounded by ``options.read_ahead_bytes``.
 
         Of a ``DTensor`` (``fully_shard``, ``parallelize_module``, ``distribute_tensor``), each rank reads its local
         shard and nothing else; no rank waits for another. A tensor under several names (tied) is read once. Nobody
@@ -318,7 +318,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
             strict: whether names that only one side has are an error.
             dtype_mismatch: ``"convert"`` rounds floating-point numbers to the destination's dtype as ``copy_`` does,
                 and converts integers where every value fits; ``"error"`` refuses any other dtype than the checkpoint's.
-            progress, config: as for ``load``.
+            progress, options: as for ``load``.
 
         Returns:
             The names that only the destinations have, and those that only the checkpoint has, as torch does.
@@ -330,8 +330,9 @@ class Checkpoint(Mapping[str, TensorInfo]):
                 several that do not fit, ``tensor`` is the first, and the message lists them.
             ConfigError: for another ``dtype_mismatch``.
             TensorNotFoundError: with ``strict``, for names that only one side has.
-            StorageError, ObjectChangedError, ObjectNotFoundError, ObjectAccessError, DeviceError, OutOfMemoryError,
-                CancelledError: once bytes are on their way; some destinations are filled then.
+            StorageError, LocationChangedError, LocationNotFoundError, LocationAccessError, DeviceError,
+                InsufficientMemoryError, LoadCancelledError: once bytes are on their way; some destinations are
+                filled then.
         """
         if dtype_mismatch not in {"convert", "error"}:
             raise ConfigError(f'dtype_mismatch={dtype_mismatch!r} is neither "convert" nor "error"')
@@ -349,11 +350,11 @@ class Checkpoint(Mapping[str, TensorInfo]):
                 report(owner, keys, misfits)
             report_misfits(owner, misfits)
             planned = plan(fills, library)
-        config = settings(config, self._config)
+        options = settings(options, self._options)
         reporter = teller(progress, planned.nbytes)
         try:
             for device, parts in (planned.parts or {"cpu": []}).items():
-                self._done(load_parts(self, parts, device, Several(reporter), config, library=library))
+                self._done(load_parts(self, parts, device, Several(reporter), options, library=library))
         finally:
             library.written(planned.written)
             reporter.close()
@@ -363,7 +364,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         self,
         names: Iterable[str] | None = None,
         *,
-        config: Config | None = None,
+        options: LoadOptions | None = None,
     ) -> Ahead:
         """Has the disk work before the load begins: brings files into the page cache, on a thread of its own.
 
@@ -380,7 +381,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
 
         Args:
             names: of which tensors; all by default.
-            config: settings: ``cache`` is heeded.
+            options: settings: ``cache`` is heeded.
 
         Returns:
             A context manager that ends it. Also ``stop()``, ``done`` (nothing more will be asked for) and ``bytes``
@@ -390,7 +391,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
             TensorNotFoundError: for a name that is not there.
         """
         wanted = None if names is None else self._names(names, None)
-        return self._native.read_ahead(wanted, settings(config, self._config))
+        return self._native.read_ahead(wanted, settings(options, self._options))
 
     def _names(self, names: Iterable[str] | None, keep: Callable[[str], bool] | None) -> list[str]:
         wanted = self._native.offset_keys() if names is None else tensor_names(names)
@@ -407,18 +408,18 @@ class Checkpoint(Mapping[str, TensorInfo]):
         device: Any,
         framework_name: str,
         progress: ProgressOption,
-        config: Config,
+        options: LoadOptions,
         dtype: Any = None,
     ) -> tuple[Load, Framework, dict[str, tuple[int | slice, ...]]]:
         library = framework(framework_name)
         where = library.device(device)
-        if config.cache_dir is not None:
+        if options.cache_dir is not None:
             _flush_at_exit()
         wanted = None if names is None and keep is None else self._names(names, keep)
         if dtype is not None:
             library.check_cast((self[name] for name in (self if wanted is None else wanted)), dtype)
         boxes, indices = self._boxes({} if slices is None else slices, wanted)
-        session = self._native.session(wanted, boxes, "slab" if where == "cpu" else where, config)
+        session = self._native.session(wanted, boxes, "slab" if where == "cpu" else where, options)
         planned = Planned(*session.tensors)
         fresh = FreshHost(session, library) if where == "cpu" else FreshDevice(session, planned, library, where)
         return Load(session, planned, fresh, teller(progress, sum(planned.nbytes)), self._done), library, indices
@@ -450,7 +451,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         dtype: Any,
         framework_name: str,
         prefault: bool,
-        config: Config | None,
+        options: LoadOptions | None,
     ) -> dict[str, Any]:
         wrong = [
             f"{argument}={value!r}"
@@ -462,15 +463,15 @@ class Checkpoint(Mapping[str, TensorInfo]):
             raise SelectionError(f"{cause}. Load without mmap", cause=cause, remedy="Load without mmap")
         library = framework(framework_name)
         library.device(device)
-        config = settings(config, self._config)
+        options = settings(options, self._options)
         wanted = self._names(names, keep)
-        mapped = self._native.map(wanted, config)
+        mapped = self._native.map(wanted, options)
         if prefault:
             mapped.prefault()
         views = mapped.views()
         # A misaligned tensor (its file's header was not padded) cannot be viewed as its dtype; it gets its own memory.
         copied = [name for name, view in views if view is None]
-        loaded = self.load(copied, framework=framework_name, config=config) if copied else {}
+        loaded = self.load(copied, framework=framework_name, options=options) if copied else {}
         return {name: loaded[name] if view is None else library.adopt(view) for name, view in views}
 
     def _done(self, stats: LoadStats) -> None:

@@ -296,5 +296,5 @@ def _product(sizes: Iterable[int]) -> int:
 
 
 def _wrong(info: TensorInfo, cause: str, remedy: str | None) -> DestinationError:
-    message = f"{info.object}: tensor {info.name!r}: {cause}" + (f". {remedy}" if remedy else "")
-    return DestinationError(message, object=info.object, tensor=info.name, cause=cause, remedy=remedy)
+    message = f"{info.location}: tensor {info.name!r}: {cause}" + (f". {remedy}" if remedy else "")
+    return DestinationError(message, location=info.location, tensor=info.name, cause=cause, remedy=remedy)

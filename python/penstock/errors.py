@@ -1,6 +1,6 @@
 """What Penstock raises.
 
-Every exception says, where it is known, which **object** (file or URL), which **tensor**, which **byte_range** of the
+Every exception says, where it is known, which **location** (path or URL), which **tensor**, which **byte_range** of the
 object, the **cause** and the **remedy** (what to try), as attributes and in its message. All derive from
 ``PenstockError``; each also derives from the built-in exception that people already catch for its kind of failure.
 """
@@ -14,7 +14,7 @@ class PenstockError(Exception):
     """The base of all that Penstock raises.
 
     Attributes:
-        object: the path or URL concerned, without secrets, or None.
+        location: the path or URL concerned, without secrets, or None.
         tensor: the name of the tensor concerned, or None.
         byte_range: (start, end) in bytes of the object, or None.
         cause: what went wrong, without the context.
@@ -32,7 +32,7 @@ class PenstockError(Exception):
         self,
         message: str = "",
         *,
-        object: str | None = None,  # noqa: A002 - the attribute's name
+        location: str | None = None,
         tensor: str | None = None,
         byte_range: tuple[int, int] | None = None,
         cause: str | None = None,
@@ -43,7 +43,7 @@ class PenstockError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.object = object
+        self.location = location
         self.tensor = tensor
         self.byte_range = byte_range
         self.cause = message if cause is None else cause
@@ -62,14 +62,14 @@ class PenstockError(Exception):
         return type(self), (self.message,), self.__dict__
 
 
-class ObjectNotFoundError(PenstockError, FileNotFoundError):
+class LocationNotFoundError(PenstockError, FileNotFoundError):
     """A file, directory or glob that is not there, or a directory without a checkpoint."""
 
     errno = ENOENT
     code = "not_found"
 
 
-class ObjectAccessError(PenstockError, PermissionError):
+class LocationAccessError(PenstockError, PermissionError):
     """An object that may not be read, or is no regular file; a store that wants other credentials."""
 
     code = "access_denied"
@@ -81,7 +81,7 @@ class StorageError(PenstockError, OSError):
     code = "storage"
 
 
-class ObjectChangedError(PenstockError, OSError):
+class LocationChangedError(PenstockError, OSError):
     """An object was truncated, written to or replaced between opening it and the end of the load."""
 
     code = "changed"
@@ -121,7 +121,7 @@ class DeviceError(PenstockError, RuntimeError):
     code = "device"
 
 
-class OutOfMemoryError(PenstockError, MemoryError):
+class InsufficientMemoryError(PenstockError, MemoryError):
     """Host or device memory could not be had."""
 
     code = "out_of_memory"
@@ -133,7 +133,7 @@ class ConfigError(SafetensorError, ValueError):
     code = "config"
 
 
-class CancelledError(PenstockError, RuntimeError):
+class LoadCancelledError(PenstockError, RuntimeError):
     """The load was stopped by its owner while someone waited for it."""
 
     code = "cancelled"

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
-from penstock._native import Config, LoadStats, Session
+from penstock._native import LoadOptions, LoadStats, Session
 from penstock.frameworks.base import Framework
 from penstock.progress import Progress
 
@@ -301,7 +301,7 @@ class Load:
             self._end()
 
     def cancel(self) -> None:
-        """Ends the load from another thread: whoever waits for it gets ``CancelledError``."""
+        """Ends the load from another thread: whoever waits for it gets ``LoadCancelledError``."""
         self._session.stop()
 
     def collect(self) -> dict[str, Any]:
@@ -348,6 +348,6 @@ class Load:
         self._progress.close()
 
 
-def read_ahead(config: Config) -> int:
+def read_ahead(options: LoadOptions) -> int:
     """The window of a stream, in bytes."""
-    return READ_AHEAD_BYTES if config.read_ahead_bytes is None else config.read_ahead_bytes
+    return READ_AHEAD_BYTES if options.read_ahead_bytes is None else options.read_ahead_bytes

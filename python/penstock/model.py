@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from penstock._native import Config
+from penstock._native import LoadOptions
 from penstock.errors import ConfigError, DestinationError
 from penstock.optional import required
 from penstock.patches import Replacement
@@ -97,7 +97,7 @@ def load_model(
     strict: bool = True,
     progress: ProgressOption = None,
     storage_options: Mapping[str, Any] | None = None,
-    config: Config | None = None,
+    options: LoadOptions | None = None,
 ) -> torch.nn.Module:
     """Constructs a model without initialising it, and loads its weights straight to ``device``.
 
@@ -110,7 +110,7 @@ def load_model(
             ``load_state_dict(assign=True)``).
         strict: whether names that only one side has are an error. If not, parameters that the checkpoint lacks are
             initialised by their module's ``reset_parameters``, or left as zeros where it has none; both are logged.
-        progress, config: as for ``Checkpoint.load``.
+        progress, options: as for ``Checkpoint.load``.
         storage_options: credentials, endpoint and settings of the remote store, as for ``penstock.open``.
 
     Returns:
@@ -149,7 +149,7 @@ def load_model(
     if dtype is not None:
         dtype = Torch().floating_dtype(dtype)
     if not isinstance(path, Checkpoint):
-        checkpoint = open(path, storage_options=storage_options, config=config)
+        checkpoint = open(path, storage_options=storage_options, options=options)
     elif storage_options:
         cause, remedy = (
             "storage_options are for opening a checkpoint, and this one is open",
@@ -159,9 +159,9 @@ def load_model(
     else:
         checkpoint = path
     where = Torch().device(device)
-    with checkpoint.read_ahead(config=config), no_init():
+    with checkpoint.read_ahead(options=options), no_init():
         model = build()
-    place(model, checkpoint, where, dtype=lambda _: dtype, strict=strict, progress=progress, config=config)
+    place(model, checkpoint, where, dtype=lambda _: dtype, strict=strict, progress=progress, options=options)
     return model
 
 
@@ -174,14 +174,14 @@ def place(
     renamed: Mapping[str, str] | None = None,
     strict: bool = True,
     progress: ProgressOption = None,
-    config: Config | None = None,
+    options: LoadOptions | None = None,
 ) -> IncompatibleKeys:
     """Gives a model that was built with ``no_init`` its tensors. What ``load_model`` does, for who builds by own rules.
 
     Args:
         dtype: from a tensor's name in the model to what it becomes if it holds floating-point numbers; None leaves it.
         renamed: from names of the checkpoint's tensors to the model's, where they differ.
-        device, strict, progress, config: as for ``load_model``.
+        device, strict, progress, options: as for ``load_model``.
 
     Returns:
         The names that only the model has, and those that only the checkpoint has.
@@ -210,7 +210,7 @@ def place(
 
     library = Torch()
     loaded: dict[int, torch.Tensor] = {}
-    for stored, tensor in checkpoint.stream(list(by_stored), device=where, progress=progress, config=config):
+    for stored, tensor in checkpoint.stream(list(by_stored), device=where, progress=progress, options=options):
         name = by_stored[stored]
         becomes = dtype(name)
         loaded[id(tensors[name])] = tensor if becomes is None else library.cast(tensor, becomes)
@@ -265,8 +265,8 @@ def _of_other_shapes(
         if has != wants:
             cause = f"size mismatch: the checkpoint's shape is {list(wants)}, the model's {list(has)}"
             remedy = "Build the model with the checkpoint's sizes (its configuration)"
-            message = f"{info.object}: tensor {name!r}: {cause}. {remedy}"
-            error = DestinationError(message, object=info.object, tensor=name, cause=cause, remedy=remedy)
+            message = f"{info.location}: tensor {name!r}: {cause}. {remedy}"
+            error = DestinationError(message, location=info.location, tensor=name, cause=cause, remedy=remedy)
             misfits.append(error)
     return misfits
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock._native import Config, LoadStats, Session
+from penstock._native import LoadOptions, LoadStats, Session
 from penstock.errors import DestinationError
 from penstock.frameworks.base import Destination, Framework, framework
 from penstock.loading import Load, Planned, read_ahead
@@ -103,7 +103,7 @@ def load_parts(
     parts: Sequence[Part],
     device: str,
     progress: Progress,
-    config: Config | None = None,
+    options: LoadOptions | None = None,
     begun: Callable[[Load], object] | None = None,
     library: Framework | None = None,
 ) -> LoadStats:
@@ -116,18 +116,18 @@ def load_parts(
         parts: of its tensors; of one tensor as many as there are uses for it.
         device: ``"cpu"`` or ``"cuda:N"``, where all of ``into`` are and the tensors for ``take`` come to be.
         progress: told of the bytes of parts.
-        config: settings of this load.
+        options: settings of this load.
         begun: given the load before anything is read, so that another thread can cancel it.
         library: of which framework the tensors are; torch by default.
 
     Raises:
         DestinationError: for a destination of another size or device than its part; it has not been written to.
-        SelectionError, TensorNotFoundError, StorageError, ObjectChangedError, OutOfMemoryError: as ``load`` does.
+        SelectionError, TensorNotFoundError, StorageError, LocationChangedError, InsufficientMemoryError: see ``load``.
     """
-    config = checkpoint.config if config is None else config
+    options = checkpoint.options if options is None else options
     wanted = [(part.name, list(part.ranges)) for part in parts]
     target = "host" if device == "cpu" else device
-    session = checkpoint._native.session_of_parts(wanted, target, config)
+    session = checkpoint._native.session_of_parts(wanted, target, options)
     planned = Planned(*session.tensors)
     ordered = [parts[item] for item in session.items]
     places = Places(session, planned, ordered, framework("pt") if library is None else library, device)
@@ -137,7 +137,7 @@ def load_parts(
     if begun is not None:
         begun(load)
     if any(room):
-        for _ in load.stream(read_ahead(config)):
+        for _ in load.stream(read_ahead(options)):
             pass
     else:
         load.collect()

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from penstock._native import Config, Source
+from penstock._native import LoadOptions, Source
 from penstock.arguments import AnyPath, location, settings
 from penstock.progress import ProgressOption, teller
 from penstock.storage_options import engine_options
@@ -56,11 +56,11 @@ def pull(
     url: str,
     dst: AnyPath,
     *,
-    allow: str | Iterable[str] | None = None,
-    ignore: str | Iterable[str] | None = None,
+    allow_patterns: str | Iterable[str] | None = None,
+    ignore_patterns: str | Iterable[str] | None = None,
     progress: ProgressOption = None,
     storage_options: Mapping[str, Any] | None = None,
-    config: Config | None = None,
+    options: LoadOptions | None = None,
 ) -> Pulled:
     """Brings remote objects to a directory: many ranges at once, each file under its name only when it is complete.
 
@@ -74,22 +74,22 @@ def pull(
             the Hugging Face hub or a directory of one (``hf://org/name[@revision][/path]``); one object. Of a plain
             HTTP server, which cannot list, also a directory that holds a checkpoint: its index and shards are pulled.
         dst: the directory, which is made where it is missing.
-        allow: shell patterns, as ``fnmatch`` has them: only objects whose path below the URL matches one of them. ``*``
-            also matches slashes; a pattern that ends in a slash means everything below.
-        ignore: patterns of objects to leave out.
+        allow_patterns: shell patterns, as ``fnmatch`` has them: only objects whose path below the URL matches one of
+            them. ``*`` also matches slashes; a pattern that ends in a slash means everything below.
+        ignore_patterns: patterns of objects to leave out.
         progress: ``True`` for a bar, or a function of (bytes done, bytes in all).
         storage_options: credentials, endpoint and settings of the remote store, as for ``penstock.open``.
-        config: settings; of them, ``readers`` counts here: the requests in flight (32 where nothing is said).
+        options: settings; of them, ``readers`` counts here: the requests in flight (32 where nothing is said).
 
     Raises:
-        ObjectNotFoundError: nothing is there, or nothing that is wanted.
-        ObjectAccessError: the store denies access; a key or a link would lead out of the directory; ``dst`` is a file,
-            or a directory that cannot be written to.
-        ObjectChangedError: an object was replaced while it came.
+        LocationNotFoundError: nothing is there, or nothing that is wanted.
+        LocationAccessError: the store denies access; a key or a link would lead out of the directory; ``dst`` is a
+            file, or a directory that cannot be written to.
+        LocationChangedError: an object was replaced while it came.
         StorageError: the network or the disk failed, or the disk is full.
         ConfigError: a storage option is unknown.
     """
-    allowed, ignored = _patterns(allow), _patterns(ignore) or []
+    allowed, ignored = _patterns(allow_patterns), _patterns(ignore_patterns) or []
     directory = location(dst, "dst")
     source = Source(location(url, "url"), engine_options(storage_options))
     wanted = [
@@ -97,7 +97,7 @@ def pull(
         for index, (path, _) in enumerate(source.entries)
         if (allowed is None or _matches(path, allowed)) and not _matches(path, ignored)
     ]
-    return pull_entries(source, wanted, directory, progress=progress, config=config)
+    return pull_entries(source, wanted, directory, progress=progress, options=options)
 
 
 def pull_entries(
@@ -106,11 +106,11 @@ def pull_entries(
     dst: AnyPath,
     *,
     progress: ProgressOption = None,
-    config: Config | None = None,
+    options: LoadOptions | None = None,
 ) -> Pulled:
     """As ``pull``, of those of the source's entries that have these indices."""
     directory = location(dst, "dst")
-    running = source.pull(directory, wanted, None if config is None else settings(config).readers)
+    running = source.pull(directory, wanted, None if options is None else settings(options).readers)
     _, total = running.progress()
     told = 0
     shown = teller(progress, total, "Pulling")

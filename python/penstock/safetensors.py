@@ -12,7 +12,7 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any
 
-from penstock._native import Config, TensorInfo
+from penstock._native import LoadOptions, TensorInfo
 from penstock.arguments import AnyPath
 from penstock.checkpoint import Checkpoint, open
 from penstock.errors import ConfigError, MissingDependencyError, PenstockError, SafetensorError, SelectionError
@@ -119,7 +119,7 @@ class safe_open:  # noqa: N801 - the name people know
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or the number of a GPU.
         backend: ``"mmap"`` or ``"pread"``, as for safetensors, but without effect.
         storage_options: as for ``penstock.open``.
-        config: settings, as for ``penstock.open``.
+        options: settings, as for ``penstock.open``.
 
     Raises:
         PenstockError: see ``penstock.open``. FileNotFoundError, ValueError and their like also catch it.
@@ -133,7 +133,7 @@ class safe_open:  # noqa: N801 - the name people know
         *,
         backend: Any = None,
         storage_options: Mapping[str, Any] | None = None,
-        config: Config | None = None,
+        options: LoadOptions | None = None,
     ) -> None:
         _check_backend(backend)
         library = _framework(framework)
@@ -142,7 +142,7 @@ class safe_open:  # noqa: N801 - the name people know
         # Headers can be read where the GPU that tensors are for is not, as with safetensors.
         self._framework = framework
         self._device = device
-        self._open: Checkpoint | None = open(filename, storage_options=storage_options, config=config)
+        self._open: Checkpoint | None = open(filename, storage_options=storage_options, options=options)
 
     @property
     def _checkpoint(self) -> Checkpoint:

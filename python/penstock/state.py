@@ -175,10 +175,10 @@ def report_misfits(owner: str, misfits: Sequence[DestinationError]) -> None:
         raise misfits[0]
     if misfits:
         first, lines, remedy = misfits[0], _lines(misfits), _remedies(misfits)
-        where = f"{first.object}: " if len({error.object for error in misfits}) == 1 else ""
+        where = f"{first.location}: " if len({error.location for error in misfits}) == 1 else ""
         message = f"{where}the checkpoint does not fit {owner}:\n\t" + "\n\t".join(lines) + f"\n{remedy}"
         raise DestinationError(
-            message, object=first.object, tensor=first.tensor, cause=" ".join(lines), remedy=remedy, code=first.code
+            message, location=first.location, tensor=first.tensor, cause=" ".join(lines), remedy=remedy, code=first.code
         ) from first
 
 

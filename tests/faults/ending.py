@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import penstock
-from penstock.errors import CancelledError
+from penstock.errors import LoadCancelledError
 
 
 def outcome(act: Callable[[], Any]) -> str:
     try:
         act()
-    except CancelledError:
-        return "CancelledError"
+    except LoadCancelledError:
+        return "LoadCancelledError"
     return "nothing raised"
 
 
@@ -53,7 +53,7 @@ class Held:
 
 
 def session_of(ckpt: penstock.Checkpoint) -> Any:
-    session = ckpt._native.session(None, {}, "slab", penstock.Config(readers=2, block_bytes=65_536))
+    session = ckpt._native.session(None, {}, "slab", penstock.LoadOptions(readers=2, block_bytes=65_536))
     session.attach_slab(len(ckpt))
     return session
 
@@ -82,7 +82,7 @@ def stop_while_waiting(ckpt: penstock.Checkpoint, file: Path) -> list[str]:
 def cancel(ckpt: penstock.Checkpoint, _: Path) -> list[str]:
     """A thread iterates, another cancels."""
     os.environ["FAULT_HANG"] = "30"
-    config = penstock.Config(readers=2, block_bytes=4096)
+    config = penstock.LoadOptions(readers=2, block_bytes=4096)
     load, *_rest = ckpt._start(None, None, None, "cpu", "np", None, config)
     begun = threading.Event()
 
@@ -104,7 +104,7 @@ def close_supply(ckpt: penstock.Checkpoint, _: Path) -> list[str]:
     from penstock.integrations.transformers.supply import Supply, one_group
 
     os.environ["FAULT_HANG"] = "30"
-    supply = Supply(ckpt, one_group(ckpt), "cpu", config=penstock.Config(readers=2, block_bytes=4096))
+    supply = Supply(ckpt, one_group(ckpt), "cpu", options=penstock.LoadOptions(readers=2, block_bytes=4096))
     supply.begin()
     waiter, told = in_thread(lambda: supply.take(ckpt.offset_keys()[-1]))
     time.sleep(0.1)

@@ -36,11 +36,11 @@ def load(ckpt: penstock.Checkpoint, how: str) -> dict[str, Any]:
         ckpt.load_into(fresh)
         return fresh
     if how == "stream":
-        return dict(ckpt.stream(framework="np", config=penstock.Config(cache=CACHE, read_ahead_bytes=1 << 20)))
+        return dict(ckpt.stream(framework="np", options=penstock.LoadOptions(cache=CACHE, read_ahead_bytes=1 << 20)))
     if how == "prefault":
         return ckpt.load(framework="np", mmap=True, prefault=True)
     if how == "open":
-        return dict(penstock.open([path for path, _ in ckpt.objects]))
+        return dict(penstock.open([path for path, _ in ckpt.files]))
     return ckpt.load(framework="np")
 
 
@@ -49,7 +49,7 @@ def digests(loaded: dict[str, Any]) -> dict[str, str]:
 
 
 def described(error: BaseException) -> dict[str, Any]:
-    fields = ("object", "tensor", "byte_range", "cause", "remedy", "errno")
+    fields = ("location", "tensor", "byte_range", "cause", "remedy", "errno")
     classes = [base.__name__ for base in type(error).__mro__]
     return {"classes": classes, "message": str(error)} | {field: getattr(error, field, None) for field in fields}
 
@@ -82,7 +82,7 @@ def main() -> None:
         seccomp.forbid(request["forbid"])
     global CACHE  # noqa: PLW0603 - a program of one page
     CACHE = request["cache"]
-    ckpt = penstock.open(request["paths"], config=penstock.Config(cache=CACHE, readers=request["readers"]))
+    ckpt = penstock.open(request["paths"], options=penstock.LoadOptions(cache=CACHE, readers=request["readers"]))
     answer: dict[str, Any] = {}
     load(ckpt, request["how"])
     answer["stats_before"] = None if ckpt.stats is None else ckpt.stats.as_dict()

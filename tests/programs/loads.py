@@ -122,8 +122,8 @@ def a_memory(chance: random.Random, dtype: torch.dtype, shape: tuple[int, ...], 
     return Memory(view, view, whole)
 
 
-def a_config(chance: random.Random) -> penstock.Config:
-    return penstock.Config(
+def a_config(chance: random.Random) -> penstock.LoadOptions:
+    return penstock.LoadOptions(
         readers=chance.choice([None, 1, 2, 4]),
         block_bytes=chance.choice([None, 4096, 16384, 65536]),
         read_ahead_bytes=chance.choice([None, 1, 1000, 100_000]),
@@ -161,7 +161,7 @@ class Program:
             if some:
                 self.paths.append(folder / f"{at}.safetensors")
                 safetensors.torch.save_file({name: self.stored[name] for name in some}, self.paths[-1])
-        self.ckpt = penstock.open(self.paths, config=a_config(chance))
+        self.ckpt = penstock.open(self.paths, options=a_config(chance))
         read: dict[str, torch.Tensor] = {}
         for path in self.paths:
             read.update(safetensors.torch.load_file(path))
@@ -260,7 +260,7 @@ class Program:
         if chance.random() < 0.3:
             destinations.PIECE_BYTES = chance.choice([most // 100, most // 7, most // 2]) + 1
         of = bits if destinations.PIECE_BYTES == PIECE_BYTES else without_payload
-        self.ckpt.load_into(given, names=names, config=a_config(chance))
+        self.ckpt.load_into(given, names=names, options=a_config(chance))
         for key, whole in wholes.items():
             self.same("memory", torch.as_strided(whole, (whole.numel(),), (1,), 0), expected[key], of)
         for name, version in versions.items():

@@ -225,7 +225,7 @@ def test_what_cannot_be_opened_or_is_not_the_same_is_refused_by_all(files: list[
     assert all("not all processes ask for the same tensors" in rank["error"] for rank in different)
     assert "process 1 of 2 cannot load: ValueError: tensor_names not found" in unknown[0]["error"]
     assert "tensor_names not found in checkpoint: ['nowhere']" in unknown[1]["error"]
-    assert "process 1 of 2 cannot load: ObjectNotFoundError" in absent[0]["error"]
+    assert "process 1 of 2 cannot load: LocationNotFoundError" in absent[0]["error"]
     assert str(tmp_path / "absent") in absent[1]["error"]
     assert all("error" not in rank for rank in well)
 
@@ -272,7 +272,7 @@ def test_storage_that_fails_one_process_in_the_middle_fails_all(files: list[str]
         [found] = run(tmp_path / "store", [good, cut_off, good])
     assert len(asked) > len(files) + 3
     for rank in (0, 2):
-        assert "process 1 of 3 cannot go on: ObjectAccessError" in found[rank]["error"], found
+        assert "process 1 of 3 cannot go on: LocationAccessError" in found[rank]["error"], found
     assert "403" in found[1]["error"], found
 
 

@@ -28,7 +28,7 @@ from runai_model_streamer import (  # noqa: E402
 from runai_model_streamer._penstock import (  # noqa: E402
     RunaiStreamerInvalidInputException,
     RunaiStreamerMemoryLimitException,
-    config,
+    load_options,
     storage_options,
 )
 from runai_model_streamer.s3_utils.s3_utils import S3Credentials  # noqa: E402
@@ -369,11 +369,11 @@ def test_files_are_listed_with_patterns(tmp_path: Path) -> None:
 
 
 def test_the_environment_sets_what_it_says(monkeypatch: pytest.MonkeyPatch, files: Any) -> None:
-    assert (config().readers, config().block_bytes, config().read_ahead_bytes) == (None, None, None)
+    assert (load_options().readers, load_options().block_bytes, load_options().read_ahead_bytes) == (None, None, None)
     monkeypatch.setenv("RUNAI_STREAMER_CONCURRENCY", "3")
     monkeypatch.setenv("RUNAI_STREAMER_CHUNK_BYTESIZE", "1000001")
     monkeypatch.setenv("RUNAI_STREAMER_MEMORY_LIMIT", "0")
-    assert (config().readers, config().block_bytes, config().read_ahead_bytes) == (3, 999_424, 1)
+    assert (load_options().readers, load_options().block_bytes, load_options().read_ahead_bytes) == (3, 999_424, 1)
     with SafetensorsStreamer() as streamer:
         streamer.stream_files(files[0])
         assert len(list(streamer.get_tensors())) == len(files[1])
@@ -383,7 +383,7 @@ def test_the_environment_sets_what_it_says(monkeypatch: pytest.MonkeyPatch, file
     for value in ("many", "0"):
         monkeypatch.setenv("RUNAI_STREAMER_CONCURRENCY", value)
         with pytest.raises(ValueError, match="RUNAI_STREAMER_CONCURRENCY"):
-            config()
+            load_options()
 
 
 def test_credentials_of_a_call_come_before_variables_and_leave_the_environment_alone(

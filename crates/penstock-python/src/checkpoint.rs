@@ -16,7 +16,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::ahead::Ahead;
-use crate::config::Config;
+use crate::config::LoadOptions;
 use crate::environment::{Options, environment};
 use crate::errors::{Failure, Outcome};
 use crate::paths::{LocationArgument, to_python};
@@ -65,7 +65,7 @@ impl TensorInfo {
 
     /// The path or URL of the object that holds it.
     #[getter]
-    fn object(&self) -> OsString {
+    fn location(&self) -> OsString {
         to_python(&self.checkpoint.objects()[self.info().object as usize].location)
     }
 
@@ -108,7 +108,7 @@ impl Checkpoint {
 
     /// The checkpoint as a load with these settings reads it: through another disk cache than it was opened with, if
     /// they say so.
-    fn for_load(&self, config: &Config) -> Arc<penstock::checkpoint::Checkpoint> {
+    fn for_load(&self, config: &LoadOptions) -> Arc<penstock::checkpoint::Checkpoint> {
         if config.disk_cache() == self.disk_cache {
             return Arc::clone(&self.inner);
         }
@@ -141,7 +141,7 @@ impl Checkpoint {
     fn new(
         py: Python<'_>,
         inputs: Vec<LocationArgument>,
-        config: &Config,
+        config: &LoadOptions,
         storage_options: Option<Options>,
     ) -> PyResult<Self> {
         let inputs: Vec<_> = inputs.into_iter().map(|LocationArgument(input)| input).collect();
@@ -164,7 +164,7 @@ impl Checkpoint {
     fn of_ranges(
         py: Python<'_>,
         ranges: Vec<(LocationArgument, Vec<(u64, u64)>)>,
-        config: &Config,
+        config: &LoadOptions,
         storage_options: Option<Options>,
     ) -> PyResult<Self> {
         let locations: Vec<_> = ranges.iter().map(|(location, _)| location.0.clone()).collect();
@@ -217,7 +217,7 @@ impl Checkpoint {
 
     /// (location, bytes) of every object.
     #[getter]
-    fn objects(&self) -> Vec<(OsString, u64)> {
+    fn files(&self) -> Vec<(OsString, u64)> {
         self.inner.objects().iter().map(|object| (to_python(&object.location), object.bytes)).collect()
     }
 
@@ -243,7 +243,7 @@ impl Checkpoint {
 
     /// Where most of its bytes come from: "memory" (the page cache, too), "disk" or "network"; and the largest gap between
     /// wanted bytes that a load reads rather than skips.
-    fn reach(&self, py: Python<'_>, config: &Config) -> (&'static str, u64) {
+    fn reach(&self, py: Python<'_>, config: &LoadOptions) -> (&'static str, u64) {
         let checkpoint = self.for_load(config);
         py.detach(|| {
             let tensors = checkpoint.tensors().iter();
@@ -281,7 +281,7 @@ impl Checkpoint {
         names: Option<Vec<String>>,
         slices: HashMap<String, Vec<(u64, u64)>>,
         target: &str,
-        config: &Config,
+        config: &LoadOptions,
     ) -> Outcome<Session> {
         let indices = self.select(names.as_deref())?;
         let mut wanted = Vec::with_capacity(indices.len());
@@ -300,7 +300,7 @@ impl Checkpoint {
         py: Python<'_>,
         parts: Vec<(String, Vec<(u64, u64)>)>,
         target: &str,
-        config: &Config,
+        config: &LoadOptions,
     ) -> Outcome<Session> {
         let mut wanted = Vec::with_capacity(parts.len());
         for (name, ranges) in &parts {
@@ -312,7 +312,7 @@ impl Checkpoint {
 
     /// Maps the objects that hold the named tensors (`None`: all).
     #[pyo3(signature = (names, config))]
-    fn map(&self, py: Python<'_>, names: Option<Vec<String>>, config: &Config) -> Outcome<Mapped> {
+    fn map(&self, py: Python<'_>, names: Option<Vec<String>>, config: &LoadOptions) -> Outcome<Mapped> {
         let indices = self.select(names.as_deref())?;
         let checkpoint = self.for_load(config);
         py.detach(|| {
@@ -326,7 +326,7 @@ impl Checkpoint {
     /// Begins to bring the bytes of the named tensors (`None`: all) into the page cache. Does nothing where a load would
     /// read them in another way.
     #[pyo3(signature = (names, config))]
-    fn read_ahead(&self, py: Python<'_>, names: Option<Vec<String>>, config: &Config) -> Outcome<Ahead> {
+    fn read_ahead(&self, py: Python<'_>, names: Option<Vec<String>>, config: &LoadOptions) -> Outcome<Ahead> {
         let indices = self.select(names.as_deref())?;
         let checkpoint = self.for_load(config);
         Ok(Ahead::new(py.detach(|| {
@@ -352,7 +352,7 @@ impl Checkpoint {
         py: Python<'_>,
         wanted: Vec<(&penstock::checkpoint::TensorInfo, Selection)>,
         target: &str,
-        config: &Config,
+        config: &LoadOptions,
     ) -> Outcome<Session> {
         let to_device = !matches!(target, "slab" | "host");
         let target = target.to_owned();

@@ -15,11 +15,11 @@ use crate::paths::PathArgument;
 /// otherwise; they exist for benchmarks and for ruling things out.
 #[pyclass(frozen, module = "penstock._native")]
 #[derive(Debug, Clone, Default)]
-pub struct Config {
+pub struct LoadOptions {
     pub inner: penstock::config::Config,
 }
 
-impl Config {
+impl LoadOptions {
     /// The stores that these settings and an environment lead to.
     pub fn router(&self, environment: Environment) -> Router {
         Router::with_environment(self.inner.cache.unwrap_or_default(), self.disk_cache(), environment)
@@ -33,7 +33,7 @@ impl Config {
 }
 
 #[pymethods]
-impl Config {
+impl LoadOptions {
     #[new]
     #[pyo3(signature = (
         *, readers=None, block_bytes=None, staging_bytes=None, read_ahead_bytes=None, cache=None, cache_dir=None,
@@ -138,7 +138,7 @@ impl Config {
     fn __repr__(&self) -> String {
         let show = |value: Option<u64>| value.map_or("None".to_owned(), |value| value.to_string());
         format!(
-            "Config(readers={}, block_bytes={}, staging_bytes={}, read_ahead_bytes={}, cache={}, cache_dir={}, \
+            "LoadOptions(readers={}, block_bytes={}, staging_bytes={}, read_ahead_bytes={}, cache={}, cache_dir={}, \
              cache_bytes={})",
             show(self.inner.readers.map(|n| n as u64)),
             show(self.inner.block_bytes),

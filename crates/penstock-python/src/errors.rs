@@ -28,21 +28,21 @@ impl From<Failure> for PyErr {
 
 fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     let class = match error.kind() {
-        ErrorKind::NotFound => "ObjectNotFoundError",
-        ErrorKind::Access => "ObjectAccessError",
-        ErrorKind::Changed => "ObjectChangedError",
+        ErrorKind::NotFound => "LocationNotFoundError",
+        ErrorKind::Access => "LocationAccessError",
+        ErrorKind::Changed => "LocationChangedError",
         ErrorKind::Format => "FormatError",
         ErrorKind::TensorNotFound => "TensorNotFoundError",
         ErrorKind::Selection => "SelectionError",
         ErrorKind::Destination => "DestinationError",
         ErrorKind::Device => "DeviceError",
-        ErrorKind::Memory => "OutOfMemoryError",
+        ErrorKind::Memory => "InsufficientMemoryError",
         ErrorKind::Config => "ConfigError",
-        ErrorKind::Cancelled => "CancelledError",
+        ErrorKind::Cancelled => "LoadCancelledError",
         _ => "StorageError",
     };
     let context = PyDict::new(py);
-    context.set_item("object", error.object_name().map(to_python))?;
+    context.set_item("location", error.object_name().map(to_python))?;
     context.set_item("tensor", error.tensor_name())?;
     context.set_item("byte_range", error.byte_range().map(|range| (range.start, range.end)))?;
     context.set_item("cause", readable(error.cause()))?;

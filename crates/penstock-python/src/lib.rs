@@ -9,7 +9,7 @@
 //! * `host_array`: `HostArray`: the memory of one host tensor, for numpy and DLPack.
 //! * `objects`: listings, and the bytes of small objects.
 //! * `pull`: `Source`, `Pull`: remote objects brought to a directory.
-//! * `config`: `Config`. `environment`: variables and storage options. `errors`: exceptions. `paths`: paths and URLs as
+//! * `config`: `LoadOptions`. `environment`: variables and storage options. `errors`: exceptions. `paths`: paths and URLs as
 //!   arguments and results. `logging`: the core's log. `signals`: Ctrl-C while waiting for a server.
 //! * `detached`: what is dropped without the GIL.
 
@@ -40,7 +40,7 @@ mod _native {
     #[pymodule_export]
     use super::checkpoint::{Checkpoint, TensorInfo};
     #[pymodule_export]
-    use super::config::Config;
+    use super::config::LoadOptions;
     #[pymodule_export]
     use super::host_array::HostArray;
     #[pymodule_export]

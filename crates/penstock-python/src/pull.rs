@@ -60,7 +60,7 @@ impl Source {
             return Err(Failure(
                 Error::new(ErrorKind::NotFound, cause)
                     .object(store::shown(&self.location))
-                    .remedy("Check allow= and ignore=: they are compared with the whole path below the URL"),
+                    .remedy("Check allow_patterns= and ignore_patterns=: they are compared with the whole path below the URL"),
             ));
         }
         let inner = py.detach(|| pull::Pull::start(&self.store, items, &destination.0, readers))?;

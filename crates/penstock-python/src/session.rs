@@ -169,7 +169,7 @@ impl Session {
 
     /// Waits until tensors have landed and returns their indices; an empty list when all were returned.
     ///
-    /// Looks for signals while it waits, so Ctrl-C raises KeyboardInterrupt from here. Raises CancelledError as soon as
+    /// Looks for signals while it waits, so Ctrl-C raises KeyboardInterrupt from here. Raises LoadCancelledError as soon as
     /// another thread stops the load, however long that takes to end.
     fn wait(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
         loop {
@@ -218,7 +218,7 @@ impl Session {
         })
     }
 
-    /// Ends the load after its last tensor; raises ObjectChangedError if an object changed while it was read.
+    /// Ends the load after its last tensor; raises LocationChangedError if an object changed while it was read.
     fn finish(&self, py: Python<'_>) -> PyResult<LoadStats> {
         let finished = self.locked(py, pipeline::Session::finish);
         crate::logging::emit(py)?;

@@ -32,7 +32,7 @@ app = typer.Typer(
 
 ORDERS = ("name", "offset", "size")
 POLICIES = ("auto", "use", "bypass", "populate")
-"""``Config.cache``."""
+"""``LoadOptions.cache``."""
 
 
 def one_of(words: tuple[str, ...]) -> Callable[[str], str]:
@@ -109,7 +109,7 @@ Paths = Annotated[
     ),
 ]
 _LOADED = ("model.safetensors", "s3://bucket/llama-3-8b/", "hf://openai-community/gpt2")
-_PULLED = ("hf://org/name models/name", "s3://bucket/model/ models/model --allow '*.safetensors' --allow '*.json'")
+_PULLED = ("hf://org/name models/name", "s3://bucket/model/ models/model --include '*.safetensors' --include '*.json'")
 
 
 def _epilog(command: str, examples: tuple[str, ...]) -> str:
@@ -260,7 +260,7 @@ def load_command(
     with handled(as_json=json, debug=debug):
         from penstock.cli.load import Stats, Wish, load
 
-        config = penstock.Config(
+        config = penstock.LoadOptions(
             readers=readers,
             block_bytes=block_bytes,
             cache=cache,  # type: ignore[arg-type]
@@ -294,11 +294,11 @@ def pull_command(
             autocompletion=completed_paths,
         ),
     ],
-    allow: Annotated[
+    include: Annotated[
         list[str] | None,
         typer.Option(metavar="GLOB", help="Only objects whose paths match (* also matches slashes). Repeat for more."),
     ] = None,
-    ignore: Annotated[
+    exclude: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help="Leave out objects whose paths match. Repeat for more.")
     ] = None,
     readers: Annotated[int | None, typer.Option(metavar="N", help="Requests in flight (32).")] = None,
@@ -314,7 +314,6 @@ def pull_command(
     with handled(as_json=json, debug=debug):
         from penstock.cli.pull import Wish, pull
 
-        config, options = penstock.Config(readers=readers), storage_options(storage_option)
-        pull(
-            Wish(url, directory, allow or None, ignore or [], config, options), quiet=quiet, json=json, verbose=verbose
-        )
+        config, options = penstock.LoadOptions(readers=readers), storage_options(storage_option)
+        wish = Wish(url, directory, include or None, exclude or [], config, options)
+        pull(wish, quiet=quiet, json=json, verbose=verbose)

@@ -37,14 +37,14 @@ from penstock.cli.output import printable
 
 # In this order: Penstock's errors derive from the built-in ones, which follow.
 CODES: list[tuple[type[BaseException], int]] = [
-    (errors.ObjectNotFoundError, 3),
+    (errors.LocationNotFoundError, 3),
     (errors.TensorNotFoundError, 8),
     (errors.FormatError, 4),
-    (errors.ObjectAccessError, 5),
+    (errors.LocationAccessError, 5),
     (errors.StorageError, 6),
-    (errors.ObjectChangedError, 6),
+    (errors.LocationChangedError, 6),
     (errors.DeviceError, 7),
-    (errors.OutOfMemoryError, 7),
+    (errors.InsufficientMemoryError, 7),
     (errors.ConfigError, 8),
     (errors.SelectionError, 8),
     (errors.DestinationError, 8),
@@ -68,7 +68,7 @@ CODES_HELP = (
 
 def code_of(error: BaseException) -> int:
     """The exit code for ``error``."""
-    if type(error).__name__ == "OutOfMemoryError":  # torch's own, too, which need not be imported to be known
+    if type(error).__name__ == "InsufficientMemoryError":  # torch's own, too, which need not be imported to be known
         return 7
     return next((code for kind, code in CODES if isinstance(error, kind)), 1)
 
@@ -80,7 +80,7 @@ def describe(error: BaseException) -> dict[str, object]:
         "type": type(error).__name__,
         "code": getattr(error, "code", None) if isinstance(error, errors.PenstockError) else None,
         "message": message,
-        "object": getattr(error, "object", None),
+        "location": getattr(error, "location", None),
         "tensor": getattr(error, "tensor", None),
         "byte_range": getattr(error, "byte_range", None),
         "cause": getattr(error, "cause", message),
@@ -121,7 +121,7 @@ def usage_as_json() -> Iterator[None]:
         if not hasattr(error, "exit_code") or not hasattr(error, "format_message"):
             raise
         message = error.format_message()
-        failure = {"type": "UsageError", "message": message, "object": None, "tensor": None, "byte_range": None}
+        failure = {"type": "UsageError", "message": message, "location": None, "tensor": None, "byte_range": None}
         print_json({"error": failure | {"cause": message, "remedy": "penstock --help shows what can be written"}})
         sys.stderr.write(f"{_word('error:', '1;31', color=_is_colored())} {_lines(message)}\n")
         sys.exit(error.exit_code)

@@ -63,7 +63,7 @@ def inspect(
     """Prints what the checkpoint at ``paths`` holds, or what is under a remote prefix that holds none."""
     try:
         ckpt = penstock.open(paths, storage_options=options)
-    except penstock.ObjectNotFoundError:
+    except penstock.LocationNotFoundError:
         listed = remote_directory(paths, options)
         if listed is None:
             raise
@@ -77,26 +77,26 @@ def inspect(
         return
     out = Output()
     if tensors:
-        out.print(table(tensors[: limit or None], [path for path, _ in ckpt.objects], out))
+        out.print(table(tensors[: limit or None], [path for path, _ in ckpt.files], out))
     if 0 < limit < len(tensors):
         out.lines([f"{glyph('… ', '')}and {len(tensors) - limit:,} more; --limit 0 shows all"], style="dim")
     out.print()
     out.lines(summary(ckpt, tensors))
     if not patterns and are_unrelated(paths, ckpt):
-        number = plural(len(ckpt.objects), "file")
+        number = plural(len(ckpt.files), "file")
         out.lines([f"note: {number} without an index, and with no names in common, are shown as one checkpoint"])
 
 
 def are_unrelated(paths: Sequence[str], ckpt: Checkpoint) -> bool:
     """Whether a directory's files seem to be several models: no index, no numbers of shards, no common beginnings."""
-    files = [path for path, _ in ckpt.objects]
+    files = [path for path, _ in ckpt.files]
     if len(paths) != 1 or len(files) < 2 or shard_numbers(files):  # noqa: PLR2004
         return False
     if not os.path.isdir(paths[0]) or any(name.endswith(".index.json") for name in os.listdir(paths[0])):  # noqa: PTH112, PTH208
         return False
     owners: dict[str, set[str]] = {}
     for tensor in ckpt.values():
-        owners.setdefault(tensor.name.partition(".")[0], set()).add(tensor.object)
+        owners.setdefault(tensor.name.partition(".")[0], set()).add(tensor.location)
     return all(len(objects) == 1 for objects in owners.values())
 
 
@@ -145,7 +145,7 @@ def catalogue(paths: Sequence[str], ckpt: Checkpoint, tensors: Sequence[TensorIn
     """What is shown, for JSON."""
     return {
         "paths": [without_secrets(path) for path in paths],
-        "objects": [{"location": path, "bytes": nbytes} for path, nbytes in ckpt.objects],
+        "files": [{"location": path, "bytes": nbytes} for path, nbytes in ckpt.files],
         "storage": {"name": ckpt.storage, "notes": ckpt.storage_notes},
         "metadata": ckpt.metadata(),
         "tensors": [
@@ -154,7 +154,7 @@ def catalogue(paths: Sequence[str], ckpt: Checkpoint, tensors: Sequence[TensorIn
                 "dtype": tensor.dtype,
                 "shape": tensor.shape,
                 "nbytes": tensor.nbytes,
-                "object": tensor.object,
+                "location": tensor.location,
                 "byte_range": tensor.byte_range,
             }
             for tensor in tensors
@@ -164,7 +164,7 @@ def catalogue(paths: Sequence[str], ckpt: Checkpoint, tensors: Sequence[TensorIn
             "parameters": sum(prod(tensor.shape) for tensor in tensors),
             "nbytes": sum(tensor.nbytes for tensor in tensors),
             "nbytes_by_dtype": dict(by_dtype(tensors).most_common()),
-            "objects": len(ckpt.objects),
+            "files": len(ckpt.files),
         },
     }
 
@@ -204,7 +204,7 @@ def _table(tensors: Iterable[TensorInfo], files: dict[str, str] | None) -> Table
     if files:
         made.add_column("file", overflow="fold")
     for tensor in tensors:
-        cells = [tensor.dtype, shape(tensor.shape), size(tensor.nbytes), *([files[tensor.object]] if files else [])]
+        cells = [tensor.dtype, shape(tensor.shape), size(tensor.nbytes), *([files[tensor.location]] if files else [])]
         made.add_row(Text(printable(tensor.name)), *(Text(cell) for cell in cells))
     return made
 
@@ -241,7 +241,7 @@ def summary(ckpt: Checkpoint, tensors: Sequence[TensorInfo]) -> list[str]:
     if len(tensors) < len(ckpt):
         shown = f"{len(tensors):,} of {plural(len(ckpt), 'tensor')}"
     parameters = f"{count(sum(prod(tensor.shape) for tensor in tensors))} parameters"
-    lines = [f"{shown}, {parameters}, {size(nbytes)} in {plural(len(ckpt.objects), 'file')}"]
+    lines = [f"{shown}, {parameters}, {size(nbytes)} in {plural(len(ckpt.files), 'file')}"]
     lines.append(f"storage:  {printable(ckpt.storage)}")
     lines += [f"          {printable(note)}" for note in ckpt.storage_notes]
     dtypes = by_dtype(tensors).most_common()

@@ -101,7 +101,7 @@ class Wish(NamedTuple):
     device: str
     framework: str | None
     mmap: bool
-    config: penstock.Config
+    config: penstock.LoadOptions
     options: Mapping[str, str] | None = None
 
 
@@ -112,7 +112,7 @@ def load(wish: Wish, *, stats: Stats, quiet: bool, json: bool) -> None:
     with interrupt_ends_process(as_json=json):
         device = wake(framework, wish.device)
     began = time.perf_counter()
-    ckpt = penstock.open(wish.paths, storage_options=wish.options, config=wish.config)
+    ckpt = penstock.open(wish.paths, storage_options=wish.options, options=wish.config)
     opened = time.perf_counter()
     names = chosen(ckpt, wish)
     nbytes = sum(ckpt[name].nbytes for name in names)

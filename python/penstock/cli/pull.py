@@ -18,9 +18,9 @@ class Wish(NamedTuple):
 
     url: str
     directory: str
-    allow: list[str] | None
-    ignore: list[str]
-    config: penstock.Config
+    include: list[str] | None
+    exclude: list[str]
+    config: penstock.LoadOptions
     options: Mapping[str, str] | None = None
 
 
@@ -31,11 +31,11 @@ def pull(wish: Wish, *, quiet: bool, json: bool, verbose: bool = False) -> None:
         pulled = penstock.pull(
             wish.url,
             wish.directory,
-            allow=wish.allow,
-            ignore=wish.ignore,
+            allow_patterns=wish.include,
+            ignore_patterns=wish.exclude,
             progress=report,
             storage_options=wish.options,
-            config=wish.config,
+            options=wish.config,
         )
     if json:
         as_json(

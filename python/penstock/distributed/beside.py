@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from penstock.errors import CancelledError
+from penstock.errors import LoadCancelledError
 from penstock.loading import Load
 from penstock.recording.lazy import unwatched
 
@@ -46,7 +46,7 @@ class Beside:
         """A load has been made, and has not begun."""
         with self._lock:
             if self._stopped:
-                raise CancelledError("the load was stopped")
+                raise LoadCancelledError("the load was stopped")
             self._loads.add(load)
 
     def __enter__(self) -> Beside:  # noqa: PYI034 - Self is newer than Python 3.10

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from penstock._native import Config, LoadStats
+from penstock._native import LoadOptions, LoadStats
 from penstock.checkpoint import Checkpoint
 from penstock.distributed.beside import Beside
 from penstock.distributed.peers import Peers
@@ -85,7 +85,7 @@ class Relay:
         device: where tensors go.
         memory_bytes: the most memory besides them.
         share_bytes: what a rank reads for a round, in the place of what ``memory_bytes`` allows.
-        config: settings of the loads.
+        options: settings of the loads.
 
     Attributes:
         loads: figures of what this rank has read.
@@ -100,12 +100,12 @@ class Relay:
         *,
         memory_bytes: int = MEMORY_BYTES,
         share_bytes: int | None = None,
-        config: Config | None = None,
+        options: LoadOptions | None = None,
     ) -> None:
         self._peers = peers
         self._device = torch.device(Torch().device(device))
-        self._config = config
-        self._flat = [Checkpoint(of.checkpoint._native.as_bytes(), of.checkpoint.config) for of in sources]
+        self._options = options
+        self._flat = [Checkpoint(of.checkpoint._native.as_bytes(), of.checkpoint.options) for of in sources]
         self._places: list[_Place] = []
         end = 0
         for number, (checkpoint, names) in enumerate(sources):
@@ -270,7 +270,7 @@ class Relay:
                 parts.setdefault(place.source, []).append(part)
         for source, some in parts.items():
             silent = teller(None, 0)
-            stats = load_parts(self._flat[source], some, str(self._device), silent, self._config, beside.begun)
+            stats = load_parts(self._flat[source], some, str(self._device), silent, self._options, beside.begun)
             self.loads.append(stats)
         return memory
 

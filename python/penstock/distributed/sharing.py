@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock._native import Config
+from penstock._native import LoadOptions
 from penstock.checkpoint import Checkpoint
 from penstock.distributed.beside import Beside
 from penstock.distributed.exchange import Exchange, Piece, Wanted
@@ -99,7 +99,7 @@ class Sharing:
         alone: Callable[..., None],
         *,
         progress: ProgressOption,
-        config: Config | None,
+        options: LoadOptions | None,
     ) -> None:
         """Reads ``writes``, which are all that is left to read.
 
@@ -109,9 +109,9 @@ class Sharing:
             device: where shared tensors are exchanged; what is for elsewhere is not shared.
             statistics: told what was done.
             alone: reads some of the writes by itself; takes them, who is told of progress, and who is told of loads.
-            progress, config: of the loads.
+            progress, options: of the loads.
         """
-        table = _Table(checkpoints, config)
+        table = _Table(checkpoints, options)
         proposal: Proposal | str
         try:
             mine = table.wanted(writes, str(device))
@@ -180,9 +180,9 @@ class Sharing:
 class _Table:
     """The checkpoints' tensors by number."""
 
-    def __init__(self, checkpoints: Sequence[Checkpoint], config: Config | None) -> None:
+    def __init__(self, checkpoints: Sequence[Checkpoint], options: LoadOptions | None) -> None:
         self._checkpoints = list(checkpoints)
-        self._config = config
+        self._options = options
         self._names = [checkpoint.offset_keys() for checkpoint in self._checkpoints]
         self._numbers = [{name: number for number, name in enumerate(names)} for names in self._names]
         self._places = {id(checkpoint): number for number, checkpoint in enumerate(self._checkpoints)}
@@ -209,7 +209,7 @@ class _Table:
         wants: dict[Key, list[Box]] = {}
         for wanted in mine:
             wants.setdefault(wanted.key, []).append(wanted.box)
-        reaches = [checkpoint._native.reach(config_of(checkpoint, self._config)) for checkpoint in self._checkpoints]
+        reaches = [checkpoint._native.reach(options_of(checkpoint, self._options)) for checkpoint in self._checkpoints]
         fingerprints = [checkpoint._native.fingerprint() for checkpoint in self._checkpoints]
         is_dear = any(origin in dear for origin, _ in reaches)
         return Proposal(fingerprints, [bridge for _, bridge in reaches], is_dear, wants)
@@ -224,13 +224,13 @@ class _Table:
             place = pieces[0].key[0]
             parts = [Part(self._names[place][piece.key[1]], piece.box, into=piece.into) for piece in pieces]
             silent = teller(None, 0)
-            stats = load_parts(self._checkpoints[place], parts, device, silent, self._config, beside.begun)
+            stats = load_parts(self._checkpoints[place], parts, device, silent, self._options, beside.begun)
             statistics.loads.append(stats)
 
 
-def config_of(checkpoint: Checkpoint, config: Config | None) -> Config:
+def options_of(checkpoint: Checkpoint, options: LoadOptions | None) -> LoadOptions:
     """The settings of a load."""
-    return checkpoint.config if config is None else config
+    return checkpoint.options if options is None else options
 
 
 def _objection(proposals: list[Any]) -> str | None:

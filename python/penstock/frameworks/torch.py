@@ -10,7 +10,7 @@ import torch
 
 from penstock._native import HostArray, TensorInfo
 from penstock.arguments import device_meant, no_dtype, no_floating_dtype
-from penstock.errors import DestinationError, DeviceError, OutOfMemoryError, SelectionError
+from penstock.errors import DestinationError, DeviceError, InsufficientMemoryError, SelectionError
 from penstock.frameworks.base import Destination, Piece, dtypes_to_cast
 from penstock.frameworks.sharded import is_dtensor, local_pieces
 
@@ -286,7 +286,7 @@ def _check_plain(name: str, tensor: torch.Tensor) -> None:
     raise _wrong(name, cause, "Load first and make it from the loaded tensor, or use load_state_dict")
 
 
-_OUT_OF_MEMORY: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+_OUT_OF_MEMORY: type[BaseException] = getattr(torch, "InsufficientMemoryError", torch.cuda.OutOfMemoryError)
 _FAILED: tuple[type[BaseException], ...] = (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
 """What a device fails with, in torch 2.8 and later."""
 
@@ -296,7 +296,7 @@ def copy_refused(source: torch.dtype, destination: torch.dtype, device: str) -> 
     """What torch says to copying elements of one dtype to another, or None.
 
     Raises:
-        OutOfMemoryError, DeviceError: the device could not be asked.
+        InsufficientMemoryError, DeviceError: the device could not be asked.
     """
     try:
         torch.empty(1, dtype=destination, device=device).copy_(torch.empty(1, dtype=source, device=device))
@@ -304,7 +304,7 @@ def copy_refused(source: torch.dtype, destination: torch.dtype, device: str) -> 
         # It says nothing of the dtypes, and need not be so next time: what is raised is not kept.
         cause = f"there is no memory on {device} to convert with: {str(error).splitlines()[0]}"
         remedy = "Free memory of the device, or load fewer tensors at once"
-        raise OutOfMemoryError(f"{cause}. {remedy}", cause=cause, remedy=remedy) from error
+        raise InsufficientMemoryError(f"{cause}. {remedy}", cause=cause, remedy=remedy) from error
     except _FAILED as error:
         cause = f"{device} failed: {str(error).splitlines()[0]}"
         raise DeviceError(cause, cause=cause) from error

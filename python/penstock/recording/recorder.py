@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import torch
 
-from penstock._native import Config
+from penstock._native import LoadOptions
 from penstock.checkpoint import Checkpoint
 from penstock.frameworks.torch import DTYPES, Torch, copy_refused, has_version
 from penstock.loading import Load
@@ -62,7 +62,7 @@ class Recorder:
     Args:
         device: where lazy tensors say they are, and where those are made that are needed at once.
         progress: ``True`` for a bar, or a function, for each of the loads.
-        config: settings of the loads.
+        options: settings of the loads.
         sharing: the other ranks of the model, to read with them what several want. They are told how it ends, whatever
             happens in the context.
         keep: what becomes of lazy tensors that the loading code has kept when the context ends. ``"lazy"``: they stay
@@ -74,13 +74,13 @@ class Recorder:
         device: Any = "cpu",
         *,
         progress: ProgressOption = None,
-        config: Config | None = None,
+        options: LoadOptions | None = None,
         sharing: Sharing | None = None,
         keep: Literal["lazy", "real"] = "lazy",
     ) -> None:
         self._device = torch.device(Torch().device(device))
         self._progress = progress
-        self._config = config
+        self._options = options
         self._sharing = sharing
         self._checkpoints: list[Checkpoint] = []
         self._pending: dict[int, Write] = {}
@@ -151,7 +151,9 @@ class Recorder:
         self, checkpoint: Checkpoint, names: Iterable[str] | None = None, *, prefix: str = ""
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields ``(prefix + name, tensor)``: ordinary tensors on the device, in the order of their bytes."""
-        for name, tensor in checkpoint.stream(names, device=self._device, progress=self._progress, config=self._config):
+        for name, tensor in checkpoint.stream(
+            names, device=self._device, progress=self._progress, options=self._options
+        ):
             self.statistics.tensors += 1
             self.statistics.ordinary += 1
             self.statistics.available_bytes += tensor.numel() * tensor.element_size()
@@ -312,7 +314,7 @@ class Recorder:
             return torch.empty_strided(made.shape, value.meta.stride(), dtype=made.dtype, device=device).copy_(made)
 
     def _load(self, checkpoint: Checkpoint, names: list[str], slices: Any = None) -> dict[str, torch.Tensor]:
-        loaded = checkpoint.load(names, slices=slices, device=self._device, config=self._config)
+        loaded = checkpoint.load(names, slices=slices, device=self._device, options=self._options)
         if checkpoint.stats is not None:
             self.statistics.loads.append(checkpoint.stats)
         return loaded
@@ -430,7 +432,7 @@ class Recorder:
         for (_, device), of in loads.items():
             progress = teller(self._progress, sum(write.nbytes for write in of)) if told is None else told
             parts = [write.part for write in of]
-            stats = load_parts(of[0].checkpoint, parts, device, progress, self._config, begun)
+            stats = load_parts(of[0].checkpoint, parts, device, progress, self._options, begun)
             self.statistics.loads.append(stats)
 
     def _finish(self) -> None:
@@ -444,7 +446,7 @@ class Recorder:
             self.statistics,
             self._read,
             progress=self._progress,
-            config=self._config,
+            options=self._options,
         )
 
     def __enter__(self) -> Recorder:  # noqa: PYI034 - Self is newer than Python 3.10

@@ -12,7 +12,7 @@ from penstock.recording.geometry import View
 from penstock.recording.sources import Source
 
 if TYPE_CHECKING:
-    from penstock._native import Config
+    from penstock._native import LoadOptions
     from penstock.checkpoint import Checkpoint
     from penstock.progress import ProgressOption
     from penstock.recording.statistics import Statistics
@@ -73,7 +73,7 @@ class Sharing(Protocol):
         alone: Callable[..., None],
         *,
         progress: ProgressOption,
-        config: Config | None,
+        options: LoadOptions | None,
     ) -> None:
         """Reads ``writes``, which are all that is left to read; ``alone`` reads some of them without the others."""
 

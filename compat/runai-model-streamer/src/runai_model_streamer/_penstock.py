@@ -36,7 +36,7 @@ class RunaiStreamerInvalidInputException(Exception):  # noqa: N818
     """A device that torch does not know, or paths of several kinds in one call."""
 
 
-def config(memory_limit: int | None = None) -> penstock.Config:
+def load_options(memory_limit: int | None = None) -> penstock.LoadOptions:
     """Settings of a load.
 
     ``RUNAI_STREAMER_CONCURRENCY`` sets readers and ``RUNAI_STREAMER_CHUNK_BYTESIZE`` or ``…_BLOCK_BYTESIZE`` the size
@@ -49,7 +49,7 @@ def config(memory_limit: int | None = None) -> penstock.Config:
     block = number("RUNAI_STREAMER_CHUNK_BYTESIZE", least=1) or number("RUNAI_STREAMER_BLOCK_BYTESIZE", least=1)
     most = limit(memory_limit)
     ahead = None if most is None else UNLIMITED if most < 0 else max(most, 1)
-    return penstock.Config(
+    return penstock.LoadOptions(
         readers=number("RUNAI_STREAMER_CONCURRENCY", least=1),
         # Penstock's blocks are whole pages, and smaller ones than these gain nothing.
         block_bytes=None if block is None else max(block // 4096 * 4096, 64 << 10),

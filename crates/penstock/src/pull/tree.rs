@@ -242,6 +242,7 @@ pub(super) fn check(path: &str) -> Result<()> {
     if !path.split('/').any(bad) {
         return Ok(());
     }
-    Err(Error::new(ErrorKind::Access, format!("the key {path:?} is no path below the destination"))
-        .remedy("Leave it out with ignore=; a key with such parts comes from a broken or a hostile tool"))
+    Err(Error::new(ErrorKind::Access, format!("the key {path:?} is no path below the destination")).remedy(
+        "Leave it out with ignore_patterns=; a key with such parts comes from a broken or a hostile tool",
+    ))
 }

@@ -180,7 +180,7 @@ fn keys_that_cannot_be_read_are_pulled_by_nobody() {
     for (only, key) in [("/lost", "p//lost"), ("../evil", "p/../evil")] {
         let error = pull(&|path| path == only || path == "n").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Access);
-        says(&error, &[&format!("s3://bucket/{key}"), "no path below the destination", "ignore="]);
+        says(&error, &[&format!("s3://bucket/{key}"), "no path below the destination", "ignore_patterns="]);
     }
     // Nothing of it was begun, and without them the rest comes.
     assert!(!to.exists());

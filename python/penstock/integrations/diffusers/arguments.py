@@ -48,7 +48,7 @@ def class_named_in(found: Place) -> Any:
     if not isinstance(cls, type) or not issubclass(cls, diffusers.ModelMixin):
         raise ConfigError(
             f"{found.local}: no config.json there names a model of diffusers. Give its class instead of AutoModel",
-            object=found.local,
+            location=found.local,
         )
     return cls
 

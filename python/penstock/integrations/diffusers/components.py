@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from penstock._native import Config
-from penstock.errors import ObjectNotFoundError
+from penstock._native import LoadOptions
+from penstock.errors import LocationNotFoundError
 from penstock.integrations.diffusers.together import Together
 from penstock.integrations.shared.files import Place, is_url, open_weights
 from penstock.integrations.transformers import models as transformers_engine
@@ -38,7 +38,7 @@ def begin(
     device: str,
     dtype: torch.dtype | None,
     variant: str | None = None,
-    config: Config | None = None,
+    options: LoadOptions | None = None,
     *,
     of_pipeline: bool = True,
     **kwargs: Any,
@@ -51,7 +51,7 @@ def begin(
         together: runs the load.
         device: ``"cpu"`` or ``"cuda:N"``.
         dtype, variant: as for diffusers.
-        config: settings of the load.
+        options: settings of the load.
         of_pipeline: whether it is part of a pipeline, of which components without the variant are loaded without it.
         kwargs: for its configuration.
     """
@@ -59,11 +59,11 @@ def begin(
 
     if issubclass(component, ModelMixin):
         stem = "diffusion_pytorch_model"
-        checkpoint = _weights(where, stem, variant, config, of_pipeline=of_pipeline)
+        checkpoint = _weights(where, stem, variant, options, of_pipeline=of_pipeline)
         if checkpoint is None:
             return None
-        return _begin_model(component, where, checkpoint, together, device, dtype, config, kwargs)
-    checkpoint = _weights(where, "model", variant, config, of_pipeline=of_pipeline)
+        return _begin_model(component, where, checkpoint, together, device, dtype, options, kwargs)
+    checkpoint = _weights(where, "model", variant, options, of_pipeline=of_pipeline)
     if checkpoint is None:
         return None
     together.expect(checkpoint)
@@ -79,7 +79,7 @@ def begin(
             device=device,
             dtype=dtype,
             progress=progress,
-            penstock_config=config,
+            options=options,
             **kwargs,
         )
 
@@ -101,17 +101,17 @@ def class_of(library: str | None, name: str | None) -> type | None:
 
 
 def _weights(
-    where: Place, stem: str, variant: str | None, config: Config | None, *, of_pipeline: bool
+    where: Place, stem: str, variant: str | None, options: LoadOptions | None, *, of_pipeline: bool
 ) -> Checkpoint | None:
     """The weights of a component: of the variant if there are such; None where diffusers has to look for others."""
     if variant and of_pipeline:
         # As in diffusers, a component of a pipeline that has not the variant is loaded without it. A model is not.
-        with suppress(ObjectNotFoundError):
-            return open_weights(where, stem, variant, config)
+        with suppress(LocationNotFoundError):
+            return open_weights(where, stem, variant, options)
         variant = None
     try:
-        return open_weights(where, stem, variant, config)
-    except ObjectNotFoundError as error:
+        return open_weights(where, stem, variant, options)
+    except LocationNotFoundError as error:
         if is_url(where.weights):
             raise  # diffusers reads local files
         logger.debug("left to diffusers: %s", error)
@@ -125,7 +125,7 @@ def _begin_model(
     together: Together,
     device: str,
     dtype: torch.dtype | None,
-    config: Config | None,
+    options: LoadOptions | None,
     kwargs: dict[str, Any],
 ) -> Built | None:
     import torch
@@ -138,7 +138,7 @@ def _begin_model(
     with _default_dtype(dtype), no_init():
         model = cls.from_config(settings, **unused)
     stored = {name: name for name in checkpoint}
-    if len(checkpoint.objects) == 1:
+    if len(checkpoint.files) == 1:
         # Names of old checkpoints, which are always one file.
         model._fix_state_dict_keys_on_load(stored)
     renamed = {old: new for new, old in stored.items() if old != new}
@@ -154,7 +154,7 @@ def _begin_model(
     def read() -> None:
         progress = together.share()
         keys = place(
-            model, checkpoint, device, dtype=becomes, renamed=renamed, strict=False, progress=progress, config=config
+            model, checkpoint, device, dtype=becomes, renamed=renamed, strict=False, progress=progress, options=options
         )
         ignored = cls._keys_to_ignore_on_load_unexpected or []
         unused = [name for name in keys.unexpected_keys if not any(re.search(one, name) for one in ignored)]

@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock._native import Config, shown
-from penstock.errors import ConfigError, ObjectNotFoundError
+from penstock._native import LoadOptions, shown
+from penstock.errors import ConfigError, LocationNotFoundError
 from penstock.integrations.diffusers.arguments import class_named_in, device_of, dtype_keyword, dtype_of
 from penstock.integrations.diffusers.components import Built, begin, class_of
 from penstock.integrations.diffusers.together import Together
@@ -53,7 +53,7 @@ def from_pretrained(
     subfolder: str = "",
     revision: str | None = None,
     progress: ProgressOption = None,
-    penstock_config: Config | None = None,
+    options: LoadOptions | None = None,
     **kwargs: Any,
 ) -> Any:
     """Loads a pipeline or a model of diffusers, as its own ``from_pretrained`` does, straight to a device.
@@ -67,12 +67,12 @@ def from_pretrained(
             diffusers, None is float32.
         variant, revision: as for diffusers; ``subfolder`` for models.
         progress: ``True`` for a bar, or a function of (bytes done, bytes in all).
-        penstock_config: settings of the loads.
+        options: settings of the loads.
         kwargs: what else ``from_pretrained`` takes, such as components that exist already (``vae=…``).
 
     Raises:
         MissingDependencyError: where diffusers is absent or too old.
-        ObjectNotFoundError: nothing is there.
+        LocationNotFoundError: nothing is there.
         PenstockError: see ``penstock.open`` and ``Checkpoint.stream``. What diffusers raises comes through.
     """
     required("torch", "diffusers", "accelerate", by="penstock.integrations.diffusers")
@@ -88,12 +88,12 @@ def from_pretrained(
     if isinstance(pipeline_class, type) and issubclass(pipeline_class, models):
         found = locate(path, subfolder=subfolder, revision=revision, **hub)
         cls = pipeline_class if issubclass(pipeline_class, diffusers.ModelMixin) else class_named_in(found)
-        loaded = _model(cls, found, where, dtype, variant, progress, penstock_config, kwargs)
+        loaded = _model(cls, found, where, dtype, variant, progress, options, kwargs)
     else:
         found = _pipeline_place(path, variant, revision, hub)
         with Together(progress) as together:
-            parts = _components(found, together, where, dtype, variant, penstock_config, kwargs)
-        loaded = _assembled(pipeline_class, found, parts, dtype, variant, penstock_config, kwargs)
+            parts = _components(found, together, where, dtype, variant, options, kwargs)
+        loaded = _assembled(pipeline_class, found, parts, dtype, variant, options, kwargs)
         loaded.register_to_config(_name_or_path=called(path))
         if not _is_on(loaded, where):
             loaded = loaded.to(where)
@@ -123,7 +123,7 @@ def from_single_file(
     *,
     device: Any = "cpu",
     dtype: Any = None,
-    penstock_config: Config | None = None,
+    options: LoadOptions | None = None,
     **kwargs: Any,
 ) -> Any:
     """Loads a model, or a pipeline, from one file in its original layout, as diffusers' ``from_single_file`` does.
@@ -133,7 +133,7 @@ def from_single_file(
         path: the safetensors file: for models, anything that ``penstock.open`` takes.
         device: where the model ends up.
         dtype: a torch dtype or its name; None is float32.
-        penstock_config: settings of the load.
+        options: settings of the load.
         kwargs: what else ``from_single_file`` takes, above all ``config=`` (a directory or the name of a model whose
             configuration this is) and ``subfolder=``.
 
@@ -157,13 +157,13 @@ def from_single_file(
             raise ConfigError(
                 f"{shown(path)}: pipelines are taken from single local files only. Load their models with "
                 "from_single_file(ModelClass, …) and hand those to the pipeline",
-                object=shown(path),
+                location=shown(path),
             )
-        with patch_safetensors(config=penstock_config):
+        with patch_safetensors(options=options):
             return model_class.from_single_file(os.fsdecode(path), **kwargs).to(where)
     # Converted on arrival, so that no second copy waits on the device; but not where some of it is to stay in fp32.
     early = dtype if dtype is not None and not model_class._keep_in_fp32_modules else None
-    state = open(path, config=penstock_config).load(device=where, dtype=early)
+    state = open(path, options=options).load(device=where, dtype=early)
     return model_class.from_single_file(state, device=where, **kwargs)
 
 
@@ -173,7 +173,7 @@ def load_lora_weights(
     *,
     weight_name: str | None = None,
     adapter_name: str | None = None,
-    penstock_config: Config | None = None,
+    options: LoadOptions | None = None,
     **kwargs: Any,
 ) -> None:
     """Adds a LoRA to a pipeline, as its own ``load_lora_weights`` does, from anywhere.
@@ -184,7 +184,7 @@ def load_lora_weights(
             on the Hub that holds it.
         weight_name: the file's name in a directory.
         adapter_name: what to call it.
-        penstock_config: settings of the load.
+        options: settings of the load.
         kwargs: what else ``load_lora_weights`` takes.
 
     Raises:
@@ -197,7 +197,7 @@ def load_lora_weights(
     if not is_url(path):
         if weight_name is not None:
             kwargs["weight_name"] = weight_name
-        with patch_safetensors(config=penstock_config):
+        with patch_safetensors(options=options):
             pipeline.load_lora_weights(os.fsdecode(path), **kwargs)
         return
     from penstock.checkpoint import open
@@ -205,7 +205,7 @@ def load_lora_weights(
     place = os.fsdecode(path)
     for name in (kwargs.pop("subfolder", None), weight_name):
         place = joined(place, name) if name else place
-    checkpoint = open(place, config=penstock_config)
+    checkpoint = open(place, options=options)
     settings = json.loads((checkpoint.metadata() or {}).get(_LORA_METADATA, "null"))
     with _with_settings(pipeline, settings):
         pipeline.load_lora_weights(checkpoint.load(), **kwargs)
@@ -242,7 +242,7 @@ def _model(
     dtype: Any,
     variant: str | None,
     progress: ProgressOption,
-    config: Config | None,
+    options: LoadOptions | None,
     kwargs: dict[str, Any],
 ) -> Any:
     theirs = [name for name in _THEIRS if kwargs.get(name)]
@@ -253,12 +253,12 @@ def _model(
         raise ConfigError(
             f"{url}: {theirs[0]}= is left to diffusers, which reads local files: bring the model here first "
             "(penstock.pull)",
-            object=url,
+            location=url,
             remedy="penstock.pull",
         )
     if not theirs:
         with Together(progress) as together:
-            built = begin(cls, where, together, device, dtype, variant, config, of_pipeline=False, **kwargs)
+            built = begin(cls, where, together, device, dtype, variant, options, of_pipeline=False, **kwargs)
             if built is not None:
                 together.run()
                 return built()
@@ -266,14 +266,14 @@ def _model(
     keywords = ({} if dtype is None else {dtype_keyword(): dtype}) | kwargs
     if kwargs.get("low_cpu_mem_usage") is False:
         # diffusers takes a device only for models that it builds without memory.
-        with patch_safetensors(config=config):
+        with patch_safetensors(options=options):
             loaded = cls.from_pretrained(where.local, variant=variant, **keywords)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         model.to(device)
         return loaded
     if device != "cpu":
         keywords = {"device_map": {"": device}} | keywords
-    with patch_safetensors(config=config):
+    with patch_safetensors(options=options):
         return cls.from_pretrained(where.local, variant=variant, **keywords)
 
 
@@ -283,13 +283,13 @@ def _components(
     device: str,
     dtype: Any,
     variant: str | None,
-    config: Config | None,
+    options: LoadOptions | None,
     given: dict[str, Any],
 ) -> dict[str, Any]:
     """The components that have weights and were not given."""
     if not found.holds("model_index.json"):
-        raise ObjectNotFoundError(
-            f"{found.local}: there is no model_index.json, so this is no pipeline", object=found.local
+        raise LocationNotFoundError(
+            f"{found.local}: there is no model_index.json, so this is no pipeline", location=found.local
         )
     if given.get("quantization_config") is not None or given.get("use_safetensors") is False:
         return {}
@@ -304,7 +304,7 @@ def _components(
         if component is None or not Path(found.local, part).is_dir():
             continue  # diffusers says what is not there
         wanted = dtype.get(part, dtype.get("default", torch.float32)) if isinstance(dtype, dict) else dtype
-        built = begin(component, found.inside(part), together, device, wanted, variant, config)
+        built = begin(component, found.inside(part), together, device, wanted, variant, options)
         if built is not None:
             loading[part] = built
     together.run()
@@ -317,14 +317,14 @@ def _assembled(
     parts: dict[str, Any],
     dtype: Any,
     variant: str | None,
-    config: Config | None,
+    options: LoadOptions | None,
     kwargs: dict[str, Any],
 ) -> Any:
     """The pipeline, of components that are loaded and those that diffusers loads."""
     keywords = {dtype_keyword(): dtype} if dtype is not None else {}
     if variant is not None:
         keywords["variant"] = variant
-    with patch_safetensors(config=config):
+    with patch_safetensors(options=options):
         return pipeline_class.from_pretrained(found.local, **parts, **keywords, **kwargs)
 
 
@@ -340,7 +340,7 @@ def _pipeline_place(path: AnyPath, variant: str | None, revision: str | None, hu
     text = os.fsdecode(path)
     try:
         return locate(path, download=False)
-    except ObjectNotFoundError:
+    except LocationNotFoundError:
         if text.count("/") != 1 or is_url(text):
             raise
     from diffusers import DiffusionPipeline
@@ -350,5 +350,5 @@ def _pipeline_place(path: AnyPath, variant: str | None, revision: str | None, hu
         found = DiffusionPipeline.download(text, variant=variant, revision=revision, use_safetensors=True, **hub)
     except (OSError, ValueError) as error:
         message = f"{text}: there is no such directory, and the Hub gave no pipeline of that name: {error}"
-        raise ObjectNotFoundError(message, object=text, cause=str(error)) from error
+        raise LocationNotFoundError(message, location=text, cause=str(error)) from error
     return Place(str(found), str(found))

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from penstock.errors import CancelledError
+from penstock.errors import LoadCancelledError
 from penstock.frameworks.streams import as_here
 from penstock.progress import Progress, ProgressOption, teller
 
@@ -61,7 +61,7 @@ class Together:
         def tell(done: int, _: int) -> None:
             nonlocal before
             if self._stop.is_set():
-                raise CancelledError("another component of the pipeline could not be loaded")
+                raise LoadCancelledError("another component of the pipeline could not be loaded")
             with self._lock:
                 if self._progress is not None:
                     self._progress.advance(done - before)
@@ -81,9 +81,9 @@ class Together:
             self._pool.shutdown(wait=True)
         if self._progress is not None:
             self._progress.close()
-        if isinstance(error, CancelledError):
+        if isinstance(error, LoadCancelledError):
             # What went wrong elsewhere is what the caller should see.
             for _work, done in self._work:
                 first = done.exception() if done.done() else None
-                if first is not None and not isinstance(first, CancelledError):
+                if first is not None and not isinstance(first, LoadCancelledError):
                     raise first

@@ -16,7 +16,7 @@ import re
 from dataclasses import MISSING, Field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock._native import Config
+from penstock._native import LoadOptions
 from penstock.integrations.safetensors.patching import patch_safetensors
 from penstock.integrations.shared.files import Place, called, locate, open_weights, require_local
 from penstock.optional import required
@@ -70,7 +70,7 @@ def from_pretrained(
     ephemeral_gpu_offload: bool = False,
     key_mapping: dict[str, str] | None = None,
     ignore_mismatched_sizes: bool = False,
-    penstock_config: Config | None = None,
+    options: LoadOptions | None = None,
     **hub: Any,
 ) -> Any:
     """Makes a ``PeftModel`` of a model and an adapter, as ``PeftModel.from_pretrained`` does.
@@ -83,7 +83,7 @@ def from_pretrained(
         config: the adapter's ``PeftConfig``, if not the one that lies there.
         subfolder, revision, ephemeral_gpu_offload, key_mapping, ignore_mismatched_sizes: as for peft.
         autocast_adapter_dtype: whether adapters in half precision become float32, as for peft.
-        penstock_config: settings of the load.
+        options: settings of the load.
         hub: ``token``, ``cache_dir``, ``local_files_only``, ``force_download``. For a model on several devices, and
             with ``adapters`` (X-LoRA), which are left to peft, also ``device_map`` and what goes with it. Where tensors
             are read to, and whether layers are built without memory, is found by itself: ``torch_device`` and
@@ -94,7 +94,7 @@ def from_pretrained(
 
     Raises:
         MissingDependencyError: where peft is absent or too old.
-        ObjectNotFoundError: nothing is there.
+        LocationNotFoundError: nothing is there.
         PenstockError: see ``penstock.open`` and ``Checkpoint.load``. What peft raises comes through.
     """
     required("torch", "peft", by="penstock.integrations.peft")
@@ -105,13 +105,13 @@ def from_pretrained(
         keywords = {"config": config, "key_mapping": key_mapping, "ignore_mismatched_sizes": ignore_mismatched_sizes}
         keywords |= {"is_trainable": is_trainable, "autocast_adapter_dtype": autocast_adapter_dtype}
         keywords |= {"ephemeral_gpu_offload": ephemeral_gpu_offload} | _theirs(hub)
-        with patch_safetensors(config=penstock_config):
+        with patch_safetensors(options=options):
             return PeftModel.from_pretrained(model, place.local, adapter_name, **keywords)
     settings = _settings(place, is_trainable, ephemeral_gpu_offload, config)
     if key_mapping is None and not settings.is_prompt_learning:
         # Of models whose layers were renamed since adapters for them were saved.
         key_mapping = getattr(model, "_checkpoint_conversion_mapping", None)
-    checkpoint = open_weights(place, "adapter_model", config=penstock_config)
+    checkpoint = open_weights(place, "adapter_model", options=options)
     cls = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(settings.task_type, PeftModel)
     adopts = _adopts(model, settings, checkpoint)
     made = cls(model, settings, adapter_name, autocast_adapter_dtype=autocast_adapter_dtype, low_cpu_mem_usage=adopts)
@@ -136,7 +136,7 @@ def load_adapter(
     ephemeral_gpu_offload: bool = False,
     key_mapping: dict[str, str] | None = None,
     ignore_mismatched_sizes: bool = False,
-    penstock_config: Config | None = None,
+    options: LoadOptions | None = None,
     **hub: Any,
 ) -> Any:
     """Adds an adapter to a ``PeftModel``, as its ``load_adapter`` does. It is not made the active one.
@@ -151,9 +151,9 @@ def load_adapter(
     if _is_left_to_peft(model, place, hub):
         keywords = {"key_mapping": key_mapping, "ignore_mismatched_sizes": ignore_mismatched_sizes}
         keywords |= {"autocast_adapter_dtype": autocast_adapter_dtype, "ephemeral_gpu_offload": ephemeral_gpu_offload}
-        with patch_safetensors(config=penstock_config):
+        with patch_safetensors(options=options):
             return model.load_adapter(place.local, adapter_name, is_trainable=is_trainable, **keywords, **_theirs(hub))
-    checkpoint = open_weights(place, "adapter_model", config=penstock_config)
+    checkpoint = open_weights(place, "adapter_model", options=options)
     wanted = _Wanted(adapter_name, is_trainable, autocast_adapter_dtype, key_mapping, ignore_mismatched_sizes)
     adopts = False
     if adapter_name not in model.peft_config:

@@ -29,7 +29,7 @@ from functools import partial
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
-from penstock._native import Config
+from penstock._native import LoadOptions
 from penstock.errors import MissingDependencyError, PenstockError, SafetensorError
 from penstock.integrations.safetensors.read_ahead import ReadAhead
 from penstock.patches import DISABLE, is_disabled, listed
@@ -46,7 +46,7 @@ _NUMPY = {"np", "numpy"}
 
 class _Settings(NamedTuple):
     mmap: bool
-    config: Config | None
+    options: LoadOptions | None
 
 
 _lock = threading.Lock()
@@ -64,7 +64,7 @@ class patch_safetensors(ContextDecorator):  # noqa: N801 - called like the funct
 
     Args:
         mmap: whether tensors on the CPU are views of the mapped file (as safetensors' are), or own their memory.
-        config: settings of the loads.
+        options: settings of the loads.
 
     Raises:
         MissingDependencyError: on entering, where safetensors is not installed.
@@ -72,21 +72,21 @@ class patch_safetensors(ContextDecorator):  # noqa: N801 - called like the funct
 
     # No generator: one that is dropped, at the latest when the interpreter ends, would leave the block.
 
-    def __init__(self, *, mmap: bool = True, config: Config | None = None) -> None:
+    def __init__(self, *, mmap: bool = True, options: LoadOptions | None = None) -> None:
         self._mmap = mmap
-        self._config = config
+        self._options = options
         self._entered: list[_Settings | None] = []
         """None for what was entered while it was turned off."""
 
     def _recreate_cm(self) -> patch_safetensors:
-        return patch_safetensors(mmap=self._mmap, config=self._config)
+        return patch_safetensors(mmap=self._mmap, options=self._options)
 
     def __enter__(self) -> None:
         if is_disabled():
             logger.debug("%s is set: patch_safetensors does nothing", DISABLE)
             self._entered.append(None)
             return
-        settings = _Settings(self._mmap, self._config)
+        settings = _Settings(self._mmap, self._options)
         with _lock:
             if not _open:
                 _install()
@@ -149,7 +149,7 @@ def _everywhere(old: Any, new: Any) -> None:
 
 def _settings() -> _Settings:
     # A name that was kept somewhere may be called after the last block has closed.
-    return _open[-1] if _open else _Settings(mmap=True, config=None)
+    return _open[-1] if _open else _Settings(mmap=True, options=None)
 
 
 def _ours(framework_name: Any, device: Any, options: Mapping[str, Any]) -> bool:
@@ -212,14 +212,14 @@ class _Opened:
         self._framework = framework
         self._own: Any = None
         with _as_theirs():
-            self._file = our_safe_open(filename, framework, device, config=settings.config)
+            self._file = our_safe_open(filename, framework, device, options=settings.options)
             checkpoint = self._file._checkpoint
             self._views: dict[str, Any] | None = None
             self._ahead: ReadAhead | None = None
-            on_host = str(device) == "cpu" and not any("://" in name for name, _ in checkpoint.objects)
+            on_host = str(device) == "cpu" and not any("://" in name for name, _ in checkpoint.files)
             if settings.mmap and on_host:
                 self._views = checkpoint.load(framework=framework, mmap=True)
-                self._ahead = ReadAhead(checkpoint, settings.config or Config())
+                self._ahead = ReadAhead(checkpoint, settings.options or LoadOptions())
 
     def _besides(self) -> Any:
         """The handle that safetensors has of the file, for what only that can do."""

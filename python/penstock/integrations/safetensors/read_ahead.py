@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock._native import Config
+    from penstock._native import LoadOptions
     from penstock.checkpoint import Checkpoint
 
 STRETCH_BYTES = 128 << 20
@@ -25,13 +25,13 @@ class ReadAhead:
 
     Args:
         checkpoint: local files.
-        config: settings of reading.
+        options: settings of reading.
         stretch_bytes: about how much is brought in at once.
     """
 
-    def __init__(self, checkpoint: Checkpoint, config: Config, stretch_bytes: int = STRETCH_BYTES) -> None:
+    def __init__(self, checkpoint: Checkpoint, options: LoadOptions, stretch_bytes: int = STRETCH_BYTES) -> None:
         self._checkpoint = checkpoint
-        self._config = config
+        self._options = options
         self._stretches: list[list[str]] = []
         room = 0
         for name in checkpoint.offset_keys():
@@ -52,7 +52,7 @@ class ReadAhead:
 
         Raises:
             StorageError: naming a tensor that cannot be read.
-            ObjectChangedError: a file is no longer the one that was opened.
+            LocationChangedError: a file is no longer the one that was opened.
         """
         number = self._of[name]
         with self._lock:
@@ -105,4 +105,4 @@ class ReadAhead:
         self._brought.add(number)
 
     def _bring(self, names: list[str]) -> None:
-        self._checkpoint._native.map(names, self._config).prefault()
+        self._checkpoint._native.map(names, self._options).prefault()

@@ -32,7 +32,7 @@ from sglang.srt.runtime_context import get_exec, get_model
 import penstock
 from penstock._native import shown
 from penstock.distributed import Sharing
-from penstock.errors import ConfigError, ObjectNotFoundError
+from penstock.errors import ConfigError, LocationNotFoundError
 from penstock.integrations.sglang import PLUGIN
 from penstock.integrations.sglang.stores import small_files_of
 from penstock.integrations.shared import ranks
@@ -132,11 +132,11 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             [url] if patterns is None else [joined(url, pattern) for pattern in patterns], 1
         ):
             try:
-                return penstock.open(place, config=self.options.config())
-            except ObjectNotFoundError:  # noqa: PERF203 - few, and the first is there
+                return penstock.open(place, options=self.options.load_options())
+            except LocationNotFoundError:  # noqa: PERF203 - few, and the first is there
                 if number == len(patterns or [url]):
                     raise
-        raise ObjectNotFoundError(f"{shown(url)}: the model names no files", object=shown(url))
+        raise LocationNotFoundError(f"{shown(url)}: the model names no files", location=shown(url))
 
     def _in_files(self, location: str, source: Any) -> penstock.Checkpoint:
         folder, files, is_safetensors = self._prepare_weights(
@@ -148,7 +148,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             hf_config = source.model_config.hf_config
             files = maybe_add_mtp_safetensors(files, folder, "model.safetensors.index.json", hf_config)
         # SGLang may have each rank begin with another file (SGLANG_SORT_WEIGHT_FILES); here all go by one order.
-        return penstock.open(sorted(files), config=self.options.config())
+        return penstock.open(sorted(files), options=self.options.load_options())
 
     # Loading
 
@@ -234,8 +234,8 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         """A recorder for the device of the latest load."""
         is_first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
         progress = True if is_first else None
-        config = self.options.config()
-        return Recorder(self._device, progress=progress, config=config, sharing=sharing, keep="real")
+        options = self.options.load_options()
+        return Recorder(self._device, progress=progress, options=options, sharing=sharing, keep="real")
 
     def _reference(self, model: Any, why_ordinary: str | None) -> Any:
         """A second model like one that is not loaded yet, with the same bytes; None where nothing is recorded."""

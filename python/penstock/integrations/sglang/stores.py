@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock._native import shown
-from penstock.errors import ConfigError, ObjectNotFoundError
+from penstock.errors import ConfigError, LocationNotFoundError
 from penstock.integrations.sglang import FORMAT
 from penstock.integrations.sglang.hooks import around, before_step
 from penstock.integrations.shared.small_files import fetch
@@ -111,7 +111,7 @@ def _bring(original: Callable[..., str], cls: Any, model_path: str, *args: Any, 
         names = fetch(model_path, fresh)
         if not names:
             where = shown(model_path)
-            raise ObjectNotFoundError(f"{where}: there are no configurations or other small files", object=where)
+            raise LocationNotFoundError(f"{where}: there are no configurations or other small files", location=where)
         for name in names:
             Path(fresh, name).replace(directory / name)
     for old in directory.iterdir():

@@ -17,8 +17,8 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock._native import Config, shown
-from penstock.errors import ConfigError, ObjectNotFoundError
+from penstock._native import LoadOptions, shown
+from penstock.errors import ConfigError, LocationNotFoundError
 from penstock.integrations.shared.small_files import SMALL, fetch, fresh_directory, joined
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class HubModel(NamedTuple):
         """Has what matches on the local disk, of the same commit. There may be nothing that does.
 
         Raises:
-            ObjectNotFoundError: the Hub does not answer as it should.
+            LocationNotFoundError: the Hub does not answer as it should.
         """
         _download(self.name, Path(self.snapshot).name, patterns, ignored, self.options)
 
@@ -126,7 +126,7 @@ def locate(
         hub: other arguments of ``huggingface_hub.snapshot_download`` (``token``, ``cache_dir``, ``local_files_only``).
 
     Raises:
-        ObjectNotFoundError: nothing is there.
+        LocationNotFoundError: nothing is there.
         PenstockError: what a store reports.
     """
     text = os.fsdecode(path)
@@ -135,7 +135,7 @@ def locate(
         place = Place(fresh_directory(), url)
         if not fetch(url, place.local):
             where = shown(url)
-            raise ObjectNotFoundError(f"{where}: there are no configurations or other small files", object=where)
+            raise LocationNotFoundError(f"{where}: there are no configurations or other small files", location=where)
         return place
     directory = Path(text.removeprefix("file://")).expanduser()
     on_hub: HubModel | None = None
@@ -148,12 +148,12 @@ def locate(
         found = on_hub.snapshot
     else:
         where = shown(text)
-        raise ObjectNotFoundError(
-            f"{where}: there is no such directory, and it is no name of a model on the Hub (org/name)", object=where
+        raise LocationNotFoundError(
+            f"{where}: there is no such directory, and it is no name of a model on the Hub (org/name)", location=where
         )
     inside = Place(found, found, on_hub).inside(subfolder)
     if not Path(inside.local).is_dir():
-        raise ObjectNotFoundError(f"{shown(text)}: there is no folder {subfolder!r} in it", object=inside.local)
+        raise LocationNotFoundError(f"{shown(text)}: there is no folder {subfolder!r} in it", location=inside.local)
     return inside
 
 
@@ -173,7 +173,7 @@ def require_local(place: Place, left: str, brought: str, variant: str | None = N
         where = shown(place.weights)
         raise ConfigError(
             f"{where}: {left}, which reads local files: bring {brought}",
-            object=where,
+            location=where,
             remedy="penstock.pull",
         )
 
@@ -195,7 +195,7 @@ def open_weights(
     place: Place,
     stem: str,
     variant: str | None = None,
-    config: Config | None = None,
+    options: LoadOptions | None = None,
     *,
     named: str | None = None,
     besides: Iterable[str] = (),
@@ -213,7 +213,7 @@ def open_weights(
         besides: files that belong to the weights where they are there.
 
     Raises:
-        ObjectNotFoundError: naming what was looked for.
+        LocationNotFoundError: naming what was looked for.
         PenstockError: see ``penstock.open``.
     """
     from penstock.checkpoint import open
@@ -236,15 +236,15 @@ def open_weights(
             if place.hub is not None:
                 place.fetch([*_shards(path), *besides])
             try:
-                return open([path, *_there(place, besides, config)], config=config)
-            except ObjectNotFoundError:
+                return open([path, *_there(place, besides, options)], options=options)
+            except LocationNotFoundError:
                 if not is_url(path):
                     raise  # a shard that is missing
     pickled = [name for name in ("pytorch_model.bin", f"{stem}.bin") if place.holds(name)]
     hint = f"; {pickled[0]} is a pickle, which Penstock does not read: save the model as safetensors" if pickled else ""
     where = shown(place.weights)
-    raise ObjectNotFoundError(
-        f"{where}: there is neither {' nor '.join(names)}{hint}", object=where, cause="no weights"
+    raise LocationNotFoundError(
+        f"{where}: there is neither {' nor '.join(names)}{hint}", location=where, cause="no weights"
     )
 
 
@@ -268,12 +268,12 @@ def _own_file(place: Place, name: str) -> str:
         where = shown(place.weights)
         raise ConfigError(
             f"{where}: the configuration names {name!r} as its weights, which is no safetensors file in there",
-            object=where,
+            location=where,
         )
     return name
 
 
-def _there(place: Place, names: Iterable[str], config: Config | None) -> list[str]:
+def _there(place: Place, names: Iterable[str], options: LoadOptions | None) -> list[str]:
     """Paths of those files that are there."""
     from penstock.checkpoint import open
 
@@ -281,8 +281,8 @@ def _there(place: Place, names: Iterable[str], config: Config | None) -> list[st
         if not is_url(path):
             return Path(path).exists()
         try:
-            open(path, config=config)
-        except ObjectNotFoundError:
+            open(path, options=options)
+        except LocationNotFoundError:
             return False
         return True
 
@@ -299,9 +299,9 @@ def _snapshot(directory: Path) -> Path:
         return snapshots / head.read_text().strip()
     found = sorted(snapshots.iterdir())
     if len(found) != 1:
-        raise ObjectNotFoundError(
+        raise LocationNotFoundError(
             f"{directory}: refs/main is missing and there are {len(found)} snapshots. Name one of them",
-            object=str(directory),
+            location=str(directory),
         )
     return found[0]
 
@@ -327,9 +327,9 @@ def _download(
             name, revision=revision, allow_patterns=patterns, ignore_patterns=ignored, **options
         )
     except (OSError, ValueError) as error:
-        raise ObjectNotFoundError(
+        raise LocationNotFoundError(
             f"{name}: there is no such directory, and the Hub gave no model of that name: {error}",
-            object=name,
+            location=name,
             cause=str(error),
         ) from error
     return found

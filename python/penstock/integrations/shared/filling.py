@@ -115,7 +115,7 @@ def no_safetensors(location: str) -> FormatError:
     cause, location = "there are no safetensors files", shown(location)
     return FormatError(
         f"{location}: {cause}, which is all that --load-format penstock reads. Use --load-format auto",
-        object=location,
+        location=location,
         cause=cause,
         remedy="Use --load-format auto",
     )

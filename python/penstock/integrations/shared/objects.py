@@ -30,8 +30,8 @@ def list_files(
         storage_options: as for ``penstock.open``.
 
     Raises:
-        ObjectNotFoundError: nothing is there.
-        ObjectAccessError, StorageError: as ``penstock.open`` does.
+        LocationNotFoundError: nothing is there.
+        LocationAccessError, StorageError: as ``penstock.open`` does.
     """
     options = engine_options(storage_options)
     if recursive and is_url(prefix):
@@ -65,8 +65,8 @@ def pull(
         storage_options: as for ``penstock.open``.
 
     Raises:
-        ObjectNotFoundError: nothing is under the prefix.
-        ObjectAccessError, ObjectChangedError, StorageError: as ``penstock.pull`` does.
+        LocationNotFoundError: nothing is under the prefix.
+        LocationAccessError, LocationChangedError, StorageError: as ``penstock.pull`` does.
     """
     source = Source(model_path, engine_options(storage_options))
     allowed = None if allow_pattern is None else list(allow_pattern)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from penstock._native import Config
+from penstock._native import LoadOptions
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,12 +57,12 @@ class Options:
                     f"model_loader_extra_config: {key!r} must be of type {wanted.__name__}, not {value!r}"
                 )
         options = cls(**extra)
-        options.config()
+        options.load_options()
         return options
 
-    def config(self) -> Config:
+    def load_options(self) -> LoadOptions:
         """The engine's settings among them."""
-        return Config(
+        return LoadOptions(
             readers=self.readers,
             block_bytes=self.block_bytes,
             staging_bytes=self.staging_bytes,

@@ -17,7 +17,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from penstock import _native
-from penstock.errors import ObjectAccessError, ObjectNotFoundError
+from penstock.errors import LocationAccessError, LocationNotFoundError
 
 SMALL = ["*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "*.spm", "*.vocab", "*.bpe"]
 """Files that libraries read beside weights."""
@@ -66,23 +66,23 @@ def fetch(url: str, directory: str) -> list[str]:
     Nothing where there is no such prefix.
 
     Raises:
-        ObjectAccessError: access is denied: to a file that is there or, on a server that cannot list, to whatever
+        LocationAccessError: access is denied: to a file that is there or, on a server that cannot list, to whatever
             describes a model.
         PenstockError: what the store reports of a file that is there.
     """
     names = _listed(url)
     certain = names is not None
     Path(directory).mkdir(parents=True, exist_ok=True)
-    denied: dict[str, ObjectAccessError] = {}
+    denied: dict[str, LocationAccessError] = {}
 
     def bring(name: str) -> str | None:
         try:
             data = _native.read_object(joined(url, name), LIMIT_BYTES)
-        except ObjectNotFoundError:
+        except LocationNotFoundError:
             if certain:
                 raise
             return None
-        except ObjectAccessError as error:
+        except LocationAccessError as error:
             if certain or not _may_be_absent(error):
                 raise
             denied[name] = error
@@ -98,7 +98,7 @@ def fetch(url: str, directory: str) -> list[str]:
     return found
 
 
-def _may_be_absent(error: ObjectAccessError) -> bool:
+def _may_be_absent(error: LocationAccessError) -> bool:
     """Whether there may be no such file: S3 denies absent keys too, to whoever may not list the bucket."""
     return error.code == "access_denied" and error.details.get("server_code") == "AccessDenied"
 
@@ -109,7 +109,7 @@ def _listed(url: str) -> Iterable[str] | None:
         return None
     try:
         entries, _ = _native.list_objects(f"{url.rstrip('/')}/")
-    except ObjectNotFoundError:
+    except LocationNotFoundError:
         return []
     found = []
     for _, name, nbytes in entries:

@@ -65,7 +65,7 @@ def resolve(
         hint = ". Its code lies beside the weights; trust_remote_code=True lets it run" if remote else ""
         raise ConfigError(
             f"{place.local}: {model_class.__name__} knows no model for {type(config).__name__}{hint}",
-            object=place.local,
+            location=place.local,
         )
     text = getattr(config, "sub_configs", {}).get("text_config")
     if text is not None and getattr(found, "config_class", None) == text:

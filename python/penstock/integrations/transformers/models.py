@@ -22,7 +22,7 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock._native import Config, shown
+from penstock._native import LoadOptions, shown
 from penstock.errors import ConfigError
 from penstock.integrations.safetensors.patching import patch_safetensors
 from penstock.integrations.shared.files import Place, called, is_url, locate, open_weights, require_local
@@ -60,7 +60,7 @@ def from_pretrained(
     trust_remote_code: bool | None = None,
     mmap: bool = False,
     progress: ProgressOption = None,
-    penstock_config: Config | None = None,
+    options: LoadOptions | None = None,
     **kwargs: Any,
 ) -> Any:
     """Loads a model of transformers, as its own ``from_pretrained`` does, straight to a device.
@@ -80,7 +80,7 @@ def from_pretrained(
         mmap: parameters that are not converted are views of the mapped files (``device="cpu"``, local files), as with
             transformers itself, instead of memory of their own.
         progress: ``True`` for a bar, or a function of (bytes done, bytes in all).
-        penstock_config: settings of the load.
+        options: settings of the load.
 
     Returns:
         The model, in evaluation mode; with ``output_loading_info=True``, the model and transformers' information.
@@ -112,7 +112,7 @@ def from_pretrained(
             dtype=dtype,
             variant=variant,
             trust_remote_code=trust_remote_code,
-            penstock_config=penstock_config,
+            options=options,
             **kwargs,
         )
     where = _one_device(device, kwargs.pop("device_map", None))
@@ -121,7 +121,7 @@ def from_pretrained(
     result = load(
         model_class,
         found.model,
-        lambda config: _weights(found.model, config, variant, penstock_config),
+        lambda config: _weights(found.model, config, variant, options),
         *model_args,
         name=found.name,
         device=where,
@@ -130,12 +130,12 @@ def from_pretrained(
         trust_remote_code=trust_remote_code,
         mmap=mmap,
         progress=progress,
-        penstock_config=penstock_config,
+        options=options,
         **kwargs,
     )
     if found.adapter is not None:
         model = result[0] if isinstance(result, tuple) else result
-        told = own_adapters.put_on(model, found.adapter, adapter_name, penstock_config)
+        told = own_adapters.put_on(model, found.adapter, adapter_name, options)
         if isinstance(result, tuple) and told is not None:
             result = (model, told)
     return result
@@ -153,7 +153,7 @@ def load(
     trust_remote_code: bool | None = None,
     mmap: bool = False,
     progress: ProgressOption = None,
-    penstock_config: Config | None = None,
+    options: LoadOptions | None = None,
     **kwargs: Any,
 ) -> Any:
     """What ``from_pretrained`` does once it is known where the model is; for other engines.
@@ -179,9 +179,9 @@ def load(
     if mmap:
         if device != "cpu" or is_url(place.weights):
             raise ConfigError(f"{called(name)}: mmap=True is for device='cpu' and local files")
-        supply = Views(checkpoint, progress=progress, config=penstock_config)
+        supply = Views(checkpoint, progress=progress, options=options)
     else:
-        supply = Supply(checkpoint, groups, device, progress=progress, config=penstock_config)
+        supply = Supply(checkpoint, groups, device, progress=progress, options=options)
     state = {tensor: LazyTensor(supply, checkpoint[tensor]) for group in groups for tensor in group}
     try:
         headers = torchao.told(checkpoint.metadata() or {}) if torchao.is_of(settings) else nullcontext()
@@ -232,7 +232,7 @@ def _by_transformers(
     *model_args: Any,
     config: PretrainedConfig | AnyPath | None,
     trust_remote_code: bool | None,
-    penstock_config: Config | None,
+    options: LoadOptions | None,
     **kwargs: Any,
 ) -> Any:
     """What transformers' own loader makes of files that are here. It puts an adapter on by itself."""
@@ -243,7 +243,7 @@ def _by_transformers(
         kwargs["trust_remote_code"] = trust_remote_code
     if isinstance(model_class, str) and model_class == "auto":
         model_class = named_by(configuration(model_class, found.model, config, dict(kwargs))[0])
-    with patch_safetensors(config=penstock_config):
+    with patch_safetensors(options=options):
         result = model_class.from_pretrained(place.local, *model_args, config=config, **kwargs)
     model = result[0] if isinstance(result, tuple) else result
     model.name_or_path = model.config.name_or_path = found.name
@@ -269,11 +269,11 @@ def _one_device(device: Any, device_map: Any) -> str:
     return Torch().device(given)
 
 
-def _weights(place: Place, config: PretrainedConfig, variant: str | None, penstock_config: Config | None) -> Checkpoint:
+def _weights(place: Place, config: PretrainedConfig, variant: str | None, options: LoadOptions | None) -> Checkpoint:
     """The files that the configuration names, or those under the usual names."""
     named = getattr(config, "transformers_weights", None)
     besides = getattr(type(config), "extra_files", ())
-    return open_weights(place, "model", variant, penstock_config, named=named, besides=besides)
+    return open_weights(place, "model", variant, options, named=named, besides=besides)
 
 
 def _adopts(

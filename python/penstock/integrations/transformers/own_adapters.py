@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock._native import Config, shown
+from penstock._native import LoadOptions, shown
 from penstock.errors import ConfigError
 from penstock.integrations.shared.files import Place, locate, open_weights
 from penstock.optional import is_installed, required
@@ -57,14 +57,14 @@ def look(name: str, place: Place, *, has_config: bool, hub: dict[str, Any]) -> F
         remedy = "Load that model, and then penstock.integrations.peft.from_pretrained(model, path)"
         raise ConfigError(
             f"{shown(place.weights)}: this is an adapter of peft that does not name its model. {remedy}",
-            object=shown(place.weights),
+            location=shown(place.weights),
             remedy=remedy,
         )
     return Found(base, locate(base, **hub), place)
 
 
 def put_on(
-    model: PreTrainedModel, place: Place, name: str, config: Config | None = None, **kwargs: Any
+    model: PreTrainedModel, place: Place, name: str, options: LoadOptions | None = None, **kwargs: Any
 ) -> dict[str, Any] | None:
     """Gives a model an adapter.
 
@@ -72,7 +72,7 @@ def put_on(
         model: changed in place.
         place: the adapter's.
         name: what to call it.
-        config: settings of the load.
+        options: settings of the load.
         kwargs: what else the model's ``load_adapter`` takes.
 
     Returns:
@@ -80,7 +80,7 @@ def put_on(
     """
     from peft import PeftConfig
 
-    weights = open_weights(place, "adapter_model", config=config).load(device=model.device, config=config)
+    weights = open_weights(place, "adapter_model", options=options).load(device=model.device, options=options)
     settings = PeftConfig.from_pretrained(place.local)
     told = model.load_adapter(adapter_name=name, peft_config=settings, adapter_state_dict=weights, **kwargs)
     return told.to_dict() if hasattr(told, "to_dict") else None

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from penstock._native import Config, LoadStats
-from penstock.errors import CancelledError
+from penstock._native import LoadOptions, LoadStats
+from penstock.errors import LoadCancelledError
 from penstock.frameworks.streams import as_here
 from penstock.loading import Load, read_ahead
 from penstock.progress import ProgressOption, teller
@@ -71,7 +71,7 @@ class Supply:
         checkpoint: whose tensors.
         groups: names of tensors that are read together; a group is begun when one of its tensors is asked for.
         device: ``"cpu"`` or ``"cuda:N"``.
-        progress, config: as for ``Checkpoint.load``.
+        progress, options: as for ``Checkpoint.load``.
 
     Attributes:
         failure: the first exception that a load raised. Libraries may wrap it or lose it.
@@ -86,14 +86,14 @@ class Supply:
         device: Any,
         *,
         progress: ProgressOption = None,
-        config: Config | None = None,
+        options: LoadOptions | None = None,
     ) -> None:
         self.failure: BaseException | None = None
         self.bytes = 0
         self.stats: list[LoadStats] = []
         self._checkpoint = checkpoint
         self._device = device
-        self._config = config
+        self._options = options
         self._groups = groups
         self._group_of = {name: number for number, group in enumerate(groups) for name in group}
         self._streams: dict[int, Iterator[tuple[str, Any]]] = {}
@@ -122,7 +122,7 @@ class Supply:
 
         Raises:
             PenstockError: see ``Checkpoint.stream``.
-            CancelledError: after ``close``.
+            LoadCancelledError: after ``close``.
         """
         number = self._group_of[name]
         with self._changed:
@@ -183,9 +183,9 @@ class Supply:
     def _next(self, number: int) -> tuple[str, Any]:
         if number not in self._unread:
             names = list(self._groups[number])
-            config = Config() if self._config is None else self._config
-            load, *_ = self._checkpoint._start(names, None, None, self._device, "pt", None, config)
-            self._loads[number], self._streams[number] = load, load.stream(read_ahead(config))
+            options = LoadOptions() if self._options is None else self._options
+            load, *_ = self._checkpoint._start(names, None, None, self._device, "pt", None, options)
+            self._loads[number], self._streams[number] = load, load.stream(read_ahead(options))
             self._unread[number] = len(names)
             self._check_open()
         stream = self._streams[number]
@@ -211,19 +211,19 @@ class Supply:
     def _load(self, name: str, selection: Selection) -> Any:
         self._check_open()
         slices = {} if selection is ... else {name: selection}
-        return self._checkpoint.load([name], slices=slices, device=self._device, config=self._config)[name]
+        return self._checkpoint.load([name], slices=slices, device=self._device, options=self._options)[name]
 
     def _guarded(self, act: Callable[[], Any]) -> Any:
         try:
             return act()
         except BaseException as error:
-            if self.failure is None and not isinstance(error, CancelledError):
+            if self.failure is None and not isinstance(error, LoadCancelledError):
                 self.failure = error
             raise
 
     def _check_open(self) -> None:
         if self._closed:
-            raise CancelledError("the load has ended")
+            raise LoadCancelledError("the load has ended")
         if self.failure is not None:
             raise self.failure
 

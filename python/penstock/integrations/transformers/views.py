@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from penstock._native import Config
+from penstock._native import LoadOptions
 from penstock.integrations.safetensors.read_ahead import ReadAhead
 from penstock.progress import ProgressOption, teller
 
@@ -22,12 +22,12 @@ class Views:
     """Hands out views of the tensors of a checkpoint in local files. See ``Supply`` for its methods."""
 
     def __init__(
-        self, checkpoint: Checkpoint, *, progress: ProgressOption = None, config: Config | None = None
+        self, checkpoint: Checkpoint, *, progress: ProgressOption = None, options: LoadOptions | None = None
     ) -> None:
         self.failure: BaseException | None = None
         self.bytes = 0
-        self._views = checkpoint.load(mmap=True, config=config)
-        self._ahead = ReadAhead(checkpoint, Config() if config is None else config)
+        self._views = checkpoint.load(mmap=True, options=options)
+        self._ahead = ReadAhead(checkpoint, LoadOptions() if options is None else options)
         self._progress = teller(progress, checkpoint.nbytes)
         self._lock = threading.Lock()
 

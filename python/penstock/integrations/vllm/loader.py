@@ -107,7 +107,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
                 where: Any = self._objects(location, source, model_config)
             else:
                 where = self._files(location, source, model_config)
-            checkpoint = penstock.open(where, config=self.options.config())
+            checkpoint = penstock.open(where, options=self.options.load_options())
             names = [
                 name
                 for name in checkpoint.offset_keys()
@@ -213,8 +213,8 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def _recorder(self, sharing: Sharing | None = None) -> Recorder:
         progress = True if enable_tqdm(self.load_config.use_tqdm_on_load) else None
-        device, config = _device(self.load_config), self.options.config()
-        return Recorder(device, progress=progress, config=config, sharing=sharing, keep="real")
+        device, options = _device(self.load_config), self.options.load_options()
+        return Recorder(device, progress=progress, options=options, sharing=sharing, keep="real")
 
     def _reference(self, model: nn.Module, model_config: Any, why_ordinary: str | None) -> Any:
         """A second model like one that is not loaded yet, with the same bytes; None where nothing is recorded."""

@@ -78,7 +78,7 @@ class DistributedStreamer:
         device = self.file_streamer.device_str or "cpu"
         peers = self._ranks.peers(device)
         try:
-            relay = Relay(peers, prepare(), device, config=_penstock.config(), **_memory(peers.size))
+            relay = Relay(peers, prepare(), device, options=_penstock.load_options(), **_memory(peers.size))
         except Exception as error:
             peers.withdraw(in_short(error))
             self._ranks.close(orderly=False)
@@ -162,7 +162,7 @@ def _memory(ranks: int) -> dict[str, Any]:
 
 
 def _ranges(requests: list[FileChunks], credentials: S3Credentials | None) -> list[Source]:
-    checkpoint = FileStreamer.catalogue(requests, _penstock.config(), credentials)
+    checkpoint = FileStreamer.catalogue(requests, _penstock.load_options(), credentials)
     return [Source(checkpoint, checkpoint.offset_keys())]
 
 

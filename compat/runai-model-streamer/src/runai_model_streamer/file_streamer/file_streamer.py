@@ -8,11 +8,11 @@ from fnmatch import fnmatch
 from types import TracebackType
 from typing import Any
 
-from penstock import Config
+from penstock import LoadOptions
 from penstock._native import Checkpoint as Catalogue
 from penstock._native import shown
 from penstock.checkpoint import Checkpoint
-from penstock.errors import ObjectNotFoundError, PenstockError
+from penstock.errors import LocationNotFoundError, PenstockError
 from penstock.integrations.shared import objects
 from penstock.storage_options import engine_options
 from runai_model_streamer import _penstock
@@ -91,7 +91,7 @@ class FileStreamer:
         self.check(file_stream_requests, device, memory_limit)
         ids = [request.id for request in file_stream_requests]
         try:
-            catalogue = self.catalogue(file_stream_requests, _penstock.config(memory_limit), credentials)
+            catalogue = self.catalogue(file_stream_requests, _penstock.load_options(memory_limit), credentials)
         except PenstockError as error:
             # Callers expect what is wrong with files where they take what was read of them.
             self._chunks = failing(error)
@@ -109,7 +109,7 @@ class FileStreamer:
         _penstock.check_memory_limit(max(sizes, default=0), memory_limit)
 
     @staticmethod
-    def catalogue(requests: list[FileChunks], config: Config, credentials: S3Credentials | None) -> Checkpoint:
+    def catalogue(requests: list[FileChunks], options: LoadOptions, credentials: S3Credentials | None) -> Checkpoint:
         """Ranges of files as tensors of bytes, called "file:range" by their numbers.
 
         Raises:
@@ -123,7 +123,7 @@ class FileStreamer:
             for request in requests
         ]
         options = engine_options(_penstock.storage_options((path for path, _ in wanted), credentials))
-        return Checkpoint(Catalogue.of_ranges(wanted, config, options), config)
+        return Checkpoint(Catalogue.of_ranges(wanted, options, options), options)
 
     @staticmethod
     def _stream(catalogue: Checkpoint, ids: list[int], device: str) -> Iterator[tuple[int, int, Any]]:
@@ -182,7 +182,7 @@ def _below(prefix: str, recursive: bool) -> list[tuple[str, int]]:
             options = _penstock.storage_options([prefix])
             try:
                 return objects.list_files(prefix, recursive=recursive, storage_options=options)
-            except ObjectNotFoundError:
+            except LocationNotFoundError:
                 return []
     if not os.path.exists(prefix):
         raise ValueError(f"Could not list {shown(prefix)!r}: there is no such directory")

@@ -101,11 +101,11 @@ def open_files(paths: list[str], s3_credentials: S3Credentials | None = None) ->
     """The checkpoints of files: one, or one for each file where two files hold tensors of the same name, or where they
     are on stores of several kinds, each of which has options of its own.
     """
-    config = _penstock.config()
+    config = _penstock.load_options()
 
     def opened(path: str | list[str]) -> penstock.Checkpoint:
         options = _penstock.storage_options([path] if isinstance(path, str) else path, s3_credentials)
-        return penstock.open(path, storage_options=options, config=config)
+        return penstock.open(path, storage_options=options, options=config)
 
     with _penstock.as_value_errors():
         if not paths:
@@ -119,17 +119,17 @@ def open_files(paths: list[str], s3_credentials: S3Credentials | None = None) ->
                 raise
             return [opened(path) for path in paths]
         # A path may be given twice, or lead to another: then files and paths would not be in step.
-        return [together] if len(together.objects) == len(paths) else [opened(path) for path in paths]
+        return [together] if len(together.files) == len(paths) else [opened(path) for path in paths]
 
 
 def headers(checkpoints: list[penstock.Checkpoint]) -> list[tuple[int, list[SafetensorMetadata]]]:
     """For every file, where its data begins, and its tensors in the order of their bytes."""
     found = []
     for checkpoint in checkpoints:
-        files: dict[str, list[Any]] = {location: [] for location, _ in checkpoint.objects}
+        files: dict[str, list[Any]] = {location: [] for location, _ in checkpoint.files}
         for name in checkpoint.offset_keys():
             info = checkpoint[name]
-            files[info.object].append(info)
+            files[info.location].append(info)
         for infos in files.values():
             # The format has no gaps, so the first tensor begins where the data does.
             start = infos[0].byte_range[0] if infos else 0

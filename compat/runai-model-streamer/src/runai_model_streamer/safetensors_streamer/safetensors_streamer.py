@@ -34,7 +34,7 @@ def list_safetensors(path: str, s3_credentials: S3Credentials | None = None) -> 
     with _penstock.as_value_errors():
         try:
             return objects.list_safetensors(path, _penstock.storage_options([path], s3_credentials))
-        except penstock.ObjectNotFoundError:
+        except penstock.LocationNotFoundError:
             return []
 
 
