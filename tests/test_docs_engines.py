@@ -14,7 +14,7 @@ for library in ("torch", "transformers", "diffusers", "peft", "accelerate"):
     pytest.importorskip(library)
 from tiny_models import QUIET
 
-pytestmark = pytest.mark.filterwarnings(*QUIET)
+pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings(*QUIET)]
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = ["index.md", "transformers.md", "diffusers.md", "peft.md", "safetensors.md"]
 BLOCK = re.compile(r"(<!-- needs [^\n]*-->\n)?```python\n(.*?)```", re.DOTALL)

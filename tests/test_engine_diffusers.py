@@ -21,7 +21,7 @@ from penstock.integrations.diffusers import arguments, from_pretrained, from_sin
 from penstock.integrations.diffusers import pipelines as engine
 from tiny_models import QUIET, assert_same_model, bits, randomise
 
-pytestmark = pytest.mark.filterwarnings(*QUIET)
+pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings(*QUIET)]
 DTYPE = arguments.dtype_keyword()
 
 

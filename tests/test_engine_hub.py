@@ -15,6 +15,8 @@ import pytest
 import penstock
 from hub import Hub, hub
 
+pytestmark = pytest.mark.libraries
+
 pytest.importorskip("huggingface_hub")
 torch = pytest.importorskip("torch")
 

@@ -13,6 +13,8 @@ import penstock
 from conftest import Raw, raw_bytes, write_raw
 from penstock import optional as libraries
 
+pytestmark = pytest.mark.libraries
+
 ENGINES = {
     "transformers": ("transformers", "from_pretrained('auto', 'm')"),
     "diffusers": ("diffusers", "from_pretrained(None, 'm')"),

@@ -16,7 +16,7 @@ peft = pytest.importorskip("peft")
 from penstock.integrations.peft import from_pretrained, load_adapter
 from tiny_models import QUIET, assert_same_model, randomise
 
-pytestmark = pytest.mark.filterwarnings(*QUIET)
+pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings(*QUIET)]
 
 
 def base(dtype: Any = torch.float32) -> Any:

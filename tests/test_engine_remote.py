@@ -21,7 +21,7 @@ from penstock.integrations.shared import small_files
 from penstock.integrations.shared.files import local_files
 from tiny_models import QUIET, assert_same_model, randomise
 
-pytestmark = pytest.mark.filterwarnings(*QUIET)
+pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings(*QUIET)]
 
 
 @pytest.fixture(scope="module", params=["s3", "web"])

@@ -23,6 +23,8 @@ from penstock.integrations.safetensors.read_ahead import ReadAhead
 from penstock.integrations.transformers.lazy import LazyTensor
 from penstock.integrations.transformers.supply import Supply, natural, one_group, small_groups
 
+pytestmark = pytest.mark.libraries
+
 TENSORS = {
     f"layer.{i}.{part}": Raw("F16", (64, 50 + i), raw_bytes("F16", (64, 50 + i), 7 * i + j))
     for i in range(12)

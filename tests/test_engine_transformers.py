@@ -21,7 +21,11 @@ from penstock.integrations.safetensors import patching
 from penstock.integrations.transformers import from_pretrained, reservation, supply
 from tiny_models import QUIET, addresses, assert_same_model, randomise, saved
 
-pytestmark = [pytest.mark.filterwarnings(*QUIET), pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = [
+    pytest.mark.libraries,
+    pytest.mark.filterwarnings(*QUIET),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
 VERSION = int(transformers.__version__.split(".")[0])
 
 

@@ -19,6 +19,8 @@ import pytest
 import penstock
 from conftest import assert_bits, drop_cache
 
+pytestmark = pytest.mark.libraries
+
 torch = pytest.importorskip("torch")
 EXAMPLE = Path(__file__).parent.parent / "examples" / "comfyui"
 

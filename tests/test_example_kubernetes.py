@@ -16,6 +16,8 @@ kubernetes_validate = pytest.importorskip("kubernetes_validate")
 linter = pytest.importorskip("yamllint.linter")
 from yamllint.config import YamlLintConfig
 
+pytestmark = pytest.mark.libraries
+
 EXAMPLES = Path(__file__).parent.parent / "examples" / "kubernetes"
 FILES = sorted(EXAMPLES.glob("[!.]*.yaml"))
 

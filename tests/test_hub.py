@@ -16,6 +16,8 @@ import penstock
 from conftest import Raw, assert_bits, raw_bytes, write_raw
 from hub import Hub, hub
 
+pytestmark = pytest.mark.stores
+
 GOOD = {"token": "hf_good"}
 
 

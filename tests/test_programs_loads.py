@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).parent / "programs"))
 import loads
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("programs", [200, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.timeout(300)
-def test_random_loads_are_what_plain_copies_are(tmp_path: Path) -> None:
-    counts = loads.run(seed=20261122, first=0, programs=2000, folder=tmp_path)
-    assert sum(counts.values()) == 2000
+def test_random_loads_are_what_plain_copies_are(tmp_path: Path, programs: int) -> None:
+    counts = loads.run(seed=20261122, first=0, programs=programs, folder=tmp_path)
+    assert sum(counts.values()) == programs
     assert set(counts) == {"load", "stream", "load_into", "refused", "overlap"}

@@ -23,6 +23,8 @@ import servers
 from conftest import Raw, Remains, raw_bytes, write_raw
 from penstock._native import Source
 
+pytestmark = pytest.mark.stores
+
 BODY = raw_bytes("U8", (20 << 20,), 3)
 """Three of the largest requests."""
 

@@ -789,13 +789,13 @@ def test_what_another_library_replaced_meanwhile_stays(checkpoint: penstock.Chec
 
 # torch gives some warnings once per process: as an error, only the first of two loads would raise it.
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.slow
+@pytest.mark.parametrize("programs", [150, pytest.param(PROGRAMS, marks=pytest.mark.slow)])
 @pytest.mark.timeout(600)
-def test_random_programs_leave_what_eager_loads_leave(tmp_path: Path) -> None:
+def test_random_programs_leave_what_eager_loads_leave(tmp_path: Path, programs: int) -> None:
     """Of fixed seeds; ``python -m tests.programs`` runs others."""
     runner = Runner(tmp_path)
     try:
-        for seed in range(PROGRAMS):
+        for seed in range(programs):
             program = make(seed)
             if runner.difference(program) is not None:
                 pytest.fail(f"seed {seed}: {described(runner, program)}")

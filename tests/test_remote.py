@@ -21,8 +21,11 @@ import penstock
 import servers
 from conftest import Raw, assert_bits, shard, threads, threads_left
 
+# One S3 and one HTTP server are in `make test`, the others in `make test-stores`.
+EACH = [name if name in {"moto", "web"} else pytest.param(name, marks=pytest.mark.stores) for name in servers.ALL]
 
-@pytest.fixture(scope="module", params=list(servers.ALL))
+
+@pytest.fixture(scope="module", params=EACH)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Remote]:
     with servers.ALL[request.param](tmp_path_factory.mktemp("server")) as remote:
         yield remote
@@ -203,7 +206,7 @@ def test_ctrl_c_ends_the_wait_for_a_server_that_does_not_answer() -> None:
         assert time.monotonic() - began < 10
 
 
-@pytest.mark.slow
+@pytest.mark.stores
 @pytest.mark.parametrize("kind", ["s3", "web"])
 def test_a_load_outlasts_twenty_seconds_without_any_connection(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

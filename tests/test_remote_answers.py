@@ -15,6 +15,8 @@ import servers
 from conftest import Raw, assert_bits, opened_elsewhere, raw_bytes, shard, write_raw
 from services import Write, bare, certificate
 
+pytestmark = pytest.mark.stores
+
 _META = 'ETag: "1"\r\nLast-Modified: Sat, 21 Nov 2026 00:00:00 GMT\r\n'
 
 Part = Callable[[bytes, int, int], Iterator[bytes]]

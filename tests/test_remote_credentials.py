@@ -16,6 +16,8 @@ import servers
 from conftest import Raw, assert_bits, raw_bytes, shard, write_raw
 from services import Asked, service
 
+pytestmark = pytest.mark.stores
+
 _KEY, _SECRET = "sentinel-access", "sentinel-secret-key"
 
 

@@ -18,6 +18,8 @@ import servers
 from conftest import Raw, assert_bits, opened_elsewhere, raw_bytes, shard, write_raw
 from services import certificate, proxy, service
 
+pytestmark = pytest.mark.stores
+
 _KEY, _SECRET = "sentinel-access", "sentinel-secret-key"
 # Nobody resolves it but the proxy of a test.
 _DOMAIN = "s3.test"

@@ -17,6 +17,8 @@ import servers
 from conftest import Raw, raw_bytes, write_raw
 from services import Asked, service
 
+pytestmark = pytest.mark.stores
+
 SECRET = "SENTINEL7"  # noqa: S105 - it is looked for
 BLOB = "az://container/m.safetensors"
 OBJECT = "gs://bucket/m.safetensors"

@@ -16,6 +16,8 @@ from penstock import _native
 from penstock.integrations.shared import files, objects, small_files
 from services import service
 
+pytestmark = pytest.mark.stores
+
 SECRET = "SENTINEL7"  # noqa: S105 - it is looked for
 SPECIAL = "/?#@:\\%[] &;,\"'"
 

@@ -91,7 +91,7 @@ def test_settings_are_checked() -> None:
     assert Options.of({}) == Options()
     assert Options.of({}).share is None
     assert Options.of({"share": True}).share is True
-    assert Options.of({"record": False, "readers": 3, "cache": "use"}).config().readers == 3
+    assert Options.of({"record": False, "readers": 3, "cache": "use"}).load_options().readers == 3
     for wrong, words in (
         (
             {"readrs": 1},

@@ -12,6 +12,8 @@ import pytest
 import penstock
 from penstock.integrations.shared.small_files import fetch
 
+pytestmark = pytest.mark.stores
+
 ABSENT_FOR_S3 = (403, b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>")
 """What S3 answers for a key that does not exist, to those who may not list the bucket."""
 

@@ -20,6 +20,8 @@ import servers
 from conftest import Raw, assert_bits, shard
 from services import service
 
+pytestmark = pytest.mark.stores
+
 
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def a_memory(chance: random.Random, dtype: torch.dtype, shape: tuple[int, ...], 
     return Memory(view, view, whole)
 
 
-def a_config(chance: random.Random) -> penstock.LoadOptions:
+def load_options(chance: random.Random) -> penstock.LoadOptions:
     return penstock.LoadOptions(
         readers=chance.choice([None, 1, 2, 4]),
         block_bytes=chance.choice([None, 4096, 16384, 65536]),
@@ -161,7 +161,7 @@ class Program:
             if some:
                 self.paths.append(folder / f"{at}.safetensors")
                 safetensors.torch.save_file({name: self.stored[name] for name in some}, self.paths[-1])
-        self.ckpt = penstock.open(self.paths, options=a_config(chance))
+        self.ckpt = penstock.open(self.paths, options=load_options(chance))
         read: dict[str, torch.Tensor] = {}
         for path in self.paths:
             read.update(safetensors.torch.load_file(path))
@@ -201,7 +201,7 @@ class Program:
             dtype = arguments["dtype"] = chance.choice(FLOATS)
             wanted = {name: t.to(dtype) if t.is_floating_point() else t for name, t in wanted.items()}
         if chance.random() < 0.5:
-            arguments["config"] = a_config(chance)
+            arguments["options"] = load_options(chance)
         return arguments, wanted
 
     def load(self) -> None:
@@ -260,7 +260,7 @@ class Program:
         if chance.random() < 0.3:
             destinations.PIECE_BYTES = chance.choice([most // 100, most // 7, most // 2]) + 1
         of = bits if destinations.PIECE_BYTES == PIECE_BYTES else without_payload
-        self.ckpt.load_into(given, names=names, options=a_config(chance))
+        self.ckpt.load_into(given, names=names, options=load_options(chance))
         for key, whole in wholes.items():
             self.same("memory", torch.as_strided(whole, (whole.numel(),), (1,), 0), expected[key], of)
         for name, version in versions.items():

@@ -25,6 +25,8 @@ from dist_rank import described  # noqa: E402
 import penstock  # noqa: E402
 import servers  # noqa: E402
 
+pytestmark = pytest.mark.libraries
+
 SMALL = {"RUNAI_STREAMER_DIST_BUFFER_MIN_BYTESIZE": "0"}
 """Rounds as small as they get: 64 KiB for each process."""
 Results = list[list[dict[str, Any]]]

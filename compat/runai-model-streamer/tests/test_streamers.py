@@ -39,6 +39,8 @@ from runai_model_streamer.safetensors_streamer.streamer_mock import StreamerPatc
 import penstock  # noqa: E402
 import servers  # noqa: E402
 
+pytestmark = pytest.mark.libraries
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn]
 
 
