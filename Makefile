@@ -46,7 +46,7 @@ test-engines: $(VENV)/.venv  ## a real vLLM and SGLang on the CPU: ENGINE="vllm"
 	  esac; \
 	  python=$$(PYTHON=$(PYTHON) tools/engines.sh $$engine) || exit 1; \
 	  test -z "$$python" || { \
-	    $$python -m pip install -q --no-deps --force-reinstall dist/*.whl && \
+	    $$python -m pip uninstall -q -y penstock && $$python -m pip install -q --no-deps --force-reinstall dist/*.whl && \
 	    $$python -m pytest -c tests/engines/pytest.ini --rootdir tests/engines $$tests; \
 	  } || exit 1; \
 	done

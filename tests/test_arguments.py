@@ -354,13 +354,15 @@ class TestConversion:
             ckpt.load(prefault=True, framework="np")
         assert ckpt.load(prefault=True, mmap=True, framework="np").keys() == ckpt.load(framework="np").keys()
 
-    def test_load_model_takes_a_function_first(self, ckpt: penstock.Checkpoint) -> None:
+    def test_load_model_takes_a_module_or_a_function_first(self, ckpt: penstock.Checkpoint) -> None:
         torch = pytest.importorskip("torch")
         path = ckpt.files[0][0]
-        with pytest.raises(penstock.ConfigError, match=r"load_model\(build, path\)"):
+        with pytest.raises(penstock.ConfigError, match=r"load_model\(model, path\)"):
             penstock.load_model(path, torch.nn.Linear(1, 1))  # type: ignore[arg-type]
         with pytest.raises(penstock.ConfigError, match="lambda"):
             penstock.load_model(None, path)  # type: ignore[arg-type]
+        with pytest.raises(penstock.ConfigError, match="returned a dict"):
+            penstock.load_model(dict, path)  # type: ignore[type-var]
         with pytest.raises(penstock.SelectionError, match="integers"):
             penstock.load_model(lambda: torch.nn.Linear(1, 1), path, dtype=torch.int8)
 

@@ -124,9 +124,13 @@ def test_the_backend_is_for_penstock_to_find(path: Path) -> None:
     assert_equal(penstock.load_file(path, backend="pread"), safetensors.torch.load_file(path))
 
 
-def test_a_module_in_the_place_of_what_builds_one_is_told_where_to_go(path: Path) -> None:
-    with pytest.raises(penstock.ConfigError, match=r"not a Linear that is built.*load_into\(module\)"):
-        penstock.load_model(torch.nn.Linear(2, 2), path)
+def test_load_model_takes_a_module_as_safetensors_does(tmp_path: Path) -> None:
+    module = torch.nn.Linear(2, 3)
+    safetensors.torch.save_model(torch.nn.Linear(2, 3), str(tmp_path / "m.safetensors"))
+    assert penstock.load_model(module, tmp_path / "m.safetensors") is module
+    theirs = torch.nn.Linear(2, 3)
+    safetensors.torch.load_model(theirs, tmp_path / "m.safetensors")
+    assert_equal(dict(module.state_dict()), dict(theirs.state_dict()))
 
 
 def test_unknown_frameworks_list_the_known_ones(path: Path) -> None:

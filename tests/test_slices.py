@@ -43,6 +43,26 @@ def test_a_slice_is_what_indexing_the_whole_tensor_gives(path: Path, name: str, 
     assert torch.equal(part, expected)
 
 
+def test_a_tensor_of_the_catalogue_is_sliced_as_the_tensor_is(path: Path) -> None:
+    ckpt, whole = penstock.open(path), penstock.load_file(path)
+    for name, shape in SHAPES.items():
+        info = ckpt[name]
+        assert torch.equal(info[...], whole[name])
+        assert torch.equal(ckpt.get_tensor(name), whole[name])
+        if shape and shape[0]:
+            assert torch.equal(info[-1], whole[name][-1])
+            assert torch.equal(ckpt.get_tensor(name, slice(0, 1)), whole[name][:1])
+            assert len(info) == shape[0]
+        with pytest.raises(penstock.SelectionError):
+            info[(0,) * 9]
+    with pytest.raises(TypeError, match="iterated"):
+        iter(ckpt[next(iter(ckpt))])
+    some = next(iter(SHAPES))
+    assert ckpt.get_tensor(some, framework="np").shape == SHAPES[some]
+    with pytest.raises(penstock.TensorNotFoundError):
+        ckpt.get_tensor("nothing")
+
+
 def test_rows_read_their_range_only_and_columns_only_their_pieces_where_that_pays(tmp_path: Path) -> None:
     shape = (64, 400_000)
     path = write_raw(tmp_path / "wide.safetensors", {"w": Raw("F32", shape, raw_bytes("F32", shape))})

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock._native import LoadOptions, LoadStats, TensorInfo, __version__
+from penstock._native import LoadOptions, LoadStats, __version__
 from penstock.errors import (
     ConfigError,
     DestinationError,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from penstock.pulling import Pulled, PulledFile, pull
     from penstock.safetensors import load_file, safe_open, save_file
     from penstock.state import IncompatibleKeys
+    from penstock.tensor_info import TensorInfo
 
 __all__ = [
     "Checkpoint",
@@ -94,6 +95,7 @@ _HOME = {
     "load_file": "penstock.safetensors",
     "safe_open": "penstock.safetensors",
     "save_file": "penstock.safetensors",
+    "TensorInfo": "penstock.tensor_info",
     "flush_disk_cache": "penstock._native",
     "release_staging": "penstock._native",
 }

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from penstock import _native
-from penstock._native import Ahead, LoadOptions, LoadStats, TensorInfo, shown
+from penstock._native import Ahead, LoadOptions, LoadStats, shown
 from penstock.arguments import AnyPath, location, locations, name_filter, settings, tensor_names
 from penstock.destinations import DtypeMismatch, fit, plan
 from penstock.errors import ConfigError, SelectionError, TensorNotFoundError
@@ -27,6 +27,7 @@ from penstock.progress import ProgressOption, Several, teller
 from penstock.selection import Selection, resolve
 from penstock.state import IncompatibleKeys, report, report_misfits, state_of
 from penstock.storage_options import engine_options
+from penstock.tensor_info import TensorInfo
 from penstock.units import size
 
 
@@ -147,7 +148,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         return _reopened, (self._paths, self._options)
 
     def __getitem__(self, name: str) -> TensorInfo:
-        return self._native.tensor(*tensor_names([name]))
+        return TensorInfo(self._native.tensor(*tensor_names([name])), self)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._native.keys())
@@ -207,6 +208,31 @@ class Checkpoint(Mapping[str, TensorInfo]):
     def storage_notes(self) -> list[str]:
         """What could be done to read from the storage faster, one sentence each. Often nothing."""
         return self._native.storage()[1]
+
+    def get_tensor(
+        self,
+        name: str,
+        selection: Selection | None = None,
+        *,
+        device: Any = "cpu",
+        dtype: Any = None,
+        framework: str = "pt",
+        options: LoadOptions | None = None,
+    ) -> Any:
+        """Loads one tensor, or a part of it. For several at once, ``load`` is faster.
+
+        Args:
+            name: which tensor.
+            selection: integers, slices with positive steps, an ellipsis; the whole tensor by default.
+            device, dtype, framework, options: as for ``load``.
+
+        Raises:
+            TensorNotFoundError: where there is none of that name; it suggests the closest.
+            PenstockError: see ``load``.
+        """
+        (name,) = tensor_names([name])
+        slices = None if selection is None else {name: selection}
+        return self.load([name], slices=slices, device=device, dtype=dtype, framework=framework, options=options)[name]
 
     def load(
         self,

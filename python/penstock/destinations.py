@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from penstock._native import TensorInfo
 from penstock.errors import DestinationError
 from penstock.frameworks.base import Destination, Framework
 from penstock.parts import Part
+from penstock.tensor_info import TensorInfo
 
 DtypeMismatch = Literal["convert", "error"]
 

@@ -1,9 +1,9 @@
 """Models: destinations by name, and construction without initialisation.
 
 ``load_model`` builds a module whose parameters have no memory (so that no time goes into initialising what is about to
-be overwritten), then gives every parameter the tensor that was loaded for it. Buffers are built for real, so those
-that no checkpoint holds (rotary frequencies, masks) have the values that the module's constructor gave them. Tied
-parameters stay tied.
+be overwritten), or takes one that is built, and gives every parameter the tensor that was loaded for it. Buffers are
+built for real, so those that no checkpoint holds (rotary frequencies, masks) have the values that the module's
+constructor gave them. Tied parameters stay tied.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from penstock._native import LoadOptions
 from penstock.errors import ConfigError, DestinationError
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from penstock.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
+
+M = TypeVar("M", bound="torch.nn.Module")
 
 _here = threading.local()
 
@@ -89,7 +91,7 @@ def _has_no_memory(parameter: torch.nn.Parameter) -> bool:
 
 
 def load_model(
-    build: Callable[[], torch.nn.Module],
+    model: M | Callable[[], M],
     path: AnyPath | Any,
     device: Any = "cpu",
     *,
@@ -98,30 +100,33 @@ def load_model(
     progress: ProgressOption = None,
     storage_options: Mapping[str, Any] | None = None,
     options: LoadOptions | None = None,
-) -> torch.nn.Module:
-    """Constructs a model without initialising it, and loads its weights straight to ``device``.
+) -> M:
+    """Loads a model's weights straight to ``device``. Given a function, constructs it first, without initialising it.
+
+    Parameters are replaced by what is loaded, as by ``load_state_dict(assign=True)``: nothing is copied twice.
+    To fill the memory that a module has: ``penstock.open(path).load_into(module)``.
 
     Args:
-        build: makes the module, for example ``lambda: MyModel(cfg)``. It may build on any device: parameters get no
-            memory. Buffers are built as it says and moved to ``device``.
+        model: makes the module, for example ``lambda: MyModel(cfg)`` or the class itself. It may build on any device:
+            parameters get no memory. Buffers are built as it says and moved to ``device``. Or a module that is built,
+            on any device, ``meta`` too.
         path: what ``penstock.open`` takes, or a ``Checkpoint``.
         device: where parameters and buffers end up.
-        dtype: what floating-point parameters become; by default they have the checkpoint's dtypes (as with
-            ``load_state_dict(assign=True)``).
+        dtype: what floating-point parameters become; by default they have the checkpoint's dtypes.
         strict: whether names that only one side has are an error. If not, parameters that the checkpoint lacks are
             initialised by their module's ``reset_parameters``, or left as zeros where it has none; both are logged.
+            Those of a module that was built keep their values.
         progress, options: as for ``Checkpoint.load``.
         storage_options: credentials, endpoint and settings of the remote store, as for ``penstock.open``.
 
     Returns:
-        The module, in the mode (training or evaluation) that ``build`` left it in.
+        The module, in the mode (training or evaluation) that it was in.
 
     Raises:
         TensorNotFoundError: with ``strict``, for missing or unexpected keys, which it lists as torch does.
         DestinationError: where a shape differs, or a buffer was built on the meta device and is in no checkpoint;
             nothing has been read then.
-        ConfigError: for a module in the place of ``build``, which is what safetensors' function of this name takes, and
-            for anything else that is no function.
+        ConfigError: ``model`` is neither a module nor a function, or a function that makes no module.
         ConfigError: for an unknown storage option, and for storage options of a ``Checkpoint``, which has its own.
         SelectionError: for a ``dtype`` that is none, or one of integers.
         MissingDependencyError: where torch is absent or too old.
@@ -132,19 +137,12 @@ def load_model(
     from penstock.checkpoint import Checkpoint, open
     from penstock.frameworks.torch import Torch
 
-    if isinstance(build, torch.nn.Module):
-        remedy = "To fill a module that exists: penstock.open(path).load_into(module)"
-        raise ConfigError(
-            f"load_model takes a function that builds the module, not a {type(build).__name__} that is built. {remedy}",
-            remedy=remedy,
-        )
-
-    if not callable(build):
+    if not callable(model):  # as every module is, too
         swapped = callable(path) or isinstance(path, torch.nn.Module)
-        remedy = "Write load_model(build, path)" if swapped else "Give one such as lambda: MyModel(config)"
+        remedy = "Write load_model(model, path)" if swapped else "Give one such as lambda: MyModel(config)"
         # Not its value, which may be a URL with a password.
-        kind = type(build).__name__
-        cause = f"load_model takes a function that builds the module, then the path; a {kind} is no function"
+        kind = type(model).__name__
+        cause = f"load_model takes a module or a function that builds one, then the path; a {kind} is neither"
         raise ConfigError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
     if dtype is not None:
         dtype = Torch().floating_dtype(dtype)
@@ -159,10 +157,17 @@ def load_model(
     else:
         checkpoint = path
     where = Torch().device(device)
+    if isinstance(model, torch.nn.Module):
+        place(model, checkpoint, where, dtype=lambda _: dtype, strict=strict, progress=progress, options=options)
+        # What the checkpoint does not hold, of a module that was built elsewhere.
+        return cast("M", model.to(where))
     with checkpoint.read_ahead(options=options), no_init():
-        model = build()
-    place(model, checkpoint, where, dtype=lambda _: dtype, strict=strict, progress=progress, options=options)
-    return model
+        built = model()
+    if not isinstance(built, torch.nn.Module):
+        cause, remedy = f"what was to build the module returned a {type(built).__name__}", "Return a torch.nn.Module"
+        raise ConfigError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+    place(built, checkpoint, where, dtype=lambda _: dtype, strict=strict, progress=progress, options=options)
+    return built
 
 
 def place(

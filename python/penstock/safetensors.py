@@ -12,12 +12,13 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any
 
-from penstock._native import LoadOptions, TensorInfo
+from penstock._native import LoadOptions
 from penstock.arguments import AnyPath
 from penstock.checkpoint import Checkpoint, open
 from penstock.errors import ConfigError, MissingDependencyError, PenstockError, SafetensorError, SelectionError
 from penstock.frameworks.base import framework
 from penstock.selection import Selection, is_basic
+from penstock.tensor_info import TensorInfo
 
 
 def _check_backend(backend: Any) -> None:

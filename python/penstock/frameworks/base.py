@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from penstock._native import HostArray, TensorInfo
+from penstock._native import HostArray
 from penstock.errors import ConfigError, DeviceError, MissingDependencyError, SelectionError
+from penstock.tensor_info import TensorInfo
 
 
 class Destination(NamedTuple):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from penstock._native import HostArray, TensorInfo
+from penstock._native import HostArray
 from penstock.arguments import no_dtype, no_floating_dtype
 from penstock.errors import DestinationError, SelectionError
 from penstock.frameworks.base import Destination, HostOnly, Piece, dtypes_to_cast
+from penstock.tensor_info import TensorInfo
 
 
 class DLPack(HostOnly):

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock._native import HostArray, TensorInfo
+from penstock._native import HostArray
 from penstock.arguments import no_dtype, no_floating_dtype
 from penstock.errors import DestinationError, MissingDependencyError, PenstockError, SelectionError
 from penstock.frameworks.base import Destination, HostOnly, Piece, dtypes_to_cast
+from penstock.tensor_info import TensorInfo
 
 _NUMPY = {
     "BOOL": "bool",

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from penstock._native import HostArray, TensorInfo
+from penstock._native import HostArray
 from penstock.arguments import device_meant, no_dtype, no_floating_dtype
 from penstock.errors import DestinationError, DeviceError, InsufficientMemoryError, SelectionError
 from penstock.frameworks.base import Destination, Piece, dtypes_to_cast
 from penstock.frameworks.sharded import is_dtensor, local_pieces
+from penstock.tensor_info import TensorInfo
 
 _NAMES = {
     "BOOL": "bool",

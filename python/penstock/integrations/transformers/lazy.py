@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from penstock._native import TensorInfo
     from penstock.integrations.transformers.supply import Supply
     from penstock.integrations.transformers.views import Views
     from penstock.selection import Selection
+    from penstock.tensor_info import TensorInfo
 
 
 class LazyTensor:
