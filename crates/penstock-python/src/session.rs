@@ -332,10 +332,6 @@ getters! {
     blocks: u64 = |s| s.blocks;
     /// The most reader threads that ran at once.
     readers: u64 = |s| s.readers;
-    /// How many of them the load began with.
-    first_readers: u64 = |s| s.first_readers;
-    /// Of their time, the share at work on a core or waiting for one, where a load began with few readers; else None.
-    cores_share: Option<f64> = |s| s.cores_share;
     /// (readers, GB per second) of what the tuner tried, in order.
     tried: Vec<(usize, f64)> = |s| s.tried.iter().map(|trial| (trial.readers, trial.rate / 1e9)).collect();
     /// Bytes of a block.
@@ -350,6 +346,8 @@ getters! {
     seconds: f64 = |s| s.wall.as_secs_f64();
     /// GB (1e9 bytes) per second.
     gb_per_s: f64 = |s| s.gb_per_s();
+    /// Seconds that reader threads had a core.
+    cpu_seconds: f64 = |s| s.cpu.as_secs_f64();
     /// Reader seconds in store reads.
     reading_seconds: f64 = |s| s.reading.as_secs_f64();
     /// Of those: copying from the page cache.

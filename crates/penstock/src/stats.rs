@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::tune::{BUSY, Trial};
+use crate::tune::Trial;
 
 /// Figures of one load. Seconds of a stage are summed over readers, so they may exceed the wall-clock time.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -31,11 +31,6 @@ pub struct LoadStats {
     pub blocks: u64,
     /// The most reader threads that ran at once.
     pub readers: u64,
-    /// How many of them a load began with.
-    pub first_readers: u64,
-    /// Of their time, the share in which they were at work on a core or waited for one, when that was last looked at. It is
-    /// looked at where a load begins with few readers for want of cores: below a quarter, more were set to work at once.
-    pub cores_share: Option<f64>,
     /// The numbers of readers that the tuner tried, in order, and their rates.
     pub tried: Vec<Trial>,
     /// Bytes of a block.
@@ -50,6 +45,10 @@ pub struct LoadStats {
     pub pinned: bool,
     /// From the start of the session to its last delivered byte.
     pub wall: Duration,
+    /// Time that reader threads had a core.
+    pub cpu: Duration,
+    /// The cores that this process may use.
+    pub cores: u64,
     /// Reader time in store reads.
     pub reading: Duration,
     /// Of that: time spent copying from the page cache.
@@ -72,11 +71,11 @@ impl LoadStats {
     }
 
     /// What most of the readers' time went to: `"disk"`, `"network"`, `"page cache"`, `"pcie"`, `"memory"` or
-    /// `"consumer"`; `"cores"` instead of `"network"` where readers stayed few because the cores had no time for more.
+    /// `"consumer"`; `"cores"` instead of `"network"` where the readers kept most of the cores busy.
     pub fn limited_by(&self) -> &'static str {
         let reading = match self.cached_reading > self.reading / 2 {
             true => "page cache",
-            false if self.network && self.cores_share.is_some_and(|share| share >= BUSY) => "cores",
+            false if self.network && self.kept_cores_busy() => "cores",
             false if self.network => "network",
             false => "disk",
         };
@@ -91,6 +90,11 @@ impl LoadStats {
         .map_or("disk", |(_, name)| name)
     }
 
+    fn kept_cores_busy(&self) -> bool {
+        const MOST: f64 = 0.75;
+        self.cores > 0 && self.cpu.as_secs_f64() > MOST * self.wall.as_secs_f64() * self.cores as f64
+    }
+
     /// Adds what one reader did.
     pub(crate) fn add(&mut self, other: &Self) {
         self.read_bytes += other.read_bytes;
@@ -102,6 +106,7 @@ impl LoadStats {
         self.throttled += other.throttled;
         self.reading += other.reading;
         self.cached_reading += other.cached_reading;
+        self.cpu += other.cpu;
         self.copying += other.copying;
         self.device_wait += other.device_wait;
         other.notes.iter().for_each(|note| self.note(note.clone()));
@@ -128,9 +133,9 @@ mod tests {
         assert_eq!(stats.limited_by(), "disk");
         stats.network = true;
         assert_eq!(stats.limited_by(), "network");
-        stats.cores_share = Some(0.2);
+        (stats.cores, stats.wall, stats.cpu) = (2, seconds(2), seconds(1));
         assert_eq!(stats.limited_by(), "network");
-        stats.cores_share = Some(0.8);
+        stats.cpu = seconds(4);
         assert_eq!(stats.limited_by(), "cores");
         stats.consumer_wait = seconds(5);
         assert_eq!(stats.limited_by(), "consumer");

@@ -7,8 +7,7 @@
 //! * [`Ahead`]: what may be done before either, bringing files into the page cache.
 //! * `reader`: the two loops, to host memory in place and to a device through staging slots; `reader_pool`: their threads.
 //! * `shared`: what the owner and the readers share; `queue`: the blocks, and who takes which.
-//! * `sampler`: what readers bring in, told to the tuner, which says how many of them run; `watch`: whether the first of
-//!   them wait for the storage or for a core.
+//! * `sampler`: what readers bring in, told to the tuner, which says how many of them run.
 //! * `landing`: where offsets of a plan become addresses; with `Session::attach`, which takes them from callers, the only
 //!   unsafe code of this module.
 //! * `objects`: the load's objects, opened when first needed and checked to be the version that was catalogued.
@@ -31,7 +30,6 @@ mod runs;
 mod sampler;
 mod session;
 mod shared;
-mod watch;
 
 pub use ahead::Ahead;
 pub use mapped::Mapped;

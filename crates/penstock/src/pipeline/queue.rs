@@ -164,11 +164,6 @@ impl Queue {
             || self.should_look(room)
     }
 
-    /// Whether there is something to fetch, room or not.
-    pub(super) fn has_fetches(&self) -> bool {
-        !self.to_fetch.is_empty() || self.looked_at < self.ready
-    }
-
     fn found(&mut self, block: usize, kind: Kind) -> Found {
         self.taken += 1;
         self.most_at_work = self.most_at_work.max(self.copying + self.to_fetch.under_way());

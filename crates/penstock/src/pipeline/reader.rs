@@ -25,28 +25,22 @@ const SLOT_WAIT: Duration = Duration::from_millis(20);
 struct ReaderStats {
     cx: ReadContext,
     stats: LoadStats,
-    /// Whether its thread's clock is watched.
-    watched: bool,
 }
 
 impl ReaderStats {
     fn new(shared: &Shared) -> Self {
-        Self { cx: shared.cx(), stats: LoadStats::default(), watched: false }
+        Self { cx: shared.cx(), stats: LoadStats::default() }
     }
 
     /// Says that a block of this kind is begun, in this thread.
-    fn begins(&mut self, shared: &Arc<Shared>, block: &Block, kind: Kind) {
+    fn begins(&mut self, shared: &Shared, block: &Block, kind: Kind) {
         self.cx.cached = shared.objects.was_cached(block, kind);
-        if kind == Kind::Fetch && !self.watched {
-            self.watched = true;
-            shared.watch_this_thread();
-        }
     }
 
     fn spent(&mut self, shared: &Arc<Shared>, block: &Block, kind: Kind, spent: &Timing) {
         if self.cx.throttled > self.stats.throttled {
             self.stats.throttled = self.cx.throttled;
-            shared.pushed_back();
+            shared.on_throttle();
         }
         self.stats.reading += spent.reading;
         self.stats.copying += spent.copying;

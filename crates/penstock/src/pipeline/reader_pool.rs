@@ -1,7 +1,7 @@
 //! The threads of a load's readers: started when they are wanted, gone when the load is.
 //!
-//! A thread costs some 0.1 ms of a core, so a load that begins with few readers has the others started when it wants them,
-//! by whichever reader finds that out: the consumer may be busy for long.
+//! A thread costs some 0.1 ms of a core, so those that the tuner may want later are started when it does, by the reader
+//! that learns it: the consumer may be busy for long.
 //! A limit of the system on threads makes a load slower and is noted; it fails one only where no reader can be started. A
 //! reader that panics fails its load and nothing else.
 //!
@@ -10,16 +10,19 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
 
 use super::shared::Shared;
 use crate::error::{Error, ErrorKind, Result};
 use crate::threads;
-use crate::tune::Readers;
 
 /// What a reader's thread does.
 pub(super) type Run = Box<dyn FnOnce(&Arc<Shared>) -> Result<()> + Send>;
 
-type Make = dyn Fn() -> Run + Send + Sync;
+/// Makes what one more reader does.
+type Make = Box<dyn Fn() -> Run + Send>;
 
 /// The threads of a load's readers.
 #[derive(Default)]
@@ -27,50 +30,41 @@ pub(super) struct ReaderPool(Mutex<Threads>);
 
 #[derive(Default)]
 struct Threads {
-    threads: Vec<JoinHandle<()>>,
-    /// How many are not started yet, and how each is made.
-    rest: Option<(usize, Box<Make>)>,
+    running: Vec<JoinHandle<()>>,
+    /// None before the first are started, and once no more are to be.
+    make: Option<Make>,
 }
 
 impl ReaderPool {
-    /// Starts those of `readers` that may be wanted at once.
+    /// Starts the first `count` readers.
     ///
     /// # Errors
     /// `Memory` where not even one thread can be started.
     pub(super) fn start(
         &self,
         shared: &Arc<Shared>,
-        readers: Readers,
-        make: impl Fn() -> Run + Send + Sync + 'static,
+        count: usize,
+        make: impl Fn() -> Run + Send + 'static,
     ) -> Result<()> {
-        let mut reader_pool = self.lock();
-        let (first, most) = (readers.first(), readers.most());
-        reader_pool.add(shared, first, most, &make)?;
-        if reader_pool.threads.len() == first && first < most {
-            reader_pool.rest = Some((most - first, Box::new(make)));
-        }
-        Ok(())
+        let mut threads = self.lock();
+        threads.make = Some(Box::new(make));
+        threads.grow(shared, count)
     }
 
-    /// Starts the others, if there are any. Called by a reader.
-    ///
-    /// # Errors
-    /// None: a reader is running, so a thread that cannot be started is noted.
-    pub(super) fn start_rest(&self, shared: &Arc<Shared>) -> Result<()> {
-        let mut reader_pool = self.lock();
-        let Some((count, make)) = reader_pool.rest.take() else { return Ok(()) };
-        let of = reader_pool.threads.len() + count;
-        reader_pool.add(shared, count, of, &*make)
+    /// Starts readers until `count` run, as far as the system allows.
+    pub(super) fn grow(&self, shared: &Arc<Shared>, count: usize) {
+        // No error: the reader that asks is one that was started.
+        let _ = self.lock().grow(shared, count);
     }
 
     /// Waits until all have ended; none is started from now on.
     pub(super) fn join(&self) {
-        let mut reader_pool = self.lock();
-        reader_pool.rest = None;
-        let threads = std::mem::take(&mut reader_pool.threads);
-        // A reader that is about to start others takes the lock before it ends.
-        drop(reader_pool);
-        for thread in threads {
+        let running = {
+            let mut threads = self.lock();
+            threads.make = None;
+            std::mem::take(&mut threads.running)
+        };
+        for thread in running {
             // A reader's panic was already turned into the load's failure.
             let _ = thread.join();
         }
@@ -82,21 +76,21 @@ impl ReaderPool {
 }
 
 impl Threads {
-    fn add(&mut self, shared: &Arc<Shared>, count: usize, of: usize, make: &Make) -> Result<()> {
-        for index in self.threads.len()..self.threads.len() + count {
-            let (run, told) = (make(), Arc::clone(shared));
-            let thread = std::thread::Builder::new().name(format!("penstock-{index}"));
-            match thread.spawn(move || carry_out(run, &told)) {
-                Ok(thread) => self.threads.push(thread),
+    fn grow(&mut self, shared: &Arc<Shared>, count: usize) -> Result<()> {
+        while self.running.len() < count
+            && let Some(make) = &self.make
+        {
+            let (run, shared_by_run, started) = (make(), Arc::clone(shared), self.running.len());
+            let thread = std::thread::Builder::new().name(format!("penstock-{started}"));
+            match thread.spawn(move || carry_out(run, &shared_by_run)) {
+                Ok(thread) => self.running.push(thread),
                 // Fewer readers than wished for are a slower load, not a failed one.
-                Err(error) if !self.threads.is_empty() => {
-                    let note = format!(
-                        "{} of {of} reader threads could be started: {error}. {}",
-                        self.threads.len(),
-                        threads::remedy()
-                    );
+                Err(error) if started > 0 => {
+                    let remedy = threads::remedy();
+                    let note =
+                        format!("{started} of {count} reader threads could be started: {error}. {remedy}");
                     shared.with_stats(|stats| stats.note(note));
-                    break;
+                    self.make = None;
                 }
                 Err(error) => return Err(threads::not_started(&error)),
             }
@@ -109,6 +103,9 @@ fn carry_out(run: Run, shared: &Arc<Shared>) {
     if let Err(error) = guarded(|| run(shared)) {
         shared.fail(error);
     }
+    let cpu = clock_gettime(ClockId::ThreadCPUTime);
+    let nanos = u32::try_from(cpu.tv_nsec).unwrap_or(0);
+    shared.with_stats(|stats| stats.cpu += Duration::new(cpu.tv_sec.unsigned_abs(), nanos));
 }
 
 /// What reading comes to, in whatever thread. A panic is a bug, but it must neither leave the consumer waiting for ever

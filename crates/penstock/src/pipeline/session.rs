@@ -111,7 +111,7 @@ impl Session {
                 session.inline = Some(HostReader::new(&session.shared));
             }
             _ => {
-                session.shared.reader_pool.start(&session.shared, readers, || {
+                session.shared.reader_pool.start(&session.shared, readers.first(), || {
                     Box::new(|shared: &Arc<Shared>| HostReader::new(shared).run(shared))
                 })?;
             }
@@ -133,7 +133,7 @@ impl Session {
         let lease = Arc::new(Lease::begin(slot_bytes, staging, slots, device.pinning()));
         self.device = Some(Arc::clone(device));
         let device = Arc::clone(device);
-        self.shared.reader_pool.start(&self.shared, readers, move || {
+        self.shared.reader_pool.start(&self.shared, readers.first(), move || {
             let (device, lease) = (Arc::clone(&device), Arc::clone(&lease));
             Box::new(move |shared: &Arc<Shared>| {
                 let done = DeviceReader::new(shared, device, Arc::clone(&lease)).run(shared);

@@ -19,10 +19,7 @@ use crate::memory::{Owner, PAGE};
 use crate::plan::{Block, Plan};
 use crate::stats::LoadStats;
 use crate::store::{ReadContext, Store};
-use crate::tune::Readers;
-
-/// How long a look at clocks that were not ready for it is put off, at least.
-const SHORTEST_WATCH: Duration = Duration::from_millis(1);
+use crate::tune::{Readers, available_cores};
 
 /// What readers tell the owner.
 pub(super) enum Message {
@@ -42,9 +39,9 @@ pub(super) struct Shared {
     work: Mutex<Work>,
     wake: Condvar,
     sampler: ThroughputSampler,
-    /// Whether readers that were not started have been asked for.
-    all_wanted: AtomicBool,
     copies: usize,
+    /// The most readers.
+    most: usize,
     own_handles: bool,
     request_bytes: AtomicU64,
     /// Shared with cancellers, which outlive this.
@@ -59,8 +56,6 @@ struct Work {
     queue: Queue,
     /// Readers that sleep.
     asleep: usize,
-    /// Whether one of them will look at the clocks of those that do not.
-    watched: bool,
     /// Since when there has been nothing to read for want of destinations, and for how long there was before.
     starved_since: Option<Instant>,
     starved: Duration,
@@ -102,15 +97,14 @@ impl Shared {
             work: Mutex::new(Work {
                 queue: Queue::new(plan.blocks().len(), readers.own_runs),
                 asleep: 0,
-                watched: false,
                 starved_since: None,
                 starved: Duration::ZERO,
                 fence: None,
             }),
             wake: Condvar::new(),
             sampler: ThroughputSampler::new(readers.fetches, plan.block_bytes()),
-            all_wanted: AtomicBool::new(readers.first() == readers.most()),
             copies: readers.copies,
+            most: readers.most(),
             own_handles: readers.own_runs,
             request_bytes: AtomicU64::new(u64::MAX),
             cancelled: Arc::default(),
@@ -120,6 +114,7 @@ impl Shared {
                 tensors: tensors.len() as u64,
                 blocks: plan.blocks().len() as u64,
                 block_bytes: plan.block_bytes(),
+                cores: available_cores() as u64,
                 ..LoadStats::default()
             }),
             messages,
@@ -134,9 +129,6 @@ impl Shared {
             self.send(Message::Landed(u32::try_from(tensor).unwrap_or(u32::MAX)));
         }
         let mut work = lock(&self.work);
-        if self.sampler.watches() && !work.queue.has_fetches() {
-            self.sampler.begin_watch(Instant::now());
-        }
         work.queue.set_ready(self.plan.blocks_ready(tensors.end));
         work.starved = work.starved();
         work.starved_since = None;
@@ -216,64 +208,14 @@ impl Shared {
         }
     }
 
-    /// Waits until there is something to do or the load is over. While clocks are watched, one of those that wait looks at
-    /// them.
-    pub(super) fn wait_for_work(self: &Arc<Self>) {
+    /// Waits until there is something to do or the load is over.
+    pub(super) fn wait_for_work(&self) {
         let mut work = lock(&self.work);
         work.asleep += 1;
         while !work.queue.is_over() && !self.is_cancelled() && !work.queue.wants_more(self.room()) {
-            if work.watched || !self.sampler.watches() {
-                work = self.wake.wait(work).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            }
-            work.watched = true;
-            work = self.watch(work);
-            work.watched = false;
+            work = self.wake.wait(work).unwrap_or_else(PoisonError::into_inner);
         }
         work.asleep -= 1;
-        if work.asleep > 0 && !work.watched && self.sampler.watches() {
-            // Another watches from now on.
-            self.wake.notify_one();
-        }
-    }
-
-    /// Waits until it is time to look at the clocks, or something has happened before.
-    fn watch<'a>(self: &'a Arc<Self>, work: MutexGuard<'a, Work>) -> MutexGuard<'a, Work> {
-        let rest = self.sampler.until_look(Instant::now()).max(SHORTEST_WATCH);
-        let (work, waited) = self.wake.wait_timeout(work, rest).unwrap_or_else(PoisonError::into_inner);
-        if !waited.timed_out() {
-            return work;
-        }
-        if !work.queue.has_fetches() {
-            // For want of destinations; more readers would wait for them too.
-            self.sampler.begin_watch(Instant::now());
-            return work;
-        }
-        drop(work);
-        let more = self.sampler.look(Instant::now());
-        self.want_more(more);
-        lock(&self.work)
-    }
-
-    /// Has the clock of this reader's thread watched, if the tuner asks for that.
-    pub(super) fn watch_this_thread(self: &Arc<Self>) {
-        if self.sampler.watches() {
-            let more = self.sampler.join_watch();
-            self.want_more(more);
-        }
-    }
-
-    /// Has those that may now work besides the others do so.
-    fn want_more(self: &Arc<Self>, more: bool) {
-        if more
-            && !self.all_wanted.swap(true, Ordering::Relaxed)
-            && let Err(error) = self.reader_pool.start_rest(self)
-        {
-            self.fail(error);
-        }
-        if more {
-            self.wake_one(&lock(&self.work));
-        }
     }
 
     /// Wakes a reader if there is something to do for one more. It will do the same, so that as many wake as find work.
@@ -298,12 +240,14 @@ impl Shared {
 
     /// Counts what a reader fetched, and wakes another if more of them are wanted now.
     pub(super) fn fetched(self: &Arc<Self>, block: &Block, reading: Duration) {
-        let more = self.sampler.count(block.range.end - block.range.start, reading);
-        self.want_more(more);
+        if self.sampler.count(block.range.end - block.range.start, reading) {
+            self.reader_pool.grow(self, self.most.min(self.copies + self.sampler.active()));
+            self.wake_one(&lock(&self.work));
+        }
     }
 
     /// Has fewer readers fetch: the store says that it is asked too often.
-    pub(super) fn pushed_back(&self) {
+    pub(super) fn on_throttle(&self) {
         self.sampler.on_throttle();
     }
 
@@ -316,8 +260,6 @@ impl Shared {
         stats.consumer_wait = work.starved() * u32::try_from(stats.readers).unwrap_or(u32::MAX);
         drop(work);
         stats.tried = self.sampler.tried();
-        let (first, share) = self.sampler.first();
-        (stats.first_readers, stats.cores_share) = (first as u64, share);
         stats
     }
 
@@ -357,7 +299,6 @@ impl Shared {
         self.cancelled.store(true, Ordering::Release);
         drop(work);
         self.wake.notify_all();
-        self.sampler.end_watch();
         self.objects.interrupt();
         self.send(Message::Ended);
     }

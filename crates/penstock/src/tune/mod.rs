@@ -15,7 +15,6 @@ use crate::config::Config;
 
 pub use profile::Profile;
 pub use storage::{Disk, Kind, Storage, Survey, System};
-pub(crate) use tuner::BUSY;
 pub use tuner::{Bounds, Epoch, Readers, Trial, Tuner};
 
 /// Host staging memory of a load where nothing is said.
@@ -43,10 +42,15 @@ pub struct Settings {
     pub leaves_a_core: bool,
 }
 
+/// The cores that this process may use; 4 where nobody says.
+pub(crate) fn available_cores() -> usize {
+    std::thread::available_parallelism().map_or(4, std::num::NonZeroUsize::get)
+}
+
 impl Settings {
     /// The settings for a load from `storage` to host memory or a device.
     pub fn choose(config: &Config, storage: &Storage, to_device: bool) -> Self {
-        let cores = std::thread::available_parallelism().map_or(4, std::num::NonZeroUsize::get);
+        let cores = available_cores();
         let found = Profile::of(storage, cores);
         // Every copy to a device takes 3 us besides its bytes: on PCIe 5, blocks of 2 MiB reach 0.92 of its rate, 4 MiB
         // 0.96, 8 MiB 0.97. But blocks that have fallen out of the processor's cache before they are copied are slower by

@@ -12,9 +12,6 @@ const MOST: usize = 64;
 /// There, connections of some 90 MB/s each have to fill networks of many GB/s.
 const MOST_REQUESTS: usize = 128;
 
-/// With fewer than these, readers that only wait get in the way of those that work.
-const ENOUGH_CORES: usize = 6;
-
 /// What a load begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Profile {
@@ -152,14 +149,11 @@ fn disk(members: usize, queue: Option<usize>) -> Bounds {
     bounds(start, 2, one.saturating_mul(members))
 }
 
-/// Requests to an object store. What is behind a few cores is no fast network as a rule; where it is one, as many
-/// requests as slow connections want take more of the cores' time than few do and bring no more: on two cores 4 took 0.94
-/// of the CPU time of 24. So few are made first.
+/// Requests to an object store. What is behind a few cores is no fast network as a rule, and where it is one, more requests
+/// take more of the cores' time and bring no more. So there they begin with four for each core.
 fn requests(cores: usize) -> Bounds {
     const LEAST: usize = 4;
-    let start = (2 * cores).clamp(24, 64);
-    let few = if cores < ENOUGH_CORES { (2 * cores).max(LEAST) } else { start };
-    Bounds { start, few, least: LEAST, most: MOST_REQUESTS }
+    Bounds { start: (2 * cores).clamp(24, 64).min(4 * cores), least: LEAST, most: MOST_REQUESTS }
 }
 
 /// A range that holds its start and goes no higher than [`MOST`], whatever is given.
@@ -167,7 +161,7 @@ fn bounds(start: usize, least: usize, most: usize) -> Bounds {
     let least = least.clamp(1, MOST);
     let most = most.clamp(least, MOST);
     let start = start.clamp(least, most);
-    Bounds { start, few: start, least, most }
+    Bounds { start, least, most }
 }
 
 /// The request that storage prefers, as a block.
@@ -199,7 +193,6 @@ mod tests {
                 let Profile { fetches, block_bytes, .. } = Profile::of(&storage, cores);
                 assert!(1 <= fetches.least && fetches.least <= fetches.start, "{storage:?} {fetches:?}");
                 assert!(fetches.start <= fetches.most, "{storage:?} {fetches:?}");
-                assert!((fetches.least..=fetches.start).contains(&fetches.few), "{storage:?} {fetches:?}");
                 let most = if storage.kind == Kind::Remote { MOST_REQUESTS } else { MOST };
                 assert!(fetches.most <= most, "{storage:?} {fetches:?}");
                 assert!(block_bytes.is_power_of_two() && (BLOCK..=LARGEST_BLOCK).contains(&block_bytes));
@@ -208,17 +201,9 @@ mod tests {
     }
 
     #[test]
-    fn only_requests_over_a_network_begin_with_few_and_only_where_cores_are_few() {
-        let few = |kind, cores| {
-            let fetches = Profile::of(&on(kind), cores).fetches;
-            (fetches.few, fetches.start)
-        };
-        assert_eq!([1, 2, 5].map(|cores| few(Kind::Remote, cores)), [(4, 24), (4, 24), (10, 24)]);
-        assert_eq!([6, 16, 256].map(|cores| few(Kind::Remote, cores)), [(24, 24), (32, 32), (64, 64)]);
-        for kind in Kind::ALL.into_iter().filter(|kind| *kind != Kind::Remote) {
-            let (few, start) = few(kind, 2);
-            assert_eq!(few, start, "{kind:?}");
-        }
+    fn requests_over_a_network_begin_with_four_for_each_core_where_cores_are_few() {
+        let start = |cores| Profile::of(&on(Kind::Remote), cores).fetches.start;
+        assert_eq!([1, 2, 5, 6, 16, 256].map(start), [4, 8, 20, 24, 32, 64]);
     }
 
     #[test]
@@ -243,7 +228,7 @@ mod tests {
     #[test]
     fn fuse_begins_with_one_direct_reader_in_order_and_blocks_of_2_mib() {
         let profile = Profile::of(&on(Kind::Fuse), 16);
-        assert_eq!(profile.fetches, Bounds { start: 1, few: 1, least: 1, most: 16 });
+        assert_eq!(profile.fetches, Bounds { start: 1, least: 1, most: 16 });
         assert!(profile.direct && profile.sequential && profile.own_runs);
         assert_eq!(profile.block_bytes, 2 << 20);
     }

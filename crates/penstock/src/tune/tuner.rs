@@ -7,11 +7,6 @@
 //! waited for the device or the consumer says nothing about the storage, so nothing is tried then. Once settled, the search
 //! begins anew only when the rate changes for good, as when a load comes from cached to uncached files.
 //!
-//! Where the cores are few, a load may begin with fewer readers than its storage wants ([`Bounds::few`]), since each that
-//! waits beside others that keep the cores busy costs CPU time and brings nothing. What they spend their time on is soon
-//! known: if they wait for the storage, all of `start` are set to work; if they keep the cores busy, they stay as few; in
-//! between, the search goes on from there.
-//!
 //! A store that says it is asked too often has the last word: the number is halved, and the one at which it said so is
 //! out of bounds until it has been quiet for a while.
 //!
@@ -44,10 +39,9 @@ impl Readers {
         self.threads.min(self.copies + self.fetches.most)
     }
 
-    /// Those that may have work before the tuner says more. Where they are to be few, one more looks at what those do.
+    /// Those that may have work before the tuner wants more.
     pub fn first(&self) -> usize {
-        let watches = self.fetches.few < self.fetches.start;
-        (self.copies + self.fetches.few + usize::from(watches)).min(self.most())
+        (self.copies + self.fetches.start).min(self.most())
     }
 
     /// The staging slots they need: one that copies from the cache fills `depth` before the first is free again, one that
@@ -66,10 +60,8 @@ impl Readers {
 /// A number of readers: where to begin, and how far the tuner may go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
-    /// What a load begins with, or goes on with once it is known that the cores can do more than `few`.
+    /// What a load begins with.
     pub start: usize,
-    /// What it begins with; `start` where there are cores enough.
-    pub few: usize,
     /// The fewest.
     pub least: usize,
     /// The most.
@@ -79,19 +71,14 @@ pub struct Bounds {
 impl Bounds {
     /// Always `readers`.
     pub fn fixed(readers: usize) -> Self {
-        Self { start: readers, few: readers, least: readers, most: readers }
+        Self { start: readers, least: readers, most: readers }
     }
 
     /// These bounds with at most `most` readers: a small load has work for no more.
     #[must_use]
     pub fn at_most(self, most: usize) -> Self {
         let most = most.max(1);
-        Self {
-            start: self.start.min(most),
-            few: self.few.min(most),
-            least: self.least.min(most),
-            most: self.most.min(most),
-        }
+        Self { start: self.start.min(most), least: self.least.min(most), most: self.most.min(most) }
     }
 }
 
@@ -126,10 +113,6 @@ pub struct Trial {
     pub rate: f64,
 }
 
-/// Of their time, few readers that spend less than this at work or waiting for a core leave the cores idle.
-const IDLE: f64 = 0.25;
-/// And those that spend more than this have no core to spare for others.
-pub(crate) const BUSY: f64 = 0.5;
 /// How much faster a number of readers must be to be worth changing to.
 const WORTH: f64 = 1.08;
 /// How much a settled rate must change, in either direction, to be another situation.
@@ -143,8 +126,6 @@ const REMEMBERED: usize = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Search {
-    /// Few readers are at work until it is known what they spend their time on.
-    Few,
     /// The next epoch is not counted: it began under another number of readers, or with files to open.
     Skip(Direction),
     /// The next epoch is the first half of a trial.
@@ -183,16 +164,14 @@ pub struct Tuner {
 }
 
 impl Tuner {
-    /// A search that begins at `bounds.few` or `bounds.start`.
+    /// A search that begins at `bounds.start`.
     pub fn new(bounds: Bounds) -> Self {
-        let start = bounds.start.clamp(bounds.least, bounds.most);
-        let readers = bounds.few.clamp(bounds.least, start);
-        let is_few = readers < start;
+        let readers = bounds.start.clamp(bounds.least, bounds.most);
         Self {
             bounds,
             readers,
             best: Trial { readers, rate: 0.0 },
-            search: if is_few { Search::Few } else { Search::Skip(Direction::Stay) },
+            search: Search::Skip(Direction::Stay),
             tried: Vec::new(),
             ceiling: bounds.most,
             calm: 0,
@@ -207,25 +186,6 @@ impl Tuner {
     /// Whether there is anything to find.
     pub fn is_fixed(&self) -> bool {
         self.bounds.least == self.bounds.most
-    }
-
-    /// Whether it began with few readers and is to be told what they spend their time on.
-    pub fn asks_for_cores(&self) -> bool {
-        self.search == Search::Few
-    }
-
-    /// Learns which share of their time the few readers at work had a core or waited for one; says how many readers to
-    /// use from now on.
-    pub fn cores(&mut self, share: f64) -> usize {
-        if self.search == Search::Few {
-            if share < IDLE {
-                self.begin_anew(self.bounds.start.clamp(self.readers, self.ceiling));
-            }
-            if share < BUSY {
-                self.search = Search::Skip(Direction::Stay);
-            }
-        }
-        self.readers
     }
 
     /// What was tried, in order; the first ones of a long load.
@@ -257,11 +217,6 @@ impl Tuner {
             self.begin_anew(self.readers);
         }
         match self.search {
-            // Nothing else is tried: that would take time from those who have the cores.
-            Search::Few if self.tried.is_empty() => {
-                self.remember(Trial { readers: self.readers, rate: epoch.rate() });
-            }
-            Search::Few => {}
             Search::Skip(direction) => self.search = Search::Try(direction),
             Search::Try(direction) => self.search = Search::Confirm(direction, epoch),
             Search::Confirm(direction, first) => {

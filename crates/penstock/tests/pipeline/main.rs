@@ -331,12 +331,8 @@ fn readers_are_added_while_that_pays_and_all_of_them_end() {
     let model = Model::cached_as(CachePolicy::Bypass);
     // Every read takes long and none slows another, as with a file server far away.
     model.control.delay_us.store(2_000, SeqCst);
-    let readers = Readers {
-        copies: 2,
-        fetches: Bounds { start: 2, few: 2, least: 1, most: 16 },
-        threads: 18,
-        own_runs: false,
-    };
+    let readers =
+        Readers { copies: 2, fetches: Bounds { start: 2, least: 1, most: 16 }, threads: 18, own_runs: false };
     for way in Way::all() {
         let mut load = Load::begin_within(&model, &model.plan(4 * KIB), &way, readers);
         load.attach_all();
@@ -351,33 +347,11 @@ fn readers_are_added_while_that_pays_and_all_of_them_end() {
 }
 
 #[test]
-fn few_readers_that_wait_for_the_storage_become_as_many_as_it_wants() {
-    let _alone = alone();
-    let model = Model::cached_as(CachePolicy::Bypass);
-    // So long that next to nothing of it is work.
-    model.control.delay_us.store(20_000, SeqCst);
-    let fetches = Bounds { start: 12, few: 2, least: 1, most: 12 };
-    let readers = Readers { copies: 1, fetches, threads: 13, own_runs: false };
-    for way in Way::all() {
-        let mut load = Load::begin_within(&model, &model.plan(16 * KIB), &way, readers);
-        load.attach_all();
-        load.run().unwrap();
-        load.check(&model, &[]);
-        let stats = load.session.finish().unwrap();
-        assert_eq!(stats.first_readers, 2, "{stats:?}");
-        assert!((3..=12).contains(&stats.readers), "{stats:?}");
-        assert!(stats.cores_share.is_none_or(|share| share < 0.5), "{stats:?}");
-        drop(load);
-        nothing_remains(&model, &way);
-    }
-}
-
-#[test]
 fn a_load_that_ends_while_most_readers_were_never_started_leaves_nothing_behind() {
     let _alone = alone();
     let model = Model::cached_as(CachePolicy::Bypass);
     for way in Way::all() {
-        let fetches = Bounds { start: 12, few: 2, least: 1, most: 64 };
+        let fetches = Bounds { start: 2, least: 1, most: 64 };
         let readers = Readers { copies: 1, fetches, threads: 65, own_runs: false };
         let mut load = Load::begin_within(&model, &model.plan(4 * KIB), &way, readers);
         load.attach(1);
@@ -394,7 +368,7 @@ fn a_load_that_ends_while_readers_are_parked_leaves_none_behind() {
     for way in Way::all() {
         let readers = Readers {
             copies: 1,
-            fetches: Bounds { start: 1, few: 1, least: 1, most: 64 },
+            fetches: Bounds { start: 1, least: 1, most: 64 },
             threads: 65,
             own_runs: false,
         };
@@ -928,7 +902,7 @@ fn readers_that_were_not_started_begin_however_busy_the_consumer_is() {
     let _alone = alone();
     let model = Model::cached_as(CachePolicy::Bypass);
     model.control.delay_us.store(20_000, SeqCst);
-    let fetches = Bounds { start: 12, few: 2, least: 1, most: 12 };
+    let fetches = Bounds { start: 1, least: 1, most: 12 };
     let readers = Readers { copies: 1, fetches, threads: 13, own_runs: false };
     for way in Way::all() {
         let mut load = Load::begin_within(&model, &model.plan(4 * KIB), &way, readers);

@@ -4,8 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const BOUNDS: Bounds = Bounds { start: 8, few: 8, least: 1, most: 64 };
-const FEW: Bounds = Bounds { start: 24, few: 4, least: 4, most: 128 };
+const BOUNDS: Bounds = Bounds { start: 8, least: 1, most: 64 };
 
 /// Lets the tuner load from a storage with this rate for every number of readers; returns what it settles on.
 fn settle(tuner: &mut Tuner, rate: impl Fn(usize) -> f64, epochs: usize) -> usize {
@@ -39,7 +38,7 @@ fn a_disk_that_is_full_with_any_number_keeps_the_number_it_began_with() {
 fn fewer_readers_are_not_kept_for_a_rate_that_rose_by_itself() {
     // Faster by a quarter from some moment on, whatever the number of readers.
     for moment in 0..30 {
-        let mut tuner = Tuner::new(Bounds { start: 16, few: 16, least: 2, most: 16 });
+        let mut tuner = Tuner::new(Bounds { start: 16, least: 2, most: 16 });
         settle(&mut tuner, |_| 2e9, moment);
         assert_eq!(settle(&mut tuner, |_| 2.5e9, 60), 16, "{moment}");
     }
@@ -67,7 +66,7 @@ fn a_lasting_change_of_the_rate_begins_the_search_anew_and_a_short_one_does_not(
 #[test]
 fn a_store_that_throttles_gets_half_and_later_a_little_more() {
     let rate = |readers: usize| readers as f64 * 1e8;
-    let mut tuner = Tuner::new(Bounds { start: 64, few: 64, ..BOUNDS });
+    let mut tuner = Tuner::new(Bounds { start: 64, ..BOUNDS });
     assert_eq!((tuner.on_throttle(), tuner.on_throttle()), (32, 16));
     // However well it goes, not where it said no.
     assert!(settle(&mut tuner, rate, CALM_FOR as usize - 1) < 32);
@@ -79,44 +78,6 @@ fn a_store_that_throttles_gets_half_and_later_a_little_more() {
 }
 
 #[test]
-fn few_readers_that_leave_the_cores_idle_become_as_many_as_the_storage_wants() {
-    let mut tuner = Tuner::new(FEW);
-    assert!(tuner.asks_for_cores());
-    assert_eq!((tuner.readers(), tuner.cores(0.05)), (4, 24));
-    assert!(!tuner.asks_for_cores());
-    // The search goes on from there, whatever the cores do.
-    assert_eq!(tuner.cores(0.9), 24);
-    let rate = |readers: usize| (readers as f64 * 90e6).min(5e9);
-    let readers = settle(&mut tuner, rate, 30);
-    assert!(rate(readers) >= 0.97 * 5e9, "{readers}");
-}
-
-#[test]
-fn few_readers_that_keep_the_cores_busy_stay_few_until_they_do_not() {
-    let mut tuner = Tuner::new(FEW);
-    for _ in 0..50 {
-        assert_eq!(tuner.cores(0.8), 4);
-        assert_eq!(settle(&mut tuner, |readers| readers as f64 * 1e9, 3), 4);
-    }
-    assert_eq!(tuner.tried().len(), 1, "what was done is told");
-    assert_eq!(tuner.cores(0.1), 24);
-}
-
-#[test]
-fn where_the_cores_are_neither_idle_nor_busy_the_search_begins_with_few() {
-    let mut tuner = Tuner::new(FEW);
-    assert_eq!((tuner.cores(0.4), tuner.asks_for_cores()), (4, false));
-    let rate = |readers: usize| readers.min(9) as f64 * 3e8;
-    assert_eq!(settle(&mut tuner, rate, 60), 9);
-}
-
-#[test]
-fn a_store_that_throttles_while_readers_are_few_ends_the_wait_for_the_cores() {
-    let mut tuner = Tuner::new(FEW);
-    assert_eq!((tuner.on_throttle(), tuner.asks_for_cores(), tuner.cores(0.0)), (4, false, 4));
-}
-
-#[test]
 fn a_fixed_number_stays() {
     let mut tuner = Tuner::new(Bounds::fixed(5));
     assert!(tuner.is_fixed());
@@ -124,24 +85,6 @@ fn a_fixed_number_stays() {
 }
 
 proptest! {
-    /// However few it begins with: what a load that leaves the cores idle finds is what it would have found anyway.
-    #[test]
-    fn beginning_with_few_changes_nothing_for_storage_that_is_slow(
-        few in 1usize..8, busy in prop::collection::vec(0.5f64..1.0, 0..5), idle in 0.0f64..0.25,
-        knee in 1usize..100,
-    ) {
-        let rate = |readers: usize| 1e8 * readers.min(knee) as f64;
-        let mut tuner = Tuner::new(Bounds { few, ..BOUNDS });
-        for share in busy {
-            tuner.cores(share);
-            settle(&mut tuner, rate, 2);
-            prop_assert_eq!(tuner.readers(), few);
-        }
-        tuner.cores(idle);
-        prop_assert_eq!(tuner.readers(), BOUNDS.start);
-        prop_assert_eq!(settle(&mut tuner, rate, 60), settle(&mut Tuner::new(BOUNDS), rate, 60));
-    }
-
     /// Whatever the storage does: within the bounds, and for any that rises to a plateau and may fall afterwards,
     /// the search ends, near the best rate.
     #[test]
@@ -149,7 +92,7 @@ proptest! {
         least in 1usize..4, start in 4usize..17, most in 17usize..128,
         knee in 1usize..100, fall in 0.0f64..0.02,
     ) {
-        let bounds = Bounds { start, few: start, least, most };
+        let bounds = Bounds { start, least, most };
         let rate = |readers: usize| {
             let over = readers.saturating_sub(knee) as f64;
             1e8 * readers.min(knee) as f64 / (1.0 + fall * over)
@@ -171,13 +114,11 @@ proptest! {
     #[test]
     fn any_sequence_of_epochs_stays_within_bounds(
         epochs in prop::collection::vec((0u64..1 << 40, 0.0f64..1.0, 0.0f64..1.0, 0u8..20), 0..200),
-        few in 1usize..9,
     ) {
-        let mut tuner = Tuner::new(Bounds { few, ..BOUNDS });
+        let mut tuner = Tuner::new(BOUNDS);
         for (bytes, seconds, reading, what) in epochs {
             let readers = match what {
                 0 => tuner.on_throttle(),
-                1 | 2 => tuner.cores(reading),
                 _ => tuner.observe(Epoch { bytes, seconds, reading }),
             };
             prop_assert!((BOUNDS.least..=BOUNDS.most).contains(&readers));
