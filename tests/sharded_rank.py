@@ -197,7 +197,7 @@ class Rank:
             "fully_shard, a window of a MiB": lambda: self.model(
                 lambda model: self.fsdp(model, mesh=whole),
                 torch.float16,
-                options=penstock.LoadOptions(block_bytes=1 << 16, read_ahead_bytes=1 << 20, readers=2),
+                options=penstock.LoadOptions(block_bytes=1 << 16, window_bytes=1 << 20, readers=2),
             ),
             "fully_shard to bfloat16": lambda: self.model(lambda m: self.fsdp(m, mesh=whole), torch.bfloat16),
             "fully_shard to float64": lambda: self.model(lambda m: self.fsdp(m, mesh=whole), torch.float64),

@@ -205,7 +205,7 @@ class TestNames:
         into = {"ab": np.zeros(3, np.float32)}
         ckpt.load_into(into, names="ab")
         assert into["ab"].any()
-        with ckpt.read_ahead("ab"):
+        with ckpt.prefetch("ab"):
             pass
         assert list(ckpt.load("ab", framework="np", mmap=True)) == ["ab"]
         with penstock.safe_open(ckpt.files[0][0], "np") as opened:
@@ -223,7 +223,7 @@ class TestNames:
             lambda: ckpt.load(names, framework="np"),
             lambda: ckpt.stream(names, framework="np"),
             lambda: ckpt.load_into(into, names=names),
-            lambda: ckpt.read_ahead(names),
+            lambda: ckpt.prefetch(names),
             lambda: ckpt.load(names, framework="np", mmap=True),
         ):
             with pytest.raises(penstock.SelectionError, match="names must be names of tensors"):
@@ -248,7 +248,7 @@ class TestConfig:
     """Settings that make no sense are ConfigErrors that name the keyword."""
 
     @pytest.mark.parametrize("value", ["many", -1, 2**64, 1.5, True, b"3"])
-    @pytest.mark.parametrize("name", ["readers", "block_bytes", "staging_bytes", "read_ahead_bytes", "cache_bytes"])
+    @pytest.mark.parametrize("name", ["readers", "block_bytes", "staging_bytes", "window_bytes", "cache_bytes"])
     def test_what_is_no_number_is_named(self, name: str, value: Any) -> None:
         with pytest.raises(penstock.ConfigError, match=name) as raised:
             penstock.LoadOptions(**{name: value})
@@ -459,7 +459,7 @@ def test_settings_that_are_no_load_options_say_what_to_write(tmp_path: Path) -> 
         lambda: ckpt.load(options=wrong, mmap=True),
         lambda: ckpt.stream(options=wrong),
         lambda: ckpt.load_into({"a": np.zeros(2, "f4")}, options=wrong),
-        lambda: ckpt.read_ahead(options=wrong),
+        lambda: ckpt.prefetch(options=wrong),
     ):
         with pytest.raises(
             penstock.ConfigError, match=r"LoadOptions, not dict\. Write options=penstock\.LoadOptions\("

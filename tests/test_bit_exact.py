@@ -65,7 +65,7 @@ def test_the_state_of_the_cache_makes_no_difference(mixed, cache: str, state: st
 @pytest.mark.parametrize("block_bytes", SIZES)
 def test_a_stream_brings_the_same_bits_whatever_its_window(mixed, window: int, block_bytes: int) -> None:
     path, tensors = mixed
-    config = penstock.LoadOptions(read_ahead_bytes=window, block_bytes=block_bytes)
+    config = penstock.LoadOptions(window_bytes=window, block_bytes=block_bytes)
     assert_bits(dict(penstock.open(path, options=config).stream()), tensors)
 
 

@@ -141,7 +141,7 @@ def test_converting_takes_little_memory_besides(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(Torch, "empties", made)
     monkeypatch.setattr(Torch, "put", taken)
-    ckpt.load_into({"w": into}, options=penstock.LoadOptions(read_ahead_bytes=4 << 20, block_bytes=1 << 18))
+    ckpt.load_into({"w": into}, options=penstock.LoadOptions(window_bytes=4 << 20, block_bytes=1 << 18))
     assert now == 0
     assert 0 < most <= 6 << 20, f"{most} bytes of a tensor of 32 MiB"
     assert as_bytes(into) == as_bytes(ckpt.load(dtype=torch.bfloat16)["w"])

@@ -63,7 +63,7 @@ def at_best(seconds: Callable[[], float], bound: float) -> float:
 
 def test_streamed_tensors_are_kept_whatever_comes_after_them(large) -> None:
     path, tensors = large
-    config = penstock.LoadOptions(read_ahead_bytes=4 << 20)
+    config = penstock.LoadOptions(window_bytes=4 << 20)
     kept = {}
     for name, tensor in penstock.open(path, options=config).stream():
         kept[name] = tensor  # noqa: PERF403 - as a consumer would
@@ -111,7 +111,7 @@ def test_a_slow_consumer_of_a_stream_is_waited_for(large) -> None:
     held = alone(
         large[0],
         """
-        ckpt = penstock.open(path, options=penstock.LoadOptions(read_ahead_bytes=8 << 20))
+        ckpt = penstock.open(path, options=penstock.LoadOptions(window_bytes=8 << 20))
         ckpt.load()  # what the first load of a process brings with it
         before = resident()
         stream = ckpt.stream()
@@ -282,7 +282,7 @@ def test_a_file_replaced_after_opening_is_an_error(mixed) -> None:
 def test_a_file_that_changes_during_a_load_is_an_error(large, tmp_path: Path, how: str, nothing_remains) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(large[0].read_bytes())
-    stream = penstock.open(path, options=penstock.LoadOptions(read_ahead_bytes=1 << 20)).stream()
+    stream = penstock.open(path, options=penstock.LoadOptions(window_bytes=1 << 20)).stream()
     next(stream)
     if how == "truncated":
         os.truncate(path, 40 << 20)
@@ -321,7 +321,7 @@ def test_a_stream_may_be_taken_from_another_thread(mixed) -> None:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_loads_while_its_parent_does(large) -> None:
     path, tensors = large
-    ckpt = penstock.open(path, options=penstock.LoadOptions(read_ahead_bytes=1 << 20))
+    ckpt = penstock.open(path, options=penstock.LoadOptions(window_bytes=1 << 20))
     stream = ckpt.stream()
     first = dict([next(stream)])
     child = os.fork()
@@ -350,7 +350,7 @@ def wait_for_child(child: int) -> int:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_may_drop_or_try_its_copy_of_a_load_under_way(large) -> None:
     path, tensors = large
-    stream = penstock.open(path, options=penstock.LoadOptions(read_ahead_bytes=1 << 20)).stream()
+    stream = penstock.open(path, options=penstock.LoadOptions(window_bytes=1 << 20)).stream()
     first = dict([next(stream)])
     child = os.fork()
     if child == 0:

@@ -74,7 +74,7 @@ def test_the_state_of_the_cache_makes_no_difference(mixed, cache: str, state: st
 
 def test_streamed_tensors_are_kept_whatever_comes_after_them(mixed) -> None:
     path, tensors = mixed
-    config = penstock.LoadOptions(read_ahead_bytes=100_000, block_bytes=65_536)
+    config = penstock.LoadOptions(window_bytes=100_000, block_bytes=65_536)
     kept = dict(penstock.open(path, options=config).stream(device="cuda"))
     assert_bits(kept, tensors)
 
@@ -166,7 +166,7 @@ def test_a_forked_child_does_not_touch_its_parent_s_staging_memory(mixed) -> Non
 
 def test_a_paused_stream_does_not_starve_another_load(mixed) -> None:
     path, tensors = mixed
-    config = penstock.LoadOptions(staging_bytes=1 << 20, block_bytes=65_536, read_ahead_bytes=100_000)
+    config = penstock.LoadOptions(staging_bytes=1 << 20, block_bytes=65_536, window_bytes=100_000)
     ckpt = penstock.open(path, options=config)
     paused = ckpt.stream(device="cuda")
     first = dict([next(paused)])

@@ -95,7 +95,7 @@ def test_settings_are_checked() -> None:
     for wrong, words in (
         (
             {"readrs": 1},
-            "does not know 'readrs'. It knows block_bytes, cache, read_ahead_bytes, readers, record, share",
+            "does not know 'readrs'. It knows block_bytes, cache, window_bytes, readers, record, share",
         ),
         # vLLM's alone.
         ({"enable_weights_track": True}, "does not know 'enable_weights_track'"),

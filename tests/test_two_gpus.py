@@ -43,8 +43,8 @@ def cancel(ckpt: penstock.Checkpoint) -> None:
         load.collect()
 
 
-def read_ahead(ckpt: penstock.Checkpoint) -> None:
-    with ckpt.read_ahead():
+def prefetch(ckpt: penstock.Checkpoint) -> None:
+    with ckpt.prefetch():
         pass
 
 
@@ -55,7 +55,7 @@ CALLS: dict[str, Callable[[penstock.Checkpoint], Any]] = {
     "load_into": lambda ckpt: ckpt.load_into(
         {name: torch.empty(info.shape, dtype=torch.uint8, device=OTHER) for name, info in ckpt.items()}
     ),
-    "read_ahead": read_ahead,
+    "prefetch": prefetch,
     "a load that is cancelled": cancel,
     "release_staging": lambda ckpt: (ckpt.load(device=OTHER), penstock.release_staging()),
 }

@@ -16,12 +16,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from penstock import _native
-from penstock._native import Ahead, LoadOptions, LoadStats, shown
+from penstock._native import LoadOptions, LoadStats, Prefetch, shown
 from penstock.arguments import AnyPath, location, locations, name_filter, settings, tensor_names
 from penstock.destinations import DtypeMismatch, fit, plan
 from penstock.errors import ConfigError, SelectionError, TensorNotFoundError
 from penstock.frameworks.base import Framework, framework
-from penstock.loading import FreshDevice, FreshHost, Load, Planned, collection_paused, read_ahead
+from penstock.loading import FreshDevice, FreshHost, Load, Planned, collection_paused, window_bytes
 from penstock.parts import load_parts
 from penstock.progress import ProgressOption, Several, teller
 from penstock.selection import Selection, resolve
@@ -286,7 +286,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
             loaded = load.collect()
         else:
             # What is converted or indexed exists twice for a moment: a stream keeps that to a few at a time.
-            loaded = dict(_finished(load.stream(read_ahead(options)), library, indices, dtype))
+            loaded = dict(_finished(load.stream(window_bytes(options)), library, indices, dtype))
         return loaded if names is None else {name: loaded[name] for name in names if name in loaded}
 
     def stream(
@@ -303,14 +303,14 @@ class Checkpoint(Mapping[str, TensorInfo]):
     ) -> Iterator[tuple[str, Any]]:
         """Yields ``(name, tensor)`` as tensors become ready: about in the order of their bytes, not by name.
 
-        Reads at most ``options.read_ahead_bytes`` ahead of the consumer. Each tensor is the consumer's to keep.
+        Reads at most ``options.window_bytes`` ahead of the consumer. Each tensor is the consumer's to keep.
         Closing or dropping the iterator ends the load; nothing of it remains.
 
         Args and exceptions are those of ``load``. What is wrong with them is raised here, not by the first ``next``.
         """
         options = settings(options, self._options)
         load, library, indices = self._start(names, filter, slices, device, framework, progress, options, dtype)
-        tensors = load.stream(read_ahead(options))
+        tensors = load.stream(window_bytes(options))
         return tensors if dtype is None and not indices else _finished(tensors, library, indices, dtype)
 
     def load_into(
@@ -330,7 +330,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
 
         The result is that of ``destination.copy_(tensor)`` for every tensor: version counters are bumped, leaf
         parameters that require gradients are fine, elements are converted. Contiguous memory of the checkpoint's dtype
-        is read into directly; for the rest, temporary memory is bounded by ``options.read_ahead_bytes``.
+        is read into directly; for the rest, temporary memory is bounded by ``options.window_bytes``.
 
         Of a ``DTensor`` (``fully_shard``, ``parallelize_module``, ``distribute_tensor``), each rank reads its local
         shard and nothing else; no rank waits for another. A tensor under several names (tied) is read once. Nobody
@@ -386,17 +386,17 @@ class Checkpoint(Mapping[str, TensorInfo]):
             reporter.close()
         return keys
 
-    def read_ahead(
+    def prefetch(
         self,
         names: Iterable[str] | None = None,
         *,
         options: LoadOptions | None = None,
-    ) -> Ahead:
+    ) -> Prefetch:
         """Has the disk work before the load begins: brings files into the page cache, on a thread of its own.
 
         ::
 
-            with checkpoint.read_ahead():
+            with checkpoint.prefetch():
                 model = build()  # whatever takes time and needs no disk
             checkpoint.load_into(model)
 
@@ -417,7 +417,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
             TensorNotFoundError: for a name that is not there.
         """
         wanted = None if names is None else self._names(names, None)
-        return self._native.read_ahead(wanted, settings(options, self._options))
+        return self._native.prefetch(wanted, settings(options, self._options))
 
     def _names(self, names: Iterable[str] | None, keep: Callable[[str], bool] | None) -> list[str]:
         wanted = self._native.offset_keys() if names is None else tensor_names(names)

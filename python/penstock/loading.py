@@ -27,7 +27,7 @@ from penstock._native import LoadOptions, LoadStats, Session
 from penstock.frameworks.base import Framework
 from penstock.progress import Progress
 
-READ_AHEAD_BYTES = 512 << 20
+WINDOW_BYTES = 512 << 20
 """How far a stream reads ahead of its consumer, where nothing is said."""
 _BATCH_BYTES = 64 << 20
 """Destinations are attached in batches of about this size, so that reading begins while others are being allocated."""
@@ -88,7 +88,7 @@ class FreshDevice:
         if total < _LARGE_BYTES * len(nbytes) or self._framework.has_in_reserve(total, self._device):
             return None
         if self._session.leaves_a_core:
-            return READ_AHEAD_BYTES
+            return WINDOW_BYTES
         end = time.monotonic() + _MAKE_FIRST_SECONDS
         while len(self._held) < len(nbytes) and time.monotonic() < end:
             self._make(min(len(self._held) + 16, len(nbytes)))
@@ -348,6 +348,6 @@ class Load:
         self._progress.close()
 
 
-def read_ahead(options: LoadOptions) -> int:
+def window_bytes(options: LoadOptions) -> int:
     """The window of a stream, in bytes."""
-    return READ_AHEAD_BYTES if options.read_ahead_bytes is None else options.read_ahead_bytes
+    return WINDOW_BYTES if options.window_bytes is None else options.window_bytes

@@ -161,7 +161,7 @@ def load_model(
         place(model, checkpoint, where, dtype=lambda _: dtype, strict=strict, progress=progress, options=options)
         # What the checkpoint does not hold, of a module that was built elsewhere.
         return cast("M", model.to(where))
-    with checkpoint.read_ahead(options=options), no_init():
+    with checkpoint.prefetch(options=options), no_init():
         built = model()
     if not isinstance(built, torch.nn.Module):
         cause, remedy = f"what was to build the module returned a {type(built).__name__}", "Return a torch.nn.Module"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock._native import LoadOptions, LoadStats, Session
 from penstock.errors import DestinationError
 from penstock.frameworks.base import Destination, Framework, framework
-from penstock.loading import Load, Planned, read_ahead
+from penstock.loading import Load, Planned, window_bytes
 from penstock.progress import Progress
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def load_parts(
     if begun is not None:
         begun(load)
     if any(room):
-        for _ in load.stream(read_ahead(options)):
+        for _ in load.stream(window_bytes(options)):
             pass
     else:
         load.collect()

@@ -36,7 +36,7 @@ def load(ckpt: penstock.Checkpoint, how: str) -> dict[str, Any]:
         ckpt.load_into(fresh)
         return fresh
     if how == "stream":
-        return dict(ckpt.stream(framework="np", options=penstock.LoadOptions(cache=CACHE, read_ahead_bytes=1 << 20)))
+        return dict(ckpt.stream(framework="np", options=penstock.LoadOptions(cache=CACHE, window_bytes=1 << 20)))
     if how == "prefault":
         return ckpt.load(framework="np", mmap=True, prefault=True)
     if how == "open":

@@ -126,7 +126,7 @@ def load_options(chance: random.Random) -> penstock.LoadOptions:
     return penstock.LoadOptions(
         readers=chance.choice([None, 1, 2, 4]),
         block_bytes=chance.choice([None, 4096, 16384, 65536]),
-        read_ahead_bytes=chance.choice([None, 1, 1000, 100_000]),
+        window_bytes=chance.choice([None, 1, 1000, 100_000]),
         cache=chance.choice([None, None, "use", "bypass"]),
     )
 

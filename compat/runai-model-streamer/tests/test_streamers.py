@@ -371,11 +371,11 @@ def test_files_are_listed_with_patterns(tmp_path: Path) -> None:
 
 
 def test_the_environment_sets_what_it_says(monkeypatch: pytest.MonkeyPatch, files: Any) -> None:
-    assert (load_options().readers, load_options().block_bytes, load_options().read_ahead_bytes) == (None, None, None)
+    assert (load_options().readers, load_options().block_bytes, load_options().window_bytes) == (None, None, None)
     monkeypatch.setenv("RUNAI_STREAMER_CONCURRENCY", "3")
     monkeypatch.setenv("RUNAI_STREAMER_CHUNK_BYTESIZE", "1000001")
     monkeypatch.setenv("RUNAI_STREAMER_MEMORY_LIMIT", "0")
-    assert (load_options().readers, load_options().block_bytes, load_options().read_ahead_bytes) == (3, 999_424, 1)
+    assert (load_options().readers, load_options().block_bytes, load_options().window_bytes) == (3, 999_424, 1)
     with SafetensorsStreamer() as streamer:
         streamer.stream_files(files[0])
         assert len(list(streamer.get_tensors())) == len(files[1])

@@ -15,11 +15,11 @@ use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::ahead::Ahead;
 use crate::config::LoadOptions;
 use crate::environment::{Options, environment};
 use crate::errors::{Failure, Outcome};
 use crate::paths::{LocationArgument, to_python};
+use crate::prefetch::Prefetch;
 use crate::session::{Mapped, Session};
 use crate::signals::interruptibly;
 
@@ -125,7 +125,7 @@ impl Checkpoint {
         let mut bytes = vec![0; checkpoint.objects().len()];
         wanted.for_each(|(object, wanted)| bytes[object as usize] += wanted);
         let wanted = bytes.into_iter().enumerate().filter(|(_, bytes)| *bytes > 0);
-        let places: Vec<_> = wanted.map(|(object, bytes)| (checkpoint.lies_at(object), bytes)).collect();
+        let places: Vec<_> = wanted.map(|(object, bytes)| (checkpoint.local_path(object), bytes)).collect();
         self.survey.heaviest(places.iter().map(|(place, bytes)| (&**place, *bytes)))
     }
 }
@@ -243,19 +243,19 @@ impl Checkpoint {
 
     /// Where most of its bytes come from: "memory" (the page cache, too), "disk" or "network"; and the largest gap between
     /// wanted bytes that a load reads rather than skips.
-    fn reach(&self, py: Python<'_>, config: &LoadOptions) -> (&'static str, u64) {
+    fn locality(&self, py: Python<'_>, config: &LoadOptions) -> (&'static str, u64) {
         let checkpoint = self.for_load(config);
         py.detach(|| {
             let tensors = checkpoint.tensors().iter();
             let storage = self.storage_of(&checkpoint, tensors.map(|tensor| (tensor.object, tensor.bytes())));
-            let bridge_bytes = Settings::choose(&config.inner, &storage, false).bridge_bytes;
+            let coalesce_gap_bytes = Settings::choose(&config.inner, &storage, false).coalesce_gap_bytes;
             let origin = match storage.kind {
                 Kind::Memory => "memory",
                 _ if checkpoint.is_mostly_cached() => "memory",
                 Kind::Remote | Kind::Nfs | Kind::Smb | Kind::Parallel | Kind::Fuse => "network",
                 Kind::Disk | Kind::Virtiofs | Kind::NineP | Kind::Image => "disk",
             };
-            (origin, bridge_bytes)
+            (origin, coalesce_gap_bytes)
         })
     }
 
@@ -326,10 +326,15 @@ impl Checkpoint {
     /// Begins to bring the bytes of the named tensors (`None`: all) into the page cache. Does nothing where a load would
     /// read them in another way.
     #[pyo3(signature = (names, config))]
-    fn read_ahead(&self, py: Python<'_>, names: Option<Vec<String>>, config: &LoadOptions) -> Outcome<Ahead> {
+    fn prefetch(
+        &self,
+        py: Python<'_>,
+        names: Option<Vec<String>>,
+        config: &LoadOptions,
+    ) -> Outcome<Prefetch> {
         let indices = self.select(names.as_deref())?;
         let checkpoint = self.for_load(config);
-        Ok(Ahead::new(py.detach(|| {
+        Ok(Prefetch::new(py.detach(|| {
             let wanted = indices.iter().map(|index| &self.inner.tensors()[*index]);
             let storage = self.storage_of(&checkpoint, wanted.map(|tensor| (tensor.object, tensor.bytes())));
             let passes = config.inner.cache == Some(CachePolicy::Bypass);
@@ -338,9 +343,9 @@ impl Checkpoint {
                 Kind::Disk | Kind::Nfs | Kind::Smb | Kind::Virtiofs | Kind::NineP | Kind::Image
                     if !passes =>
                 {
-                    pipeline::Ahead::begin(checkpoint, &indices)
+                    pipeline::Prefetch::begin(checkpoint, &indices)
                 }
-                _ => pipeline::Ahead::none(),
+                _ => pipeline::Prefetch::none(),
             }
         })))
     }
@@ -362,7 +367,7 @@ impl Checkpoint {
             let storage = self.storage_of(&checkpoint, bytes);
             let bytes = wanted.iter().map(|(_, selection)| selection.bytes()).sum();
             let settings = Settings::choose(&config.inner, &storage, to_device).for_bytes(bytes);
-            let plan = Plan::new(wanted, settings.block_bytes, settings.bridge_bytes);
+            let plan = Plan::new(wanted, settings.block_bytes, settings.coalesce_gap_bytes);
             Session::start(checkpoint, Arc::new(plan), &target, &settings, &storage)
         })
     }

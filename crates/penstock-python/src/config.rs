@@ -36,7 +36,7 @@ impl LoadOptions {
 impl LoadOptions {
     #[new]
     #[pyo3(signature = (
-        *, readers=None, block_bytes=None, staging_bytes=None, read_ahead_bytes=None, cache=None, cache_dir=None,
+        *, readers=None, block_bytes=None, staging_bytes=None, window_bytes=None, cache=None, cache_dir=None,
         cache_bytes=None
     ))]
     #[allow(clippy::too_many_arguments, reason = "keywords")]
@@ -44,7 +44,7 @@ impl LoadOptions {
         readers: Option<Bound<'_, PyAny>>,
         block_bytes: Option<Bound<'_, PyAny>>,
         staging_bytes: Option<Bound<'_, PyAny>>,
-        read_ahead_bytes: Option<Bound<'_, PyAny>>,
+        window_bytes: Option<Bound<'_, PyAny>>,
         cache: Option<Bound<'_, PyAny>>,
         cache_dir: Option<Bound<'_, PyAny>>,
         cache_bytes: Option<Bound<'_, PyAny>>,
@@ -54,7 +54,7 @@ impl LoadOptions {
             readers: readers.map(|readers| usize::try_from(readers).unwrap_or(usize::MAX)),
             block_bytes: number("block_bytes", block_bytes, "a number of bytes, 4 KiB to 64 MiB")?,
             staging_bytes: number("staging_bytes", staging_bytes, "a number of bytes, 1 MiB and more")?,
-            read_ahead_bytes: number("read_ahead_bytes", read_ahead_bytes, BYTES)?,
+            window_bytes: number("window_bytes", window_bytes, BYTES)?,
             cache: cache
                 .map(|given| {
                     let name = given.extract::<String>().ok();
@@ -112,8 +112,8 @@ impl LoadOptions {
     }
 
     #[getter]
-    fn read_ahead_bytes(&self) -> Option<u64> {
-        self.inner.read_ahead_bytes
+    fn window_bytes(&self) -> Option<u64> {
+        self.inner.window_bytes
     }
 
     #[getter]
@@ -127,7 +127,7 @@ impl LoadOptions {
         keywords.set_item("readers", self.inner.readers)?;
         keywords.set_item("block_bytes", self.inner.block_bytes)?;
         keywords.set_item("staging_bytes", self.inner.staging_bytes)?;
-        keywords.set_item("read_ahead_bytes", self.inner.read_ahead_bytes)?;
+        keywords.set_item("window_bytes", self.inner.window_bytes)?;
         keywords.set_item("cache", self.cache())?;
         keywords
             .set_item("cache_dir", self.inner.cache_dir.as_ref().map(|directory| directory.as_os_str()))?;
@@ -138,12 +138,12 @@ impl LoadOptions {
     fn __repr__(&self) -> String {
         let show = |value: Option<u64>| value.map_or("None".to_owned(), |value| value.to_string());
         format!(
-            "LoadOptions(readers={}, block_bytes={}, staging_bytes={}, read_ahead_bytes={}, cache={}, cache_dir={}, \
+            "LoadOptions(readers={}, block_bytes={}, staging_bytes={}, window_bytes={}, cache={}, cache_dir={}, \
              cache_bytes={})",
             show(self.inner.readers.map(|n| n as u64)),
             show(self.inner.block_bytes),
             show(self.inner.staging_bytes),
-            show(self.inner.read_ahead_bytes),
+            show(self.inner.window_bytes),
             self.cache().map_or("None".to_owned(), |name| format!("'{name}'")),
             self.cache_dir().map_or("None".to_owned(), |directory| format!("{directory:?}")),
             show(self.inner.cache_bytes),

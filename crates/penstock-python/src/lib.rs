@@ -4,7 +4,7 @@
 //! exceptions of `penstock.errors`. What is convenient in Python is written in Python.
 //!
 //! * `checkpoint`: `Checkpoint`, `TensorInfo`: the catalogue.
-//! * `ahead`: `Ahead`: files on their way into the page cache.
+//! * `ahead`: `Prefetch`: files on their way into the page cache.
 //! * `session`: `Session`, `Mapped`, `LoadStats`: loads under way.
 //! * `host_array`: `HostArray`: the memory of one host tensor, for numpy and DLPack.
 //! * `objects`: listings, and the bytes of small objects.
@@ -16,7 +16,6 @@
 // PyO3's macros expand to unsafe code of their own; ours is in `host_array` and in `Session::attach`.
 #![allow(unsafe_code, unreachable_pub)]
 
-mod ahead;
 mod checkpoint;
 mod config;
 mod detached;
@@ -26,6 +25,7 @@ mod host_array;
 mod logging;
 mod objects;
 mod paths;
+mod prefetch;
 mod pull;
 mod session;
 mod signals;
@@ -36,8 +36,6 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use super::ahead::Ahead;
-    #[pymodule_export]
     use super::checkpoint::{Checkpoint, TensorInfo};
     #[pymodule_export]
     use super::config::LoadOptions;
@@ -45,6 +43,8 @@ mod _native {
     use super::host_array::HostArray;
     #[pymodule_export]
     use super::objects::{list_objects, read_object};
+    #[pymodule_export]
+    use super::prefetch::Prefetch;
     #[pymodule_export]
     use super::pull::{Pull, Source, flush_disk_cache, shown, shown_endpoint};
     #[pymodule_export]

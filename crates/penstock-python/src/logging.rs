@@ -59,18 +59,19 @@ struct Queue;
 
 impl Subscriber for Queue {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && *metadata.level() <= Level::INFO && metadata.target().starts_with("penstock")
+        metadata.is_event() && *metadata.level() <= Level::DEBUG && metadata.target().starts_with("penstock")
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(LevelFilter::INFO)
+        Some(LevelFilter::DEBUG)
     }
 
     fn event(&self, event: &Event<'_>) {
         let level = match *event.metadata().level() {
             Level::ERROR => 40,
             Level::WARN => 30,
-            _ => 20,
+            Level::INFO => 20,
+            _ => 10,
         };
         let mut text = Text::default();
         event.record(&mut text);

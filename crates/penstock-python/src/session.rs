@@ -399,5 +399,5 @@ pub fn release_staging(py: Python<'_>) -> usize {
 #[pyfunction]
 pub fn staging_usage() -> (usize, usize, usize) {
     let usage = Arena::usage_all();
-    (usage.bytes, usage.slots, usage.slots_taken)
+    (usage.bytes, usage.buffers, usage.buffers_taken)
 }

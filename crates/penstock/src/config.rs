@@ -21,8 +21,8 @@ pub struct Config {
     /// Budget of host staging memory (`PENSTOCK_STAGING_BYTES`); 512 MiB where nothing is said.
     pub staging_bytes: Option<u64>,
     /// How far a stream reads ahead of its consumer, in bytes of finished or started tensors
-    /// (`PENSTOCK_READ_AHEAD_BYTES`); 512 MiB where nothing is said. At least one tensor is always in flight.
-    pub read_ahead_bytes: Option<u64>,
+    /// (`PENSTOCK_WINDOW_BYTES`); 512 MiB where nothing is said. At least one tensor is always in flight.
+    pub window_bytes: Option<u64>,
     /// How the page cache is used (`PENSTOCK_CACHE`: `auto`, `use`, `bypass` or `populate`).
     pub cache: Option<CachePolicy>,
     /// Where what comes over the network is kept for the next load (`PENSTOCK_CACHE_DIR`); nowhere where nothing is said.
@@ -65,7 +65,7 @@ impl Config {
             },
             block_bytes: or(self.block_bytes, "PENSTOCK_BLOCK_BYTES")?,
             staging_bytes: or(self.staging_bytes, "PENSTOCK_STAGING_BYTES")?,
-            read_ahead_bytes: or(self.read_ahead_bytes, "PENSTOCK_READ_AHEAD_BYTES")?,
+            window_bytes: or(self.window_bytes, "PENSTOCK_WINDOW_BYTES")?,
             cache: match self.cache {
                 Some(cache) => Some(cache),
                 None => read(

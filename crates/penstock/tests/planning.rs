@@ -86,13 +86,13 @@ proptest! {
     fn every_requested_byte_is_written_once_and_nothing_else(
         wanted in wanted(),
         block_bytes in prop::sample::select(vec![16u64, 64, 4096]),
-        bridge_bytes in prop::sample::select(vec![0u64, 8, 100]),
+        coalesce_gap_bytes in prop::sample::select(vec![0u64, 8, 100]),
     ) {
         let selections: Vec<_> = wanted
             .iter()
             .map(|w| (&w.tensor, Selection::of(&w.tensor, &w.ranges).unwrap()))
             .collect();
-        let plan = Plan::new(selections, block_bytes, bridge_bytes);
+        let plan = Plan::new(selections, block_bytes, coalesce_gap_bytes);
         let mut written: Vec<Vec<Option<u8>>> =
             plan.tensors().iter().map(|t| vec![None; t.bytes() as usize]).collect();
         let mut previous: Option<(u32, u64)> = None;
@@ -109,8 +109,8 @@ proptest! {
                     pieces.push(src..src + segment.len);
                     for i in 0..segment.len {
                         let to = (segment.dst + piece * segment.len + i) as usize;
-                        let slot = &mut written[segment.tensor as usize][to];
-                        prop_assert_eq!(slot.replace(byte(block.object, src + i)), None, "written twice");
+                        let buffer = &mut written[segment.tensor as usize][to];
+                        prop_assert_eq!(buffer.replace(byte(block.object, src + i)), None, "written twice");
                     }
                 }
             }
@@ -119,7 +119,7 @@ proptest! {
             pieces.sort_by_key(|piece| piece.start);
             let mut covered = block.range.start;
             for piece in pieces {
-                prop_assert!(piece.start <= covered.saturating_add(bridge_bytes), "an unbridgeable gap is read");
+                prop_assert!(piece.start <= covered.saturating_add(coalesce_gap_bytes), "an unbridgeable gap is read");
                 covered = covered.max(piece.end);
             }
             prop_assert_eq!(covered, block.range.end, "the end of a block is wanted");

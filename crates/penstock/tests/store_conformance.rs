@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use penstock::ErrorKind;
 use penstock::memory::{Region, Window};
-use penstock::store::{CachePolicy, LocalStore, Object, ReadContext, SLOT_SLACK, Store};
+use penstock::store::{ALIGNMENT_PADDING, CachePolicy, LocalStore, Object, ReadContext, Store};
 #[cfg(feature = "remote")]
 use penstock::store::{CachingStore, DiskCache};
 use proptest::prelude::*;
@@ -161,9 +161,9 @@ fn check_read(object: &dyn Object, bytes: &[u8], offset: usize, len: usize, shif
 }
 
 fn check_slot(object: &dyn Object, bytes: &[u8], offset: usize, len: usize) {
-    let mut region = Region::reserve(len + SLOT_SLACK).unwrap();
+    let mut region = Region::reserve(len + ALIGNMENT_PADDING).unwrap();
     let range = offset as u64..(offset + len) as u64;
-    let start = object.read_to_slot(range, region.window(), &mut ReadContext::default()).unwrap();
+    let start = object.read_to_staging(range, region.window(), &mut ReadContext::default()).unwrap();
     let window = region.window();
     // SAFETY: the store says that it filled these bytes.
     let filled = unsafe { window.assume_filled(start, len) };

@@ -209,7 +209,9 @@ class _Table:
         wants: dict[Key, list[Box]] = {}
         for wanted in mine:
             wants.setdefault(wanted.key, []).append(wanted.box)
-        reaches = [checkpoint._native.reach(options_of(checkpoint, self._options)) for checkpoint in self._checkpoints]
+        reaches = [
+            checkpoint._native.locality(options_of(checkpoint, self._options)) for checkpoint in self._checkpoints
+        ]
         fingerprints = [checkpoint._native.fingerprint() for checkpoint in self._checkpoints]
         is_dear = any(origin in dear for origin, _ in reaches)
         return Proposal(fingerprints, [bridge for _, bridge in reaches], is_dear, wants)

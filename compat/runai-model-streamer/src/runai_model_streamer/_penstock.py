@@ -53,7 +53,7 @@ def load_options(memory_limit: int | None = None) -> penstock.LoadOptions:
         readers=number("RUNAI_STREAMER_CONCURRENCY", least=1),
         # Penstock's blocks are whole pages, and smaller ones than these gain nothing.
         block_bytes=None if block is None else max(block // 4096 * 4096, 64 << 10),
-        read_ahead_bytes=ahead,
+        window_bytes=ahead,
     )
 
 

@@ -91,10 +91,10 @@ fn begin(checkpoint: &Arc<Checkpoint>, config: &Config) -> (Session, Arc<Plan>) 
     let storage = Survey::default().heaviest([(path, checkpoint.bytes())]);
     let settings = Settings::choose(config, &storage, false);
     let wanted = checkpoint.tensors().iter().map(|tensor| (tensor, Selection::all(tensor))).collect();
-    let plan = Arc::new(Plan::new(wanted, settings.block_bytes, settings.bridge_bytes));
+    let plan = Arc::new(Plan::new(wanted, settings.block_bytes, settings.coalesce_gap_bytes));
     // As the tuner begins; what it tries afterwards is its own affair.
-    let Readers { own_runs, fetches, .. } = settings.readers;
-    let readers = Readers { own_runs, ..Readers::fixed(fetches.start) };
+    let Readers { per_reader_ranges, fetches, .. } = settings.readers;
+    let readers = Readers { per_reader_ranges, ..Readers::fixed(fetches.start) };
     let mut session =
         Session::start(Arc::clone(checkpoint), Arc::clone(&plan), Target::Slab, readers).unwrap();
     session.on_storage(&storage, &settings);

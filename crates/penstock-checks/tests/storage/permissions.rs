@@ -34,7 +34,7 @@ fn write(path: &Path) {
     evict(path);
 }
 
-/// Runs `body` as an unprivileged user, in a child.
+/// ReaderRanges `body` as an unprivileged user, in a child.
 #[track_caller]
 fn as_nobody(body: impl FnOnce()) {
     // SAFETY: the child ends without returning; the C library keeps its allocator usable there.
@@ -100,7 +100,7 @@ fn a_file_of_another_user_is_read_directly_where_it_is_not_cached_and_says_nothi
         fs::read(&theirs).unwrap();
         assert_eq!(theirs_open.is_cached(&all), Some(true));
         assert_eq!(read(&theirs_open, None).cached_bytes, bytes);
-        assert!(theirs_open.remarks().is_empty() && own_open.remarks().is_empty());
+        assert!(theirs_open.notes().is_empty() && own_open.notes().is_empty());
     });
 }
 

@@ -65,16 +65,16 @@ impl Checkpoint {
             by_name: HashMap::with_capacity(opened.iter().map(|opened| opened.header.tensors.len()).sum()),
             metadata: BTreeMap::new(),
         };
-        let mut rulers = vec![Vec::new(); opened.len()];
+        let mut owners = vec![Vec::new(); opened.len()];
         for ruler in &resolved.indexes {
             for (shard, object) in (0u32..).zip(&ruler.objects) {
-                if let Some(rulers) = rulers.get_mut(*object as usize) {
-                    rulers.push((ruler, shard));
+                if let Some(owners) = owners.get_mut(*object as usize) {
+                    owners.push((ruler, shard));
                 }
             }
         }
-        for ((location, opened), rulers) in resolved.objects.iter().zip(opened).zip(rulers) {
-            made.add(location, opened, &rulers)?;
+        for ((location, opened), owners) in resolved.objects.iter().zip(opened).zip(owners) {
+            made.add(location, opened, &owners)?;
         }
         resolved.indexes.iter().try_for_each(|index| made.check_index(index))?;
         Ok(made)
@@ -130,14 +130,14 @@ impl Checkpoint {
     }
 
     /// Adds an object and those of its tensors that the indexes in charge of it, if any, map to it.
-    fn add(&mut self, location: &str, opened: Opened, rulers: &[(&ResolvedIndex, u32)]) -> Result<()> {
+    fn add(&mut self, location: &str, opened: Opened, owners: &[(&ResolvedIndex, u32)]) -> Result<()> {
         let Opened { bytes, identity, header } = opened;
         let number = countable(self.objects.len())?;
         let belongs = |tensor: &ParsedTensor| {
             let mapped = |(ruler, shard): &(&ResolvedIndex, u32)| {
                 ruler.index.weight_map.get(&*tensor.name) == Some(shard)
             };
-            rulers.is_empty() || rulers.iter().any(mapped)
+            owners.is_empty() || owners.iter().any(mapped)
         };
         for tensor in header.tensors.into_iter().filter(belongs) {
             let place = countable(self.tensors.len())?;
@@ -317,7 +317,7 @@ impl Checkpoint {
     }
 
     /// Where an object's bytes lie now: a file of this machine, even if its location is a URL, else its location.
-    pub fn lies_at(&self, index: usize) -> Cow<'_, str> {
+    pub fn local_path(&self, index: usize) -> Cow<'_, str> {
         let object = &self.objects[index];
         match self.store.file_of(&self.locations[index], &object.identity) {
             Some(file) => Cow::Owned(location_of(file)),

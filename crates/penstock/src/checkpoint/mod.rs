@@ -11,6 +11,7 @@
 mod catalogue;
 mod common;
 mod dtype;
+mod errors;
 pub mod header;
 mod hub_cache;
 mod index;
@@ -19,7 +20,6 @@ mod layout;
 mod local_glob;
 mod open_all;
 mod place;
-mod refusal;
 mod sniff;
 mod source;
 mod tensor;
@@ -31,8 +31,8 @@ mod tests;
 
 pub use catalogue::{Checkpoint, ObjectInfo};
 pub use dtype::Dtype;
+pub use errors::is_nearly_url;
 pub use header::{Header, ParsedTensor};
 pub use index::ShardIndex;
-pub use refusal::is_nearly_url;
 pub use source::{Resolved, ResolvedIndex, resolve};
 pub use tensor::TensorInfo;

@@ -10,10 +10,10 @@ use std::collections::HashMap;
 use std::fmt;
 
 use super::ShardIndex;
+use super::errors;
 use super::hub_cache;
 use super::local_glob::LocalGlob;
 use super::place::{self, Place, place};
-use super::refusal;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Store;
 
@@ -82,14 +82,14 @@ pub fn resolve(store: &dyn Store, inputs: &[String]) -> Result<Resolved> {
             continue;
         }
         let place = place(&location);
-        if let Some(refused) = refusal::nearly_url(&location).filter(|_| place == Place::Missing) {
+        if let Some(refused) = errors::nearly_url(&location).filter(|_| place == Place::Missing) {
             return Err(refused);
         }
         match place {
             Place::Object => found.object(&location)?,
             Place::Directory => found.directory(&location)?,
             Place::Missing if location.contains(['*', '?', '[']) => found.glob(&location)?,
-            Place::Missing => return Err(refusal::missing(store, &location)),
+            Place::Missing => return Err(errors::missing(store, &location)),
         }
     }
     Ok(found.resolved)
@@ -169,7 +169,7 @@ impl Found<'_> {
         }
         let weights = choose_weights(&locations);
         if weights.is_empty() {
-            return Err(refusal::no_weights(directory, &locations));
+            return Err(errors::no_weights(directory, &locations));
         }
         weights.into_iter().try_for_each(|location| self.add(location).map(drop))
     }
@@ -195,7 +195,7 @@ impl Found<'_> {
             Place::Directory | Place::Missing => self.directory(location),
         };
         literally.map_err(|error| match error.kind() {
-            ErrorKind::NotFound | ErrorKind::Access => refusal::http_pattern(location),
+            ErrorKind::NotFound | ErrorKind::Access => errors::http_pattern(location),
             _ => error,
         })
     }

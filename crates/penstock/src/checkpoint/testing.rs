@@ -68,9 +68,14 @@ impl Object for PlainObject {
         Ok(())
     }
 
-    fn read_to_slot(&self, range: Range<u64>, mut slot: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
+    fn read_to_staging(
+        &self,
+        range: Range<u64>,
+        mut buffer: Window<'_>,
+        cx: &mut ReadContext,
+    ) -> Result<usize> {
         let length = usize::try_from(range.end - range.start).unwrap();
-        self.read_into(range.start, slot.part(0, length), cx).map(|()| 0)
+        self.read_into(range.start, buffer.part(0, length), cx).map(|()| 0)
     }
 
     fn verify_unchanged(&self) -> Result<()> {

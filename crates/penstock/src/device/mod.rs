@@ -19,11 +19,11 @@ pub use cuda::CudaDevice;
 ///
 /// Marks belong to the stream that made them and are taken back by [`CopyStream::wait`] or by finding them done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Mark(pub u64);
+pub struct CopyEvent(pub u64);
 
 /// One copy: so many bytes from host memory to device memory.
 #[derive(Debug, Clone, Copy)]
-pub struct Piece {
+pub struct CopyRegion {
     /// The address in device memory.
     pub destination: u64,
     /// Where the bytes lie in host memory.
@@ -87,23 +87,23 @@ pub trait CopyStream: Send {
     ///
     /// # Errors
     /// `Device` where the driver refuses or an earlier copy failed.
-    unsafe fn copy(&mut self, pieces: &[Piece]) -> Result<()>;
+    unsafe fn copy(&mut self, pieces: &[CopyRegion]) -> Result<()>;
 
     /// Marks the end of what was enqueued so far.
     ///
     /// # Errors
     /// `Device` where the driver refuses.
-    fn mark(&mut self) -> Result<Mark>;
+    fn mark(&mut self) -> Result<CopyEvent>;
 
     /// Whether everything before `mark` has ended; if so, the mark is taken back.
     ///
     /// # Errors
     /// `Device` where a copy failed.
-    fn is_done(&mut self, mark: Mark) -> Result<bool>;
+    fn is_done(&mut self, mark: CopyEvent) -> Result<bool>;
 
     /// Waits until everything before `mark` has ended, and takes the mark back.
     ///
     /// # Errors
     /// `Device` where a copy failed.
-    fn wait(&mut self, mark: Mark) -> Result<()>;
+    fn wait(&mut self, mark: CopyEvent) -> Result<()>;
 }

@@ -12,7 +12,6 @@
 //! Nothing here reads files or talks to a device: registering slots with one is a callback of its caller.
 #![allow(unsafe_code)]
 
-mod arena;
 #[cfg(feature = "remote")]
 mod close_on_fork;
 mod file_mapping;
@@ -21,9 +20,9 @@ mod headroom;
 mod numa;
 mod region;
 mod slab;
+mod staging;
 mod window;
 
-pub use arena::{Arena, ArenaUse, Lease, Pinning, Slot};
 #[cfg(feature = "remote")]
 pub(crate) use close_on_fork::CloseOnForkFile;
 pub use file_mapping::FileMapping;
@@ -33,4 +32,5 @@ pub use numa::node_of_pci_device;
 pub(crate) use region::page_bytes;
 pub use region::{Backing, HUGE_PAGE, PAGE, Region};
 pub use slab::{HostSlab, HostTensor};
+pub use staging::{Arena, ArenaUse, Lease, Pinning, StagingBuffer};
 pub use window::Window;

@@ -12,14 +12,14 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
 /// Shorter copies gain nothing from going past the caches.
-const WORTH_GOING_PAST_CACHES: usize = 4096;
+const NON_TEMPORAL_FROM: usize = 4096;
 
 /// Exclusive access to `len` bytes of possibly uninitialised memory for the lifetime `'a`.
 #[derive(Debug)]
 pub struct Window<'a> {
     ptr: *mut u8,
     len: usize,
-    lasting: bool,
+    non_temporal: bool,
     _memory: PhantomData<&'a mut [MaybeUninit<u8>]>,
 }
 
@@ -29,7 +29,7 @@ unsafe impl Send for Window<'_> {}
 impl<'a> Window<'a> {
     /// A window over a slice.
     pub fn from_slice(slice: &'a mut [u8]) -> Self {
-        Self { ptr: slice.as_mut_ptr(), len: slice.len(), lasting: false, _memory: PhantomData }
+        Self { ptr: slice.as_mut_ptr(), len: slice.len(), non_temporal: false, _memory: PhantomData }
     }
 
     /// A window over `len` bytes at `ptr`.
@@ -37,19 +37,19 @@ impl<'a> Window<'a> {
     /// # Safety
     /// The bytes must be mapped and writable for `'a`, and nothing else may read or write them meanwhile.
     pub unsafe fn from_raw(ptr: *mut u8, len: usize) -> Self {
-        Self { ptr, len, lasting: false, _memory: PhantomData }
+        Self { ptr, len, non_temporal: false, _memory: PhantomData }
     }
 
     /// The same, of bytes that stay where they are written.
     #[must_use]
-    pub fn lasting(self) -> Self {
-        Self { lasting: true, ..self }
+    pub fn non_temporal(self) -> Self {
+        Self { non_temporal: true, ..self }
     }
 
     /// The same, of bytes that are read right after they were written.
     #[must_use]
-    pub fn passing(self) -> Self {
-        Self { lasting: false, ..self }
+    pub fn temporal(self) -> Self {
+        Self { non_temporal: false, ..self }
     }
 
     /// Where the window begins.
@@ -78,7 +78,7 @@ impl<'a> Window<'a> {
         );
         // SAFETY: the span was just checked to lie inside this window, and `&mut self` keeps it exclusive.
         let part = unsafe { Window::from_raw(self.ptr.add(start), len) };
-        Window { lasting: self.lasting, ..part }
+        Window { non_temporal: self.non_temporal, ..part }
     }
 
     /// Copies `bytes` to the window's position `start`.
@@ -87,9 +87,9 @@ impl<'a> Window<'a> {
     /// Where the bytes do not fit: a bug of the caller.
     pub fn write(&mut self, start: usize, bytes: &[u8]) {
         let part = self.part(start, bytes.len());
-        if part.lasting && bytes.len() >= WORTH_GOING_PAST_CACHES {
+        if part.non_temporal && bytes.len() >= NON_TEMPORAL_FROM {
             // SAFETY: `part` is exclusive and exactly as long as `bytes`, which is a distinct borrow.
-            unsafe { copy_past_caches(bytes.as_ptr(), part.ptr, bytes.len()) };
+            unsafe { non_temporal_copy(bytes.as_ptr(), part.ptr, bytes.len()) };
         } else {
             // SAFETY: as above.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), part.ptr, bytes.len()) };
@@ -115,7 +115,7 @@ impl<'a> Window<'a> {
 /// # Safety
 /// As `copy_nonoverlapping`: `len` readable bytes at `from`, as many writable ones at `to`, apart from each other.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-unsafe fn copy_past_caches(from: *const u8, to: *mut u8, len: usize) {
+unsafe fn non_temporal_copy(from: *const u8, to: *mut u8, len: usize) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
 
     const LINE: usize = 64;
@@ -140,7 +140,7 @@ unsafe fn copy_past_caches(from: *const u8, to: *mut u8, len: usize) {
 }
 
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-unsafe fn copy_past_caches(from: *const u8, to: *mut u8, len: usize) {
+unsafe fn non_temporal_copy(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: as this function's caller promises.
     unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
 }
@@ -164,7 +164,10 @@ mod tests {
             [(0, 0, 4096), (1, 3, 4097), (63, 0, 8191), (64, 17, 19_000), (100, 5, 4095)]
         {
             let mut memory = vec![0xEE; 20_000];
-            Window::from_slice(&mut memory).lasting().part(start, len).write(0, &bytes[from..from + len]);
+            Window::from_slice(&mut memory)
+                .non_temporal()
+                .part(start, len)
+                .write(0, &bytes[from..from + len]);
             assert_eq!(memory[start..start + len], bytes[from..from + len]);
             assert!(memory[..start].iter().chain(&memory[start + len..]).all(|byte| *byte == 0xEE));
         }

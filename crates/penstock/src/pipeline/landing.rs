@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::device::{CopyStream, Piece};
+use crate::device::{CopyRegion, CopyStream};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{HostSlab, HostTensor, Region, Window};
 use crate::plan::{Block, Plan, Segment};
-use crate::store::{Object, ReadContext, SLOT_SLACK};
+use crate::store::{ALIGNMENT_PADDING, Object, ReadContext};
 
 /// Segments of at least this many bytes on average are worth a read each; smaller ones share a read and are copied.
 const SEGMENT_WORTH_A_READ: u64 = 256 << 10;
@@ -112,16 +112,16 @@ fn read(
     })
 }
 
-/// As [`Object::read_to_slot`], of any object: where it says that the range begins is checked, as it is about to become an
+/// As [`Object::read_to_staging`], of any object: where it says that the range begins is checked, as it is about to become an
 /// address.
-fn read_to_slot(
+fn read_to_staging(
     object: &dyn Object,
     range: &Range<u64>,
     slot: Window<'_>,
     cx: &mut ReadContext,
 ) -> Result<usize> {
     let (len, room) = (to_usize(range.end - range.start), slot.len());
-    let start = object.read_to_slot(range.clone(), slot, cx)?;
+    let start = object.read_to_staging(range.clone(), slot, cx)?;
     if start.checked_add(len).is_some_and(|end| end <= room) {
         return Ok(start);
     }
@@ -150,7 +150,7 @@ pub(super) fn to_host(
     if let Some(address) = destinations.in_one_run(plan, block, segments) {
         // SAFETY: the run consists of the block's own spans of attached destinations and, in a slab, of padding between
         // the end of one tensor and the beginning of another. Only the block that has both may write to that padding.
-        let window = unsafe { Window::from_raw(pointer(address), len) }.lasting();
+        let window = unsafe { Window::from_raw(pointer(address), len) }.non_temporal();
         read(object, block.range.start, window, request, cx)?;
         return Ok(Timing { reading: began.elapsed(), copying: Duration::ZERO });
     }
@@ -162,7 +162,7 @@ pub(super) fn to_host(
             // SAFETY: this segment's own span of an attached destination.
             let window =
                 unsafe { Window::from_raw(pointer(destinations.of(segment)), to_usize(segment.len)) };
-            (segment.src, window.lasting())
+            (segment.src, window.non_temporal())
         };
         if object.scatters() {
             object.read_scattered(&mut segments.iter().map(window).collect::<Vec<_>>(), cx)?;
@@ -175,9 +175,9 @@ pub(super) fn to_host(
     }
     let region = match scratch {
         Some(region) => region,
-        None => scratch.insert(Region::reserve(to_usize(plan.block_bytes()) + SLOT_SLACK)?),
+        None => scratch.insert(Region::reserve(to_usize(plan.block_bytes()) + ALIGNMENT_PADDING)?),
     };
-    let start = read_to_slot(object, &block.range, region.window(), cx)?;
+    let start = read_to_staging(object, &block.range, region.window(), cx)?;
     let reading = began.elapsed();
     let bytes = &region.as_mut_slice()[start..start + len];
     for segment in segments {
@@ -186,7 +186,7 @@ pub(super) fn to_host(
             let at = to_usize(segment.src + i * segment.stride - block.range.start);
             // SAFETY: this piece's own span of an attached destination.
             let window = unsafe { Window::from_raw(pointer(target + i * segment.len), piece) };
-            window.lasting().write(0, &bytes[at..at + piece]);
+            window.non_temporal().write(0, &bytes[at..at + piece]);
         }
     }
     Ok(Timing { reading, copying: began.elapsed().saturating_sub(reading) })
@@ -206,14 +206,14 @@ pub(super) fn to_device(
     cx: &mut ReadContext,
     mut slot: Window<'_>,
     stream: &mut dyn CopyStream,
-    pieces: &mut Vec<Piece>,
+    pieces: &mut Vec<CopyRegion>,
 ) -> Result<Timing> {
     let began = Instant::now();
     let memory = slot.as_ptr();
     let len = slot.len();
-    let start = read_to_slot(object, range, slot.part(0, len), cx)?;
+    let start = read_to_staging(object, range, slot.part(0, len), cx)?;
     let reading = began.elapsed();
-    // SAFETY: the range's bytes, from `start` on, lie in the slot, as `read_to_slot` has checked.
+    // SAFETY: the range's bytes, from `start` on, lie in the slot, as `read_to_staging` has checked.
     let base = unsafe { memory.add(start) };
     pieces.clear();
     let apart = are_apart(segments);
@@ -227,7 +227,7 @@ pub(super) fn to_device(
         let destination = destinations.of(&segment);
         if segment.count > 1 && !apart {
             // Another segment's bytes lie between these pieces: each goes from where it is.
-            pieces.extend((0..to_usize(segment.count)).map(|i| Piece {
+            pieces.extend((0..to_usize(segment.count)).map(|i| CopyRegion {
                 destination: destination + (i * piece) as u64,
                 // SAFETY: as above.
                 source: unsafe { source.add(i * stride) },
@@ -241,7 +241,7 @@ pub(super) fn to_device(
             // SAFETY: both ends lie in the segment's part of the slot; `copy` allows them to overlap.
             unsafe { std::ptr::copy(source.add(i * stride), source.add(i * piece), piece) };
         }
-        pieces.push(Piece { destination, source, len: to_usize(segment.bytes()) });
+        pieces.push(CopyRegion { destination, source, len: to_usize(segment.bytes()) });
     }
     // SAFETY: the slot stays until a later mark is done, as this function's caller promises; destinations are the
     // segments' own spans of attached ones.

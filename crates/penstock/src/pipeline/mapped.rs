@@ -70,7 +70,7 @@ impl Mapped {
         // What is cached already costs the thread that touches it less than populating would.
         let missing: Vec<_> = steps.iter().map(|_| AtomicBool::new(false)).collect();
         in_parallel(threads, &self.files, &steps, |step, object, _, range| {
-            missing[step].store(object.read_ahead(range.clone()), Ordering::Relaxed);
+            missing[step].store(object.prefetch(range.clone()), Ordering::Relaxed);
             Ok(())
         })?;
         in_parallel(threads, &self.files, &steps, |step, object, mapping, range| {

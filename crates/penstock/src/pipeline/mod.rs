@@ -4,7 +4,7 @@
 //!   tensors as they land; readers wait for destinations (back-pressure) and for nothing else.
 //! * [`Canceller`]: ends a load from another thread.
 //! * [`Mapped`]: the other way to have tensors, as views of mapped files; nothing moves but pages.
-//! * [`Ahead`]: what may be done before either, bringing files into the page cache.
+//! * [`Prefetch`]: what may be done before either, bringing files into the page cache.
 //! * `reader`: the two loops, to host memory in place and to a device through staging slots; `reader_pool`: their threads.
 //! * `shared`: what the owner and the readers share; `queue`: the blocks, and who takes which.
 //! * `sampler`: what readers bring in, told to the tuner, which says how many of them run.
@@ -19,19 +19,19 @@
 //!
 //! Ending, in whatever way, means: readers stopped and joined, copies ended, slots given back, files closed.
 
-mod ahead;
 mod landing;
 mod mapped;
 mod objects;
+mod prefetch;
 mod queue;
 mod reader;
 mod reader_pool;
-mod runs;
+mod reader_ranges;
 mod sampler;
 mod session;
 mod shared;
 
-pub use ahead::Ahead;
 pub use mapped::Mapped;
+pub use prefetch::Prefetch;
 pub use session::{Next, Session, Target};
 pub use shared::Canceller;

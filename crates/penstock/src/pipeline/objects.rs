@@ -82,11 +82,11 @@ impl Objects {
     }
 
     /// What reading them came upon; several objects may have the same to say.
-    pub(super) fn remarks(&self) -> Vec<String> {
+    pub(super) fn notes(&self) -> Vec<String> {
         self.open
             .iter()
             .filter_map(|open| open.get()?.as_ref().ok())
-            .flat_map(|object| object.remarks())
+            .flat_map(|object| object.notes())
             .collect()
     }
 

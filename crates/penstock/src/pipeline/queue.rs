@@ -7,7 +7,7 @@
 //! can take as long as the other half does.
 //!
 //! Within a kind, blocks are taken in the plan's order (fetches, where each reader has a run of its own, as
-//! [`Runs`] says), and only those whose tensors all have destinations. Where nobody can tell what is cached, everything is
+//! [`ReaderRanges`] says), and only those whose tensors all have destinations. Where nobody can tell what is cached, everything is
 //! fetched.
 //!
 //! The queue knows neither threads nor files. To learn what is cached, it has a reader look: that takes microseconds for
@@ -16,10 +16,10 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::runs::Runs;
+use super::reader_ranges::ReaderRanges;
 
 /// How many blocks a reader looks at in one go: enough to come upon a fetch soon, few enough to be at work soon.
-const LOOK_AHEAD: usize = 16;
+const PROBE_BLOCKS: usize = 16;
 
 /// What kind of work a block is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,8 +39,8 @@ pub(super) struct Room {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Found {
     Block(usize, Kind),
-    /// First look at these blocks, and say what kind of work they are with [`Queue::sort`].
-    Look(Range<usize>),
+    /// First look at these blocks, and say what kind of work they are with [`Queue::enqueue`].
+    Probe(Range<usize>),
     /// The next blocks lack destinations.
     NotYet,
     /// Enough readers are at work.
@@ -56,26 +56,26 @@ pub(super) struct Queue {
     /// Blocks before this have destinations.
     ready: usize,
     /// Blocks before this were given to readers to look at.
-    looked_at: usize,
+    probed: usize,
     /// Readers that are looking.
-    looking: usize,
+    probing: usize,
     to_copy: VecDeque<usize>,
-    to_fetch: Runs,
+    to_fetch: ReaderRanges,
     copying: usize,
     most_at_work: usize,
 }
 
 impl Queue {
     /// So many blocks, of which each reader fetches a run of its own or the next one.
-    pub(super) fn new(blocks: usize, own_runs: bool) -> Self {
+    pub(super) fn new(blocks: usize, per_reader_ranges: bool) -> Self {
         Self {
             blocks,
             taken: 0,
             ready: 0,
-            looked_at: 0,
-            looking: 0,
+            probed: 0,
+            probing: 0,
             to_copy: VecDeque::new(),
-            to_fetch: Runs::new(own_runs),
+            to_fetch: ReaderRanges::new(per_reader_ranges),
             copying: 0,
             most_at_work: 0,
         }
@@ -103,15 +103,15 @@ impl Queue {
         }
         let fetches = self.to_fetch.under_way() < room.fetches;
         let copies = self.copying < room.copies;
-        // Runs are cut from all that there is.
-        if self.to_fetch.each_their_own() && self.should_look(room) {
-            return self.look();
+        // ReaderRanges are cut from all that there is.
+        if self.to_fetch.each_their_own() && self.should_probe(room) {
+            return self.probe();
         }
         if fetches && let Some(block) = self.to_fetch.take(after) {
             return self.found(block, Kind::Fetch);
         }
-        if self.should_look(room) {
-            return self.look();
+        if self.should_probe(room) {
+            return self.probe();
         }
         if copies && let Some(block) = self.to_copy.pop_front() {
             self.copying += 1;
@@ -123,22 +123,22 @@ impl Queue {
 
     /// Whether a reader should look further. Where there is room for a fetch, perhaps one comes soon: then one reader at a
     /// time looks further than it must.
-    fn should_look(&self, room: Room) -> bool {
+    fn should_probe(&self, room: Room) -> bool {
         let fetches = self.to_fetch.under_way() < room.fetches;
         let nothing_to_copy = self.copying < room.copies && self.to_copy.is_empty();
-        self.looked_at < self.ready && (nothing_to_copy || (fetches && self.looking == 0))
+        self.probed < self.ready && (nothing_to_copy || (fetches && self.probing == 0))
     }
 
-    fn look(&mut self) -> Found {
-        let range = self.looked_at..self.ready.min(self.looked_at + LOOK_AHEAD);
-        self.looked_at = range.end;
-        self.looking += 1;
-        Found::Look(range)
+    fn probe(&mut self) -> Found {
+        let range = self.probed..self.ready.min(self.probed + PROBE_BLOCKS);
+        self.probed = range.end;
+        self.probing += 1;
+        Found::Probe(range)
     }
 
     /// Puts blocks that a reader has looked at in their lines.
-    pub(super) fn sort(&mut self, kinds: impl IntoIterator<Item = (usize, Kind)>) {
-        self.looking -= 1;
+    pub(super) fn enqueue(&mut self, kinds: impl IntoIterator<Item = (usize, Kind)>) {
+        self.probing -= 1;
         for (block, kind) in kinds {
             match kind {
                 Kind::Copy => self.to_copy.push_back(block),
@@ -161,7 +161,7 @@ impl Queue {
         let copies = self.copying < room.copies;
         (fetches && !self.to_fetch.is_empty())
             || (copies && !self.to_copy.is_empty())
-            || self.should_look(room)
+            || self.should_probe(room)
     }
 
     fn found(&mut self, block: usize, kind: Kind) -> Found {
@@ -189,9 +189,9 @@ mod tests {
     fn take(queue: &mut Queue, room: Room, cached: impl Fn(usize) -> bool) -> Found {
         loop {
             match queue.take(room, None) {
-                Found::Look(range) => {
+                Found::Probe(range) => {
                     let kind = |block| if cached(block) { Kind::Copy } else { Kind::Fetch };
-                    queue.sort(range.map(|block| (block, kind(block))));
+                    queue.enqueue(range.map(|block| (block, kind(block))));
                 }
                 found => return found,
             }
@@ -216,12 +216,12 @@ mod tests {
     #[test]
     fn while_one_reader_looks_others_copy_what_is_known_and_look_on_when_there_is_nothing() {
         let mut queue = queue(100);
-        assert_eq!(queue.take(ROOM, None), Found::Look(0..16));
-        assert_eq!(queue.take(ROOM, None), Found::Look(16..32));
-        queue.sort((0..16).map(|block| (block, Kind::Copy)));
+        assert_eq!(queue.take(ROOM, None), Found::Probe(0..16));
+        assert_eq!(queue.take(ROOM, None), Found::Probe(16..32));
+        queue.enqueue((0..16).map(|block| (block, Kind::Copy)));
         assert_eq!(queue.take(ROOM, None), Found::Block(0, Kind::Copy));
-        queue.sort((16..32).map(|block| (block, Kind::Copy)));
-        assert_eq!(queue.take(ROOM, None), Found::Look(32..48));
+        queue.enqueue((16..32).map(|block| (block, Kind::Copy)));
+        assert_eq!(queue.take(ROOM, None), Found::Probe(32..48));
     }
 
     #[test]
@@ -254,13 +254,13 @@ mod tests {
         #[test]
         fn every_block_is_taken_once_and_nobody_waits_for_nothing(
             cached in prop::collection::vec(any::<bool>(), 1..200),
-            copies in 1usize..5, fetches in 1usize..5, own_runs: bool,
+            copies in 1usize..5, fetches in 1usize..5, per_reader_ranges: bool,
             choices in prop::collection::vec(any::<u8>(), 2000),
         ) {
             let room = Room { copies, fetches };
-            let mut queue = Queue::new(cached.len(), own_runs);
+            let mut queue = Queue::new(cached.len(), per_reader_ranges);
             let mut taken = vec![false; cached.len()];
-            let (mut at_work, mut looking) = (Vec::new(), Vec::new());
+            let (mut at_work, mut probing) = (Vec::new(), Vec::new());
             let mut ready = 0;
             let kind = |block: usize| (block, if cached[block] { Kind::Copy } else { Kind::Fetch });
             for choice in choices {
@@ -275,15 +275,15 @@ mod tests {
                         prop_assert_eq!(found, kind(block).1);
                         at_work.push((block, found));
                     }
-                    Found::Look(range) => {
+                    Found::Probe(range) => {
                         prop_assert!(wanted && range.end <= ready);
-                        looking.push(range);
+                        probing.push(range);
                     }
                     Found::Over => prop_assert!(taken.iter().all(|taken| *taken)),
                     Found::NotYet => prop_assert!(!wanted && taken[..ready].iter().all(|taken| *taken)),
                     Found::Enough => {
                         prop_assert!(!wanted);
-                        prop_assert!(!at_work.is_empty() || !looking.is_empty());
+                        prop_assert!(!at_work.is_empty() || !probing.is_empty());
                     }
                 }
                 for kind in [Kind::Copy, Kind::Fetch] {
@@ -294,9 +294,9 @@ mod tests {
                     let (block, kind) = at_work.swap_remove(usize::from(choice) % at_work.len());
                     queue.done(block, kind);
                 }
-                if choice % 5 < 3 && !looking.is_empty() {
-                    let range = looking.swap_remove(usize::from(choice) % looking.len());
-                    queue.sort(range.map(kind));
+                if choice % 5 < 3 && !probing.is_empty() {
+                    let range = probing.swap_remove(usize::from(choice) % probing.len());
+                    queue.enqueue(range.map(kind));
                 }
             }
         }

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use super::landing::{Destinations, Timing, requests, to_device, to_host};
 use super::queue::Kind;
 use super::shared::{Shared, Take};
-use crate::device::{CopyStream, Device, Mark, Piece};
+use crate::device::{CopyEvent, CopyRegion, CopyStream, Device};
 use crate::error::{Error, Result};
-use crate::memory::{Lease, Region, Slot, Window};
+use crate::memory::{Lease, Region, StagingBuffer, Window};
 use crate::plan::{Block, Segment};
 use crate::stats::LoadStats;
-use crate::store::{Object, ReadContext, SLOT_SLACK};
+use crate::store::{ALIGNMENT_PADDING, Object, ReadContext};
 
 /// Slots of one reader: one is being filled while the other is on its way. More of them, or larger ones, would be out of
 /// the processor's cache by the time the device reads them.
@@ -120,8 +120,8 @@ impl HostReader {
 
 /// A slot on its way to the device.
 struct InFlight {
-    slot: Slot,
-    mark: Mark,
+    buffer: StagingBuffer,
+    mark: CopyEvent,
     block: usize,
 }
 
@@ -132,12 +132,12 @@ struct InFlight {
 pub(super) struct DeviceReader {
     stream: Option<Box<dyn CopyStream>>,
     in_flight: VecDeque<InFlight>,
-    spare: Vec<Slot>,
+    spare: Vec<StagingBuffer>,
     device: Arc<dyn Device>,
     staging: Arc<Lease>,
     /// The last of the consumer's fences that the stream waits for.
     fence: u64,
-    pieces: Vec<Piece>,
+    pieces: Vec<CopyRegion>,
     account: ReaderStats,
 }
 
@@ -198,7 +198,7 @@ impl DeviceReader {
     fn block(&mut self, shared: &Arc<Shared>, index: usize, kind: Kind) -> Result<()> {
         let block = &shared.plan.blocks()[index];
         self.account.begins(shared, block, kind);
-        let Some(mut slot) = self.slot(shared)? else { return Ok(()) };
+        let Some(mut buffer) = self.buffer(shared)? else { return Ok(()) };
         let object = shared.objects.get(block.object)?;
         let stream = match &mut self.stream {
             Some(stream) => stream,
@@ -221,40 +221,40 @@ impl DeviceReader {
             account: &mut self.account,
         };
         let request = shared.request_bytes();
-        let brought = if kind == Kind::Fetch && way.goes_in_parts(block, request, &slot) {
-            way.bring_in_parts(block, request, &mut slot).map(|spent| (spent, None))
+        let brought = if kind == Kind::Fetch && way.goes_in_parts(block, request, &buffer) {
+            way.copy_pipelined(block, request, &mut buffer).map(|spent| (spent, None))
         } else {
-            way.bring(&block.range, slot.window()).map(|(spent, mark)| (spent, Some(mark)))
+            way.copy(&block.range, buffer.window()).map(|(spent, mark)| (spent, Some(mark)))
         };
         match brought {
             Ok((spent, mark)) => {
                 self.account.spent(shared, block, kind, &spent);
                 if let Some(mark) = mark {
-                    self.in_flight.push_back(InFlight { slot, mark, block: index });
+                    self.in_flight.push_back(InFlight { buffer, mark, block: index });
                 } else {
-                    self.spare.push(slot);
+                    self.spare.push(buffer);
                     shared.landed(block);
                 }
                 Ok(())
             }
             Err(error) => {
                 // Copies from the slot may be on their way: it goes when the reader goes, after its stream.
-                self.spare.push(slot);
+                self.spare.push(buffer);
                 Err(name_tensor(error, shared, block, object.as_ref()))
             }
         }
     }
 
     /// A slot to fill; none where the load was cancelled while waiting for one.
-    fn slot(&mut self, shared: &Shared) -> Result<Option<Slot>> {
+    fn buffer(&mut self, shared: &Shared) -> Result<Option<StagingBuffer>> {
         loop {
-            if let Some(slot) = self.spare.pop() {
-                return Ok(Some(slot));
+            if let Some(buffer) = self.spare.pop() {
+                return Ok(Some(buffer));
             }
             if self.in_flight.len() < DEPTH
-                && let Some(slot) = self.staging.try_acquire()?
+                && let Some(buffer) = self.staging.try_acquire()?
             {
-                return Ok(Some(slot));
+                return Ok(Some(buffer));
             }
             if self.in_flight.is_empty() {
                 if shared.is_cancelled() {
@@ -287,7 +287,7 @@ impl DeviceReader {
 
     fn land_first(&mut self, shared: &Shared) {
         if let Some(first) = self.in_flight.pop_front() {
-            self.spare.push(first.slot);
+            self.spare.push(first.buffer);
             shared.landed(&shared.plan.blocks()[first.block]);
         }
     }
@@ -299,22 +299,22 @@ struct BlockCopy<'a> {
     object: &'a dyn Object,
     to: &'a Destinations,
     stream: &'a mut dyn CopyStream,
-    pieces: &'a mut Vec<Piece>,
+    pieces: &'a mut Vec<CopyRegion>,
     account: &'a mut ReaderStats,
 }
 
 impl BlockCopy<'_> {
-    /// Reads `range` to `slot` and sends it on.
-    fn bring(&mut self, range: &Range<u64>, slot: Window<'_>) -> Result<(Timing, Mark)> {
+    /// Reads `range` to `buffer` and sends it on.
+    fn copy(&mut self, range: &Range<u64>, buffer: Window<'_>) -> Result<(Timing, CopyEvent)> {
         let cx = &mut self.account.cx;
         let spent =
-            to_device(self.segments, range, self.object, self.to, cx, slot, self.stream, self.pieces)?;
+            to_device(self.segments, range, self.object, self.to, cx, buffer, self.stream, self.pieces)?;
         Ok((spent, self.stream.mark()?))
     }
 
     /// Whether the block is larger than one request, can be cut anywhere, and has a slot with room for two requests.
-    fn goes_in_parts(&self, block: &Block, request: u64, slot: &Slot) -> bool {
-        let room = (slot.len() / 2).saturating_sub(SLOT_SLACK) as u64;
+    fn goes_in_parts(&self, block: &Block, request: u64, buffer: &StagingBuffer) -> bool {
+        let room = (buffer.len() / 2).saturating_sub(ALIGNMENT_PADDING) as u64;
         let more_than_one = block.range.end - block.range.start > request;
         more_than_one && request <= room && self.segments.iter().all(|segment| segment.count == 1)
     }
@@ -322,8 +322,8 @@ impl BlockCopy<'_> {
     /// Brings the block by requests, which take turns in two places of the slot, and waits for the last of them, so that
     /// the next block begins in the same slot. Storage that copies (a virtual disk's host) then writes to memory that is
     /// still in the processor's cache: 5.4 instead of 4.4 GB/s.
-    fn bring_in_parts(&mut self, block: &Block, request: u64, slot: &mut Slot) -> Result<Timing> {
-        let room = usize::try_from(request).unwrap_or(usize::MAX) + SLOT_SLACK;
+    fn copy_pipelined(&mut self, block: &Block, request: u64, buffer: &mut StagingBuffer) -> Result<Timing> {
+        let room = usize::try_from(request).unwrap_or(usize::MAX) + ALIGNMENT_PADDING;
         let mut spent = Timing::default();
         let mut sent = VecDeque::with_capacity(2);
         for (number, range) in requests(block.range.clone(), request).enumerate() {
@@ -332,7 +332,7 @@ impl BlockCopy<'_> {
             {
                 self.wait(mark)?;
             }
-            let (took, mark) = self.bring(&range, slot.window().part(number % 2 * room, room))?;
+            let (took, mark) = self.copy(&range, buffer.window().part(number % 2 * room, room))?;
             spent += took;
             sent.push_back(mark);
         }
@@ -340,7 +340,7 @@ impl BlockCopy<'_> {
         Ok(spent)
     }
 
-    fn wait(&mut self, mark: Mark) -> Result<()> {
+    fn wait(&mut self, mark: CopyEvent) -> Result<()> {
         let began = Instant::now();
         let done = self.stream.wait(mark);
         self.account.stats.device_wait += began.elapsed();

@@ -19,7 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{HostSlab, HostTensor, Lease, Owner, PAGE};
 use crate::plan::{Layout, Plan};
 use crate::stats::LoadStats;
-use crate::store::SLOT_SLACK;
+use crate::store::ALIGNMENT_PADDING;
 use crate::tune::{Readers, Settings, Storage};
 
 /// Where a load's tensors go.
@@ -125,12 +125,13 @@ impl Session {
         device: &Arc<dyn Device>,
         staging: usize,
     ) -> Result<()> {
-        let slot_bytes =
-            usize::try_from(self.shared.plan.block_bytes()).unwrap_or(usize::MAX).saturating_add(SLOT_SLACK);
+        let buffer_bytes = usize::try_from(self.shared.plan.block_bytes())
+            .unwrap_or(usize::MAX)
+            .saturating_add(ALIGNMENT_PADDING);
         // A failing device fails here, not in a thread.
         drop(device.stream()?);
-        let slots = readers.slots(DEPTH).min(self.shared.plan.blocks().len());
-        let lease = Arc::new(Lease::begin(slot_bytes, staging, slots, device.pinning()));
+        let buffers = readers.buffers(DEPTH).min(self.shared.plan.blocks().len());
+        let lease = Arc::new(Lease::begin(buffer_bytes, staging, buffers, device.pinning()));
         self.device = Some(Arc::clone(device));
         let device = Arc::clone(device);
         self.shared.reader_pool.start(&self.shared, readers.first(), move || {
@@ -321,8 +322,8 @@ impl Session {
         self.check_owner()?;
         self.stop_reading();
         let unchanged = self.shared.objects.verify_unchanged();
-        let remarks = self.shared.objects.remarks();
-        self.shared.with_stats(|stats| remarks.into_iter().for_each(|remark| stats.note(remark)));
+        let notes = self.shared.objects.notes();
+        self.shared.with_stats(|stats| notes.into_iter().for_each(|note| stats.note(note)));
         self.stop();
         unchanged.map(|()| self.stats())
     }

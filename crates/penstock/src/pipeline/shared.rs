@@ -42,7 +42,7 @@ pub(super) struct Shared {
     copies: usize,
     /// The most readers.
     most: usize,
-    own_handles: bool,
+    per_reader_fd: bool,
     request_bytes: AtomicU64,
     /// Shared with cancellers, which outlive this.
     cancelled: Arc<AtomicBool>,
@@ -95,7 +95,7 @@ impl Shared {
             reader_pool: ReaderPool::default(),
             remaining: tensors.iter().map(|tensor| AtomicU64::new(tensor.bytes())).collect(),
             work: Mutex::new(Work {
-                queue: Queue::new(plan.blocks().len(), readers.own_runs),
+                queue: Queue::new(plan.blocks().len(), readers.per_reader_ranges),
                 asleep: 0,
                 starved_since: None,
                 starved: Duration::ZERO,
@@ -105,7 +105,7 @@ impl Shared {
             sampler: ThroughputSampler::new(readers.fetches, plan.block_bytes()),
             copies: readers.copies,
             most: readers.most(),
-            own_handles: readers.own_runs,
+            per_reader_fd: readers.per_reader_ranges,
             request_bytes: AtomicU64::new(u64::MAX),
             cancelled: Arc::default(),
             failure: Mutex::new(None),
@@ -166,7 +166,7 @@ impl Shared {
 
     /// The context of one reader.
     pub(super) fn cx(&self) -> ReadContext {
-        ReadContext { own_handles: self.own_handles, ..ReadContext::default() }
+        ReadContext { per_reader_fd: self.per_reader_fd, ..ReadContext::default() }
     }
 
     /// What a reader is to do next, having ended its work on the block `done`.
@@ -190,13 +190,13 @@ impl Shared {
                     }
                     return Take::Block(block, kind);
                 }
-                Found::Look(blocks) => {
+                Found::Probe(blocks) => {
                     // Another may look on meanwhile, or copy.
                     self.wake_one(&work);
                     drop(work);
-                    let kinds: Vec<_> = blocks.map(|block| (block, self.kind_of(block))).collect();
+                    let kinds: Vec<_> = blocks.map(|block| (block, self.classify(block))).collect();
                     work = lock(&self.work);
-                    work.queue.sort(kinds);
+                    work.queue.enqueue(kinds);
                 }
                 Found::NotYet => {
                     work.starved_since.get_or_insert_with(Instant::now);
@@ -229,7 +229,7 @@ impl Shared {
         Room { copies: self.copies, fetches: self.sampler.active() }
     }
 
-    fn kind_of(&self, block: usize) -> Kind {
+    fn classify(&self, block: usize) -> Kind {
         let block = &self.plan.blocks()[block];
         // What the store cannot tell is fetched, and so is what cannot be opened: its reader meets the failure again.
         match self.objects.is_cached(block) {

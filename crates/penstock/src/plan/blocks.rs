@@ -108,18 +108,18 @@ pub struct Plan {
 
 impl Plan {
     /// Plans the reading of `wanted`, in blocks of `block_bytes` (a multiple of 4 KiB), bridging gaps of up to
-    /// `bridge_bytes`. The order of the plan's tensors is file order, not the order of `wanted`.
-    pub fn new(wanted: Vec<(&TensorInfo, Selection)>, block_bytes: u64, bridge_bytes: u64) -> Self {
+    /// `coalesce_gap_bytes`. The order of the plan's tensors is file order, not the order of `wanted`.
+    pub fn new(wanted: Vec<(&TensorInfo, Selection)>, block_bytes: u64, coalesce_gap_bytes: u64) -> Self {
         let mut wanted: Vec<Wanted<'_>> = wanted
             .into_iter()
             .enumerate()
             .map(|(item, (tensor, selection))| Wanted { item, tensor, selection })
             .collect();
         wanted.sort_by_key(|wanted| (wanted.tensor.object, wanted.begin()));
-        let mut planner = Planner { block_bytes, bridge_bytes, ..Planner::default() };
+        let mut planner = Planner { block_bytes, coalesce_gap_bytes, ..Planner::default() };
         let mut planned = 0;
         while planned < wanted.len() {
-            let group = planned..planned + entangled(&wanted[planned..]);
+            let group = planned..planned + overlapping(&wanted[planned..]);
             planner.plan(planned, &wanted[group.clone()]);
             planned = group.end;
         }
@@ -212,7 +212,7 @@ impl Wanted<'_> {
 }
 
 /// How many of the first of `wanted`, which are in file order, reach into each other.
-fn entangled(wanted: &[Wanted<'_>]) -> usize {
+fn overlapping(wanted: &[Wanted<'_>]) -> usize {
     let Some(first) = wanted.first() else { return 0 };
     let mut end = first.tensor.range.start + first.selection.end();
     let more = wanted[1..].iter().take_while(|next| {
@@ -231,7 +231,7 @@ fn last_tensor(segments: &[Segment]) -> usize {
 #[derive(Default)]
 struct Planner {
     block_bytes: u64,
-    bridge_bytes: u64,
+    coalesce_gap_bytes: u64,
     blocks: Vec<Block>,
     segments: Vec<Segment>,
     /// How many tensors are being planned together.
@@ -273,7 +273,7 @@ impl Planner {
             block.object == object
                 && block.range.start / self.block_bytes == cell
                 && part.src >= block.range.start
-                && part.src <= block.range.end.saturating_add(self.bridge_bytes)
+                && part.src <= block.range.end.saturating_add(self.coalesce_gap_bytes)
         });
         match last {
             Some(block) => {

@@ -105,7 +105,7 @@ impl Part {
 
     /// Makes sure that blocks are there: compares what a pull before left, and fetches the others, with one request for
     /// each run of them. Says whether they were the last that were missing.
-    pub(super) fn bring(
+    pub(super) fn fetch_blocks(
         &self,
         tree: &Tree,
         blocks: Range<usize>,

@@ -271,7 +271,7 @@ impl Shared {
             .map(|number| &*self.items[*number].path)
             .map(|path| &path[..path.rfind('/').map_or(0, |at| at + 1)])
             .collect();
-        parents.into_iter().for_each(|parent| tree.settle(parent));
+        parents.into_iter().for_each(|parent| tree.sync_directory(parent));
         Ok(Pulled {
             files: lock(&self.files).drain(..).flatten().collect(),
             fetched_bytes: self.fetched_bytes.load(Ordering::Relaxed),
@@ -301,7 +301,8 @@ impl Shared {
                     opened?;
                 }
                 Task::Blocks(part, blocks) => {
-                    let (came, last) = part.bring(tree, blocks, buffer, &mut cx, &|| self.is_cancelled())?;
+                    let (came, last) =
+                        part.fetch_blocks(tree, blocks, buffer, &mut cx, &|| self.is_cancelled())?;
                     size.learn(&came);
                     self.fetched_bytes.fetch_add(came.fetched, Ordering::Relaxed);
                     self.done_bytes.fetch_add(came.resumed + came.fetched, Ordering::Relaxed);

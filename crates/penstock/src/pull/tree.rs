@@ -208,7 +208,7 @@ impl Tree {
     }
 
     /// Has the names in the directory of `path` survive a power failure.
-    pub(super) fn settle(&self, path: &str) {
+    pub(super) fn sync_directory(&self, path: &str) {
         if let Ok(directory) = self.directory_of(path) {
             let _ = fsync(directory);
         }

@@ -42,8 +42,8 @@ impl Object for LocalReplica {
         self.file.read_into(offset, into, cx)
     }
 
-    fn read_to_slot(&self, range: Range<u64>, slot: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
-        self.file.read_to_slot(range, slot, cx)
+    fn read_to_staging(&self, range: Range<u64>, buffer: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
+        self.file.read_to_staging(range, buffer, cx)
     }
 
     fn map(&self) -> Result<FileMapping> {
@@ -54,16 +54,16 @@ impl Object for LocalReplica {
         self.file.is_cached(range)
     }
 
-    fn read_ahead(&self, range: Range<u64>) -> bool {
-        self.file.read_ahead(range)
+    fn prefetch(&self, range: Range<u64>) -> bool {
+        self.file.prefetch(range)
     }
 
     fn avoid_direct(&self) {
         self.file.avoid_direct();
     }
 
-    fn remarks(&self) -> Vec<String> {
-        self.file.remarks()
+    fn notes(&self) -> Vec<String> {
+        self.file.notes()
     }
 
     fn verify_unchanged(&self) -> Result<()> {

@@ -140,14 +140,14 @@ pub trait Object: Send + Sync {
         false
     }
 
-    /// Reads `range` to wherever in `slot` suits this store's alignment, and says where in the slot it begins.
+    /// Reads `range` to wherever in `buffer` suits this store's alignment, and says where in the slot it begins.
     ///
-    /// `slot` must hold the range and [`SLOT_SLACK`] bytes more. This is how a store that reads whole sectors avoids
+    /// `buffer` must hold the range and [`ALIGNMENT_PADDING`] bytes more. This is how a store that reads whole sectors avoids
     /// copying: the pipeline takes the bytes from where they landed.
     ///
     /// # Errors
     /// As [`Object::read_into`].
-    fn read_to_slot(&self, range: Range<u64>, slot: Window<'_>, cx: &mut ReadContext) -> Result<usize>;
+    fn read_to_staging(&self, range: Range<u64>, buffer: Window<'_>, cx: &mut ReadContext) -> Result<usize>;
 
     /// Maps the object's bytes into memory, where they are a file of this machine.
     ///
@@ -166,7 +166,7 @@ pub trait Object: Send + Sync {
 
     /// Tells the store that `range` will be wanted in the page cache soon, and says whether any of it still has to come
     /// in. A hint: what is no file of this machine does nothing.
-    fn read_ahead(&self, _range: Range<u64>) -> bool {
+    fn prefetch(&self, _range: Range<u64>) -> bool {
         false
     }
 
@@ -174,7 +174,7 @@ pub trait Object: Send + Sync {
     fn avoid_direct(&self) {}
 
     /// What reading came upon that the load's owner may want to know: a faster way that was refused.
-    fn remarks(&self) -> Vec<String> {
+    fn notes(&self) -> Vec<String> {
         Vec::new()
     }
 
@@ -186,7 +186,7 @@ pub trait Object: Send + Sync {
 }
 
 /// How much longer than its block a slot must be, so that a store may read whole sectors around it.
-pub const SLOT_SLACK: usize = 2 * 4096;
+pub const ALIGNMENT_PADDING: usize = 2 * 4096;
 
 /// What one reader brings to every read it makes: scratch memory, an open file of its own, and counters. Not shared between threads.
 #[derive(Debug, Default)]
@@ -205,7 +205,7 @@ pub struct ReadContext {
     pub throttled: u64,
     /// Whether this context wants open files of its own, so that the storage sees each reader go from front to back. A hint:
     /// a store that has no open files has nothing to do.
-    pub own_handles: bool,
+    pub per_reader_fd: bool,
     /// What [`Object::is_cached`] has said of what is read next, so that the object need not find out again.
     pub cached: Option<bool>,
     /// How far a remote read that failed had filled what it was given, from its first byte on: an offset in the object.

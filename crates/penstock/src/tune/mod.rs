@@ -30,7 +30,7 @@ pub struct Settings {
     /// What a block may shrink to in a load of few bytes.
     pub least_block_bytes: u64,
     /// The largest gap between wanted bytes that is read rather than skipped.
-    pub bridge_bytes: u64,
+    pub coalesce_gap_bytes: u64,
     /// Whether reads that by-pass the page cache can gain anything.
     pub direct: bool,
     /// The most bytes that a reader asks of the storage at once.
@@ -63,8 +63,8 @@ impl Settings {
         let block_bytes = match to_device && shrinks {
             // As many requests as there may ever be have a slot each.
             true => {
-                let slot = staging_bytes / found.fetches.most as u64;
-                slot.clamp(found.least_block_bytes, found.block_bytes)
+                let buffer = staging_bytes / found.fetches.most as u64;
+                buffer.clamp(found.least_block_bytes, found.block_bytes)
             }
             false => found.block_bytes.max(device_block),
         };
@@ -75,16 +75,16 @@ impl Settings {
                 copies: found.copies,
                 fetches: found.fetches,
                 threads: found.copies + found.fetches.most,
-                own_runs: found.own_runs,
+                per_reader_ranges: found.per_reader_ranges,
             },
-            |readers| Readers { own_runs: found.own_runs, ..Readers::fixed(readers) },
+            |readers| Readers { per_reader_ranges: found.per_reader_ranges, ..Readers::fixed(readers) },
         );
         Self {
             readers,
             leaves_a_core: !storage.is_network() && readers.copies < cores,
             block_bytes,
             least_block_bytes: if shrinks { found.least_block_bytes } else { block_bytes },
-            bridge_bytes: found.bridge_bytes,
+            coalesce_gap_bytes: found.coalesce_gap_bytes,
             direct: found.direct,
             request_bytes: found.request_bytes,
             staging_bytes,

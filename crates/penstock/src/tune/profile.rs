@@ -27,7 +27,7 @@ pub struct Profile {
     /// What a block may shrink to where a load has too few bytes for as many blocks as there are readers.
     pub least_block_bytes: u64,
     /// The largest gap between wanted bytes that is read rather than skipped.
-    pub bridge_bytes: u64,
+    pub coalesce_gap_bytes: u64,
     /// Whether reads that by-pass the page cache can gain anything. Not from memory, nor from what is stored compressed.
     pub direct: bool,
     /// Whether the storage is at its best when each file is read from front to back by one reader: it looks ahead, or
@@ -35,7 +35,7 @@ pub struct Profile {
     pub sequential: bool,
     /// Whether several readers have a run of blocks each, through open files of their own: each open file is served from
     /// front to back, and perhaps no faster than one connection brings.
-    pub own_runs: bool,
+    pub per_reader_ranges: bool,
 }
 
 /// What a block may grow to for storage that asks for large requests.
@@ -72,12 +72,12 @@ impl Profile {
             block_bytes: BLOCK,
             request_bytes: DISK_REQUEST,
             least_block_bytes: BLOCK,
-            bridge_bytes: BRIDGE,
+            coalesce_gap_bytes: BRIDGE,
             direct: true,
             sequential: false,
-            own_runs: false,
+            per_reader_ranges: false,
         };
-        let far = Self { bridge_bytes: FAR_BRIDGE, request_bytes: u64::MAX, ..solid };
+        let far = Self { coalesce_gap_bytes: FAR_BRIDGE, request_bytes: u64::MAX, ..solid };
         match storage.kind {
             // What is not in memory after all is in swap.
             Kind::Memory => {
@@ -88,7 +88,7 @@ impl Profile {
                 Some(disk) if disk.rotational => Self {
                     // One stream for each arm; a second one makes them seek.
                     fetches: bounds(disk.members, 1, disk.members.saturating_mul(4)),
-                    bridge_bytes: FAR_BRIDGE,
+                    coalesce_gap_bytes: FAR_BRIDGE,
                     request_bytes: u64::MAX,
                     sequential: true,
                     ..solid
@@ -114,7 +114,9 @@ impl Profile {
                 Self { fetches: bounds(16, 4, MOST), block_bytes: request(storage.preferred_bytes), ..far }
             }
             // The daemon looks ahead of a reader that goes from front to back, and loses that with every jump.
-            Kind::Fuse => Self { fetches: bounds(1, 1, 16), sequential: true, own_runs: true, ..far },
+            Kind::Fuse => {
+                Self { fetches: bounds(1, 1, 16), sequential: true, per_reader_ranges: true, ..far }
+            }
             // The host's page cache behind one or a few queues.
             Kind::Virtiofs => Self { fetches: bounds(8, 1, 32), ..solid },
             Kind::NineP => Self { fetches: bounds(4, 1, 16), ..solid },
@@ -127,7 +129,7 @@ impl Profile {
                 fetches: requests(cores),
                 block_bytes: LARGEST_BLOCK,
                 least_block_bytes: LEAST_REMOTE_BLOCK,
-                bridge_bytes: REMOTE_BRIDGE,
+                coalesce_gap_bytes: REMOTE_BRIDGE,
                 direct: false,
                 ..far
             },
@@ -229,7 +231,7 @@ mod tests {
     fn fuse_begins_with_one_direct_reader_in_order_and_blocks_of_2_mib() {
         let profile = Profile::of(&on(Kind::Fuse), 16);
         assert_eq!(profile.fetches, Bounds { start: 1, least: 1, most: 16 });
-        assert!(profile.direct && profile.sequential && profile.own_runs);
+        assert!(profile.direct && profile.sequential && profile.per_reader_ranges);
         assert_eq!(profile.block_bytes, 2 << 20);
     }
 

@@ -25,13 +25,13 @@ pub struct Readers {
     /// The most threads.
     pub threads: usize,
     /// Whether each of those that wait for storage reads a run of blocks of its own, through open files of its own.
-    pub own_runs: bool,
+    pub per_reader_ranges: bool,
 }
 
 impl Readers {
     /// Always `readers`, whatever they do.
     pub fn fixed(readers: usize) -> Self {
-        Self { copies: readers, fetches: Bounds::fixed(readers), threads: readers, own_runs: false }
+        Self { copies: readers, fetches: Bounds::fixed(readers), threads: readers, per_reader_ranges: false }
     }
 
     /// So many threads as there may ever be work for.
@@ -46,7 +46,7 @@ impl Readers {
 
     /// The staging slots they need: one that copies from the cache fills `depth` before the first is free again, one that
     /// waits for storage is slower than the copy of the slot before.
-    pub fn slots(&self, depth: usize) -> usize {
+    pub fn buffers(&self, depth: usize) -> usize {
         (self.copies * depth + self.fetches.most * 2).min(self.threads * depth)
     }
 

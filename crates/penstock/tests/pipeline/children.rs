@@ -11,7 +11,7 @@ use penstock::pipeline::Next;
 use super::{KIB, LONG, Load, Model, Way, alone, load, nothing_remains};
 use crate::simulated_device::SimulatedDevice;
 
-/// Runs `body` in a forked child and waits until it has ended.
+/// ReaderRanges `body` in a forked child and waits until it has ended.
 #[track_caller]
 pub fn in_child(body: impl FnOnce()) {
     // SAFETY: the child ends without returning; the C library keeps its allocator usable there.
@@ -41,7 +41,7 @@ fn a_child_starts_with_no_staging_memory_and_leaves_its_parent_s_alone() {
     let way = Way::Device(Arc::clone(&device), 16 << 20);
     load(&model, &model.plan(64 * KIB), &way, 4);
     let before = Arena::usage_all();
-    assert!(before.slots > 0);
+    assert!(before.buffers > 0);
     in_child(|| {
         assert_eq!(Arena::usage_all(), ArenaUse::default());
         assert_eq!(Arena::release_all(), 0);
@@ -77,7 +77,7 @@ fn a_child_of_a_process_that_is_loading_loads_for_itself_and_may_drop_its_copy_o
                 host => host.clone(),
             };
             load(&for_the_child, &for_the_child.plan(16 * KIB), &own, 8);
-            assert_eq!(Arena::usage_all().slots_taken, 0);
+            assert_eq!(Arena::usage_all().buffers_taken, 0);
             if let Way::Device(device, _) = &way {
                 assert_eq!(device.pinning.unregistered.load(SeqCst), 0);
             }

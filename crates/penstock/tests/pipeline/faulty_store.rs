@@ -141,7 +141,7 @@ impl Object for FaultyObject {
         self.object.map()
     }
 
-    fn read_ahead(&self, range: Range<u64>) -> bool {
+    fn prefetch(&self, range: Range<u64>) -> bool {
         self.control.asked.lock().unwrap().push(range);
         true
     }
@@ -162,16 +162,21 @@ impl Object for FaultyObject {
         Ok(())
     }
 
-    fn read_to_slot(&self, range: Range<u64>, mut slot: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
+    fn read_to_staging(
+        &self,
+        range: Range<u64>,
+        mut buffer: Window<'_>,
+        cx: &mut ReadContext,
+    ) -> Result<usize> {
         if self.control.piecemeal.load(SeqCst) {
             const ODD: usize = 4097;
             let len = usize::try_from(range.end - range.start).unwrap();
-            self.read_into(range.start, slot.part(ODD, len), cx)?;
+            self.read_into(range.start, buffer.part(ODD, len), cx)?;
             return Ok(ODD);
         }
         self.control.told_cached.lock().unwrap().push(cx.cached);
         self.control.before(self.location(), range.clone())?;
-        self.object.read_to_slot(range, slot, cx)
+        self.object.read_to_staging(range, buffer, cx)
     }
 
     fn verify_unchanged(&self) -> Result<()> {

@@ -2,9 +2,9 @@
 //! right, what fails is reported once and leaves nothing behind, and nothing waits for ever.
 #![allow(unsafe_code, unreachable_pub, clippy::unwrap_used, clippy::panic, clippy::single_range_in_vec_init)]
 
-mod ahead;
 mod children;
 mod faulty_store;
+mod prefetch;
 mod simulated_device;
 mod staging;
 
@@ -21,7 +21,7 @@ use penstock::config::Config;
 use penstock::memory::Arena;
 use penstock::pipeline::{Mapped, Next, Session, Target};
 use penstock::plan::{Plan, Selection};
-use penstock::store::{CachePolicy, LocalStore, SLOT_SLACK};
+use penstock::store::{ALIGNMENT_PADDING, CachePolicy, LocalStore};
 use penstock::tune::{Bounds, Readers, Settings, Storage};
 use penstock::{Error, ErrorKind};
 use serde_json::json;
@@ -314,7 +314,7 @@ fn nothing_remains(model: &Model, way: &Way) {
     // A thread that was joined leaves the list of threads a moment later.
     eventually("threads have ended", || threads() == 0);
     assert_eq!(open_files(model), 0, "files are open");
-    assert_eq!(Arena::usage_all().slots_taken, 0, "slots are taken");
+    assert_eq!(Arena::usage_all().buffers_taken, 0, "slots are taken");
     if let Way::Device(device, _) = way {
         let account = &device.account;
         assert_eq!(account.streams.load(SeqCst), 0, "streams remain");
@@ -331,8 +331,12 @@ fn readers_are_added_while_that_pays_and_all_of_them_end() {
     let model = Model::cached_as(CachePolicy::Bypass);
     // Every read takes long and none slows another, as with a file server far away.
     model.control.delay_us.store(2_000, SeqCst);
-    let readers =
-        Readers { copies: 2, fetches: Bounds { start: 2, least: 1, most: 16 }, threads: 18, own_runs: false };
+    let readers = Readers {
+        copies: 2,
+        fetches: Bounds { start: 2, least: 1, most: 16 },
+        threads: 18,
+        per_reader_ranges: false,
+    };
     for way in Way::all() {
         let mut load = Load::begin_within(&model, &model.plan(4 * KIB), &way, readers);
         load.attach_all();
@@ -352,7 +356,7 @@ fn a_load_that_ends_while_most_readers_were_never_started_leaves_nothing_behind(
     let model = Model::cached_as(CachePolicy::Bypass);
     for way in Way::all() {
         let fetches = Bounds { start: 2, least: 1, most: 64 };
-        let readers = Readers { copies: 1, fetches, threads: 65, own_runs: false };
+        let readers = Readers { copies: 1, fetches, threads: 65, per_reader_ranges: false };
         let mut load = Load::begin_within(&model, &model.plan(4 * KIB), &way, readers);
         load.attach(1);
         load.take(1);
@@ -370,7 +374,7 @@ fn a_load_that_ends_while_readers_are_parked_leaves_none_behind() {
             copies: 1,
             fetches: Bounds { start: 1, least: 1, most: 64 },
             threads: 65,
-            own_runs: false,
+            per_reader_ranges: false,
         };
         let mut load = Load::begin_within(&model, &model.plan(4 * KIB), &way, readers);
         load.attach(1);
@@ -488,9 +492,9 @@ fn a_checkpoint_without_bytes_is_done_at_once() {
 fn a_load_that_is_paused_half_way_does_not_keep_another_from_its_end() {
     let _alone = alone();
     let model = Model::new();
-    for slots in [1, 2, 5] {
-        let slot_bytes = usize::try_from(16 * KIB).unwrap() + SLOT_SLACK;
-        let way = Way::Device(SimulatedDevice::new(), slots * slot_bytes);
+    for buffers in [1, 2, 5] {
+        let buffer_bytes = usize::try_from(16 * KIB).unwrap() + ALIGNMENT_PADDING;
+        let way = Way::Device(SimulatedDevice::new(), buffers * buffer_bytes);
         let plan = model.plan(16 * KIB);
         let mut outer = Load::begin(&model, &plan, &way, 8);
         let half = plan.tensors().len() / 2;
@@ -583,7 +587,7 @@ fn holds(model: &Model, file: &str, tensor: &str, range: &Range<u64>) -> bool {
     model.path(tensor.object as usize) == file && place.start < range.end && range.start < place.end
 }
 
-/// Runs a load that fails, and checks what is said and what remains.
+/// ReaderRanges a load that fails, and checks what is said and what remains.
 #[track_caller]
 fn fails(model: &Model, plan: &Arc<Plan>, way: &Way, readers: usize) -> Error {
     let mut failing = Load::begin(model, plan, way, readers);
@@ -903,7 +907,7 @@ fn readers_that_were_not_started_begin_however_busy_the_consumer_is() {
     let model = Model::cached_as(CachePolicy::Bypass);
     model.control.delay_us.store(20_000, SeqCst);
     let fetches = Bounds { start: 1, least: 1, most: 12 };
-    let readers = Readers { copies: 1, fetches, threads: 13, own_runs: false };
+    let readers = Readers { copies: 1, fetches, threads: 13, per_reader_ranges: false };
     for way in Way::all() {
         let mut load = Load::begin_within(&model, &model.plan(4 * KIB), &way, readers);
         load.attach_all();

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::Duration;
 
-use penstock::device::{CopyStream, Device, Fence, Mark, Piece};
+use penstock::device::{CopyEvent, CopyRegion, CopyStream, Device, Fence};
 use penstock::memory::Pinning;
 use penstock::{Error, ErrorKind, Result};
 
@@ -179,7 +179,7 @@ impl Drop for SimulatedFence {
 enum Job {
     Copy { number: usize, destination: usize, source: usize, len: usize },
     Pass(Arc<Gate>),
-    Mark(u64),
+    CopyEvent(u64),
 }
 
 /// How far a stream has come.
@@ -224,7 +224,7 @@ impl SimulatedStream {
                         }
                         own.ended.fetch_add(1, SeqCst);
                     }
-                    Job::Mark(mark) => {
+                    Job::CopyEvent(mark) => {
                         told.0.lock().unwrap().done = mark;
                         told.1.notify_all();
                     }
@@ -256,7 +256,7 @@ impl CopyStream for SimulatedStream {
         Ok(())
     }
 
-    unsafe fn copy(&mut self, pieces: &[Piece]) -> Result<()> {
+    unsafe fn copy(&mut self, pieces: &[CopyRegion]) -> Result<()> {
         let here = std::thread::current().id();
         assert!(
             self.account.bound.lock().unwrap().contains(&here),
@@ -274,14 +274,14 @@ impl CopyStream for SimulatedStream {
         Ok(())
     }
 
-    fn mark(&mut self) -> Result<Mark> {
+    fn mark(&mut self) -> Result<CopyEvent> {
         self.marks += 1;
         self.open_marks.insert(self.marks);
-        self.send(Job::Mark(self.marks));
-        Ok(Mark(self.marks))
+        self.send(Job::CopyEvent(self.marks));
+        Ok(CopyEvent(self.marks))
     }
 
-    fn is_done(&mut self, mark: Mark) -> Result<bool> {
+    fn is_done(&mut self, mark: CopyEvent) -> Result<bool> {
         let progress = self.progress.0.lock().unwrap();
         Self::failure(&progress)?;
         let done = progress.done >= mark.0;
@@ -291,7 +291,7 @@ impl CopyStream for SimulatedStream {
         Ok(done)
     }
 
-    fn wait(&mut self, mark: Mark) -> Result<()> {
+    fn wait(&mut self, mark: CopyEvent) -> Result<()> {
         assert!(self.open_marks.remove(&mark.0), "a mark was taken back twice");
         let (state, changed) = &*self.progress;
         let waiting = |progress: &mut Progress| progress.done < mark.0 && progress.failed.is_none();

@@ -8,7 +8,7 @@ use penstock::ErrorKind;
 use penstock::config::Config;
 use penstock::memory::Arena;
 use penstock::pipeline::Next;
-use penstock::store::{CachePolicy, SLOT_SLACK};
+use penstock::store::{ALIGNMENT_PADDING, CachePolicy};
 use penstock::tune::{Settings, Storage};
 
 use super::{KIB, Load, Model, Way, alone, load, nothing_remains};
@@ -20,13 +20,13 @@ fn many_readers_get_by_with_one_slot() {
     let model = Model::new();
     let way = Way::Device(SimulatedDevice::new(), 1);
     load(&model, &model.plan(16 * KIB), &way, 8);
-    assert_eq!(Arena::usage_all().slots, 1);
+    assert_eq!(Arena::usage_all().buffers, 1);
     let mut load = Load::begin(&model, &model.plan(16 * KIB), &way, 8);
     while load.session.attached() < load.memory.len() {
         load.attach(3);
         while matches!(load.session.next(Duration::from_millis(5)).unwrap(), Next::Landed(_)) {}
     }
-    assert_eq!(Arena::usage_all().slots, 1, "the budget holds for a load in small steps too");
+    assert_eq!(Arena::usage_all().buffers, 1, "the budget holds for a load in small steps too");
 }
 
 #[test]
@@ -107,15 +107,15 @@ fn a_copy_that_fails_between_two_requests_of_a_block_leaves_nothing_behind() {
 fn two_loads_at_once_share_the_staging_memory_and_its_budget() {
     let _alone = alone();
     let model = Model::new();
-    let slots = 6;
-    let slot_bytes = usize::try_from(16 * KIB).unwrap() + SLOT_SLACK;
-    let way = Way::Device(SimulatedDevice::new(), slots * slot_bytes);
+    let buffers = 6;
+    let buffer_bytes = usize::try_from(16 * KIB).unwrap() + ALIGNMENT_PADDING;
+    let way = Way::Device(SimulatedDevice::new(), buffers * buffer_bytes);
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| load(&model, &model.plan(16 * KIB), &way, 8));
         }
     });
-    assert!(Arena::usage_all().slots <= slots, "{:?}", Arena::usage_all());
+    assert!(Arena::usage_all().buffers <= buffers, "{:?}", Arena::usage_all());
     nothing_remains(&model, &way);
 }
 
@@ -130,10 +130,10 @@ fn a_load_makes_no_more_than_its_readers_and_its_blocks_can_use() {
         device.account.delay_us.store(500, SeqCst);
         let way = Way::Device(Arc::clone(&device), 512 << 20);
         load(&model, &plan, &way, readers);
-        let slots = Arena::usage_all().slots;
-        assert!((1..=at_most).contains(&slots), "{slots} slots for {readers} readers");
+        let buffers = Arena::usage_all().buffers;
+        assert!((1..=at_most).contains(&buffers), "{buffers} slots for {readers} readers");
         load(&model, &plan, &way, readers);
-        assert!(Arena::usage_all().slots <= at_most, "a later load uses the same");
+        assert!(Arena::usage_all().buffers <= at_most, "a later load uses the same");
     }
 }
 

@@ -84,10 +84,10 @@ pub(super) fn load(store: &dyn Store, url: &str, expected: &[u8]) -> Vec<String>
     let object = store.reopen(url, &opened.identity()).unwrap();
     drop(opened);
     check(&*object, 0, expected);
-    let remarks = object.remarks();
+    let notes = object.notes();
     drop(object);
     flush();
-    remarks
+    notes
 }
 
 /// Reads from `from` on in pieces, and compares.
@@ -227,8 +227,8 @@ fn torn_and_foreign_entries_are_not_used() {
             // Timestamps are as fine as the kernel's clock ticks.
             std::thread::sleep(Duration::from_millis(20));
             damage(&entry);
-            let remarks = load(&cached.store(), &url, &bytes);
-            assert_eq!(remarks, Vec::<String>::new(), "{what}");
+            let notes = load(&cached.store(), &url, &bytes);
+            assert_eq!(notes, Vec::<String>::new(), "{what}");
             load(&cached.store(), &url, &bytes);
             assert!(cached.is_complete("/m"), "{what}, complete: {complete}");
             assert!(fs::read(cached.entries()[0].join("data")).unwrap() == bytes, "{what}");
@@ -273,8 +273,8 @@ fn those_used_longest_ago_go_first_and_none_that_is_in_use() {
     // What is open stays; where all is, the next is not kept, which is said.
     let store = cached.store_of(bound);
     let held: Vec<_> = [0, 2].map(|n| store.open(&urls[n]).unwrap()).into();
-    let remarks = load(&cached.store_of(bound), &urls[3], &bytes);
-    assert!(remarks.iter().any(|remark| remark.contains("in use")), "{remarks:?}");
+    let notes = load(&cached.store_of(bound), &urls[3], &bytes);
+    assert!(notes.iter().any(|note| note.contains("in use")), "{notes:?}");
     check(&*held[0], 0, &bytes);
     check(&*held[1], 0, &bytes);
     drop(held);
@@ -289,16 +289,16 @@ fn what_cannot_be_kept_is_loaded_all_the_same_and_said() {
     let cached = Cached::new();
     let bytes = content(SIZE);
     let url = cached.server.put("/m", &bytes);
-    let remarks = load(&cached.store_of(Some(1000)), &url, &bytes);
-    assert!(remarks[0].contains("the cache may have 1000"), "{remarks:?}");
+    let notes = load(&cached.store_of(Some(1000)), &url, &bytes);
+    assert!(notes[0].contains("the cache may have 1000"), "{notes:?}");
     let file = cached.directory.path().join("file");
     fs::write(&file, "").unwrap();
-    let remarks = load(&store_in(&file, None), &url, &bytes);
-    assert!(remarks[0].contains("cannot be written to"), "{remarks:?}");
+    let notes = load(&store_in(&file, None), &url, &bytes);
+    assert!(notes[0].contains("cannot be written to"), "{notes:?}");
     // A server that does not say which version an object is.
     cached.server.objects().lock().unwrap().get_mut("/m").unwrap().e_tag = None;
-    let remarks = load(&cached.store(), &url, &bytes);
-    assert!(remarks[0].contains("no name"), "{remarks:?}");
+    let notes = load(&cached.store(), &url, &bytes);
+    assert!(notes[0].contains("no name"), "{notes:?}");
     assert_eq!(cached.entries(), Vec::<PathBuf>::new());
 }
 
@@ -331,8 +331,8 @@ fn a_full_disk_costs_no_load() {
     };
     let bytes = content(SIZE);
     let url = cached.server.put("/m", &bytes);
-    let remarks = load(&cached.store_of(Some(1 << 30)), &url, &bytes);
-    assert!(remarks[0].contains("full"), "{remarks:?}");
+    let notes = load(&cached.store_of(Some(1 << 30)), &url, &bytes);
+    assert!(notes[0].contains("full"), "{notes:?}");
     // It becomes full in the middle: room was there, and someone else took it.
     let (small, url) = (content(1_500_000), cached.server.put("/small", &content(1_500_000)));
     let store = cached.store_of(Some(1 << 30));
@@ -480,8 +480,8 @@ fn a_weak_tag_names_no_version() {
     let bytes = content(SIZE);
     let url = cached.server.put("/m", &bytes);
     cached.server.objects().lock().unwrap().get_mut("/m").unwrap().e_tag = Some("W/\"t\"".into());
-    let remarks = load(&cached.store(), &url, &bytes);
-    assert!(remarks[0].contains("weak ETag"), "{remarks:?}");
+    let notes = load(&cached.store(), &url, &bytes);
+    assert!(notes[0].contains("weak ETag"), "{notes:?}");
     assert_eq!(cached.entries(), Vec::<PathBuf>::new());
 }
 
@@ -575,9 +575,9 @@ fn entries_of_another_user_are_not_used() {
         give(&cached.directory.path().join("penstock-3"), &entry, &chown);
         forge_complete(&entry);
         assert_eq!(is.len(), SIZE as u64);
-        let remarks = load(&cached.store(), &url, &bytes);
-        let said = |word: &str| remarks.iter().any(|remark| remark.contains(word));
-        assert!(said("belongs to user 1234") || said("everyone may write"), "{what}: {remarks:?}");
+        let notes = load(&cached.store(), &url, &bytes);
+        let said = |word: &str| notes.iter().any(|note| note.contains(word));
+        assert!(said("belongs to user 1234") || said("everyone may write"), "{what}: {notes:?}");
         assert!(!cached.is_complete("/m"), "{what}");
     }
 }
@@ -611,11 +611,7 @@ fn a_complete_entry_that_cannot_be_read_costs_no_load() {
     File::options().write(true).open(&data).unwrap().set_len(BLOCK as u64).unwrap();
     assert!(read(&*opened, 2 * BLOCK, 1000).unwrap().0 == bytes[2 * BLOCK..2 * BLOCK + 1000]);
     check(&*opened, 0, &bytes);
-    assert!(
-        opened.remarks().iter().any(|remark| remark.contains("could not be read")),
-        "{:?}",
-        opened.remarks()
-    );
+    assert!(opened.notes().iter().any(|note| note.contains("could not be read")), "{:?}", opened.notes());
     drop(opened);
     // And the entry heals.
     File::options().write(true).open(&data).unwrap().set_len(SIZE as u64).unwrap();
@@ -637,11 +633,7 @@ fn a_block_that_was_compared_and_cannot_be_read_any_more_costs_no_load() {
     check(&*object, 0, &bytes[..len]);
     File::options().write(true).open(entry.join("data")).unwrap().set_len(BLOCK as u64).unwrap();
     check(&*object, 0, &bytes[..len]);
-    assert!(
-        object.remarks().iter().any(|remark| remark.contains("could not be read")),
-        "{:?}",
-        object.remarks()
-    );
+    assert!(object.notes().iter().any(|note| note.contains("could not be read")), "{:?}", object.notes());
     drop(object);
     flush();
     load(&cached.store(), &url, &bytes);
@@ -675,12 +667,12 @@ fn a_process_that_holds_the_lock_for_ever_stops_no_load() {
     let lock = File::create(root.join("lock")).unwrap();
     lock.lock().unwrap();
     let store = cached.store();
-    let remarks = super::soon(move || {
+    let notes = super::soon(move || {
         let object = store.open(&url).unwrap();
         check(&*object, 0, &bytes);
-        object.remarks()
+        object.notes()
     });
-    assert!(remarks[0].contains("another process holds"), "{remarks:?}");
+    assert!(notes[0].contains("another process holds"), "{notes:?}");
 }
 
 proptest! {

@@ -152,8 +152,8 @@ fn a_mark_of_completeness_that_everyone_may_write_is_not_trusted() {
     overwrite(&cached.entries()[0].join("data"), 2 * BLOCK as u64, &[7; 4096]);
     forge_complete(&cached.entries()[0]);
     fs::set_permissions(&mark, fs::Permissions::from_mode(0o666)).unwrap();
-    let remarks = load(&cached.store(), &url, &bytes);
-    assert!(remarks.iter().any(|remark| remark.contains("everyone may write")), "{remarks:?}");
+    let notes = load(&cached.store(), &url, &bytes);
+    assert!(notes.iter().any(|note| note.contains("everyone may write")), "{notes:?}");
 }
 
 #[test]

@@ -16,8 +16,12 @@ use super::servers::policy;
 use super::{content, says, soon};
 
 const TENSOR: usize = 300_000;
-pub(super) const READERS: Readers =
-    Readers { copies: 1, fetches: Bounds { start: 16, least: 2, most: 32 }, threads: 33, own_runs: false };
+pub(super) const READERS: Readers = Readers {
+    copies: 1,
+    fetches: Bounds { start: 16, least: 2, most: 32 },
+    threads: 33,
+    per_reader_ranges: false,
+};
 
 /// A safetensors file of so many tensors, each of so many bytes.
 pub(super) fn file_of(tensors: usize, bytes: usize) -> Vec<u8> {

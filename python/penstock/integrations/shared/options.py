@@ -29,7 +29,7 @@ class Options:
     readers: int | None = None
     block_bytes: int | None = None
     staging_bytes: int | None = None
-    read_ahead_bytes: int | None = None
+    window_bytes: int | None = None
     cache: str | None = None
 
     @classmethod
@@ -66,6 +66,6 @@ class Options:
             readers=self.readers,
             block_bytes=self.block_bytes,
             staging_bytes=self.staging_bytes,
-            read_ahead_bytes=self.read_ahead_bytes,
+            window_bytes=self.window_bytes,
             cache=cast("Literal['auto', 'use', 'bypass', 'populate'] | None", self.cache),
         )

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from penstock._native import LoadOptions, LoadStats
 from penstock.errors import LoadCancelledError
 from penstock.frameworks.streams import as_here
-from penstock.loading import Load, read_ahead
+from penstock.loading import Load, window_bytes
 from penstock.progress import ProgressOption, teller
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class Supply:
             names = list(self._groups[number])
             options = LoadOptions() if self._options is None else self._options
             load, *_ = self._checkpoint._start(names, None, None, self._device, "pt", None, options)
-            self._loads[number], self._streams[number] = load, load.stream(read_ahead(options))
+            self._loads[number], self._streams[number] = load, load.stream(window_bytes(options))
             self._unread[number] = len(names)
             self._check_open()
         stream = self._streams[number]

@@ -28,7 +28,7 @@ fn write_unseen(path: &str, bytes: &[u8], at: u64) {
 }
 
 fn notes(object: &dyn crate::store::Object) -> String {
-    object.remarks().join("; ")
+    object.notes().join("; ")
 }
 
 #[test]
@@ -114,7 +114,7 @@ impl Object for Unreadable {
         Err(Error::new(self.1, "as it is told to").object(self.location()))
     }
 
-    fn read_to_slot(&self, _: Range<u64>, _: Window<'_>, _: &mut ReadContext) -> Result<usize> {
+    fn read_to_staging(&self, _: Range<u64>, _: Window<'_>, _: &mut ReadContext) -> Result<usize> {
         Err(Error::new(self.1, "as it is told to").object(self.location()))
     }
 

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::driver::{Context, Driver, EventHandle, StreamHandle};
-use crate::device::{CopyStream, Fence, Mark, Piece};
+use crate::device::{CopyEvent, CopyRegion, CopyStream, Fence};
 use crate::error::Result;
 
 /// More streams than this are not kept for later: as many as a load has readers.
@@ -80,7 +80,7 @@ impl CopyStream for CudaStream {
         self.named(self.driver.stream_wait(self.stream, EventHandle::from_raw(fence.handle())))
     }
 
-    unsafe fn copy(&mut self, pieces: &[Piece]) -> Result<()> {
+    unsafe fn copy(&mut self, pieces: &[CopyRegion]) -> Result<()> {
         // One by one, although drivers have `cuMemcpyBatchAsync`: version 580 corrupts its command stream with it (Xid 32),
         // always with 512 copies in a call, now and then with 128. Several readers make up for most of what calls cost.
         let copied = pieces.iter().try_for_each(|piece| {
@@ -91,17 +91,17 @@ impl CopyStream for CudaStream {
         self.named(copied)
     }
 
-    fn mark(&mut self) -> Result<Mark> {
+    fn mark(&mut self) -> Result<CopyEvent> {
         let event = match self.spare.pop() {
             Some(event) => event,
             None => self.named(self.driver.event_create())?,
         };
         self.used.push(event);
         self.named(self.driver.event_record(event, self.stream))?;
-        Ok(Mark(event.to_raw()))
+        Ok(CopyEvent(event.to_raw()))
     }
 
-    fn is_done(&mut self, mark: Mark) -> Result<bool> {
+    fn is_done(&mut self, mark: CopyEvent) -> Result<bool> {
         let event = EventHandle::from_raw(mark.0);
         let done = self.named(self.driver.event_done(event))?;
         if done {
@@ -110,7 +110,7 @@ impl CopyStream for CudaStream {
         Ok(done)
     }
 
-    fn wait(&mut self, mark: Mark) -> Result<()> {
+    fn wait(&mut self, mark: CopyEvent) -> Result<()> {
         let event = EventHandle::from_raw(mark.0);
         self.named(self.driver.event_wait(event))?;
         self.take_back(event);

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::checkpoint::{Dtype, TensorInfo};
-use crate::device::{Fence, Mark};
+use crate::device::{CopyEvent, Fence};
 use crate::plan::{Layout, Selection};
 use crate::store::Identity;
 
@@ -33,7 +33,7 @@ impl CopyStream for Immediate {
         Ok(())
     }
 
-    unsafe fn copy(&mut self, pieces: &[Piece]) -> Result<()> {
+    unsafe fn copy(&mut self, pieces: &[CopyRegion]) -> Result<()> {
         for piece in pieces {
             // SAFETY: what `CopyStream::copy` demands of its caller.
             unsafe { std::ptr::copy_nonoverlapping(piece.source, pointer(piece.destination), piece.len) };
@@ -41,15 +41,15 @@ impl CopyStream for Immediate {
         Ok(())
     }
 
-    fn mark(&mut self) -> Result<Mark> {
-        Ok(Mark(0))
+    fn mark(&mut self) -> Result<CopyEvent> {
+        Ok(CopyEvent(0))
     }
 
-    fn is_done(&mut self, _: Mark) -> Result<bool> {
+    fn is_done(&mut self, _: CopyEvent) -> Result<bool> {
         Ok(true)
     }
 
-    fn wait(&mut self, _: Mark) -> Result<()> {
+    fn wait(&mut self, _: CopyEvent) -> Result<()> {
         Ok(())
     }
 }
@@ -71,7 +71,7 @@ impl Object for Lying {
         Ok(())
     }
 
-    fn read_to_slot(&self, _: Range<u64>, _: Window<'_>, _: &mut ReadContext) -> Result<usize> {
+    fn read_to_staging(&self, _: Range<u64>, _: Window<'_>, _: &mut ReadContext) -> Result<usize> {
         Ok(self.0)
     }
 
@@ -110,8 +110,8 @@ impl Object for Scattering {
         true
     }
 
-    fn read_to_slot(&self, range: Range<u64>, slot: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
-        self.0.read_to_slot(range, slot, cx)
+    fn read_to_staging(&self, range: Range<u64>, buffer: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
+        self.0.read_to_staging(range, buffer, cx)
     }
 
     fn verify_unchanged(&self) -> Result<()> {
@@ -138,10 +138,15 @@ impl Object for Bytes {
         Ok(())
     }
 
-    fn read_to_slot(&self, range: Range<u64>, mut slot: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
+    fn read_to_staging(
+        &self,
+        range: Range<u64>,
+        mut buffer: Window<'_>,
+        cx: &mut ReadContext,
+    ) -> Result<usize> {
         const ODD: usize = 4097;
         let len = to_usize(range.end - range.start);
-        self.read_into(range.start, slot.part(ODD, len), cx).map(|()| ODD)
+        self.read_into(range.start, buffer.part(ODD, len), cx).map(|()| ODD)
     }
 
     fn verify_unchanged(&self) -> Result<()> {
@@ -311,9 +316,9 @@ fn land(
             read_all(&plan, &Scattering(Bytes(object.0.clone())), &destinations, u64::MAX);
         }
         Target::Device => {
-            let mut slot = vec![0; to_usize(block_bytes) + SLOT_SLACK];
+            let mut buffer = vec![0; to_usize(block_bytes) + ALIGNMENT_PADDING];
             for block in plan.blocks() {
-                let (segments, window) = (plan.segments(block), Window::from_slice(&mut slot));
+                let (segments, window) = (plan.segments(block), Window::from_slice(&mut buffer));
                 let (mut cx, mut pieces) = (ReadContext::default(), Vec::new());
                 to_device(
                     segments,
@@ -450,15 +455,15 @@ fn a_store_that_puts_a_range_outside_of_its_buffer_fails_the_load() {
     let block = &plan.blocks()[0];
     let mut memory = vec![GUARD; 1000];
     let base = memory.as_mut_ptr() as usize as u64;
-    for start in [4096 + SLOT_SLACK, usize::MAX, usize::MAX - 10] {
+    for start in [4096 + ALIGNMENT_PADDING, usize::MAX, usize::MAX - 10] {
         let destinations = Destinations::new(infos.len(), false);
         [0, 100, 300].iter().enumerate().for_each(|(tensor, at)| destinations.set(tensor, base + at));
         let (mut cx, mut scratch, mut pieces) = (ReadContext::default(), None, Vec::new());
         let object = Lying(start);
         let host =
             to_host(&plan, block, &object, &destinations, u64::MAX, &mut cx, &mut scratch).err().unwrap();
-        let mut slot = vec![0; 4096 + SLOT_SLACK];
-        let window = Window::from_slice(&mut slot);
+        let mut buffer = vec![0; 4096 + ALIGNMENT_PADDING];
+        let window = Window::from_slice(&mut buffer);
         let segments = plan.segments(block);
         let device = to_device(
             segments,

@@ -20,7 +20,7 @@ pub(super) struct CompleteObject {
     url: String,
     /// Set once the file could not be read. From then on, all comes from there.
     remote: OnceLock<Arc<dyn Object>>,
-    remark: Mutex<Option<String>>,
+    note: Mutex<Option<String>>,
 }
 
 impl CompleteObject {
@@ -40,7 +40,7 @@ impl CompleteObject {
             store,
             url: url.to_owned(),
             remote: OnceLock::new(),
-            remark: Mutex::default(),
+            note: Mutex::default(),
         }
     }
 
@@ -59,8 +59,8 @@ impl CompleteObject {
     }
 
     fn give_up(&self, error: &Error) -> Result<()> {
-        let remark = unreadable(self.held.doubt(), error);
-        self.remark.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(remark);
+        let note = unreadable(self.held.doubt(), error);
+        self.note.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(note);
         let remote = self.store.reopen(&self.url, &self.identity)?;
         let _ = self.remote.set(remote);
         Ok(())
@@ -93,9 +93,14 @@ impl Object for CompleteObject {
         self.remote.get().is_some_and(|remote| remote.scatters())
     }
 
-    fn read_to_slot(&self, range: Range<u64>, mut slot: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
-        let len = slot.len();
-        self.read(|object| object.read_to_slot(range.clone(), slot.part(0, len), cx))
+    fn read_to_staging(
+        &self,
+        range: Range<u64>,
+        mut buffer: Window<'_>,
+        cx: &mut ReadContext,
+    ) -> Result<usize> {
+        let len = buffer.len();
+        self.read(|object| object.read_to_staging(range.clone(), buffer.part(0, len), cx))
     }
 
     fn map(&self) -> Result<FileMapping> {
@@ -106,18 +111,18 @@ impl Object for CompleteObject {
         self.remote.get().map_or_else(|| self.file.is_cached(range), |remote| remote.is_cached(range))
     }
 
-    fn read_ahead(&self, range: Range<u64>) -> bool {
-        self.file.read_ahead(range)
+    fn prefetch(&self, range: Range<u64>) -> bool {
+        self.file.prefetch(range)
     }
 
     fn avoid_direct(&self) {
         self.file.avoid_direct();
     }
 
-    fn remarks(&self) -> Vec<String> {
-        let failed = self.remark.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let remote = self.remote.get().map(|remote| remote.remarks()).unwrap_or_default();
-        self.file.remarks().into_iter().chain(failed).chain(remote).collect()
+    fn notes(&self) -> Vec<String> {
+        let failed = self.note.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let remote = self.remote.get().map(|remote| remote.notes()).unwrap_or_default();
+        self.file.notes().into_iter().chain(failed).chain(remote).collect()
     }
 
     fn verify_unchanged(&self) -> Result<()> {

@@ -242,7 +242,7 @@ impl Directory {
                 path.display()
             ));
         }
-        self.make_room(key.bytes).map_err(|remark| remark.unwrap_or_else(failed))?;
+        self.make_room(key.bytes).map_err(|note| note.unwrap_or_else(failed))?;
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let new = self.root.join(format!(".new-{}-{number}", std::process::id()));
         let made = || -> io::Result<()> {

@@ -36,7 +36,7 @@ pub(super) struct Entry {
     claimed: Vec<AtomicBool>,
     /// Bytes that were left out because the disk could not keep up.
     left_out: AtomicU64,
-    remark: Mutex<Option<String>>,
+    note: Mutex<Option<String>>,
     broken: AtomicBool,
     read_only: bool,
     /// Who is not done with it: whoever reads through it, and every write under way.
@@ -62,7 +62,7 @@ impl Entry {
             map,
             writes: Mutex::default(),
             left_out: AtomicU64::new(0),
-            remark: Mutex::default(),
+            note: Mutex::default(),
             broken: AtomicBool::new(read_only),
             read_only,
             users: AtomicUsize::new(1),
@@ -132,8 +132,8 @@ impl Entry {
         self.note(unreadable(&self.path, error));
     }
 
-    fn note(&self, remark: String) {
-        self.remark.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(remark);
+    fn note(&self, note: String) {
+        self.note.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(note);
     }
 
     /// Whether the caller is the one to write the block.
@@ -211,8 +211,8 @@ impl Entry {
             _ => error.to_string(),
         };
         let place = self.path.parent().unwrap_or(&self.path).display();
-        let remark = format!("the disk cache could not be written to ({place}): {why}");
-        self.note(remark);
+        let note = format!("the disk cache could not be written to ({place}): {why}");
+        self.note(note);
     }
 
     /// Makes a complete entry of it, if all blocks are there. Called when its last user has left.
@@ -273,14 +273,13 @@ impl Entry {
     }
 
     /// What the load's owner may want to know.
-    pub(super) fn remarks(&self) -> Vec<String> {
-        let mut remarks: Vec<_> =
-            self.remark.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
-        if self.left_out.load(Ordering::Relaxed) > 0 && remarks.is_empty() {
-            remarks
-                .push("the disk cache could not keep up: what it left out is kept by the next load".into());
+    pub(super) fn notes(&self) -> Vec<String> {
+        let mut notes: Vec<_> =
+            self.note.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
+        if self.left_out.load(Ordering::Relaxed) > 0 && notes.is_empty() {
+            notes.push("the disk cache could not keep up: what it left out is kept by the next load".into());
         }
-        remarks
+        notes
     }
 }
 

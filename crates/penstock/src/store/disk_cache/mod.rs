@@ -116,7 +116,7 @@ impl CachingStore {
                 }
                 Arc::new(through)
             }
-            Err(remark) => Arc::new(Noted::new(object, remark)),
+            Err(note) => Arc::new(Noted::new(object, note)),
         }
     }
 }

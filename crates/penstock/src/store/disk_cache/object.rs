@@ -152,7 +152,7 @@ impl CachingObject {
     ) -> Result<()> {
         let mut between = gaps(&range, into);
         // The writers take it from there.
-        let mut all: Vec<_> = parts(&range, into).map(|(at, part)| (at, part.passing())).collect();
+        let mut all: Vec<_> = parts(&range, into).map(|(at, part)| (at, part.temporal())).collect();
         all.extend(between.iter_mut().map(|(at, gap)| (*at, Window::from_slice(gap))));
         all.sort_by_key(|(at, _)| *at);
         let began = Instant::now();
@@ -362,7 +362,12 @@ impl Object for CachingObject {
         self.remote.scatters()
     }
 
-    fn read_to_slot(&self, range: Range<u64>, mut slot: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
+    fn read_to_staging(
+        &self,
+        range: Range<u64>,
+        mut slot: Window<'_>,
+        cx: &mut ReadContext,
+    ) -> Result<usize> {
         let len = to_usize(range.end - range.start);
         self.read_into(range.start, slot.part(0, len), cx).map(|()| 0)
     }
@@ -371,10 +376,10 @@ impl Object for CachingObject {
         self.remote.is_cached(range)
     }
 
-    fn remarks(&self) -> Vec<String> {
-        let mut remarks = self.remote.remarks();
-        remarks.extend(self.entry.remarks());
-        remarks
+    fn notes(&self) -> Vec<String> {
+        let mut notes = self.remote.notes();
+        notes.extend(self.entry.notes());
+        notes
     }
 
     fn verify_unchanged(&self) -> Result<()> {
@@ -385,12 +390,12 @@ impl Object for CachingObject {
 /// A remote object that is not cached, and why.
 pub(super) struct Noted {
     remote: Arc<dyn Object>,
-    remark: String,
+    note: String,
 }
 
 impl Noted {
-    pub(super) fn new(remote: Arc<dyn Object>, remark: String) -> Self {
-        Self { remote, remark }
+    pub(super) fn new(remote: Arc<dyn Object>, note: String) -> Self {
+        Self { remote, note }
     }
 }
 
@@ -419,18 +424,18 @@ impl Object for Noted {
         self.remote.scatters()
     }
 
-    fn read_to_slot(&self, range: Range<u64>, slot: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
-        self.remote.read_to_slot(range, slot, cx)
+    fn read_to_staging(&self, range: Range<u64>, slot: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
+        self.remote.read_to_staging(range, slot, cx)
     }
 
     fn is_cached(&self, range: &Range<u64>) -> Option<bool> {
         self.remote.is_cached(range)
     }
 
-    fn remarks(&self) -> Vec<String> {
-        let mut remarks = self.remote.remarks();
-        remarks.push(self.remark.clone());
-        remarks
+    fn notes(&self) -> Vec<String> {
+        let mut notes = self.remote.notes();
+        notes.push(self.note.clone());
+        notes
     }
 
     fn verify_unchanged(&self) -> Result<()> {

@@ -36,7 +36,7 @@ pub(super) struct LocalFile {
     /// Set when a direct read was refused although the file could be opened for it, or is known to gain nothing.
     pub(super) direct_refused: AtomicBool,
     /// Why it is read through the page cache although it would not have to be.
-    remark: OnceLock<String>,
+    note: OnceLock<String>,
 }
 
 /// What changes when a file is written to or replaced.
@@ -109,7 +109,7 @@ impl LocalFile {
             cache,
             direct: OnceLock::new(),
             direct_refused: AtomicBool::new(false),
-            remark: OnceLock::new(),
+            note: OnceLock::new(),
         })
     }
 
@@ -126,7 +126,7 @@ impl LocalFile {
     /// has no such thing.
     pub(super) fn direct(&self, cx: &mut ReadContext) -> Option<Arc<DirectFile>> {
         let shared = self.direct.get_or_init(|| self.open_direct().map(Arc::new)).as_ref()?;
-        Some(if cx.own_handles { OwnHandle::of(cx, self.version, shared) } else { Arc::clone(shared) })
+        Some(if cx.per_reader_fd { OwnHandle::of(cx, self.version, shared) } else { Arc::clone(shared) })
     }
 
     fn open_direct(&self) -> Option<DirectFile> {
@@ -143,7 +143,7 @@ impl LocalFile {
     }
 
     fn remark_no_direct(&self, because: &dyn std::fmt::Display) {
-        self.remark.get_or_init(|| {
+        self.note.get_or_init(|| {
             // Without the file's name: one sentence for all files of a mount.
             format!("read through the page cache, as direct reads (O_DIRECT) are refused: {because}")
         });
@@ -194,8 +194,8 @@ impl Object for LocalFile {
         self.read_exactly(offset, into, cx)
     }
 
-    fn read_to_slot(&self, range: Range<u64>, slot: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
-        self.read_aligned(range, slot, cx)
+    fn read_to_staging(&self, range: Range<u64>, buffer: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
+        self.read_aligned(range, buffer, cx)
     }
 
     fn map(&self) -> Result<FileMapping> {
@@ -206,7 +206,7 @@ impl Object for LocalFile {
         self.would_copy(range)
     }
 
-    fn read_ahead(&self, range: Range<u64>) -> bool {
+    fn prefetch(&self, range: Range<u64>) -> bool {
         if self.residency(&range) == Residency::Cached {
             return false;
         }
@@ -221,7 +221,7 @@ impl Object for LocalFile {
         }
     }
 
-    fn remarks(&self) -> Vec<String> {
+    fn notes(&self) -> Vec<String> {
         let unknown = match self.cache {
             CachePolicy::Auto => self.probe.unanswered(),
             CachePolicy::Use | CachePolicy::Bypass | CachePolicy::Populate => None,
@@ -231,7 +231,7 @@ impl Object for LocalFile {
              link does that, or a program that wrote to it and put the time back"
                 .to_owned()
         });
-        self.remark.get().cloned().into_iter().chain(unknown).chain(touched).collect()
+        self.note.get().cloned().into_iter().chain(unknown).chain(touched).collect()
     }
 
     fn verify_unchanged(&self) -> Result<()> {

@@ -34,8 +34,8 @@ pub fn path_of(location: &str) -> Cow<'_, Path> {
     let mut bytes = Vec::with_capacity(location.len());
     for piece in pieces(location) {
         match piece {
-            Piece::Text(text) => bytes.extend_from_slice(text.as_bytes()),
-            Piece::Byte(byte) => bytes.push(byte),
+            Chunk::Text(text) => bytes.extend_from_slice(text.as_bytes()),
+            Chunk::Byte(byte) => bytes.push(byte),
         }
     }
     Cow::Owned(PathBuf::from(OsString::from_vec(bytes)))
@@ -47,29 +47,29 @@ pub fn readable(text: &str) -> Cow<'_, str> {
         return Cow::Borrowed(text);
     }
     let shown = pieces(text).map(|piece| match piece {
-        Piece::Text(text) => text.replace('\0', "\\x00"),
-        Piece::Byte(byte) => format!("\\x{byte:02x}"),
+        Chunk::Text(text) => text.replace('\0', "\\x00"),
+        Chunk::Byte(byte) => format!("\\x{byte:02x}"),
     });
     Cow::Owned(shown.collect())
 }
 
-enum Piece<'t> {
+enum Chunk<'t> {
     Text(&'t str),
     Byte(u8),
 }
 
-fn pieces(text: &str) -> impl Iterator<Item = Piece<'_>> {
+fn pieces(text: &str) -> impl Iterator<Item = Chunk<'_>> {
     let mut rest = text;
     std::iter::from_fn(move || {
         if let Some((byte, after)) = escape(rest) {
             rest = after;
-            return Some(Piece::Byte(byte));
+            return Some(Chunk::Byte(byte));
         }
         // From the second character on: a NUL that begins no escape is text.
         let end = rest.char_indices().skip(1).find(|(at, _)| escape(&rest[*at..]).is_some());
         let (before, after) = rest.split_at(end.map_or(rest.len(), |(at, _)| at));
         rest = after;
-        (!before.is_empty()).then_some(Piece::Text(before))
+        (!before.is_empty()).then_some(Chunk::Text(before))
     })
 }
 

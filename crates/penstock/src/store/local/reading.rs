@@ -75,18 +75,18 @@ impl LocalFile {
     pub(super) fn read_aligned(
         &self,
         range: Range<u64>,
-        mut slot: Window<'_>,
+        mut buffer: Window<'_>,
         cx: &mut ReadContext,
     ) -> Result<usize> {
         let len = to_usize(range.end - range.start);
         self.checked_range(range.start, len)?;
         let cached = match self.route(&range, cx) {
-            Route::Direct(direct) if (slot.as_ptr() as usize).is_multiple_of(direct.memory_align) => {
+            Route::Direct(direct) if (buffer.as_ptr() as usize).is_multiple_of(direct.memory_align) => {
                 let start = range.start / PAGE as u64 * PAGE as u64;
                 let lead = to_usize(range.start - start);
                 let aligned_len = (lead + len).next_multiple_of(PAGE);
-                if aligned_len <= slot.len() {
-                    match self.read_sectors(&direct, start, slot.part(0, aligned_len), lead + len, cx) {
+                if aligned_len <= buffer.len() {
+                    match self.read_sectors(&direct, start, buffer.part(0, aligned_len), lead + len, cx) {
                         Err(error) if is_refusal(&error) => self.refuse_direct(&error),
                         done => return done.map(|()| lead),
                     }
@@ -95,7 +95,7 @@ impl LocalFile {
             }
             route => matches!(route, Route::Cached),
         };
-        self.read_buffered(range.start, slot.part(0, len), cx, cached).map(|()| 0)
+        self.read_buffered(range.start, buffer.part(0, len), cx, cached).map(|()| 0)
     }
 
     /// A range must lie in the file as it was opened; anything else is a bug of the plan, not a short file.

@@ -123,9 +123,9 @@ where
                     Some(Held { credential: Arc::clone(&credential), renew, expires, origin, since });
                 Ok(credential)
             }
-            Err(lack) => self.usable(true).ok_or_else(|| {
-                let why = lack.why.clone();
-                ResponseRecorder::note(|seen| seen.credentials = Some(lack));
+            Err(error) => self.usable(true).ok_or_else(|| {
+                let why = error.why.clone();
+                ResponseRecorder::note(|seen| seen.credentials = Some(error));
                 object_store::Error::Unauthenticated { path: String::new(), source: why.into() }
             }),
         }

@@ -8,7 +8,7 @@ use object_store::Error as StoreError;
 
 use super::address::Provider;
 use super::backend::{Backend, OF_QUERY, OF_USER};
-use super::hub::refusal as of_hub;
+use super::hub::errors as of_hub;
 use super::response_recorder::{Refusal, Seen};
 use super::retry::{RetriesExhausted, TransientError};
 use super::s3::ENDPOINTS;
@@ -77,17 +77,17 @@ const WHOLE: &str = "Received non-partial response when range requested";
 
 /// Judges a failed request of `backend`. `pinned` says that a version of the object had been seen before.
 pub(super) fn judge(backend: &Backend, error: &StoreError, seen: &Seen, pinned: bool) -> Verdict {
-    if let Some(lack) = &seen.credentials {
-        let why = backend.environment.scrub(&lack.why);
+    if let Some(error) = &seen.credentials {
+        let why = backend.environment.scrub(&error.why);
         // Whoever gives credentials may be as busy as a store.
         let busy = |refusal: &Refusal| refusal.status == 429 || refusal.status >= 500;
-        if lack.passes || seen.refusal.as_ref().is_some_and(busy) {
+        if error.passes || seen.refusal.as_ref().is_some_and(busy) {
             let unreachable = seen.transport.as_ref().is_some_and(|lost| lost.unreachable);
             // One that is busy or loses connections is a server that failed: it has not refused anybody.
             let code = if unreachable { Code::Credentials } else { Code::ServerError };
             return Verdict::Again(TransientError { unreachable, code, ..TransientError::new(why) });
         }
-        let remedy = lack.remedy.clone().unwrap_or_else(|| no_credentials(backend).to_owned());
+        let remedy = error.remedy.clone().unwrap_or_else(|| no_credentials(backend).to_owned());
         return Verdict::Tell(Error::new(ErrorKind::Access, why).code(Code::Credentials).remedy(remedy));
     }
     if seen.no_total {

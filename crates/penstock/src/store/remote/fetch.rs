@@ -22,7 +22,7 @@ use super::retry::{Attempts, TransientError};
 
 /// What was done for one range, by one request or by two.
 #[derive(Default)]
-pub(super) struct Tally {
+pub(super) struct Counters {
     pub(super) requests: Cell<u64>,
     /// Answers that said "too fast".
     pub(super) throttled: Cell<u64>,
@@ -43,7 +43,7 @@ pub(super) async fn with_retries<T>(
     backend: &Backend,
     context: &LoadContext,
     known: bool,
-    tally: &Tally,
+    counters: &Counters,
     mut attempt: impl AsyncFnMut() -> Result<T, (Fault, bool)>,
 ) -> Result<T, Stop> {
     let policy = context.policy(backend.policy);
@@ -54,7 +54,7 @@ pub(super) async fn with_retries<T>(
     let mut renewed = false;
     loop {
         let asked = Instant::now();
-        add(&tally.requests, 1);
+        add(&counters.requests, 1);
         let (done, seen) = ResponseRecorder::watch(attempt()).await;
         let (fault, progress) = match done {
             Ok(done) => {
@@ -81,7 +81,7 @@ pub(super) async fn with_retries<T>(
             },
         };
         tracing::debug!(store = backend.provider.name(), failure = error.what, "a request failed");
-        add(&tally.throttled, u64::from(error.throttled));
+        add(&counters.throttled, u64::from(error.throttled));
         let pause = attempts.failed(&error, progress, began.elapsed());
         let pause = pause.map_err(|exhausted| Stop::Tell(gave_up(backend, &exhausted, known)))?;
         let failing = if progress { asked } else { *since.get_or_insert(asked) };

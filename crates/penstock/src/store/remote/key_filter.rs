@@ -53,7 +53,7 @@ pub(super) struct KeyFilter {
 }
 
 impl KeyFilter {
-    /// Runs `work`, whose listings go through a filter; returns what that kept.
+    /// ReaderRanges `work`, whose listings go through a filter; returns what that kept.
     pub(super) async fn watch<T>(work: impl Future<Output = T>) -> (T, Odd) {
         let key_filter = Self::default();
         let done = SIEVE.scope(key_filter.clone(), work).await;

@@ -7,7 +7,7 @@ use object_store::path::Path;
 use super::address::Address;
 use super::backend::Backend;
 use super::context::LoadContext;
-use super::fetch::{Tally, named, with_retries};
+use super::fetch::{Counters, named, with_retries};
 use super::key_filter::KeyFilter;
 use super::object;
 use super::outcome::{Fault, Stop};
@@ -47,7 +47,7 @@ pub(super) fn list(
     context: &LoadContext,
 ) -> Result<Listing, Stop> {
     let ((objects, prefixes), odd) =
-        context.run(with_retries(backend, context, false, &Tally::default(), async || {
+        context.run(with_retries(backend, context, false, &Counters::default(), async || {
             let (listed, odd) = KeyFilter::watch(pages(backend, prefix, recursive)).await;
             listed.map(|listed| (listed, odd)).map_err(|error| (Fault::Store(error), false))
         }))?;

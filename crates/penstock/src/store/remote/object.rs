@@ -11,7 +11,7 @@ use object_store::path::Path;
 
 use super::backend::Backend;
 use super::context::LoadContext;
-use super::fetch::{Tally, add, once, with_retries};
+use super::fetch::{Counters, add, once, with_retries};
 use super::latency::HedgePermit;
 use super::outcome::Stop;
 use crate::error::{Error, ErrorKind, Result};
@@ -48,11 +48,11 @@ impl RemoteObject {
     /// goes for what is missing, and the one that is done first counts. Both are driven by this thread, and both bring
     /// the same bytes to the same places, so neither can do the other any harm.
     fn fetch(&self, range: Range<u64>, cx: &mut ReadContext, write: impl FnMut(u64, &[u8])) -> Result<()> {
-        let (tally, reached, hedged) = (Tally::default(), Cell::new(range.start), Cell::new(false));
+        let (counters, reached, hedged) = (Counters::default(), Cell::new(range.start), Cell::new(false));
         let (write, taken_back) = (RefCell::new(write), Cell::new(false));
         let put = |offset, bytes: &[u8]| {
             (write.borrow_mut())(offset, bytes);
-            add(&tally.bytes, bytes.len() as u64);
+            add(&counters.bytes, bytes.len() as u64);
             taken_back.set(taken_back.get() || bytes.is_empty());
         };
         let put_first = |offset, bytes: &[u8]| {
@@ -62,11 +62,11 @@ impl RemoteObject {
         let began = Instant::now();
         let work = async {
             let done = {
-                let first = self.bring(range.clone(), &tally, put_first);
+                let first = self.fetch_range(range.clone(), &counters, put_first);
                 let second = async {
                     let _hedge = self.until_slow(began).await;
                     hedged.set(true);
-                    self.bring(reached.get()..range.end, &tally, put).await
+                    self.fetch_range(reached.get()..range.end, &counters, put).await
                 };
                 tokio::pin!(first, second);
                 // Where one gives up the other goes on. What the first says of it counts.
@@ -86,15 +86,15 @@ impl RemoteObject {
                 // What one took back may lie over what the other had brought.
                 Ok(()) if hedged.get() && taken_back.get() => {
                     reached.set(range.start);
-                    self.bring(range.clone(), &tally, put_first).await
+                    self.fetch_range(range.clone(), &counters, put_first).await
                 }
                 done => done,
             }
         };
         let done = self.context.block_on(work, |done| done.is_ok() && !hedged.get());
-        cx.calls += tally.requests.get();
-        cx.throttled += tally.throttled.get();
-        cx.network_bytes += tally.bytes.get();
+        cx.calls += counters.requests.get();
+        cx.throttled += counters.throttled.get();
+        cx.network_bytes += counters.bytes.get();
         match done {
             Ok(Ok(())) => {
                 self.context.latency.came(range.end - range.start, began.elapsed());
@@ -112,14 +112,14 @@ impl RemoteObject {
     }
 
     /// Asks for `range`, and again from where it stopped, and hands its bytes to `put`.
-    async fn bring(
+    async fn fetch_range(
         &self,
         range: Range<u64>,
-        tally: &Tally,
+        counters: &Counters,
         mut put: impl FnMut(u64, &[u8]),
     ) -> Result<(), Stop> {
         let mut at = range.start;
-        with_retries(&self.backend, &self.context, true, tally, async || {
+        with_retries(&self.backend, &self.context, true, counters, async || {
             let before = at;
             if before >= range.end {
                 // The last answer went wrong after all of it had come.
@@ -178,9 +178,14 @@ impl Object for RemoteObject {
         true
     }
 
-    fn read_to_slot(&self, range: Range<u64>, mut slot: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
+    fn read_to_staging(
+        &self,
+        range: Range<u64>,
+        mut buffer: Window<'_>,
+        cx: &mut ReadContext,
+    ) -> Result<usize> {
         let len = to_usize(range.end - range.start);
-        self.read_into(range.start, slot.part(0, len), cx).map(|()| 0)
+        self.read_into(range.start, buffer.part(0, len), cx).map(|()| 0)
     }
 
     fn is_cached(&self, _: &Range<u64>) -> Option<bool> {

@@ -10,7 +10,7 @@ use super::backend::Backend;
 use super::connect::in_region;
 use super::context::LoadContext;
 use super::failure::changed;
-use super::fetch::{Tally, named, once, with_retries};
+use super::fetch::{Counters, named, once, with_retries};
 use super::outcome::{Fault, Stop};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -54,7 +54,7 @@ pub(super) fn open(
     path: &Path,
     context: &LoadContext,
 ) -> Result<(ObjectMeta, Vec<u8>), Stop> {
-    let opened = context.run(with_retries(backend, context, false, &Tally::default(), async || {
+    let opened = context.run(with_retries(backend, context, false, &Counters::default(), async || {
         // Anew for every attempt: until it is complete, no version is pinned.
         let (mut head, mut at) = (Vec::new(), 0);
         let put = |_, bytes: &[u8]| head.extend_from_slice(bytes);
@@ -74,13 +74,12 @@ pub(super) fn open(
 ///
 /// Not asked with HEAD: a URL that is signed for reading is not signed for that, and not everyone who may read may ask.
 pub(super) fn inspect(backend: &Backend, path: &Path, context: &LoadContext) -> Result<ObjectMeta> {
-    let answer =
-        context.run(with_retries(backend, context, false, &Tally::default(), async || {
-            match backend.store.get_opts(path, GetOptions::default()).await {
-                Ok(answer) => Ok(named(answer.meta)),
-                Err(error) => Err((Fault::Store(error), false)),
-            }
-        }));
+    let answer = context.run(with_retries(backend, context, false, &Counters::default(), async || {
+        match backend.store.get_opts(path, GetOptions::default()).await {
+            Ok(answer) => Ok(named(answer.meta)),
+            Err(error) => Err((Fault::Store(error), false)),
+        }
+    }));
     answer.map_err(|stop| match stop {
         Stop::Tell(error) => error,
         Stop::Region(_) | Stop::Empty => changed(),

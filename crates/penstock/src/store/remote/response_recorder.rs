@@ -87,7 +87,7 @@ impl CredentialError {
 pub(super) struct ResponseRecorder(Arc<Mutex<Seen>>);
 
 impl ResponseRecorder {
-    /// Runs `work` with what it sees written down.
+    /// ReaderRanges `work` with what it sees written down.
     pub(super) async fn watch<T>(work: impl Future<Output = T>) -> (T, Seen) {
         let recorder = Self::default();
         let done = RECORDER.scope(recorder.clone(), work).await;

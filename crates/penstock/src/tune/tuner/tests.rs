@@ -7,7 +7,7 @@ use super::*;
 const BOUNDS: Bounds = Bounds { start: 8, least: 1, most: 64 };
 
 /// Lets the tuner load from a storage with this rate for every number of readers; returns what it settles on.
-fn settle(tuner: &mut Tuner, rate: impl Fn(usize) -> f64, epochs: usize) -> usize {
+fn converge(tuner: &mut Tuner, rate: impl Fn(usize) -> f64, epochs: usize) -> usize {
     for _ in 0..epochs {
         let rate = rate(tuner.readers());
         tuner.observe(Epoch { bytes: 1 << 24, seconds: f64::from(1 << 24) / rate, reading: 1.0 });
@@ -19,19 +19,19 @@ fn settle(tuner: &mut Tuner, rate: impl Fn(usize) -> f64, epochs: usize) -> usiz
 fn storage_that_wants_many_requests_gets_them() {
     // 90 MB/s for every connection, up to a link of 5 GB/s.
     let rate = |readers: usize| (readers as f64 * 90e6).min(5e9);
-    let readers = settle(&mut Tuner::new(BOUNDS), rate, 30);
+    let readers = converge(&mut Tuner::new(BOUNDS), rate, 30);
     assert!(rate(readers) >= 0.97 * 5e9, "{readers}");
 }
 
 #[test]
 fn storage_that_suffers_from_many_readers_gets_few() {
     let rate = |readers: usize| 2e8 / (readers as f64).sqrt();
-    assert_eq!(settle(&mut Tuner::new(BOUNDS), rate, 40), 1);
+    assert_eq!(converge(&mut Tuner::new(BOUNDS), rate, 40), 1);
 }
 
 #[test]
 fn a_disk_that_is_full_with_any_number_keeps_the_number_it_began_with() {
-    assert_eq!(settle(&mut Tuner::new(BOUNDS), |_| 3.5e9, 30), 8);
+    assert_eq!(converge(&mut Tuner::new(BOUNDS), |_| 3.5e9, 30), 8);
 }
 
 #[test]
@@ -39,8 +39,8 @@ fn fewer_readers_are_not_kept_for_a_rate_that_rose_by_itself() {
     // Faster by a quarter from some moment on, whatever the number of readers.
     for moment in 0..30 {
         let mut tuner = Tuner::new(Bounds { start: 16, least: 2, most: 16 });
-        settle(&mut tuner, |_| 2e9, moment);
-        assert_eq!(settle(&mut tuner, |_| 2.5e9, 60), 16, "{moment}");
+        converge(&mut tuner, |_| 2e9, moment);
+        assert_eq!(converge(&mut tuner, |_| 2.5e9, 60), 16, "{moment}");
     }
 }
 
@@ -56,11 +56,11 @@ fn nothing_is_tried_while_the_consumer_is_what_limits() {
 #[test]
 fn a_lasting_change_of_the_rate_begins_the_search_anew_and_a_short_one_does_not() {
     let mut tuner = Tuner::new(BOUNDS);
-    settle(&mut tuner, |_| 10e9, 30);
-    settle(&mut tuner, |_| 1e9, 2);
-    assert_eq!(settle(&mut tuner, |_| 10e9, 30), 8);
+    converge(&mut tuner, |_| 10e9, 30);
+    converge(&mut tuner, |_| 1e9, 2);
+    assert_eq!(converge(&mut tuner, |_| 10e9, 30), 8);
     let rate = |readers: usize| readers as f64 * 1e8;
-    assert!(settle(&mut tuner, rate, 60) > 50);
+    assert!(converge(&mut tuner, rate, 60) > 50);
 }
 
 #[test]
@@ -69,8 +69,8 @@ fn a_store_that_throttles_gets_half_and_later_a_little_more() {
     let mut tuner = Tuner::new(Bounds { start: 64, ..BOUNDS });
     assert_eq!((tuner.on_throttle(), tuner.on_throttle()), (32, 16));
     // However well it goes, not where it said no.
-    assert!(settle(&mut tuner, rate, CALM_FOR as usize - 1) < 32);
-    assert!(settle(&mut tuner, rate, 80) > 60);
+    assert!(converge(&mut tuner, rate, CALM_FOR as usize - 1) < 32);
+    assert!(converge(&mut tuner, rate, 80) > 60);
     for _ in 0..10 {
         tuner.on_throttle();
     }
@@ -81,7 +81,7 @@ fn a_store_that_throttles_gets_half_and_later_a_little_more() {
 fn a_fixed_number_stays() {
     let mut tuner = Tuner::new(Bounds::fixed(5));
     assert!(tuner.is_fixed());
-    assert_eq!(settle(&mut tuner, |readers| readers as f64, 30), 5);
+    assert_eq!(converge(&mut tuner, |readers| readers as f64, 30), 5);
 }
 
 proptest! {
@@ -100,15 +100,15 @@ proptest! {
         let mut tuner = Tuner::new(bounds);
         for _ in 0..60 {
             prop_assert!((least..=most).contains(&tuner.readers()));
-            settle(&mut tuner, rate, 1);
+            converge(&mut tuner, rate, 1);
         }
         let best = (least..=most).map(rate).fold(0.0, f64::max);
         // A step is a factor of 1.5, so the peak itself may lie between two of them.
         let found = rate(tuner.readers());
         prop_assert!(found >= best / 1.5, "{found} of {best} with {}", tuner.readers());
-        let settled = tuner.readers();
-        settle(&mut tuner, rate, 40);
-        prop_assert_eq!(tuner.readers(), settled);
+        let converged = tuner.readers();
+        converge(&mut tuner, rate, 40);
+        prop_assert_eq!(tuner.readers(), converged);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use serde_json::json;
 use url::Url;
 use url::form_urlencoded::byte_serialize;
 
-use super::asking::Means;
+use super::token_client::TokenContext;
 use crate::store::remote::aws::{DEFAULT_REGION, explain};
 use crate::store::remote::profile::Profile;
 use crate::store::remote::response_recorder::CredentialError;
@@ -24,8 +24,8 @@ use crate::store::remote::s3::own_keys;
 const TARGET: &str = "x-goog-cloud-target-resource";
 
 /// A signed `GetCallerIdentity`, written as Google wants it. `url` may hold `{region}`.
-pub(super) async fn token(means: &Means, url: &str, audience: &str) -> Result<String, CredentialError> {
-    let environment = &means.environment;
+pub(super) async fn token(cx: &TokenContext, url: &str, audience: &str) -> Result<String, CredentialError> {
+    let environment = &cx.environment;
     let none = || lacking("no AWS credentials were found".into());
     let profile = match own_keys(environment) {
         Some(_) => None,
@@ -38,10 +38,10 @@ pub(super) async fn token(means: &Means, url: &str, audience: &str) -> Result<St
         Some(credentials) => credentials,
         None => {
             let profile = profile.as_ref().ok_or_else(none)?;
-            let found = profile.credentials(environment, &means.client, &region).provide_credentials().await;
+            let found = profile.credentials(environment, &cx.client, &region).provide_credentials().await;
             found.map_err(|error| {
-                let lack = explain(&error, Some(profile));
-                CredentialError { remedy: lack.remedy.or(none().remedy), ..lack }
+                let error = explain(&error, Some(profile));
+                CredentialError { remedy: error.remedy.or(none().remedy), ..error }
             })?
         }
     };

@@ -11,9 +11,9 @@ use serde::Deserialize;
 use serde_json::json;
 use url::Url;
 
-use super::asking::{Granted, Means, bear_client, form, grant, service};
 use super::impersonation::Impersonated;
-use super::subject::{Format, Subject};
+use super::subject_token::{Format, Subject};
+use super::token_client::{TokenContext, TokenGrant, form, grant, service, set_basic};
 use crate::store::remote::response_recorder::CredentialError;
 
 const TOKEN_URL: &str = "https://sts.googleapis.com/v1/token";
@@ -114,17 +114,17 @@ impl Federated {
     }
 
     /// An access token for `scope`.
-    pub(super) async fn token(&self, means: &Means, scope: &str) -> Result<Granted, CredentialError> {
-        let subject = self.subject.token(self, means).await?;
-        let asked = grant(&means.client, self.exchange(&subject, scope)?, "Google's token service").await;
-        let (granted, _) = asked.map_err(|lack| CredentialError {
-            why: lack.why.replace(&subject, "***"),
+    pub(super) async fn token(&self, cx: &TokenContext, scope: &str) -> Result<TokenGrant, CredentialError> {
+        let subject = self.subject.token(self, cx).await?;
+        let asked = grant(&cx.client, self.exchange(&subject, scope)?, "Google's token service").await;
+        let (granted, _) = asked.map_err(|error| CredentialError {
+            why: error.why.replace(&subject, "***"),
             remedy: Some(
                 "Check the audience of the file of credentials, and that its provider takes tokens of this issuer, \
                  audience and subject"
                     .into(),
             ),
-            ..lack
+            ..error
         })?;
         Ok(granted)
     }
@@ -145,7 +145,7 @@ impl Federated {
         fields.extend(options.as_deref().map(|options| ("options", options)));
         let mut request = form(&self.token_url, &fields);
         if let Some((id, secret)) = &self.client {
-            bear_client(request.headers_mut(), id, secret)?;
+            set_basic(request.headers_mut(), id, secret)?;
         }
         Ok(request)
     }

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
     use crate::store::remote::address::Provider;
     use crate::store::remote::environment::Environment;
-    use crate::store::remote::google::asking::is_safe;
+    use crate::store::remote::google::token_client::is_safe;
     use crate::store::remote::retry::RetryPolicy;
     use url::Url;
 

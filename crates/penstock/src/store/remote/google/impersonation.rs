@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::json;
 use url::Url;
 
-use super::asking::{Granted, Means, ask, bear, service};
+use super::token_client::{TokenContext, TokenGrant, ask, service, set_bearer};
 use crate::store::remote::response_recorder::CredentialError;
 
 /// The role that it takes, unless the identity is one of a workload elsewhere.
@@ -62,16 +62,16 @@ impl Impersonated {
     /// A token of the account for `scope`, given to whoever has the token `of`. `role` is what they need.
     pub(super) async fn token(
         &self,
-        means: &Means,
-        of: &Granted,
+        cx: &TokenContext,
+        of: &TokenGrant,
         scope: &str,
         project: Option<&str>,
         role: &str,
-    ) -> Result<Granted, CredentialError> {
+    ) -> Result<TokenGrant, CredentialError> {
         let mut request = reqwest::Request::new(Method::POST, self.url.clone());
         let headers = request.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        bear(headers, &format!("Bearer {}", of.token))?;
+        set_bearer(headers, &format!("Bearer {}", of.token))?;
         if let Some(project) = project {
             let project = HeaderValue::try_from(project);
             headers.insert(
@@ -89,19 +89,19 @@ impl Impersonated {
             0 => "whoever asks",
             _ => "whoever asks and each delegate",
         };
-        let answer = ask(&means.client, request, "Google's IAM").await.map_err(|lack| CredentialError {
-            why: lack.why.replace(&of.token, "***"),
+        let answer = ask(&cx.client, request, "Google's IAM").await.map_err(|error| CredentialError {
+            why: error.why.replace(&of.token, "***"),
             remedy: Some(format!(
                 "Give {whom} the role {role} of the service account that is acted as next, and enable the IAM Service \
                  Account Credentials API"
             )),
-            ..lack
+            ..error
         })?;
         let nothing = || CredentialError::new("Google's IAM gave no token");
         let Generated { access_token, expire_time } =
             serde_json::from_slice(&answer).map_err(|_| nothing())?;
         let end = DateTime::from_str(&expire_time, Format::DateTimeWithOffset).map_err(|_| nothing())?;
         let expires = SystemTime::try_from(end).map_err(|_| nothing())?;
-        Ok(Granted { token: access_token, expires: Some(expires) })
+        Ok(TokenGrant { token: access_token, expires: Some(expires) })
     }
 }

@@ -7,7 +7,7 @@ use object_store::gcp::{GcpCredentialProvider, GoogleCloudStorageBuilder};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::asking::Granted;
+use super::token_client::TokenGrant;
 use crate::store::remote::client_key::ClientKey;
 use crate::store::remote::response_recorder::CredentialError;
 use crate::store::remote::transport::Connector;
@@ -53,10 +53,10 @@ impl Key {
         &self.email
     }
 
-    pub(super) async fn token(&self) -> Result<Granted, CredentialError> {
+    pub(super) async fn token(&self) -> Result<TokenGrant, CredentialError> {
         let signed = self.signer.get_credential().await;
         let signed = signed.map_err(|_| CredentialError::new("the key does not sign"))?;
         // It is good for an hour; what is got for it says for how long that is.
-        Ok(Granted { token: signed.bearer.clone(), expires: None })
+        Ok(TokenGrant { token: signed.bearer.clone(), expires: None })
     }
 }

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use serde::Deserialize;
 use url::Url;
 
-use super::asking::{Granted, Means, bear_client, form, grant, service};
+use super::token_client::{TokenContext, TokenGrant, form, grant, service, set_basic};
 use crate::store::remote::response_recorder::CredentialError;
 
 const PERSON_URL: &str = "https://oauth2.googleapis.com/token";
@@ -74,17 +74,17 @@ impl Login {
     }
 
     /// What to do where it is refused; `account` is the service account that is acted as in the end.
-    pub(super) fn with_remedy(&self, lack: CredentialError, account: Option<&str>) -> CredentialError {
+    pub(super) fn with_remedy(&self, error: CredentialError, account: Option<&str>) -> CredentialError {
         let mut remedy = "Sign in again: gcloud auth application-default login".to_owned();
         if self.workforce {
             remedy.push_str(" --login-config=FILE, with the login configuration of the workforce pool");
         } else if let Some(account) = account {
             remedy.push_str(&format!(" --impersonate-service-account={account}"));
         }
-        CredentialError { remedy: Some(remedy), ..lack }
+        CredentialError { remedy: Some(remedy), ..error }
     }
 
-    pub(super) async fn token(&self, means: &Means) -> Result<Granted, CredentialError> {
+    pub(super) async fn token(&self, cx: &TokenContext) -> Result<TokenGrant, CredentialError> {
         let refresh = self.refresh_token.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut fields = vec![("grant_type", "refresh_token"), ("refresh_token", refresh.as_str())];
         if !self.workforce {
@@ -93,15 +93,15 @@ impl Login {
         fields.extend(self.rapt.as_deref().map(|rapt| ("rapt", rapt)));
         let mut request = form(&self.token_url, &fields);
         if self.workforce {
-            bear_client(request.headers_mut(), &self.client_id, &self.client_secret)?;
+            set_basic(request.headers_mut(), &self.client_id, &self.client_secret)?;
         }
-        let asked = grant(&means.client, request, "Google's token service").await;
-        let (granted, next) = asked.map_err(|lack| {
+        let asked = grant(&cx.client, request, "Google's token service").await;
+        let (granted, next) = asked.map_err(|error| {
             let secrets = [Some(&refresh), Some(&self.client_secret), self.rapt.as_ref()];
             let why = secrets.into_iter().flatten().filter(|secret| !secret.is_empty());
             CredentialError {
-                why: why.fold(lack.why, |why, secret| why.replace(secret.as_str(), "***")),
-                ..lack
+                why: why.fold(error.why, |why, secret| why.replace(secret.as_str(), "***")),
+                ..error
             }
         })?;
         if let Some(next) = next {

@@ -12,7 +12,7 @@
 //!
 //! An [`Account`] is an identity and the service accounts that it acts as, one after the other. `file` makes it of the
 //! file; `unusable` says what is wrong with files of the other kinds; `federated` (with `subject`, and `aws`), `login` and `key` are the identities; `impersonation` is the acting;
-//! `asking` is how services are asked.
+//! `token_client` is how services are asked.
 //!
 //! Tokens are fetched when the first request needs them, renewed by `credential_cache` while a load goes on, and never shown. A
 //! token service that is busy is asked again, as a store is; one that refuses is an error that says whose token it was,
@@ -23,14 +23,14 @@
 //! here runtimes are driven only while someone waits in them (see `connections`); it makes HTTP clients of its own, past
 //! this module's timeouts, certificates and recorder; and it would bring a second TLS library and a JWT library.
 
-mod asking;
 mod aws;
 mod federated;
 mod file;
 mod impersonation;
 mod key;
 mod login;
-mod subject;
+mod subject_token;
+mod token_client;
 mod unusable;
 
 use std::path::PathBuf;
@@ -45,12 +45,12 @@ use super::environment::Environment;
 use super::response_recorder::CredentialError;
 use crate::error::{Error, ErrorKind, Result};
 
-use asking::Granted;
-use asking::Means;
 use federated::Federated;
 use impersonation::Impersonated;
 use key::Key;
 use login::Login;
+use token_client::TokenContext;
+use token_client::TokenGrant;
 
 pub(super) use unusable::{unusable_file, unusable_key};
 
@@ -84,7 +84,7 @@ pub(super) struct Account {
     identity: Identity,
     /// The service accounts that are acted as, each by the one before it.
     acting: Vec<Impersonated>,
-    means: Means,
+    cx: TokenContext,
 }
 
 impl Account {
@@ -114,8 +114,8 @@ impl Account {
             Err(_) => return Ok(None),
         };
         let Some((identity, acting)) = file::parse(&name, &text, client)? else { return Ok(None) };
-        let means = Means { environment: Arc::clone(environment), client: client.clone() };
-        Ok(Some(Self { name, identity, acting, means }))
+        let cx = TokenContext { environment: Arc::clone(environment), client: client.clone() };
+        Ok(Some(Self { name, identity, acting, cx }))
     }
 
     /// Where its tokens come from, for errors.
@@ -132,18 +132,18 @@ impl Account {
     }
 
     /// A token for `scope` of the identity itself.
-    async fn own_token(&self, scope: &str) -> Result<Granted, CredentialError> {
+    async fn own_token(&self, scope: &str) -> Result<TokenGrant, CredentialError> {
         match &self.identity {
-            Identity::Federated(federated) => federated.token(&self.means, scope).await,
+            Identity::Federated(federated) => federated.token(&self.cx, scope).await,
             Identity::Login(login) => {
                 let last = self.acting.last().and_then(Impersonated::account);
-                login.token(&self.means).await.map_err(|lack| login.with_remedy(lack, last))
+                login.token(&self.cx).await.map_err(|error| login.with_remedy(error, last))
             }
             Identity::Key(key) => key.token().await,
         }
     }
 
-    async fn token(&self) -> Result<Granted, CredentialError> {
+    async fn token(&self) -> Result<TokenGrant, CredentialError> {
         let mut left = self.acting.len();
         let scope = |left: usize| if left == 0 { READ } else { ACT };
         let mut granted = self.own_token(scope(left)).await?;
@@ -158,7 +158,7 @@ impl Account {
         };
         for account in &self.acting {
             left -= 1;
-            granted = account.token(&self.means, &granted, scope(left), project.take(), role).await?;
+            granted = account.token(&self.cx, &granted, scope(left), project.take(), role).await?;
             role = impersonation::CREATOR;
         }
         Ok(granted)
@@ -171,11 +171,11 @@ impl Source for Account {
 
     async fn fetch(&self) -> Result<Fetched<GcpCredential>, CredentialError> {
         // What is wrong is told with whose it is.
-        let told = |lack: CredentialError| CredentialError {
-            why: format!("{}: {}", self.origin(), lack.why),
-            ..lack
+        let told = |error: CredentialError| CredentialError {
+            why: format!("{}: {}", self.origin(), error.why),
+            ..error
         };
-        let Granted { token, expires } = self.token().await.map_err(told)?;
+        let TokenGrant { token, expires } = self.token().await.map_err(told)?;
         Ok(Fetched { credential: GcpCredential { bearer: token }, expires, origin: self.origin() })
     }
 }

@@ -9,13 +9,13 @@ use serde::de::DeserializeOwned;
 use url::Url;
 
 use super::address::{HubAddress, is_commit};
-use super::sender::Sender;
+use super::redirects::Sender;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::remote::address::Provider;
 use crate::store::remote::backend::Backend;
 use crate::store::remote::context::LoadContext;
 use crate::store::remote::failure::endless_listing;
-use crate::store::remote::fetch::{Tally, with_retries};
+use crate::store::remote::fetch::{Counters, with_retries};
 use crate::store::remote::listing::{Found, Listing};
 use crate::store::remote::object;
 use crate::store::remote::opening::told;
@@ -109,7 +109,7 @@ impl Api<'_> {
             self.backend,
             self.context,
             false,
-            &Tally::default(),
+            &Counters::default(),
             async || {
                 let failed = |error: Box<dyn std::error::Error + Send + Sync>| {
                     (Fault::Store(StoreError::Generic { store: "hub", source: error }), false)

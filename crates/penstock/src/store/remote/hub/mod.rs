@@ -12,13 +12,13 @@
 
 mod address;
 mod api;
+pub(super) mod errors;
 mod local;
 mod one_part;
-mod page;
-pub(super) mod refusal;
-mod sender;
+mod redirects;
 mod service;
 mod settings;
+mod web_url;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -44,13 +44,13 @@ use crate::store::{Identity, LocalStore, Object, Store, location_of, shown};
 use address::{HubAddress, Kind};
 use api::Api;
 use local::CachedRepository;
-use sender::Sender;
+use redirects::Sender;
 use service::FileConnector;
 use settings::Settings;
 
 pub(in crate::store) use address::is_hub;
-pub(super) use page::refuse_page;
 pub(super) use settings::DEFAULT_ENDPOINT;
+pub(super) use web_url::refuse_page;
 
 /// A repository's kind and name, and a revision of it.
 type Named = (Kind, String, String);

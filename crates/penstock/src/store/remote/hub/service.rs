@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tokio::sync::{Mutex, MutexGuard};
 use url::Url;
 
-use super::sender::{Answer, Sender, strange};
+use super::redirects::{Answer, Sender, strange};
 use crate::store::remote::response_recorder::ResponseRecorder;
 use crate::store::remote::whole;
 

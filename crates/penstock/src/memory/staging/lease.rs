@@ -3,18 +3,18 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::chunk::SlotAddress;
+use super::chunk::BufferAddress;
 use super::{Arena, ArenaUse, Pinning, lock, process};
 use crate::error::Result;
 use crate::memory::Window;
 
 /// How many slots a load may make, and what it was told while it made them.
-pub(super) struct Terms {
+pub(super) struct LeaseLimits {
     /// Slots that the arena may have for this load to make more.
     pub(super) budget: usize,
     /// Slots that this load can use at once.
     pub(super) wanted: usize,
-    remarks: Mutex<Remarks>,
+    notes: Mutex<Remarks>,
 }
 
 #[derive(Default)]
@@ -23,49 +23,49 @@ struct Remarks {
     unpinned_because: Option<String>,
 }
 
-impl Terms {
+impl LeaseLimits {
     fn new(budget: usize, wanted: usize) -> Self {
         // With less than one slot nothing would ever move.
-        Self { budget: budget.max(1), wanted: wanted.max(1), remarks: Mutex::default() }
+        Self { budget: budget.max(1), wanted: wanted.max(1), notes: Mutex::default() }
     }
 
     /// Notes that memory was short; the first time says it.
     pub(super) fn cut(&self, because: impl FnOnce() -> String) {
-        lock(&self.remarks).cut.get_or_insert_with(because);
+        lock(&self.notes).cut.get_or_insert_with(because);
     }
 
     /// Notes that memory could not be pinned, which will not be tried again in this load.
     pub(super) fn refuse(&self, because: &str) {
-        lock(&self.remarks).unpinned_because.get_or_insert_with(|| {
+        lock(&self.notes).unpinned_because.get_or_insert_with(|| {
             tracing::warn!(because, "staging memory could not be pinned; copies will be slower");
             because.to_owned()
         });
     }
 
     pub(super) fn refusal(&self) -> Option<String> {
-        lock(&self.remarks).unpinned_because.clone()
+        lock(&self.notes).unpinned_because.clone()
     }
 }
 
 /// One load's use of an arena. It ends when the last of it is dropped, which must come after that of its slots.
 pub struct Lease {
     arena: Arc<Arena>,
-    terms: Terms,
+    terms: LeaseLimits,
 }
 
 impl Lease {
-    /// Begins a load with slots of `slot_bytes` (rounded up to whole pages), of which it can use `wanted` at once, from
+    /// Begins a load with slots of `buffer_bytes` (rounded up to whole pages), of which it can use `wanted` at once, from
     /// an arena of the process that may grow to `budget` bytes. A lower budget or a lower want still gives one slot.
-    pub fn begin(slot_bytes: usize, budget: usize, wanted: usize, pinning: Arc<dyn Pinning>) -> Self {
-        let arena = process::arena(slot_bytes, pinning);
+    pub fn begin(buffer_bytes: usize, budget: usize, wanted: usize, pinning: Arc<dyn Pinning>) -> Self {
+        let arena = process::arena(buffer_bytes, pinning);
         let lease = Self::of(arena, budget, wanted);
-        let most = lease.terms.wanted.min(lease.terms.budget) * lease.arena.slot_bytes();
+        let most = lease.terms.wanted.min(lease.terms.budget) * lease.arena.buffer_bytes();
         process::make_room(&lease.arena, budget.saturating_sub(most));
         lease
     }
 
     pub(super) fn of(arena: Arc<Arena>, budget: usize, wanted: usize) -> Self {
-        let terms = Terms::new(budget / arena.slot_bytes(), wanted);
+        let terms = LeaseLimits::new(budget / arena.buffer_bytes(), wanted);
         arena.join(&terms);
         Self { arena, terms }
     }
@@ -74,9 +74,9 @@ impl Lease {
     ///
     /// # Errors
     /// `Memory` where the operating system refuses the arena's first memory.
-    pub fn try_acquire(&self) -> Result<Option<Slot>> {
+    pub fn try_acquire(&self) -> Result<Option<StagingBuffer>> {
         let address = self.arena.acquire(&self.terms)?;
-        Ok(address.map(|address| Slot { address, arena: Arc::clone(&self.arena) }))
+        Ok(address.map(|address| StagingBuffer { address, arena: Arc::clone(&self.arena) }))
     }
 
     /// Waits at most `timeout` for a slot to be given back. Whether one was is for [`Lease::try_acquire`] to say.
@@ -91,7 +91,7 @@ impl Lease {
 
     /// What the load's owner should know: memory that was short, memory that could not be pinned.
     pub fn notes(&self) -> Vec<String> {
-        let cut = lock(&self.terms.remarks).cut.clone();
+        let cut = lock(&self.terms.notes).cut.clone();
         // Another load may have made memory that this one uses.
         let unpinned = self.terms.refusal().or_else(|| self.usage().unpinned_because);
         cut.into_iter()
@@ -109,12 +109,12 @@ impl Drop for Lease {
 }
 
 /// One piece of staging memory, held by one reader; given back on drop.
-pub struct Slot {
-    address: SlotAddress,
+pub struct StagingBuffer {
+    address: BufferAddress,
     arena: Arc<Arena>,
 }
 
-impl Slot {
+impl StagingBuffer {
     /// Where it begins: page-aligned.
     pub fn as_ptr(&self) -> *mut u8 {
         self.address.as_ptr()
@@ -122,7 +122,7 @@ impl Slot {
 
     /// Bytes in it.
     pub fn len(&self) -> usize {
-        self.arena.slot_bytes()
+        self.arena.buffer_bytes()
     }
 
     /// Whether it holds no bytes: never.
@@ -138,7 +138,7 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for StagingBuffer {
     fn drop(&mut self) {
         if self.arena.is_ours() {
             self.arena.put(self.address);

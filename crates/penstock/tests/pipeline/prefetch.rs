@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use penstock::Result;
 use penstock::checkpoint::Checkpoint;
-use penstock::pipeline::Ahead;
+use penstock::pipeline::Prefetch;
 use penstock::store::{Entry, Identity, LocalStore, Object, Store};
 use serde_json::json;
 
@@ -50,9 +50,9 @@ impl Sparse {
         Self { _dir: dir, control, checkpoint }
     }
 
-    fn begin(&self) -> Ahead {
+    fn begin(&self) -> Prefetch {
         let all: Vec<_> = (0..self.checkpoint.tensors().len()).collect();
-        Ahead::begin(Arc::clone(&self.checkpoint), &all)
+        Prefetch::begin(Arc::clone(&self.checkpoint), &all)
     }
 
     fn asked(&self) -> usize {
@@ -60,7 +60,7 @@ impl Sparse {
     }
 
     /// Reading ahead that waits for the first of eight stretches to come in.
-    fn begin_and_wait(&self) -> Ahead {
+    fn begin_and_wait(&self) -> Prefetch {
         self.control.block_from.store(1, SeqCst);
         let ahead = self.begin();
         self.control.wait_for_reads(1);
@@ -128,7 +128,7 @@ fn a_server_is_never_asked_not_even_where_the_disk_fails_to_give_what_it_keeps()
         if bytes < u64::MAX {
             File::options().write(true).open(&file).unwrap().set_len(bytes).unwrap();
         }
-        let mut ahead = Ahead::begin(Arc::clone(&checkpoint), &all);
+        let mut ahead = Prefetch::begin(Arc::clone(&checkpoint), &all);
         eventually("it ends by itself", || ahead.is_done());
         ahead.stop();
     }
@@ -139,7 +139,7 @@ fn a_server_is_never_asked_not_even_where_the_disk_fails_to_give_what_it_keeps()
 fn of_some_tensors_only_their_bytes_are_asked_for() {
     let _alone = alone();
     let sparse = Sparse::new();
-    let ahead = Ahead::begin(Arc::clone(&sparse.checkpoint), &[2, 7]);
+    let ahead = Prefetch::begin(Arc::clone(&sparse.checkpoint), &[2, 7]);
     eventually("both are asked for", || ahead.is_done());
     assert_eq!(ahead.bytes(), 2 * 20 * MIB);
 }

@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use super::chunk::Site;
+use super::chunk::ArenaSpec;
 use super::{Arena, ArenaUse, Pinning, lock};
 use crate::memory::headroom::Observer;
 use crate::memory::{Backing, PAGE, PerProcess, numa};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
-    slot_bytes: usize,
+    buffer_bytes: usize,
     family: &'static str,
     node: Option<u32>,
 }
@@ -24,21 +24,21 @@ fn process() -> &'static Arenas {
     ARENAS.get_or_init(Mutex::default)
 }
 
-/// The process's arena for slots of `slot_bytes` and the device that `pinning` speaks for.
-pub(super) fn arena(slot_bytes: usize, pinning: Arc<dyn Pinning>) -> Arc<Arena> {
+/// The process's arena for slots of `buffer_bytes` and the device that `pinning` speaks for.
+pub(super) fn arena(buffer_bytes: usize, pinning: Arc<dyn Pinning>) -> Arc<Arena> {
     let root = Path::new("/");
     let node = numa::choose(root, pinning.numa_node());
     // More than can be addressed: reserving it fails.
-    let slot_bytes = slot_bytes.max(1).checked_next_multiple_of(PAGE).unwrap_or(usize::MAX / PAGE * PAGE);
-    let key = Key { slot_bytes, family: pinning.family(), node };
+    let buffer_bytes = buffer_bytes.max(1).checked_next_multiple_of(PAGE).unwrap_or(usize::MAX / PAGE * PAGE);
+    let key = Key { buffer_bytes, family: pinning.family(), node };
     find_or_make(&mut lock(process()), key, pinning)
 }
 
 fn find_or_make(arenas: &mut HashMap<Key, Arc<Arena>>, key: Key, pinning: Arc<dyn Pinning>) -> Arc<Arena> {
     let make = || {
-        let site = Site { pinning: Some(pinning), node: key.node, backing: Backing::Anonymous };
+        let site = ArenaSpec { pinning: Some(pinning), node: key.node, backing: Backing::Anonymous };
         let observer = Observer::new(Path::new("/"));
-        Arc::new(Arena::new(key.slot_bytes, site, Box::new(move || observer.look())))
+        Arc::new(Arena::new(key.buffer_bytes, site, Box::new(move || observer.look())))
     };
     Arc::clone(arenas.entry(key).or_insert_with(make))
 }
@@ -68,8 +68,8 @@ impl Arena {
     pub fn usage_all() -> ArenaUse {
         arenas().iter().map(|arena| arena.usage()).fold(ArenaUse::default(), |sum, one| ArenaUse {
             bytes: sum.bytes + one.bytes,
-            slots_taken: sum.slots_taken + one.slots_taken,
-            slots: sum.slots + one.slots,
+            buffers_taken: sum.buffers_taken + one.buffers_taken,
+            buffers: sum.buffers + one.buffers,
             unpinned_because: sum.unpinned_because.or(one.unpinned_because),
         })
     }
@@ -95,8 +95,8 @@ mod tests {
     #[test]
     fn an_arena_is_shared_by_slots_of_one_size_one_kind_of_device_and_one_node() {
         let mut arenas = HashMap::new();
-        let mut find = |slot_bytes, family, node| {
-            find_or_make(&mut arenas, Key { slot_bytes, family, node }, Arc::new(Plugged(family)))
+        let mut find = |buffer_bytes, family, node| {
+            find_or_make(&mut arenas, Key { buffer_bytes, family, node }, Arc::new(Plugged(family)))
         };
         let first = find(PAGE, "a", Some(0));
         assert!(Arc::ptr_eq(&first, &find(PAGE, "a", Some(0))));
@@ -110,6 +110,6 @@ mod tests {
     fn slots_are_whole_pages_and_the_process_has_one_arena_for_them() {
         let one = arena(123 * PAGE, Arc::new(Plugged("whole pages")));
         assert!(Arc::ptr_eq(&one, &arena(123 * PAGE - 1, Arc::new(Plugged("whole pages")))));
-        assert_eq!(one.slot_bytes(), 123 * PAGE);
+        assert_eq!(one.buffer_bytes(), 123 * PAGE);
     }
 }

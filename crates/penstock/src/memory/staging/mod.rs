@@ -43,7 +43,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::Result;
 
-pub use lease::{Lease, Slot};
+pub use lease::{Lease, StagingBuffer};
 pub use pool::Arena;
 
 /// How memory is made known to a device, so that copies from it are asynchronous and fast.
@@ -78,9 +78,9 @@ pub struct ArenaUse {
     /// Bytes of slots that exist.
     pub bytes: usize,
     /// Slots that readers hold.
-    pub slots_taken: usize,
+    pub buffers_taken: usize,
     /// Slots that exist.
-    pub slots: usize,
+    pub buffers: usize,
     /// Why some of the memory is not pinned although a device asked for it.
     pub unpinned_because: Option<String>,
 }

@@ -20,13 +20,13 @@ use crate::store::remote::transport::send;
 const LIFETIME: u64 = 3600;
 
 /// A token, and until when it is good, if that is known.
-pub(super) struct Granted {
+pub(super) struct TokenGrant {
     pub(super) token: String,
     pub(super) expires: Option<SystemTime>,
 }
 
 /// What an identity needs of the world.
-pub(super) struct Means {
+pub(super) struct TokenContext {
     pub(super) environment: Arc<Environment>,
     pub(super) client: ClientKey,
 }
@@ -50,7 +50,7 @@ pub(super) fn form(url: &Url, fields: &[(&str, &str)]) -> reqwest::Request {
 }
 
 /// Sets the header that proves who asks.
-pub(super) fn bear(headers: &mut HeaderMap, proof: &str) -> Result<(), CredentialError> {
+pub(super) fn set_bearer(headers: &mut HeaderMap, proof: &str) -> Result<(), CredentialError> {
     let mut value = HeaderValue::try_from(proof).map_err(|_| CredentialError::new("a token is not one"))?;
     value.set_sensitive(true);
     headers.insert(AUTHORIZATION, value);
@@ -58,8 +58,8 @@ pub(super) fn bear(headers: &mut HeaderMap, proof: &str) -> Result<(), Credentia
 }
 
 /// The same, for a client that has a name and a secret.
-pub(super) fn bear_client(headers: &mut HeaderMap, id: &str, secret: &str) -> Result<(), CredentialError> {
-    bear(headers, &format!("Basic {}", aws_smithy_types::base64::encode(format!("{id}:{secret}"))))
+pub(super) fn set_basic(headers: &mut HeaderMap, id: &str, secret: &str) -> Result<(), CredentialError> {
+    set_bearer(headers, &format!("Basic {}", aws_smithy_types::base64::encode(format!("{id}:{secret}"))))
 }
 
 /// Sends a request to a token service: the token, and the refresh token to use from now on, if there is another.
@@ -67,12 +67,12 @@ pub(super) async fn grant(
     client: &ClientKey,
     request: reqwest::Request,
     who: &str,
-) -> Result<(Granted, Option<String>), CredentialError> {
+) -> Result<(TokenGrant, Option<String>), CredentialError> {
     let answer = ask(client, request, who).await?;
     let answer: Answer =
         serde_json::from_slice(&answer).map_err(|_| CredentialError::new(format!("{who} gave no token")))?;
     let expires = SystemTime::now() + Duration::from_secs(answer.expires_in.unwrap_or(LIFETIME));
-    Ok((Granted { token: answer.access_token, expires: Some(expires) }, answer.refresh_token))
+    Ok((TokenGrant { token: answer.access_token, expires: Some(expires) }, answer.refresh_token))
 }
 
 /// Sends a request for a token, and returns the answer's body. `who` is asked, for errors.

@@ -11,19 +11,19 @@ use crate::memory::{Backing, Region, numa};
 
 /// Where a slot begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct SlotAddress(NonNull<u8>);
+pub(super) struct BufferAddress(NonNull<u8>);
 
-// SAFETY: the address of arena memory; only the one `Slot` made from it touches the bytes.
-unsafe impl Send for SlotAddress {}
+// SAFETY: the address of arena memory; only the one `StagingBuffer` made from it touches the bytes.
+unsafe impl Send for BufferAddress {}
 
-impl SlotAddress {
+impl BufferAddress {
     pub(super) fn as_ptr(self) -> *mut u8 {
         self.0.as_ptr()
     }
 }
 
 /// What the memory of an arena shall be.
-pub(super) struct Site {
+pub(super) struct ArenaSpec {
     pub(super) pinning: Option<Arc<dyn Pinning>>,
     /// The memory node to ask for.
     pub(super) node: Option<u32>,
@@ -33,20 +33,20 @@ pub(super) struct Site {
 /// Addresses for many slots, reserved at once: reserving, and saying how pages shall be made, keeps every other thread of
 /// the process from making pages meanwhile. Twelve readers that each reserved a chunk of their own had the last one after
 /// 21 ms, in one reservation after 5. Unmapped when the last chunk on it has gone.
-pub(super) struct Ground {
+pub(super) struct AddressRange {
     region: ManuallyDrop<Region>,
-    slot_bytes: usize,
-    slots: usize,
+    buffer_bytes: usize,
+    buffers: usize,
     owner: Owner,
 }
 
-impl Ground {
-    /// Reserves room for `slots` slots; no memory is taken yet.
+impl AddressRange {
+    /// Reserves room for `buffers` slots; no memory is taken yet.
     ///
     /// # Errors
     /// `Memory` where the operating system refuses.
-    pub(super) fn reserve(site: &Site, slots: usize, slot_bytes: usize) -> Result<Arc<Self>> {
-        let region = Region::reserve_as(slots.saturating_mul(slot_bytes), site.backing)?;
+    pub(super) fn reserve(site: &ArenaSpec, buffers: usize, buffer_bytes: usize) -> Result<Arc<Self>> {
+        let region = Region::reserve_as(buffers.saturating_mul(buffer_bytes), site.backing)?;
         if let Some(node) = site.node
             && let Err(error) = numa::prefer(&region, node)
         {
@@ -56,7 +56,12 @@ impl Ground {
         if site.backing == Backing::Anonymous && !region.keep_from_children() {
             tracing::debug!("staging memory cannot be left out of forked children");
         }
-        Ok(Arc::new(Self { region: ManuallyDrop::new(region), slot_bytes, slots, owner: Owner::current() }))
+        Ok(Arc::new(Self {
+            region: ManuallyDrop::new(region),
+            buffer_bytes,
+            buffers,
+            owner: Owner::current(),
+        }))
     }
 
     #[cfg(test)]
@@ -65,7 +70,7 @@ impl Ground {
     }
 }
 
-impl Drop for Ground {
+impl Drop for AddressRange {
     fn drop(&mut self) {
         // In a child the addresses may be used for something else by now.
         if self.owner.is_current() {
@@ -76,46 +81,46 @@ impl Drop for Ground {
 }
 
 /// A part of a ground, for one chunk.
-pub(super) struct Plot {
-    ground: Arc<Ground>,
+pub(super) struct ChunkRange {
+    ground: Arc<AddressRange>,
     first: usize,
-    slots: usize,
+    buffers: usize,
 }
 
 /// The ground that chunks are made on, and how much of it was given out.
-pub(super) struct Plots {
-    ground: Arc<Ground>,
+pub(super) struct RangeAllocator {
+    ground: Arc<AddressRange>,
     given: usize,
 }
 
-impl Plots {
-    pub(super) fn of(ground: Arc<Ground>) -> Self {
+impl RangeAllocator {
+    pub(super) fn of(ground: Arc<AddressRange>) -> Self {
         Self { ground, given: 0 }
     }
 
-    /// Room for `slots` slots beside each other, if there is any left.
-    pub(super) fn take(&mut self, slots: usize) -> Option<Plot> {
+    /// Room for `buffers` slots beside each other, if there is any left.
+    pub(super) fn take(&mut self, buffers: usize) -> Option<ChunkRange> {
         let first = self.given;
-        let end = first.checked_add(slots).filter(|end| *end <= self.ground.slots)?;
+        let end = first.checked_add(buffers).filter(|end| *end <= self.ground.buffers)?;
         self.given = end;
-        Some(Plot { ground: Arc::clone(&self.ground), first, slots })
+        Some(ChunkRange { ground: Arc::clone(&self.ground), first, buffers })
     }
 }
 
 /// Memory of some slots, registered with a device if that was possible.
 pub(super) struct Chunk {
-    plot: Plot,
+    plot: ChunkRange,
     registered_with: Option<Arc<dyn Pinning>>,
     unpinned_because: Option<String>,
 }
 
-impl Plot {
+impl ChunkRange {
     fn start(&self) -> usize {
-        self.first * self.ground.slot_bytes
+        self.first * self.ground.buffer_bytes
     }
 
     fn bytes(&self) -> usize {
-        self.slots * self.ground.slot_bytes
+        self.buffers * self.ground.buffer_bytes
     }
 
     fn as_ptr(&self) -> *mut u8 {
@@ -130,7 +135,7 @@ impl Chunk {
     /// # Errors
     /// `Memory` where the operating system refuses. Being refused by the device is no error: the memory serves as it
     /// is, and says why.
-    pub(super) fn make(site: &Site, plot: Plot, refused: Option<String>) -> Result<Self> {
+    pub(super) fn make(site: &ArenaSpec, plot: ChunkRange, refused: Option<String>) -> Result<Self> {
         let (pointer, len) = (plot.as_ptr(), plot.bytes());
         // From here on, dropping it gives back what pages there are.
         let mut chunk = Self { plot, registered_with: None, unpinned_because: refused };
@@ -147,8 +152,8 @@ impl Chunk {
         Ok(chunk)
     }
 
-    pub(super) fn slots(&self) -> usize {
-        self.plot.slots
+    pub(super) fn buffers(&self) -> usize {
+        self.plot.buffers
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -161,15 +166,15 @@ impl Chunk {
     }
 
     /// Where its slots begin.
-    pub(super) fn addresses(&self) -> impl Iterator<Item = SlotAddress> + use<> {
-        let (base, step) = (self.plot.as_ptr(), self.plot.ground.slot_bytes);
-        // SAFETY: `slots` steps of that length lie in the plot.
-        (0..self.plot.slots)
-            .filter_map(move |slot| NonNull::new(unsafe { base.add(slot * step) }).map(SlotAddress))
+    pub(super) fn addresses(&self) -> impl Iterator<Item = BufferAddress> + use<> {
+        let (base, step) = (self.plot.as_ptr(), self.plot.ground.buffer_bytes);
+        // SAFETY: `buffers` steps of that length lie in the plot.
+        (0..self.plot.buffers)
+            .filter_map(move |buffer| NonNull::new(unsafe { base.add(buffer * step) }).map(BufferAddress))
     }
 
     /// Whether the slot at `address` is one of its own.
-    pub(super) fn holds(&self, address: SlotAddress) -> bool {
+    pub(super) fn holds(&self, address: BufferAddress) -> bool {
         let start = self.plot.as_ptr().addr();
         (start..start + self.plot.bytes()).contains(&address.as_ptr().addr())
     }
@@ -197,23 +202,23 @@ mod tests {
 
     #[test]
     fn the_slots_of_a_chunk_lie_beside_each_other_and_are_its_own() {
-        let site = Site { pinning: None, node: None, backing: Backing::Anonymous };
-        let ground = Ground::reserve(&site, 4, PAGE).unwrap();
+        let site = ArenaSpec { pinning: None, node: None, backing: Backing::Anonymous };
+        let ground = AddressRange::reserve(&site, 4, PAGE).unwrap();
         let start = ground.region().as_ptr().addr();
-        let mut plots = Plots::of(ground);
-        let mut make = |slots| Chunk::make(&site, plots.take(slots).unwrap(), None).unwrap();
+        let mut plots = RangeAllocator::of(ground);
+        let mut make = |buffers| Chunk::make(&site, plots.take(buffers).unwrap(), None).unwrap();
         let (one, other) = (make(3), make(1));
         assert!(plots.take(1).is_none());
-        let addresses: Vec<_> = one.addresses().map(|slot| slot.as_ptr().addr()).collect();
-        assert_eq!(addresses, [0, 1, 2].map(|slot| start + slot * PAGE));
-        assert!(one.addresses().all(|slot| one.holds(slot) && !other.holds(slot)));
+        let addresses: Vec<_> = one.addresses().map(|buffer| buffer.as_ptr().addr()).collect();
+        assert_eq!(addresses, [0, 1, 2].map(|buffer| start + buffer * PAGE));
+        assert!(one.addresses().all(|buffer| one.holds(buffer) && !other.holds(buffer)));
     }
 
     #[test]
     fn the_memory_of_a_chunk_goes_with_it_and_that_of_its_neighbour_stays() {
-        let site = Site { pinning: None, node: None, backing: Backing::Anonymous };
-        let ground = Ground::reserve(&site, 2, 4 * PAGE).unwrap();
-        let mut plots = Plots::of(Arc::clone(&ground));
+        let site = ArenaSpec { pinning: None, node: None, backing: Backing::Anonymous };
+        let ground = AddressRange::reserve(&site, 2, 4 * PAGE).unwrap();
+        let mut plots = RangeAllocator::of(Arc::clone(&ground));
         let [one, other] = [0, 1].map(|_| Chunk::make(&site, plots.take(1).unwrap(), None).unwrap());
         let resident = || {
             let mut pages = [0u8; 8];
@@ -232,14 +237,14 @@ mod tests {
 
     #[test]
     fn the_slots_of_a_memfd_are_seen_by_whoever_maps_it() {
-        let site = Site { pinning: None, node: None, backing: Backing::Memfd };
-        let ground = Ground::reserve(&site, 2, PAGE).unwrap();
+        let site = ArenaSpec { pinning: None, node: None, backing: Backing::Memfd };
+        let ground = AddressRange::reserve(&site, 2, PAGE).unwrap();
         let file = ground.region().shared_file().unwrap().try_clone_to_owned().unwrap();
-        let chunk = Chunk::make(&site, Plots::of(ground).take(2).unwrap(), None).unwrap();
+        let chunk = Chunk::make(&site, RangeAllocator::of(ground).take(2).unwrap(), None).unwrap();
         let other = Region::map_shared(file).unwrap();
-        let slot = chunk.addresses().nth(1).unwrap();
+        let buffer = chunk.addresses().nth(1).unwrap();
         // SAFETY: the slot belongs to this test.
-        unsafe { slot.as_ptr().write(7) };
+        unsafe { buffer.as_ptr().write(7) };
         // SAFETY: mapped, and written a moment ago.
         assert_eq!(unsafe { other.as_ptr().add(PAGE).read() }, 7);
     }

@@ -13,9 +13,9 @@ fn releasing_frees_and_unregisters_only_chunks_that_nobody_holds() {
     assert_eq!(bench.pinning.registered(), 2);
     held.truncate(1);
     assert_eq!(bench.release(), 4 * PAGE);
-    assert_eq!((bench.pinning.registered(), bench.slots()), (1, 4));
+    assert_eq!((bench.pinning.registered(), bench.buffers()), (1, 4));
     held.clear();
-    assert_eq!((bench.release(), bench.slots(), bench.pinning.registered()), (4 * PAGE, 0, 0));
+    assert_eq!((bench.release(), bench.buffers(), bench.pinning.registered()), (4 * PAGE, 0, 0));
     assert!(load.try_acquire().unwrap().is_some());
 }
 
@@ -58,9 +58,9 @@ fn pinned_chunks_stay_where_later_ones_were_refused() {
     let first = load.try_acquire();
     bench.pinning.refuse.store(true, SeqCst);
     drop((all(&load), first));
-    assert_eq!(bench.slots(), 12);
+    assert_eq!(bench.buffers(), 12);
     drop(load);
-    assert_eq!((bench.slots(), bench.pinning.registered()), (4, 1));
+    assert_eq!((bench.buffers(), bench.pinning.registered()), (4, 1));
 }
 
 #[test]
@@ -87,10 +87,10 @@ fn an_arena_takes_no_more_than_a_quarter_of_what_is_to_spare_and_says_so() {
 
 #[test]
 fn a_load_gets_two_slots_however_little_there_is_and_one_where_the_budget_says_so() {
-    for (budget, slots) in [(100, 2), (2, 2), (1, 1)] {
+    for (budget, buffers) in [(100, 2), (2, 2), (1, 1)] {
         let bench = Bench::new();
         bench.spare_slots.store(0, SeqCst);
-        assert_eq!(all(&bench.load(budget, 64)).len(), slots);
+        assert_eq!(all(&bench.load(budget, 64)).len(), buffers);
     }
 }
 
@@ -115,8 +115,8 @@ fn the_last_load_to_end_gives_everything_back_while_memory_is_tight() {
         bench.spare_slots.store(spare, SeqCst);
         bench.pressure.store(pressure, SeqCst);
         drop(load);
-        assert_eq!(bench.slots(), 8, "another load is running");
+        assert_eq!(bench.buffers(), 8, "another load is running");
         drop(other);
-        assert_eq!(bench.slots(), kept, "{spare} slots to spare, {pressure} % waiting");
+        assert_eq!(bench.buffers(), kept, "{spare} slots to spare, {pressure} % waiting");
     }
 }

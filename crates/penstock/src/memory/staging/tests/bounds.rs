@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use super::{Bench, all, eventually, in_child, pages};
 use crate::error::ErrorKind;
-use crate::memory::{PAGE, Slot};
+use crate::memory::{PAGE, StagingBuffer};
 
 #[test]
 fn the_budget_bounds_the_slots_and_dropped_ones_are_reused() {
@@ -43,14 +43,14 @@ fn readers_that_come_together_make_no_more_chunks_than_they_need() {
     let bench = Bench::new();
     let load = bench.load(1000, 64);
     bench.pinning.shut.store(true, SeqCst);
-    let held: Vec<Slot> = std::thread::scope(|scope| {
+    let held: Vec<StagingBuffer> = std::thread::scope(|scope| {
         let readers: Vec<_> = (0..16).map(|_| scope.spawn(|| load.try_acquire().unwrap().unwrap())).collect();
         eventually("four make and twelve wait", || bench.arena.growing() == (4, 12));
         bench.pinning.shut.store(false, SeqCst);
         readers.into_iter().map(|reader| reader.join().unwrap()).collect()
     });
-    assert_eq!((bench.slots(), bench.pinning.registered()), (16, 4));
-    assert_eq!(held.iter().map(Slot::as_ptr).collect::<HashSet<_>>().len(), 16);
+    assert_eq!((bench.buffers(), bench.pinning.registered()), (16, 4));
+    assert_eq!(held.iter().map(StagingBuffer::as_ptr).collect::<HashSet<_>>().len(), 16);
 }
 
 #[test]
@@ -77,21 +77,21 @@ fn a_driver_that_panics_keeps_nobody_waiting() {
 fn a_load_with_a_smaller_budget_brings_an_idle_arena_down_to_it() {
     let bench = Bench::new();
     drop(all(&bench.load(16, 16)));
-    assert_eq!(bench.slots(), 16);
+    assert_eq!(bench.buffers(), 16);
     let running = bench.load(16, 16);
     let _other = bench.load(4, 4);
-    assert_eq!(bench.slots(), 16, "another load may be using them");
+    assert_eq!(bench.buffers(), 16, "another load may be using them");
     drop(running);
     drop(_other);
     let small = bench.load(5, 16);
-    assert_eq!((bench.slots(), all(&small).len()), (4, 5));
+    assert_eq!((bench.buffers(), all(&small).len()), (4, 5));
 }
 
 #[test]
 fn the_first_memory_that_cannot_be_had_is_an_error() {
     let load = Bench::of(1 << 47, 1).load(1, 1);
     assert_eq!(load.try_acquire().err().unwrap().kind(), ErrorKind::Memory);
-    assert_eq!(load.usage().slots, 0);
+    assert_eq!(load.usage().buffers, 0);
 }
 
 #[test]

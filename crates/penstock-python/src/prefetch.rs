@@ -8,22 +8,22 @@ use pyo3::types::PyTuple;
 
 /// Files on their way into the page cache, until `stop` or the end of a `with` block.
 #[pyclass(frozen, module = "penstock._native")]
-pub struct Ahead {
-    inner: Mutex<pipeline::Ahead>,
+pub struct Prefetch {
+    inner: Mutex<pipeline::Prefetch>,
 }
 
-impl Ahead {
-    pub fn new(inner: pipeline::Ahead) -> Self {
+impl Prefetch {
+    pub fn new(inner: pipeline::Prefetch) -> Self {
         Self { inner: Mutex::new(inner) }
     }
 
-    fn locked(&self) -> MutexGuard<'_, pipeline::Ahead> {
+    fn locked(&self) -> MutexGuard<'_, pipeline::Prefetch> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[pymethods]
-impl Ahead {
+impl Prefetch {
     /// Bytes that were not cached and were asked for so far.
     #[getter]
     fn bytes(&self, py: Python<'_>) -> u64 {

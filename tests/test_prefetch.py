@@ -45,26 +45,26 @@ def wait(ahead: Any) -> None:
 
 def test_a_load_finds_in_the_cache_what_was_read_ahead(on_disk: Path) -> None:
     checkpoint = penstock.open(on_disk)
-    with checkpoint.read_ahead() as ahead:
+    with checkpoint.prefetch() as ahead:
         wait(ahead)
         assert ahead.bytes == checkpoint.nbytes
     assert cached_bytes(checkpoint) == checkpoint.nbytes
-    again = checkpoint.read_ahead()
+    again = checkpoint.prefetch()
     wait(again)
     assert again.bytes == 0, "what is cached is not asked for"
 
 
 def test_of_some_tensors_only_those_are_brought_in(on_disk: Path) -> None:
     checkpoint = penstock.open(on_disk)
-    ahead = checkpoint.read_ahead(["t5"])
+    ahead = checkpoint.prefetch(["t5"])
     wait(ahead)
     assert ahead.bytes == 12 * MIB
     with pytest.raises(penstock.TensorNotFoundError, match="t9"):
-        checkpoint.read_ahead(["t9"])
+        checkpoint.prefetch(["t9"])
 
 
 def test_who_rules_the_page_cache_out_has_nothing_read_into_it(on_disk: Path) -> None:
-    ahead = penstock.open(on_disk).read_ahead(options=penstock.LoadOptions(cache="bypass"))
+    ahead = penstock.open(on_disk).prefetch(options=penstock.LoadOptions(cache="bypass"))
     assert ahead.done
     assert ahead.bytes == 0
 
@@ -72,7 +72,7 @@ def test_who_rules_the_page_cache_out_has_nothing_read_into_it(on_disk: Path) ->
 def test_a_file_that_is_gone_is_the_load_s_to_report(on_disk: Path) -> None:
     checkpoint = penstock.open(on_disk)
     on_disk.unlink()
-    wait(checkpoint.read_ahead())
+    wait(checkpoint.prefetch())
     with pytest.raises(penstock.LocationNotFoundError):
         checkpoint.load()
 
@@ -81,7 +81,7 @@ def test_a_file_that_is_gone_is_the_load_s_to_report(on_disk: Path) -> None:
 def test_no_thread_and_no_file_outlives_it(on_disk: Path) -> None:
     checkpoint = penstock.open(on_disk)
     for _ in range(20):
-        with checkpoint.read_ahead():
+        with checkpoint.prefetch():
             pass
 
 

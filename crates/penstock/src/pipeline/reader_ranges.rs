@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Blocks that wait to be fetched, as runs of neighbours.
 #[derive(Debug, Default)]
-pub(super) struct Runs {
+pub(super) struct ReaderRanges {
     own: bool,
     /// Where each waiting run begins, and where it ends.
     waiting: BTreeMap<usize, usize>,
@@ -19,7 +19,7 @@ pub(super) struct Runs {
     under_way: BTreeSet<usize>,
 }
 
-impl Runs {
+impl ReaderRanges {
     /// No blocks; `own`: each reader has a run of its own.
     pub(super) fn new(own: bool) -> Self {
         Self { own, ..Self::default() }
@@ -91,14 +91,14 @@ mod tests {
 
     use super::*;
 
-    fn runs(own: bool, blocks: impl IntoIterator<Item = usize>) -> Runs {
-        let mut runs = Runs::new(own);
+    fn runs(own: bool, blocks: impl IntoIterator<Item = usize>) -> ReaderRanges {
+        let mut runs = ReaderRanges::new(own);
         blocks.into_iter().for_each(|block| runs.add(block));
         runs
     }
 
     /// The block after `after` was fetched.
-    fn next(runs: &mut Runs, after: usize) -> Option<usize> {
+    fn next(runs: &mut ReaderRanges, after: usize) -> Option<usize> {
         runs.done(after);
         runs.take(Some(after))
     }

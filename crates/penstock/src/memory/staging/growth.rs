@@ -1,7 +1,7 @@
 //! How an arena grows: how far it may, what a chunk costs it, and when it looks at the memory that is left.
 
-use super::chunk::{Chunk, Ground, Plot, Plots, SlotAddress};
-use super::lease::Terms;
+use super::chunk::{AddressRange, BufferAddress, Chunk, ChunkRange, RangeAllocator};
+use super::lease::LeaseLimits;
 use super::pool::State;
 use super::{Arena, lock};
 use crate::error::{Error, ErrorKind, Result};
@@ -18,40 +18,40 @@ pub(super) const LOOK_EVERY: usize = 32 << 20;
 
 impl Arena {
     /// How many slots may be made in one piece now.
-    pub(super) fn room(&self, state: &State, terms: &Terms) -> usize {
+    pub(super) fn room(&self, state: &State, terms: &LeaseLimits) -> usize {
         let useful = terms.budget.min(state.wanted);
         let affordable = state.ceiling.max(MINIMUM);
-        if state.slots >= affordable && affordable < useful {
-            let mib = |slots: usize| (slots * self.slot_bytes) as f64 / f64::from(1 << 20);
+        if state.buffers >= affordable && affordable < useful {
+            let mib = |buffers: usize| (buffers * self.buffer_bytes) as f64 / f64::from(1 << 20);
             terms.cut(|| {
                 format!(
                     "staging memory was held to {:.1} MiB of the {:.1} MiB that this load could use: {}",
-                    mib(state.slots),
+                    mib(state.buffers),
                     mib(useful),
                     state.bound
                 )
             });
         }
-        useful.min(affordable).saturating_sub(state.slots).min(self.chunk_slots)
+        useful.min(affordable).saturating_sub(state.buffers).min(self.chunk_slots)
     }
 
-    /// Where the next `slots` slots are to lie. All that the loads that run can use are reserved at once.
-    fn plot(&self, state: &mut State, slots: usize, terms: &Terms) -> Result<Plot> {
-        if let Some(plot) = state.plots.as_mut().and_then(|plots| plots.take(slots)) {
+    /// Where the next `buffers` slots are to lie. All that the loads that run can use are reserved at once.
+    fn plot(&self, state: &mut State, buffers: usize, terms: &LeaseLimits) -> Result<ChunkRange> {
+        if let Some(plot) = state.plots.as_mut().and_then(|plots| plots.take(buffers)) {
             return Ok(plot);
         }
-        let useful = terms.budget.min(state.wanted).saturating_sub(state.slots - slots).max(slots);
-        let reserve = |slots| Ground::reserve(&self.site, slots, self.slot_bytes);
+        let useful = terms.budget.min(state.wanted).saturating_sub(state.buffers - buffers).max(buffers);
+        let reserve = |buffers| AddressRange::reserve(&self.site, buffers, self.buffer_bytes);
         // Where addresses are limited, as many as must be.
-        let mut plots = Plots::of(reserve(useful).or_else(|_| reserve(slots))?);
-        let plot = plots.take(slots);
+        let mut plots = RangeAllocator::of(reserve(useful).or_else(|_| reserve(buffers))?);
+        let plot = plots.take(buffers);
         state.plots = Some(plots);
         plot.ok_or_else(|| Error::new(ErrorKind::Memory, "no staging memory was asked for"))
     }
 
     /// Touching and registering take milliseconds, so this is called without the lock.
-    pub(super) fn grow(&self, growth: Growth<'_>, terms: &Terms) -> Result<Option<SlotAddress>> {
-        let plot = self.plot(&mut lock(&self.state), growth.slots, terms);
+    pub(super) fn grow(&self, growth: Growth<'_>, terms: &LeaseLimits) -> Result<Option<BufferAddress>> {
+        let plot = self.plot(&mut lock(&self.state), growth.buffers, terms);
         match plot.and_then(|plot| Chunk::make(&self.site, plot, terms.refusal())) {
             Ok(chunk) => {
                 if let Some(because) = chunk.unpinned_because() {
@@ -68,11 +68,11 @@ impl Arena {
             Err(error) => {
                 drop(growth);
                 let mut state = lock(&self.state);
-                if state.slots == 0 {
+                if state.buffers == 0 {
                     return Err(error);
                 }
                 // The slots that there are will do.
-                state.ceiling = state.slots;
+                state.ceiling = state.buffers;
                 state.bound = error.to_string();
                 let _ = self.room(&state, terms);
                 Ok(None)
@@ -87,17 +87,17 @@ impl Arena {
         state.unlooked = 0;
         state.ceiling = usize::MAX;
         if let Some(headroom) = headroom {
-            let held = ((state.slots - state.making) * self.slot_bytes) as u64;
-            let slots = share(&headroom, held) / self.slot_bytes as u64;
-            state.ceiling = usize::try_from(slots).unwrap_or(usize::MAX);
+            let held = ((state.buffers - state.allocating) * self.buffer_bytes) as u64;
+            let buffers = share(&headroom, held) / self.buffer_bytes as u64;
+            state.ceiling = usize::try_from(buffers).unwrap_or(usize::MAX);
             let mib = headroom.bytes as f64 / f64::from(1 << 20);
             state.bound = format!("{mib:.0} MiB were left {}", headroom.bound);
         }
-        state.slots <= state.ceiling.max(MINIMUM)
+        state.buffers <= state.ceiling.max(MINIMUM)
     }
 
     pub(super) fn is_tight(&self) -> bool {
-        let held = (lock(&self.state).slots * self.slot_bytes) as u64;
+        let held = (lock(&self.state).buffers * self.buffer_bytes) as u64;
         (self.watch)().is_some_and(|headroom| held > share(&headroom, held) || headroom.pressure >= TIGHT)
     }
 }
@@ -110,27 +110,27 @@ fn share(headroom: &Headroom, held: u64) -> u64 {
 /// Slots being made: counted from the decision to its end, however that comes.
 pub(super) struct Growth<'a> {
     arena: &'a Arena,
-    slots: usize,
+    buffers: usize,
     ended: bool,
 }
 
 impl<'a> Growth<'a> {
-    pub(super) fn begin(arena: &'a Arena, state: &mut State, slots: usize) -> Self {
-        state.slots += slots;
-        state.making += slots;
-        state.makers += 1;
-        Self { arena, slots, ended: false }
+    pub(super) fn begin(arena: &'a Arena, state: &mut State, buffers: usize) -> Self {
+        state.buffers += buffers;
+        state.allocating += buffers;
+        state.allocators += 1;
+        Self { arena, buffers, ended: false }
     }
 
     /// The slots exist.
     fn end(mut self, state: &mut State) {
-        self.settle(state);
+        self.finish(state);
     }
 
-    fn settle(&mut self, state: &mut State) {
+    fn finish(&mut self, state: &mut State) {
         self.ended = true;
-        state.making -= self.slots;
-        state.makers -= 1;
+        state.allocating -= self.buffers;
+        state.allocators -= 1;
         state.ended += 1;
         self.arena.changed.notify_all();
     }
@@ -141,8 +141,8 @@ impl Drop for Growth<'_> {
         if !self.ended {
             let arena = self.arena;
             let mut state = lock(&arena.state);
-            state.slots -= self.slots;
-            self.settle(&mut state);
+            state.buffers -= self.buffers;
+            self.finish(&mut state);
         }
     }
 }

@@ -13,9 +13,9 @@ use http::header::{HeaderName, HeaderValue};
 use serde::Deserialize;
 use url::Url;
 
-use super::asking::{Means, ask};
 use super::aws;
 use super::federated::Federated;
+use super::token_client::{TokenContext, ask};
 use crate::store::remote::response_recorder::CredentialError;
 
 /// The variable that lets programs be run.
@@ -73,17 +73,17 @@ impl Subject {
     }
 
     /// A token that is valid now.
-    pub(super) async fn token(&self, of: &Federated, means: &Means) -> Result<String, CredentialError> {
+    pub(super) async fn token(&self, of: &Federated, cx: &TokenContext) -> Result<String, CredentialError> {
         match self {
-            Self::File { path, format } => format.token(&of_file(path)?).map_err(|lack| CredentialError {
+            Self::File { path, format } => format.token(&of_file(path)?).map_err(|error| CredentialError {
                 remedy: Some("Check what writes the file, and the format of its credential_source".into()),
-                ..lack
+                ..error
             }),
-            Self::Url { url, headers, format } => format.token(&of_url(means, url, headers).await?),
+            Self::Url { url, headers, format } => format.token(&of_url(cx, url, headers).await?),
             Self::Executable { command, timeout, output_file } => {
-                of_program(of, means, command, *timeout, output_file.as_deref()).await
+                of_program(of, cx, command, *timeout, output_file.as_deref()).await
             }
-            Self::Aws { url } => aws::token(means, url, &of.audience).await,
+            Self::Aws { url } => aws::token(cx, url, &of.audience).await,
         }
     }
 }
@@ -102,7 +102,7 @@ fn of_file(path: &Path) -> Result<Vec<u8>, CredentialError> {
 }
 
 async fn of_url(
-    means: &Means,
+    cx: &TokenContext,
     url: &Url,
     headers: &BTreeMap<String, String>,
 ) -> Result<Vec<u8>, CredentialError> {
@@ -115,9 +115,9 @@ async fn of_url(
         };
         request.headers_mut().insert(name, value);
     }
-    ask(&means.client, request, "the server of the token").await.map_err(|lack| CredentialError {
+    ask(&cx.client, request, "the server of the token").await.map_err(|error| CredentialError {
         remedy: Some("Check the url and the headers of the credential_source, and the server there".into()),
-        ..lack
+        ..error
     })
 }
 
@@ -165,20 +165,20 @@ impl Response {
 /// Has a program make a token, or takes what it left in its file the last time.
 async fn of_program(
     of: &Federated,
-    means: &Means,
+    cx: &TokenContext,
     command: &str,
     timeout: Duration,
     output_file: Option<&Path>,
 ) -> Result<String, CredentialError> {
-    if !means.environment.is_set(&[ALLOW]) {
+    if !cx.environment.is_set(&[ALLOW]) {
         return Err(CredentialError {
             remedy: Some(format!("Look at what the file of credentials would run, then set {ALLOW}=1")),
             ..CredentialError::new("programs may not be run for tokens unless that is allowed")
         });
     }
-    let told = |lack: CredentialError| CredentialError {
+    let told = |error: CredentialError| CredentialError {
         remedy: Some("Run the program of the credential_source by hand, and see what it says".into()),
-        ..lack
+        ..error
     };
     let left = output_file.and_then(|path| std::fs::read(path).ok());
     let left = left.and_then(|text| serde_json::from_slice::<Response>(&text).ok());
@@ -259,8 +259,8 @@ mod tests {
             (r#"{"success": true, "token_type": "x"}"#.to_owned(), "a type that is not known"),
             (r#"{"success": false, "code": "401", "message": "log in"}"#.to_owned(), "log in (401)"),
         ] {
-            let lack = token(&text).unwrap_err();
-            assert!(lack.why.contains(why), "{}", lack.why);
+            let error = token(&text).unwrap_err();
+            assert!(error.why.contains(why), "{}", error.why);
         }
     }
 }

@@ -19,7 +19,7 @@ fn a_forked_child_waits_for_no_lock_that_its_parent_s_threads_held() {
     let _held_by_a_thread_that_the_child_lacks = bench.arena.hold();
     in_child(|| drop(of_parent.take()));
     drop(_held_by_a_thread_that_the_child_lacks);
-    assert_eq!(bench.arena.usage().slots_taken, 8, "the child gave its parent's slots back");
+    assert_eq!(bench.arena.usage().buffers_taken, 8, "the child gave its parent's slots back");
 }
 
 #[test]
@@ -27,8 +27,8 @@ fn a_forked_child_has_neither_the_memory_nor_the_registration() {
     let bench = Bench::new();
     let pinning = Arc::clone(&bench.pinning);
     let load = bench.load(8, 8);
-    let slot = load.try_acquire().unwrap().unwrap();
-    let address = slot.as_ptr();
+    let buffer = load.try_acquire().unwrap().unwrap();
+    let address = buffer.as_ptr();
     in_child(move || {
         assert!(!is_mapped(address), "the child inherits the slot's memory");
         // Something of the child's takes the addresses over.
@@ -37,7 +37,7 @@ fn a_forked_child_has_neither_the_memory_nor_the_registration() {
         // SAFETY: not mapped, as just seen.
         assert_eq!(unsafe { libc::mmap(address.cast(), PAGE, access, kind, -1, 0) }, address.cast());
         let registered = Arc::clone(&bench.pinning);
-        drop((slot, load, bench));
+        drop((buffer, load, bench));
         assert_eq!(registered.registered(), 1, "the child unregistered its parent's memory");
         assert!(is_mapped(address), "the child unmapped what is its own");
     });

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::chunk::Site;
-use super::{Arena, Lease, Pinning, Slot, lock};
+use super::chunk::ArenaSpec;
+use super::{Arena, Lease, Pinning, StagingBuffer, lock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::headroom::Headroom;
 use crate::memory::{Backing, PAGE};
@@ -64,30 +64,33 @@ impl Bench {
         Self::of(PAGE, 4)
     }
 
-    fn of(slot_bytes: usize, chunk_slots: usize) -> Self {
+    fn of(buffer_bytes: usize, chunk_slots: usize) -> Self {
         let pinning = Arc::new(Counting::default());
         let (spare_slots, pressure) = (Arc::new(AtomicU64::new(1 << 30)), Arc::new(AtomicU64::new(0)));
-        let site =
-            Site { pinning: Some(Arc::clone(&pinning) as _), node: Some(0), backing: Backing::Anonymous };
+        let site = ArenaSpec {
+            pinning: Some(Arc::clone(&pinning) as _),
+            node: Some(0),
+            backing: Backing::Anonymous,
+        };
         let (spare, waits) = (Arc::clone(&spare_slots), Arc::clone(&pressure));
         let watch = Box::new(move || {
             Some(Headroom {
-                bytes: spare.load(SeqCst).saturating_mul(slot_bytes as u64),
+                bytes: spare.load(SeqCst).saturating_mul(buffer_bytes as u64),
                 bound: "in the test".to_owned(),
                 pressure: waits.load(SeqCst) as f64,
             })
         });
-        let arena = Arc::new(Arena::new(slot_bytes, site, watch).with_chunks_of(chunk_slots));
+        let arena = Arc::new(Arena::new(buffer_bytes, site, watch).with_chunks_of(chunk_slots));
         Self { arena, pinning, spare_slots, pressure }
     }
 
     /// A load that can use `wanted` slots of a budget of `budget` slots.
     fn load(&self, budget: usize, wanted: usize) -> Lease {
-        Lease::of(Arc::clone(&self.arena), budget * self.arena.slot_bytes(), wanted)
+        Lease::of(Arc::clone(&self.arena), budget * self.arena.buffer_bytes(), wanted)
     }
 
-    fn slots(&self) -> usize {
-        self.arena.usage().slots
+    fn buffers(&self) -> usize {
+        self.arena.usage().buffers
     }
 
     fn release(&self) -> usize {
@@ -96,7 +99,7 @@ impl Bench {
 }
 
 /// All that the load gets.
-fn all(load: &Lease) -> Vec<Slot> {
+fn all(load: &Lease) -> Vec<StagingBuffer> {
     std::iter::from_fn(|| load.try_acquire().unwrap()).collect()
 }
 
@@ -109,7 +112,7 @@ fn eventually(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// Runs `body` in a forked child, in which nothing else runs.
+/// ReaderRanges `body` in a forked child, in which nothing else runs.
 #[track_caller]
 fn in_child(body: impl FnOnce()) {
     // SAFETY: the child runs `body`, which takes no lock that another thread may hold, and ends without returning.

@@ -3,9 +3,9 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::chunk::{Chunk, Plots, Site, SlotAddress};
+use super::chunk::{ArenaSpec, BufferAddress, Chunk, RangeAllocator};
 use super::growth::{Growth, LOOK_EVERY};
-use super::lease::Terms;
+use super::lease::LeaseLimits;
 use super::{ArenaUse, lock};
 use crate::error::Result;
 use crate::memory::fork::Owner;
@@ -18,9 +18,9 @@ pub(super) type Watch = Box<dyn Fn() -> Option<Headroom> + Send + Sync>;
 
 /// Staging slots of one size, shared by all loads of the process that use that size and kind of device.
 pub struct Arena {
-    pub(super) slot_bytes: usize,
+    pub(super) buffer_bytes: usize,
     pub(super) chunk_slots: usize,
-    pub(super) site: Site,
+    pub(super) site: ArenaSpec,
     pub(super) watch: Watch,
     owner: Owner,
     pub(super) state: Mutex<State>,
@@ -31,17 +31,17 @@ pub struct Arena {
 pub(super) struct State {
     pub(super) chunks: Vec<Chunk>,
     /// Where the next chunks will lie.
-    pub(super) plots: Option<Plots>,
+    pub(super) plots: Option<RangeAllocator>,
     /// Most recently used last: its lines are likeliest still in the processor's cache.
-    pub(super) free: Vec<SlotAddress>,
+    pub(super) free: Vec<BufferAddress>,
     /// Slots that readers hold.
     pub(super) taken: usize,
     /// Slots whose memory exists, is being made or is being given back.
-    pub(super) slots: usize,
+    pub(super) buffers: usize,
     /// Of those, the ones being made; by how many readers; and how many more readers wait for one of them.
-    pub(super) making: usize,
-    pub(super) makers: usize,
-    pub(super) claims: usize,
+    pub(super) allocating: usize,
+    pub(super) allocators: usize,
+    pub(super) waiters: usize,
     /// How often the making of a chunk has ended, well or not.
     pub(super) ended: u64,
     /// Loads that run, and the slots that they can use together.
@@ -55,10 +55,10 @@ pub(super) struct State {
 }
 
 impl Arena {
-    pub(super) fn new(slot_bytes: usize, site: Site, watch: Watch) -> Self {
+    pub(super) fn new(buffer_bytes: usize, site: ArenaSpec, watch: Watch) -> Self {
         Self {
-            slot_bytes,
-            chunk_slots: CHUNK_BYTES.div_ceil(slot_bytes),
+            buffer_bytes,
+            chunk_slots: CHUNK_BYTES.div_ceil(buffer_bytes),
             site,
             watch,
             owner: Owner::current(),
@@ -67,10 +67,10 @@ impl Arena {
                 plots: None,
                 free: Vec::new(),
                 taken: 0,
-                slots: 0,
-                making: 0,
-                makers: 0,
-                claims: 0,
+                buffers: 0,
+                allocating: 0,
+                allocators: 0,
+                waiters: 0,
                 ended: 0,
                 leases: 0,
                 wanted: 0,
@@ -83,8 +83,8 @@ impl Arena {
     }
 
     #[cfg(test)]
-    pub(super) fn with_chunks_of(mut self, slots: usize) -> Self {
-        self.chunk_slots = slots;
+    pub(super) fn with_chunks_of(mut self, buffers: usize) -> Self {
+        self.chunk_slots = buffers;
         self
     }
 
@@ -92,7 +92,7 @@ impl Arena {
     #[cfg(test)]
     pub(super) fn growing(&self) -> (usize, usize) {
         let state = lock(&self.state);
-        (state.makers, state.claims)
+        (state.allocators, state.waiters)
     }
 
     /// Holds the arena's lock, as a thread does that a forked child will not have.
@@ -101,8 +101,8 @@ impl Arena {
         lock(&self.state)
     }
 
-    pub(super) fn slot_bytes(&self) -> usize {
-        self.slot_bytes
+    pub(super) fn buffer_bytes(&self) -> usize {
+        self.buffer_bytes
     }
 
     /// Whether this is the process that the arena belongs to. In a child, its lock may be held by a thread that the
@@ -115,9 +115,9 @@ impl Arena {
     pub fn usage(&self) -> ArenaUse {
         let state = lock(&self.state);
         ArenaUse {
-            bytes: state.slots * self.slot_bytes,
-            slots_taken: state.taken,
-            slots: state.slots,
+            bytes: state.buffers * self.buffer_bytes,
+            buffers_taken: state.taken,
+            buffers: state.buffers,
             unpinned_because: state
                 .chunks
                 .iter()
@@ -131,13 +131,13 @@ impl Arena {
     }
 
     /// A load begins that can use `terms.wanted` slots.
-    pub(super) fn join(&self, terms: &Terms) {
+    pub(super) fn join(&self, terms: &LeaseLimits) {
         let mut state = lock(&self.state);
         let alone = state.leases == 0;
         state.leases += 1;
         state.wanted += terms.wanted;
         // Before it grows, it looks; if it will not grow as far as can be seen, then not yet.
-        let will_grow = state.slots < terms.budget.min(state.wanted);
+        let will_grow = state.buffers < terms.budget.min(state.wanted);
         state.unlooked = LOOK_EVERY;
         drop(state);
         if alone {
@@ -150,11 +150,11 @@ impl Arena {
     }
 
     /// A load has ended, with all of its slots given back.
-    pub(super) fn leave(&self, terms: &Terms) {
+    pub(super) fn leave(&self, terms: &LeaseLimits) {
         let mut state = lock(&self.state);
         state.leases -= 1;
         state.wanted -= terms.wanted;
-        let (last, held) = (state.leases == 0, state.slots);
+        let (last, held) = (state.leases == 0, state.buffers);
         drop(state);
         // Memory that could not be pinned has little worth; without it, the next load tries again.
         self.give_back(0, |chunk| chunk.unpinned_because().is_some());
@@ -168,28 +168,28 @@ impl Arena {
     ///
     /// # Errors
     /// `Memory` where the operating system refuses the arena's first memory; later it gets by with what there is.
-    pub(super) fn acquire(&self, terms: &Terms) -> Result<Option<SlotAddress>> {
+    pub(super) fn acquire(&self, terms: &LeaseLimits) -> Result<Option<BufferAddress>> {
         let mut state = lock(&self.state);
         loop {
             if let Some(address) = state.free.pop() {
                 state.taken += 1;
                 return Ok(Some(address));
             }
-            if state.making > state.makers + state.claims {
+            if state.allocating > state.allocators + state.waiters {
                 let ended = state.ended;
-                state.claims += 1;
+                state.waiters += 1;
                 let waiting = |state: &mut State| state.free.is_empty() && state.ended == ended;
                 state = self.changed.wait_while(state, waiting).unwrap_or_else(PoisonError::into_inner);
-                state.claims -= 1;
+                state.waiters -= 1;
                 continue;
             }
-            let slots = self.room(&state, terms);
-            if slots == 0 {
+            let buffers = self.room(&state, terms);
+            if buffers == 0 {
                 return Ok(None);
             }
-            state.unlooked += slots * self.slot_bytes;
+            state.unlooked += buffers * self.buffer_bytes;
             let look = state.unlooked > LOOK_EVERY;
-            let growth = Growth::begin(self, &mut state, slots);
+            let growth = Growth::begin(self, &mut state, buffers);
             drop(state);
             if look && !self.look() {
                 drop(growth);
@@ -209,7 +209,7 @@ impl Arena {
     }
 
     /// Takes a slot back.
-    pub(super) fn put(&self, address: SlotAddress) {
+    pub(super) fn put(&self, address: BufferAddress) {
         let mut state = lock(&self.state);
         state.taken -= 1;
         state.free.push(address);
@@ -222,25 +222,25 @@ impl Arena {
     pub(super) fn give_back(&self, keep: usize, may_go: impl Fn(&Chunk) -> bool) -> usize {
         let mut state = lock(&self.state);
         let State { chunks, free, .. } = &mut *state;
-        let mut slots: usize = chunks.iter().map(Chunk::slots).sum();
+        let mut buffers: usize = chunks.iter().map(Chunk::buffers).sum();
         let mut going = Vec::new();
         for index in (0..chunks.len()).rev() {
             let chunk = &chunks[index];
-            let own_free = || free.iter().filter(|slot| chunk.holds(**slot)).count();
-            if slots > keep && may_go(chunk) && own_free() == chunk.slots() {
-                slots -= chunk.slots();
-                free.retain(|slot| !chunk.holds(*slot));
+            let own_free = || free.iter().filter(|buffer| chunk.holds(**buffer)).count();
+            if buffers > keep && may_go(chunk) && own_free() == chunk.buffers() {
+                buffers -= chunk.buffers();
+                free.retain(|buffer| !chunk.holds(*buffer));
                 going.push(chunks.swap_remove(index));
             }
         }
         drop(state);
-        let (slots, bytes) =
-            (going.iter().map(Chunk::slots).sum::<usize>(), going.iter().map(Chunk::bytes).sum());
+        let (buffers, bytes) =
+            (going.iter().map(Chunk::buffers).sum::<usize>(), going.iter().map(Chunk::bytes).sum());
         // Unregistering takes milliseconds, so without the lock; only then is there room for others.
         drop(going);
         let mut state = lock(&self.state);
-        state.slots -= slots;
-        let unused = if state.slots == 0 { state.plots.take() } else { None };
+        state.buffers -= buffers;
+        let unused = if state.buffers == 0 { state.plots.take() } else { None };
         drop(state);
         drop(unused);
         bytes

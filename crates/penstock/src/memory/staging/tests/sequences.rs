@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use proptest::prelude::*;
 
 use super::{Bench, all};
-use crate::memory::{Lease, PAGE, Slot};
+use crate::memory::{Lease, PAGE, StagingBuffer};
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -39,7 +39,7 @@ struct User<'a> {
     bench: &'a Bench,
     mark: u8,
     load: Option<Lease>,
-    held: Vec<Slot>,
+    held: Vec<StagingBuffer>,
 }
 
 impl User<'_> {
@@ -56,14 +56,14 @@ impl User<'_> {
                 self.load = None;
             }
             Step::Acquire => {
-                if let Some(mut slot) = self.load.as_ref().and_then(|load| load.try_acquire().unwrap()) {
-                    slot.window().write(0, &[self.mark; PAGE]);
-                    self.held.push(slot);
+                if let Some(mut buffer) = self.load.as_ref().and_then(|load| load.try_acquire().unwrap()) {
+                    buffer.window().write(0, &[self.mark; PAGE]);
+                    self.held.push(buffer);
                 }
             }
             Step::Drop(which) if !self.held.is_empty() => {
-                let mut slot = self.held.swap_remove(which % self.held.len());
-                let window = slot.window();
+                let mut buffer = self.held.swap_remove(which % self.held.len());
+                let window = buffer.window();
                 // SAFETY: written in full when it was acquired.
                 let bytes = unsafe { window.assume_filled(0, PAGE) };
                 assert!(bytes.iter().all(|byte| *byte == self.mark), "someone else wrote to this slot");
@@ -72,7 +72,7 @@ impl User<'_> {
             Step::Release => {
                 self.bench.release();
             }
-            Step::Spare(slots) => self.bench.spare_slots.store(*slots, SeqCst),
+            Step::Spare(buffers) => self.bench.spare_slots.store(*buffers, SeqCst),
         }
     }
 }
@@ -88,17 +88,17 @@ proptest! {
         let mut user = User { bench: &bench, mark: 1, load: None, held: Vec::new() };
         let (mut budget, mut wanted, mut always_rich) = (1, 1, true);
         for step in &steps {
-            let before = (bench.slots(), user.held.len());
+            let before = (bench.buffers(), user.held.len());
             user.take(step);
-            let (slots, held) = (bench.slots(), user.held.len());
-            prop_assert_eq!(bench.arena.usage().slots_taken, held);
+            let (buffers, held) = (bench.buffers(), user.held.len());
+            prop_assert_eq!(bench.arena.usage().buffers_taken, held);
             let chunks = bench.pinning.registered();
-            prop_assert!(held <= slots && slots <= 4 * chunks, "{} slots in {} chunks", slots, chunks);
+            prop_assert!(held <= buffers && buffers <= 4 * chunks, "{} slots in {} chunks", buffers, chunks);
             match step {
                 Step::Begin { budget: b, wanted: w } => {
                     (budget, wanted) = ((*b).max(1), (*w).max(1));
-                    prop_assert!(slots <= budget.max(before.0));
-                    prop_assert!(slots <= budget, "an idle arena is brought down to the budget");
+                    prop_assert!(buffers <= budget.max(before.0));
+                    prop_assert!(buffers <= budget, "an idle arena is brought down to the budget");
                 }
                 Step::Acquire if user.load.is_some() => {
                     let room = before.0 > before.1 || before.0 < budget.min(wanted);
@@ -106,16 +106,16 @@ proptest! {
                     prop_assert!(!got || room, "a slot beyond the budget");
                     prop_assert!(got || !room || !always_rich, "no slot although there was room");
                     prop_assert!(got || held >= 2.min(budget).min(wanted), "fewer than a load needs to move");
-                    prop_assert!(slots <= before.0.max(budget.min(wanted)));
+                    prop_assert!(buffers <= before.0.max(budget.min(wanted)));
                 }
                 Step::Spare(spare) => always_rich &= *spare > 1000,
-                Step::Release => prop_assert!(slots <= 4 * held),
+                Step::Release => prop_assert!(buffers <= 4 * held),
                 _ => {}
             }
         }
         drop(user);
         bench.release();
-        prop_assert_eq!((bench.slots(), bench.pinning.registered()), (0, 0));
+        prop_assert_eq!((bench.buffers(), bench.pinning.registered()), (0, 0));
     }
 
     #[test]
@@ -132,19 +132,19 @@ proptest! {
                     for step in steps {
                         user.take(step);
                         let usage = user.bench.arena.usage();
-                        assert!(usage.slots <= most, "{} slots, {most} allowed", usage.slots);
-                        assert!(user.held.len() <= usage.slots_taken && usage.slots_taken <= usage.slots);
+                        assert!(usage.buffers <= most, "{} slots, {most} allowed", usage.buffers);
+                        assert!(user.held.len() <= usage.buffers_taken && usage.buffers_taken <= usage.buffers);
                     }
                     user.take(&Step::End);
                 });
             }
         });
-        let slots = bench.slots();
-        prop_assert_eq!((bench.arena.usage().slots_taken, bench.arena.growing()), (0, (0, 0)));
-        let load = bench.load(slots, slots);
-        prop_assert_eq!(all(&load).len(), slots.max(1), "every slot that exists can be had");
+        let buffers = bench.buffers();
+        prop_assert_eq!((bench.arena.usage().buffers_taken, bench.arena.growing()), (0, (0, 0)));
+        let load = bench.load(buffers, buffers);
+        prop_assert_eq!(all(&load).len(), buffers.max(1), "every slot that exists can be had");
         drop(load);
         bench.release();
-        prop_assert_eq!((bench.slots(), bench.pinning.registered()), (0, 0));
+        prop_assert_eq!((bench.buffers(), bench.pinning.registered()), (0, 0));
     }
 }

@@ -29,7 +29,7 @@ const WINDOW: usize = 8;
 const SHARE: u64 = 2;
 
 /// Reading ahead that is under way.
-pub struct Ahead {
+pub struct Prefetch {
     shared: Arc<Shared>,
     thread: ManuallyDrop<Option<JoinHandle<()>>>,
     owner: Owner,
@@ -41,13 +41,13 @@ struct Shared {
     bytes: AtomicU64,
 }
 
-impl Ahead {
+impl Prefetch {
     /// Begins with the bytes of `tensors` (indices into the checkpoint's).
     pub fn begin(checkpoint: Arc<Checkpoint>, tensors: &[usize]) -> Self {
         let shared = Arc::new(Shared::default());
         let wanted = steps(&checkpoint, tensors);
         let told = Arc::clone(&shared);
-        let work = move || bring(&checkpoint, wanted, &told);
+        let work = move || prefetch_all(&checkpoint, wanted, &told);
         // Without a thread nothing is read ahead, and nothing is wrong.
         let thread = std::thread::Builder::new().name("penstock-ahead".into()).spawn(work).ok();
         Self { shared, thread: ManuallyDrop::new(thread), owner: Owner::current() }
@@ -81,14 +81,14 @@ impl Ahead {
     }
 }
 
-impl Drop for Ahead {
+impl Drop for Prefetch {
     /// Without waiting: the thread ends by itself, be its storage as slow as it may.
     fn drop(&mut self) {
         drop(self.end());
     }
 }
 
-fn bring(checkpoint: &Checkpoint, wanted: Vec<(usize, Range<u64>)>, shared: &Shared) {
+fn prefetch_all(checkpoint: &Checkpoint, wanted: Vec<(usize, Range<u64>)>, shared: &Shared) {
     let most = spare_bytes().map_or(u64::MAX, |bytes| bytes / SHARE);
     // Steps come object by object; where one lies is looked up once, which costs system calls for a URL.
     let mut current: Option<(usize, Option<Arc<dyn Object>>)> = None;
@@ -97,7 +97,7 @@ fn bring(checkpoint: &Checkpoint, wanted: Vec<(usize, Range<u64>)>, shared: &Sha
         if current.as_ref().is_none_or(|(open, _)| *open != index) {
             // A server is never asked. So what is not on this machine is left out, and of what is, its file is opened and
             // not the object, which would have fetched what the disk fails to give.
-            let place = checkpoint.lies_at(index);
+            let place = checkpoint.local_path(index);
             let opened = match (is_remote(&place), is_remote(&checkpoint.objects()[index].location)) {
                 (true, _) => None,
                 (false, true) => LocalStore::default().open(&place).ok(),
@@ -114,7 +114,7 @@ fn bring(checkpoint: &Checkpoint, wanted: Vec<(usize, Range<u64>)>, shared: &Sha
         }
         let last = range.end - 1;
         let bytes = range.end - range.start;
-        if !file.read_ahead(range) {
+        if !file.prefetch(range) {
             continue;
         }
         shared.bytes.fetch_add(bytes, Ordering::Relaxed);
