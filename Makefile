@@ -65,6 +65,7 @@ lint: $(VENV)/.built-tests  ## formatting, clippy, ruff, mypy, stubs: warnings a
 	cargo fmt --check --manifest-path benchmarks/http/Cargo.toml
 	cargo clippy --manifest-path benchmarks/http/Cargo.toml --all-targets --locked -- -D warnings
 	@$(BIN)/python tools/extras.py lint test | xargs $(BIN)/pip install -q
+	$(PYTHON) tools/words.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

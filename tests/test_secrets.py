@@ -57,15 +57,15 @@ def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nobody: str) -> str:
     return nobody
 
 
-Way = Callable[[str, str, pytest.MonkeyPatch, Path], "tuple[str, dict[str, str] | None]"]
+SecretIn = Callable[[str, str, pytest.MonkeyPatch, Path], "tuple[str, dict[str, str] | None]"]
 """From a user and a host: the location to open, and storage options."""
 
 
-def by_location(form: str) -> Way:
+def by_location(form: str) -> SecretIn:
     return lambda user, host, monkeypatch, home: (form.format(user=user, host=host), None)
 
 
-def by_variable(name: str, form: str, location: str) -> Way:
+def by_variable(name: str, form: str, location: str) -> SecretIn:
     def way(user: str, host: str, monkeypatch: pytest.MonkeyPatch, home: Path) -> tuple[str, None]:
         monkeypatch.setenv(name, form.format(user=user, host=host))
         if "PROXY" in name:
@@ -75,7 +75,7 @@ def by_variable(name: str, form: str, location: str) -> Way:
     return way
 
 
-def by_option(name: str, form: str, location: str) -> Way:
+def by_option(name: str, form: str, location: str) -> SecretIn:
     return lambda user, host, monkeypatch, home: (location, {name: form.format(user=user, host=host)})
 
 
@@ -90,7 +90,7 @@ S3, GCS, AZURE, HUB = (f"{start}/m.safetensors" for start in ("s3://bucket", "gs
 WEB = "http://server.example/m.safetensors"
 BLOB = "AccountName=a;AccountKey=a2V5;BlobEndpoint=http://{user}@{host}/a"
 
-WAYS: dict[str, Way] = {
+WAYS: dict[str, SecretIn] = {
     "http": by_location("http://{user}@server.example/m.safetensors"),
     "http with a port": by_location("http://{user}@{host}/m.safetensors"),
     "http with an @ in the path": by_location("http://{user}@server.example/a@b/m.safetensors"),

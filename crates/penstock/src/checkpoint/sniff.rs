@@ -8,14 +8,14 @@
 use crate::error::{Error, ErrorKind};
 
 /// How a format begins, what to call it, what to do.
-type Look = (&'static [u8], &'static str, &'static str);
+type Signature = (&'static [u8], &'static str, &'static str);
 
 const PICKLE: &str =
     "Load it with torch and save it with safetensors.torch.save_file, or fetch the safetensors version";
 const PAGE: &str =
     "The download saved an error or login page: check the URL and the access token, and download again";
 
-const LOOKS: &[Look] = &[
+const SIGNATURES: &[Signature] = &[
     (
         b"version https://git-lfs",
         "a Git LFS pointer, which stands for a file that was not fetched",
@@ -62,7 +62,7 @@ pub(super) fn explain(prefix: &[u8]) -> Option<Error> {
         let bytes = if begin[0] == b'<' || begin[0] == b'{' { text } else { prefix };
         bytes.get(..begin.len()).is_some_and(|start| start.eq_ignore_ascii_case(begin))
     };
-    let (_, what, remedy) = LOOKS.iter().find(|(begin, ..)| starts(begin))?;
+    let (_, what, remedy) = SIGNATURES.iter().find(|(begin, ..)| starts(begin))?;
     Some(
         Error::new(ErrorKind::Format, format!("this is not a safetensors file but looks like {what}"))
             .remedy(*remedy),

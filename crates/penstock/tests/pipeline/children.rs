@@ -8,7 +8,7 @@ use penstock::ErrorKind;
 use penstock::memory::{Arena, ArenaUse};
 use penstock::pipeline::Next;
 
-use super::{KIB, LONG, Load, Model, Way, alone, load, nothing_remains};
+use super::{KIB, LONG, Load, LoadTarget, Model, alone, load, nothing_remains};
 use crate::simulated_device::SimulatedDevice;
 
 /// ReaderRanges `body` in a forked child and waits until it has ended.
@@ -38,21 +38,21 @@ fn a_child_starts_with_no_staging_memory_and_leaves_its_parent_s_alone() {
     let _alone = alone();
     let model = Model::new();
     let device = SimulatedDevice::new();
-    let way = Way::Device(Arc::clone(&device), 16 << 20);
-    load(&model, &model.plan(64 * KIB), &way, 4);
+    let target = LoadTarget::Device(Arc::clone(&device), 16 << 20);
+    load(&model, &model.plan(64 * KIB), &target, 4);
     let before = Arena::usage_all();
     assert!(before.buffers > 0);
     in_child(|| {
         assert_eq!(Arena::usage_all(), ArenaUse::default());
         assert_eq!(Arena::release_all(), 0);
-        let way = Way::Device(SimulatedDevice::new(), 16 << 20);
-        load(&model, &model.plan(64 * KIB), &way, 4);
-        nothing_remains(&model, &way);
+        let target = LoadTarget::Device(SimulatedDevice::new(), 16 << 20);
+        load(&model, &model.plan(64 * KIB), &target, 4);
+        nothing_remains(&model, &target);
         assert!(Arena::release_all() > 0);
         assert_eq!(device.pinning.unregistered.load(SeqCst), 0);
     });
     assert_eq!(Arena::usage_all(), before);
-    load(&model, &model.plan(64 * KIB), &way, 4);
+    load(&model, &model.plan(64 * KIB), &target, 4);
 }
 
 #[test]
@@ -60,10 +60,10 @@ fn a_child_of_a_process_that_is_loading_loads_for_itself_and_may_drop_its_copy_o
     let _alone = alone();
     // The running load's model has locks that its readers may hold when the child begins.
     let (model, for_the_child) = (Model::new(), Model::new());
-    for way in [Way::Slab, Way::Host, Way::Device(SimulatedDevice::new(), 1 << 20)] {
+    for target in [LoadTarget::Slab, LoadTarget::Host, LoadTarget::Device(SimulatedDevice::new(), 1 << 20)] {
         model.control.delay_us.store(500, SeqCst);
         let plan = model.plan(16 * KIB);
-        let mut running = Load::begin(&model, &plan, &way, 8);
+        let mut running = Load::begin(&model, &plan, &target, 8);
         running.attach_all();
         running.take(2);
         let running = std::cell::RefCell::new(Some(running));
@@ -72,13 +72,13 @@ fn a_child_of_a_process_that_is_loading_loads_for_itself_and_may_drop_its_copy_o
             assert_eq!(copy.session.next(LONG).unwrap_err().kind(), ErrorKind::Cancelled);
             copy.session.stop();
             drop(copy);
-            let own = match &way {
-                Way::Device(..) => Way::Device(SimulatedDevice::new(), 1 << 20),
+            let own = match &target {
+                LoadTarget::Device(..) => LoadTarget::Device(SimulatedDevice::new(), 1 << 20),
                 host => host.clone(),
             };
             load(&for_the_child, &for_the_child.plan(16 * KIB), &own, 8);
             assert_eq!(Arena::usage_all().buffers_taken, 0);
-            if let Way::Device(device, _) = &way {
+            if let LoadTarget::Device(device, _) = &target {
                 assert_eq!(device.pinning.unregistered.load(SeqCst), 0);
             }
         });
@@ -87,6 +87,6 @@ fn a_child_of_a_process_that_is_loading_loads_for_itself_and_may_drop_its_copy_o
         running.check(&model, &[]);
         drop(running);
         model.control.delay_us.store(0, SeqCst);
-        nothing_remains(&model, &way);
+        nothing_remains(&model, &target);
     }
 }

@@ -169,13 +169,13 @@ fn slice(tensor: &TensorInfo, bytes: &[u8], ranges: &[Range<u64>]) -> Vec<u8> {
 
 /// Where a test's tensors go.
 #[derive(Clone)]
-enum Way {
+enum LoadTarget {
     Slab,
     Host,
     Device(Arc<SimulatedDevice>, usize),
 }
 
-impl Way {
+impl LoadTarget {
     fn all() -> Vec<Self> {
         vec![Self::Slab, Self::Host, Self::Device(SimulatedDevice::new(), 16 << 20)]
     }
@@ -200,19 +200,20 @@ struct Load {
 }
 
 impl Load {
-    fn begin(model: &Model, plan: &Arc<Plan>, way: &Way, readers: usize) -> Self {
-        Self::begin_within(model, plan, way, Readers::fixed(readers))
+    fn begin(model: &Model, plan: &Arc<Plan>, target: &LoadTarget, readers: usize) -> Self {
+        Self::begin_within(model, plan, target, Readers::fixed(readers))
     }
 
-    fn begin_within(model: &Model, plan: &Arc<Plan>, way: &Way, readers: Readers) -> Self {
-        let slab = matches!(way, Way::Slab);
+    fn begin_within(model: &Model, plan: &Arc<Plan>, target: &LoadTarget, readers: Readers) -> Self {
+        let slab = matches!(target, LoadTarget::Slab);
         // One byte more, so that empty tensors have an address and writing too far is seen.
         let memory =
             |tensor: &penstock::plan::PlannedTensor| vec![0xA5; usize::try_from(tensor.bytes()).unwrap() + 1];
         let memory: Vec<_> = plan.tensors().iter().map(memory).collect();
         let landed = vec![false; memory.len()];
         let session =
-            Session::start(Arc::clone(&model.checkpoint), Arc::clone(plan), way.target(), readers).unwrap();
+            Session::start(Arc::clone(&model.checkpoint), Arc::clone(plan), target.target(), readers)
+                .unwrap();
         Self { session, memory, landed, slab }
     }
 
@@ -286,8 +287,8 @@ impl Load {
 
 /// Loads everything and checks it.
 #[track_caller]
-fn load(model: &Model, plan: &Arc<Plan>, way: &Way, readers: usize) {
-    let mut load = Load::begin(model, plan, way, readers);
+fn load(model: &Model, plan: &Arc<Plan>, target: &LoadTarget, readers: usize) {
+    let mut load = Load::begin(model, plan, target, readers);
     load.attach_all();
     load.run().unwrap();
     assert!(load.landed.iter().all(|landed| *landed));
@@ -310,12 +311,12 @@ fn open_files(model: &Model) -> usize {
 }
 
 #[track_caller]
-fn nothing_remains(model: &Model, way: &Way) {
+fn nothing_remains(model: &Model, target: &LoadTarget) {
     // A thread that was joined leaves the list of threads a moment later.
     eventually("threads have ended", || threads() == 0);
     assert_eq!(open_files(model), 0, "files are open");
     assert_eq!(Arena::usage_all().buffers_taken, 0, "slots are taken");
-    if let Way::Device(device, _) = way {
+    if let LoadTarget::Device(device, _) = target {
         let account = &device.account;
         assert_eq!(account.streams.load(SeqCst), 0, "streams remain");
         assert_eq!(account.fences.load(SeqCst), 0, "fences remain");
@@ -337,8 +338,8 @@ fn readers_are_added_while_that_pays_and_all_of_them_end() {
         threads: 18,
         per_reader_ranges: false,
     };
-    for way in Way::all() {
-        let mut load = Load::begin_within(&model, &model.plan(4 * KIB), &way, readers);
+    for target in LoadTarget::all() {
+        let mut load = Load::begin_within(&model, &model.plan(4 * KIB), &target, readers);
         load.attach_all();
         load.run().unwrap();
         load.check(&model, &[]);
@@ -346,7 +347,7 @@ fn readers_are_added_while_that_pays_and_all_of_them_end() {
         assert!((3..=16).contains(&stats.readers), "{stats:?}");
         assert!(stats.tried.len() > 1 && stats.tried[0].readers == 2, "{stats:?}");
         drop(load);
-        nothing_remains(&model, &way);
+        nothing_remains(&model, &target);
     }
 }
 
@@ -354,14 +355,14 @@ fn readers_are_added_while_that_pays_and_all_of_them_end() {
 fn a_load_that_ends_while_most_readers_were_never_started_leaves_nothing_behind() {
     let _alone = alone();
     let model = Model::cached_as(CachePolicy::Bypass);
-    for way in Way::all() {
+    for target in LoadTarget::all() {
         let fetches = Bounds { start: 2, least: 1, most: 64 };
         let readers = Readers { copies: 1, fetches, threads: 65, per_reader_ranges: false };
-        let mut load = Load::begin_within(&model, &model.plan(4 * KIB), &way, readers);
+        let mut load = Load::begin_within(&model, &model.plan(4 * KIB), &target, readers);
         load.attach(1);
         load.take(1);
         drop(load);
-        nothing_remains(&model, &way);
+        nothing_remains(&model, &target);
     }
 }
 
@@ -369,18 +370,18 @@ fn a_load_that_ends_while_most_readers_were_never_started_leaves_nothing_behind(
 fn a_load_that_ends_while_readers_are_parked_leaves_none_behind() {
     let _alone = alone();
     let model = Model::new();
-    for way in Way::all() {
+    for target in LoadTarget::all() {
         let readers = Readers {
             copies: 1,
             fetches: Bounds { start: 1, least: 1, most: 64 },
             threads: 65,
             per_reader_ranges: false,
         };
-        let mut load = Load::begin_within(&model, &model.plan(4 * KIB), &way, readers);
+        let mut load = Load::begin_within(&model, &model.plan(4 * KIB), &target, readers);
         load.attach(1);
         load.take(1);
         drop(load);
-        nothing_remains(&model, &way);
+        nothing_remains(&model, &target);
     }
 }
 
@@ -391,11 +392,11 @@ fn every_byte_arrives_wherever_it_goes_with_any_block_size_and_any_number_of_rea
     let _alone = alone();
     for cache in [CachePolicy::Auto, CachePolicy::Bypass] {
         let model = Model::cached_as(cache);
-        for way in Way::all() {
+        for target in LoadTarget::all() {
             for block_bytes in [4 * KIB, 1024 * KIB] {
                 for readers in [1, 8] {
-                    load(&model, &model.plan(block_bytes), &way, readers);
-                    nothing_remains(&model, &way);
+                    load(&model, &model.plan(block_bytes), &target, readers);
+                    nothing_remains(&model, &target);
                 }
             }
         }
@@ -406,10 +407,10 @@ fn every_byte_arrives_wherever_it_goes_with_any_block_size_and_any_number_of_rea
 fn reads_that_come_in_pieces_and_late_make_no_difference() {
     let _alone = alone();
     let model = Model::new();
-    for way in Way::all() {
+    for target in LoadTarget::all() {
         model.control.piecemeal.store(true, SeqCst);
         model.control.delay_us.store(300, SeqCst);
-        load(&model, &model.plan(64 * KIB), &way, 8);
+        load(&model, &model.plan(64 * KIB), &target, 8);
     }
 }
 
@@ -424,10 +425,10 @@ fn slices_of_rows_and_of_columns_arrive_packed() {
         ("odd", &[4999..5000]),
         ("small.016", &[4..4]),
     ];
-    for way in Way::all() {
+    for target in LoadTarget::all() {
         for block_bytes in [4 * KIB, 1024 * KIB] {
             for readers in [1, 8] {
-                let mut load = Load::begin(&model, &model.plan_slices(block_bytes, slices), &way, readers);
+                let mut load = Load::begin(&model, &model.plan_slices(block_bytes, slices), &target, readers);
                 load.attach_all();
                 load.run().unwrap();
                 load.check(&model, slices);
@@ -451,14 +452,14 @@ fn parts_of_one_tensor_arrive_each_where_it_belongs_even_if_they_interleave_or_o
         ("large", &[600..640]),
         ("large", &[0..640, 0..512]),
     ];
-    for way in Way::all() {
+    for target in LoadTarget::all() {
         for block_bytes in [4 * KIB, 1024 * KIB] {
             let wanted = parts.iter().map(|(name, ranges)| {
                 let tensor = model.checkpoint.require(name).unwrap();
                 (tensor, Selection::of(tensor, ranges).unwrap())
             });
             let plan = Arc::new(Plan::new(wanted.collect(), block_bytes, 512));
-            let mut load = Load::begin(&model, &plan, &way, 4);
+            let mut load = Load::begin(&model, &plan, &target, 4);
             load.attach_all();
             load.run().unwrap();
             for (tensor, memory) in plan.tensors().iter().zip(&load.memory) {
@@ -481,10 +482,10 @@ fn parts_of_one_tensor_arrive_each_where_it_belongs_even_if_they_interleave_or_o
 fn a_checkpoint_without_bytes_is_done_at_once() {
     let _alone = alone();
     let model = Model::of(&[vec![("empty".to_owned(), Dtype::F32, vec![0])], vec![]], CachePolicy::Auto);
-    for way in Way::all() {
-        load(&model, &model.plan(4 * KIB), &way, 8);
+    for target in LoadTarget::all() {
+        load(&model, &model.plan(4 * KIB), &target, 8);
         let nothing = Arc::new(Plan::new(Vec::new(), 4 * KIB, 0));
-        assert_eq!(Load::begin(&model, &nothing, &way, 8).next().unwrap(), Next::Done);
+        assert_eq!(Load::begin(&model, &nothing, &target, 8).next().unwrap(), Next::Done);
     }
 }
 
@@ -494,18 +495,18 @@ fn a_load_that_is_paused_half_way_does_not_keep_another_from_its_end() {
     let model = Model::new();
     for buffers in [1, 2, 5] {
         let buffer_bytes = usize::try_from(16 * KIB).unwrap() + ALIGNMENT_PADDING;
-        let way = Way::Device(SimulatedDevice::new(), buffers * buffer_bytes);
+        let target = LoadTarget::Device(SimulatedDevice::new(), buffers * buffer_bytes);
         let plan = model.plan(16 * KIB);
-        let mut outer = Load::begin(&model, &plan, &way, 8);
+        let mut outer = Load::begin(&model, &plan, &target, 8);
         let half = plan.tensors().len() / 2;
         outer.attach(half);
         outer.take(1);
-        load(&model, &plan, &way, 8);
+        load(&model, &plan, &target, 8);
         outer.attach_all();
         outer.run().unwrap();
         outer.check(&model, &[]);
         drop(outer);
-        nothing_remains(&model, &way);
+        nothing_remains(&model, &target);
     }
 }
 
@@ -516,9 +517,9 @@ fn copies_wait_for_what_the_consumer_was_doing_with_the_memory() {
     let _alone = alone();
     let model = Model::new();
     let device = SimulatedDevice::new();
-    let way = Way::Device(Arc::clone(&device), 16 << 20);
+    let target = LoadTarget::Device(Arc::clone(&device), 16 << 20);
     let plan = model.plan(64 * KIB);
-    let mut load = Load::begin(&model, &plan, &way, 4);
+    let mut load = Load::begin(&model, &plan, &target, 4);
     let empty = plan.tensors().iter().filter(|tensor| tensor.bytes() == 0).count();
     device.keep_consumer_busy();
     load.attach_all();
@@ -539,9 +540,9 @@ fn copies_wait_for_the_last_of_several_attachments() {
     let _alone = alone();
     let model = Model::new();
     let device = SimulatedDevice::new();
-    let way = Way::Device(Arc::clone(&device), 16 << 20);
+    let target = LoadTarget::Device(Arc::clone(&device), 16 << 20);
     let plan = model.plan(64 * KIB);
-    let mut load = Load::begin(&model, &plan, &way, 1);
+    let mut load = Load::begin(&model, &plan, &target, 1);
     let early = plan.tensors().iter().position(|tensor| &*tensor.name == "large").unwrap() + 1;
     load.attach(early);
     eventually("the first copies end", || device.account.ended.load(SeqCst) > 20);
@@ -559,11 +560,11 @@ fn copies_wait_for_the_last_of_several_attachments() {
 fn nothing_beyond_the_attached_tensors_is_read() {
     let _alone = alone();
     let model = Model::new();
-    for way in Way::all() {
+    for target in LoadTarget::all() {
         for attached in [0, 1, 3, 5, 40] {
             let plan = model.plan(16 * KIB);
             model.control.reset();
-            let mut load = Load::begin(&model, &plan, &way, 8);
+            let mut load = Load::begin(&model, &plan, &target, 8);
             load.attach(attached);
             let can_land = plan.attached_to_land().iter().filter(|needed| **needed <= attached).count();
             load.take(can_land);
@@ -589,15 +590,15 @@ fn holds(model: &Model, file: &str, tensor: &str, range: &Range<u64>) -> bool {
 
 /// ReaderRanges a load that fails, and checks what is said and what remains.
 #[track_caller]
-fn fails(model: &Model, plan: &Arc<Plan>, way: &Way, readers: usize) -> Error {
-    let mut failing = Load::begin(model, plan, way, readers);
+fn fails(model: &Model, plan: &Arc<Plan>, target: &LoadTarget, readers: usize) -> Error {
+    let mut failing = Load::begin(model, plan, target, readers);
     failing.attach_all();
     let error = failing.run().unwrap_err();
     let again = failing.next().unwrap_err();
     assert_eq!(again.to_string(), error.to_string(), "there is one failure, and nothing after it");
     failing.check(model, &[]);
     drop(failing);
-    nothing_remains(model, way);
+    nothing_remains(model, target);
     error
 }
 
@@ -611,13 +612,13 @@ fn names_the_place(model: &Model, error: &Error) {
 fn a_failing_read_is_reported_with_its_place_and_the_next_load_works() {
     let _alone = alone();
     let model = Model::new();
-    for way in Way::all() {
+    for target in LoadTarget::all() {
         for (block_bytes, reads) in [(4 * KIB, vec![1, 2, 100, 600]), (1024 * KIB, vec![1, 3])] {
             for readers in [1, 8] {
                 for read in &reads {
                     model.control.reset();
                     model.control.fail_at.store(*read, SeqCst);
-                    let error = fails(&model, &model.plan(block_bytes), &way, readers);
+                    let error = fails(&model, &model.plan(block_bytes), &target, readers);
                     assert_eq!(
                         (error.kind(), error.os_error()),
                         (ErrorKind::Storage, Some(libc::EIO)),
@@ -625,7 +626,7 @@ fn a_failing_read_is_reported_with_its_place_and_the_next_load_works() {
                     );
                     names_the_place(&model, &error);
                     model.control.reset();
-                    load(&model, &model.plan(block_bytes), &way, readers);
+                    load(&model, &model.plan(block_bytes), &target, readers);
                 }
             }
         }
@@ -636,13 +637,13 @@ fn a_failing_read_is_reported_with_its_place_and_the_next_load_works() {
 fn a_failing_read_of_a_load_too_small_for_threads_is_reported_likewise() {
     let _alone = alone();
     let model = Model::of(&[vec![("only".to_owned(), Dtype::U8, vec![100])]], CachePolicy::Auto);
-    for way in Way::all() {
+    for target in LoadTarget::all() {
         model.control.reset();
         model.control.fail_at.store(1, SeqCst);
-        let error = fails(&model, &model.plan(4 * KIB), &way, 8);
+        let error = fails(&model, &model.plan(4 * KIB), &target, 8);
         assert_eq!(error.tensor_name(), Some("only"));
         model.control.reset();
-        load(&model, &model.plan(4 * KIB), &way, 8);
+        load(&model, &model.plan(4 * KIB), &target, 8);
     }
 }
 
@@ -654,12 +655,12 @@ fn a_copy_that_is_refused_is_reported_with_its_place_and_the_next_load_works() {
         for copy in [1, 2, 50] {
             let device = SimulatedDevice::new();
             device.account.refuse_at.store(copy, SeqCst);
-            let way = Way::Device(device, 1 << 20);
-            let error = fails(&model, &model.plan(16 * KIB), &way, readers);
+            let target = LoadTarget::Device(device, 1 << 20);
+            let error = fails(&model, &model.plan(16 * KIB), &target, readers);
             assert_eq!(error.kind(), ErrorKind::Device);
             assert!(error.to_string().contains(&format!("copy {copy} was refused")), "{error}");
             names_the_place(&model, &error);
-            load(&model, &model.plan(16 * KIB), &way, readers);
+            load(&model, &model.plan(16 * KIB), &target, readers);
         }
     }
 }
@@ -672,11 +673,11 @@ fn a_copy_that_fails_later_is_reported_with_its_place_and_the_next_load_works() 
         for copy in [1, 2, 50, 200] {
             let device = SimulatedDevice::new();
             device.account.fail_at.store(copy, SeqCst);
-            let way = Way::Device(device, 1 << 20);
-            let error = fails(&model, &model.plan(16 * KIB), &way, readers);
+            let target = LoadTarget::Device(device, 1 << 20);
+            let error = fails(&model, &model.plan(16 * KIB), &target, readers);
             assert_eq!((error.kind(), error.cause()), (ErrorKind::Device, &*format!("copy {copy} failed")));
             names_the_place(&model, &error);
-            load(&model, &model.plan(16 * KIB), &way, readers);
+            load(&model, &model.plan(16 * KIB), &target, readers);
         }
     }
 }
@@ -687,24 +688,28 @@ fn a_device_that_gives_no_streams_fails_the_start() {
     let model = Model::new();
     let device = SimulatedDevice::new();
     device.account.refuse_streams.store(true, SeqCst);
-    let way = Way::Device(device, 1 << 20);
-    let started =
-        Session::start(Arc::clone(&model.checkpoint), model.plan(16 * KIB), way.target(), Readers::fixed(4));
+    let target = LoadTarget::Device(device, 1 << 20);
+    let started = Session::start(
+        Arc::clone(&model.checkpoint),
+        model.plan(16 * KIB),
+        target.target(),
+        Readers::fixed(4),
+    );
     assert_eq!(started.err().unwrap().kind(), ErrorKind::Device);
-    nothing_remains(&model, &way);
+    nothing_remains(&model, &target);
 }
 
 #[test]
 fn a_reader_that_panics_is_a_failure_and_not_a_hang() {
     let _alone = alone();
     let model = Model::new();
-    for way in Way::all() {
+    for target in LoadTarget::all() {
         model.control.reset();
         model.control.panic_at.store(3, SeqCst);
-        let error = fails(&model, &model.plan(64 * KIB), &way, 4);
+        let error = fails(&model, &model.plan(64 * KIB), &target, 4);
         assert!(error.to_string().contains("a bug of Penstock"), "{error}");
         model.control.reset();
-        load(&model, &model.plan(64 * KIB), &way, 4);
+        load(&model, &model.plan(64 * KIB), &target, 4);
     }
 }
 
@@ -712,13 +717,13 @@ fn a_reader_that_panics_is_a_failure_and_not_a_hang() {
 fn a_panic_of_a_load_too_small_for_threads_is_a_failure_likewise() {
     let _alone = alone();
     let model = Model::of(&[vec![("only".to_owned(), Dtype::U8, vec![100])]], CachePolicy::Auto);
-    for way in Way::all() {
+    for target in LoadTarget::all() {
         model.control.reset();
         model.control.panic_at.store(1, SeqCst);
-        let error = fails(&model, &model.plan(4 * KIB), &way, 8);
+        let error = fails(&model, &model.plan(4 * KIB), &target, 8);
         assert!(error.to_string().contains("a bug of Penstock"), "{error}");
         model.control.reset();
-        load(&model, &model.plan(4 * KIB), &way, 8);
+        load(&model, &model.plan(4 * KIB), &target, 8);
     }
 }
 
@@ -744,14 +749,14 @@ fn addresses_where_no_memory_can_be_are_refused_by_tensor_and_nothing_is_attache
     let _alone = alone();
     let model = Model::new();
     let plan = model.plan(64 * KIB);
-    for way in Way::all().into_iter().filter(|way| !matches!(way, Way::Slab)) {
+    for target in LoadTarget::all().into_iter().filter(|target| !matches!(target, LoadTarget::Slab)) {
         for (bad, words) in [
             (0, "has no memory"),
             (8, "has no memory"),
             (u64::MAX - 1, "past the end"),
             (i64::MAX as u64, "past the end"),
         ] {
-            let mut load = Load::begin(&model, &plan, &way, 2);
+            let mut load = Load::begin(&model, &plan, &target, 2);
             let wanted = (0..plan.tensors().len()).rev().find(|t| plan.tensors()[*t].bytes() > 1).unwrap();
             let mut addresses: Vec<_> =
                 load.memory.iter_mut().map(|memory| memory.as_mut_ptr() as usize as u64).collect();
@@ -774,12 +779,12 @@ fn addresses_where_no_memory_can_be_are_refused_by_tensor_and_nothing_is_attache
 fn dropping_a_load_half_way_ends_it_at_once_and_leaves_nothing() {
     let _alone = alone();
     let model = Model::new();
-    for way in Way::all() {
+    for target in LoadTarget::all() {
         for readers in [1, 8] {
             model.control.reset();
             model.control.delay_us.store(2000, SeqCst);
             let plan = model.plan(16 * KIB);
-            let mut half = Load::begin(&model, &plan, &way, readers);
+            let mut half = Load::begin(&model, &plan, &target, readers);
             half.attach_all();
             half.take(3);
             let Load { session, memory, .. } = half;
@@ -788,10 +793,10 @@ fn dropping_a_load_half_way_ends_it_at_once_and_leaves_nothing() {
             let took = began.elapsed();
             assert!(took < Duration::from_millis(200), "dropping took {took:?}");
             let then = memory.clone();
-            nothing_remains(&model, &way);
+            nothing_remains(&model, &target);
             assert!(memory == then, "something was written afterwards");
             model.control.reset();
-            load(&model, &plan, &way, readers);
+            load(&model, &plan, &target, readers);
         }
     }
 }
@@ -800,19 +805,19 @@ fn dropping_a_load_half_way_ends_it_at_once_and_leaves_nothing() {
 fn dropping_a_load_that_waits_for_destinations_or_slots_ends_it_at_once() {
     let _alone = alone();
     let model = Model::new();
-    let way = Way::Device(SimulatedDevice::new(), 1);
+    let target = LoadTarget::Device(SimulatedDevice::new(), 1);
     let plan = model.plan(16 * KIB);
-    let mut idle = Load::begin(&model, &plan, &way, 8);
+    let mut idle = Load::begin(&model, &plan, &target, 8);
     idle.attach(10);
     std::thread::sleep(Duration::from_millis(30));
-    let mut starved = Load::begin(&model, &plan, &way, 8);
+    let mut starved = Load::begin(&model, &plan, &target, 8);
     starved.attach_all();
     for load in [idle, starved] {
         let began = Instant::now();
         drop(load.session);
         assert!(began.elapsed() < Duration::from_millis(200), "{:?}", began.elapsed());
     }
-    nothing_remains(&model, &way);
+    nothing_remains(&model, &target);
 }
 
 /// A load all of whose reads but the first two wait, and whoever waits for its tensors in a thread of its own, until
@@ -841,18 +846,18 @@ fn cancelled_meanwhile(model: &Model, load: &mut Load) -> Error {
 fn a_load_cancelled_by_another_thread_wakes_whoever_waits_for_it_while_reads_hang() {
     let _alone = alone();
     let model = Model::new();
-    for way in Way::all() {
+    for target in LoadTarget::all() {
         for readers in [1, 8] {
             model.control.reset();
             // The first two of one reader, and so of several.
             model.control.block_from.store(3, SeqCst);
-            let mut load = Load::begin(&model, &model.plan(16 * KIB), &way, readers);
+            let mut load = Load::begin(&model, &model.plan(16 * KIB), &target, readers);
             load.attach(load.memory.len() - 1);
             let error = cancelled_meanwhile(&model, &mut load);
             assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
             // As is whoever gives it more to do.
-            let attached = match way {
-                Way::Slab => load.session.attach_slab(1),
+            let attached = match target {
+                LoadTarget::Slab => load.session.attach_slab(1),
                 // SAFETY: refused, so nothing is written there.
                 _ => unsafe { load.session.attach(&[0], 0) },
             };
@@ -860,7 +865,7 @@ fn a_load_cancelled_by_another_thread_wakes_whoever_waits_for_it_while_reads_han
             assert_eq!(load.session.ended_early().unwrap().kind(), ErrorKind::Cancelled);
             model.control.release();
             drop(load);
-            nothing_remains(&model, &way);
+            nothing_remains(&model, &target);
         }
     }
 }
@@ -869,17 +874,17 @@ fn a_load_cancelled_by_another_thread_wakes_whoever_waits_for_it_while_reads_han
 fn a_load_that_was_stopped_says_so_whoever_asks_afterwards() {
     let _alone = alone();
     let model = Model::new();
-    for way in Way::all() {
+    for target in LoadTarget::all() {
         let plan = model.plan(16 * KIB);
-        let mut stopped = Load::begin(&model, &plan, &way, 4);
+        let mut stopped = Load::begin(&model, &plan, &target, 4);
         stopped.attach_all();
         stopped.take(2);
         stopped.session.stop();
         assert_eq!(stopped.session.next(LONG).unwrap_err().kind(), ErrorKind::Cancelled);
         drop(stopped);
-        nothing_remains(&model, &way);
+        nothing_remains(&model, &target);
         // One that came to its end is none that was cancelled.
-        let mut whole = Load::begin(&model, &plan, &way, 4);
+        let mut whole = Load::begin(&model, &plan, &target, 4);
         whole.attach_all();
         whole.run().unwrap();
         whole.session.finish().unwrap();
@@ -895,7 +900,7 @@ fn a_load_too_small_for_threads_is_cancelled_likewise() {
         &[vec![("a".to_owned(), Dtype::U8, vec![400 << 10]), ("b".to_owned(), Dtype::U8, vec![100])]],
         CachePolicy::Auto,
     );
-    let mut load = Load::begin(&model, &model.plan(1024 * KIB), &Way::Slab, 4);
+    let mut load = Load::begin(&model, &model.plan(1024 * KIB), &LoadTarget::Slab, 4);
     load.attach_all();
     load.session.canceller().cancel();
     assert_eq!(load.session.next(LONG).unwrap_err().kind(), ErrorKind::Cancelled);
@@ -908,13 +913,13 @@ fn readers_that_were_not_started_begin_however_busy_the_consumer_is() {
     model.control.delay_us.store(20_000, SeqCst);
     let fetches = Bounds { start: 1, least: 1, most: 12 };
     let readers = Readers { copies: 1, fetches, threads: 13, per_reader_ranges: false };
-    for way in Way::all() {
-        let mut load = Load::begin_within(&model, &model.plan(4 * KIB), &way, readers);
+    for target in LoadTarget::all() {
+        let mut load = Load::begin_within(&model, &model.plan(4 * KIB), &target, readers);
         load.attach_all();
         // Nobody takes what lands.
         eventually("the others are started", || threads() > 2);
         drop(load);
-        nothing_remains(&model, &way);
+        nothing_remains(&model, &target);
     }
 }
 
@@ -927,7 +932,7 @@ fn a_device_is_never_made_current_on_the_thread_of_the_consumer() {
     let plan = model.plan(64 * KIB);
     for ending in ["whole", "stopped", "failed", "refused"] {
         let device = SimulatedDevice::new();
-        let way = Way::Device(Arc::clone(&device), 1 << 20);
+        let target = LoadTarget::Device(Arc::clone(&device), 1 << 20);
         match ending {
             "failed" => device.account.fail_at.store(2, SeqCst),
             "refused" => device.account.refuse_streams.store(true, SeqCst),
@@ -936,10 +941,11 @@ fn a_device_is_never_made_current_on_the_thread_of_the_consumer() {
         if ending == "refused" {
             let readers = Readers::fixed(4);
             assert!(
-                Session::start(Arc::clone(&model.checkpoint), plan.clone(), way.target(), readers).is_err()
+                Session::start(Arc::clone(&model.checkpoint), plan.clone(), target.target(), readers)
+                    .is_err()
             );
         } else {
-            let mut load = Load::begin(&model, &plan, &way, 4);
+            let mut load = Load::begin(&model, &plan, &target, 4);
             load.attach_all();
             if ending == "stopped" {
                 load.take(2);
@@ -968,11 +974,11 @@ fn what_of_a_block_is_cached_is_asked_once_however_many_requests_read_it() {
         (CachePolicy::Auto, true, None),
     ] {
         let model = Model::cached_as(cache);
-        for way in Way::all() {
+        for target in LoadTarget::all() {
             model.control.reset();
             model.control.silent.store(silent, SeqCst);
             let plan = model.plan(64 * KIB);
-            let mut load = Load::begin(&model, &plan, &way, 3);
+            let mut load = Load::begin(&model, &plan, &target, 3);
             load.session.on_storage(&Storage::unknown(), &settings);
             load.attach_all();
             load.run().unwrap();
@@ -1023,10 +1029,10 @@ fn rewrite(model: &Model, file: usize) {
 fn a_file_that_changed_since_the_checkpoint_was_opened_is_not_loaded() {
     let _alone = alone();
     for change in [replace, truncate, rewrite] {
-        for way in Way::all() {
+        for target in LoadTarget::all() {
             let model = Model::new();
             change(&model, 1);
-            let error = fails(&model, &model.plan(64 * KIB), &way, 4);
+            let error = fails(&model, &model.plan(64 * KIB), &target, 4);
             assert_eq!(
                 (error.kind(), error.object_name()),
                 (ErrorKind::Changed, Some(&*model.path(1))),
@@ -1041,18 +1047,18 @@ fn a_file_that_vanished_since_the_checkpoint_was_opened_is_not_found() {
     let _alone = alone();
     let model = Model::new();
     fs::remove_file(model.path(1)).unwrap();
-    let error = fails(&model, &model.plan(64 * KIB), &Way::Slab, 4);
+    let error = fails(&model, &model.plan(64 * KIB), &LoadTarget::Slab, 4);
     assert_eq!((error.kind(), error.object_name()), (ErrorKind::NotFound, Some(&*model.path(1))), "{error}");
 }
 
 #[test]
 fn a_file_that_is_truncated_during_the_load_fails_it() {
     let _alone = alone();
-    for way in Way::all() {
+    for target in LoadTarget::all() {
         for readers in [1, 8] {
             let model = Model::new();
             model.control.block_from.store(3, SeqCst);
-            let mut load = Load::begin(&model, &model.plan(64 * KIB), &way, readers);
+            let mut load = Load::begin(&model, &model.plan(64 * KIB), &target, readers);
             load.attach_all();
             model.control.wait_for_reads(3);
             truncate(&model, 0);
@@ -1065,7 +1071,7 @@ fn a_file_that_is_truncated_during_the_load_fails_it() {
             );
             names_the_place(&model, &error);
             drop(load);
-            nothing_remains(&model, &way);
+            nothing_remains(&model, &target);
         }
     }
 }
@@ -1074,10 +1080,10 @@ fn a_file_that_is_truncated_during_the_load_fails_it() {
 fn a_file_that_is_replaced_or_rewritten_during_the_load_fails_its_end() {
     let _alone = alone();
     for change in [replace, rewrite] {
-        for way in Way::all() {
+        for target in LoadTarget::all() {
             let model = Model::new();
             model.control.block_from.store(3, SeqCst);
-            let mut load = Load::begin(&model, &model.plan(64 * KIB), &way, 4);
+            let mut load = Load::begin(&model, &model.plan(64 * KIB), &target, 4);
             load.attach_all();
             model.control.wait_for_reads(3);
             change(&model, 0);
@@ -1090,7 +1096,7 @@ fn a_file_that_is_replaced_or_rewritten_during_the_load_fails_its_end() {
                 "{error}"
             );
             drop(load);
-            nothing_remains(&model, &way);
+            nothing_remains(&model, &target);
         }
     }
 }
@@ -1110,7 +1116,7 @@ fn a_file_that_is_deleted_during_the_load_is_still_read() {
             64 * KIB,
             0,
         )),
-        &Way::Slab,
+        &LoadTarget::Slab,
         4,
     );
     load.attach_all();

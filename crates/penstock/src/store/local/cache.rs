@@ -76,7 +76,7 @@ static REFUSED: AtomicI32 = AtomicI32::new(0);
 /// How to learn what of one file is cached.
 #[derive(Debug)]
 pub(super) struct Probe {
-    way: Way,
+    way: ProbeMethod,
     /// Set when the kernel does not tell this user of this file, so that it is sampled.
     forbidden: AtomicBool,
     /// Made at the first use; none where the file cannot be sampled.
@@ -86,7 +86,7 @@ pub(super) struct Probe {
 }
 
 #[derive(Debug)]
-enum Way {
+enum ProbeMethod {
     /// The file is in memory: tmpfs, ramfs.
     Memory,
     /// `cachestat(2)`.
@@ -101,11 +101,11 @@ impl Probe {
     pub(super) fn of(file: &File) -> Self {
         // Magic numbers of linux/magic.h.
         let way = match rustix::fs::fstatfs(file).map(|answer| answer.f_type.cast_unsigned() & 0xffff_ffff) {
-            Ok(0x0102_1994 | 0x8584_58f6) => Way::Memory,
-            Ok(0x794c_7630) => Way::Mincore(OnceLock::new()),
-            _ => Way::Cachestat,
+            Ok(0x0102_1994 | 0x8584_58f6) => ProbeMethod::Memory,
+            Ok(0x794c_7630) => ProbeMethod::Mincore(OnceLock::new()),
+            _ => ProbeMethod::Cachestat,
         };
-        let forbidden = matches!(way, Way::Mincore(_)) && !is_told(file);
+        let forbidden = matches!(way, ProbeMethod::Mincore(_)) && !is_told(file);
         Self {
             way,
             forbidden: AtomicBool::new(forbidden),
@@ -124,7 +124,7 @@ impl Probe {
             );
         }
         let number = REFUSED.load(Ordering::Relaxed);
-        (matches!(self.way, Way::Cachestat) && number != 0).then(|| {
+        (matches!(self.way, ProbeMethod::Cachestat) && number != 0).then(|| {
             let error = std::io::Error::from_raw_os_error(number);
             format!(
                 "read through the page cache, as the kernel does not say what is in it (cachestat, Linux 6.5: {error})"
@@ -141,8 +141,8 @@ impl Probe {
             return self.sampled(file, range);
         }
         match &self.way {
-            Way::Memory => Residency::Cached,
-            Way::Cachestat => match cachestat(file, range) {
+            ProbeMethod::Memory => Residency::Cached,
+            ProbeMethod::Cachestat => match cachestat(file, range) {
                 Ok(pages) => Residency::of(pages, range),
                 Err(Refusal::OfEverything) => Residency::Unknown,
                 Err(Refusal::OfThisFile) => {
@@ -150,7 +150,7 @@ impl Probe {
                     self.sampled(file, range)
                 }
             },
-            Way::Mincore(mapping) => {
+            ProbeMethod::Mincore(mapping) => {
                 let mapping = mapping.get_or_init(|| FileMapping::map(file, bytes).ok());
                 let pages = mapping.as_ref().and_then(|mapping| {
                     let start = usize::try_from(range.start).ok()?;

@@ -1,0 +1,47 @@
+"""The lint of retired words: `tools/words.py`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
+
+import words
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("a.rs", "let crew = Crew::new();"),
+        ("a.rs", "// As `Slot` says."),
+        ("a.py", "remarks = 1"),
+        ("a.md", "Set `read_ahead_bytes`."),
+        ("a.md", "    pip install penstock vllm"),
+        ("Dockerfile", "RUN pip install --no-cache-dir penstock"),
+    ],
+)
+def test_a_retired_word_is_refused_where_it_is_a_name(path: str, text: str) -> None:
+    assert list(words.found_in(path, text))
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("a.rs", "// A crew of readers, and what it remarks."),
+        ("a.rs", 'let text = "Slot and crew";'),
+        ("a.py", '"""Says what the crew remarks.\n\nLook at Terms.\n"""\nnotes = 1'),
+        ("a.md", "The Terms of the crew."),
+        ("a.md", "    pip install penstock-loader vllm"),
+    ],
+)
+def test_prose_and_messages_may_use_the_english_word(path: str, text: str) -> None:
+    assert not list(words.found_in(path, text))
+
+
+def test_the_tree_has_none() -> None:
+    files = [*(words.ROOT / "python").rglob("*.py"), *(words.ROOT / "docs").rglob("*.md")]
+    found = [place for file in files for place in words.found_in(str(file.relative_to(words.ROOT)), file.read_text())]
+    assert found == []

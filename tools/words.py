@@ -1,0 +1,97 @@
+"""Refuses retired words: ``python tools/words.py`` names each place that uses one, and what to write instead.
+
+One word for one thing (docs/glossary.md). Identifiers are compared whole, so that ``course`` is refused and "of course"
+is not: in Python and Rust, names in code and in backticks; in Markdown, names in backticks and code blocks. Phrases are
+looked for everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+IDENTIFIERS = {
+    # Remote stores
+    "another_course": "for_load", "Course": "LoadContext", "Witness": "ResponseRecorder",
+    "witness": "response_recorder", "sieve": "key_filter", "Sieve": "KeyFilter", "sift": "filter_page",
+    "pushed_back": "throttled", "push_backs": "throttled", "Pace": "LatencyTracker", "Hedge": "HedgePermit",
+    "Patience": "RetryPolicy", "Trouble": "TransientError", "GivenUp": "RetriesExhausted", "Lack": "CredentialError",
+    "Tally": "Counters", "tally": "counters", "standin": "local_replica", "StandIn": "LocalReplica",
+    "asking": "token_client", "Granted": "TokenGrant",
+    # Pipeline, plan and tuning
+    "crew": "reader_pool", "Crew": "ReaderPool", "Meter": "ThroughputSampler", "Lane": "ReadContext",
+    "Way": "BlockCopy", "Spent": "Timing", "Look": "Probe", "kind_of": "classify", "own_runs": "per_reader_ranges",
+    "own_handles": "per_reader_fd", "bring_in_parts": "copy_pipelined", "entangled": "overlapping",
+    "bridge_bytes": "coalesce_gap_bytes", "Ahead": "Prefetch", "first_readers": "cpu_seconds",
+    "cores_share": "cpu_seconds",
+    # Memory and devices
+    "Ground": "AddressRange", "Plot": "ChunkRange", "Plots": "RangeAllocator", "Site": "ArenaSpec",
+    "Terms": "LeaseLimits", "Slot": "StagingBuffer", "SLOT_SLACK": "ALIGNMENT_PADDING",
+    "read_to_slot": "read_to_staging", "copy_past_caches": "non_temporal_copy",
+    # Checkpoints and objects
+    "remarks": "notes", "lies_at": "local_path", "rulers": "owners",
+    # Python
+    "penstock_config": "options", "ObjectNotFoundError": "LocationNotFoundError",
+    "ObjectAccessError": "LocationAccessError", "ObjectChangedError": "LocationChangedError",
+    "read_ahead_bytes": "window_bytes",
+}  # fmt: skip
+
+PHRASES = {
+    r"pip install (-\S+ )*penstock(?!-)\b": "pip install penstock-loader",
+    r"penstock\.engines\b": "penstock.integrations",
+    r"\bSee the module\.": "what it is for",
+}
+
+_TELLS_OF_THEM = {"CHANGELOG.md", "tools/words.py"}
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_QUOTED = re.compile(r"`[^`\n]*`")
+
+
+def code_of(path: str, text: str) -> Iterator[tuple[int, str]]:
+    """The lines of a file, as far as they are code: without prose and the text of messages."""
+    in_block = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if path.endswith(".md"):
+            in_block ^= line.startswith("```")
+            yield number, line if in_block or line.startswith("    ") else " ".join(_QUOTED.findall(line))
+            continue
+        start = "//" if path.endswith(".rs") else "#"
+        code, _, comment = line.partition(start)
+        code = re.sub(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.){2,}\'', '""', code)
+        yield number, f"{code} {' '.join(_QUOTED.findall(comment))}"
+
+
+def found_in(path: str, text: str) -> Iterator[str]:
+    """Each retired word of a file, as ``path:line: word: what to write``."""
+    docstring = False
+    for number, code in code_of(path, text):
+        if path.endswith(".py"):
+            quotes = code.count('"""')
+            inside, docstring = docstring, docstring ^ bool(quotes % 2)
+            if inside or quotes:
+                continue
+        for name in _NAME.findall(code):
+            if name in IDENTIFIERS:
+                yield f"{path}:{number}: {name}: write {IDENTIFIERS[name]}"
+    for pattern, instead in PHRASES.items():
+        for match in re.finditer(pattern, text):
+            yield f"{path}:{text[: match.start()].count(chr(10)) + 1}: {match[0]}: write {instead}"
+
+
+def main() -> None:
+    """Looks through the files that git knows; exits with 1 where it finds something."""
+    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True).stdout
+    kinds = (".py", ".pyi", ".rs", ".md", ".toml", ".yaml", "Dockerfile")
+    paths = [path for path in listed.splitlines() if path.endswith(kinds) and path not in _TELLS_OF_THEM]
+    found = [place for path in paths if (ROOT / path).exists() for place in found_in(path, (ROOT / path).read_text())]
+    sys.stdout.writelines(f"{place}\n" for place in found)
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()
