@@ -122,8 +122,8 @@ class FileStreamer:
             )
             for request in requests
         ]
-        options = engine_options(_penstock.storage_options((path for path, _ in wanted), credentials))
-        return Checkpoint(Catalogue.of_ranges(wanted, options, options), options)
+        storage = engine_options(_penstock.storage_options((path for path, _ in wanted), credentials))
+        return Checkpoint(Catalogue.of_ranges(wanted, options, storage), options)
 
     @staticmethod
     def _stream(catalogue: Checkpoint, ids: list[int], device: str) -> Iterator[tuple[int, int, Any]]:
