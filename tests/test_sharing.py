@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
     pytest.skip("this torch has no torch.distributed", allow_module_level=True)
 
-from penstock.distributed import relay, shares
+from penstock.distributed import shares
 from penstock.distributed.shares import Box, Stored, common, plan, volume
 from ranks import memory_of, sums_of
 
@@ -69,20 +69,6 @@ def test_every_byte_of_a_shared_tensor_is_read_by_one_rank_and_all_that_is_wante
         for want in wants:
             for box in want.get((0, 0), ()):
                 assert bool((read[tuple(slice(*edge) for edge in box)] == 1).all())
-
-
-@settings(max_examples=200, deadline=None)
-@given(nbytes=st.integers(0, 10**7), most=st.integers(1, 2 * 10**6), ranks=st.integers(2, 9))
-def test_the_shares_of_a_relay_are_every_byte_of_the_stream_once_in_order(nbytes: int, most: int, ranks: int) -> None:
-    end = 0
-    for of in relay._cut(nbytes, most, ranks):
-        assert of.share <= most + relay._ALIGN
-        for rank in range(ranks):
-            first = min(of.start + of.share * rank, of.end)
-            assert first == end
-            end = min(first + of.share, of.end)
-        assert end == of.end
-    assert end == nbytes
 
 
 def halves(shape: tuple[int, int], dimension: int) -> list[Box]:

@@ -10,7 +10,7 @@ All or nothing for a batch, and the same on every rank: if any rank cannot go on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from math import gcd
 from typing import Any, NamedTuple
@@ -112,6 +112,7 @@ class Exchange:
         self._wants = wants
         self._device = device
         self._read = read
+        self._send = self._receive = torch.empty(0, dtype=torch.uint8, device=device)
         self._arriving: dict[Key, list[_Arriving]] = {}
         for wanted in mine:
             arriving = _Arriving(wanted, device, tensors[wanted.key].itemsize)
@@ -120,6 +121,10 @@ class Exchange:
         """What came of other ranks."""
         self.failure: BaseException | None = None
         """Why this rank could not go on."""
+        self.is_complete = False
+        """Whether all ranks came to the end."""
+        self.is_cut_off = False
+        """Whether a rank is gone, so that nothing more can be said."""
 
     def left(self) -> list[Part]:
         """The parts that are not complete."""
@@ -132,30 +137,52 @@ class Exchange:
             well: whether this rank can begin.
             told: hears of bytes that have come.
         """
+        for nbytes in self.rounds(well):
+            try:
+                told(nbytes)
+            except Exception as error:  # noqa: BLE001, PERF203 - the others are told in the next round
+                self.failure = error
+        return self.is_complete
+
+    def rounds(self, well: bool = True) -> Iterator[int]:
+        """Takes one round at a time, and yields how many bytes came in it; ``is_complete`` says how it ended.
+
+        No rank depends on another any more when the last is yielded. Whoever stops before that has to tell the others.
+
+        Args:
+            well: whether this rank can begin.
+        """
         reading = self._begin(0) if well else None
-        for number, batch in enumerate(self._batches):
+        for number, batch in enumerate(self._batches, start=1):
             try:
                 ready = self._made_ready(reading, batch)
             except Exception as error:  # noqa: BLE001 - the others are told first, and who asked hears of it from `failure`
                 self.failure, ready = error, None
             if not self._all_well(ready is not None) or ready is None:
-                return False
-            send, send_bytes, receive, sections, receive_bytes = ready
+                return
+            memory, send, send_bytes, receive, sections, receive_bytes = ready
             del ready
-            reading = self._begin(number + 1)
+            reading = self._begin(number)
+            came = 0
             try:
                 self._peers.exchange(receive, receive_bytes, send, send_bytes)
                 del send
-                told(self._deliver(batch, receive, sections))
+                came = self._deliver(batch, memory, receive, sections)
             except Exception as error:  # noqa: BLE001 - as above
                 self.failure = error
-        return self._all_well(self.failure is None)
+            del memory, receive
+            if number == len(self._batches):
+                self.is_complete = self._all_well(self.failure is None)
+            if self.failure is None:
+                yield came
+        if not self._batches:
+            self.is_complete = self._all_well(well)
 
     def _all_well(self, well: bool) -> bool:
         try:
             return self._peers.all_well(well and self.failure is None)
         except RuntimeError as error:
-            self.failure = self.failure or error
+            self.failure, self.is_cut_off = self.failure or error, True
             return False
 
     def _begin(self, number: int) -> tuple[dict[int, torch.Tensor], Future[None]] | None:
@@ -182,18 +209,20 @@ class Exchange:
 
     def _made_ready(
         self, reading: tuple[dict[int, torch.Tensor], Future[None]] | None, batch: list[Unit]
-    ) -> tuple[torch.Tensor, list[int], torch.Tensor, list[list[_Section]], list[int]] | None:
-        """What this rank sends of a batch, and the memory for what comes."""
+    ) -> tuple[dict[int, torch.Tensor], torch.Tensor, list[int], torch.Tensor, list[list[_Section]], list[int]] | None:
+        """What this rank has read of a batch, what of that it sends, and the memory for what comes."""
         if reading is None:
             return None
         memory, done = reading
         rank, ranks = self._peers.rank, range(self._peers.size)
-        goes = [self._sections(batch, rank, to) for to in ranks]
+        goes = [self._sections(batch, rank, to) if to != rank else [] for to in ranks]
         comes = [self._sections(batch, of, rank) for of in ranks]
         send_bytes = [_length(sections) for sections in goes]
-        receive_bytes = [_length(sections) for sections in comes]
-        send = torch.empty(sum(send_bytes), dtype=torch.uint8, device=self._device)
-        receive = torch.empty(sum(receive_bytes), dtype=torch.uint8, device=self._device)
+        receive_bytes = [_length(sections) if of != rank else 0 for of, sections in enumerate(comes)]
+        # Memory that is used again: on a CPU fresh memory costs more than what is done in it.
+        self._send = _of_size(self._send, sum(send_bytes), self._device)
+        self._receive = _of_size(self._receive, sum(receive_bytes), self._device)
+        send, receive = self._send[: sum(send_bytes)], self._receive[: sum(receive_bytes)]
         done.result()
         begin = 0
         for sections, nbytes in zip(goes, send_bytes, strict=True):
@@ -203,7 +232,7 @@ class Exchange:
                 itemsize = self._tensors[unit.key].itemsize
                 _copy(section.box, place, section.box, memory[section.unit], _piece(unit, rank), itemsize)
             begin += nbytes
-        return send, send_bytes, receive, comes, receive_bytes
+        return memory, send, send_bytes, receive, comes, receive_bytes
 
     def _sections(self, batch: list[Unit], of: int, to: int) -> list[_Section]:
         sections: list[_Section] = []
@@ -220,20 +249,26 @@ class Exchange:
                     end = _aligned(end + nbytes)
         return sections
 
-    def _deliver(self, batch: list[Unit], receive: torch.Tensor, comes: list[list[_Section]]) -> int:
+    def _deliver(
+        self, batch: list[Unit], memory: dict[int, torch.Tensor], receive: torch.Tensor, comes: list[list[_Section]]
+    ) -> int:
         begin = total = 0
         for rank, sections in enumerate(comes):
+            is_own = rank == self._peers.rank
             for section in sections:
-                key = batch[section.unit].key
-                arriving = self._arriving[key][section.want]
-                place = receive[begin + section.at : begin + section.at + section.nbytes]
+                unit = batch[section.unit]
+                arriving = self._arriving[unit.key][section.want]
+                if is_own:
+                    of, of_box = memory[section.unit], _piece(unit, rank)
+                else:
+                    of, of_box = receive[begin + section.at : begin + section.at + section.nbytes], section.box
+                    self.received_bytes += section.nbytes
                 with torch.no_grad():
-                    itemsize = self._tensors[key].itemsize
-                    _copy(section.box, arriving.memory(), arriving.wanted.box, place, section.box, itemsize)
+                    itemsize = self._tensors[unit.key].itemsize
+                    _copy(section.box, arriving.memory(), arriving.wanted.box, of, of_box, itemsize)
                     arriving.came(section.nbytes)
                 total += section.nbytes
-                self.received_bytes += section.nbytes if rank != self._peers.rank else 0
-            begin += _length(sections)
+            begin += 0 if is_own else _length(sections)
         return total
 
 
@@ -245,6 +280,11 @@ def _parted(sizes: Mapping[int, int], device: torch.device) -> dict[int, torch.T
         made[index] = memory[at : at + nbytes]
         at += _aligned(nbytes)
     return made
+
+
+def _of_size(memory: torch.Tensor, nbytes: int, device: torch.device) -> torch.Tensor:
+    """The memory where it is large enough, or other."""
+    return memory if memory.numel() >= nbytes else torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 
 def _aligned(nbytes: int) -> int:

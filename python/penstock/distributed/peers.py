@@ -3,8 +3,8 @@
 They are the ranks of a group of ``torch.distributed`` that an engine made, and each does the same in the same order:
 
 1. ``agree``, once: every rank tells what it wants, or why it stays out, and hears what the others told.
-2. Where all want to: rounds of ``all_well``, each but the last followed by an ``exchange`` or a ``gather``. Where not
-   all are well there may be one of ``reasons``, and then silence.
+2. Where all want to: rounds of ``all_well``, each but the last followed by an ``exchange``. Where not all are well
+   there may be one of ``reasons``, and then silence.
 
 Nobody is left waiting by a rank that fails: whatever happens to a load, ``withdraw`` ends it by telling the others, if
 nothing was told yet; and after an agreement a rank that cannot go on says so in the next round, upon which all stop. A
@@ -107,34 +107,23 @@ class Peers:
     def exchange(
         self, into: torch.Tensor, into_bytes: Sequence[int], of: torch.Tensor, of_bytes: Sequence[int]
     ) -> None:
-        """Gives every rank its part of ``of``, in their order, and fills ``into`` with what they give.
-
-        Raises:
-            RuntimeError: a rank is gone.
-        """
-        distributed.all_to_all_single(into, of, list(into_bytes), list(of_bytes), group=self._data)
-
-    def gather(self, into: torch.Tensor, of: torch.Tensor) -> None:
-        """Fills ``into`` with what all ranks give, in their order; as many bytes each.
+        """Gives every other rank its part of ``of``, in their order, and fills ``into`` with what they give.
 
         Raises:
             RuntimeError: a rank is gone.
         """
         if into.device.type != "cpu":
-            distributed.all_gather_into_tensor(into, of, group=self._data)
+            distributed.all_to_all_single(into, of, list(into_bytes), list(of_bytes), group=self._data)
             return
         # Between CPUs messages take a third of the time that gloo's own collective does.
-        places = into.chunk(self.size)
+        comes, goes = torch.split(into, list(into_bytes)), torch.split(of, list(of_bytes))
         others = [rank for rank in range(self.size) if rank != self.rank]
-        under_way = []
-        for rank in others:
-            process = distributed.get_global_rank(self._data, rank)
-            under_way.append(distributed.irecv(places[rank], process, group=self._data))
+        processes = [distributed.get_global_rank(self._data, rank) for rank in range(self.size)]
+        under_way = [distributed.irecv(comes[rank], processes[rank], self._data) for rank in others if into_bytes[rank]]
         # Each begins with the one after it, so that not all send to the same first.
         for rank in others[self.rank :] + others[: self.rank]:
-            process = distributed.get_global_rank(self._data, rank)
-            under_way.append(distributed.isend(of, process, group=self._data))
-        places[self.rank].copy_(of)
+            if of_bytes[rank]:
+                under_way.append(distributed.isend(goes[rank], processes[rank], self._data))  # noqa: PERF401 - in order
         for message in under_way:
             if message is not None:
                 message.wait()
