@@ -14,7 +14,7 @@ PACKAGE = ROOT / "python" / "penstock"
 
 LAYERS = [
     {"_native", "errors", "units"},
-    {"arguments", "optional", "patches", "progress", "selection", "storage_options"},
+    {"arguments", "optional", "patches", "patterns", "progress", "selection", "storage_options"},
     {"frameworks"},
     {"loading"},
     {"parts"},

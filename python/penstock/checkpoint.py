@@ -23,7 +23,7 @@ from penstock.errors import ConfigError, SelectionError, TensorNotFoundError
 from penstock.frameworks.base import Framework, framework
 from penstock.loading import FreshDevice, FreshHost, Load, Planned, collection_paused, read_ahead
 from penstock.parts import load_parts
-from penstock.progress import ProgressOption, Several, teller
+from penstock.progress import ProgressOption, SharedProgress, teller
 from penstock.selection import Selection, resolve
 from penstock.state import IncompatibleKeys, report, report_misfits, state_of
 from penstock.storage_options import engine_options
@@ -354,7 +354,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         reporter = teller(progress, planned.nbytes)
         try:
             for device, parts in (planned.parts or {"cpu": []}).items():
-                self._done(load_parts(self, parts, device, Several(reporter), options, library=library))
+                self._done(load_parts(self, parts, device, SharedProgress(reporter), options, library=library))
         finally:
             library.written(planned.written)
             reporter.close()

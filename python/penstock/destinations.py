@@ -296,5 +296,4 @@ def _product(sizes: Iterable[int]) -> int:
 
 
 def _wrong(info: TensorInfo, cause: str, remedy: str | None) -> DestinationError:
-    message = f"{info.location}: tensor {info.name!r}: {cause}" + (f". {remedy}" if remedy else "")
-    return DestinationError(message, location=info.location, tensor=info.name, cause=cause, remedy=remedy)
+    return DestinationError(location=info.location, tensor=info.name, cause=cause, remedy=remedy)

@@ -72,7 +72,7 @@ class Places:
             cause = (
                 f"{self._planned.nbytes[index]} bytes of it are for a destination of {place.nbytes} on {place.device}"
             )
-            raise DestinationError(f"tensor {part.name!r}: {cause}", tensor=part.name, cause=cause)
+            raise DestinationError(tensor=part.name, cause=cause)
         return place.address
 
     def _still(self, index: int) -> int:
@@ -81,9 +81,7 @@ class Places:
         if not self._library.holds(part.into, address):
             cause = "its destination was resized or moved while the load was running"
             remedy = "Leave destinations alone until load_into returns"
-            raise DestinationError(
-                f"tensor {part.name!r}: {cause}. {remedy}", tensor=part.name, cause=cause, remedy=remedy
-            )
+            raise DestinationError(tensor=part.name, cause=cause, remedy=remedy)
         return address
 
     def let_go(self) -> None:

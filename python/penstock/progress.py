@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -72,14 +73,16 @@ class _Bar:
             self._bar.close()
 
 
-class Several:
-    """One progress for several loads, one after the other: it ends when its owner says so, not with one of them."""
+class SharedProgress:
+    """One progress for several loads, in whatever threads: it ends when its owner says so, not with one of them."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
+        self._lock = threading.Lock()
 
     def advance(self, nbytes: int) -> None:
-        self._progress.advance(nbytes)
+        with self._lock:
+            self._progress.advance(nbytes)
 
     def close(self) -> None:
         pass

@@ -201,7 +201,7 @@ class Program:
             dtype = arguments["dtype"] = chance.choice(FLOATS)
             wanted = {name: t.to(dtype) if t.is_floating_point() else t for name, t in wanted.items()}
         if chance.random() < 0.5:
-            arguments["config"] = a_config(chance)
+            arguments["options"] = a_config(chance)
         return arguments, wanted
 
     def load(self) -> None:

@@ -9,7 +9,6 @@ statistics say why.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
@@ -23,7 +22,7 @@ from penstock.distributed.peers import Peers
 from penstock.distributed.shares import Box, Key, Stored, plan, volume
 from penstock.frameworks.torch import DTYPES
 from penstock.parts import Part, load_parts
-from penstock.progress import Progress, ProgressOption, teller
+from penstock.progress import Progress, ProgressOption, SharedProgress, teller
 from penstock.recording.statistics import Statistics
 from penstock.recording.writes import Write
 
@@ -50,21 +49,6 @@ class Proposal(NamedTuple):
     is_dear: bool
     """Whether this rank wants tensors to be shared."""
     wants: dict[Key, list[Box]]
-
-
-class _Common:
-    """One progress for loads of several threads; each may close it."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._lock = threading.Lock()
-
-    def advance(self, nbytes: int) -> None:
-        with self._lock:
-            self._progress.advance(nbytes)
-
-    def close(self) -> None:
-        pass
 
 
 class Sharing:
@@ -132,7 +116,7 @@ class Sharing:
         told = teller(progress, sum(write.nbytes for write in writes))
         try:
             with Beside(device, 2) as beside:
-                self._together(table, proposals, mine, writes, device, statistics, alone, beside, _Common(told))
+                self._together(table, proposals, mine, writes, device, statistics, alone, beside, SharedProgress(told))
         finally:
             told.close()
         took = time.perf_counter() - began

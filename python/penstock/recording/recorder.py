@@ -505,7 +505,7 @@ class Recorder:
         if self._filling:
             self._reading, self._filling = False, frozenset()
             cause = "the process was forked while another of its threads read weights, which are not filled here"
-            self._failed = self._failed or NotRecordableError(cause, cause=cause)
+            self._failed = self._failed or NotRecordableError(cause=cause)
 
     def _tell(self, failure: BaseException) -> None:
         if self._sharing is not None:
@@ -516,11 +516,8 @@ class Recorder:
         for write in self._pending.values():
             for (address, *_), copy in write.copies.items():
                 if memory_of(copy.memory) != address:
-                    cause = (
-                        f"the memory that tensor {write.part.name!r} was copied to was replaced, past torch's functions"
-                    )
+                    cause = "the memory that it was copied to was replaced, past torch's functions"
                     raise NotRecordableError(
-                        f'{cause}. Load this model with {{"record": false}}',
                         tensor=write.part.name,
                         cause=cause,
                         remedy='Load this model with {"record": false}',

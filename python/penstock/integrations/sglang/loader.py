@@ -47,7 +47,7 @@ from penstock.integrations.shared.filling import (
     report,
     verify,
 )
-from penstock.integrations.shared.options import Options
+from penstock.integrations.shared.options import LoaderOptions
 from penstock.integrations.shared.small_files import joined
 from penstock.recording import Recorder, Statistics, copy_state
 
@@ -85,7 +85,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def __init__(self, load_config: Any) -> None:
         PLUGIN.warn_if_untried()
-        self.options = Options.of(load_config.model_loader_extra_config or {})
+        self.options = LoaderOptions.of(load_config.model_loader_extra_config or {})
         # The default loader's own constructor knows other extra settings.
         BaseModelLoader.__init__(self, load_config)
         self._stock = DefaultModelLoader(otherwise(load_config, LoadFormat.SAFETENSORS))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Options:
+class LoaderOptions:
     """Settings of a load. None has to be set: each is found, or has a default that suits."""
 
     record: bool | Literal["verify"] = True

@@ -16,7 +16,6 @@ import copy
 import dataclasses
 import time
 from collections.abc import Generator, Iterator
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ import penstock
 from penstock.distributed import Sharing
 from penstock.errors import ConfigError
 from penstock.integrations.shared import ranks
+from penstock.integrations.shared.files import is_url
 from penstock.integrations.shared.filling import (
     Weights,
     fill,
@@ -50,8 +50,9 @@ from penstock.integrations.shared.filling import (
 )
 from penstock.integrations.shared.objects import list_safetensors
 from penstock.integrations.vllm import FORMAT, PLUGIN
-from penstock.integrations.vllm.options import Options
-from penstock.integrations.vllm.stores import install, is_url
+from penstock.integrations.vllm.options import VllmLoaderOptions
+from penstock.integrations.vllm.stores import install
+from penstock.patterns import matches_any
 from penstock.recording import Recorder, Statistics, copy_state
 
 # Under vLLM's own name, so that vLLM's handlers show what is logged.
@@ -70,7 +71,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
     def __init__(self, load_config: Any) -> None:
         PLUGIN.warn_if_untried()
         install()
-        self.options = Options.of(load_config.model_loader_extra_config or {})
+        self.options = VllmLoaderOptions.of(load_config.model_loader_extra_config or {})
         # The default loader's own constructor knows other extra settings.
         BaseModelLoader.__init__(self, load_config)
         self._stock = DefaultModelLoader(
@@ -124,7 +125,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         if not patterns or where.startswith(("http://", "https://")):  # whose servers cannot list
             return where
         present = list_safetensors(where)
-        found = ([file for file in present if fnmatch(file.rpartition("/")[2], pattern)] for pattern in patterns)
+        found = ([file for file in present if matches_any(file.rpartition("/")[2], [pattern])] for pattern in patterns)
         return next(filter(None, found), where)
 
     def _files(self, location: str, source: DefaultModelLoader.Source, model_config: Any) -> list[str]:

@@ -129,10 +129,10 @@ class SharedStream:
                 raise PeerError(f"process {rank} of {self._peers.size} cannot load: {proposal}", cause=proposal)
         if any(proposal.fingerprints != fingerprints for proposal in proposals):
             cause = "not all processes see the same version of the files"
-            raise PeerError(cause, cause=cause, remedy="Load again when the files are no longer written to")
+            raise PeerError(cause=cause, remedy="Load again when the files are no longer written to")
         if any(proposal.stream != digest for proposal in proposals):
             cause = "not all processes ask for the same tensors, or have the same settings"
-            raise PeerError(cause, cause=cause)
+            raise PeerError(cause=cause)
         self._is_talking = not any(proposal.is_short for proposal in proposals)
         return self._is_talking
 
@@ -276,4 +276,4 @@ def _box(place: _Place, begin: int, end: int) -> Box | None:
 
 def _gone(error: BaseException | None) -> PeerError:
     cause = f"a process is gone, or did not answer in time: {error}"
-    return PeerError(cause, cause=cause, remedy="Look into the logs of the others")
+    return PeerError(cause=cause, remedy="Look into the logs of the others")
