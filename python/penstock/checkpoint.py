@@ -23,7 +23,7 @@ from penstock.errors import ConfigError, SelectionError, TensorNotFoundError
 from penstock.frameworks.base import Framework, framework
 from penstock.loading import FreshDevice, FreshHost, Load, Planned, collection_paused, read_ahead
 from penstock.parts import load_parts
-from penstock.progress import ProgressOption, SharedProgress, teller
+from penstock.progress import ProgressOption, SharedProgress, progress_reporter
 from penstock.selection import Selection, resolve
 from penstock.state import IncompatibleKeys, report, report_misfits, state_of
 from penstock.storage_options import engine_options
@@ -351,7 +351,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
             report_misfits(owner, misfits)
             planned = plan(fills, library)
         options = settings(options, self._options)
-        reporter = teller(progress, planned.nbytes)
+        reporter = progress_reporter(progress, planned.nbytes)
         try:
             for device, parts in (planned.parts or {"cpu": []}).items():
                 self._done(load_parts(self, parts, device, SharedProgress(reporter), options, library=library))
@@ -422,7 +422,11 @@ class Checkpoint(Mapping[str, TensorInfo]):
         session = self._native.session(wanted, boxes, "slab" if where == "cpu" else where, options)
         planned = Planned(*session.tensors)
         fresh = FreshHost(session, library) if where == "cpu" else FreshDevice(session, planned, library, where)
-        return Load(session, planned, fresh, teller(progress, sum(planned.nbytes)), self._done), library, indices
+        return (
+            Load(session, planned, fresh, progress_reporter(progress, sum(planned.nbytes)), self._done),
+            library,
+            indices,
+        )
 
     def _boxes(
         self, slices: Mapping[str, Selection], names: list[str] | None

@@ -1,4 +1,4 @@
-"""Telling of a load's progress, when asked to: a function of the caller, or tqdm's bar on rank 0."""
+"""Reports a load's progress, when asked to: a function of the caller, or tqdm's bar on rank 0."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ProgressOption = bool | Callable[[int, int], object] | None
 
 
 class Progress(Protocol):
-    """Someone who is told of progress."""
+    """Someone who is notified of progress."""
 
     def advance(self, nbytes: int) -> None:
         """``nbytes`` more have landed and were taken by the consumer. 0 when the load begins."""
@@ -88,8 +88,8 @@ class SharedProgress:
         pass
 
 
-def teller(option: ProgressOption, total: int, description: str = "Loading weights") -> Progress:
-    """Who to tell, for what the caller asked.
+def progress_reporter(option: ProgressOption, total: int, description: str = "Loading weights") -> Progress:
+    """Who is notified, for what the caller asked.
 
     A bar is shown by the first process of a job only (``RANK`` unset or 0), and not where
     ``HF_HUB_DISABLE_PROGRESS_BARS`` is set.

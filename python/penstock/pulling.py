@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from penstock._native import LoadOptions, Source
 from penstock.arguments import AnyPath, location, settings
 from penstock.patterns import is_wanted
-from penstock.progress import ProgressOption, teller
+from penstock.progress import ProgressOption, progress_reporter
 from penstock.storage_options import engine_options
 
 
@@ -109,7 +109,7 @@ def pull_entries(
     running = source.pull(directory, wanted, None if options is None else settings(options).readers)
     _, total = running.progress()
     told = 0
-    shown = teller(progress, total, "Pulling")
+    shown = progress_reporter(progress, total, "Pulling")
     try:
         while (ended := running.wait()) is None:
             done, _ = running.progress()

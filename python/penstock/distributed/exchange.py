@@ -1,8 +1,8 @@
 """Shared tensors, read once by all ranks together: each reads its pieces, and hands the others what they want of them.
 
-Carries out a plan of ``shares`` among ``peers``, batch after batch: while one batch is handed round, the next is read.
+Carries out a plan of ``plan`` among ``peers``, batch after batch: while one batch is handed round, the next is read.
 What arrives goes straight to its places; parts that have to be converted are put together first. Besides the
-destinations no more than ``shares.BATCH_BYTES`` of the device's memory are held, and one part that is put together.
+destinations no more than ``plan.BATCH_BYTES`` of the device's memory are held, and one part that is put together.
 
 All or nothing for a batch, and the same on every rank: if any rank cannot go on, all stop after the same batch, and
 ``left`` says which parts were not completed, for each to read by itself.
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from penstock.distributed.peers import Peers
-from penstock.distributed.shares import Box, Key, Shares, Stored, Unit, common, volume
+from penstock.distributed.plan import Box, ExchangePlan, Key, Stored, Unit, common, volume
 from penstock.parts import Part
 
 _ALIGN = 8
@@ -65,7 +65,7 @@ class _Arriving:
     def memory(self) -> torch.Tensor:
         """Where it goes, as bytes."""
         if self._memory is None:
-            into = self.wanted.part.into
+            into = self.wanted.part.out
             if into is None:
                 shape = [end - start for start, end in self.wanted.box]
                 into = torch.empty(shape, dtype=self.wanted.dtype, device=self._device)
@@ -74,9 +74,9 @@ class _Arriving:
 
     def came(self, nbytes: int) -> None:
         """So much has been put there. The last of it ends the part."""
-        take = self.wanted.part.take
+        take = self.wanted.part.on_ready
         if self.missing == nbytes:
-            if self.wanted.part.into is None and take is not None:
+            if self.wanted.part.out is None and take is not None:
                 shape = [end - start for start, end in self.wanted.box]
                 take(self.memory().view(self.wanted.dtype).view(shape))
             self._memory = None
@@ -88,7 +88,7 @@ class Exchange:
 
     Args:
         peers: the ranks.
-        shares: the plan, the same for all.
+        plan: the plan, the same for all.
         tensors: those of the plan.
         wants: boxes that every rank wants, as the plan was made of.
         mine: what those of this rank are for, in the same order for each tensor.
@@ -99,7 +99,7 @@ class Exchange:
     def __init__(
         self,
         peers: Peers,
-        shares: Shares,
+        plan: ExchangePlan,
         tensors: Mapping[Key, Stored],
         wants: Sequence[Mapping[Key, Sequence[Box]]],
         mine: Iterable[Wanted],
@@ -107,7 +107,7 @@ class Exchange:
         read: Callable[[list[Piece]], Future[None]],
     ) -> None:
         self._peers = peers
-        self._batches = shares.batches
+        self._batches = plan.batches
         self._tensors = tensors
         self._wants = wants
         self._device = device
@@ -130,35 +130,35 @@ class Exchange:
         """The parts that are not complete."""
         return [arriving.wanted.part for many in self._arriving.values() for arriving in many if arriving.missing]
 
-    def run(self, well: bool, told: Callable[[int], object]) -> bool:
+    def run(self, ok: bool, on_bytes: Callable[[int], object]) -> bool:
         """Takes all rounds. Whether all ranks came to the end.
 
         Args:
-            well: whether this rank can begin.
-            told: hears of bytes that have come.
+            ok: whether this rank can begin.
+            on_bytes: called with the number of bytes that have come.
         """
-        for nbytes in self.rounds(well):
+        for nbytes in self.rounds(ok):
             try:
-                told(nbytes)
+                on_bytes(nbytes)
             except Exception as error:  # noqa: BLE001, PERF203 - the others are told in the next round
                 self.failure = error
         return self.is_complete
 
-    def rounds(self, well: bool = True) -> Iterator[int]:
+    def rounds(self, ok: bool = True) -> Iterator[int]:
         """Takes one round at a time, and yields how many bytes came in it; ``is_complete`` says how it ended.
 
         No rank depends on another any more when the last is yielded. Whoever stops before that has to tell the others.
 
         Args:
-            well: whether this rank can begin.
+            ok: whether this rank can begin.
         """
-        reading = self._begin(0) if well else None
+        reading = self._begin(0) if ok else None
         for number, batch in enumerate(self._batches, start=1):
             try:
                 ready = self._made_ready(reading, batch)
             except Exception as error:  # noqa: BLE001 - the others are told first, and who asked hears of it from `failure`
                 self.failure, ready = error, None
-            if not self._all_well(ready is not None) or ready is None:
+            if not self._all_ok(ready is not None) or ready is None:
                 return
             memory, send, send_bytes, receive, sections, receive_bytes = ready
             del ready
@@ -172,15 +172,15 @@ class Exchange:
                 self.failure = error
             del memory, receive
             if number == len(self._batches):
-                self.is_complete = self._all_well(self.failure is None)
+                self.is_complete = self._all_ok(self.failure is None)
             if self.failure is None:
                 yield came
         if not self._batches:
-            self.is_complete = self._all_well(well)
+            self.is_complete = self._all_ok(ok)
 
-    def _all_well(self, well: bool) -> bool:
+    def _all_ok(self, ok: bool) -> bool:
         try:
-            return self._peers.all_well(well and self.failure is None)
+            return self._peers.all_ok(ok and self.failure is None)
         except RuntimeError as error:
             self.failure, self.is_cut_off = self.failure or error, True
             return False

@@ -51,7 +51,7 @@ def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             views = func(meta, *args[1:], **kwargs)
     else:
         # Some are views by the values of a tensor (``tensor_split``).
-        lazy._recorder.settle((args[1:], kwargs))
+        lazy._recorder.flush_overlapping((args[1:], kwargs))
         views = func(meta, *args[1:], **kwargs)
     made = []
     for view in views if isinstance(views, (list, tuple)) else [views]:
@@ -189,7 +189,7 @@ def _overwritten(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     lazy: LazyTensor = args[0]
     if lazy._memory.parent is not None or not lazy._memory.is_all(lazy._value):
         return NotImplemented
-    lazy._recorder.settle((args[1:], kwargs))
+    lazy._recorder.flush_overlapping((args[1:], kwargs))
     with unwatched():
         real = empty_for(lazy._memory)
     # Nobody else sees it before it holds what it shall, and nobody at all if this raises.
@@ -332,7 +332,7 @@ KEEPS.update(
     )
 )  # fmt: skip
 
-HARMLESS = frozenset([*_DESCRIBES, *_PLACED, *_VIEWS, _T.storage_offset, _T.detach, _T.data.__get__, torch.detach])
+METADATA_ONLY = frozenset([*_DESCRIBES, *_PLACED, *_VIEWS, _T.storage_offset, _T.detach, _T.data.__get__, torch.detach])
 """Functions that read no element of a tensor: they describe it, or make a view of it whatever its strides are.
 
 Of tensors in their further arguments some read elements (``tensor_split`` by a tensor of indices).

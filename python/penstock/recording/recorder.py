@@ -26,25 +26,25 @@ from penstock.checkpoint import Checkpoint
 from penstock.frameworks.torch import DTYPES, Torch, copy_refused, has_version
 from penstock.loading import Load
 from penstock.parts import load_parts
-from penstock.progress import Progress, ProgressOption, teller
-from penstock.recording.at_once import AtOnce, is_small
-from penstock.recording.calls import EXPOSES, HARMLESS, MAY_COPY, is_static
+from penstock.progress import Progress, ProgressOption, progress_reporter
+from penstock.recording.calls import EXPOSES, MAY_COPY, METADATA_ONLY, is_static
+from penstock.recording.eager_reader import EagerReader, is_small
 from penstock.recording.here import is_watched
 from penstock.recording.kept import Kept
 from penstock.recording.lazy import LazyTensor, Memory, NotRecordableError, become_real, empty_for, name_of, unwatched
+from penstock.recording.pending import Copy, PendingCopy, Place, Sharing
 from penstock.recording.places import Places, has_no_overlap, memory_of, place_of
-from penstock.recording.sources import Computed, Stored, Value, computed
+from penstock.recording.sources import DeferredOp, TensorRef, Value, computed
 from penstock.recording.statistics import Statistics
 from penstock.recording.watching import replaced, watched
-from penstock.recording.writes import Copy, Place, Sharing, Write
 
 logger = logging.getLogger(__name__)
 
 _recording: set[Recorder] = set()
 """The recorders that are entered, of all threads."""
 
-_LARGE_AT_ONCE = 16
-"""After this many larger tensors were needed at once, more than were recorded, the others come as ordinary ones."""
+_LARGE_EAGER = 16
+"""After this many larger tensors were read eagerly, more than were recorded, the others come as eager ones."""
 
 
 class Recorder:
@@ -57,16 +57,16 @@ class Recorder:
         print(recorder.statistics)
 
     ``torch.vmap``, ``torch.func``, ``torch.jit.trace``, ``make_fx`` and functions of autograd's with weights are not
-    recorded, and may raise torch's errors of tensors without storage: such code loads with ordinary tensors.
+    recorded, and may raise torch's errors of tensors without storage: such code loads with eager tensors.
 
     Args:
-        device: where lazy tensors say they are, and where those are made that are needed at once.
+        device: where lazy tensors say they are, and where those are made that are read eagerly.
         progress: ``True`` for a bar, or a function, for each of the loads.
         options: settings of the loads.
         sharing: the other ranks of the model, to read with them what several want. They are told how it ends, whatever
             happens in the context.
         keep: what becomes of lazy tensors that the loading code has kept when the context ends. ``"lazy"``: they stay
-            lazy, and each is read when it is used. ``"real"``: they become ordinary tensors, read with all else.
+            lazy, and each is read when it is used. ``"real"``: they become eager tensors, read with all else.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class Recorder:
         self._options = options
         self._sharing = sharing
         self._checkpoints: list[Checkpoint] = []
-        self._pending: dict[int, Write] = {}
+        self._pending: dict[int, PendingCopy] = {}
         self._places: dict[int, Places] = {}
         self._written: dict[int, dict[Place, int]] = {}
         """By the address of a memory, which of those that are pending writes exactly there."""
         self._computed: dict[tuple[int, str], int] = {}
         """Which of those that are pending is of a computed value, by that and the device."""
         self._numbers = count()
-        self._at_once = AtOnce(self._load)
+        self._eager_reader = EagerReader(self._load)
         self._keep = keep
         self._kept = Kept()
         self._failed: BaseException | None = None
@@ -115,7 +115,7 @@ class Recorder:
         *,
         prefix: str = "",
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields ``(prefix + name, lazy tensor)``; ordinary tensors where it turned out that most have to be real.
+        """Yields ``(prefix + name, lazy tensor)``; eager tensors where it turned out that most have to be real.
 
         Args:
             checkpoint: where from.
@@ -127,35 +127,35 @@ class Recorder:
             self._checkpoints.append(checkpoint)
         for index, name in enumerate(order):
             info = checkpoint[name]
-            recorded = self.statistics.places + self.statistics.converted
-            if self._at_once.large >= max(_LARGE_AT_ONCE, recorded):
-                yield from self._ordinary(checkpoint, order[index:], prefix)
+            recorded = self.statistics.in_place + self.statistics.converted
+            if self._eager_reader.large >= max(_LARGE_EAGER, recorded):
+                yield from self._eager_rest(checkpoint, order[index:], prefix)
                 return
             self.statistics.tensors += 1
             self.statistics.available_bytes += info.nbytes
             dtype = DTYPES.get(info.dtype)
             if dtype is None or info.dtype == "F4":
                 # torch has no such dtype, or packs its elements: not a matter of strides.
-                self.statistics.materialised.setdefault(name, f"its dtype {info.dtype}")
+                self.statistics.eager.setdefault(name, f"its dtype {info.dtype}")
                 yield prefix + name, self._load(checkpoint, [name])[name]
                 continue
             meta = torch.empty(info.shape, dtype=dtype, device="meta")
-            self._at_once.hands_out(checkpoint, order, index)
-            yield prefix + name, LazyTensor(self, Value(Stored(checkpoint, name, info.shape), meta), self._device)
+            self._eager_reader.hands_out(checkpoint, order, index)
+            yield prefix + name, LazyTensor(self, Value(TensorRef(checkpoint, name, info.shape), meta), self._device)
 
-    def _ordinary(self, checkpoint: Checkpoint, names: list[str], prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
-        self.statistics.notes.append(f"{len(names)} tensors as ordinary ones: most before them were needed at once")
-        yield from self.ordinary(checkpoint, names, prefix=prefix)
+    def _eager_rest(self, checkpoint: Checkpoint, names: list[str], prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+        self.statistics.notes.append(f"{len(names)} tensors as eager ones: most before them were needed eagerly")
+        yield from self.eager(checkpoint, names, prefix=prefix)
 
-    def ordinary(
+    def eager(
         self, checkpoint: Checkpoint, names: Iterable[str] | None = None, *, prefix: str = ""
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields ``(prefix + name, tensor)``: ordinary tensors on the device, in the order of their bytes."""
+        """Yields ``(prefix + name, tensor)``: eager tensors on the device, in the order of their bytes."""
         for name, tensor in checkpoint.stream(
             names, device=self._device, progress=self._progress, options=self._options
         ):
             self.statistics.tensors += 1
-            self.statistics.ordinary += 1
+            self.statistics.fallback += 1
             self.statistics.available_bytes += tensor.numel() * tensor.element_size()
             yield prefix + name, tensor
         if checkpoint.stats is not None:
@@ -173,7 +173,7 @@ class Recorder:
     def record(self, memory: torch.Tensor, lazy: LazyTensor) -> bool:
         """Notes that ``memory`` gets the value of ``lazy``. False where that has to be copied now."""
         # It comes after what another recorder is still to read there.
-        _settle_for(memory, [other for other in list(_recording) if other is not self])
+        flush_overlapping(memory, [other for other in list(_recording) if other is not self])
         with self._lock:
             # What a thread does that is not watched would not make it be read first.
             return self._active and is_watched(self) and self._record(memory, lazy._value)
@@ -198,11 +198,11 @@ class Recorder:
                 return False
             before = self._written.get(place[0], {}).get(place)
             if before is None:
-                self._settle(memory)
+                self._flush_overlapping(memory)
             else:
                 # All of it is written again (one parameter for what three layers have each): no need to read the first.
-                self._forget(place, before)
-            number = self._noted(place, memory, value)
+                self._drop_pending(place, before)
+            number = self._add_pending(place, memory, value)
             self._written.setdefault(place[0], {})[place] = number
             if before is None:
                 self._places.setdefault(place[0], Places()).add(memory)
@@ -210,13 +210,13 @@ class Recorder:
                 torch.autograd.graph.increment_version(written)
             return True
 
-    def _noted(self, place: Place, memory: torch.Tensor, value: Value) -> int:
+    def _add_pending(self, place: Place, memory: torch.Tensor, value: Value) -> int:
         root, device, number = value.root, Torch().device(memory.device), next(self._numbers)
-        if isinstance(root, Computed):
+        if isinstance(root, DeferredOp):
             # Computed once, however many places its parts go to.
             number = self._computed.setdefault((id(root), device), number)
             if number not in self._pending:
-                self._pending[number] = Write(computed(root), device, {}, None, keeps=root)
+                self._pending[number] = PendingCopy(computed(root), device, {}, None, keeps=root)
             self._pending[number].copies[place] = Copy(memory, value.of_computed)
             self.statistics.converted += 1
             return number
@@ -224,22 +224,22 @@ class Recorder:
         plain = source.is_plain and memory.shape == value.meta.shape and memory.is_contiguous()
         # Bytes are bytes: what was reinterpreted as another dtype goes there as it is.
         into = memory if plain and memory.dtype == value.meta.dtype else None
-        self._pending[number] = Write(source, device, {place: Copy(memory, _as_it_is)}, into)
+        self._pending[number] = PendingCopy(source, device, {place: Copy(memory, _as_it_is)}, into)
         self._count(self._pending[number], 1)
         return number
 
-    def _forget(self, place: Place, number: int) -> None:
+    def _drop_pending(self, place: Place, number: int) -> None:
         write = self._pending[number]
         self._count(write, -1)
         del write.copies[place]
         if not write.copies:
             del self._pending[number]
 
-    def _count(self, write: Write, by: int) -> None:
-        if write.part.into is None:
+    def _count(self, write: PendingCopy, by: int) -> None:
+        if write.part.out is None:
             self.statistics.converted += by
         else:
-            self.statistics.places += by
+            self.statistics.in_place += by
 
     def locked(self, do: Callable[[], Any]) -> Any:
         """Does something while no other thread changes what lazy tensors are."""
@@ -261,7 +261,7 @@ class Recorder:
             real = lazy.made()
             if real is None:
                 memory, value = lazy._memory, lazy._value
-                self.statistics.materialised.setdefault(value.stored().name, name_of(func))
+                self.statistics.eager.setdefault(value.stored().name, name_of(func))
                 if only_read and not (memory.parent is None and memory.is_all(value)):
                     if lazy._part is None:
                         lazy._part = self._made(value, memory.device)
@@ -302,7 +302,7 @@ class Recorder:
         source = value.source()
         # Tensors made under inference mode could not be written to outside of it.
         with unwatched(), torch.inference_mode(mode=False), torch.no_grad():
-            made = source.make(self._at_once.box(value.stored(), source.ranges)).to(device)
+            made = source.make(self._eager_reader.box(value.stored(), source.ranges)).to(device)
             packed = (
                 made.storage_offset() == 0 and made.untyped_storage().nbytes() == made.numel() * made.element_size()
             )
@@ -326,13 +326,13 @@ class Recorder:
         if not (self._active or self._reading):
             return False
         seen = is_watched(self)
-        harmless = func in HARMLESS and is_static(args[1:]) and is_static(kwargs)
+        metadata_only = func in METADATA_ONLY and is_static(args[1:]) and is_static(kwargs)
         # Functions that may copy call operators, which are seen too.
-        if (self._pending or self._reading) and not (seen and (harmless or func in MAY_COPY)):
-            self.settle((args, kwargs))
+        if (self._pending or self._reading) and not (seen and (metadata_only or func in MAY_COPY)):
+            self.flush_overlapping((args, kwargs))
         if func in EXPOSES:
             self.expose(args[0])
-        return harmless
+        return metadata_only
 
     def expose(self, tensor: torch.Tensor) -> None:
         """From now on the memory of a tensor, all of it, may be used without calling torch."""
@@ -340,29 +340,29 @@ class Recorder:
             memory = memory_of(tensor)
             if not self._active or not memory:
                 return
-            if memory in self._places and not self._filled(memory):
+            if memory in self._places and not self._flush_small(memory):
                 self.flush()
             self._exposed[memory] = tensor.untyped_storage()
 
-    def settle(self, value: Any) -> None:
+    def flush_overlapping(self, value: Any) -> None:
         """Flushes if any tensor in ``value`` shares memory with what is still to be read, by any recorder."""
-        _settle_for(value, [self, *(other for other in list(_recording) if other is not self)])
+        flush_overlapping(value, [self, *(other for other in list(_recording) if other is not self)])
 
     def is_to_fill(self, memory: int) -> bool:
         """Whether something is still to be read, or is being read, to the memory of that address."""
         # Without the lock: what is no longer among places is being filled.
         return memory in self._places or memory in self._filling
 
-    def _settle(self, tensor: torch.Tensor) -> None:
+    def _flush_overlapping(self, tensor: torch.Tensor) -> None:
         if self._pending:
             memory = memory_of(tensor)
             places = self._places.get(memory)
             if _is_hidden(tensor, memory) or not (
-                places is None or places.are_clear_of(tensor) or self._filled(memory)
+                places is None or places.are_clear_of(tensor) or self._flush_small(memory)
             ):
                 self.flush()
 
-    def _filled(self, memory: int) -> bool:
+    def _flush_small(self, memory: int) -> bool:
         """Makes now what is to be read to one memory, if all of it is of small tensors.
 
         Code that works on a parameter of every layer once it is copied (``a.copy_(-a.exp())``), or looks at the scale
@@ -374,10 +374,10 @@ class Recorder:
             return False
         for place in numbers:
             write = writes[numbers[place]]
-            self.statistics.materialised.setdefault(write.part.name, "a use of what it was copied to")
-            packed = self._at_once.box(write.source.stored, write.source.ranges)
+            self.statistics.eager.setdefault(write.part.name, "a use of what it was copied to")
+            packed = self._eager_reader.box(write.source.stored, write.source.ranges)
             with self._noticed():
-                Write(write.source, write.device, {place: write.copies.pop(place)}, None).fill(packed)
+                PendingCopy(write.source, write.device, {place: write.copies.pop(place)}, None).fill(packed)
             if not write.copies:
                 del self._pending[numbers[place]]
         del self._written[memory], self._places[memory]
@@ -400,7 +400,7 @@ class Recorder:
             before = self._reading, self._filling
             self._reading = True
             try:
-                writes = self._taken()
+                writes = self._take_pending()
                 with self._noticed():
                     self._read(writes)
             finally:
@@ -410,7 +410,7 @@ class Recorder:
                 for device in {write.device for write in writes} - {"cpu"}:
                     torch.cuda.synchronize(device)
 
-    def _taken(self) -> list[Write]:
+    def _take_pending(self) -> list[PendingCopy]:
         pending = list(self._pending.values())
         self._filling |= self._places.keys()
         self._pending.clear()
@@ -422,15 +422,17 @@ class Recorder:
 
     def _read(
         self,
-        writes: Sequence[Write],
-        told: Progress | None = None,
+        writes: Sequence[PendingCopy],
+        reporter: Progress | None = None,
         begun: Callable[[Load], object] | None = None,
     ) -> None:
-        loads: dict[tuple[int, str], list[Write]] = {}
+        loads: dict[tuple[int, str], list[PendingCopy]] = {}
         for write in writes:
             loads.setdefault((id(write.checkpoint), write.device), []).append(write)
         for (_, device), of in loads.items():
-            progress = teller(self._progress, sum(write.nbytes for write in of)) if told is None else told
+            progress = (
+                progress_reporter(self._progress, sum(write.nbytes for write in of)) if reporter is None else reporter
+            )
             parts = [write.part for write in of]
             stats = load_parts(of[0].checkpoint, parts, device, progress, self._options, begun)
             self.statistics.loads.append(stats)
@@ -441,7 +443,7 @@ class Recorder:
             return
         self._sharing.read(
             self._checkpoints,
-            self._taken(),
+            self._take_pending(),
             self._device,
             self.statistics,
             self._read,
@@ -479,13 +481,13 @@ class Recorder:
                 self._written.clear()
                 self._computed.clear()
                 self._exposed.clear()
-                self._at_once.clear()
+                self._eager_reader.clear()
             self._entered.close()
 
     def _end(self) -> None:
         if self._failed is not None:
             raise self._failed
-        # Weights that loading code kept become ordinary tensors, read with all else. Whoever uses them from here on, in
+        # Weights that loading code kept become eager tensors, read with all else. Whoever uses them from here on, in
         # work that has not ended, waits until they are.
         self._reading = True
         self._kept.release(LazyTensor, self._become_real)
@@ -509,7 +511,7 @@ class Recorder:
 
     def _tell(self, failure: BaseException) -> None:
         if self._sharing is not None:
-            self._sharing.withdraw(failure)
+            self._sharing.opt_out(failure)
 
     def _check(self) -> None:
         """Raises NotRecordableError if memory was replaced in a way that was not seen."""
@@ -524,7 +526,7 @@ class Recorder:
                     )
 
 
-def _settle_for(value: Any, recorders: list[Recorder]) -> None:
+def flush_overlapping(value: Any, recorders: list[Recorder]) -> None:
     recorders = [recorder for recorder in recorders if recorder._places or recorder._filling]
     if not recorders:
         return
@@ -535,13 +537,13 @@ def _settle_for(value: Any, recorders: list[Recorder]) -> None:
                 for recorder in recorders:
                     if recorder.is_to_fill(memory) or _is_hidden(value, memory):
                         with recorder._lock:
-                            recorder._settle(value)
+                            recorder._flush_overlapping(value)
     elif isinstance(value, (list, tuple, set, frozenset)):
         for item in value:
-            _settle_for(item, recorders)
+            flush_overlapping(item, recorders)
     elif isinstance(value, Mapping):
         for item in value.values():
-            _settle_for(item, recorders)
+            flush_overlapping(item, recorders)
 
 
 def _is_hidden(tensor: torch.Tensor, memory: int) -> bool:

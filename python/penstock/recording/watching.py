@@ -192,7 +192,7 @@ class _Operators(TorchDispatchMode):
         if has_lazy(args) or has_lazy(named):
             return LazyTensor.__torch_dispatch__(func, types, args, named)
         if func not in _VIEWS:
-            recorder.settle((args, named))
+            recorder.flush_overlapping((args, named))
         return func(*args, **named)
 
 

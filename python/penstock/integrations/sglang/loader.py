@@ -3,7 +3,7 @@
 The model gets lazy tensors; what its own loading code copies into its parameters is read as one plan, straight into
 them (``penstock.recording``): each rank reads its share, experts and stages of others are never touched, and there is
 no second copy on the GPU. What the ranks of a tensor-parallel group would each read whole they read together, when the
-engine starts. Where recording is not possible the model gets ordinary tensors, streamed to the device.
+engine starts. Where recording is not possible the model gets eager tensors, streamed to the device.
 
 Built on SGLang's default loader for what is the same: which files a model's name means, how a model is built, what
 becomes of its weights when they are there, how they are updated while it serves.
@@ -40,10 +40,10 @@ from penstock.integrations.shared.files import is_url
 from penstock.integrations.shared.filling import (
     Pairs,
     Weights,
+    eager,
     fill,
     no_safetensors,
     nothing_to_verify,
-    ordinary,
     report,
     verify,
 )
@@ -60,7 +60,7 @@ LATEST: list[Statistics] = []
 class Offered:
     """The weights that a model is to be offered: as often as they are needed, and as lazy tensors to who knows how.
 
-    To everyone else it is what SGLang's loaders give, pairs of names and ordinary tensors.
+    To everyone else it is what SGLang's loaders give, pairs of names and eager tensors.
     """
 
     def __init__(self, loader: PenstockModelLoader, weights: list[Weights], names: dict[str, str]) -> None:
@@ -69,7 +69,7 @@ class Offered:
         self._names = names
 
     def __iter__(self) -> Pairs:
-        return self.renamed(ordinary(self._loader.recorder(), self.weights))
+        return self.renamed(eager(self._loader.recorder(), self.weights))
 
     def renamed(self, pairs: Pairs) -> Pairs:
         """With the names that the model knows its only layer by, where it is one of several draft models."""
@@ -160,13 +160,13 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             model = super().load_model(model_config=model_config, device_config=device_config)
         except BaseException as error:
             if together is not None:
-                together.withdraw(error)
+                together.opt_out(error)
             raise
         finally:
             self._together = self._built = None
         if together is not None:
             # No word if they have heard: some models are not filled by this loader.
-            together.withdraw("it needs no weights of this loader")
+            together.opt_out("it needs no weights of this loader")
         return model
 
     def _sharing(self, model_config: Any, device_config: Any) -> Sharing | None:
@@ -213,7 +213,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
                     load,
                     weights.weights,
                     self.recorder,
-                    why_ordinary=reason,
+                    why_eager=reason,
                     sharing=self._together,
                 )
             finally:
@@ -237,12 +237,12 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         options = self.options.load_options()
         return Recorder(self._device, progress=progress, options=options, sharing=sharing, keep="real")
 
-    def _reference(self, model: Any, why_ordinary: str | None) -> Any:
+    def _reference(self, model: Any, why_eager: str | None) -> Any:
         """A second model like one that is not loaded yet, with the same bytes; None where nothing is recorded."""
         if self._built is None:
             raise ConfigError('{"record": "verify"} is for models that this loader builds, not for updates of weights')
-        if why_ordinary is not None:
-            nothing_to_verify(logger, why_ordinary)
+        if why_eager is not None:
+            nothing_to_verify(logger, why_eager)
             return None
         model_config, device_config = self._built
         quantisation = _get_quantization_config(model_config, self.load_config)

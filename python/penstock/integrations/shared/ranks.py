@@ -27,7 +27,7 @@ def sharing(group: Group, options: LoaderOptions, *, is_cpu: bool, logger: loggi
     """What the ranks of ``group`` read together with, or None where each reads for itself.
 
     It comes out the same on every rank, and nothing is said to any. A rank that was given it has to use it or to
-    ``withdraw``: the others wait for its word.
+    ``opt_out``: the others wait for its word.
 
     Args:
         group: ranks each of which is about to load the same model, and says nothing else in the group until it has.

@@ -26,7 +26,7 @@ from penstock.errors import LoadCancelledError
 from penstock.frameworks.streams import as_here
 from penstock.loading import Load, read_ahead
 from penstock.patterns import natural_sort_key
-from penstock.progress import ProgressOption, teller
+from penstock.progress import ProgressOption, progress_reporter
 
 if TYPE_CHECKING:
     from penstock.checkpoint import Checkpoint
@@ -95,7 +95,7 @@ class Supply:
         self._ready: dict[str, Any] = {}
         self._unread: dict[int, int] = {}
         """Of the groups that were begun, how many tensors have not landed."""
-        self._progress = teller(progress, checkpoint.nbytes)
+        self._progress = progress_reporter(progress, checkpoint.nbytes)
         self._changed = threading.Condition()
         self._driven = False
         """Whether a thread is waiting for what lands next. One does, for all."""

@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 import torch
 
 from penstock import Checkpoint, LoadOptions, LoadStats, PeerError
-from penstock.distributed.beside import Beside
+from penstock.distributed.background_loads import BackgroundLoads
 from penstock.distributed.exchange import Exchange, Piece, Wanted
 from penstock.distributed.peers import Peers
-from penstock.distributed.shares import Box, Shares, Stored, Unit
+from penstock.distributed.plan import Box, ExchangePlan, Stored, Unit
 from penstock.frameworks.torch import Torch
 from penstock.parts import Part, load_parts
-from penstock.progress import teller
+from penstock.progress import progress_reporter
 
 MEMORY_BYTES = 320 << 20
 """Two shares, one of which is being read, and a round that goes and comes."""
@@ -67,7 +67,7 @@ class SharedStream:
     """One process's part in one stream.
 
     Args:
-        peers: the processes. If this raises, telling them is the caller's (``Peers.withdraw``).
+        peers: the processes. If this raises, telling them is the caller's (``Peers.opt_out``).
         sources: what to stream; the same for all.
         device: where tensors go.
         memory_bytes: the most memory besides them.
@@ -121,7 +121,7 @@ class SharedStream:
         digest = hashlib.sha256(repr((self._places, self.rounds, self._device.type)).encode()).digest()
         fingerprints = [checkpoint._native.fingerprint() for checkpoint in self._flat]
         try:
-            proposals = self._peers.agree(_Proposal(fingerprints, digest, self._is_short()))
+            proposals = self._peers.negotiate(_Proposal(fingerprints, digest, self._is_short()))
         except RuntimeError as error:
             raise _gone(error) from error
         for rank, proposal in enumerate(proposals):
@@ -147,8 +147,8 @@ class SharedStream:
         if self._is_talking:
             self._break_off()
             try:
-                self._peers.all_well(well=False)
-                self._peers.reasons(why)
+                self._peers.all_ok(ok=False)
+                self._peers.failure_reasons(why)
             except RuntimeError:
                 # They are gone, or have been told by another.
                 pass
@@ -165,7 +165,7 @@ class SharedStream:
         if exchange.is_cut_off:
             return _gone(failure)
         try:
-            reasons = self._peers.reasons(why)
+            reasons = self._peers.failure_reasons(why)
         except RuntimeError as error:
             return failure or _gone(error)
         told = [f"process {rank} of {self._peers.size} cannot go on: {why}" for rank, why in enumerate(reasons) if why]
@@ -182,8 +182,8 @@ class SharedStream:
             PeerError: another process could not go on. What this one fails with comes through; the others hear of it.
         """
         try:
-            with Beside(self._device, 1) as beside:
-                yield from self._stream(beside)
+            with BackgroundLoads(self._device, 1) as background:
+                yield from self._stream(background)
         except GeneratorExit:
             self.leave("what it streams was not taken to the end")
             raise
@@ -195,18 +195,18 @@ class SharedStream:
             self._break_off()
             raise
 
-    def _stream(self, beside: Beside) -> Iterator[tuple[int, str, torch.Tensor]]:
+    def _stream(self, background: BackgroundLoads) -> Iterator[tuple[int, str, torch.Tensor]]:
         own = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
         tensors, mine = {}, []
         for number, place in enumerate(self._places):
             if place.nbytes:
                 key, box = (place.source, number), ((0, place.nbytes),)
                 tensors[key] = Stored((place.nbytes,), 1, 0)
-                part = Part(place.name, box, take=partial(self._complete.__setitem__, number))
+                part = Part(place.name, box, on_ready=partial(self._complete.__setitem__, number))
                 mine.append(Wanted(key, part, box, torch.uint8))
         wants = [{wanted.key: [wanted.box] for wanted in mine}] * self._peers.size
-        plan = Shares(self.rounds, frozenset(tensors))
-        exchange = Exchange(self._peers, plan, tensors, wants, mine, self._device, partial(self._read, beside))
+        plan = ExchangePlan(self.rounds, frozenset(tensors))
+        exchange = Exchange(self._peers, plan, tensors, wants, mine, self._device, partial(self._read, background))
         taken = exchange.rounds()
         while self._is_talking:
             with ExitStack() as entered:
@@ -220,18 +220,18 @@ class SharedStream:
             self._is_talking = not exchange.is_complete
             yield from self._handed_out(own)
 
-    def _read(self, beside: Beside, pieces: list[Piece]) -> Future[None]:
+    def _read(self, background: BackgroundLoads, pieces: list[Piece]) -> Future[None]:
         parts: dict[int, list[Part]] = {}
         for (source, number), box, into in pieces:
-            parts.setdefault(source, []).append(Part(self._places[number].name, box, into=into))
+            parts.setdefault(source, []).append(Part(self._places[number].name, box, out=into))
 
         def read() -> None:
             for source, some in parts.items():
-                silent = teller(None, 0)
-                stats = load_parts(self._flat[source], some, str(self._device), silent, self._options, beside.begun)
+                silent = progress_reporter(None, 0)
+                stats = load_parts(self._flat[source], some, str(self._device), silent, self._options, background.begun)
                 self.loads.append(stats)
 
-        return beside.submit(read)
+        return background.submit(read)
 
     def _handed_out(self, own: Any) -> Iterator[tuple[int, str, torch.Tensor]]:
         """The next tensors, as long as they are complete."""

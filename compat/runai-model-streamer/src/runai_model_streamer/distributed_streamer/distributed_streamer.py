@@ -79,7 +79,7 @@ class DistributedStreamer:
         try:
             stream = SharedStream(peers, prepare(), device, options=_penstock.load_options(), **_memory(peers.size))
         except Exception as error:
-            peers.withdraw(in_short(error))
+            peers.opt_out(in_short(error))
             self._ranks.close(orderly=False)
             raise
         try:

@@ -47,7 +47,7 @@ class Unit(NamedTuple):
     pieces: list[Box | None]
 
 
-class Shares(NamedTuple):
+class ExchangePlan(NamedTuple):
     """A plan. Ranks carry it out batch by batch."""
 
     batches: list[list[Unit]]
@@ -80,7 +80,7 @@ def read_alone(stored: Stored, box: Box) -> int:
     return amount
 
 
-def plan(tensors: Mapping[Key, Stored], wants: Sequence[Mapping[Key, Sequence[Box]]]) -> Shares:
+def make_plan(tensors: Mapping[Key, Stored], wants: Sequence[Mapping[Key, Sequence[Box]]]) -> ExchangePlan:
     """Which tensors are shared, and how.
 
     Args:
@@ -108,7 +108,7 @@ def plan(tensors: Mapping[Key, Stored], wants: Sequence[Mapping[Key, Sequence[Bo
                 room = BATCH_BYTES
             batches[-1].append(unit)
             room -= needs
-    return Shares(batches, frozenset(shared))
+    return ExchangePlan(batches, frozenset(shared))
 
 
 def _consecutive(stored: Stored, boxes: Sequence[Box]) -> Box:

@@ -29,7 +29,7 @@ Place = tuple[int, int, int, View]
 """The address of a memory, and a view of it."""
 
 
-class Write:
+class PendingCopy:
     """Something that is still to be read, for one copy, or for all copies of parts of one computed value."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Write:
         self._keeps = keeps
         self.copies = copies
         take = self.fill if into is None else None
-        self.part = Part(source.stored.name, source.ranges, into=into, take=take)
+        self.part = Part(source.stored.name, source.ranges, out=into, on_ready=take)
 
     @property
     def nbytes(self) -> int:
@@ -67,7 +67,7 @@ class Sharing(Protocol):
     def read(
         self,
         checkpoints: Sequence[Checkpoint],
-        writes: Sequence[Write],
+        writes: Sequence[PendingCopy],
         device: torch.device,
         statistics: Statistics,
         alone: Callable[..., None],
@@ -77,5 +77,5 @@ class Sharing(Protocol):
     ) -> None:
         """Reads ``writes``, which are all that is left to read; ``alone`` reads some of them without the others."""
 
-    def withdraw(self, why: str | BaseException) -> None:
+    def opt_out(self, why: str | BaseException) -> None:
         """Tells the other ranks that this one reads for itself, if they were not told anything yet."""
