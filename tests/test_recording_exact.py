@@ -602,7 +602,7 @@ def test_a_weight_that_another_thread_uses_is_real_when_it_is_known_to_be_read(
     seen = []
 
     def note(self: Recorder, memory: Any, value: Any) -> bool:
-        seen.append(weight._memory.real)
+        seen.append(weight.lazy_memory.real)
         return False
 
     with Recorder() as recorder:

@@ -12,11 +12,9 @@ address was taken) is filled when it is copied to. What is not recorded is mater
 from __future__ import annotations
 
 import logging
-import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import count
 from typing import Any, Literal
 
 import torch
@@ -27,21 +25,22 @@ from penstock.frameworks.torch import DTYPES, Torch, copy_refused, has_version
 from penstock.loading import Load
 from penstock.parts import load_parts
 from penstock.progress import Progress, ProgressOption, progress_reporter
+from penstock.recording import calls
 from penstock.recording.calls import EXPOSES, MAY_COPY, METADATA_ONLY, is_static
 from penstock.recording.eager_reader import EagerReader, is_small
 from penstock.recording.here import is_watched
 from penstock.recording.kept import Kept
 from penstock.recording.lazy import LazyTensor, Memory, NotRecordableError, become_real, empty_for, name_of, unwatched
-from penstock.recording.pending import Copy, PendingCopy, Place, Sharing
-from penstock.recording.places import Places, has_no_overlap, memory_of, place_of
-from penstock.recording.sources import DeferredOp, TensorRef, Value, computed
+from penstock.recording.pending import Pending, PendingCopy, Sharing
+from penstock.recording.places import has_no_overlap, memory_of, place_of
+from penstock.recording.sources import TensorRef, Value
 from penstock.recording.statistics import Statistics
+from penstock.recording.waiting import ACTIVE, flush_overlapping, is_hidden, others_than
 from penstock.recording.watching import replaced, watched
 
 logger = logging.getLogger(__name__)
 
-_recording: set[Recorder] = set()
-"""The recorders that are entered, of all threads."""
+calls.register()
 
 _LARGE_EAGER = 16
 """After this many larger tensors were read eagerly, more than were recorded, the others come as eager ones."""
@@ -83,13 +82,6 @@ class Recorder:
         self._options = options
         self._sharing = sharing
         self._checkpoints: list[Checkpoint] = []
-        self._pending: dict[int, PendingCopy] = {}
-        self._places: dict[int, Places] = {}
-        self._written: dict[int, dict[Place, int]] = {}
-        """By the address of a memory, which of those that are pending writes exactly there."""
-        self._computed: dict[tuple[int, str], int] = {}
-        """Which of those that are pending is of a computed value, by that and the device."""
-        self._numbers = count()
         self._eager_reader = EagerReader(self._load)
         self._keep = keep
         self._kept = Kept()
@@ -105,6 +97,9 @@ class Recorder:
         self._lock = threading.RLock()
         self._entered = ExitStack()
         self.statistics = Statistics()
+        self._plan = Pending(self.statistics)
+        # Asked at every call of torch.
+        self._pending, self._places = self._plan.copies, self._plan.places
 
     # Handing out
 
@@ -173,10 +168,10 @@ class Recorder:
     def record(self, memory: torch.Tensor, lazy: LazyTensor) -> bool:
         """Notes that ``memory`` gets the value of ``lazy``. False where that has to be copied now."""
         # It comes after what another recorder is still to read there.
-        flush_overlapping(memory, [other for other in list(_recording) if other is not self])
+        flush_overlapping(memory, others_than(self))
         with self._lock:
             # What a thread does that is not watched would not make it be read first.
-            return self._active and is_watched(self) and self._record(memory, lazy._value)
+            return self._active and is_watched(self) and self._record(memory, lazy.lazy_value)
 
     def _record(self, memory: torch.Tensor, value: Value) -> bool:
         if memory.requires_grad and torch.is_grad_enabled():
@@ -196,50 +191,16 @@ class Recorder:
             # NumPy and others who share memory with torch forbid torch to resize it.
             if place[0] in self._exposed or not place[0] or not memory.untyped_storage().resizable():
                 return False
-            before = self._written.get(place[0], {}).get(place)
+            before = self._plan.at(place)
             if before is None:
                 self._flush_overlapping(memory)
             else:
                 # All of it is written again (one parameter for what three layers have each): no need to read the first.
-                self._drop_pending(place, before)
-            number = self._add_pending(place, memory, value)
-            self._written.setdefault(place[0], {})[place] = number
-            if before is None:
-                self._places.setdefault(place[0], Places()).add(memory)
+                self._plan.drop_pending(place, before)
+            self._plan.add_pending(place, memory, value)
             if has_version(written):
                 torch.autograd.graph.increment_version(written)
             return True
-
-    def _add_pending(self, place: Place, memory: torch.Tensor, value: Value) -> int:
-        root, device, number = value.root, Torch().device(memory.device), next(self._numbers)
-        if isinstance(root, DeferredOp):
-            # Computed once, however many places its parts go to.
-            number = self._computed.setdefault((id(root), device), number)
-            if number not in self._pending:
-                self._pending[number] = PendingCopy(computed(root), device, {}, None, keeps=root)
-            self._pending[number].copies[place] = Copy(memory, value.of_computed)
-            self.statistics.converted += 1
-            return number
-        source = value.source()
-        plain = source.is_plain and memory.shape == value.meta.shape and memory.is_contiguous()
-        # Bytes are bytes: what was reinterpreted as another dtype goes there as it is.
-        into = memory if plain and memory.dtype == value.meta.dtype else None
-        self._pending[number] = PendingCopy(source, device, {place: Copy(memory, _as_it_is)}, into)
-        self._count(self._pending[number], 1)
-        return number
-
-    def _drop_pending(self, place: Place, number: int) -> None:
-        write = self._pending[number]
-        self._count(write, -1)
-        del write.copies[place]
-        if not write.copies:
-            del self._pending[number]
-
-    def _count(self, write: PendingCopy, by: int) -> None:
-        if write.part.out is None:
-            self.statistics.converted += by
-        else:
-            self.statistics.in_place += by
 
     def locked(self, do: Callable[[], Any]) -> Any:
         """Does something while no other thread changes what lazy tensors are."""
@@ -260,12 +221,12 @@ class Recorder:
                 return lazy
             real = lazy.made()
             if real is None:
-                memory, value = lazy._memory, lazy._value
+                memory, value = lazy.lazy_memory, lazy.lazy_value
                 self.statistics.eager.setdefault(value.stored().name, name_of(func))
                 if only_read and not (memory.parent is None and memory.is_all(value)):
-                    if lazy._part is None:
-                        lazy._part = self._made(value, memory.device)
-                    return lazy._part
+                    if lazy.lazy_part is None:
+                        lazy.lazy_part = self._made(value, memory.device)
+                    return lazy.lazy_part
                 while memory.parent is not None:
                     memory = memory.parent[0]
                 memory.real = self._made(memory.value, memory.device)
@@ -284,7 +245,7 @@ class Recorder:
         with self._lock:
             if type(lazy) is not LazyTensor:
                 return lazy
-            memory = lazy._memory
+            memory = lazy.lazy_memory
             while memory.parent is not None:
                 memory = memory.parent[0]
             if lazy.made() is None:
@@ -346,18 +307,27 @@ class Recorder:
 
     def flush_overlapping(self, value: Any) -> None:
         """Flushes if any tensor in ``value`` shares memory with what is still to be read, by any recorder."""
-        flush_overlapping(value, [self, *(other for other in list(_recording) if other is not self)])
+        flush_overlapping(value, [self, *others_than(self)])
+
+    def has_to_fill(self) -> bool:
+        """Whether anything is still to be read, or is being read."""
+        return bool(self._places or self._filling)
 
     def is_to_fill(self, memory: int) -> bool:
         """Whether something is still to be read, or is being read, to the memory of that address."""
         # Without the lock: what is no longer among places is being filled.
         return memory in self._places or memory in self._filling
 
+    def flush_for(self, tensor: torch.Tensor) -> None:
+        """Flushes if a tensor shares memory with what is still to be read; waits for what another thread reads."""
+        with self._lock:
+            self._flush_overlapping(tensor)
+
     def _flush_overlapping(self, tensor: torch.Tensor) -> None:
         if self._pending:
             memory = memory_of(tensor)
             places = self._places.get(memory)
-            if _is_hidden(tensor, memory) or not (
+            if is_hidden(tensor, memory) or not (
                 places is None or places.are_clear_of(tensor) or self._flush_small(memory)
             ):
                 self.flush()
@@ -368,19 +338,15 @@ class Recorder:
         Code that works on a parameter of every layer once it is copied (``a.copy_(-a.exp())``), or looks at the scale
         that another expert's tensor left there, would make a plan of each. False where there is more to be read.
         """
-        numbers = self._written[memory]
-        writes = {number: self._pending[number] for number in numbers.values()}
-        if not all(is_small(write.checkpoint, write.part.name) for write in writes.values()):
+        copies = self._plan.of_memory(memory)
+        if not all(is_small(copy.checkpoint, copy.part.name) for copy in copies.values()):
             return False
-        for place in numbers:
-            write = writes[numbers[place]]
-            self.statistics.eager.setdefault(write.part.name, "a use of what it was copied to")
-            packed = self._eager_reader.box(write.source.stored, write.source.ranges)
+        for place, copy in copies.items():
+            self.statistics.eager.setdefault(copy.part.name, "a use of what it was copied to")
+            packed = self._eager_reader.box(copy.source.stored, copy.source.ranges)
             with self._noticed():
-                PendingCopy(write.source, write.device, {place: write.copies.pop(place)}, None).fill(packed)
-            if not write.copies:
-                del self._pending[numbers[place]]
-        del self._written[memory], self._places[memory]
+                PendingCopy(copy.source, copy.device, {place: copy.copies[place]}, None).fill(packed)
+            self._plan.filled(place)
         return True
 
     # Reading
@@ -411,14 +377,8 @@ class Recorder:
                     torch.cuda.synchronize(device)
 
     def _take_pending(self) -> list[PendingCopy]:
-        pending = list(self._pending.values())
         self._filling |= self._places.keys()
-        self._pending.clear()
-        self._places.clear()
-        self._written.clear()
-        self._computed.clear()
-        self.statistics.plans += bool(pending)
-        return pending
+        return self._plan.take_pending()
 
     def _read(
         self,
@@ -459,7 +419,7 @@ class Recorder:
             entered.enter_context(watched(self))
             self._entered = entered.pop_all()
         self._active = True
-        _recording.add(self)
+        ACTIVE.add(self)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -472,14 +432,11 @@ class Recorder:
             self._tell(failure)
             raise
         finally:
-            _recording.discard(self)
+            ACTIVE.discard(self)
             with self._lock:
                 self._active = False
                 self._reading, self._filling = False, frozenset()
-                self._pending.clear()
-                self._places.clear()
-                self._written.clear()
-                self._computed.clear()
+                self._plan.clear()
                 self._exposed.clear()
                 self._eager_reader.clear()
             self._entered.close()
@@ -498,10 +455,10 @@ class Recorder:
             self._finish()
 
     def _become_real(self, kept: object) -> None:
-        if type(kept) is LazyTensor and getattr(kept, "_recorder", None) is self:
+        if type(kept) is LazyTensor and getattr(kept, "lazy_recorder", None) is self:
             become_real(kept)
 
-    def _forked(self) -> None:
+    def after_fork(self) -> None:
         """In a child of this process: another thread may have held the lock, and is not there to end what it read."""
         self._lock = threading.RLock()
         if self._filling:
@@ -526,31 +483,6 @@ class Recorder:
                     )
 
 
-def flush_overlapping(value: Any, recorders: list[Recorder]) -> None:
-    recorders = [recorder for recorder in recorders if recorder._places or recorder._filling]
-    if not recorders:
-        return
-    if isinstance(value, torch.Tensor):
-        if not isinstance(value, LazyTensor):
-            with unwatched():
-                memory = memory_of(value)
-                for recorder in recorders:
-                    if recorder.is_to_fill(memory) or _is_hidden(value, memory):
-                        with recorder._lock:
-                            recorder._flush_overlapping(value)
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for item in value:
-            flush_overlapping(item, recorders)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            flush_overlapping(item, recorders)
-
-
-def _is_hidden(tensor: torch.Tensor, memory: int) -> bool:
-    """Whether torch does not say where a tensor's elements are."""
-    return memory == 0 and tensor.numel() > 0 and not tensor.is_meta
-
-
 def _takes(memory: torch.Tensor, value: Value) -> bool:
     """Whether ``copy_`` of a value into memory is what a load does, later: torch refuses or warns of all else."""
     if type(memory) is not torch.Tensor or memory.device.type not in {"cpu", "cuda"}:
@@ -564,20 +496,8 @@ def _takes(memory: torch.Tensor, value: Value) -> bool:
     return memory.shape == value.meta.shape or _broadcasts(value.meta.shape, memory.shape)
 
 
-def _as_it_is(value: torch.Tensor) -> torch.Tensor:
-    return value
-
-
 def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
     try:
         return bool(torch.broadcast_shapes(shape, to) == to)  # type: ignore[no-untyped-call, unused-ignore]
     except RuntimeError:
         return False
-
-
-def _in_child() -> None:
-    for recorder in list(_recording):
-        recorder._forked()
-
-
-os.register_at_fork(after_in_child=_in_child)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import concurrent.futures.thread
 import functools
 import gc
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -323,13 +322,10 @@ _searched: set[str] = set()
 _lock = threading.Lock()
 
 
-def _unlock_in_child() -> None:
+def after_fork() -> None:
     """Another thread may have held it when the process was forked."""
     global _lock  # noqa: PLW0603
     _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_unlock_in_child)
 
 
 def _find_dlpack() -> None:
