@@ -42,9 +42,9 @@ from penstock.integrations.shared.filling import (
     Weights,
     eager,
     fill,
+    log_load,
     no_safetensors,
     nothing_to_verify,
-    report,
     verify,
 )
 from penstock.integrations.shared.options import LoaderOptions
@@ -225,7 +225,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
 
                 verify(load_reference, weights.weights, self.recorder, model=model, reference=reference, logger=logger)
             LATEST[:] = [statistics]
-            report(logger, time.perf_counter() - self.counter_before_loading_weights, statistics)
+            log_load(logger, time.perf_counter() - self.counter_before_loading_weights, statistics)
         if model_config is not None:
             DefaultModelLoader.pre_weight_processing_hook(model, model_config)
         DefaultModelLoader.postprocess_weights(model, target_device)

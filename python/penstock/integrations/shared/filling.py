@@ -121,7 +121,7 @@ def no_safetensors(location: str) -> FormatError:
     )
 
 
-def report(logger: logging.Logger, seconds: float, statistics: Statistics) -> None:
+def log_load(logger: logging.Logger, seconds: float, statistics: Statistics) -> None:
     """Says what a load did, in the words that people look for in an engine's log."""
     logger.info("Loading weights took %.2f seconds", seconds)
     logger.info("Penstock: %s", statistics)

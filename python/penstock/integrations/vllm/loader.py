@@ -43,9 +43,9 @@ from penstock.integrations.shared.filling import (
     Weights,
     eager,
     fill,
+    log_load,
     no_safetensors,
     nothing_to_verify,
-    report,
     verify,
 )
 from penstock.integrations.shared.objects import list_safetensors
@@ -193,7 +193,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         if reference is not None:
             verify(reference.load_weights, offered, self._recorder, model=model, reference=reference, logger=logger)
         LATEST[:] = [statistics]
-        report(logger, time.perf_counter() - began, statistics)
+        log_load(logger, time.perf_counter() - began, statistics)
         track = self.enable_weights_track
         if track is None:
             track = model_config.quantization is None and loaded is not None
