@@ -112,7 +112,8 @@ class Exchange:
         self._wants = wants
         self._device = device
         self._read = read
-        self._send = self._receive = torch.empty(0, dtype=torch.uint8, device=device)
+        self._memory = torch.empty(0, dtype=torch.uint8, device=device)
+        """What is sent, then what comes. It is used again: on a CPU fresh memory costs more than what is done in it."""
         self._arriving: dict[Key, list[_Arriving]] = {}
         for wanted in mine:
             arriving = _Arriving(wanted, device, tensors[wanted.key].itemsize)
@@ -166,11 +167,10 @@ class Exchange:
             came = 0
             try:
                 self._peers.exchange(receive, receive_bytes, send, send_bytes)
-                del send
                 came = self._deliver(batch, memory, receive, sections)
             except Exception as error:  # noqa: BLE001 - as above
                 self.failure = error
-            del memory, receive
+            del memory, send, receive
             if number == len(self._batches):
                 self.is_complete = self._all_ok(self.failure is None)
             if self.failure is None:
@@ -219,10 +219,12 @@ class Exchange:
         comes = [self._sections(batch, of, rank) for of in ranks]
         send_bytes = [_length(sections) for sections in goes]
         receive_bytes = [_length(sections) if of != rank else 0 for of, sections in enumerate(comes)]
-        # Memory that is used again: on a CPU fresh memory costs more than what is done in it.
-        self._send = _of_size(self._send, sum(send_bytes), self._device)
-        self._receive = _of_size(self._receive, sum(receive_bytes), self._device)
-        send, receive = self._send[: sum(send_bytes)], self._receive[: sum(receive_bytes)]
+        middle, end = sum(send_bytes), sum(send_bytes) + sum(receive_bytes)
+        if self._memory.numel() < end:
+            # In this order, so that there are never two.
+            del self._memory
+            self._memory = torch.empty(end, dtype=torch.uint8, device=self._device)
+        send, receive = self._memory[:middle], self._memory[middle:end]
         done.result()
         begin = 0
         for sections, nbytes in zip(goes, send_bytes, strict=True):
@@ -280,11 +282,6 @@ def _parted(sizes: Mapping[int, int], device: torch.device) -> dict[int, torch.T
         made[index] = memory[at : at + nbytes]
         at += _aligned(nbytes)
     return made
-
-
-def _of_size(memory: torch.Tensor, nbytes: int, device: torch.device) -> torch.Tensor:
-    """The memory where it is large enough, or other."""
-    return memory if memory.numel() >= nbytes else torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 
 def _aligned(nbytes: int) -> int:
