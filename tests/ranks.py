@@ -23,7 +23,7 @@ import torch
 from torch import distributed
 
 import penstock
-from penstock.distributed import Peers, Sharing, exchange, shares, sharing
+from penstock.distributed import Peers, Sharing, exchange, plan, sharing
 from penstock.recording import Recorder
 
 
@@ -104,7 +104,7 @@ def spoiled(wrong: str) -> Iterator[None]:
 
     changes: dict[str, tuple[Any, str, Any]] = {
         "cannot propose": (sharing._Table, "proposal", fails("no reach")),
-        "cannot plan": (sharing, "plan", fails("no plan")),
+        "cannot plan": (sharing, "make_plan", fails("no plan")),
         "cannot read": (exchange.Exchange, "__init__", init),
         "cannot read later": (exchange.Exchange, "__init__", init),
         "cannot take": (exchange._Arriving, "came", at(4, exchange._Arriving.came, fails("no place"))),
@@ -150,9 +150,9 @@ def interrupts() -> None:
 
 
 def run(rank: int, ranks: int, case: dict[str, Any]) -> dict[str, Any]:
-    shares.UNIT_BYTES = case.get("unit_bytes", 64 << 20)
-    shares.BATCH_BYTES = case.get("batch_bytes", 320 << 20)
-    shares.LEAST_BYTES = 1 << 10
+    plan.UNIT_BYTES = case.get("unit_bytes", 64 << 20)
+    plan.BATCH_BYTES = case.get("batch_bytes", 320 << 20)
+    plan.LEAST_BYTES = 1 << 10
     wrong = case.get("wrong", "")
     if wrong == "dies":
         os._exit(0)
@@ -165,7 +165,7 @@ def run(rank: int, ranks: int, case: dict[str, Any]) -> dict[str, Any]:
     exchange.torch = counted
     try:
         if wrong == "never records":
-            together.withdraw("it does not record")
+            together.opt_out("it does not record")
         else:
             with spoiled(wrong), recorder:
                 loads(recorder.weights(checkpoint))

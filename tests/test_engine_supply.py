@@ -21,7 +21,8 @@ from penstock.frameworks.streams import as_here
 from penstock.integrations.diffusers.together import Together
 from penstock.integrations.safetensors.read_ahead import ReadAhead
 from penstock.integrations.transformers.lazy import LazyTensor
-from penstock.integrations.transformers.supply import Supply, natural, one_group, small_groups
+from penstock.integrations.transformers.supply import Supply, one_group, small_groups
+from penstock.patterns import natural_sort_key
 
 pytestmark = pytest.mark.libraries
 
@@ -195,7 +196,7 @@ def test_a_lazy_tensor_tells_what_it_will_be_without_reading(supply: Supply, che
 @given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from(["a", "b.c"])), unique=True))
 def test_layers_come_in_the_order_of_their_numbers(layers: list[tuple[int, str]]) -> None:
     names = [f"model.layers.{number}.{part}" for number, part in layers]
-    assert sorted(names, key=natural) == [f"model.layers.{number}.{part}" for number, part in sorted(layers)]
+    assert sorted(names, key=natural_sort_key) == [f"model.layers.{number}.{part}" for number, part in sorted(layers)]
 
 
 @pytest.fixture

@@ -267,7 +267,7 @@ def test_what_is_worked_out_of_a_weight_is_to_the_bit_what_the_cpu_makes_of_it(t
             places["log"].copy_(weight.float().abs().log())
             places["pow"].copy_(weight.float().abs() ** 0.7)
     expected = {"exp": -decays.float().exp(), "log": decays.float().abs().log(), "pow": decays.float().abs() ** 0.7}
-    assert recorder.statistics.materialised == {}
+    assert recorder.statistics.eager == {}
     for name, place in places.items():
         assert torch.equal(place.cpu(), expected[name]), name
 

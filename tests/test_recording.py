@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 
 from penstock.recording import Recorder
 from penstock.recording.geometry import View, are_disjoint, packed_strides, reading
-from penstock.recording.sources import Computed
+from penstock.recording.sources import DeferredOp
 
 Loads = Callable[[dict[str, Any], Iterator[tuple[str, Any]]], None]
 """A model's loading code: fills the memory of its first argument from the pairs of its second."""
@@ -60,7 +60,7 @@ def test_a_shard_is_read_straight_into_its_parameters_and_nothing_else_is_read(c
     sizes = {"rows": (12, 36), "columns": (24, 18), "fused": (72,), "experts": (2, 4, 8)}
     memory = {name: torch.zeros(shape) for name, shape in sizes.items()}
     statistics = compare(checkpoint, memory, loads)
-    assert (statistics.places, statistics.converted, statistics.materialised, statistics.plans) == (4, 0, {}, 1)
+    assert (statistics.in_place, statistics.converted, statistics.eager, statistics.plans) == (4, 0, {}, 1)
     assert statistics.bytes == 4 * (12 * 36 + 24 * 18 + 36 + 4 * 8)
     assert statistics.available_bytes == checkpoint.nbytes
 
@@ -92,8 +92,8 @@ def test_what_cannot_be_read_in_place_is_converted_from_its_part_alone(checkpoin
         "fp8": torch.zeros(8, 16, dtype=torch.float8_e4m3fn),
     }
     statistics = compare(checkpoint, memory, loads)
-    assert (statistics.places, statistics.converted) == (2, 6), "the scalar and the bytes go as they are"
-    assert statistics.materialised == {}
+    assert (statistics.in_place, statistics.converted) == (2, 6), "the scalar and the bytes go as they are"
+    assert statistics.eager == {}
     assert statistics.bytes < 4 * (24 * 10 + 24 * 6 + 6 * 36 + 2 * 36 + 1) + 8 * 16 + 1
 
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_read_in_place_is_converted_from_its_part_alone(checkpoin
 def test_reading_what_is_still_to_be_read_makes_it_be_read_first(
     checkpoint: penstock.Checkpoint, monkeypatch: pytest.MonkeyPatch, small: int, plans: int
 ) -> None:
-    monkeypatch.setattr("penstock.recording.at_once.SMALL_BYTES", small)
+    monkeypatch.setattr("penstock.recording.eager_reader.SMALL_BYTES", small)
 
     def loads(memory: dict[str, Any], weights: Iterator[tuple[str, Any]]) -> None:
         for name, weight in weights:
@@ -123,7 +123,7 @@ def test_reading_what_is_still_to_be_read_makes_it_be_read_first(
 def test_the_last_of_two_copies_to_one_place_wins(
     checkpoint: penstock.Checkpoint, monkeypatch: pytest.MonkeyPatch, small: int, plans: int
 ) -> None:
-    monkeypatch.setattr("penstock.recording.at_once.SMALL_BYTES", small)
+    monkeypatch.setattr("penstock.recording.eager_reader.SMALL_BYTES", small)
 
     def loads(memory: dict[str, Any], weights: Iterator[tuple[str, Any]]) -> None:
         for name, weight in weights:
@@ -147,7 +147,7 @@ def test_what_is_written_again_in_the_same_place_is_not_read_for_the_first(check
 
     memory = {"rows": torch.zeros(8, 36), "columns": torch.zeros(8, 36, dtype=torch.float64)}
     statistics = compare(checkpoint, memory, loads)
-    assert (statistics.plans, statistics.places, statistics.converted) == (1, 1, 1)
+    assert (statistics.plans, statistics.in_place, statistics.converted) == (1, 1, 1)
     assert statistics.bytes == 8 * 36 * 4 * 2
 
 
@@ -175,7 +175,7 @@ def test_what_is_not_understood_is_done_with_real_tensors_and_named(checkpoint: 
                     memory["flag"].fill_(1)
 
     statistics = compare(checkpoint, {"sum": torch.zeros(72), "flag": torch.zeros(1)}, loads)
-    assert statistics.materialised == {"norm": "cat", "a": "cat"}
+    assert statistics.eager == {"norm": "cat", "a": "cat"}
 
 
 def test_what_is_worked_out_of_one_weight_is_worked_out_when_that_is_read(checkpoint: penstock.Checkpoint) -> None:
@@ -211,7 +211,7 @@ def test_what_is_worked_out_of_one_weight_is_worked_out_when_that_is_read(checkp
     memory["bits"] = torch.zeros(16, 16, dtype=torch.uint8)
     memory["none"] = torch.ones(2, 16)
     statistics = compare(checkpoint, memory, loads)
-    assert (statistics.materialised, statistics.plans, statistics.ordinary) == ({}, 1, 0)
+    assert (statistics.eager, statistics.plans, statistics.fallback) == ({}, 1, 0)
 
 
 def test_of_rows_that_are_chosen_by_number_no_others_are_read(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_of_rows_that_are_chosen_by_number_no_others_are_read(tmp_path: Path) ->
         for _, weight in recorder.weights(checkpoint):
             memory.copy_(weight.transpose(1, 2)[torch.arange(32, 64)])
     assert as_bytes(memory) == as_bytes(checkpoint.load()["experts"].transpose(1, 2)[32:])
-    assert (recorder.statistics.materialised, recorder.statistics.bytes) == ({}, checkpoint.nbytes // 2)
+    assert (recorder.statistics.eager, recorder.statistics.bytes) == ({}, checkpoint.nbytes // 2)
 
 
 def test_a_value_whose_parts_go_to_many_places_is_read_and_worked_out_once(
@@ -231,13 +231,13 @@ def test_a_value_whose_parts_go_to_many_places_is_read_and_worked_out_once(
     experts = Raw("F32", (64, 32, 48), raw_bytes("F32", (64, 32, 48), 0))
     checkpoint = penstock.open(write_raw(tmp_path / "x.safetensors", {"experts": experts}))
     made = []
-    of_values = Computed.of_values
+    of_values = DeferredOp.of_values
 
     def counting(self: Any, values: Any) -> Any:
         made.extend([] if values[0].is_meta else [self.func])
         return of_values(self, values)
 
-    monkeypatch.setattr(Computed, "of_values", counting)
+    monkeypatch.setattr(DeferredOp, "of_values", counting)
     memory = torch.zeros(64, 24, 32)
     with Recorder() as recorder:
         for _, weight in recorder.weights(checkpoint):
@@ -277,7 +277,7 @@ def test_a_result_may_be_written_to_by_who_made_it_unless_there_are_views_of_it(
     sizes = {"before": (24, 36), "after": (24, 36), "norm": (2, 36), "experts": (4, 6, 8)}
     sizes |= {"b": SHAPES["b"], "b more": SHAPES["b"]}
     statistics = compare(checkpoint, {name: torch.ones(size) for name, size in sizes.items()}, loads)
-    assert statistics.materialised == {"a": "mul_", "norm": "add_", "b": "add_"}, "what is overwritten is not read"
+    assert statistics.eager == {"a": "mul_", "norm": "add_", "b": "add_"}, "what is overwritten is not read"
 
 
 @pytest.mark.parametrize("size", [64, 1000], ids=["small", "large"])
@@ -295,9 +295,9 @@ def test_code_that_works_on_a_parameter_once_it_is_copied_makes_no_plan_for_each
 
     statistics = compare(checkpoint, parameters, loads)
     if size == 64:
-        assert (statistics.plans, len(statistics.materialised), len(statistics.loads)) == (0, 8, 1)
+        assert (statistics.plans, len(statistics.eager), len(statistics.loads)) == (0, 8, 1)
     else:
-        assert (statistics.plans, statistics.materialised) == (8, {})
+        assert (statistics.plans, statistics.eager) == (8, {})
 
 
 def test_what_is_written_to_a_weight_is_seen_by_all_its_views(checkpoint: penstock.Checkpoint) -> None:
@@ -345,7 +345,7 @@ def test_parameters_are_destinations_like_any_tensor(checkpoint: penstock.Checkp
                 parameters[1].data.copy_(weight)
     wanted = as_bytes(checkpoint.load(["a"])["a"])
     assert all(as_bytes(parameter) == wanted for parameter in parameters)
-    assert recorder.statistics.places == 2
+    assert recorder.statistics.in_place == 2
 
 
 def test_a_model_that_needs_every_tensor_at_once_gets_ordinary_ones(tmp_path: Path) -> None:
@@ -356,8 +356,8 @@ def test_a_model_that_needs_every_tensor_at_once_gets_ordinary_ones(tmp_path: Pa
         for name, weight in recorder.weights(checkpoint):
             memory[name].copy_(torch.atleast_2d(weight))
     assert {name: as_bytes(tensor) for name, tensor in memory.items()} == {n: r.data for n, r in tensors.items()}
-    assert (len(recorder.statistics.materialised), recorder.statistics.ordinary) == (16, 14)
-    assert "ordinary" in recorder.statistics.all_notes()[0]
+    assert (len(recorder.statistics.eager), recorder.statistics.fallback) == (16, 14)
+    assert "eager" in recorder.statistics.all_notes()[0]
 
 
 def test_small_tensors_that_are_needed_at_once_are_read_together(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_a_recording_never_sets_torchs_default_dtype(
             monkeypatch.undo()
             assert all(map(same, eager, parameters))
             # But for the choice by a value.
-            assert len(recorder.statistics.materialised) <= 1
+            assert len(recorder.statistics.eager) <= 1
     finally:
         really(before)
     assert set_by == []
@@ -368,7 +368,7 @@ class Ranks:
     def __init__(self) -> None:
         self.heard: list[Any] = []
 
-    def withdraw(self, why: Any) -> None:
+    def opt_out(self, why: Any) -> None:
         self.heard.append(why)
 
 

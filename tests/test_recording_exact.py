@@ -25,7 +25,7 @@ from torch import nn
 from torch.utils.dlpack import to_dlpack
 
 from penstock.integrations.shared.filling import Weights, fill
-from penstock.recording import Recorder, VerificationError, at_once, copy_state, differing, verify_equal
+from penstock.recording import Recorder, VerificationError, copy_state, differing, eager_reader, verify_equal
 from programs.compare import Runner, described, make
 from programs.language import Capsule
 
@@ -145,7 +145,7 @@ COPYING = [
 def test_a_function_that_may_copy_reads_what_was_copied_before(
     checkpoint: penstock.Checkpoint, monkeypatch: pytest.MonkeyPatch, copying: Callable[[Any], Any], small: int
 ) -> None:
-    monkeypatch.setattr("penstock.recording.at_once.SMALL_BYTES", small)
+    monkeypatch.setattr("penstock.recording.eager_reader.SMALL_BYTES", small)
 
     def load(weights: Pairs) -> list[Any]:
         parameters = [nn.Parameter(torch.zeros(8, 8)), nn.Parameter(torch.zeros(8, 8))]
@@ -284,10 +284,10 @@ class Model(nn.Module):
             self.scale = nn.Parameter(weight.mul_(2), requires_grad=False)
 
 
-def filled(checkpoint: penstock.Checkpoint, load: Callable[[Pairs], Any], why_ordinary: str | None = None) -> Any:
+def filled(checkpoint: penstock.Checkpoint, load: Callable[[Pairs], Any], why_eager: str | None = None) -> Any:
     offered = [Weights(checkpoint, sorted(checkpoint), "")]
     return fill(
-        load, offered, lambda sharing: Recorder(sharing=sharing, keep="real"), why_ordinary=why_ordinary, sharing=None
+        load, offered, lambda sharing: Recorder(sharing=sharing, keep="real"), why_eager=why_eager, sharing=None
     )
 
 
@@ -474,7 +474,7 @@ def test_memory_that_another_thread_fills_is_waited_for(
         read(recorder, *args, **named)
 
     monkeypatch.setattr(Recorder, "_read", slowly)
-    monkeypatch.setattr(at_once, "SMALL_BYTES", 0)
+    monkeypatch.setattr(eager_reader, "SMALL_BYTES", 0)
     parameters = {name: torch.zeros(8, 8) for name in "ab"}
     copied = threading.Barrier(2)
 
@@ -602,7 +602,7 @@ def test_a_weight_that_another_thread_uses_is_real_when_it_is_known_to_be_read(
     seen = []
 
     def note(self: Recorder, memory: Any, value: Any) -> bool:
-        seen.append(weight._memory.real)
+        seen.append(weight.lazy_memory.real)
         return False
 
     with Recorder() as recorder:

@@ -21,7 +21,7 @@ import numpy as np
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from penstock.recording import Recorder, at_once
+from penstock.recording import Recorder, eager_reader
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_a_recording_that_is_forked_while_a_thread_of_it_reads_fails_in_the_chil
     checkpoint: penstock.Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Small tensors are read without progress.
-    monkeypatch.setattr(at_once, "SMALL_BYTES", 8)
+    monkeypatch.setattr(eager_reader, "SMALL_BYTES", 8)
     reads, goes_on = threading.Event(), threading.Event()
 
     def progress(*_: object) -> None:

@@ -13,7 +13,7 @@ import pytest
 import penstock
 from penstock.integrations import sglang
 from penstock.integrations.shared import plugin
-from penstock.integrations.shared.options import Options
+from penstock.integrations.shared.options import LoaderOptions
 
 
 @pytest.fixture
@@ -88,14 +88,14 @@ def test_sglang_finds_the_plugin_by_its_entry_point() -> None:
 
 
 def test_settings_are_checked() -> None:
-    assert Options.of({}) == Options()
-    assert Options.of({}).share is None
-    assert Options.of({"share": True}).share is True
-    assert Options.of({"record": False, "readers": 3, "cache": "use"}).load_options().readers == 3
+    assert LoaderOptions.of({}) == LoaderOptions()
+    assert LoaderOptions.of({}).share is None
+    assert LoaderOptions.of({"share": True}).share is True
+    assert LoaderOptions.of({"record": False, "readers": 3, "cache": "use"}).load_options().readers == 3
     for wrong, words in (
         (
             {"readrs": 1},
-            "does not know 'readrs'. It knows block_bytes, cache, window_bytes, readers, record, share",
+            "does not know 'readrs'. It knows block_bytes, cache, readers, record, share",
         ),
         # vLLM's alone.
         ({"enable_weights_track": True}, "does not know 'enable_weights_track'"),
@@ -104,4 +104,4 @@ def test_settings_are_checked() -> None:
         ([], "must be a dict"),
     ):
         with pytest.raises(penstock.ConfigError, match=words):
-            Options.of(wrong)
+            LoaderOptions.of(wrong)

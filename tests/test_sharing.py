@@ -22,8 +22,8 @@ torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
     pytest.skip("this torch has no torch.distributed", allow_module_level=True)
 
-from penstock.distributed import relay, shares
-from penstock.distributed.shares import Box, Stored, common, plan, volume
+from penstock.distributed import plan
+from penstock.distributed.plan import Box, Stored, common, make_plan, volume
 from ranks import memory_of, sums_of
 
 # The plan
@@ -50,10 +50,10 @@ def test_every_byte_of_a_shared_tensor_is_read_by_one_rank_and_all_that_is_wante
     stored = Stored(tuple(shape), chance.choice([1, 2, 4]), chance.choice([0, 8, 1000]))
     wants = [{(0, 0): some} if (some := boxes(shape, chance)) else {} for _ in range(ranks)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shares, "LEAST_BYTES", 1)
-        patch.setattr(shares, "UNIT_BYTES", chance.choice([8, 64, 10_000]))
-        patch.setattr(shares, "BATCH_BYTES", 512)
-        made = plan({(0, 0): stored}, wants)
+        patch.setattr(plan, "LEAST_BYTES", 1)
+        patch.setattr(plan, "UNIT_BYTES", chance.choice([8, 64, 10_000]))
+        patch.setattr(plan, "BATCH_BYTES", 512)
+        made = make_plan({(0, 0): stored}, wants)
     units = [unit for batch in made.batches for unit in batch]
     assert bool(units) == bool(made.keys)
     read = torch.zeros(shape, dtype=torch.int)
@@ -71,20 +71,6 @@ def test_every_byte_of_a_shared_tensor_is_read_by_one_rank_and_all_that_is_wante
                 assert bool((read[tuple(slice(*edge) for edge in box)] == 1).all())
 
 
-@settings(max_examples=200, deadline=None)
-@given(nbytes=st.integers(0, 10**7), most=st.integers(1, 2 * 10**6), ranks=st.integers(2, 9))
-def test_the_shares_of_a_relay_are_every_byte_of_the_stream_once_in_order(nbytes: int, most: int, ranks: int) -> None:
-    end = 0
-    for of in relay._cut(nbytes, most, ranks):
-        assert of.share <= most + relay._ALIGN
-        for rank in range(ranks):
-            first = min(of.start + of.share * rank, of.end)
-            assert first == end
-            end = min(first + of.share, of.end)
-        assert end == of.end
-    assert end == nbytes
-
-
 def halves(shape: tuple[int, int], dimension: int) -> list[Box]:
     cut = shape[dimension] // 2
     parts = [(0, cut), (cut, shape[dimension])]
@@ -97,7 +83,7 @@ def test_columns_that_lie_close_and_what_all_want_are_shared_and_rows_are_not() 
     whole: Box = ((0, 512), (0, 1024))
 
     def shared(stored: Stored, *of: Box) -> bool:
-        return bool(plan({(0, 0): stored}, [{(0, 0): [box]} for box in of]).keys)
+        return bool(make_plan({(0, 0): stored}, [{(0, 0): [box]} for box in of]).keys)
 
     assert shared(near, *halves(shape, 1))
     assert not shared(far, *halves(shape, 1)), "skipping what lies between is cheaper"
@@ -112,11 +98,11 @@ def test_a_rank_needs_little_memory_whatever_the_tensors() -> None:
     for ranks in (2, 8):
         width = 14336 // ranks
         wants = [{(0, 0): [((0, 64), (0, 4096), (rank * width, (rank + 1) * width))]} for rank in range(ranks)]
-        made = plan({(0, 0): stored}, wants)
+        made = make_plan({(0, 0): stored}, wants)
         for batch in made.batches:
             pieces = [sum(volume(unit.pieces[r], 2) for unit in batch) for r in range(ranks)]  # type: ignore[arg-type]
             comes = sum(volume(unit.box, 2) for unit in batch) // ranks
-            assert 2 * max(pieces) + 2 * comes <= shares.BATCH_BYTES
+            assert 2 * max(pieces) + 2 * comes <= plan.BATCH_BYTES
         assert len(made.batches) < 64 * 4096 * 14336 * 2 // ranks / (40 << 20), "and few batches"
 
 

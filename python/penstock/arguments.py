@@ -53,14 +53,14 @@ def location(given: AnyPath, argument: str = "path") -> str:
     if not text.strip() and not os.path.lexists(text):
         names, give = _EMPTY.get(argument, _EMPTY_LOCATION)
         cause, remedy = f"{argument} is empty: it names no {names}", f"{give}; a variable it is made of may be unset"
-        raise LocationNotFoundError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+        raise LocationNotFoundError(cause=cause, remedy=remedy)
     try:
         os.fsencode(text)
     except UnicodeEncodeError as error:
         # A URL may hold a password.
         value = f"{argument}, a URL," if "://" in text else f"{argument}={given!r}"
         cause = f"{value} holds a character that no file name can ({error.reason})"
-        raise LocationNotFoundError(cause, cause=cause) from None
+        raise LocationNotFoundError(cause=cause) from None
     return os.path.expanduser(text) if text.startswith("~") and not os.path.lexists(text) else text  # noqa: PTH111
 
 
@@ -76,7 +76,7 @@ def _no_path(given: object, argument: str) -> ConfigError:
         name = getattr(given, "name", None)
         is_path = isinstance(name, (str, bytes)) and "://" not in os.fsdecode(name)
         remedy = f"Give its path: {name!r}" if is_path else "Write it to a file, or give its URL"
-    return ConfigError(f"{cause}. {remedy}" if remedy else cause, cause=cause, remedy=remedy)
+    return ConfigError(cause=cause, remedy=remedy)
 
 
 def _described(given: object) -> str:
@@ -105,14 +105,14 @@ def tensor_names(given: Iterable[str]) -> list[str]:
         "".join(names).encode()
     except UnicodeEncodeError as error:
         cause = f"no tensor's name holds the character {error.object[error.start]!r}, which is no Unicode"
-        raise TensorNotFoundError(cause, cause=cause) from None
+        raise TensorNotFoundError(cause=cause) from None
     return names
 
 
 def _no_names(given: object) -> SelectionError:
     cause = f"names must be names of tensors (str), not {_described(given)}"
     remedy = 'Give a list such as names=["lm_head.weight"]'
-    return SelectionError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+    return SelectionError(cause=cause, remedy=remedy)
 
 
 def name_filter(given: Any) -> Callable[[str], bool]:
@@ -125,7 +125,7 @@ def name_filter(given: Any) -> Callable[[str], bool]:
         return given  # type: ignore[no-any-return]
     cause = f"filter must be a function of a tensor's name, not {given!r}"
     remedy = "For a pattern, write filter=lambda name: fnmatch.fnmatchcase(name, pattern)"
-    raise ConfigError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+    raise ConfigError(cause=cause, remedy=remedy)
 
 
 def settings(given: LoadOptions | None, default: LoadOptions | None = None) -> LoadOptions:
@@ -140,7 +140,7 @@ def settings(given: LoadOptions | None, default: LoadOptions | None = None) -> L
         return LoadOptions() if default is None else default
     cause = f"options must be a penstock.LoadOptions, not {_described(given)}"
     remedy = "Write options=penstock.LoadOptions(readers=8)"
-    raise ConfigError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+    raise ConfigError(cause=cause, remedy=remedy)
 
 
 _DTYPES = {
@@ -162,7 +162,7 @@ def no_dtype(given: object, library: str) -> SelectionError:
     known = next((name for name in _DTYPES.values() if name == text), _DTYPES.get(text))
     remedy = f"Did you mean {known!r}?" if known else "Give one such as 'float16', 'bfloat16' or 'float32'"
     cause = f"dtype={given!r} is not a dtype of {library}"
-    return SelectionError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+    return SelectionError(cause=cause, remedy=remedy)
 
 
 def no_floating_dtype(given: object) -> SelectionError:
@@ -171,7 +171,7 @@ def no_floating_dtype(given: object) -> SelectionError:
         f"dtype={given!r}: floating-point tensors are not converted to a dtype of integers, which would truncate them"
     )
     remedy = "Give a floating-point dtype; for quantised weights, use a quantised checkpoint"
-    return SelectionError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+    return SelectionError(cause=cause, remedy=remedy)
 
 
 def device_meant(given: object) -> str | None:

@@ -21,9 +21,9 @@ from penstock.arguments import AnyPath, location, locations, name_filter, settin
 from penstock.destinations import DtypeMismatch, fit, plan
 from penstock.errors import ConfigError, SelectionError, TensorNotFoundError
 from penstock.frameworks.base import Framework, framework
-from penstock.loading import FreshDevice, FreshHost, Load, Planned, collection_paused, window_bytes
+from penstock.loading import FreshDevice, FreshHost, Load, Planned, collection_paused, window_of
 from penstock.parts import load_parts
-from penstock.progress import ProgressOption, Several, teller
+from penstock.progress import ProgressOption, SharedProgress, progress_reporter
 from penstock.selection import Selection, resolve
 from penstock.state import IncompatibleKeys, report, report_misfits, state_of
 from penstock.storage_options import engine_options
@@ -286,7 +286,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
             loaded = load.collect()
         else:
             # What is converted or indexed exists twice for a moment: a stream keeps that to a few at a time.
-            loaded = dict(_finished(load.stream(window_bytes(options)), library, indices, dtype))
+            loaded = dict(_finished(load.stream(window_of(options)), library, indices, dtype))
         return loaded if names is None else {name: loaded[name] for name in names if name in loaded}
 
     def stream(
@@ -310,7 +310,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         """
         options = settings(options, self._options)
         load, library, indices = self._start(names, filter, slices, device, framework, progress, options, dtype)
-        tensors = load.stream(window_bytes(options))
+        tensors = load.stream(window_of(options))
         return tensors if dtype is None and not indices else _finished(tensors, library, indices, dtype)
 
     def load_into(
@@ -377,10 +377,10 @@ class Checkpoint(Mapping[str, TensorInfo]):
             report_misfits(owner, misfits)
             planned = plan(fills, library)
         options = settings(options, self._options)
-        reporter = teller(progress, planned.nbytes)
+        reporter = progress_reporter(progress, planned.nbytes)
         try:
             for device, parts in (planned.parts or {"cpu": []}).items():
-                self._done(load_parts(self, parts, device, Several(reporter), options, library=library))
+                self._done(load_parts(self, parts, device, SharedProgress(reporter), options, library=library))
         finally:
             library.written(planned.written)
             reporter.close()
@@ -448,7 +448,11 @@ class Checkpoint(Mapping[str, TensorInfo]):
         session = self._native.session(wanted, boxes, "slab" if where == "cpu" else where, options)
         planned = Planned(*session.tensors)
         fresh = FreshHost(session, library) if where == "cpu" else FreshDevice(session, planned, library, where)
-        return Load(session, planned, fresh, teller(progress, sum(planned.nbytes)), self._done), library, indices
+        return (
+            Load(session, planned, fresh, progress_reporter(progress, sum(planned.nbytes)), self._done),
+            library,
+            indices,
+        )
 
     def _boxes(
         self, slices: Mapping[str, Selection], names: list[str] | None

@@ -172,14 +172,14 @@ def _parts(info: TensorInfo, target: _Target, nbytes: int, library: Framework) -
     """A part that is read in place, or those that are copied."""
     ranges, memory, destination = target
     if destination.strides is None and destination.dtype == info.dtype:
-        yield Part(info.name, ranges, into=memory, destination=destination)
+        yield Part(info.name, ranges, out=memory, destination=destination)
         return
     box = [*ranges, *((0, size) for size in info.shape[len(ranges) :])]
     for cut in _cut(box, nbytes):
         inner = [slice(start - first, end - first) for (start, end), (first, _) in zip(cut, box, strict=True)]
         # The ellipsis keeps a numpy array without dimensions an array.
         index = (*inner, Ellipsis)
-        yield Part(info.name, cut, take=partial(library.put, memory[index]))
+        yield Part(info.name, cut, on_ready=partial(library.put, memory[index]))
 
 
 def _cut(box: Sequence[tuple[int, int]], nbytes: int) -> Iterator[list[tuple[int, int]]]:
@@ -296,5 +296,4 @@ def _product(sizes: Iterable[int]) -> int:
 
 
 def _wrong(info: TensorInfo, cause: str, remedy: str | None) -> DestinationError:
-    message = f"{info.location}: tensor {info.name!r}: {cause}" + (f". {remedy}" if remedy else "")
-    return DestinationError(message, location=info.location, tensor=info.name, cause=cause, remedy=remedy)
+    return DestinationError(location=info.location, tensor=info.name, cause=cause, remedy=remedy)

@@ -13,6 +13,8 @@ from errno import ENOENT
 class PenstockError(Exception):
     """The base of all that Penstock raises.
 
+    Without a message of its own it is composed: ``location: tensor 'name': cause. remedy``, of those that are given.
+
     Attributes:
         location: the path or URL concerned, without secrets, or None.
         tensor: the name of the tensor concerned, or None.
@@ -41,6 +43,8 @@ class PenstockError(Exception):
         code: str | None = None,
         details: dict[str, str] | None = None,
     ) -> None:
+        if not message and cause:
+            message = _composed(location, tensor, cause, remedy)
         super().__init__(message)
         self.message = message
         self.location = location
@@ -60,6 +64,11 @@ class PenstockError(Exception):
 
     def __reduce__(self) -> tuple[type[PenstockError], tuple[str], dict[str, object]]:
         return type(self), (self.message,), self.__dict__
+
+
+def _composed(location: str | None, tensor: str | None, cause: str, remedy: str | None) -> str:
+    where = ([] if location is None else [location]) + ([] if tensor is None else [f"tensor {tensor!r}"])
+    return ": ".join([*where, cause]) + (f". {remedy}" if remedy else "")
 
 
 class LocationNotFoundError(PenstockError, FileNotFoundError):

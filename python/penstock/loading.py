@@ -59,10 +59,10 @@ class FreshHost:
     def attach(self, begin: int, end: int) -> None:
         self._session.attach_slab(end - begin)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         pass
 
-    def landed(self, indices: list[int]) -> list[Any]:
+    def completed(self, indices: list[int]) -> list[Any]:
         return [self._framework.adopt(array) for array in self._session.host(indices)]
 
 
@@ -107,10 +107,10 @@ class FreshDevice:
         self._held += made
         self._addresses += addresses
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._held.clear()
 
-    def landed(self, indices: list[int]) -> list[Any]:
+    def completed(self, indices: list[int]) -> list[Any]:
         held = self._held
         tensors = [held[index] for index in indices]
         for index in indices:
@@ -129,10 +129,10 @@ class Destinations(Protocol):
     def attach(self, begin: int, end: int) -> None:
         """Gives these tensors, by their place in the plan, their memory."""
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """The session has stopped: nothing is on its way any more."""
 
-    def landed(self, indices: list[int]) -> list[Any]:
+    def completed(self, indices: list[int]) -> list[Any]:
         """What the consumer is to have of these tensors."""
 
 
@@ -185,7 +185,7 @@ class _Window:
         while (reach := self._reach()) > self._attaching.attached:
             self._outstanding += self._attaching.up_to(reach)
 
-    def landed(self, indices: Sequence[int]) -> None:
+    def completed(self, indices: Sequence[int]) -> None:
         """These have landed; they count until they are taken."""
         for index in indices:
             self._landed[index] = True
@@ -250,7 +250,7 @@ class Load:
         destinations: where its tensors go.
         progress: told of what has landed and was taken; closed when the load ends, if it was begun.
         done: called with the statistics after the last tensor.
-        room: what each tensor counts for in the window of a stream, in bytes; its size where nothing is said.
+        window_bytes: what each tensor counts for in the window of a stream, in bytes; its size where nothing is said.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class Load:
         destinations: Destinations,
         progress: Progress,
         done: Done,
-        room: Sequence[int] | None = None,
+        window_bytes: Sequence[int] | None = None,
     ) -> None:
         self._session = session
         self._destinations = destinations
@@ -269,8 +269,8 @@ class Load:
         self.stats: LoadStats | None = None
         """Figures of this load, once it has ended well."""
         self._planned = planned
-        self._room = planned.nbytes if room is None else room
-        self._attaching = _Attaching(destinations, self._room)
+        self._window_bytes = planned.nbytes if window_bytes is None else window_bytes
+        self._attaching = _Attaching(destinations, self._window_bytes)
 
     def stream(self, limit: int) -> Iterator[tuple[str, Any]]:
         """Yields ``(name, tensor)`` as tensors land.
@@ -278,14 +278,14 @@ class Load:
         At most ``limit`` bytes are attached and not yet taken by the consumer; but one tensor may always be in flight,
         and neighbours that share a block with it.
         """
-        names, nbytes, room = self._planned.names, self._planned.nbytes, self._room
+        names, nbytes, window_bytes = self._planned.names, self._planned.nbytes, self._window_bytes
         try:
             self._progress.advance(0)
             window = _Window(self._attaching, self._session.attached_to_land, limit)
             window.fill()
             while indices := self._session.wait():
-                window.landed(indices)
-                tensors = self._destinations.landed(indices)
+                window.completed(indices)
+                tensors = self._destinations.completed(indices)
                 # Taken off the ends, so that nothing here holds what was yielded: the consumer alone decides how long
                 # it lives.
                 indices.reverse()
@@ -294,7 +294,7 @@ class Load:
                     index = indices.pop()
                     yield names[index], tensors.pop()
                     self._progress.advance(nbytes[index])
-                    window.taken(room[index])
+                    window.taken(window_bytes[index])
                 window.fill()
             self._finish()
         finally:
@@ -319,10 +319,10 @@ class Load:
                     window.fill()
             while indices := self._session.wait():
                 with collection_paused():
-                    landed = self._destinations.landed(indices)
+                    landed = self._destinations.completed(indices)
                     if window is not None:
-                        window.landed(indices)
-                        window.taken(sum(self._room[index] for index in indices))
+                        window.completed(indices)
+                        window.taken(sum(self._window_bytes[index] for index in indices))
                         window.fill()
                 for number, index in enumerate(indices):
                     tensors[index] = landed[number]
@@ -344,10 +344,10 @@ class Load:
     def _end(self) -> None:
         self._session.stop()
         # Not before: until then, something may be on its way there.
-        self._destinations.let_go()
+        self._destinations.release()
         self._progress.close()
 
 
-def window_bytes(options: LoadOptions) -> int:
+def window_of(options: LoadOptions) -> int:
     """The window of a stream, in bytes."""
     return WINDOW_BYTES if options.window_bytes is None else options.window_bytes

@@ -52,7 +52,7 @@ def required(*names: str, by: str) -> None:
     """
     for name in names:
         known = KNOWN[name]
-        wanted = f"{name}>={'.'.join(map(str, known.minimum))}"
+        wanted = f"{name}>={dotted(known.minimum)}"
         remedy = f"pip install '{wanted}'"
         if importlib.util.find_spec(name) is None:
             raise MissingDependencyError(
@@ -60,9 +60,9 @@ def required(*names: str, by: str) -> None:
                 cause=f"{name!r} is not installed",
                 remedy=remedy,
             )
-        version = _version(name)
+        version = installed_version(name)
         if version and version < known.minimum:
-            installed = ".".join(map(str, version))
+            installed = dotted(version)
             raise MissingDependencyError(
                 f"{by} needs {wanted}; version {installed} is installed. Update it: {remedy}",
                 cause=f"{name} {installed} is too old",
@@ -70,25 +70,30 @@ def required(*names: str, by: str) -> None:
             )
         if version[:1] > known.tried[:1] and name not in _warned:
             _warned.add(name)
-            tried = ".".join(map(str, known.tried))
+            tried = dotted(known.tried)
             logger.warning(
                 "%s %s is newer than what this Penstock was tried with (up to %s); if loading fails, "
                 "penstock.patch_safetensors() with the library's own from_pretrained is the way that depends on least",
-                *(name, ".".join(map(str, version)), tried),
+                *(name, dotted(version), tried),
             )
 
 
 def is_installed(name: str) -> bool:
     """Whether a library is there, in a version that the engine knows."""
-    version = _version(name) if importlib.util.find_spec(name) is not None else ()
+    version = installed_version(name) if importlib.util.find_spec(name) is not None else ()
     return bool(version) and version >= KNOWN[name].minimum
 
 
-def _version(name: str) -> tuple[int, ...]:
-    """The numbers of the installed version, as many as are plain; none where its metadata is missing."""
+def installed_version(name: str) -> tuple[int, ...]:
+    """The numbers of a distribution's version, as many as are plain; none where its metadata is missing."""
     try:
         text = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return ()
     found = re.match(r"\d+(\.\d+)*", text)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+    return tuple(map(int, found[0].split("."))) if found else ()
+
+
+def dotted(version: tuple[int, ...]) -> str:
+    """A version as people write it."""
+    return ".".join(map(str, version))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock._native import LoadOptions, LoadStats, Session
 from penstock.errors import DestinationError
 from penstock.frameworks.base import Destination, Framework, framework
-from penstock.loading import Load, Planned, window_bytes
+from penstock.loading import Load, Planned, window_of
 from penstock.progress import Progress
 
 if TYPE_CHECKING:
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """A box of a tensor, and where it goes: ``into`` existing memory, or by ``take`` as a tensor of its own."""
+    """A box of a tensor, and where it goes: ``out`` existing memory, or by ``on_ready`` as a tensor of its own."""
 
     name: str
     ranges: Sequence[tuple[int, int]]
     """``(start, end)`` for each of the first dimensions; the others are taken whole."""
-    into: Any = None
+    out: Any = None
     """A contiguous tensor of the box's shape and dtype, or None."""
-    take: Callable[[Any], object] | None = None
-    """Called with the box as a fresh tensor, as soon as that is complete, where ``into`` is None."""
+    on_ready: Callable[[Any], object] | None = None
+    """Called with the box as a fresh tensor, as soon as that is complete, where ``out`` is None."""
     destination: Destination | None = None
-    """What the framework says of ``into``, where that was asked already."""
+    """What the framework says of ``out``, where that was asked already."""
 
 
 class Places:
@@ -49,14 +49,14 @@ class Places:
         self._device = device
         self._fresh: dict[int, Any] = {}
         # All are checked before the first is written to.
-        self._addresses = [0 if part.into is None else self._address(index) for index, part in enumerate(parts)]
+        self._addresses = [0 if part.out is None else self._address(index) for index, part in enumerate(parts)]
 
     def ahead(self) -> None:
         return None
 
     def attach(self, begin: int, end: int) -> None:
         planned = self._planned
-        fresh = [index for index in range(begin, end) if self._parts[index].into is None]
+        fresh = [index for index in range(begin, end) if self._parts[index].out is None]
         made, addresses = self._library.empties(
             [planned.dtypes[index] for index in fresh], [planned.shapes[index] for index in fresh], self._device
         )
@@ -67,34 +67,32 @@ class Places:
 
     def _address(self, index: int) -> int:
         part = self._parts[index]
-        place = part.destination or self._library.destination(part.name, part.into)
+        place = part.destination or self._library.destination(part.name, part.out)
         if place.nbytes != self._planned.nbytes[index] or place.device != self._device or place.strides is not None:
             cause = (
                 f"{self._planned.nbytes[index]} bytes of it are for a destination of {place.nbytes} on {place.device}"
             )
-            raise DestinationError(f"tensor {part.name!r}: {cause}", tensor=part.name, cause=cause)
+            raise DestinationError(tensor=part.name, cause=cause)
         return place.address
 
     def _still(self, index: int) -> int:
         """The address of a destination, if it is still there."""
         part, address = self._parts[index], self._addresses[index]
-        if not self._library.holds(part.into, address):
+        if not self._library.holds(part.out, address):
             cause = "its destination was resized or moved while the load was running"
             remedy = "Leave destinations alone until load_into returns"
-            raise DestinationError(
-                f"tensor {part.name!r}: {cause}. {remedy}", tensor=part.name, cause=cause, remedy=remedy
-            )
+            raise DestinationError(tensor=part.name, cause=cause, remedy=remedy)
         return address
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._fresh.clear()
 
-    def landed(self, indices: list[int]) -> list[Any]:
+    def completed(self, indices: list[int]) -> list[Any]:
         for index in indices:
-            take = self._parts[index].take
+            on_ready = self._parts[index].on_ready
             tensor = self._fresh.pop(index, None)
-            if tensor is not None and take is not None:
-                take(tensor)
+            if tensor is not None and on_ready is not None:
+                on_ready(tensor)
         return [None] * len(indices)
 
 
@@ -114,7 +112,7 @@ def load_parts(
     Args:
         checkpoint: where from.
         parts: of its tensors; of one tensor as many as there are uses for it.
-        device: ``"cpu"`` or ``"cuda:N"``, where all of ``into`` are and the tensors for ``take`` come to be.
+        device: ``"cpu"`` or ``"cuda:N"``, where all of ``out`` are and the tensors for ``on_ready`` come to be.
         progress: told of the bytes of parts.
         options: settings of this load.
         begun: given the load before anything is read, so that another thread can cancel it.
@@ -132,12 +130,12 @@ def load_parts(
     ordered = [parts[item] for item in session.items]
     places = Places(session, planned, ordered, framework("pt") if library is None else library, device)
     # What goes into existing memory needs no room: only the rest counts towards the window.
-    room = [0 if part.into is not None else size for part, size in zip(ordered, planned.nbytes, strict=True)]
-    load = Load(session, planned, places, progress, _nobody, room)
+    counted = [0 if part.out is not None else size for part, size in zip(ordered, planned.nbytes, strict=True)]
+    load = Load(session, planned, places, progress, _nobody, counted)
     if begun is not None:
         begun(load)
-    if any(room):
-        for _ in load.stream(window_bytes(options)):
+    if any(counted):
+        for _ in load.stream(window_of(options)):
             pass
     else:
         load.collect()

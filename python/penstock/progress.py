@@ -1,8 +1,9 @@
-"""Telling of a load's progress, when asked to: a function of the caller, or tqdm's bar on rank 0."""
+"""Reports a load's progress, when asked to: a function of the caller, or tqdm's bar on rank 0."""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ ProgressOption = bool | Callable[[int, int], object] | None
 
 
 class Progress(Protocol):
-    """Someone who is told of progress."""
+    """Someone who is notified of progress."""
 
     def advance(self, nbytes: int) -> None:
         """``nbytes`` more have landed and were taken by the consumer. 0 when the load begins."""
@@ -72,21 +73,23 @@ class _Bar:
             self._bar.close()
 
 
-class Several:
-    """One progress for several loads, one after the other: it ends when its owner says so, not with one of them."""
+class SharedProgress:
+    """One progress for several loads, in whatever threads: it ends when its owner says so, not with one of them."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
+        self._lock = threading.Lock()
 
     def advance(self, nbytes: int) -> None:
-        self._progress.advance(nbytes)
+        with self._lock:
+            self._progress.advance(nbytes)
 
     def close(self) -> None:
         pass
 
 
-def teller(option: ProgressOption, total: int, description: str = "Loading weights") -> Progress:
-    """Who to tell, for what the caller asked.
+def progress_reporter(option: ProgressOption, total: int, description: str = "Loading weights") -> Progress:
+    """Who is notified, for what the caller asked.
 
     A bar is shown by the first process of a job only (``RANK`` unset or 0), and not where
     ``HF_HUB_DISABLE_PROGRESS_BARS`` is set.

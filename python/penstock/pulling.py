@@ -6,13 +6,13 @@ The engine does the work; here it is asked for, waited for and told of.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from penstock._native import LoadOptions, Source
 from penstock.arguments import AnyPath, location, settings
-from penstock.progress import ProgressOption, teller
+from penstock.patterns import is_wanted
+from penstock.progress import ProgressOption, progress_reporter
 from penstock.storage_options import engine_options
 
 
@@ -92,11 +92,7 @@ def pull(
     allowed, ignored = _patterns(allow_patterns), _patterns(ignore_patterns) or []
     directory = location(dst, "dst")
     source = Source(location(url, "url"), engine_options(storage_options))
-    wanted = [
-        index
-        for index, (path, _) in enumerate(source.entries)
-        if (allowed is None or _matches(path, allowed)) and not _matches(path, ignored)
-    ]
+    wanted = [index for index, (path, _) in enumerate(source.entries) if is_wanted(path, allowed, ignored)]
     return pull_entries(source, wanted, directory, progress=progress, options=options)
 
 
@@ -113,7 +109,7 @@ def pull_entries(
     running = source.pull(directory, wanted, None if options is None else settings(options).readers)
     _, total = running.progress()
     told = 0
-    shown = teller(progress, total, "Pulling")
+    shown = progress_reporter(progress, total, "Pulling")
     try:
         while (ended := running.wait()) is None:
             done, _ = running.progress()
@@ -134,7 +130,3 @@ def _patterns(given: str | Iterable[str] | None) -> list[str] | None:
         return None
     patterns = [given] if isinstance(given, str) else list(given)
     return [f"{pattern}*" if pattern.endswith("/") else pattern for pattern in patterns]
-
-
-def _matches(path: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(path, pattern) for pattern in patterns)

@@ -78,7 +78,7 @@ def _no_destinations(given: object) -> DestinationError:
     remedy = (
         "Give the module, or a mapping such as {name: tensor}; what an optimizer holds goes through its load_state_dict"
     )
-    return DestinationError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+    return DestinationError(cause=cause, remedy=remedy)
 
 
 def _own(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -96,7 +96,7 @@ def _own(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str,
         if name.rpartition(".")[2] != "_extra_state" and tensor.numel() and _memory(tensor) not in memories:
             cause = "state_dict() gives a copy of it, so what is written there does not reach the module"
             remedy = "Use load_state_dict, or give a mapping of the tensors to fill"
-            raise DestinationError(f"tensor {name!r}: {cause}. {remedy}", tensor=name, cause=cause, remedy=remedy)
+            raise DestinationError(tensor=name, cause=cause, remedy=remedy)
     return {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] != "_extra_state"}
 
 

@@ -55,7 +55,7 @@ def _no_mapping(name: str, value: object) -> ConfigError:
     cause = f"storage_options: {name} must be a mapping from names to values, not a {type(value).__name__}"
     example = '{"addressing_style": "path"}' if name == "s3" else '{"endpoint_url": "https://…"}'
     remedy = f'Write {{"{name}": {example}}}'
-    return ConfigError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+    return ConfigError(cause=cause, remedy=remedy)
 
 
 def _text(name: str, value: Any) -> str:

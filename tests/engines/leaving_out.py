@@ -19,7 +19,7 @@ def one_place_left_out(which: int) -> Iterator[list[str]]:
     New memory does not hold what was there before: the weights of a model of the same class that has gone.
     """
     left_out: list[str] = []
-    taken = Recorder._taken
+    taken = Recorder._take_pending
 
     def short(self: Recorder) -> list[Any]:
         writes = taken(self)
@@ -31,7 +31,7 @@ def one_place_left_out(which: int) -> Iterator[list[str]]:
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         assert torch.utils.deterministic.fill_uninitialized_memory
-        with mock.patch.object(Recorder, "_taken", short):
+        with mock.patch.object(Recorder, "_take_pending", short):
             yield left_out
     finally:
         torch.use_deterministic_algorithms(was)

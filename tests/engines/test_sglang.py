@@ -135,7 +135,7 @@ def test_weights_are_those_of_the_stock_loader(alone: Any, model: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_everything_is_recorded_and_read_as_one_plan(alone: Any, model: str) -> None:
     figures = alone[model, "penstock"]["figures"]
-    assert (figures["materialised"], figures["ordinary"], figures["plans"]) == ({}, 0, 1)
+    assert (figures["eager"], figures["fallback"], figures["plans"]) == ({}, 0, 1)
     assert figures["bytes"] == figures["available_bytes"]
     # Weights of another dtype than the model's are converted on their way, the others go straight to their places.
     assert (figures["converted"] == 0) == (model != "converted")
@@ -145,7 +145,7 @@ def test_everything_is_recorded_and_read_as_one_plan(alone: Any, model: str) -> 
 def test_quantised_weights_are_those_of_the_stock_loader(alone: Any, method: str) -> None:
     ours, stock = alone[method, "penstock"], alone[method, "auto"]
     assert ours["sums"] == stock["sums"]
-    assert (ours["figures"]["materialised"], ours["figures"]["ordinary"]) == ({}, 0)
+    assert (ours["figures"]["eager"], ours["figures"]["fallback"]) == ({}, 0)
 
 
 VERIFY: dict[str, Any] = {"record": "verify"}
@@ -166,7 +166,7 @@ def test_every_model_is_verified_and_what_is_recorded_wrongly_is_found(models: d
     wrong = [load | {"leaving_out": number} for number, load in enumerate(loads.values(), 1)]
     for results in ranks(count, [*loads.values(), *wrong], tp_size=count):
         right, found = results[: len(loads)], results[len(loads) :]
-        assert [result["figures"]["ordinary"] for result in right] == [0] * len(loads)
+        assert [result["figures"]["fallback"] for result in right] == [0] * len(loads)
         assert results[0]["log"].count("Penstock: verified: all ") == len(loads)
         for result in found:
             assert result["error"].startswith("VerificationError: 1 of ")
@@ -182,14 +182,14 @@ def test_verifying_says_where_nothing_is_recorded(models: dict[str, Path]) -> No
 def test_a_model_that_copies_in_threads_or_writes_to_its_weights_loads_once(alone: Any, how: str) -> None:
     result = alone[how, "penstock"]
     assert result["sums"] == alone["dense", "auto"]["sums"]
-    assert not any("ordinary tensors:" in note for note in result["figures"]["notes"])
+    assert not any("eager tensors:" in note for note in result["figures"]["notes"])
 
 
 def test_ordinary_tensors_can_be_asked_for(alone: Any) -> None:
     result = alone["plain", "penstock"]
     assert result["sums"] == alone["dense", "auto"]["sums"]
     assert "record is False" in result["figures"]["notes"][0]
-    assert result["figures"]["ordinary"] == result["figures"]["tensors"]
+    assert result["figures"]["fallback"] == result["figures"]["tensors"]
 
 
 def test_the_format_may_be_written_in_capitals(alone: Any) -> None:
@@ -230,7 +230,7 @@ def test_models_elsewhere_are_loaded_from_there(alone: Any, where: str, asked: s
     result = alone[where, asked]
     assert (result["loader"], result["sums"]) == ("PenstockModelLoader", alone["dense", "auto"]["sums"])
     figures = result["figures"]
-    assert (figures["plans"], figures["ordinary"]) == (1, 0)
+    assert (figures["plans"], figures["fallback"]) == (1, 0)
     assert sum(load["network_bytes"] for load in figures["loads"]) == figures["available_bytes"]
 
 
@@ -303,7 +303,7 @@ def test_each_rank_has_the_shards_of_the_stock_loader(shared: Any, model: str) -
     assert [rank["sums"] for rank in ours] == [rank["sums"] for rank in stock]
     assert ours[0]["sums"] != ours[1]["sums"]
     for rank in ours:
-        assert (rank["figures"]["materialised"], rank["figures"]["plans"]) == ({}, 1)
+        assert (rank["figures"]["eager"], rank["figures"]["plans"]) == ({}, 1)
 
 
 def test_each_rank_of_two_reads_its_share(shared: Any) -> None:
@@ -322,7 +322,7 @@ def test_layers_and_experts_of_other_ranks_are_not_read(
     whole = alone[model, "penstock"]["figures"]["bytes"]
     for stock, ours in ranks(2, [case(models[model], "auto"), case(models[model], "penstock")], **parallel):
         assert ours["sums"] == stock["sums"]
-        assert (ours["figures"]["materialised"], ours["figures"]["plans"]) == ({}, 1)
+        assert (ours["figures"]["eager"], ours["figures"]["plans"]) == ({}, 1)
         assert ours["figures"]["bytes"] < 0.7 * whole
 
 
@@ -384,7 +384,7 @@ def test_two_ranks_read_each_byte_once_and_have_the_shards_of_the_stock_loader(
     size = checkpoint_bytes(models["columns"])
     for rank in together[when]:
         figures = rank["figures"]
-        assert (figures["materialised"], figures["ordinary"], figures["plans"], figures["notes"]) == ({}, 0, 1, [])
+        assert (figures["eager"], figures["fallback"], figures["plans"], figures["notes"]) == ({}, 0, 1, [])
         assert figures["shared"] == 4, "o_proj and down_proj of two layers"
         assert figures["read_bytes"] <= 0.55 * size
     assert sum(rank["figures"]["read_bytes"] for rank in together[when]) <= 1.1 * size

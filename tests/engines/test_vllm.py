@@ -61,7 +61,7 @@ def test_weights_can_be_reloaded_in_place(alone: Any, model: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_everything_is_recorded_and_read_as_one_plan(alone: Any, model: str) -> None:
     [figures] = alone[model, "penstock"]["figures"]
-    assert (figures["materialised"], figures["ordinary"], figures["plans"]) == ({}, 0, 1)
+    assert (figures["eager"], figures["fallback"], figures["plans"]) == ({}, 0, 1)
     assert figures["bytes"] == figures["available_bytes"]
     # Weights of another dtype than the model's are converted on their way, the others go straight to their places.
     assert (figures["converted"] == 0) == (model != "converted")
@@ -72,7 +72,7 @@ def test_an_engine_whose_model_was_verified_computes_as_ever(vllm: Run, alone: A
     verify = {"load_format": "penstock", "model_loader_extra_config": {"record": "verify"}}
     [result] = vllm({"model": str(models["experts"]), "calls": ["figures"], **verify})
     assert result["log"].count("Penstock: verified: all ") == 1
-    assert result["figures"][0]["ordinary"] == 0
+    assert result["figures"][0]["fallback"] == 0
     assert result["tokens"] == alone["experts", "auto"]["tokens"]
 
 
@@ -205,7 +205,7 @@ def test_quantised_weights_are_those_of_the_stock_loader(shared: Any, models: di
     for rank, other in zip(ours, stock, strict=True):
         assert rank["sums"] == other["sums"]
         figures = rank["figures"]
-        assert (figures["plans"], figures["ordinary"]) == (1, 0), "recorded, and read as one plan"
+        assert (figures["plans"], figures["fallback"]) == (1, 0), "recorded, and read as one plan"
         assert figures["bytes"] < 0.75 * figures["available_bytes"], "group scales of some are on each rank"
 
 
@@ -218,15 +218,15 @@ def test_weights_that_are_worked_out_are_those_of_the_stock_loader(
     for rank, other in zip(ours, stock, strict=True):
         assert rank["sums"] == other["sums"]
         figures = rank["figures"]
-        assert (figures["plans"], figures["ordinary"], figures["notes"]) == (1, 0, [])
+        assert (figures["plans"], figures["fallback"], figures["notes"]) == (1, 0, [])
         # Mamba2's decays are made of what was copied to the parameter, one small tensor of each layer.
-        assert len(figures["materialised"]) == (2 if kind == "Mamba2" else 0)
+        assert len(figures["eager"]) == (2 if kind == "Mamba2" else 0)
 
 
 def test_each_rank_of_two_reads_its_share(shared: Any, models: dict[str, Path]) -> None:
     for rank in both(shared["wide"], pair(models["wide"], dtype="float32"))[1]:
         figures = rank["figures"]
-        assert (figures["materialised"], figures["plans"]) == ({}, 1)
+        assert (figures["eager"], figures["plans"]) == ({}, 1)
         assert figures["bytes"] <= 0.51 * figures["available_bytes"], "what is asked for"
         assert figures["read_bytes"] <= 0.55 * figures["available_bytes"], "what leaves the storage"
 
@@ -262,7 +262,7 @@ def test_two_ranks_read_each_byte_once_and_have_the_shards_of_the_stock_loader(
     size = checkpoint_bytes(models["columns"])
     for rank in ours:
         figures = rank["figures"]
-        assert (figures["materialised"], figures["ordinary"], figures["plans"], figures["notes"]) == ({}, 0, 1, [])
+        assert (figures["eager"], figures["fallback"], figures["plans"], figures["notes"]) == ({}, 0, 1, [])
         assert figures["shared"] == 4, "o_proj and down_proj of two layers"
         assert figures["read_bytes"] <= 0.55 * size
     assert sum(rank["figures"]["read_bytes"] for rank in ours) <= 1.1 * size
@@ -288,7 +288,7 @@ def test_where_one_rank_cannot_record_each_reads_for_itself(columns: Any) -> Non
     assert (able["figures"]["shared"], able["figures"]["plans"]) == (0, 1)
     [note] = able["figures"]["notes"]
     assert note.startswith("each rank read for itself: rank 1 does: record is False")
-    assert unable["figures"]["ordinary"] == unable["figures"]["tensors"]
+    assert unable["figures"]["fallback"] == unable["figures"]["tensors"]
 
 
 def test_what_the_page_cache_holds_is_read_by_each(columns: Any) -> None:
@@ -348,7 +348,7 @@ def test_layers_and_experts_of_other_ranks_are_not_read(
     stock, ours = both(spread[how], pair())
     assert [rank["sums"] for rank in ours] == [rank["sums"] for rank in stock]
     for rank in ours:
-        assert rank["figures"]["materialised"] == {}
+        assert rank["figures"]["eager"] == {}
         assert rank["figures"]["bytes"] < 0.65 * checkpoint_bytes(models[model])
 
 
@@ -359,9 +359,9 @@ def test_a_model_gets_tensors_that_it_may_write_to(shared: Any, call: list[Any])
         assert rank["sums"] == other["sums"]
         figures = rank["figures"]
         if call is PLAIN:
-            assert (figures["ordinary"], "record is False" in figures["notes"][0]) == (figures["tensors"], True)
+            assert (figures["fallback"], "record is False" in figures["notes"][0]) == (figures["tensors"], True)
         else:
-            assert "mul_" in figures["materialised"].values()
+            assert "mul_" in figures["eager"].values()
 
 
 # A draft model, of a directory of its own

@@ -86,8 +86,8 @@ def assert_verified(found: dict[str, Any]) -> None:
     assert said.startswith("Penstock: verified: all ")
     assert said.endswith(" parameters and buffers are equal to those of an eager load")
     # And was recorded, or it would have been compared with itself.
-    assert (found["ordinary"], found["plans"], found["notes"]) == (0, 1, [])
-    assert set(found["materialised"].values()) <= {"a use of what it was copied to"}
+    assert (found["fallback"], found["plans"], found["notes"]) == (0, 1, [])
+    assert set(found["eager"].values()) <= {"a use of what it was copied to"}
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -83,7 +83,7 @@ def test_each_rank_has_what_the_stock_loader_gives_it(engines: Any, name: str) -
 
 def test_alone_a_rank_reads_its_rows_and_what_lies_between_its_columns(engines: Any) -> None:
     for figures in engines["penstock"]["figures"]:
-        assert (figures["materialised"], figures["ordinary"], figures["plans"]) == ({}, 0, 1)
+        assert (figures["eager"], figures["fallback"], figures["plans"]) == ({}, 0, 1)
         assert (figures["shared"], figures["received_bytes"]) == (0, 0)
         assert figures["bytes"] <= 0.55 * figures["available_bytes"]
 

@@ -114,7 +114,7 @@ def verified(config: VllmConfig, log: Kept) -> tuple[torch.nn.Module, dict[str, 
     assert statistics is not None
     said = [message for message in log.taken() if "verified" in message]
     figures = statistics.as_dict()
-    names = ("tensors", "places", "converted", "ordinary", "plans", "materialised", "notes")
+    names = ("tensors", "in_place", "converted", "fallback", "plans", "eager", "notes")
     return model, {"said": said, **{name: figures[name] for name in names}}
 
 

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import penstock
-from penstock.recording import NotRecordableError, Recorder, at_once
+from penstock.recording import NotRecordableError, Recorder, eager_reader
 
 from . import language
 from .language import DESTINATIONS, DTYPES, OPERATIONS, SHAPES, WEIGHTS, Program, State
@@ -139,7 +139,7 @@ class Runner:
             yield name, weight
 
     def recorded(self, program: Program) -> State:
-        at_once.SMALL_BYTES = program["small"]
+        eager_reader.SMALL_BYTES = program["small"]
         recorder = Recorder(keep=program["keep"])
         state = State(recorder.weights(self._checkpoint, program["order"]), self._pool)
         language.destinations(state, program["destinations"])

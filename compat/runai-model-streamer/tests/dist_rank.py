@@ -60,7 +60,7 @@ def safetensors(case: dict[str, Any], found: dict[str, Any]) -> None:
         asked = case.get("is_distributed", True)
         streamer.stream_files(case["paths"], device=DEVICE, is_distributed=asked, tensor_names=names)
         found["is_distributed"] = streamer.file_streamer.is_distributed
-        relay = streamer.file_streamer._relay
+        shared = streamer.file_streamer._shared
         if wrong == "never takes any":
             return
         kept = []
@@ -76,18 +76,18 @@ def safetensors(case: dict[str, Any], found: dict[str, Any]) -> None:
     # All together, after the streamer has gone too: each is to be what it was.
     found["tensors"] = [[name, described(tensor)] for name, tensor in kept]
     found["storages"] = len({tensor.untyped_storage().data_ptr() for _, tensor in kept if tensor.numel()})
-    if relay is not None:
-        found["bytes"] = sum(load.bytes for load in relay.loads)
-        found["rounds"] = len(relay._rounds)
+    if shared is not None:
+        found["bytes"] = sum(load.bytes for load in shared.loads)
+        found["rounds"] = len(shared.rounds)
 
 
 def ranges(case: dict[str, Any], found: dict[str, Any]) -> None:
     with DistributedStreamer() as streamer:
         requests = [FileChunks(*request) for request in case["ranges"]]
         streamer.stream_files(requests, None, "cpu", True)
-        relay = streamer._relay
+        shared = streamer._shared
         found["chunks"] = [[file, index, described(tensor)] for file, index, tensor in streamer.get_chunks()]
-        found["bytes"] = sum(load.bytes for load in relay.loads)
+        found["bytes"] = sum(load.bytes for load in shared.loads)
 
 
 def run(rank: int, cases: list[dict[str, Any]]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def storage_options(given: list[str] | None) -> dict[str, str] | None:
     pairs = [text.partition("=") for text in given]
     if any(not name.strip() or not mark for name, mark, _ in pairs):
         cause, remedy = "--storage-option takes KEY=VALUE", "Write --storage-option endpoint_url=http://host:9000"
-        raise ConfigError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+        raise ConfigError(cause=cause, remedy=remedy)
     return {name.strip(): value for name, _, value in pairs}
 
 
@@ -258,7 +258,7 @@ def load_command(
 ) -> None:
     """Load a checkpoint into memory, and say how long that took."""
     with handled(as_json=json, debug=debug):
-        from penstock.cli.load import Stats, Wish, load
+        from penstock.cli.load import LoadRequest, Stats, load
 
         config = penstock.LoadOptions(
             readers=readers,
@@ -268,10 +268,10 @@ def load_command(
             cache_bytes=cache_bytes,
         )
         options = storage_options(storage_option)
-        wish = Wish(paths, names or [], filter or [], device, framework, mmap, config, options)
+        request = LoadRequest(paths, names or [], filter or [], device, framework, mmap, config, options)
         if cache_dir and not any(is_remote(path) for path in paths):
             sys.stderr.write("note: --cache-dir is ignored: what lies on this machine needs no disk cache\n")
-        load(wish, stats=Stats.of(some=stats, every=all_stats), quiet=quiet, json=json)
+        load(request, stats=Stats.of(some=stats, every=all_stats), quiet=quiet, json=json)
 
 
 @app.command("pull", epilog=_epilog("pull", _PULLED))
@@ -312,8 +312,8 @@ def pull_command(
 ) -> None:
     """Download a model (resumable): files that are complete are kept, files that were cut off are continued."""
     with handled(as_json=json, debug=debug):
-        from penstock.cli.pull import Wish, pull
+        from penstock.cli.pull import PullRequest, pull
 
         config, options = penstock.LoadOptions(readers=readers), storage_options(storage_option)
-        wish = Wish(url, directory, include or None, exclude or [], config, options)
-        pull(wish, quiet=quiet, json=json, verbose=verbose)
+        request = PullRequest(url, directory, include or None, exclude or [], config, options)
+        pull(request, quiet=quiet, json=json, verbose=verbose)

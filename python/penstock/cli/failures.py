@@ -68,7 +68,8 @@ CODES_HELP = (
 
 def code_of(error: BaseException) -> int:
     """The exit code for ``error``."""
-    if type(error).__name__ == "InsufficientMemoryError":  # torch's own, too, which need not be imported to be known
+    # torch's own too, which need not be imported to be known.
+    if type(error).__name__ in {"InsufficientMemoryError", "OutOfMemoryError"}:
         return 7
     return next((code for kind, code in CODES if isinstance(error, kind)), 1)
 

@@ -30,7 +30,6 @@ from penstock.cli.output import (
     bare_table,
     count,
     glyph,
-    natural,
     plural,
     printable,
     shape,
@@ -38,6 +37,7 @@ from penstock.cli.output import (
     size,
 )
 from penstock.cli.selecting import matching, no_match
+from penstock.patterns import natural_sort_key
 from penstock.storage_options import engine_options
 
 if TYPE_CHECKING:
@@ -123,9 +123,9 @@ def show_directory(path: str, objects: list[tuple[str, int]], directories: list[
     made = bare_table()
     made.add_column("name", overflow="fold")
     made.add_column("size", justify="right", no_wrap=True)
-    for name in sorted(directories, key=natural):
+    for name in sorted(directories, key=natural_sort_key):
         made.add_row(Text(printable(f"{name}/")), "")
-    for name, nbytes in sorted(objects, key=lambda entry: natural(entry[0])):
+    for name, nbytes in sorted(objects, key=lambda entry: natural_sort_key(entry[0])):
         made.add_row(Text(printable(name)), size(nbytes))
     out = Output()
     out.print(made)
@@ -136,7 +136,7 @@ def show_directory(path: str, objects: list[tuple[str, int]], directories: list[
 
 def ordered(ckpt: Checkpoint, keep: Callable[[str], bool], order: str) -> list[TensorInfo]:
     """The tensors to show: by name with numbers as numbers, by place in the files, or the largest first."""
-    names = ckpt.offset_keys() if order == "offset" else sorted(ckpt, key=natural)
+    names = ckpt.offset_keys() if order == "offset" else sorted(ckpt, key=natural_sort_key)
     tensors = [ckpt[name] for name in names if keep(name)]
     return sorted(tensors, key=lambda tensor: -tensor.nbytes) if order == "size" else tensors
 

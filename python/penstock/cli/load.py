@@ -91,7 +91,7 @@ class Stats(Enum):
         return cls.every if every else cls.some if some else cls.none
 
 
-class Wish(NamedTuple):
+class LoadRequest(NamedTuple):
     """What to load, and how."""
 
     paths: list[str]
@@ -104,29 +104,29 @@ class Wish(NamedTuple):
     options: Mapping[str, str] | None = None
 
 
-def load(wish: Wish, *, stats: Stats, quiet: bool, json: bool) -> None:
+def load(request: LoadRequest, *, stats: Stats, quiet: bool, json: bool) -> None:
     """Loads and reports."""
     shown = not (quiet or json) and sys.stderr.isatty()
-    framework = wish.framework or default_framework()
+    framework = request.framework or default_framework()
     with interrupt_ends_process(as_json=json):
-        device = wake(framework, wish.device)
+        device = wake(framework, request.device)
     began = time.perf_counter()
-    ckpt = penstock.open(wish.paths, storage_options=wish.options, options=wish.config)
+    ckpt = penstock.open(request.paths, storage_options=request.options, options=request.config)
     opened = time.perf_counter()
-    names = chosen(ckpt, wish)
+    names = chosen(ckpt, request)
     nbytes = sum(ckpt[name].nbytes for name in names)
     with bar(f"loading to {device}", shown=shown, total=nbytes) as report:
-        if wish.mmap:
+        if request.mmap:
             tensors = ckpt.load(names, device=device, framework=framework, mmap=True, prefault=True)
         else:
             tensors = ckpt.load(names, device=device, framework=framework, progress=report)
     settle(framework, device)
     seconds = time.perf_counter() - began
     figures: dict[str, Any] = {
-        "paths": [without_secrets(path) for path in wish.paths],
+        "paths": [without_secrets(path) for path in request.paths],
         "device": device,
         "framework": framework,
-        "mmap": wish.mmap,
+        "mmap": request.mmap,
         "tensors": len(tensors),
         "bytes": nbytes,
         "total_seconds": round(seconds, 6),
@@ -152,21 +152,21 @@ def load(wish: Wish, *, stats: Stats, quiet: bool, json: bool) -> None:
         out.lines(["a mapped load has no further figures: the kernel does the reading"], style="dim")
 
 
-def chosen(ckpt: penstock.Checkpoint, wish: Wish) -> list[str]:
+def chosen(ckpt: penstock.Checkpoint, request: LoadRequest) -> list[str]:
     """The names to load, in the order of their bytes.
 
     Raises:
         TensorNotFoundError: for a name that the checkpoint does not hold.
         SelectionError: when nothing matches: loading nothing is never meant.
     """
-    for name in wish.names:
+    for name in request.names:
         ckpt[name]
-    asked = set(wish.names)
-    keep = matching(wish.patterns)
+    asked = set(request.names)
+    keep = matching(request.patterns)
     names = [name for name in ckpt.offset_keys() if (not asked or name in asked) and keep(name)]
-    if not names and wish.patterns:
+    if not names and request.patterns:
         raise no_match(
-            wish.patterns, f"of the {len(asked):,} that --names chose" if asked else f"there are {len(ckpt):,}"
+            request.patterns, f"of the {len(asked):,} that --names chose" if asked else f"there are {len(ckpt):,}"
         )
     return names
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -22,7 +21,7 @@ from rich.text import Text
 from penstock.units import rate, size
 
 __all__ = [
-    "NARROW", "UNBOUNDED", "Output", "as_json", "bare_table", "count", "glyph", "natural", "plural", "printable",
+    "NARROW", "UNBOUNDED", "Output", "as_json", "bare_table", "count", "glyph", "plural", "printable",
     "rate", "shape", "shortened", "size",
 ]  # fmt: skip
 
@@ -95,11 +94,6 @@ def plural(number: int, noun: str) -> str:
 def shape(dimensions: Sequence[int]) -> str:
     """Its dimensions with a sign between them; ``scalar`` for none."""
     return glyph("×", "x").join(map(str, dimensions)) if dimensions else "scalar"
-
-
-def natural(name: str) -> list[tuple[int, int | str]]:
-    """A key that puts layer 2 before layer 10."""
-    return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name) if part]
 
 
 def bare_table() -> Table:

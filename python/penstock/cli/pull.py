@@ -13,7 +13,7 @@ from penstock.cli.load import bar
 from penstock.cli.output import Output, as_json, plural, printable, rate, size
 
 
-class Wish(NamedTuple):
+class PullRequest(NamedTuple):
     """What to pull, and where to."""
 
     url: str
@@ -24,23 +24,23 @@ class Wish(NamedTuple):
     options: Mapping[str, str] | None = None
 
 
-def pull(wish: Wish, *, quiet: bool, json: bool, verbose: bool = False) -> None:
+def pull(request: PullRequest, *, quiet: bool, json: bool, verbose: bool = False) -> None:
     """Pulls and reports."""
     shown = not (quiet or json) and sys.stderr.isatty()
     with bar("pulling", shown=shown) as report:
         pulled = penstock.pull(
-            wish.url,
-            wish.directory,
-            allow_patterns=wish.include,
-            ignore_patterns=wish.exclude,
+            request.url,
+            request.directory,
+            allow_patterns=request.include,
+            ignore_patterns=request.exclude,
             progress=report,
-            storage_options=wish.options,
-            options=wish.config,
+            storage_options=request.options,
+            options=request.config,
         )
     if json:
         as_json(
             {
-                "url": without_secrets(wish.url),
+                "url": without_secrets(request.url),
                 "directory": str(pulled.directory),
                 "files": [file._asdict() for file in pulled.files],
                 "bytes": pulled.nbytes,

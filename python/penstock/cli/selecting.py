@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 
 from penstock.errors import SelectionError
+from penstock.patterns import matches_any
 
 
 def matching(patterns: Sequence[str]) -> Callable[[str], bool]:
     """Whether a name matches one of the shell patterns; every name does where there is none."""
-    return lambda name: not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+    return lambda name: not patterns or matches_any(name, patterns)
 
 
 def no_match(patterns: Sequence[str], of: str) -> SelectionError:

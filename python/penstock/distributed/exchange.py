@@ -1,8 +1,8 @@
 """Shared tensors, read once by all ranks together: each reads its pieces, and hands the others what they want of them.
 
-Carries out a plan of ``shares`` among ``peers``, batch after batch: while one batch is handed round, the next is read.
+Carries out a plan of ``plan`` among ``peers``, batch after batch: while one batch is handed round, the next is read.
 What arrives goes straight to its places; parts that have to be converted are put together first. Besides the
-destinations no more than ``shares.BATCH_BYTES`` of the device's memory are held, and one part that is put together.
+destinations no more than ``plan.BATCH_BYTES`` of the device's memory are held, and one part that is put together.
 
 All or nothing for a batch, and the same on every rank: if any rank cannot go on, all stop after the same batch, and
 ``left`` says which parts were not completed, for each to read by itself.
@@ -10,7 +10,7 @@ All or nothing for a batch, and the same on every rank: if any rank cannot go on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from math import gcd
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from penstock.distributed.peers import Peers
-from penstock.distributed.shares import Box, Key, Shares, Stored, Unit, common, volume
+from penstock.distributed.plan import Box, ExchangePlan, Key, Stored, Unit, common, volume
 from penstock.parts import Part
 
 _ALIGN = 8
@@ -65,7 +65,7 @@ class _Arriving:
     def memory(self) -> torch.Tensor:
         """Where it goes, as bytes."""
         if self._memory is None:
-            into = self.wanted.part.into
+            into = self.wanted.part.out
             if into is None:
                 shape = [end - start for start, end in self.wanted.box]
                 into = torch.empty(shape, dtype=self.wanted.dtype, device=self._device)
@@ -74,9 +74,9 @@ class _Arriving:
 
     def came(self, nbytes: int) -> None:
         """So much has been put there. The last of it ends the part."""
-        take = self.wanted.part.take
+        take = self.wanted.part.on_ready
         if self.missing == nbytes:
-            if self.wanted.part.into is None and take is not None:
+            if self.wanted.part.out is None and take is not None:
                 shape = [end - start for start, end in self.wanted.box]
                 take(self.memory().view(self.wanted.dtype).view(shape))
             self._memory = None
@@ -88,7 +88,7 @@ class Exchange:
 
     Args:
         peers: the ranks.
-        shares: the plan, the same for all.
+        plan: the plan, the same for all.
         tensors: those of the plan.
         wants: boxes that every rank wants, as the plan was made of.
         mine: what those of this rank are for, in the same order for each tensor.
@@ -99,7 +99,7 @@ class Exchange:
     def __init__(
         self,
         peers: Peers,
-        shares: Shares,
+        plan: ExchangePlan,
         tensors: Mapping[Key, Stored],
         wants: Sequence[Mapping[Key, Sequence[Box]]],
         mine: Iterable[Wanted],
@@ -107,11 +107,13 @@ class Exchange:
         read: Callable[[list[Piece]], Future[None]],
     ) -> None:
         self._peers = peers
-        self._batches = shares.batches
+        self._batches = plan.batches
         self._tensors = tensors
         self._wants = wants
         self._device = device
         self._read = read
+        self._memory = torch.empty(0, dtype=torch.uint8, device=device)
+        """What is sent, then what comes. It is used again: on a CPU fresh memory costs more than what is done in it."""
         self._arriving: dict[Key, list[_Arriving]] = {}
         for wanted in mine:
             arriving = _Arriving(wanted, device, tensors[wanted.key].itemsize)
@@ -120,42 +122,67 @@ class Exchange:
         """What came of other ranks."""
         self.failure: BaseException | None = None
         """Why this rank could not go on."""
+        self.is_complete = False
+        """Whether all ranks came to the end."""
+        self.is_cut_off = False
+        """Whether a rank is gone, so that nothing more can be said."""
 
     def left(self) -> list[Part]:
         """The parts that are not complete."""
         return [arriving.wanted.part for many in self._arriving.values() for arriving in many if arriving.missing]
 
-    def run(self, well: bool, told: Callable[[int], object]) -> bool:
+    def run(self, ok: bool, on_bytes: Callable[[int], object]) -> bool:
         """Takes all rounds. Whether all ranks came to the end.
 
         Args:
-            well: whether this rank can begin.
-            told: hears of bytes that have come.
+            ok: whether this rank can begin.
+            on_bytes: called with the number of bytes that have come.
         """
-        reading = self._begin(0) if well else None
-        for number, batch in enumerate(self._batches):
+        for nbytes in self.rounds(ok):
+            try:
+                on_bytes(nbytes)
+            except Exception as error:  # noqa: BLE001, PERF203 - the others are told in the next round
+                self.failure = error
+        return self.is_complete
+
+    def rounds(self, ok: bool = True) -> Iterator[int]:
+        """Takes one round at a time, and yields how many bytes came in it; ``is_complete`` says how it ended.
+
+        No rank depends on another any more when the last is yielded. Whoever stops before that has to tell the others.
+
+        Args:
+            ok: whether this rank can begin.
+        """
+        reading = self._begin(0) if ok else None
+        for number, batch in enumerate(self._batches, start=1):
             try:
                 ready = self._made_ready(reading, batch)
             except Exception as error:  # noqa: BLE001 - the others are told first, and who asked hears of it from `failure`
                 self.failure, ready = error, None
-            if not self._all_well(ready is not None) or ready is None:
-                return False
-            send, send_bytes, receive, sections, receive_bytes = ready
+            if not self._all_ok(ready is not None) or ready is None:
+                return
+            memory, send, send_bytes, receive, sections, receive_bytes = ready
             del ready
-            reading = self._begin(number + 1)
+            reading = self._begin(number)
+            came = 0
             try:
                 self._peers.exchange(receive, receive_bytes, send, send_bytes)
-                del send
-                told(self._deliver(batch, receive, sections))
+                came = self._deliver(batch, memory, receive, sections)
             except Exception as error:  # noqa: BLE001 - as above
                 self.failure = error
-        return self._all_well(self.failure is None)
+            del memory, send, receive
+            if number == len(self._batches):
+                self.is_complete = self._all_ok(self.failure is None)
+            if self.failure is None:
+                yield came
+        if not self._batches:
+            self.is_complete = self._all_ok(ok)
 
-    def _all_well(self, well: bool) -> bool:
+    def _all_ok(self, ok: bool) -> bool:
         try:
-            return self._peers.all_well(well and self.failure is None)
+            return self._peers.all_ok(ok and self.failure is None)
         except RuntimeError as error:
-            self.failure = self.failure or error
+            self.failure, self.is_cut_off = self.failure or error, True
             return False
 
     def _begin(self, number: int) -> tuple[dict[int, torch.Tensor], Future[None]] | None:
@@ -182,18 +209,22 @@ class Exchange:
 
     def _made_ready(
         self, reading: tuple[dict[int, torch.Tensor], Future[None]] | None, batch: list[Unit]
-    ) -> tuple[torch.Tensor, list[int], torch.Tensor, list[list[_Section]], list[int]] | None:
-        """What this rank sends of a batch, and the memory for what comes."""
+    ) -> tuple[dict[int, torch.Tensor], torch.Tensor, list[int], torch.Tensor, list[list[_Section]], list[int]] | None:
+        """What this rank has read of a batch, what of that it sends, and the memory for what comes."""
         if reading is None:
             return None
         memory, done = reading
         rank, ranks = self._peers.rank, range(self._peers.size)
-        goes = [self._sections(batch, rank, to) for to in ranks]
+        goes = [self._sections(batch, rank, to) if to != rank else [] for to in ranks]
         comes = [self._sections(batch, of, rank) for of in ranks]
         send_bytes = [_length(sections) for sections in goes]
-        receive_bytes = [_length(sections) for sections in comes]
-        send = torch.empty(sum(send_bytes), dtype=torch.uint8, device=self._device)
-        receive = torch.empty(sum(receive_bytes), dtype=torch.uint8, device=self._device)
+        receive_bytes = [_length(sections) if of != rank else 0 for of, sections in enumerate(comes)]
+        middle, end = sum(send_bytes), sum(send_bytes) + sum(receive_bytes)
+        if self._memory.numel() < end:
+            # In this order, so that there are never two.
+            del self._memory
+            self._memory = torch.empty(end, dtype=torch.uint8, device=self._device)
+        send, receive = self._memory[:middle], self._memory[middle:end]
         done.result()
         begin = 0
         for sections, nbytes in zip(goes, send_bytes, strict=True):
@@ -203,7 +234,7 @@ class Exchange:
                 itemsize = self._tensors[unit.key].itemsize
                 _copy(section.box, place, section.box, memory[section.unit], _piece(unit, rank), itemsize)
             begin += nbytes
-        return send, send_bytes, receive, comes, receive_bytes
+        return memory, send, send_bytes, receive, comes, receive_bytes
 
     def _sections(self, batch: list[Unit], of: int, to: int) -> list[_Section]:
         sections: list[_Section] = []
@@ -220,20 +251,26 @@ class Exchange:
                     end = _aligned(end + nbytes)
         return sections
 
-    def _deliver(self, batch: list[Unit], receive: torch.Tensor, comes: list[list[_Section]]) -> int:
+    def _deliver(
+        self, batch: list[Unit], memory: dict[int, torch.Tensor], receive: torch.Tensor, comes: list[list[_Section]]
+    ) -> int:
         begin = total = 0
         for rank, sections in enumerate(comes):
+            is_own = rank == self._peers.rank
             for section in sections:
-                key = batch[section.unit].key
-                arriving = self._arriving[key][section.want]
-                place = receive[begin + section.at : begin + section.at + section.nbytes]
+                unit = batch[section.unit]
+                arriving = self._arriving[unit.key][section.want]
+                if is_own:
+                    of, of_box = memory[section.unit], _piece(unit, rank)
+                else:
+                    of, of_box = receive[begin + section.at : begin + section.at + section.nbytes], section.box
+                    self.received_bytes += section.nbytes
                 with torch.no_grad():
-                    itemsize = self._tensors[key].itemsize
-                    _copy(section.box, arriving.memory(), arriving.wanted.box, place, section.box, itemsize)
+                    itemsize = self._tensors[unit.key].itemsize
+                    _copy(section.box, arriving.memory(), arriving.wanted.box, of, of_box, itemsize)
                     arriving.came(section.nbytes)
                 total += section.nbytes
-                self.received_bytes += section.nbytes if rank != self._peers.rank else 0
-            begin += _length(sections)
+            begin += 0 if is_own else _length(sections)
         return total
 
 

@@ -2,11 +2,11 @@
 
 They are the ranks of a group of ``torch.distributed`` that an engine made, and each does the same in the same order:
 
-1. ``agree``, once: every rank tells what it wants, or why it stays out, and hears what the others told.
-2. Where all want to: rounds of ``all_well``, each but the last followed by an ``exchange`` or a ``gather``. Where not
-   all are well there may be one of ``reasons``, and then silence.
+1. ``negotiate``, once: every rank tells what it wants, or why it stays out, and hears what the others told.
+2. Where all want to: rounds of ``all_ok``, each but the last followed by an ``exchange``. Where not all are well
+   there may be one of ``failure_reasons``, and then silence.
 
-Nobody is left waiting by a rank that fails: whatever happens to a load, ``withdraw`` ends it by telling the others, if
+Nobody is left waiting by a rank that fails: whatever happens to a load, ``opt_out`` ends it by telling the others, if
 nothing was told yet; and after an agreement a rank that cannot go on says so in the next round, upon which all stop. A
 process that is gone ends the group's connections, which the others see as a failure. Loads of a rank alone, such as a
 draft model's, are given no peers and say nothing to anyone.
@@ -41,17 +41,17 @@ class Peers:
         self._data = control if data is None else data
         self.rank: int = distributed.get_rank(control)
         self.size: int = distributed.get_world_size(control)
-        self._told = False
+        self._has_spoken = False
 
-    def agree(self, proposal: object) -> list[Any]:
+    def negotiate(self, proposal: object) -> list[Any]:
         """What every rank proposes, in their order; can be had once.
 
         Raises:
             RuntimeError: a rank is gone.
         """
-        if self._told:
+        if self._has_spoken:
             raise RuntimeError("the ranks have agreed already")
-        self._told = True
+        self._has_spoken = True
         return self._gathered(proposal)
 
     def _gathered(self, proposal: object) -> list[Any]:
@@ -59,7 +59,7 @@ class Peers:
         distributed.all_gather_object(proposals, proposal, group=self._control)
         return proposals
 
-    def withdraw(self, why: str, seconds: float | None = None) -> None:
+    def opt_out(self, why: str, seconds: float | None = None) -> None:
         """Tells the others that this rank stays out, if it has not told them anything yet.
 
         Args:
@@ -70,9 +70,9 @@ class Peers:
         Where no thread can be started, this one tells them and waits; but not where ``seconds`` are given, for it may
         then not wait: the others hear nothing before this process ends.
         """
-        if self._told:
+        if self._has_spoken:
             return
-        self._told = True
+        self._has_spoken = True
 
         def tell() -> None:
             # Not watched: a recording that ends waits for this, and may hold its lock.
@@ -94,57 +94,46 @@ class Peers:
             return
         thread.join(seconds)
 
-    def all_well(self, well: bool) -> bool:
+    def all_ok(self, ok: bool) -> bool:
         """Whether all ranks are well, which this one is or is not.
 
         Raises:
             RuntimeError: a rank is gone.
         """
-        told = torch.tensor([int(well)], device="cpu")
-        distributed.all_reduce(told, distributed.ReduceOp.MIN, group=self._control)
-        return bool(told.item())
+        state = torch.tensor([int(ok)], device="cpu")
+        distributed.all_reduce(state, distributed.ReduceOp.MIN, group=self._control)
+        return bool(state.item())
 
     def exchange(
         self, into: torch.Tensor, into_bytes: Sequence[int], of: torch.Tensor, of_bytes: Sequence[int]
     ) -> None:
-        """Gives every rank its part of ``of``, in their order, and fills ``into`` with what they give.
-
-        Raises:
-            RuntimeError: a rank is gone.
-        """
-        distributed.all_to_all_single(into, of, list(into_bytes), list(of_bytes), group=self._data)
-
-    def gather(self, into: torch.Tensor, of: torch.Tensor) -> None:
-        """Fills ``into`` with what all ranks give, in their order; as many bytes each.
+        """Gives every other rank its part of ``of``, in their order, and fills ``into`` with what they give.
 
         Raises:
             RuntimeError: a rank is gone.
         """
         if into.device.type != "cpu":
-            distributed.all_gather_into_tensor(into, of, group=self._data)
+            distributed.all_to_all_single(into, of, list(into_bytes), list(of_bytes), group=self._data)
             return
         # Between CPUs messages take a third of the time that gloo's own collective does.
-        places = into.chunk(self.size)
+        comes, goes = torch.split(into, list(into_bytes)), torch.split(of, list(of_bytes))
         others = [rank for rank in range(self.size) if rank != self.rank]
-        under_way = []
-        for rank in others:
-            process = distributed.get_global_rank(self._data, rank)
-            under_way.append(distributed.irecv(places[rank], process, group=self._data))
+        processes = [distributed.get_global_rank(self._data, rank) for rank in range(self.size)]
+        under_way = [distributed.irecv(comes[rank], processes[rank], self._data) for rank in others if into_bytes[rank]]
         # Each begins with the one after it, so that not all send to the same first.
         for rank in others[self.rank :] + others[: self.rank]:
-            process = distributed.get_global_rank(self._data, rank)
-            under_way.append(distributed.isend(of, process, group=self._data))
-        places[self.rank].copy_(of)
+            if of_bytes[rank]:
+                under_way.append(distributed.isend(goes[rank], processes[rank], self._data))  # noqa: PERF401 - in order
         for message in under_way:
             if message is not None:
                 message.wait()
 
-    def reasons(self, why: str | None) -> list[str | None]:
+    def failure_reasons(self, why: str | None) -> list[str | None]:
         """Why each rank is not well, where one is not; None of one that is.
 
         Raises:
             RuntimeError: a rank is gone.
         """
-        told: list[str | None] = [None] * self.size
-        distributed.all_gather_object(told, why, group=self._control)
-        return told
+        reasons: list[str | None] = [None] * self.size
+        distributed.all_gather_object(reasons, why, group=self._control)
+        return reasons

@@ -1,6 +1,6 @@
 """What was recorded, read together with the other ranks of the model where that spares the storage.
 
-Each rank proposes what it wants (``shares`` makes one plan of all proposals), reads by itself what it alone wants, and
+Each rank proposes what it wants (``plan`` makes one plan of all proposals), reads by itself what it alone wants, and
 takes part in the ``exchange`` of the rest at the same time. On CPUs it is done where bytes come over a network: a disk
 reads them again in the time that handing them on takes. Between GPUs it is done for what comes from a disk too. Where
 any rank cannot or will not, or sees another version of the checkpoint, each reads everything for itself, and the
@@ -9,7 +9,6 @@ statistics say why.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
@@ -17,15 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock._native import LoadOptions
 from penstock.checkpoint import Checkpoint
-from penstock.distributed.beside import Beside
+from penstock.distributed.background_loads import BackgroundLoads
 from penstock.distributed.exchange import Exchange, Piece, Wanted
 from penstock.distributed.peers import Peers
-from penstock.distributed.shares import Box, Key, Stored, plan, volume
+from penstock.distributed.plan import Box, Key, Stored, make_plan, volume
 from penstock.frameworks.torch import DTYPES
 from penstock.parts import Part, load_parts
-from penstock.progress import Progress, ProgressOption, teller
+from penstock.progress import Progress, ProgressOption, SharedProgress, progress_reporter
+from penstock.recording.pending import PendingCopy
 from penstock.recording.statistics import Statistics
-from penstock.recording.writes import Write
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +34,7 @@ _PUT_TOGETHER_BYTES = 128 << 20
 _PATIENCE_SECONDS = 2.0
 """How long a rank that is to stop waits until the others, who may be busy, have heard of it."""
 
-_DEAR: dict[str, set[str]] = {"cpu": {"network"}, "cuda": {"network", "disk"}}
+SHARE_FROM: dict[str, set[str]] = {"cpu": {"network"}, "cuda": {"network", "disk"}}
 """Where bytes come from that are read once and handed on, by what they go to."""
 _EVERYWHERE = {"network", "disk", "memory"}
 
@@ -47,24 +46,9 @@ class Proposal(NamedTuple):
     """Of the checkpoints, in the order in which they were handed out."""
     bridges: list[int]
     """The largest gap that a load of each reads rather than skips."""
-    is_dear: bool
+    worth_sharing: bool
     """Whether this rank wants tensors to be shared."""
     wants: dict[Key, list[Box]]
-
-
-class _Common:
-    """One progress for loads of several threads; each may close it."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._lock = threading.Lock()
-
-    def advance(self, nbytes: int) -> None:
-        with self._lock:
-            self._progress.advance(nbytes)
-
-    def close(self) -> None:
-        pass
 
 
 class Sharing:
@@ -79,21 +63,21 @@ class Sharing:
         self._peers = peers
         self._always = always
 
-    def withdraw(self, why: str | BaseException) -> None:
+    def opt_out(self, why: str | BaseException) -> None:
         """Tells the others that this rank reads for itself, if they were not told anything yet.
 
         Returns when they have heard. Where this rank is to stop (Ctrl-C, ``SystemExit``), that is not waited for long.
         """
         if isinstance(why, BaseException):
             patience = None if isinstance(why, Exception) else _PATIENCE_SECONDS
-            self._peers.withdraw(f"{type(why).__name__}: {why}".strip(": "), patience)
+            self._peers.opt_out(f"{type(why).__name__}: {why}".strip(": "), patience)
         else:
-            self._peers.withdraw(why)
+            self._peers.opt_out(why)
 
     def read(
         self,
         checkpoints: Sequence[Checkpoint],
-        writes: Sequence[Write],
+        writes: Sequence[PendingCopy],
         device: torch.device,
         statistics: Statistics,
         alone: Callable[..., None],
@@ -115,12 +99,12 @@ class Sharing:
         proposal: Proposal | str
         try:
             mine = table.wanted(writes, str(device))
-            dear = _EVERYWHERE if self._always else _DEAR[device.type]
-            proposal = table.proposal([wanted for wanted, _ in mine], dear)
+            share_from = _EVERYWHERE if self._always else SHARE_FROM[device.type]
+            proposal = table.proposal([wanted for wanted, _ in mine], share_from)
         except Exception as error:  # noqa: BLE001 - the others are told, and reading alone shows what it is
             proposal = f"{type(error).__name__}: {error}"
         try:
-            why = _objection(proposals := self._peers.agree(proposal))
+            why = _objection(proposals := self._peers.negotiate(proposal))
         except RuntimeError as error:
             why = f"a rank is gone: {error}"
         if why is not None:
@@ -129,12 +113,14 @@ class Sharing:
             alone(writes)
             return
         began, before = time.perf_counter(), statistics.seconds
-        told = teller(progress, sum(write.nbytes for write in writes))
+        reporter = progress_reporter(progress, sum(write.nbytes for write in writes))
         try:
-            with Beside(device, 2) as beside:
-                self._together(table, proposals, mine, writes, device, statistics, alone, beside, _Common(told))
+            with BackgroundLoads(device, 2) as background:
+                self._together(
+                    table, proposals, mine, writes, device, statistics, alone, background, SharedProgress(reporter)
+                )
         finally:
-            told.close()
+            reporter.close()
         took = time.perf_counter() - began
         statistics.overlap_seconds += max(0.0, statistics.seconds - before - took)
 
@@ -142,37 +128,37 @@ class Sharing:
         self,
         table: _Table,
         proposals: list[Proposal],
-        mine: list[tuple[Wanted, Write]],
-        writes: Sequence[Write],
+        mine: list[tuple[Wanted, PendingCopy]],
+        writes: Sequence[PendingCopy],
         device: torch.device,
         statistics: Statistics,
         alone: Callable[..., None],
-        beside: Beside,
-        told: Progress,
+        background: BackgroundLoads,
+        reporter: Progress,
     ) -> None:
         def read(pieces: list[Piece]) -> Future[None]:
-            return beside.submit(lambda: table.read(pieces, str(device), statistics, beside))
+            return background.submit(lambda: table.read(pieces, str(device), statistics, background))
 
         try:
             wants = [proposal.wants for proposal in proposals]
             tensors = {key: table.stored(key, proposals[0].bridges[key[0]]) for want in wants for key in want}
-            shares = plan(tensors, wants)
-            shared = [(wanted, write) for wanted, write in mine if wanted.key in shares.keys]
-            exchange = Exchange(self._peers, shares, tensors, wants, [wanted for wanted, _ in shared], device, read)
+            plan = make_plan(tensors, wants)
+            shared = [(wanted, write) for wanted, write in mine if wanted.key in plan.keys]
+            exchange = Exchange(self._peers, plan, tensors, wants, [wanted for wanted, _ in shared], device, read)
         except Exception as error:  # noqa: BLE001 - the others are told, and reading alone shows what it is
-            self._peers.all_well(well=False)
+            self._peers.all_ok(ok=False)
             statistics.notes.append(f"each rank read for itself: {type(error).__name__}: {error}")
-            alone(writes, told, beside.begun)
+            alone(writes, reporter, background.begun)
             return
         of_others = {id(write) for _, write in shared}
         own = [write for write in writes if id(write) not in of_others]
-        rest = beside.submit(lambda: alone(own, told, beside.begun))
-        if not exchange.run(well=True, told=told.advance):
+        rest = background.submit(lambda: alone(own, reporter, background.begun))
+        if not exchange.run(ok=True, on_bytes=reporter.advance):
             why = "another rank could not go on" if exchange.failure is None else str(exchange.failure)
             statistics.notes.append(f"what was left each rank read for itself: {why}")
             left = set(map(id, exchange.left()))
-            alone([write for _, write in shared if id(write.part) in left], told, beside.begun)
-        statistics.shared += len(shares.keys)
+            alone([write for _, write in shared if id(write.part) in left], reporter, background.begun)
+        statistics.shared += len(plan.keys)
         statistics.received_bytes += exchange.received_bytes
         rest.result()
 
@@ -187,7 +173,7 @@ class _Table:
         self._numbers = [{name: number for number, name in enumerate(names)} for names in self._names]
         self._places = {id(checkpoint): number for number, checkpoint in enumerate(self._checkpoints)}
 
-    def wanted(self, writes: Sequence[Write], device: str) -> list[tuple[Wanted, Write]]:
+    def wanted(self, writes: Sequence[PendingCopy], device: str) -> list[tuple[Wanted, PendingCopy]]:
         """Those of the writes that could be shared."""
         found = []
         for write in writes:
@@ -199,13 +185,13 @@ class _Table:
             if write.device != device or not box or dtype is None or info.dtype == "F4":
                 continue
             nbytes = volume(box, dtype.itemsize)
-            if nbytes == 0 or (part.into is None and nbytes > _PUT_TOGETHER_BYTES):
+            if nbytes == 0 or (part.out is None and nbytes > _PUT_TOGETHER_BYTES):
                 continue
             found.append((Wanted((place, self._numbers[place][part.name]), part, box, dtype), write))
         return found
 
-    def proposal(self, mine: Sequence[Wanted], dear: Collection[str]) -> Proposal:
-        """What this rank tells the others; to be shared is what comes from one of ``dear``."""
+    def proposal(self, mine: Sequence[Wanted], share_from: Collection[str]) -> Proposal:
+        """What this rank tells the others; to be shared is what comes from one of ``share_from``."""
         wants: dict[Key, list[Box]] = {}
         for wanted in mine:
             wants.setdefault(wanted.key, []).append(wanted.box)
@@ -213,20 +199,20 @@ class _Table:
             checkpoint._native.locality(options_of(checkpoint, self._options)) for checkpoint in self._checkpoints
         ]
         fingerprints = [checkpoint._native.fingerprint() for checkpoint in self._checkpoints]
-        is_dear = any(origin in dear for origin, _ in reaches)
-        return Proposal(fingerprints, [bridge for _, bridge in reaches], is_dear, wants)
+        worth_sharing = any(origin in share_from for origin, _ in reaches)
+        return Proposal(fingerprints, [bridge for _, bridge in reaches], worth_sharing, wants)
 
-    def stored(self, key: Key, bridge_bytes: int) -> Stored:
+    def stored(self, key: Key, coalesce_gap_bytes: int) -> Stored:
         place, number = key
         info = self._checkpoints[place][self._names[place][number]]
-        return Stored(tuple(info.shape), DTYPES[info.dtype].itemsize, bridge_bytes)
+        return Stored(tuple(info.shape), DTYPES[info.dtype].itemsize, coalesce_gap_bytes)
 
-    def read(self, pieces: list[Piece], device: str, statistics: Statistics, beside: Beside) -> None:
+    def read(self, pieces: list[Piece], device: str, statistics: Statistics, background: BackgroundLoads) -> None:
         if pieces:
             place = pieces[0].key[0]
-            parts = [Part(self._names[place][piece.key[1]], piece.box, into=piece.into) for piece in pieces]
-            silent = teller(None, 0)
-            stats = load_parts(self._checkpoints[place], parts, device, silent, self._options, beside.begun)
+            parts = [Part(self._names[place][piece.key[1]], piece.box, out=piece.into) for piece in pieces]
+            silent = progress_reporter(None, 0)
+            stats = load_parts(self._checkpoints[place], parts, device, silent, self._options, background.begun)
             statistics.loads.append(stats)
 
 
@@ -242,4 +228,4 @@ def _objection(proposals: list[Any]) -> str | None:
             return f"rank {rank} does: {proposal}"
     if any(proposal.fingerprints != proposals[0].fingerprints for proposal in proposals):
         return "not all see the same version of the checkpoint"
-    return None if any(proposal.is_dear for proposal in proposals) else ""
+    return None if any(proposal.worth_sharing for proposal in proposals) else ""

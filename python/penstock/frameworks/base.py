@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from penstock._native import HostArray
-from penstock.errors import ConfigError, DeviceError, MissingDependencyError, SelectionError
+from penstock.errors import ConfigError, DestinationError, DeviceError, MissingDependencyError, SelectionError
 from penstock.tensor_info import TensorInfo
 
 
@@ -124,6 +124,11 @@ _ALIASES = {
     "flax": "jax",
     "dlpack": "dlpack",
 }
+
+
+def destination_refused(name: str, cause: str, remedy: str | None = None) -> DestinationError:
+    """The error of a destination that bytes of a tensor cannot be read into."""
+    return DestinationError(tensor=name, cause=cause, remedy=remedy)
 
 
 def dtypes_to_cast(tensors: Iterable[TensorInfo]) -> set[str]:

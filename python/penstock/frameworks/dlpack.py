@@ -25,11 +25,11 @@ class DLPack(HostOnly):
 
     def pieces(self, name: str, tensor: Any) -> list[Piece]:
         cause = f"tensors of framework {self.name!r} cannot be written to"
-        raise DestinationError(f"tensor {name!r}: {cause}", tensor=name, cause=cause)
+        raise DestinationError(tensor=name, cause=cause)
 
     def destination(self, name: str, tensor: Any) -> Destination:
         cause = f"tensors of framework {self.name!r} cannot be written to"
-        raise DestinationError(f"tensor {name!r}: {cause}", tensor=name, cause=cause)
+        raise DestinationError(tensor=name, cause=cause)
 
     def holds(self, memory: Any, address: int) -> bool:
         return False

@@ -13,8 +13,8 @@ import numpy as np
 
 from penstock._native import HostArray
 from penstock.arguments import no_dtype, no_floating_dtype
-from penstock.errors import DestinationError, MissingDependencyError, PenstockError, SelectionError
-from penstock.frameworks.base import Destination, HostOnly, Piece, dtypes_to_cast
+from penstock.errors import MissingDependencyError, PenstockError, SelectionError
+from penstock.frameworks.base import Destination, HostOnly, Piece, destination_refused, dtypes_to_cast
 from penstock.tensor_info import TensorInfo
 
 _NUMPY = {
@@ -101,7 +101,7 @@ class Numpy(HostOnly):
         except ValueError as error:
             cause = f"numpy {np.__version__} has no arrays of {len(array.shape)} dimensions: {error}"
             remedy = "Load the tensor with framework='pt' or 'dlpack'"
-            raise SelectionError(f"{cause}. {remedy}", cause=cause, remedy=remedy) from error
+            raise SelectionError(cause=cause, remedy=remedy) from error
 
     def empties(
         self, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]], device: str
@@ -115,7 +115,7 @@ class Numpy(HostOnly):
 
     def pieces(self, name: str, tensor: Any) -> list[Piece]:
         if not isinstance(tensor, np.ndarray):
-            raise _wrong(name, f"the destination is a {type(tensor).__name__}, not a numpy array")
+            raise destination_refused(name, f"the destination is a {type(tensor).__name__}, not a numpy array")
         owner: Any = tensor
         while isinstance(owner, np.ndarray):
             # numpy resizes no array that has a weak reference, not even with refcheck=False.
@@ -125,12 +125,12 @@ class Numpy(HostOnly):
 
     def destination(self, name: str, tensor: Any) -> Destination:
         if not isinstance(tensor, np.ndarray):
-            raise _wrong(name, f"the destination is a {type(tensor).__name__}, not a numpy array")
+            raise destination_refused(name, f"the destination is a {type(tensor).__name__}, not a numpy array")
         if not tensor.flags.writeable:
-            raise _wrong(name, "the destination is read-only")
+            raise destination_refused(name, "the destination is read-only")
         dtype = dtype_name(tensor.dtype)
         if dtype is None:
-            raise _wrong(name, f"the destination's dtype {tensor.dtype} is none of safetensors'")
+            raise destination_refused(name, f"the destination's dtype {tensor.dtype} is none of safetensors'")
         strides = None if tensor.flags.c_contiguous else tensor.strides
         return Destination(tensor.ctypes.data, tensor.nbytes, dtype, tensor.shape, "cpu", strides)
 
@@ -177,10 +177,6 @@ class Numpy(HostOnly):
 
     def index(self, tensor: np.ndarray[Any, Any], index: tuple[int | slice, ...]) -> Any:
         return np.array(tensor[index])
-
-
-def _wrong(name: str, cause: str) -> DestinationError:
-    return DestinationError(f"tensor {name!r}: {cause}", tensor=name, cause=cause)
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str | None:

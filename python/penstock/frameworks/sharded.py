@@ -14,7 +14,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DestinationError
-from penstock.frameworks.base import Piece
+from penstock.frameworks.base import Piece, destination_refused
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ def local_pieces(name: str, tensor: Any) -> tuple[torch.Tensor, list[Piece]]:
     if lengths != tuple(local.shape):
         if 0 in lengths and local.numel() == 0:
             return local, []
-        raise _wrong(
+        raise destination_refused(
             name,
             f"its placements {_shown(tensor)} give this rank shape {list(lengths)}, its local tensor has "
             f"{list(local.shape)}",
@@ -76,7 +76,7 @@ def _spans(name: str, tensor: Any) -> list[list[Span]] | None:
         if kind not in {"Shard", "_StridedShard", "Replicate"}:
             partial = "each rank holds a summand of it" if "Partial" in kind else "its layout is not known to Penstock"
             remedy = "Redistribute it to Shard or Replicate placements first"
-            raise _wrong(name, f"a DTensor with placement {placement!r}: {partial}", remedy)
+            raise destination_refused(name, f"a DTensor with placement {placement!r}: {partial}", remedy)
     if coordinate is None:
         return None
     for at in _in_order(tensor, kinds):
@@ -135,10 +135,6 @@ def _placed(spans: list[Span]) -> list[tuple[Span, Span]]:
 
 def _shown(tensor: Any) -> str:
     return ", ".join(repr(placement) for placement in tensor.placements)
-
-
-def _wrong(name: str, cause: str, remedy: str) -> DestinationError:
-    return DestinationError(f"tensor {name!r}: {cause}. {remedy}", tensor=name, cause=cause, remedy=remedy)
 
 
 def check_module(module: torch.nn.Module) -> None:

@@ -10,8 +10,8 @@ import torch
 
 from penstock._native import HostArray
 from penstock.arguments import device_meant, no_dtype, no_floating_dtype
-from penstock.errors import DestinationError, DeviceError, InsufficientMemoryError, SelectionError
-from penstock.frameworks.base import Destination, Piece, dtypes_to_cast
+from penstock.errors import DeviceError, InsufficientMemoryError, SelectionError
+from penstock.frameworks.base import Destination, Piece, destination_refused, dtypes_to_cast
 from penstock.frameworks.sharded import is_dtensor, local_pieces
 from penstock.tensor_info import TensorInfo
 
@@ -71,7 +71,7 @@ def torch_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
         return tuple(shape)
     if not shape or shape[-1] % 2:
         cause = f"torch holds F4 in pairs along the last dimension, which shape {list(shape)} does not have"
-        raise SelectionError(cause, cause=cause)
+        raise SelectionError(cause=cause)
     return (*shape[:-1], shape[-1] // 2)
 
 
@@ -100,7 +100,7 @@ class Torch:
             meant = device_meant(device)
             remedy = f"Did you mean {meant!r}?" if meant else "Give 'cpu', 'cuda' or 'cuda:N'"
             cause = f"device={device!r} is not a device of torch"
-            raise DeviceError(f"{cause}. {remedy}", cause=cause, remedy=remedy) from error
+            raise DeviceError(cause=cause, remedy=remedy) from error
         if parsed.type == "cpu":
             return "cpu"
         if parsed.type != "cuda":
@@ -164,7 +164,7 @@ class Torch:
 
     def pieces(self, name: str, tensor: Any) -> list[Piece]:
         if not isinstance(tensor, torch.Tensor):
-            raise _wrong(name, f"the destination is a {type(tensor).__name__}, not a torch tensor")
+            raise destination_refused(name, f"the destination is a {type(tensor).__name__}, not a torch tensor")
         if type(tensor) in _PLAIN or not is_dtensor(tensor):
             _check_plain(name, tensor)
             # An alias: `tensor.data = other` in another thread takes the tensor's memory away, not this one's.
@@ -182,17 +182,17 @@ class Torch:
 
     def destination(self, name: str, tensor: Any) -> Destination:
         if not isinstance(tensor, torch.Tensor):
-            raise _wrong(name, f"the destination is a {type(tensor).__name__}, not a torch tensor")
+            raise destination_refused(name, f"the destination is a {type(tensor).__name__}, not a torch tensor")
         _check_plain(name, tensor)
         device = tensor.device
         if device.type == "meta":
             cause = "the destination is on the meta device and has no memory"
-            raise _wrong(name, cause, "Use penstock.load_model, or module.to_empty(device=…) first")
+            raise destination_refused(name, cause, "Use penstock.load_model, or module.to_empty(device=…) first")
         if tensor.layout != torch.strided:
-            raise _wrong(name, f"the destination is not contiguous and has no strides ({tensor.layout})")
+            raise destination_refused(name, f"the destination is not contiguous and has no strides ({tensor.layout})")
         dtype = DTYPE_NAMES.get(tensor.dtype)
         if dtype is None:
-            raise _wrong(name, f"the destination's dtype {tensor.dtype} is none of safetensors'")
+            raise destination_refused(name, f"the destination's dtype {tensor.dtype} is none of safetensors'")
         size = tensor.element_size()
         nbytes = tensor.numel() * size
         strides = None
@@ -201,9 +201,11 @@ class Torch:
         try:
             address = tensor.data_ptr()
         except RuntimeError as error:
-            raise _wrong(name, f"the destination has no memory ({str(error).splitlines()[0]})") from error
+            raise destination_refused(name, f"the destination has no memory ({str(error).splitlines()[0]})") from error
         if nbytes and not address:
-            raise _wrong(name, f"the destination, a {type(tensor).__name__}, has no memory: its storage is empty")
+            raise destination_refused(
+                name, f"the destination, a {type(tensor).__name__}, has no memory: its storage is empty"
+            )
         where = "cpu" if device.type == "cpu" else self.device(device)
         return Destination(address, nbytes, dtype, self.shape(tensor), where, strides)
 
@@ -262,7 +264,7 @@ class Torch:
         except NotImplementedError as error:
             cause = f"torch {torch.__version__} does not convert {tensor.dtype} to {wanted}"
             remedy = "Load without dtype"
-            raise SelectionError(f"{cause}. {remedy}", cause=cause, remedy=remedy) from error
+            raise SelectionError(cause=cause, remedy=remedy) from error
 
     def index(self, tensor: torch.Tensor, index: tuple[int | slice, ...]) -> torch.Tensor:
         return tensor[index].clone()
@@ -271,23 +273,20 @@ class Torch:
 _PLAIN = frozenset([torch.Tensor, torch.nn.Parameter])
 
 
-def _wrong(name: str, cause: str, remedy: str | None = None) -> DestinationError:
-    message = f"tensor {name!r}: {cause}" + (f". {remedy}" if remedy else "")
-    return DestinationError(message, tensor=name, cause=cause, remedy=remedy)
-
-
 def _check_plain(name: str, tensor: torch.Tensor) -> None:
     """Refuses subclasses that answer for torch's operations themselves: their elements are not simply in memory."""
     kind = type(tensor)
     if tensor.is_nested:
-        raise _wrong(name, "the destination is a nested tensor", "Load its parts into the tensors that it is made of")
+        raise destination_refused(
+            name, "the destination is a nested tensor", "Load its parts into the tensors that it is made of"
+        )
     if kind in _PLAIN or kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
         return
     cause = f"the destination is a {kind.__module__}.{kind.__qualname__}, a tensor without memory of its own"
-    raise _wrong(name, cause, "Load first and make it from the loaded tensor, or use load_state_dict")
+    raise destination_refused(name, cause, "Load first and make it from the loaded tensor, or use load_state_dict")
 
 
-_OUT_OF_MEMORY: type[BaseException] = getattr(torch, "InsufficientMemoryError", torch.cuda.OutOfMemoryError)
+_OUT_OF_MEMORY: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 _FAILED: tuple[type[BaseException], ...] = (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
 """What a device fails with, in torch 2.8 and later."""
 
@@ -305,10 +304,10 @@ def copy_refused(source: torch.dtype, destination: torch.dtype, device: str) -> 
         # It says nothing of the dtypes, and need not be so next time: what is raised is not kept.
         cause = f"there is no memory on {device} to convert with: {str(error).splitlines()[0]}"
         remedy = "Free memory of the device, or load fewer tensors at once"
-        raise InsufficientMemoryError(f"{cause}. {remedy}", cause=cause, remedy=remedy) from error
+        raise InsufficientMemoryError(cause=cause, remedy=remedy) from error
     except _FAILED as error:
         cause = f"{device} failed: {str(error).splitlines()[0]}"
-        raise DeviceError(cause, cause=cause) from error
+        raise DeviceError(cause=cause) from error
     except (RuntimeError, TypeError) as error:
         # NotImplementedError is a RuntimeError.
         return f"torch cannot do it: {str(error).splitlines()[0]}"

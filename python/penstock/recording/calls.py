@@ -1,6 +1,6 @@
 """What becomes of each call of torch with lazy tensors: what is a view of them, what is worked out, what is recorded.
 
-Handlers return NotImplemented for what they do not know: it is then done with real tensors. It fills ``lazy.HANDLERS``.
+Handlers return NotImplemented for what they do not know: it is then done with real tensors. ``register`` enters them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     lazy: LazyTensor = args[0]
     if func is torch.Tensor.__getitem__ and not _is_basic(args[1]):
         return NotImplemented
-    meta, casts = lazy._value.meta, lazy._value.casts
+    meta, casts = lazy.lazy_value.meta, lazy.lazy_value.casts
     if casts and func is torch.Tensor.view and any(isinstance(a, torch.dtype) for a in (*args[1:], *kwargs.values())):
         return NotImplemented
     if is_static(args[1:]) and is_static(kwargs):
@@ -51,7 +51,7 @@ def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             views = func(meta, *args[1:], **kwargs)
     else:
         # Some are views by the values of a tensor (``tensor_split``).
-        lazy._recorder.settle((args[1:], kwargs))
+        lazy.lazy_recorder.flush_overlapping((args[1:], kwargs))
         views = func(meta, *args[1:], **kwargs)
     made = []
     for view in views if isinstance(views, (list, tuple)) else [views]:
@@ -90,19 +90,19 @@ def _is_basic(index: Any) -> bool:
 def _same(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What gives the same values in the same memory."""
     del func, kwargs
-    return args[0].viewed(args[0]._value.meta) if first_is_lazy(args) else NotImplemented
+    return args[0].viewed(args[0].lazy_value.meta) if first_is_lazy(args) else NotImplemented
 
 
 def _offset(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     del func, kwargs
-    return args[0]._memory.offset_of(args[0]._value)
+    return args[0].lazy_memory.offset_of(args[0].lazy_value)
 
 
 def _placed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Where it is: torch's C++ code does not know."""
     if len(args) > 1 or kwargs or not first_is_lazy(args):
         return NotImplemented
-    return _PLACED[func](args[0]._memory.device)
+    return _PLACED[func](args[0].lazy_memory.device)
 
 
 def _packed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -110,7 +110,7 @@ def _packed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not first_is_lazy(args) or len(args) > 1 or kwargs:
         return NotImplemented
     lazy: LazyTensor = args[0]
-    if not lazy._value.meta.is_contiguous():
+    if not lazy.lazy_value.meta.is_contiguous():
         return NotImplemented
     return lazy if func is torch.Tensor.contiguous else lazy.copied()
 
@@ -125,11 +125,11 @@ def _made_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not first_is_lazy(args) or has_lazy(args[1:]) or has_lazy(kwargs):
         return NotImplemented
     lazy: LazyTensor = args[0]
-    like = lazy._value.as_meta()
+    like = lazy.lazy_value.as_meta()
     if not like.numel():
         # Of these, torch keeps other strides on the meta device than elsewhere.
-        like = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=lazy._memory.device)
-    return func(like, *args[1:], **{"device": lazy._memory.device, **kwargs})
+        like = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=lazy.lazy_memory.device)
+    return func(like, *args[1:], **{"device": lazy.lazy_memory.device, **kwargs})
 
 
 def _converted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -143,9 +143,9 @@ def _converted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     device, dtype, copies = target
     if device is not None and device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    value = lazy._value
+    value = lazy.lazy_value
     dtype = value.dtype if dtype is None else dtype
-    if not copies and dtype == value.dtype and device in {None, lazy._memory.device}:
+    if not copies and dtype == value.dtype and device in {None, lazy.lazy_memory.device}:
         return lazy
     with unwatched():
         if dtype != value.dtype and copy_refused(value.dtype, dtype, "cpu") is not None:
@@ -187,14 +187,14 @@ def _overwritten(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if not first_is_lazy(args) or has_lazy(args[1:]) or has_lazy(kwargs):
         return NotImplemented
     lazy: LazyTensor = args[0]
-    if lazy._memory.parent is not None or not lazy._memory.is_all(lazy._value):
+    if lazy.lazy_memory.parent is not None or not lazy.lazy_memory.is_all(lazy.lazy_value):
         return NotImplemented
-    lazy._recorder.settle((args[1:], kwargs))
+    lazy.lazy_recorder.flush_overlapping((args[1:], kwargs))
     with unwatched():
-        real = empty_for(lazy._memory)
+        real = empty_for(lazy.lazy_memory)
     # Nobody else sees it before it holds what it shall, and nobody at all if this raises.
-    func(lazy._memory.tensor_in(real, lazy._value), *args[1:], **kwargs)
-    if lazy._recorder.is_now(lazy._memory, real):
+    func(lazy.lazy_memory.tensor_in(real, lazy.lazy_value), *args[1:], **kwargs)
+    if lazy.lazy_recorder.is_now(lazy.lazy_memory, real):
         return lazy.made()
     return func(lazy.made(), *args[1:], **kwargs)
 
@@ -205,7 +205,7 @@ def _copied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) < 2 or isinstance(args[0], LazyTensor) or not isinstance(args[1], LazyTensor):  # noqa: PLR2004
         return NotImplemented
     del func
-    return args[0] if args[1]._recorder.record(args[0], args[1]) else NotImplemented
+    return args[0] if args[1].lazy_recorder.record(args[0], args[1]) else NotImplemented
 
 
 def _assigned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -219,11 +219,11 @@ def _assigned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with torch._C.DisableTorchFunctionSubclass():
         place = memory.detach()[index]
     # Assignment drops leading dimensions of size one, which copying does not.
-    shape = lazy._value.meta.shape
+    shape = lazy.lazy_value.meta.shape
     while len(shape) > place.dim() and shape[0] == 1:
         lazy = lazy[0]
         shape = shape[1:]
-    return None if lazy._recorder.record(place, lazy) else NotImplemented
+    return None if lazy.lazy_recorder.record(place, lazy) else NotImplemented
 
 
 def _kept(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -231,7 +231,7 @@ def _kept(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 2 or kwargs or isinstance(args[0], LazyTensor):  # noqa: PLR2004
         return NotImplemented
     memory, lazy = args
-    return func(memory, lazy._recorder.real_later(lazy))
+    return func(memory, lazy.lazy_recorder.real_later(lazy))
 
 
 _T: Any = torch.Tensor
@@ -296,10 +296,6 @@ _FIRST: dict[Any, Handler] = {
     **dict.fromkeys([_T.zero_, _T.fill_], _overwritten),
     **dict.fromkeys([_T.data.__set__, _T.grad.__set__], _kept),
 }
-for _handlers in (_FIRST, {_T.__getitem__: chosen}, dict.fromkeys(COMPUTES, worked_out)):
-    for _func, _handler in _handlers.items():
-        HANDLERS.setdefault(_func, []).append(_handler)
-
 _ALIASES = {_T.contiguous, _T.view, _T.reshape, _T.flatten, _T.__getitem__, torch.reshape, torch.flatten}
 _NUMBERS = (
     "item", "tolist", "__bool__", "__float__", "__int__", "__index__", "__contains__", "max", "min", "amax", "amin",
@@ -309,30 +305,7 @@ _NUMBERS = (
     "minimum", "sort", "argsort", "topk", "cumsum", "round", "floor", "ceil", "sign", "isin", "bincount", "gather",
     "take", "masked_select", "tril", "triu", "logical_not", "logical_and", "logical_or",
 )  # fmt: skip
-READS.update(set(COMPUTES) - _ALIASES)
-READS.update(getattr(of, name) for name in _NUMBERS for of in (_T, torch) if hasattr(of, name))
-READS_OTHERS.update(
-    getattr(_T, name)
-    for name in (
-        "copy_", "__setitem__", "add_", "sub_", "mul_", "div_", "__iadd__", "__isub__", "__imul__", "__itruediv__",
-        "index_copy_", "index_add_", "index_fill_", "masked_fill_", "masked_scatter_", "scatter_", "scatter_add_",
-        "lerp_", "addcmul_", "maximum", "logical_and_", "logical_or_", "bitwise_and_", "bitwise_or_", "fill_",
-    )
-    if hasattr(_T, name)
-)  # fmt: skip
-DESCRIBES.update([*_DESCRIBES, *_PLACED, _T.storage_offset])
-KEEPS.update({_T.data.__set__: 0, _T.grad.__set__: 1, _T.__reduce_ex__: 0})
-KEEPS.update(
-    dict.fromkeys(
-        [
-            _T.set_, _T.resize_, _T.resize_as_, _T.as_strided_, _T.t_, _T.transpose_, _T.swapaxes_, _T.swapdims_,
-            _T.squeeze_, _T.unsqueeze_,
-        ],
-        0,
-    )
-)  # fmt: skip
-
-HARMLESS = frozenset([*_DESCRIBES, *_PLACED, *_VIEWS, _T.storage_offset, _T.detach, _T.data.__get__, torch.detach])
+METADATA_ONLY = frozenset([*_DESCRIBES, *_PLACED, *_VIEWS, _T.storage_offset, _T.detach, _T.data.__get__, torch.detach])
 """Functions that read no element of a tensor: they describe it, or make a view of it whatever its strides are.
 
 Of tensors in their further arguments some read elements (``tensor_split`` by a tensor of indices).
@@ -346,3 +319,33 @@ EXPOSES = frozenset(
     ]
 )
 """Functions after which memory may be used without calling torch."""
+
+
+def register() -> None:
+    """Fills the tables of ``lazy``. Who makes lazy tensors calls this first."""
+    for handlers in (_FIRST, {_T.__getitem__: chosen}, dict.fromkeys(COMPUTES, worked_out)):
+        for func, handler in handlers.items():
+            if handler not in HANDLERS.setdefault(func, []):
+                HANDLERS[func].append(handler)
+    READS.update(set(COMPUTES) - _ALIASES)
+    READS.update(getattr(of, name) for name in _NUMBERS for of in (_T, torch) if hasattr(of, name))
+    READS_OTHERS.update(
+        getattr(_T, name)
+        for name in (
+            "copy_", "__setitem__", "add_", "sub_", "mul_", "div_", "__iadd__", "__isub__", "__imul__", "__itruediv__",
+            "index_copy_", "index_add_", "index_fill_", "masked_fill_", "masked_scatter_", "scatter_", "scatter_add_",
+            "lerp_", "addcmul_", "maximum", "logical_and_", "logical_or_", "bitwise_and_", "bitwise_or_", "fill_",
+        )
+        if hasattr(_T, name)
+    )  # fmt: skip
+    DESCRIBES.update([*_DESCRIBES, *_PLACED, _T.storage_offset])
+    KEEPS.update({_T.data.__set__: 0, _T.grad.__set__: 1, _T.__reduce_ex__: 0})
+    KEEPS.update(
+        dict.fromkeys(
+            [
+                _T.set_, _T.resize_, _T.resize_as_, _T.as_strided_, _T.t_, _T.transpose_, _T.swapaxes_, _T.swapdims_,
+                _T.squeeze_, _T.unsqueeze_,
+            ],
+            0,
+        )
+    )  # fmt: skip

@@ -1,6 +1,6 @@
 """Calls whose result is worked out of one weight, when that is read: arithmetic, another order, parts put together.
 
-Such a call is kept, with its constants as they are now (``sources.Computed``). A lazy tensor stands for the result,
+Such a call is kept, with its constants as they are now (``sources.DeferredOp``). A lazy tensor stands for the result,
 with the shape, dtype and strides that torch says it has for tensors on the meta device. What is not like that is left
 to others: these functions return NotImplemented.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from penstock.recording.lazy import LazyTensor, first_is_lazy, has_lazy, is_alias, unwatched
-from penstock.recording.sources import Computed, Hole, Value, is_contiguous, mapped
+from penstock.recording.sources import DeferredOp, Placeholder, Value, is_contiguous, mapped
 
 
 def worked_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -25,20 +25,20 @@ def worked_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not of or not operands.stay or "out" in kwargs or sum(map(torch.Tensor.numel, constants)) > _CONSTANT:
         return NotImplemented
     first, allowed = of[0], _DTYPES.get(func)
-    if any(lazy._value.stored() != first._value.stored() for lazy in of) or (
-        allowed is not None and any(lazy._value.dtype not in allowed for lazy in of)
+    if any(lazy.lazy_value.stored() != first.lazy_value.stored() for lazy in of) or (
+        allowed is not None and any(lazy.lazy_value.dtype not in allowed for lazy in of)
     ):
         return NotImplemented
     for constant in constants:
         if type(constant) not in _ORDINARY or (constant.requires_grad and torch.is_grad_enabled()):
             return NotImplemented
     # They may change before they are used.
-    first._recorder.settle(constants)
+    first.lazy_recorder.flush_overlapping(constants)
     with unwatched():
         own = {id(constant): constant.detach().clone() for constant in constants}
         holes = iter(range(len(of)))
         holed = _holed(args, own, holes), _holed(kwargs, own, holes)
-        call = Computed(func, *holed, tuple(lazy._value for lazy in of))
+        call = DeferredOp(func, *holed, tuple(lazy.lazy_value for lazy in of))
         result = _result(call, of) if _is_allowed(func, args, kwargs) else NotImplemented
     if result is NotImplemented or not _is_of_default_dtype(func, result.dtype, [*of, *constants]):
         return result
@@ -151,7 +151,7 @@ class _Operands:
 def _holed(value: Any, own: dict[int, torch.Tensor], holes: Iterator[int]) -> Any:
     """Arguments with holes in the places of lazy tensors, in the same order, and copies of the others."""
     if isinstance(value, LazyTensor):
-        return Hole(next(holes))
+        return Placeholder(next(holes))
     return own[id(value)] if id(value) in own else mapped(lambda item: _holed(item, own, holes), value)
 
 
@@ -176,7 +176,7 @@ def _stays(value: Any) -> bool:
     return value is None or value is Ellipsis or isinstance(value, _STAYS)
 
 
-def _result(call: Computed, of: list[LazyTensor]) -> Any:
+def _result(call: DeferredOp, of: list[LazyTensor]) -> Any:
     """A lazy tensor for the result of a call; NotImplemented for one whose elements have gaps between them."""
     metas = [value.as_meta() for value in call.of]
     try:
@@ -198,8 +198,8 @@ def _result(call: Computed, of: list[LazyTensor]) -> Any:
     value = torch.empty(in_order.shape, dtype=meta.dtype, device="meta")
     result = of[0].copied(Value(call._replace(order=order if is_turned else None), value))
     if is_part:
-        result._memory.parent = of[0]._memory, of[0]._value
-        result._memory.part = lambda tensor: call.of_values([tensor]).permute(order)
+        result.lazy_memory.parent = of[0].lazy_memory, of[0].lazy_value
+        result.lazy_memory.part = lambda tensor: call.of_values([tensor]).permute(order)
     if not is_turned:
         return result
     return result.viewed(value.permute([order.index(dimension) for dimension in range(meta.dim())]))
@@ -210,7 +210,7 @@ def chosen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     lazy, index = args
     if not first_is_lazy(args) or not isinstance(index, (list, torch.Tensor)) or has_lazy(index):
         return NotImplemented
-    lazy._recorder.settle(index)
+    lazy.lazy_recorder.flush_overlapping(index)
     numbers = index.tolist() if isinstance(index, torch.Tensor) and index.dtype == torch.int64 else index
     if not isinstance(numbers, list) or not numbers or not all(type(number) is int for number in numbers):
         return NotImplemented

@@ -120,14 +120,14 @@ class Memory:
 
 
 class LazyTensor(torch.Tensor):
-    """See the module. Made by a ``Recorder``."""
+    """A tensor of a checkpoint without memory, whose uses are recorded. Made by a ``Recorder``."""
 
-    _recorder: Recorder
-    _value: Value
-    _memory: Memory
+    lazy_recorder: Recorder
+    lazy_value: Value
+    lazy_memory: Memory
     _tensor: torch.Tensor | None
     """The tensor in its place, an alias of the memory, once that is real."""
-    _part: torch.Tensor | None
+    lazy_part: torch.Tensor | None
     """Its elements, for who reads them only."""
 
     @staticmethod
@@ -158,33 +158,35 @@ class LazyTensor(torch.Tensor):
             device=torch.device("meta"),
             dispatch_device=True,
         )
-        lazy._recorder, lazy._value, lazy._tensor, lazy._part = recorder, value, None, None
-        lazy._memory = recorder.memory(value, device) if memory is None else memory
+        lazy.lazy_recorder, lazy.lazy_value, lazy._tensor, lazy.lazy_part = recorder, value, None, None
+        lazy.lazy_memory = recorder.memory(value, device) if memory is None else memory
         return lazy
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override, unused-ignore]
-        value = self._value
+        value = self.lazy_value
         return f"LazyTensor({value.stored().name!r}, shape={list(value.meta.shape)}, dtype={value.dtype})"
 
     def made(self) -> torch.Tensor | None:
         """The tensor in its place, if its memory is real."""
-        if self._tensor is None and self._memory.is_real():
-            self._tensor = self._memory.tensor(self._value)
+        if self._tensor is None and self.lazy_memory.is_real():
+            self._tensor = self.lazy_memory.tensor(self.lazy_value)
         return self._tensor
 
     def made_now(self) -> torch.Tensor:
         """The tensor in its place; its memory is real."""
         made = self.made()
-        return self._memory.tensor(self._value) if made is None else made
+        return self.lazy_memory.tensor(self.lazy_value) if made is None else made
 
     def viewed(self, meta: torch.Tensor) -> LazyTensor:
         """Another lazy tensor of the same memory."""
-        return LazyTensor(self._recorder, self._value._replace(meta=meta), self._memory.device, self._memory)
+        return LazyTensor(
+            self.lazy_recorder, self.lazy_value._replace(meta=meta), self.lazy_memory.device, self.lazy_memory
+        )
 
     def copied(self, value: Value | None = None, device: torch.device | None = None) -> LazyTensor:
         """A lazy tensor of a memory of its own."""
-        value = self._value if value is None else value
-        return LazyTensor(self._recorder, value, self._memory.device if device is None else device)
+        value = self.lazy_value if value is None else value
+        return LazyTensor(self.lazy_recorder, value, self.lazy_memory.device if device is None else device)
 
     @classmethod
     def __torch_function__(
@@ -210,7 +212,7 @@ class LazyTensor(torch.Tensor):
             # C++ code that does not call this function sees the wrapper, of the shape and dtype that it had.
             first = args[at].made()
             if first is None or first.is_leaf:
-                recorders[id(args[at]._recorder)] = args[at]._recorder
+                recorders[id(args[at].lazy_recorder)] = args[at].lazy_recorder
                 become_real(args[at])
 
         args, named = found.real(args), found.real(named)
@@ -236,7 +238,7 @@ class LazyTensor(torch.Tensor):
         named = {} if kwargs is None else dict(kwargs)
         try:
             if func is torch.ops.prim.device.default:
-                return args[0]._memory.device
+                return args[0].lazy_memory.device
             result = really(func, args, named)
         except AttributeError as error:
             if not _has_become_real(error):
@@ -261,7 +263,7 @@ def _deepcopied(lazy: LazyTensor, *memo: Any, **named: Any) -> Any:
     """A deep copy. ``memo`` is what copies share, so it is handed on as it is, and what it holds is not looked at."""
     if not isinstance(lazy, LazyTensor):
         return DEEPCOPY(lazy, *memo, **named)
-    recorder = lazy._recorder
+    recorder = lazy.lazy_recorder
     tensor = recorder.materialise(lazy, DEEPCOPY, only_read=False)
     recorder.before(DEEPCOPY, (tensor,), {})
     # Of the object itself, with the attributes that it was given.
@@ -282,7 +284,7 @@ class _Found:
     def real(self, value: Any) -> Any:
         """Arguments with tensors in the places of lazy ones whose memory is real."""
         if isinstance(value, LazyTensor):
-            self.recorders[id(value._recorder)] = value._recorder
+            self.recorders[id(value.lazy_recorder)] = value.lazy_recorder
             tensor = value.made()
             (self.lazy if tensor is None else self.made).append(value)
             return value if tensor is None else tensor
@@ -294,7 +296,7 @@ def in_place_of(value: Any, make: Callable[[Recorder, LazyTensor], torch.Tensor]
     if not isinstance(value, LazyTensor):
         return value
     try:
-        return make(value._recorder, value)
+        return make(value.lazy_recorder, value)
     except AttributeError as error:
         if not _has_become_real(error):
             raise
@@ -309,7 +311,7 @@ def become_real(lazy: LazyTensor, swap: Callable[[Any, Any], None] | None = None
 def _become_real(lazy: LazyTensor, swap: Callable[[Any, Any], None] | None) -> Any:
     if type(lazy) is not LazyTensor:
         return
-    real = lazy._recorder.real_later(lazy)
+    real = lazy.lazy_recorder.real_later(lazy)
     with unwatched(), torch.inference_mode(mode=False):
         grad = real.grad if real.is_leaf else None
         if grad is None:
@@ -380,8 +382,8 @@ def really(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _real(value: Any, func: Any, recorders: dict[int, Recorder], only_read: bool) -> Any:
     if isinstance(value, LazyTensor):
-        recorders[id(value._recorder)] = value._recorder
-        return value._recorder.materialise(value, func, only_read=only_read)
+        recorders[id(value.lazy_recorder)] = value.lazy_recorder
+        return value.lazy_recorder.materialise(value, func, only_read=only_read)
     return mapped(lambda item: _real(item, func, recorders, only_read), value)
 
 

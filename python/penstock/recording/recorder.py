@@ -12,11 +12,9 @@ address was taken) is filled when it is copied to. What is not recorded is mater
 from __future__ import annotations
 
 import logging
-import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import count
 from typing import Any, Literal
 
 import torch
@@ -26,25 +24,26 @@ from penstock.checkpoint import Checkpoint
 from penstock.frameworks.torch import DTYPES, Torch, copy_refused, has_version
 from penstock.loading import Load
 from penstock.parts import load_parts
-from penstock.progress import Progress, ProgressOption, teller
-from penstock.recording.at_once import AtOnce, is_small
-from penstock.recording.calls import EXPOSES, HARMLESS, MAY_COPY, is_static
+from penstock.progress import Progress, ProgressOption, progress_reporter
+from penstock.recording import calls
+from penstock.recording.calls import EXPOSES, MAY_COPY, METADATA_ONLY, is_static
+from penstock.recording.eager_reader import EagerReader, is_small
 from penstock.recording.here import is_watched
 from penstock.recording.kept import Kept
 from penstock.recording.lazy import LazyTensor, Memory, NotRecordableError, become_real, empty_for, name_of, unwatched
-from penstock.recording.places import Places, has_no_overlap, memory_of, place_of
-from penstock.recording.sources import Computed, Stored, Value, computed
+from penstock.recording.pending import Pending, PendingCopy, Sharing
+from penstock.recording.places import has_no_overlap, memory_of, place_of
+from penstock.recording.sources import TensorRef, Value
 from penstock.recording.statistics import Statistics
+from penstock.recording.waiting import ACTIVE, flush_overlapping, is_hidden, others_than
 from penstock.recording.watching import replaced, watched
-from penstock.recording.writes import Copy, Place, Sharing, Write
 
 logger = logging.getLogger(__name__)
 
-_recording: set[Recorder] = set()
-"""The recorders that are entered, of all threads."""
+calls.register()
 
-_LARGE_AT_ONCE = 16
-"""After this many larger tensors were needed at once, more than were recorded, the others come as ordinary ones."""
+_LARGE_EAGER = 16
+"""After this many larger tensors were read eagerly, more than were recorded, the others come as eager ones."""
 
 
 class Recorder:
@@ -57,16 +56,16 @@ class Recorder:
         print(recorder.statistics)
 
     ``torch.vmap``, ``torch.func``, ``torch.jit.trace``, ``make_fx`` and functions of autograd's with weights are not
-    recorded, and may raise torch's errors of tensors without storage: such code loads with ordinary tensors.
+    recorded, and may raise torch's errors of tensors without storage: such code loads with eager tensors.
 
     Args:
-        device: where lazy tensors say they are, and where those are made that are needed at once.
+        device: where lazy tensors say they are, and where those are made that are read eagerly.
         progress: ``True`` for a bar, or a function, for each of the loads.
         options: settings of the loads.
         sharing: the other ranks of the model, to read with them what several want. They are told how it ends, whatever
             happens in the context.
         keep: what becomes of lazy tensors that the loading code has kept when the context ends. ``"lazy"``: they stay
-            lazy, and each is read when it is used. ``"real"``: they become ordinary tensors, read with all else.
+            lazy, and each is read when it is used. ``"real"``: they become eager tensors, read with all else.
     """
 
     def __init__(
@@ -83,14 +82,7 @@ class Recorder:
         self._options = options
         self._sharing = sharing
         self._checkpoints: list[Checkpoint] = []
-        self._pending: dict[int, Write] = {}
-        self._places: dict[int, Places] = {}
-        self._written: dict[int, dict[Place, int]] = {}
-        """By the address of a memory, which of those that are pending writes exactly there."""
-        self._computed: dict[tuple[int, str], int] = {}
-        """Which of those that are pending is of a computed value, by that and the device."""
-        self._numbers = count()
-        self._at_once = AtOnce(self._load)
+        self._eager_reader = EagerReader(self._load)
         self._keep = keep
         self._kept = Kept()
         self._failed: BaseException | None = None
@@ -105,6 +97,9 @@ class Recorder:
         self._lock = threading.RLock()
         self._entered = ExitStack()
         self.statistics = Statistics()
+        self._plan = Pending(self.statistics)
+        # Asked at every call of torch.
+        self._pending, self._places = self._plan.copies, self._plan.places
 
     # Handing out
 
@@ -115,7 +110,7 @@ class Recorder:
         *,
         prefix: str = "",
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields ``(prefix + name, lazy tensor)``; ordinary tensors where it turned out that most have to be real.
+        """Yields ``(prefix + name, lazy tensor)``; eager tensors where it turned out that most have to be real.
 
         Args:
             checkpoint: where from.
@@ -127,35 +122,35 @@ class Recorder:
             self._checkpoints.append(checkpoint)
         for index, name in enumerate(order):
             info = checkpoint[name]
-            recorded = self.statistics.places + self.statistics.converted
-            if self._at_once.large >= max(_LARGE_AT_ONCE, recorded):
-                yield from self._ordinary(checkpoint, order[index:], prefix)
+            recorded = self.statistics.in_place + self.statistics.converted
+            if self._eager_reader.large >= max(_LARGE_EAGER, recorded):
+                yield from self._eager_rest(checkpoint, order[index:], prefix)
                 return
             self.statistics.tensors += 1
             self.statistics.available_bytes += info.nbytes
             dtype = DTYPES.get(info.dtype)
             if dtype is None or info.dtype == "F4":
                 # torch has no such dtype, or packs its elements: not a matter of strides.
-                self.statistics.materialised.setdefault(name, f"its dtype {info.dtype}")
+                self.statistics.eager.setdefault(name, f"its dtype {info.dtype}")
                 yield prefix + name, self._load(checkpoint, [name])[name]
                 continue
             meta = torch.empty(info.shape, dtype=dtype, device="meta")
-            self._at_once.hands_out(checkpoint, order, index)
-            yield prefix + name, LazyTensor(self, Value(Stored(checkpoint, name, info.shape), meta), self._device)
+            self._eager_reader.hands_out(checkpoint, order, index)
+            yield prefix + name, LazyTensor(self, Value(TensorRef(checkpoint, name, info.shape), meta), self._device)
 
-    def _ordinary(self, checkpoint: Checkpoint, names: list[str], prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
-        self.statistics.notes.append(f"{len(names)} tensors as ordinary ones: most before them were needed at once")
-        yield from self.ordinary(checkpoint, names, prefix=prefix)
+    def _eager_rest(self, checkpoint: Checkpoint, names: list[str], prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+        self.statistics.notes.append(f"{len(names)} tensors as eager ones: most before them were needed eagerly")
+        yield from self.eager(checkpoint, names, prefix=prefix)
 
-    def ordinary(
+    def eager(
         self, checkpoint: Checkpoint, names: Iterable[str] | None = None, *, prefix: str = ""
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields ``(prefix + name, tensor)``: ordinary tensors on the device, in the order of their bytes."""
+        """Yields ``(prefix + name, tensor)``: eager tensors on the device, in the order of their bytes."""
         for name, tensor in checkpoint.stream(
             names, device=self._device, progress=self._progress, options=self._options
         ):
             self.statistics.tensors += 1
-            self.statistics.ordinary += 1
+            self.statistics.fallback += 1
             self.statistics.available_bytes += tensor.numel() * tensor.element_size()
             yield prefix + name, tensor
         if checkpoint.stats is not None:
@@ -173,10 +168,10 @@ class Recorder:
     def record(self, memory: torch.Tensor, lazy: LazyTensor) -> bool:
         """Notes that ``memory`` gets the value of ``lazy``. False where that has to be copied now."""
         # It comes after what another recorder is still to read there.
-        _settle_for(memory, [other for other in list(_recording) if other is not self])
+        flush_overlapping(memory, others_than(self))
         with self._lock:
             # What a thread does that is not watched would not make it be read first.
-            return self._active and is_watched(self) and self._record(memory, lazy._value)
+            return self._active and is_watched(self) and self._record(memory, lazy.lazy_value)
 
     def _record(self, memory: torch.Tensor, value: Value) -> bool:
         if memory.requires_grad and torch.is_grad_enabled():
@@ -196,50 +191,16 @@ class Recorder:
             # NumPy and others who share memory with torch forbid torch to resize it.
             if place[0] in self._exposed or not place[0] or not memory.untyped_storage().resizable():
                 return False
-            before = self._written.get(place[0], {}).get(place)
+            before = self._plan.at(place)
             if before is None:
-                self._settle(memory)
+                self._flush_overlapping(memory)
             else:
                 # All of it is written again (one parameter for what three layers have each): no need to read the first.
-                self._forget(place, before)
-            number = self._noted(place, memory, value)
-            self._written.setdefault(place[0], {})[place] = number
-            if before is None:
-                self._places.setdefault(place[0], Places()).add(memory)
+                self._plan.drop_pending(place, before)
+            self._plan.add_pending(place, memory, value)
             if has_version(written):
                 torch.autograd.graph.increment_version(written)
             return True
-
-    def _noted(self, place: Place, memory: torch.Tensor, value: Value) -> int:
-        root, device, number = value.root, Torch().device(memory.device), next(self._numbers)
-        if isinstance(root, Computed):
-            # Computed once, however many places its parts go to.
-            number = self._computed.setdefault((id(root), device), number)
-            if number not in self._pending:
-                self._pending[number] = Write(computed(root), device, {}, None, keeps=root)
-            self._pending[number].copies[place] = Copy(memory, value.of_computed)
-            self.statistics.converted += 1
-            return number
-        source = value.source()
-        plain = source.is_plain and memory.shape == value.meta.shape and memory.is_contiguous()
-        # Bytes are bytes: what was reinterpreted as another dtype goes there as it is.
-        into = memory if plain and memory.dtype == value.meta.dtype else None
-        self._pending[number] = Write(source, device, {place: Copy(memory, _as_it_is)}, into)
-        self._count(self._pending[number], 1)
-        return number
-
-    def _forget(self, place: Place, number: int) -> None:
-        write = self._pending[number]
-        self._count(write, -1)
-        del write.copies[place]
-        if not write.copies:
-            del self._pending[number]
-
-    def _count(self, write: Write, by: int) -> None:
-        if write.part.into is None:
-            self.statistics.converted += by
-        else:
-            self.statistics.places += by
 
     def locked(self, do: Callable[[], Any]) -> Any:
         """Does something while no other thread changes what lazy tensors are."""
@@ -260,12 +221,12 @@ class Recorder:
                 return lazy
             real = lazy.made()
             if real is None:
-                memory, value = lazy._memory, lazy._value
-                self.statistics.materialised.setdefault(value.stored().name, name_of(func))
+                memory, value = lazy.lazy_memory, lazy.lazy_value
+                self.statistics.eager.setdefault(value.stored().name, name_of(func))
                 if only_read and not (memory.parent is None and memory.is_all(value)):
-                    if lazy._part is None:
-                        lazy._part = self._made(value, memory.device)
-                    return lazy._part
+                    if lazy.lazy_part is None:
+                        lazy.lazy_part = self._made(value, memory.device)
+                    return lazy.lazy_part
                 while memory.parent is not None:
                     memory = memory.parent[0]
                 memory.real = self._made(memory.value, memory.device)
@@ -284,7 +245,7 @@ class Recorder:
         with self._lock:
             if type(lazy) is not LazyTensor:
                 return lazy
-            memory = lazy._memory
+            memory = lazy.lazy_memory
             while memory.parent is not None:
                 memory = memory.parent[0]
             if lazy.made() is None:
@@ -302,7 +263,7 @@ class Recorder:
         source = value.source()
         # Tensors made under inference mode could not be written to outside of it.
         with unwatched(), torch.inference_mode(mode=False), torch.no_grad():
-            made = source.make(self._at_once.box(value.stored(), source.ranges)).to(device)
+            made = source.make(self._eager_reader.box(value.stored(), source.ranges)).to(device)
             packed = (
                 made.storage_offset() == 0 and made.untyped_storage().nbytes() == made.numel() * made.element_size()
             )
@@ -326,13 +287,13 @@ class Recorder:
         if not (self._active or self._reading):
             return False
         seen = is_watched(self)
-        harmless = func in HARMLESS and is_static(args[1:]) and is_static(kwargs)
+        metadata_only = func in METADATA_ONLY and is_static(args[1:]) and is_static(kwargs)
         # Functions that may copy call operators, which are seen too.
-        if (self._pending or self._reading) and not (seen and (harmless or func in MAY_COPY)):
-            self.settle((args, kwargs))
+        if (self._pending or self._reading) and not (seen and (metadata_only or func in MAY_COPY)):
+            self.flush_overlapping((args, kwargs))
         if func in EXPOSES:
             self.expose(args[0])
-        return harmless
+        return metadata_only
 
     def expose(self, tensor: torch.Tensor) -> None:
         """From now on the memory of a tensor, all of it, may be used without calling torch."""
@@ -340,47 +301,52 @@ class Recorder:
             memory = memory_of(tensor)
             if not self._active or not memory:
                 return
-            if memory in self._places and not self._filled(memory):
+            if memory in self._places and not self._flush_small(memory):
                 self.flush()
             self._exposed[memory] = tensor.untyped_storage()
 
-    def settle(self, value: Any) -> None:
+    def flush_overlapping(self, value: Any) -> None:
         """Flushes if any tensor in ``value`` shares memory with what is still to be read, by any recorder."""
-        _settle_for(value, [self, *(other for other in list(_recording) if other is not self)])
+        flush_overlapping(value, [self, *others_than(self)])
+
+    def has_to_fill(self) -> bool:
+        """Whether anything is still to be read, or is being read."""
+        return bool(self._places or self._filling)
 
     def is_to_fill(self, memory: int) -> bool:
         """Whether something is still to be read, or is being read, to the memory of that address."""
         # Without the lock: what is no longer among places is being filled.
         return memory in self._places or memory in self._filling
 
-    def _settle(self, tensor: torch.Tensor) -> None:
+    def flush_for(self, tensor: torch.Tensor) -> None:
+        """Flushes if a tensor shares memory with what is still to be read; waits for what another thread reads."""
+        with self._lock:
+            self._flush_overlapping(tensor)
+
+    def _flush_overlapping(self, tensor: torch.Tensor) -> None:
         if self._pending:
             memory = memory_of(tensor)
             places = self._places.get(memory)
-            if _is_hidden(tensor, memory) or not (
-                places is None or places.are_clear_of(tensor) or self._filled(memory)
+            if is_hidden(tensor, memory) or not (
+                places is None or places.are_clear_of(tensor) or self._flush_small(memory)
             ):
                 self.flush()
 
-    def _filled(self, memory: int) -> bool:
+    def _flush_small(self, memory: int) -> bool:
         """Makes now what is to be read to one memory, if all of it is of small tensors.
 
         Code that works on a parameter of every layer once it is copied (``a.copy_(-a.exp())``), or looks at the scale
         that another expert's tensor left there, would make a plan of each. False where there is more to be read.
         """
-        numbers = self._written[memory]
-        writes = {number: self._pending[number] for number in numbers.values()}
-        if not all(is_small(write.checkpoint, write.part.name) for write in writes.values()):
+        copies = self._plan.of_memory(memory)
+        if not all(is_small(copy.checkpoint, copy.part.name) for copy in copies.values()):
             return False
-        for place in numbers:
-            write = writes[numbers[place]]
-            self.statistics.materialised.setdefault(write.part.name, "a use of what it was copied to")
-            packed = self._at_once.box(write.source.stored, write.source.ranges)
+        for place, copy in copies.items():
+            self.statistics.eager.setdefault(copy.part.name, "a use of what it was copied to")
+            packed = self._eager_reader.box(copy.source.stored, copy.source.ranges)
             with self._noticed():
-                Write(write.source, write.device, {place: write.copies.pop(place)}, None).fill(packed)
-            if not write.copies:
-                del self._pending[numbers[place]]
-        del self._written[memory], self._places[memory]
+                PendingCopy(copy.source, copy.device, {place: copy.copies[place]}, None).fill(packed)
+            self._plan.filled(place)
         return True
 
     # Reading
@@ -400,7 +366,7 @@ class Recorder:
             before = self._reading, self._filling
             self._reading = True
             try:
-                writes = self._taken()
+                writes = self._take_pending()
                 with self._noticed():
                     self._read(writes)
             finally:
@@ -410,27 +376,23 @@ class Recorder:
                 for device in {write.device for write in writes} - {"cpu"}:
                     torch.cuda.synchronize(device)
 
-    def _taken(self) -> list[Write]:
-        pending = list(self._pending.values())
+    def _take_pending(self) -> list[PendingCopy]:
         self._filling |= self._places.keys()
-        self._pending.clear()
-        self._places.clear()
-        self._written.clear()
-        self._computed.clear()
-        self.statistics.plans += bool(pending)
-        return pending
+        return self._plan.take_pending()
 
     def _read(
         self,
-        writes: Sequence[Write],
-        told: Progress | None = None,
+        writes: Sequence[PendingCopy],
+        reporter: Progress | None = None,
         begun: Callable[[Load], object] | None = None,
     ) -> None:
-        loads: dict[tuple[int, str], list[Write]] = {}
+        loads: dict[tuple[int, str], list[PendingCopy]] = {}
         for write in writes:
             loads.setdefault((id(write.checkpoint), write.device), []).append(write)
         for (_, device), of in loads.items():
-            progress = teller(self._progress, sum(write.nbytes for write in of)) if told is None else told
+            progress = (
+                progress_reporter(self._progress, sum(write.nbytes for write in of)) if reporter is None else reporter
+            )
             parts = [write.part for write in of]
             stats = load_parts(of[0].checkpoint, parts, device, progress, self._options, begun)
             self.statistics.loads.append(stats)
@@ -441,7 +403,7 @@ class Recorder:
             return
         self._sharing.read(
             self._checkpoints,
-            self._taken(),
+            self._take_pending(),
             self._device,
             self.statistics,
             self._read,
@@ -457,7 +419,7 @@ class Recorder:
             entered.enter_context(watched(self))
             self._entered = entered.pop_all()
         self._active = True
-        _recording.add(self)
+        ACTIVE.add(self)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -470,22 +432,19 @@ class Recorder:
             self._tell(failure)
             raise
         finally:
-            _recording.discard(self)
+            ACTIVE.discard(self)
             with self._lock:
                 self._active = False
                 self._reading, self._filling = False, frozenset()
-                self._pending.clear()
-                self._places.clear()
-                self._written.clear()
-                self._computed.clear()
+                self._plan.clear()
                 self._exposed.clear()
-                self._at_once.clear()
+                self._eager_reader.clear()
             self._entered.close()
 
     def _end(self) -> None:
         if self._failed is not None:
             raise self._failed
-        # Weights that loading code kept become ordinary tensors, read with all else. Whoever uses them from here on, in
+        # Weights that loading code kept become eager tensors, read with all else. Whoever uses them from here on, in
         # work that has not ended, waits until they are.
         self._reading = True
         self._kept.release(LazyTensor, self._become_real)
@@ -496,60 +455,32 @@ class Recorder:
             self._finish()
 
     def _become_real(self, kept: object) -> None:
-        if type(kept) is LazyTensor and getattr(kept, "_recorder", None) is self:
+        if type(kept) is LazyTensor and getattr(kept, "lazy_recorder", None) is self:
             become_real(kept)
 
-    def _forked(self) -> None:
+    def after_fork(self) -> None:
         """In a child of this process: another thread may have held the lock, and is not there to end what it read."""
         self._lock = threading.RLock()
         if self._filling:
             self._reading, self._filling = False, frozenset()
             cause = "the process was forked while another of its threads read weights, which are not filled here"
-            self._failed = self._failed or NotRecordableError(cause, cause=cause)
+            self._failed = self._failed or NotRecordableError(cause=cause)
 
     def _tell(self, failure: BaseException) -> None:
         if self._sharing is not None:
-            self._sharing.withdraw(failure)
+            self._sharing.opt_out(failure)
 
     def _check(self) -> None:
         """Raises NotRecordableError if memory was replaced in a way that was not seen."""
         for write in self._pending.values():
             for (address, *_), copy in write.copies.items():
                 if memory_of(copy.memory) != address:
-                    cause = (
-                        f"the memory that tensor {write.part.name!r} was copied to was replaced, past torch's functions"
-                    )
+                    cause = "the memory that it was copied to was replaced, past torch's functions"
                     raise NotRecordableError(
-                        f'{cause}. Load this model with {{"record": false}}',
                         tensor=write.part.name,
                         cause=cause,
                         remedy='Load this model with {"record": false}',
                     )
-
-
-def _settle_for(value: Any, recorders: list[Recorder]) -> None:
-    recorders = [recorder for recorder in recorders if recorder._places or recorder._filling]
-    if not recorders:
-        return
-    if isinstance(value, torch.Tensor):
-        if not isinstance(value, LazyTensor):
-            with unwatched():
-                memory = memory_of(value)
-                for recorder in recorders:
-                    if recorder.is_to_fill(memory) or _is_hidden(value, memory):
-                        with recorder._lock:
-                            recorder._settle(value)
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for item in value:
-            _settle_for(item, recorders)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            _settle_for(item, recorders)
-
-
-def _is_hidden(tensor: torch.Tensor, memory: int) -> bool:
-    """Whether torch does not say where a tensor's elements are."""
-    return memory == 0 and tensor.numel() > 0 and not tensor.is_meta
 
 
 def _takes(memory: torch.Tensor, value: Value) -> bool:
@@ -565,20 +496,8 @@ def _takes(memory: torch.Tensor, value: Value) -> bool:
     return memory.shape == value.meta.shape or _broadcasts(value.meta.shape, memory.shape)
 
 
-def _as_it_is(value: torch.Tensor) -> torch.Tensor:
-    return value
-
-
 def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
     try:
         return bool(torch.broadcast_shapes(shape, to) == to)  # type: ignore[no-untyped-call, unused-ignore]
     except RuntimeError:
         return False
-
-
-def _in_child() -> None:
-    for recorder in list(_recording):
-        recorder._forked()
-
-
-os.register_at_fork(after_in_child=_in_child)

@@ -2,7 +2,7 @@
 
 Loading code does more with a weight than to cut it: ``-torch.exp(a.float())``, ``torch.cat`` of its rows in another
 order, ``reshape`` of what is transposed. Each makes a new tensor from views of one stored tensor. Such a call is kept
-(``Computed``) and made when the bytes are there, in the pass that reads them all, so that it costs no read of its own.
+(``DeferredOp``) and made when the bytes are there, in the pass that reads them all: it costs no read of its own.
 A ``Value`` says what a lazy tensor holds, and never changes: what is written to a weight later does not concern it.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint import Checkpoint
 
 
-class Stored(NamedTuple):
+class TensorRef(NamedTuple):
     """A tensor of a checkpoint."""
 
     checkpoint: Checkpoint
@@ -27,7 +27,7 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Hole(NamedTuple):
+class Placeholder(NamedTuple):
     """Where in a call's arguments a lazy tensor stood."""
 
     number: int
@@ -36,7 +36,7 @@ class Hole(NamedTuple):
 class Value(NamedTuple):
     """What a lazy tensor holds: a view of ``root``, converted."""
 
-    root: Stored | Computed
+    root: TensorRef | DeferredOp
     meta: torch.Tensor
     """The view, on the meta device: its storage stands for all of ``root``."""
     casts: tuple[torch.dtype, ...] = ()
@@ -46,10 +46,10 @@ class Value(NamedTuple):
     def dtype(self) -> torch.dtype:
         return self.casts[-1] if self.casts else self.meta.dtype
 
-    def stored(self) -> Stored:
+    def stored(self) -> TensorRef:
         """The tensor of the checkpoint that it comes from."""
         root = self.root
-        return root if isinstance(root, Stored) else root.of[0].stored()
+        return root if isinstance(root, TensorRef) else root.of[0].stored()
 
     def view_of_root(self) -> View:
         """Its place in ``root``'s elements."""
@@ -86,7 +86,7 @@ _ROUNDED = frozenset(
 """Functions whose last bit differs from processor to processor. The engines' own loaders do them on the CPU."""
 
 
-class Computed(NamedTuple):
+class DeferredOp(NamedTuple):
     """What a function of torch makes of values that are all of one stored tensor: without gaps, and its own.
 
     A function whose result depends on torch's default dtype is none of them: that is the process's, and may be another
@@ -105,23 +105,23 @@ class Computed(NamedTuple):
         device = values[0].device
         at = torch.device("cpu") if device.type == "cuda" and self.func in _ROUNDED else device
 
-        result: torch.Tensor = self.func(*_filled(self.args, values, at), **_filled(self.kwargs, values, at))
+        result: torch.Tensor = self.func(*_filled_in(self.args, values, at), **_filled_in(self.kwargs, values, at))
         return result.to(device)
 
 
-def _filled(value: Any, values: Sequence[torch.Tensor], device: torch.device) -> Any:
+def _filled_in(value: Any, values: Sequence[torch.Tensor], device: torch.device) -> Any:
     """Arguments with tensors in the holes, on a device."""
-    if isinstance(value, Hole):
+    if isinstance(value, Placeholder):
         return values[value.number].to(device)
     if isinstance(value, torch.Tensor):
         return value.to(device)
-    return mapped(lambda item: _filled(item, values, device), value)
+    return mapped(lambda item: _filled_in(item, values, device), value)
 
 
 class Source(NamedTuple):
     """What to read for a lazy tensor, and how to make it of what was read."""
 
-    stored: Stored
+    stored: TensorRef
     ranges: list[tuple[int, int]]
     make: Callable[[torch.Tensor], torch.Tensor]
     """From the box, packed, to the lazy tensor's value."""
@@ -139,9 +139,9 @@ def mapped(change: Callable[[Any], Any], value: Any) -> Any:
     return value
 
 
-def source_of(root: Stored | Computed, view: View, bits: torch.dtype, casts: Sequence[torch.dtype]) -> Source:
+def source_of(root: TensorRef | DeferredOp, view: View, bits: torch.dtype, casts: Sequence[torch.dtype]) -> Source:
     """What to read for a view of ``root``, as elements of ``bits``, converted to each of ``casts``."""
-    if isinstance(root, Stored):
+    if isinstance(root, TensorRef):
         made = _of_stored(root, view, bits)
         if not casts:
             return made
@@ -166,7 +166,7 @@ def converted(value: torch.Tensor, casts: Sequence[torch.dtype]) -> torch.Tensor
     return value
 
 
-def _of_stored(stored: Stored, view: View, bits: torch.dtype) -> Source:
+def _of_stored(stored: TensorRef, view: View, bits: torch.dtype) -> Source:
     box: Reading = reading(stored.shape, view)
 
     def cut(packed: torch.Tensor) -> torch.Tensor:
@@ -176,7 +176,7 @@ def _of_stored(stored: Stored, view: View, bits: torch.dtype) -> Source:
     return Source(stored, box.ranges, cut, plain)
 
 
-def computed(root: Computed) -> Source:
+def computed(root: DeferredOp) -> Source:
     """What to read for a computed value, and how to work it out."""
     sources = [value.source() for value in root.of]
     # One box that holds what each needs: they are parts of the same tensor.

@@ -17,17 +17,17 @@ class Statistics:
     """Figures of a recorded load."""
 
     tensors: int = 0
-    """Tensors handed out, lazy ones and ordinary ones."""
+    """Tensors handed out, lazy ones and eager ones."""
     available_bytes: int = 0
     """Bytes of those tensors."""
-    places: int = 0
+    in_place: int = 0
     """Pieces of memory that were filled in place."""
     converted: int = 0
     """Pieces that went by a tensor of their own: to another dtype, or to memory that is not contiguous."""
-    materialised: dict[str, str] = field(default_factory=dict)
-    """Tensors that were read at once, by name: the first function that could not be recorded."""
-    ordinary: int = 0
-    """Tensors that were handed out as ordinary ones."""
+    eager: dict[str, str] = field(default_factory=dict)
+    """Tensors that were read eagerly, by name: the first function that could not be recorded."""
+    fallback: int = 0
+    """Tensors that were handed out as eager ones: what a load without recording does."""
     plans: int = 0
     """How many plans the recording was executed as: one, unless what was recorded was needed before the end."""
     shared: int = 0
@@ -64,10 +64,10 @@ class Statistics:
             "bytes": self.bytes,
             "read_bytes": self.read_bytes,
             "seconds": self.seconds,
-            "places": self.places,
+            "in_place": self.in_place,
             "converted": self.converted,
-            "materialised": dict(self.materialised),
-            "ordinary": self.ordinary,
+            "eager": dict(self.eager),
+            "fallback": self.fallback,
             "plans": self.plans,
             "shared": self.shared,
             "received_bytes": self.received_bytes,
@@ -83,16 +83,16 @@ class Statistics:
         share = f" ({self.bytes / self.available_bytes:.0%} of the checkpoint)" if self.available_bytes else ""
         rate = f", {self.bytes / self.seconds / 1e9:.2f} GB/s" if self.seconds else ""
         line = (
-            f"{self.bytes / 1e9:.3f} GB{share} in {self.seconds:.2f} s{rate}: {self.places} places filled directly, "
-            f"{self.converted} converted, {len(self.materialised)} tensors read at once, {self.ordinary} ordinary"
+            f"{self.bytes / 1e9:.3f} GB{share} in {self.seconds:.2f} s{rate}: {self.in_place} tensors loaded in place, "
+            f"{self.converted} converted, {len(self.eager)} eager, {self.fallback} fallback"
         )
         if self.shared:
             line += (
                 f"; {self.shared} tensors read together with other ranks, {self.received_bytes / 1e9:.3f} GB from them"
             )
-        return line + (f" (at once: {_some(self.materialised)})" if self.materialised else "")
+        return line + (f" (eager: {_some(self.eager)})" if self.eager else "")
 
 
-def _some(materialised: dict[str, str]) -> str:
-    shown: Iterable[str] = (f"{name} for {function}" for name, function in list(materialised.items())[:_NAMED])
-    return ", ".join(shown) + (", …" if len(materialised) > _NAMED else "")
+def _some(eager: dict[str, str]) -> str:
+    shown: Iterable[str] = (f"{name} for {function}" for name, function in list(eager.items())[:_NAMED])
+    return ", ".join(shown) + (", …" if len(eager) > _NAMED else "")

@@ -19,7 +19,6 @@ from __future__ import annotations
 import concurrent.futures.thread
 import functools
 import gc
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -192,7 +191,7 @@ class _Operators(TorchDispatchMode):
         if has_lazy(args) or has_lazy(named):
             return LazyTensor.__torch_dispatch__(func, types, args, named)
         if func not in _VIEWS:
-            recorder.settle((args, named))
+            recorder.flush_overlapping((args, named))
         return func(*args, **named)
 
 
@@ -323,13 +322,10 @@ _searched: set[str] = set()
 _lock = threading.Lock()
 
 
-def _unlock_in_child() -> None:
+def after_fork() -> None:
     """Another thread may have held it when the process was forked."""
     global _lock  # noqa: PLW0603
     _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_unlock_in_child)
 
 
 def _find_dlpack() -> None:

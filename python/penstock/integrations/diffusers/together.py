@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import LoadCancelledError
 from penstock.frameworks.streams import as_here
-from penstock.progress import Progress, ProgressOption, teller
+from penstock.progress import Progress, ProgressOption, progress_reporter
 
 if TYPE_CHECKING:
     from penstock.checkpoint import Checkpoint
@@ -40,7 +40,7 @@ class Together:
 
     def run(self) -> None:
         """Begins everything. Returns at once."""
-        self._progress = teller(self._option, self._bytes)
+        self._progress = progress_reporter(self._option, self._bytes)
         self._pool = ThreadPoolExecutor(max(1, len(self._work)), thread_name_prefix="penstock-component")
         for work, done in self._work:
             self._pool.submit(self._do, as_here(work), done)

@@ -3,7 +3,7 @@
 The model gets lazy tensors; what its own loading code copies into its parameters is read as one plan, straight into
 them (``penstock.recording``): each rank reads its share, experts and stages of others are never touched, and there is
 no second copy on the GPU. What the ranks of a tensor-parallel group would each read whole they read together, when the
-engine starts. Where recording is not possible the model gets ordinary tensors, streamed to the device.
+engine starts. Where recording is not possible the model gets eager tensors, streamed to the device.
 
 Built on SGLang's default loader for what is the same: which files a model's name means, how a model is built, what
 becomes of its weights when they are there, how they are updated while it serves.
@@ -40,14 +40,14 @@ from penstock.integrations.shared.files import is_url
 from penstock.integrations.shared.filling import (
     Pairs,
     Weights,
+    eager,
     fill,
+    log_load,
     no_safetensors,
     nothing_to_verify,
-    ordinary,
-    report,
     verify,
 )
-from penstock.integrations.shared.options import Options
+from penstock.integrations.shared.options import LoaderOptions
 from penstock.integrations.shared.small_files import joined
 from penstock.recording import Recorder, Statistics, copy_state
 
@@ -60,7 +60,7 @@ LATEST: list[Statistics] = []
 class Offered:
     """The weights that a model is to be offered: as often as they are needed, and as lazy tensors to who knows how.
 
-    To everyone else it is what SGLang's loaders give, pairs of names and ordinary tensors.
+    To everyone else it is what SGLang's loaders give, pairs of names and eager tensors.
     """
 
     def __init__(self, loader: PenstockModelLoader, weights: list[Weights], names: dict[str, str]) -> None:
@@ -69,7 +69,7 @@ class Offered:
         self._names = names
 
     def __iter__(self) -> Pairs:
-        return self.renamed(ordinary(self._loader.recorder(), self.weights))
+        return self.renamed(eager(self._loader.recorder(), self.weights))
 
     def renamed(self, pairs: Pairs) -> Pairs:
         """With the names that the model knows its only layer by, where it is one of several draft models."""
@@ -78,14 +78,14 @@ class Offered:
 
 
 class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
-    """See the module."""
+    """Loads a model for `--load-format penstock`."""
 
     recording: ClassVar[bool] = False
     """Whether a model of this process is being given lazy tensors right now."""
 
     def __init__(self, load_config: Any) -> None:
         PLUGIN.warn_if_untried()
-        self.options = Options.of(load_config.model_loader_extra_config or {})
+        self.options = LoaderOptions.of(load_config.model_loader_extra_config or {})
         # The default loader's own constructor knows other extra settings.
         BaseModelLoader.__init__(self, load_config)
         self._stock = DefaultModelLoader(otherwise(load_config, LoadFormat.SAFETENSORS))
@@ -160,13 +160,13 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             model = super().load_model(model_config=model_config, device_config=device_config)
         except BaseException as error:
             if together is not None:
-                together.withdraw(error)
+                together.opt_out(error)
             raise
         finally:
             self._together = self._built = None
         if together is not None:
             # No word if they have heard: some models are not filled by this loader.
-            together.withdraw("it needs no weights of this loader")
+            together.opt_out("it needs no weights of this loader")
         return model
 
     def _sharing(self, model_config: Any, device_config: Any) -> Sharing | None:
@@ -213,7 +213,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
                     load,
                     weights.weights,
                     self.recorder,
-                    why_ordinary=reason,
+                    why_eager=reason,
                     sharing=self._together,
                 )
             finally:
@@ -225,7 +225,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
 
                 verify(load_reference, weights.weights, self.recorder, model=model, reference=reference, logger=logger)
             LATEST[:] = [statistics]
-            report(logger, time.perf_counter() - self.counter_before_loading_weights, statistics)
+            log_load(logger, time.perf_counter() - self.counter_before_loading_weights, statistics)
         if model_config is not None:
             DefaultModelLoader.pre_weight_processing_hook(model, model_config)
         DefaultModelLoader.postprocess_weights(model, target_device)
@@ -237,12 +237,12 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         options = self.options.load_options()
         return Recorder(self._device, progress=progress, options=options, sharing=sharing, keep="real")
 
-    def _reference(self, model: Any, why_ordinary: str | None) -> Any:
+    def _reference(self, model: Any, why_eager: str | None) -> Any:
         """A second model like one that is not loaded yet, with the same bytes; None where nothing is recorded."""
         if self._built is None:
             raise ConfigError('{"record": "verify"} is for models that this loader builds, not for updates of weights')
-        if why_ordinary is not None:
-            nothing_to_verify(logger, why_ordinary)
+        if why_eager is not None:
+            nothing_to_verify(logger, why_eager)
             return None
         model_config, device_config = self._built
         quantisation = _get_quantization_config(model_config, self.load_config)

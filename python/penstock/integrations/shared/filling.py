@@ -1,7 +1,7 @@
-"""Filling an engine's model: with lazy tensors, as one plan; with ordinary ones where the engine needs them.
+"""Filling an engine's model: with lazy tensors, as one plan; with eager ones where the engine needs them.
 
-A model's loading code runs once. What it does with a tensor that cannot be recorded is done with that tensor, read at
-once; an error that it raises is the model's own.
+A model's loading code runs once. What it does with a tensor that cannot be recorded is done with that tensor, read
+eagerly; an error that it raises is the model's own.
 
 What engines' plugins share once they know which checkpoints a model is made of. It knows torch and no engine.
 """
@@ -39,10 +39,10 @@ def lazy(recorder: Recorder, offered: Sequence[Weights]) -> Pairs:
         yield from recorder.weights(weights.checkpoint, weights.names, prefix=weights.prefix)
 
 
-def ordinary(recorder: Recorder, offered: Sequence[Weights]) -> Pairs:
+def eager(recorder: Recorder, offered: Sequence[Weights]) -> Pairs:
     """``(name, tensor)`` of everything, streamed to the recorder's device."""
     for weights in offered:
-        yield from recorder.ordinary(weights.checkpoint, weights.names, prefix=weights.prefix)
+        yield from recorder.eager(weights.checkpoint, weights.names, prefix=weights.prefix)
 
 
 def fill(
@@ -50,7 +50,7 @@ def fill(
     offered: Sequence[Weights],
     recorder: Callable[[Sharing | None], Recorder],
     *,
-    why_ordinary: str | None,
+    why_eager: str | None,
     sharing: Sharing | None = None,
 ) -> tuple[T, Statistics]:
     """Has a model load itself; returns what it returned, and the figures.
@@ -59,22 +59,22 @@ def fill(
         load: the model's own code, which takes ``(name, tensor)`` pairs. It is called once.
         offered: what it gets.
         recorder: makes a recorder, which reads together with other ranks or not.
-        why_ordinary: why it is not to get lazy tensors, or None.
+        why_eager: why it is not to get lazy tensors, or None.
         sharing: the other ranks, who are told if this one cannot record. If this raises, telling them is the caller's.
 
     Raises:
         PenstockError: the checkpoint cannot be read. What the model's code raises comes through.
     """
-    if why_ordinary is None:
+    if why_eager is None:
         recording = recorder(sharing)
         with recording:
             result = load(lazy(recording, offered))
         return result, recording.statistics
     if sharing is not None:
-        sharing.withdraw(why_ordinary)
+        sharing.opt_out(why_eager)
     plain = recorder(None)
-    plain.statistics.notes.append(f"ordinary tensors: {why_ordinary}")
-    return load(ordinary(plain, offered)), plain.statistics
+    plain.statistics.notes.append(f"eager tensors: {why_eager}")
+    return load(eager(plain, offered)), plain.statistics
 
 
 def verify(
@@ -86,7 +86,7 @@ def verify(
     reference: torch.nn.Module,
     logger: logging.Logger,
 ) -> None:
-    """Fills a second model with ordinary tensors, and compares the two.
+    """Fills a second model with eager tensors, and compares the two.
 
     Args:
         load: the second model's own code.
@@ -100,7 +100,7 @@ def verify(
     Raises:
         VerificationError: tensors differ; it names the first of them.
     """
-    load(ordinary(recorder(None), offered))
+    load(eager(recorder(None), offered))
     count = verify_equal(model, reference)
     logger.info("Penstock: verified: all %d parameters and buffers are equal to those of an eager load", count)
 
@@ -121,7 +121,7 @@ def no_safetensors(location: str) -> FormatError:
     )
 
 
-def report(logger: logging.Logger, seconds: float, statistics: Statistics) -> None:
+def log_load(logger: logging.Logger, seconds: float, statistics: Statistics) -> None:
     """Says what a load did, in the words that people look for in an engine's log."""
     logger.info("Loading weights took %.2f seconds", seconds)
     logger.info("Penstock: %s", statistics)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from fnmatch import fnmatch
 from typing import Any
 
 from penstock._native import Source, list_objects, shown
 from penstock.integrations.shared.files import is_url
+from penstock.patterns import matches_any
 from penstock.pulling import pull_entries
 from penstock.storage_options import engine_options
 
@@ -74,7 +74,8 @@ def pull(
 
     def is_wanted(path: str) -> bool:
         forms = (f"{model_path.rstrip('/')}/{path}", path.rpartition("/")[2])
-        return (allowed is None or _matches(forms, allowed)) and not _matches(forms, ignored)
+        any_allowed = allowed is None or any(matches_any(form, allowed) for form in forms)
+        return any_allowed and not any(matches_any(form, ignored) for form in forms)
 
     wanted = []
     for index, (path, _) in enumerate(source.entries):
@@ -86,7 +87,3 @@ def pull(
             logger.warning("Below %s, %r is left out: such keys cannot be read", shown(model_path), path)
     if wanted:
         pull_entries(source, wanted, dst)
-
-
-def _matches(forms: Iterable[str], patterns: Iterable[str]) -> bool:
-    return any(fnmatch(form, pattern) for form in forms for pattern in patterns)

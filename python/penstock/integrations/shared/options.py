@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Options:
+class LoaderOptions:
     """Settings of a load. None has to be set: each is found, or has a default that suits."""
 
     record: bool | Literal["verify"] = True
-    """Record what the model does with its weights and read only that; False gives it ordinary tensors. ``"verify"``
-    records, loads a second model with ordinary tensors, and raises if a parameter or buffer differs."""
+    """Record what the model does with its weights and read only that; False gives it eager tensors. ``"verify"``
+    records, loads a second model with eager tensors, and raises if a parameter or buffer differs."""
     share: bool | None = None
     """Whether tensor-parallel ranks read together what several of them want of a tensor; by default where it comes over
     a network and, between GPUs, from a disk."""

@@ -7,14 +7,13 @@ own words if it is asked for. Only who uses the format hears of versions (``warn
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import logging
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.errors import MissingDependencyError
+from penstock.optional import dotted, installed_version
 from penstock.patches import DISABLE, is_disabled
 
 _warned: set[str] = set()
@@ -67,7 +66,7 @@ class Plugin:
         version = self.version()
         if version is not None and version < self.oldest:
             raise MissingDependencyError(
-                f"{self.described()} is too old for --load-format penstock, which needs {_dotted(self.oldest)} or "
+                f"{self.described()} is too old for --load-format penstock, which needs {dotted(self.oldest)} or "
                 f"newer. Update {self.engine}, or {self.instead}",
                 remedy=f"Update {self.engine}",
             )
@@ -81,32 +80,21 @@ class Plugin:
         if version is None:
             self.logger.warning(
                 "the version of %s is not known; penstock was tried with %s %s",
-                *(self.engine, self.engine, _dotted(self.newest_tried)),
+                *(self.engine, self.engine, dotted(self.newest_tried)),
             )
         elif version[: len(self.newest_tried)] > self.newest_tried:
             self.logger.warning(
                 "%s is newer than what this penstock was tried with (%s); if loading fails, use --load-format auto "
                 "and report it",
                 self.described(),
-                _dotted(self.newest_tried),
+                dotted(self.newest_tried),
             )
 
     def version(self) -> tuple[int, ...] | None:
         """The numbers of the installed version, or None where none is known."""
-        for name in self.distributions:
-            try:
-                found = re.match(r"\d+(\.\d+)*", importlib.metadata.version(name))
-            except importlib.metadata.PackageNotFoundError:
-                continue
-            if found:
-                return tuple(int(part) for part in found[0].split("."))
-        return None
+        return next(filter(None, map(installed_version, self.distributions)), None)
 
     def described(self) -> str:
         """The engine and its version."""
         version = self.version()
-        return self.engine if version is None else f"{self.engine} {_dotted(version)}"
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
+        return self.engine if version is None else f"{self.engine} {dotted(version)}"

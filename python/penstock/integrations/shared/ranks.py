@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from penstock.distributed import Peers, Sharing
 from penstock.integrations.shared.filling import in_short
-from penstock.integrations.shared.options import Options
+from penstock.integrations.shared.options import LoaderOptions
 
 
 class Group(Protocol):
@@ -23,11 +23,11 @@ class Group(Protocol):
     device_group: Any
 
 
-def sharing(group: Group, options: Options, *, is_cpu: bool, logger: logging.Logger) -> Sharing | None:
+def sharing(group: Group, options: LoaderOptions, *, is_cpu: bool, logger: logging.Logger) -> Sharing | None:
     """What the ranks of ``group`` read together with, or None where each reads for itself.
 
     It comes out the same on every rank, and nothing is said to any. A rank that was given it has to use it or to
-    ``withdraw``: the others wait for its word.
+    ``opt_out``: the others wait for its word.
 
     Args:
         group: ranks each of which is about to load the same model, and says nothing else in the group until it has.

@@ -13,11 +13,11 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from fnmatch import fnmatch
 from pathlib import Path
 
 from penstock import _native
 from penstock.errors import LocationAccessError, LocationNotFoundError
+from penstock.patterns import matches_any
 
 SMALL = ["*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "*.spm", "*.vocab", "*.bpe"]
 """Files that libraries read beside weights."""
@@ -113,7 +113,7 @@ def _listed(url: str) -> Iterable[str] | None:
         return []
     found = []
     for _, name, nbytes in entries:
-        wanted = any(fnmatch(name, pattern) for pattern in SMALL) and not name.endswith(".safetensors.index.json")
+        wanted = matches_any(name, SMALL) and not name.endswith(".safetensors.index.json")
         if wanted and nbytes <= LIMIT_BYTES:
             found.append(name)
     return found

@@ -16,7 +16,6 @@ are gone soon and what nobody asks for is hardly read.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -25,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 from penstock._native import LoadOptions, LoadStats
 from penstock.errors import LoadCancelledError
 from penstock.frameworks.streams import as_here
-from penstock.loading import Load, window_bytes
-from penstock.progress import ProgressOption, teller
+from penstock.loading import Load, window_of
+from penstock.patterns import natural_sort_key
+from penstock.progress import ProgressOption, progress_reporter
 
 if TYPE_CHECKING:
     from penstock.checkpoint import Checkpoint
@@ -34,12 +34,6 @@ if TYPE_CHECKING:
 
 GROUP_BYTES = 256 << 20
 """How much is read of tensors that are to be converted, or that nobody may want, before any of it is asked for."""
-
-
-def natural(name: str) -> list[tuple[int, int, str]]:
-    """A key to sort names by, numbers by their value: the order of layers, in which libraries ask for tensors."""
-    parts = re.split(r"(\d+)", name)
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]
 
 
 def one_group(checkpoint: Checkpoint) -> list[list[str]]:
@@ -54,7 +48,7 @@ def small_groups(checkpoint: Checkpoint, limit: int = GROUP_BYTES) -> list[list[
     """
     groups: list[list[str]] = []
     room = 0
-    for name in sorted(checkpoint.offset_keys(), key=natural):
+    for name in sorted(checkpoint.offset_keys(), key=natural_sort_key):
         nbytes = checkpoint[name].nbytes
         if not groups or nbytes > room:
             groups.append([])
@@ -101,7 +95,7 @@ class Supply:
         self._ready: dict[str, Any] = {}
         self._unread: dict[int, int] = {}
         """Of the groups that were begun, how many tensors have not landed."""
-        self._progress = teller(progress, checkpoint.nbytes)
+        self._progress = progress_reporter(progress, checkpoint.nbytes)
         self._changed = threading.Condition()
         self._driven = False
         """Whether a thread is waiting for what lands next. One does, for all."""
@@ -185,7 +179,7 @@ class Supply:
             names = list(self._groups[number])
             options = LoadOptions() if self._options is None else self._options
             load, *_ = self._checkpoint._start(names, None, None, self._device, "pt", None, options)
-            self._loads[number], self._streams[number] = load, load.stream(window_bytes(options))
+            self._loads[number], self._streams[number] = load, load.stream(window_of(options))
             self._unread[number] = len(names)
             self._check_open()
         stream = self._streams[number]

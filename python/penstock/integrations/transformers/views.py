@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._native import LoadOptions
 from penstock.integrations.safetensors.read_ahead import ReadAhead
-from penstock.progress import ProgressOption, teller
+from penstock.progress import ProgressOption, progress_reporter
 
 if TYPE_CHECKING:
     from penstock.checkpoint import Checkpoint
@@ -28,7 +28,7 @@ class Views:
         self.bytes = 0
         self._views = checkpoint.load(mmap=True, options=options)
         self._ahead = ReadAhead(checkpoint, LoadOptions() if options is None else options)
-        self._progress = teller(progress, checkpoint.nbytes)
+        self._progress = progress_reporter(progress, checkpoint.nbytes)
         self._lock = threading.Lock()
 
     def begin(self) -> None:

@@ -3,7 +3,7 @@
 The model gets lazy tensors; what its own loading code copies into its parameters is read as one plan, straight into
 them (``penstock.recording``): each rank reads its share, experts and stages of others are never touched, and there is
 no second copy on the GPU. What the ranks of a tensor-parallel group would each read whole they read together. Models
-that process weights while they load (online quantisation, reloading layer by layer) get ordinary tensors, streamed to
+that process weights while they load (online quantisation, reloading layer by layer) get eager tensors, streamed to
 the device.
 
 Built on vLLM's default loader for what is the same: which files a model's name means, which experts are local, whether
@@ -16,7 +16,6 @@ import copy
 import dataclasses
 import time
 from collections.abc import Generator, Iterator
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +38,21 @@ import penstock
 from penstock.distributed import Sharing
 from penstock.errors import ConfigError
 from penstock.integrations.shared import ranks
+from penstock.integrations.shared.files import is_url
 from penstock.integrations.shared.filling import (
     Weights,
+    eager,
     fill,
+    log_load,
     no_safetensors,
     nothing_to_verify,
-    ordinary,
-    report,
     verify,
 )
 from penstock.integrations.shared.objects import list_safetensors
 from penstock.integrations.vllm import FORMAT, PLUGIN
-from penstock.integrations.vllm.options import Options
-from penstock.integrations.vllm.stores import install, is_url
+from penstock.integrations.vllm.options import VllmLoaderOptions
+from penstock.integrations.vllm.stores import install
+from penstock.patterns import matches_any
 from penstock.recording import Recorder, Statistics, copy_state
 
 # Under vLLM's own name, so that vLLM's handlers show what is logged.
@@ -65,12 +66,12 @@ _CONFIGURED: dict[str, str] = {}
 
 
 class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
-    """See the module."""
+    """Loads a model for `--load-format penstock`."""
 
     def __init__(self, load_config: Any) -> None:
         PLUGIN.warn_if_untried()
         install()
-        self.options = Options.of(load_config.model_loader_extra_config or {})
+        self.options = VllmLoaderOptions.of(load_config.model_loader_extra_config or {})
         # The default loader's own constructor knows other extra settings.
         BaseModelLoader.__init__(self, load_config)
         self._stock = DefaultModelLoader(
@@ -124,7 +125,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         if not patterns or where.startswith(("http://", "https://")):  # whose servers cannot list
             return where
         present = list_safetensors(where)
-        found = ([file for file in present if fnmatch(file.rpartition("/")[2], pattern)] for pattern in patterns)
+        found = ([file for file in present if matches_any(file.rpartition("/")[2], [pattern])] for pattern in patterns)
         return next(filter(None, found), where)
 
     def _files(self, location: str, source: DefaultModelLoader.Source, model_config: Any) -> list[str]:
@@ -153,7 +154,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def get_all_weights(self, model_config: Any, model: nn.Module) -> Generator[tuple[str, torch.Tensor], None, None]:
         """``(name, tensor)`` of everything, streamed to the device: what ``reload_weights`` asks for."""
-        yield from ordinary(self._recorder(), list(self.weights(model_config, model)))
+        yield from eager(self._recorder(), list(self.weights(model_config, model)))
 
     # Loading
 
@@ -179,20 +180,20 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             self._load(model, model_config, sharing)
         except BaseException as error:
             if sharing is not None:
-                sharing.withdraw(error)
+                sharing.opt_out(error)
             raise
 
     def _load(self, model: Any, model_config: Any, sharing: Sharing | None) -> None:
         began = time.perf_counter()
         self._init_ep_weight_filter(model_config)
         offered = list(self.weights(model_config, model))
-        reason = self._reason_for_ordinary(model)
+        reason = self._reason_for_eager(model)
         reference = self._reference(model, model_config, reason) if self.options.record == "verify" else None
-        loaded, statistics = fill(model.load_weights, offered, self._recorder, why_ordinary=reason, sharing=sharing)
+        loaded, statistics = fill(model.load_weights, offered, self._recorder, why_eager=reason, sharing=sharing)
         if reference is not None:
             verify(reference.load_weights, offered, self._recorder, model=model, reference=reference, logger=logger)
         LATEST[:] = [statistics]
-        report(logger, time.perf_counter() - began, statistics)
+        log_load(logger, time.perf_counter() - began, statistics)
         track = self.enable_weights_track
         if track is None:
             track = model_config.quantization is None and loaded is not None
@@ -216,12 +217,12 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         device, options = _device(self.load_config), self.options.load_options()
         return Recorder(device, progress=progress, options=options, sharing=sharing, keep="real")
 
-    def _reference(self, model: nn.Module, model_config: Any, why_ordinary: str | None) -> Any:
+    def _reference(self, model: nn.Module, model_config: Any, why_eager: str | None) -> Any:
         """A second model like one that is not loaded yet, with the same bytes; None where nothing is recorded."""
         if self._built is None:
             raise ConfigError('{"record": "verify"} is for models that this loader builds, not for reloading weights')
-        if why_ordinary is not None:
-            nothing_to_verify(logger, why_ordinary)
+        if why_eager is not None:
+            nothing_to_verify(logger, why_eager)
             return None
         vllm_config, prefix = self._built
         # Layers register by name in the configuration, each name once, and experts in a list that is gone through while
@@ -237,7 +238,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         copy_state(model, reference)
         return reference
 
-    def _reason_for_ordinary(self, model: nn.Module) -> str | None:
+    def _reason_for_eager(self, model: nn.Module) -> str | None:
         """Why this model is not to be recorded, or None."""
         if not self.options.record:
             return "record is False"
@@ -270,7 +271,7 @@ def _location(model_or_path: str, model_config: Any) -> str:
 
 
 def _device(load_config: Any) -> str:
-    """The device that weights go to: lazy tensors say they are there, and ordinary ones come to be there."""
+    """The device that weights go to: lazy tensors say they are there, and eager ones come to be there."""
     wanted = load_config.device or current_platform.device_type
     if torch.device(wanted).type != "cuda":
         return "cpu"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.integrations.shared import options
+from penstock.integrations.shared.options import LoaderOptions
 
 
 @dataclass(frozen=True)
-class Options(options.Options):
+class VllmLoaderOptions(LoaderOptions):
     """Settings of a load. None has to be set: each is found, or has a default that suits."""
 
     enable_weights_track: bool | None = None

@@ -17,13 +17,7 @@ from typing import Any
 from penstock.integrations.vllm import FORMAT
 from penstock.patches import replace_for_good
 
-_SCHEMES = ("s3://", "gs://", "az://", "azure://", "abfss://", "https://", "http://", "hf://")
 _here = threading.local()
-
-
-def is_url(location: str) -> bool:
-    """Whether weights at ``location`` are read over the network."""
-    return location.lower().startswith(_SCHEMES)
 
 
 def register() -> None:

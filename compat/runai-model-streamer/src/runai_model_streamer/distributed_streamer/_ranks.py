@@ -82,7 +82,7 @@ class Ranks:
         except RuntimeError as error:
             self.close()
             cause = f"the processes did not find together: {error}"
-            raise PeerError(cause, cause=cause, remedy="Look into the logs of the others") from error
+            raise PeerError(cause=cause, remedy="Look into the logs of the others") from error
 
     def _make(self, kind: str) -> None:
         timeout = timedelta(seconds=_penstock.number("RUNAI_STREAMER_DIST_TIMEOUT", least=1) or _TIMEOUT_SECONDS)

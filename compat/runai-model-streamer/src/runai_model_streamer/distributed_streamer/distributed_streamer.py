@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
-from penstock.distributed import Relay, Source
-from penstock.distributed.relay import MEMORY_BYTES
 from penstock.errors import PenstockError
 from penstock.integrations.shared.filling import in_short
 from runai_model_streamer import _penstock
 from runai_model_streamer.distributed_streamer import _ranks
+from runai_model_streamer.distributed_streamer._shared_stream import MEMORY_BYTES, SharedStream, Source
 from runai_model_streamer.file_streamer.file_streamer import FileStreamer, failing
 from runai_model_streamer.file_streamer.requests_iterator import FileChunks
 from runai_model_streamer.s3_utils.s3_utils import S3Credentials
@@ -29,13 +28,13 @@ _SHARE = "RUNAI_STREAMER_DIST_BUFFER_MIN_BYTESIZE"
 
 
 class DistributedStreamer:
-    """See the module. A context manager."""
+    """Streams what several processes read together, each its part. A context manager."""
 
     def __init__(self) -> None:
         self.file_streamer = FileStreamer()
         self.is_distributed = False
         self._ranks = _ranks.Ranks()
-        self._relay: Relay | None = None
+        self._shared: SharedStream | None = None
         self._chunks: Iterator[tuple[int, int, Any]] | None = None
 
     def __enter__(self) -> DistributedStreamer:
@@ -65,7 +64,7 @@ class DistributedStreamer:
 
     # Streaming together
 
-    def relay(self, prepare: Callable[[], Sequence[Source]]) -> Relay | None:
+    def share(self, prepare: Callable[[], Sequence[Source]]) -> SharedStream | None:
         """Has the processes agree on a stream; None where each had better read for itself.
 
         Args:
@@ -78,13 +77,13 @@ class DistributedStreamer:
         device = self.file_streamer.device_str or "cpu"
         peers = self._ranks.peers(device)
         try:
-            relay = Relay(peers, prepare(), device, options=_penstock.load_options(), **_memory(peers.size))
+            stream = SharedStream(peers, prepare(), device, options=_penstock.load_options(), **_memory(peers.size))
         except Exception as error:
-            peers.withdraw(in_short(error))
+            peers.opt_out(in_short(error))
             self._ranks.close(orderly=False)
             raise
         try:
-            if not relay.agree():
+            if not stream.agree():
                 logger.warning(
                     "[RunAI Streamer][Distributed] not enough free memory on a device: each process reads for itself"
                 )
@@ -93,18 +92,18 @@ class DistributedStreamer:
             self._ranks.close(orderly=False)
             raise
         logger.info("[RunAI Streamer][Distributed] process %d of %d reads its share", peers.rank, peers.size)
-        self._relay = relay
-        return relay
+        self._shared = stream
+        return stream
 
     def end(self) -> None:
         """Ends what is being streamed; where it is not at its end, the other processes are told."""
         chunks, self._chunks = self._chunks, None
         if chunks is not None and hasattr(chunks, "close"):
             chunks.close()
-        relay, self._relay = self._relay, None
-        if relay is not None:
-            relay.leave("what it streams was not taken")
-            if relay.is_broken:
+        stream, self._shared = self._shared, None
+        if stream is not None:
+            stream.leave("what it streams was not taken")
+            if stream.is_broken:
                 self._ranks.close(orderly=False)
 
     # Ranges of files
@@ -129,13 +128,13 @@ class DistributedStreamer:
 
             ids = [request.id for request in file_stream_requests]
             try:
-                relay = self.relay(prepare)
+                stream = self.share(prepare)
             except PenstockError as error:
                 # Callers expect what is wrong with files where they take what was read of them.
                 self._chunks = failing(error)
                 return
-            if relay is not None:
-                self._chunks = _numbered(relay, ids)
+            if stream is not None:
+                self._chunks = _numbered(stream, ids)
                 return
             self.is_distributed = False
         self.file_streamer.stream_files(file_stream_requests, credentials, device, owned=owned)
@@ -166,8 +165,8 @@ def _ranges(requests: list[FileChunks], credentials: S3Credentials | None) -> li
     return [Source(checkpoint, checkpoint.offset_keys())]
 
 
-def _numbered(relay: Relay, ids: list[int]) -> Iterator[tuple[int, int, Any]]:
+def _numbered(stream: SharedStream, ids: list[int]) -> Iterator[tuple[int, int, Any]]:
     with _penstock.as_value_errors():
-        for _, name, memory in relay.tensors():
+        for _, name, memory in stream.tensors():
             file, _, index = name.partition(":")
             yield ids[int(file)], int(index), memory.view(1, -1)

@@ -15,9 +15,9 @@ from typing import IO, Any
 
 import penstock
 from penstock._native import shown
-from penstock.distributed import Relay, Source
 from penstock.integrations.shared import objects
 from runai_model_streamer import _penstock
+from runai_model_streamer.distributed_streamer._shared_stream import SharedStream, Source
 from runai_model_streamer.distributed_streamer.distributed_streamer import DistributedStreamer
 from runai_model_streamer.s3_utils.s3_utils import S3Credentials, is_object_storage
 from runai_model_streamer.safetensors_streamer import safetensors_pytorch
@@ -218,9 +218,9 @@ class SafetensorsStreamer:
 
         if self.file_streamer.is_distributed:
             with _penstock.as_value_errors():
-                relay = self.file_streamer.relay(prepare)
-            if relay is not None:
-                self._streams.append(self._relayed(relay, sources))
+                stream = self.file_streamer.share(prepare)
+            if stream is not None:
+                self._streams.append(self._shared(stream, sources))
                 return
         else:
             prepare()
@@ -258,9 +258,9 @@ class SafetensorsStreamer:
                 yield name, _as_told(_aligned(tensor), checkpoint[name].dtype).to(device)
 
     @staticmethod
-    def _relayed(relay: Relay, sources: Sequence[Source]) -> Iterator[tuple[str, Any]]:
+    def _shared(stream: SharedStream, sources: Sequence[Source]) -> Iterator[tuple[str, Any]]:
         with _penstock.as_value_errors():
-            for number, name, memory in relay.tensors():
+            for number, name, memory in stream.tensors():
                 info = sources[number].checkpoint[name]
                 yield name, memory.view(safetensors_pytorch.safetensors_to_torch_dtype[info.dtype]).view(info.shape)
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from penstock.checkpoint import Checkpoint
-from penstock.recording.sources import Stored
+from penstock.recording.sources import TensorRef
 
 SMALL_BYTES = 256 << 10
 """A tensor of at most this size is read together with those of its kind that follow."""
@@ -32,8 +32,8 @@ def is_small(checkpoint: Checkpoint, name: str) -> bool:
     return checkpoint[name].nbytes <= SMALL_BYTES
 
 
-class AtOnce:
-    """Reads tensors that are needed at once.
+class EagerReader:
+    """Reads tensors that are needed before the plan is.
 
     Args:
         load: loads tensors of a checkpoint, or slices of them, to where they are needed.
@@ -54,7 +54,7 @@ class AtOnce:
         """Learns which tensor loading code is given now, and which come after it."""
         self._order = (checkpoint, order, index)
 
-    def box(self, stored: Stored, ranges: list[tuple[int, int]]) -> torch.Tensor:
+    def box(self, stored: TensorRef, ranges: list[tuple[int, int]]) -> torch.Tensor:
         """A part of a tensor, packed."""
         checkpoint, name = stored.checkpoint, stored.name
         if not is_small(checkpoint, name):

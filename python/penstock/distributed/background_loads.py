@@ -21,7 +21,7 @@ from penstock.recording.lazy import unwatched
 T = TypeVar("T")
 
 
-class Beside:
+class BackgroundLoads:
     """Loads in threads of their own, on the stream of the thread that asked, all of which can be stopped."""
 
     def __init__(self, device: torch.device, threads: int) -> None:
@@ -49,7 +49,7 @@ class Beside:
                 raise LoadCancelledError("the load was stopped")
             self._loads.add(load)
 
-    def __enter__(self) -> Beside:  # noqa: PYI034 - Self is newer than Python 3.10
+    def __enter__(self) -> BackgroundLoads:  # noqa: PYI034 - Self is newer than Python 3.10
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:

@@ -35,7 +35,7 @@ class Stored(NamedTuple):
 
     shape: tuple[int, ...]
     itemsize: int
-    bridge_bytes: int
+    coalesce_gap_bytes: int
     """The largest gap that a load of it reads rather than skips."""
 
 
@@ -47,7 +47,7 @@ class Unit(NamedTuple):
     pieces: list[Box | None]
 
 
-class Shares(NamedTuple):
+class ExchangePlan(NamedTuple):
     """A plan. Ranks carry it out batch by batch."""
 
     batches: list[list[Unit]]
@@ -73,14 +73,14 @@ def read_alone(stored: Stored, box: Box) -> int:
     amount = span = pitch = stored.itemsize
     for (start, end), size in zip(reversed(box), reversed(stored.shape), strict=True):
         more = (end - start - 1) * pitch
-        bridged = amount == span and pitch - span <= stored.bridge_bytes
+        bridged = amount == span and pitch - span <= stored.coalesce_gap_bytes
         amount = more + span if bridged else amount * (end - start)
         span += more
         pitch *= size
     return amount
 
 
-def plan(tensors: Mapping[Key, Stored], wants: Sequence[Mapping[Key, Sequence[Box]]]) -> Shares:
+def make_plan(tensors: Mapping[Key, Stored], wants: Sequence[Mapping[Key, Sequence[Box]]]) -> ExchangePlan:
     """Which tensors are shared, and how.
 
     Args:
@@ -108,7 +108,7 @@ def plan(tensors: Mapping[Key, Stored], wants: Sequence[Mapping[Key, Sequence[Bo
                 room = BATCH_BYTES
             batches[-1].append(unit)
             room -= needs
-    return Shares(batches, frozenset(shared))
+    return ExchangePlan(batches, frozenset(shared))
 
 
 def _consecutive(stored: Stored, boxes: Sequence[Box]) -> Box:
