@@ -205,12 +205,6 @@ PATCHES = (
         "Opens that file, of which Penstock delivers the tensors. Calls the original for others.",
     ),
     Patch("transformers.quantizers.quantizer_torchao.safe_open", _TRANSFORMERS, WITHIN, "As above."),
-    Patch(
-        "diffusers.DiffusionPipeline.lora_state_dict",
-        "`penstock.integrations.diffusers.load_lora_weights` is given a URL",
-        "until the call ends",
-        "Of the one pipeline that is given, not of the class: adds the settings from the file's metadata.",
-    ),
 )
 """Everything, in the order of the manual's table."""
 
