@@ -270,6 +270,21 @@ def test_a_child_that_was_forked_while_reading_ahead_reads_by_itself(
     assert_bits({name: in_order.take(name) for name in names[2:]}, {name: TENSORS[name] for name in names[2:]})
 
 
+def test_what_failed_while_reading_ahead_is_tried_again(
+    in_order: Counted, checkpoint: penstock.Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise penstock.StorageError("the network is away")
+
+    names = list(checkpoint)
+    in_order.take(names[0])
+    with monkeypatch.context() as away:
+        away.setattr(penstock.Checkpoint, "begin", fail)
+        with pytest.raises(penstock.StorageError, match="away"):
+            in_order.take(names[1])
+    assert_bits({name: in_order.take(name) for name in names}, TENSORS)
+
+
 def test_a_file_that_is_left_while_it_is_read_ahead_leaves_nothing(tmp_path: Path, nothing_remains: None) -> None:
     path = write_raw(tmp_path / "x.safetensors", TENSORS)
     with penstock.safe_open(path) as file:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock._native import LoadOptions
+from penstock.errors import LoadCancelledError
 from penstock.supply.streamed import Supply, groups_of
 
 if TYPE_CHECKING:
@@ -44,7 +46,11 @@ class InOrder:
     def take(self, name: str) -> Any:
         """The whole tensor, which is the caller's."""
         supply = self._supply_for(name)
-        return self.part(name, ...) if supply is None else supply.take(name)
+        if supply is not None:
+            # Another thread may have ended it meanwhile, because it is done or the file was left.
+            with suppress(LoadCancelledError):
+                return supply.take(name)
+        return self.part(name, ...)
 
     def part(self, name: str, selection: Selection) -> Any:
         """A part of a tensor, of which nothing else is read."""
@@ -77,20 +83,22 @@ class InOrder:
             self._begin_anew()  # no thread that reads is in a forked child, and locks may be held for ever
         with self._lock:
             last, self._last = self._last, name
-            if self._closed or (self._supply is not None and self._supply.offers(name)):
-                return None if self._closed else self._supply
-            if last is None or (self._supply is not None and not self._supply.is_idle()):
+            if self._supply is not None and (self._supply.failure is not None or self._supply.is_idle(name)):
+                # What failed is tried again by whoever asks again.
+                self._supply.close()
+                self._supply = None
+            if self._supply is not None:
+                return self._supply if self._supply.offers(name) else None
+            if last is None or self._closed:
                 return None
             for names, position in self._sequences():
                 if position[name] == position[last] + 1:
                     groups = groups_of(self._checkpoint, names[position[name] :])
-                    if self._supply is not None:
-                        self._supply.close()
                     self._supply = Supply(
                         self._checkpoint, groups, self._device, framework=self._framework, options=self._options
                     )
-                    return self._supply
-            return None
+                    break
+            return self._supply
 
     def _sequences(self) -> list[tuple[list[str], dict[str, int]]]:
         if not self._orders:

@@ -160,10 +160,9 @@ class Supply:
                 return name in self._ready or (number is not None and number in self._streams)
             return number == len(self._unread) and self._is_idle()
 
-    def is_idle(self) -> bool:
-        """Whether nothing is being read, and nothing waits to be taken."""
-        with self._changed:
-            return self._is_idle()
+    def is_idle(self, name: str) -> bool:
+        """Whether this tensor is none that is offered, nothing is being read, and nothing waits to be taken."""
+        return not self.offers(name) and self._is_idle()
 
     def _is_idle(self) -> bool:
         return not self._driven and not self._ready and not self._streams

@@ -101,7 +101,9 @@ def from_pretrained(
     if left is not None:
         brought = "the model here first (penstock.pull), or use device= for one device"
         require_local(place, f"{left} is left to transformers", brought, variant)
-        cls = _class(model_class, found.model, config, trust_remote_code)
+        cls = model_class
+        if isinstance(model_class, str) and model_class == "auto":
+            cls = named_by(_configuration(model_class, found.model, config, trust_remote_code))
         with patch_safetensors(options=options):
             result = cls.from_pretrained(
                 place.local,
@@ -231,12 +233,6 @@ def named_by(config: PretrainedConfig) -> Any:
         if is_model and isinstance(reference, str) and reference.rpartition(".")[2] in names:
             return getattr(transformers, finder)
     return transformers.AutoModel
-
-
-def _class(model_class: Any, place: Place, given: Any, trust_remote_code: bool | None) -> Any:
-    if isinstance(model_class, str) and model_class == "auto":
-        return named_by(_configuration(model_class, place, given, trust_remote_code))
-    return model_class
 
 
 def _configuration(

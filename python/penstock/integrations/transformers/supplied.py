@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.errors import MissingDependencyError
 from penstock.integrations.safetensors.patching import adjust
 from penstock.patches import Replacement
 from penstock.safetensors import safe_open
@@ -42,6 +43,9 @@ def supplied(path: str, checkpoint: Checkpoint, source: Source) -> Iterator[None
         path: the directory that transformers is given.
         checkpoint: the model's weights.
         source: delivers them.
+
+    Raises:
+        MissingDependencyError: transformers has other functions for that than those that are known.
     """
     from transformers import modeling_utils
 
@@ -51,8 +55,11 @@ def supplied(path: str, checkpoint: Checkpoint, source: Source) -> Iterator[None
     with ExitStack() as entered:
         for module in modules:
             entered.callback(adjust, module)
-        entered.enter_context(_RESOLVING.on(modeling_utils))
-        entered.enter_context(_OPENING.on(modeling_utils))
+        known = [entered.enter_context(one.on(modeling_utils)) for one in (_RESOLVING, _OPENING)]
+        if not all(known):
+            cause = "this transformers finds or opens weight files by functions of other names"
+            remedy = "Use its own from_pretrained within penstock.patch_safetensors, or another version"
+            raise MissingDependencyError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
         if torchao is not None:
             entered.enter_context(_TORCHAO.on(torchao))
         before = getattr(_here, "model", None)
