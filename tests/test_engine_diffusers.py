@@ -19,6 +19,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 from penstock.integrations.diffusers import arguments, from_pretrained, from_single_file, load_lora_weights
 from penstock.integrations.diffusers import pipelines as engine
+from penstock.pulling import Pulled, PulledFile
 from tiny_models import QUIET, assert_same_model, bits, randomise
 
 pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings(*QUIET)]
@@ -398,13 +399,18 @@ def test_a_lora_from_elsewhere_keeps_the_settings_of_its_metadata(
 ) -> None:
     ours, theirs = (diffusers.StableDiffusionPipeline.from_pretrained(str(pipeline)) for _ in range(2))
     theirs.load_lora_weights(lora)
-    # A path that is not looked at as a local one goes the way that URLs go.
+    # A path that is not looked at as a local one goes the way that URLs go, up to what brings files from there.
     monkeypatch.setattr(engine, "is_url", lambda _: True)
+
+    def copied(source: str, directory: str) -> Pulled:
+        copied = Path(shutil.copy(source, directory))
+        return Pulled(Path(directory), [PulledFile(copied.name, copied.stat().st_size, "pulled")], 0, 0.0)
+
+    monkeypatch.setattr(engine, "pull", copied)
     load_lora_weights(ours, lora.parent, subfolder="lora", weight_name="pytorch_lora_weights.safetensors")
     assert_same_pipeline(ours, theirs)
     (layer,) = {m.scaling["default_0"] for m in ours.unet.modules() if getattr(m, "scaling", None)}
     assert layer == 4
-    assert "lora_state_dict" not in vars(ours)
 
 
 # ---- diffusers' own loaders, within patch_safetensors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections.abc import Iterator
@@ -19,10 +20,11 @@ from conftest import Raw, assert_bits, raw_bytes, write_raw
 torch = pytest.importorskip("torch")
 from penstock.frameworks.streams import as_here
 from penstock.integrations.diffusers.together import Together
-from penstock.integrations.safetensors.read_ahead import ReadAhead
-from penstock.integrations.transformers.lazy import LazyTensor
-from penstock.integrations.transformers.supply import Supply, one_group, small_groups
 from penstock.patterns import natural_sort_key
+from penstock.safetensors import safe_open
+from penstock.supply import InOrder
+from penstock.supply.read_ahead import ReadAhead
+from penstock.supply.streamed import Supply, groups_of, one_group, small_groups
 
 pytestmark = pytest.mark.libraries
 
@@ -81,7 +83,7 @@ def test_a_tensor_that_is_asked_for_again_is_another(supply: Supply) -> None:
 
 
 def test_parts_are_read_by_themselves(supply: Supply, checkpoint: penstock.Checkpoint) -> None:
-    lazy = LazyTensor(supply, checkpoint["layer.5.b"])
+    lazy = safe_open.of_source(checkpoint, supply).get_slice("layer.5.b")
     whole = checkpoint.load(["layer.5.b"])["layer.5.b"].view(torch.int16)
     assert torch.equal(lazy[3:9].view(torch.int16), whole[3:9])
     assert torch.equal(lazy[:, 7].contiguous().view(torch.int16), whole[:, 7])
@@ -180,16 +182,120 @@ def test_closing_does_not_wait_for_storage_that_stalls(tmp_path: Path) -> None:
         serving.join()
 
 
-def test_a_lazy_tensor_tells_what_it_will_be_without_reading(supply: Supply, checkpoint: penstock.Checkpoint) -> None:
-    lazy = LazyTensor(supply, checkpoint["layer.2.a"])
-    assert (lazy.get_shape(), lazy.get_dtype(), lazy.ndim, lazy.dim()) == ([64, 52], "F16", 2, 2)
-    assert (lazy.shape, lazy.dtype, lazy.numel()) == (torch.Size([64, 52]), torch.float16, 64 * 52)
-    assert lazy.is_floating_point()
-    assert "layer.2.a" in repr(lazy)
-    with pytest.raises(AttributeError):
-        lazy.unknown  # noqa: B018
+def test_a_slice_tells_what_it_will_be_without_reading(supply: Supply, checkpoint: penstock.Checkpoint) -> None:
+    with safe_open.of_source(checkpoint, supply) as file:
+        lazy = file.get_slice("layer.2.a")
+    assert (lazy.get_shape(), lazy.get_dtype()) == ([64, 52], "F16")
     assert supply.bytes == 0
-    assert lazy.to(torch.float32).dtype == torch.float32
+    # The source is not the file's to close.
+    assert_bits({"x": lazy[...]}, {"x": TENSORS["layer.2.a"]})
+
+
+# ---- safe_open with memory of its own
+
+
+class Counted(InOrder):
+    """Notes what is read by itself."""
+
+    def __init__(self, checkpoint: penstock.Checkpoint) -> None:
+        self.alone: list[str] = []
+        super().__init__(checkpoint)
+
+    def part(self, name: str, selection: object) -> torch.Tensor:
+        self.alone.append(name)
+        return super().part(name, selection)  # type: ignore[no-any-return,arg-type]
+
+
+@pytest.fixture
+def in_order(checkpoint: penstock.Checkpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
+    monkeypatch.setattr("penstock.supply.in_order.groups_of", lambda of, names: groups_of(of, names, 20_000))
+    made = Counted(checkpoint)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("offsets", [True, False])
+def test_who_takes_tensors_in_order_has_them_read_ahead_again_and_again(
+    in_order: Counted, checkpoint: penstock.Checkpoint, offsets: bool
+) -> None:
+    names = checkpoint.offset_keys() if offsets else list(checkpoint)
+    for _ in range(2):
+        assert_bits({name: in_order.take(name) for name in names}, TENSORS)
+    # Of each round the first: until then nobody knows that others follow.
+    assert in_order.alone == [names[0]] * 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tensors_in_no_order_are_read_one_by_one(in_order: Counted, seed: int) -> None:
+    names = list(TENSORS)
+    random.Random(seed).shuffle(names)
+    taken = {name: in_order.take(name) for name in names}
+    assert_bits(taken, TENSORS)
+    assert len(in_order.alone) > len(names) // 2
+
+
+def test_what_is_read_ahead_is_the_users_own(in_order: Counted, checkpoint: penstock.Checkpoint) -> None:
+    for name in list(checkpoint):
+        in_order.take(name).zero_()
+    assert_bits({name: in_order.take(name) for name in list(checkpoint)}, TENSORS)
+
+
+def test_several_threads_take_from_one_file(in_order: Counted, checkpoint: penstock.Checkpoint) -> None:
+    taken: dict[str, torch.Tensor] = {}
+    names = list(checkpoint)
+
+    def take(mine: list[str]) -> None:
+        for name in mine:
+            taken[name] = in_order.take(name)
+
+    threads = [threading.Thread(target=take, args=(names[i::3],)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert_bits(taken, TENSORS)
+
+
+def test_a_child_that_was_forked_while_reading_ahead_reads_by_itself(
+    in_order: Counted, checkpoint: penstock.Checkpoint
+) -> None:
+    names = list(checkpoint)
+    for name in names[:2]:
+        in_order.take(name)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        with suppress(BaseException):
+            assert_bits({name: in_order.take(name) for name in names}, TENSORS)
+            code = 0
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert_bits({name: in_order.take(name) for name in names[2:]}, {name: TENSORS[name] for name in names[2:]})
+
+
+def test_what_failed_while_reading_ahead_is_tried_again(
+    in_order: Counted, checkpoint: penstock.Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise penstock.StorageError("the network is away")
+
+    names = list(checkpoint)
+    in_order.take(names[0])
+    with monkeypatch.context() as away:
+        away.setattr(penstock.Checkpoint, "begin", fail)
+        with pytest.raises(penstock.StorageError, match="away"):
+            in_order.take(names[1])
+    assert_bits({name: in_order.take(name) for name in names}, TENSORS)
+
+
+def test_a_file_that_is_left_while_it_is_read_ahead_leaves_nothing(tmp_path: Path, nothing_remains: None) -> None:
+    path = write_raw(tmp_path / "x.safetensors", TENSORS)
+    with penstock.safe_open(path) as file:
+        names = file.keys()
+        for name in names[:3]:
+            file.get_tensor(name)
+        part = file.get_slice(names[5])
+    assert_bits({"x": part[...]}, {"x": TENSORS[names[5]]})
 
 
 @settings(deadline=None)

@@ -18,7 +18,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 from penstock.integrations.safetensors import patching
-from penstock.integrations.transformers import from_pretrained, reservation, supply
+from penstock.integrations.transformers import from_pretrained, reservation
+from penstock.supply import streamed as supply
 from tiny_models import QUIET, addresses, assert_same_model, randomise, saved
 
 pytestmark = [

@@ -17,7 +17,7 @@ from conftest import BITS, Raw, Remains, assert_bits, drop_cache, raw_bytes, wri
 
 torch = pytest.importorskip("torch")
 from penstock.frameworks.streams import as_here
-from penstock.integrations.transformers.supply import Supply, one_group
+from penstock.supply.streamed import Supply, one_group
 
 pytestmark = [
     pytest.mark.gpu,

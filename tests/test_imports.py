@@ -20,6 +20,7 @@ LAYERS = [
     {"parts"},
     {"destinations", "state"},
     {"checkpoint"},
+    {"supply"},
     {"model", "pulling", "safetensors"},
     {"recording"},
     {"distributed"},

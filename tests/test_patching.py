@@ -15,8 +15,8 @@ import pytest
 
 import penstock
 from conftest import Raw, as_bytes, assert_bits, drop_cache, raw_bytes, write_raw
-from penstock.integrations.safetensors import read_ahead
-from penstock.integrations.safetensors.read_ahead import ReadAhead
+from penstock.supply import read_ahead
+from penstock.supply.read_ahead import ReadAhead
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
@@ -380,7 +380,7 @@ def test_taking_tensors_one_by_one_reads_ahead(mixed: Any, monkeypatch: pytest.M
         made.append(Noted(*arguments, 1 << 20))
         return made[-1]
 
-    monkeypatch.setattr("penstock.integrations.safetensors.patching.ReadAhead", note)
+    monkeypatch.setattr("penstock.supply.mapped.ReadAhead", note)
     with penstock.patch_safetensors(), safe_open(path, framework="pt") as file:
         for name in file.offset_keys():
             file.get_tensor(name)

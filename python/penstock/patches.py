@@ -26,6 +26,8 @@ FOREVER = "until the process ends"
 WITHIN = "until the last such block or call ends"
 _RECORDS = "a `Recorder` is entered: vLLM's or SGLang's loader fills a model with lazy tensors"
 
+_TRANSFORMERS = "`penstock.integrations.transformers.from_pretrained` loads a model"
+
 
 class Patch(NamedTuple):
     """One attribute (or registry entry) of another package that Penstock replaces or adds."""
@@ -191,17 +193,18 @@ PATCHES = (
         "Reserves no GPU memory, in the thread that loads. Calls the original in other threads.",
     ),
     Patch(
-        "transformers.quantizers.quantizer_torchao.TorchAoHfQuantizer._process_model_before_weight_loading",
-        "`penstock.integrations.transformers.from_pretrained` loads a model that torchao has quantised",
+        "transformers.modeling_utils._get_resolved_checkpoint_files",
+        _TRANSFORMERS,
         WITHIN,
-        "Calls the original, then gives the quantiser the files' metadata, in the thread that loads.",
+        "Answers that the model is one file, for the model and in the thread that loads. Calls the original otherwise.",
     ),
     Patch(
-        "diffusers.DiffusionPipeline.lora_state_dict",
-        "`penstock.integrations.diffusers.load_lora_weights` is given a URL",
-        "until the call ends",
-        "Of the one pipeline that is given, not of the class: adds the settings from the file's metadata.",
+        "transformers.modeling_utils.safe_open",
+        _TRANSFORMERS,
+        WITHIN,
+        "Opens that file, of which Penstock delivers the tensors. Calls the original for others.",
     ),
+    Patch("transformers.quantizers.quantizer_torchao.safe_open", _TRANSFORMERS, WITHIN, "As above."),
 )
 """Everything, in the order of the manual's table."""
 

@@ -1,7 +1,10 @@
 """The drop-in for the ``safetensors`` package: ``safe_open``, ``load_file``, ``save_file``.
 
-Names, arguments and results are those of safetensors; bytes come the way of Penstock. Loaded tensors own their memory.
-Writing is safetensors' business and delegated to it.
+Names, arguments and results are those of safetensors; bytes come the way of Penstock. Loaded tensors own their memory,
+unless ``mmap=True`` asks for views. Writing is safetensors' business and delegated to it.
+
+``safe_open`` is one lazy file over a ``Source`` (``penstock.supply``): views of mapped files, or a stream that reads
+ahead. ``patch_safetensors`` and the engine for transformers use the same.
 """
 
 from __future__ import annotations
@@ -13,11 +16,12 @@ from types import TracebackType
 from typing import Any
 
 from penstock._native import LoadOptions
-from penstock.arguments import AnyPath
+from penstock.arguments import AnyPath, tensor_names
 from penstock.checkpoint import Checkpoint, open
 from penstock.errors import ConfigError, MissingDependencyError, PenstockError, SafetensorError, SelectionError
 from penstock.frameworks.base import framework
-from penstock.selection import Selection, is_basic
+from penstock.selection import Selection, is_basic, resolve
+from penstock.supply import InOrder, Mapped, Source
 from penstock.tensor_info import TensorInfo
 
 
@@ -78,11 +82,9 @@ def save_file(
 class Slice:
     """A tensor that is read when it is indexed, and only as far as it is: what ``get_slice`` returns."""
 
-    def __init__(self, checkpoint: Checkpoint, info: TensorInfo, framework: str, device: Any) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, file: safe_open, info: TensorInfo) -> None:
+        self._file = file
         self._info = info
-        self._framework = framework
-        self._device = device
 
     def get_shape(self) -> list[int]:
         """The whole tensor's shape."""
@@ -99,26 +101,22 @@ class Slice:
         Raises:
             SelectionError: for what lies outside of the tensor, or is not understood.
         """
-        name = self._info.name
-        library = _framework(self._framework)
-        if library.name == "torch" and not is_basic(selection):
-            whole = self._checkpoint.load([name], device=self._device, framework=self._framework)[name]
-            try:
-                return whole[selection].contiguous()
-            except (IndexError, TypeError, ValueError) as error:
-                raise SelectionError(f"tensor {name!r}: {error}", tensor=name, cause=str(error)) from error
-        loaded = self._checkpoint.load([name], slices={name: selection}, device=self._device, framework=self._framework)
-        return loaded[name]
+        return self._file._part(self._info, selection)
 
 
 class safe_open:  # noqa: N801 - the name people know
     """Opens a safetensors file and reads tensors one by one, as ``safetensors.safe_open`` does.
+
+    A tensor that is asked for alone costs its own bytes. Tensors that are asked for in the order of ``keys`` or of
+    ``offset_keys`` are read ahead, at most 256 MiB (or one tensor).
 
     Args:
         filename: the file, or anything else that ``penstock.open`` takes.
         framework: ``"pt"``, ``"np"``, ``"jax"`` or ``"dlpack"``.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or the number of a GPU.
         backend: ``"mmap"`` or ``"pread"``, as for safetensors, but without effect.
+        mmap: whether tensors on the CPU are views of a private mapping of a local file, as safetensors' are, which
+            costs no copy. By default each tensor owns its memory.
         storage_options: as for ``penstock.open``.
         options: settings, as for ``penstock.open``.
 
@@ -133,6 +131,7 @@ class safe_open:  # noqa: N801 - the name people know
         device: Any = "cpu",
         *,
         backend: Any = None,
+        mmap: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         options: LoadOptions | None = None,
     ) -> None:
@@ -141,15 +140,22 @@ class safe_open:  # noqa: N801 - the name people know
         if not isinstance(device, int) and not str(device).startswith("cuda"):
             library.device(device)
         # Headers can be read where the GPU that tensors are for is not, as with safetensors.
+        checkpoint = open(filename, storage_options=storage_options, options=options)
+        on_host = str(device) == "cpu" and not any("://" in location for location, _ in checkpoint.files)
+        self._checkpoint = checkpoint
+        self._source: Source = (
+            Mapped(checkpoint, framework) if mmap and on_host else InOrder(checkpoint, framework, device)
+        )
         self._framework = framework
-        self._device = device
-        self._open: Checkpoint | None = open(filename, storage_options=storage_options, options=options)
+        self._shares = self._closed = False
 
-    @property
-    def _checkpoint(self) -> Checkpoint:
-        if self._open is None:
-            raise ConfigError("the file is closed: it was left by `with`")
-        return self._open
+    @classmethod
+    def of_source(cls, checkpoint: Checkpoint, source: Source) -> safe_open:
+        """A lazy file of torch tensors that come from ``source``, which the caller closes. For engines."""
+        made = object.__new__(safe_open)
+        made._checkpoint, made._source, made._framework = checkpoint, source, "pt"
+        made._shares, made._closed = True, False
+        return made
 
     def __enter__(self) -> safe_open:  # noqa: PYI034 - Self needs Python 3.11
         return self
@@ -157,19 +163,22 @@ class safe_open:  # noqa: N801 - the name people know
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._open = None
+        """Tensors and slices that were handed out stay usable."""
+        self._closed = True
+        if not self._shares:
+            self._source.close()
 
     def keys(self) -> list[str]:
         """Names of the tensors, sorted."""
-        return list(self._checkpoint)
+        return list(self._opened())
 
     def offset_keys(self) -> list[str]:
         """Names of the tensors, in the order of their bytes."""
-        return self._checkpoint.offset_keys()
+        return self._opened().offset_keys()
 
     def metadata(self) -> dict[str, str] | None:
         """The file's ``__metadata__``, or None."""
-        return self._checkpoint.metadata()
+        return self._opened().metadata()
 
     def get_tensor(self, name: str) -> Any:
         """Loads one tensor.
@@ -177,15 +186,34 @@ class safe_open:  # noqa: N801 - the name people know
         Raises:
             TensorNotFoundError: where there is none of that name; it suggests the closest.
         """
-        return self.get_tensors([name])[name]
+        return self._source.take(self._opened()[name].name)
 
     def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """Loads several tensors at once, or all."""
-        return self._checkpoint.load(names, device=self._device, framework=self._framework)
+        checkpoint = self._opened()
+        return self._source.take_all(None if names is None else [checkpoint[name].name for name in tensor_names(names)])
 
     def get_slice(self, name: str) -> Slice:
         """A tensor of which only the part that is indexed gets read."""
-        return Slice(self._checkpoint, self._checkpoint[name], self._framework, self._device)
+        return Slice(self, self._opened()[name])
+
+    def _opened(self) -> Checkpoint:
+        if self._closed:
+            raise ConfigError("the file is closed: it was left by `with`")
+        return self._checkpoint
+
+    def _part(self, info: TensorInfo, selection: Selection) -> Any:
+        if _framework(self._framework).name == "torch" and not is_basic(selection):
+            whole = self._source.take(info.name)
+            try:
+                return whole[selection].contiguous()
+            except (IndexError, TypeError, ValueError) as error:
+                raise SelectionError(f"tensor {info.name!r}: {error}", tensor=info.name, cause=str(error)) from error
+        resolve(info.name, info.shape, selection)
+        items = selection if isinstance(selection, tuple) else (selection,)
+        if all(item is Ellipsis or item == slice(None) for item in items):
+            return self._source.take(info.name)
+        return self._source.part(info.name, selection)
 
 
 _framework = framework

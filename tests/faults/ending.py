@@ -101,7 +101,7 @@ def cancel(ckpt: penstock.Checkpoint, _: Path) -> list[str]:
 
 def close_supply(ckpt: penstock.Checkpoint, _: Path) -> list[str]:
     """An engine's supply of tensors is closed while one thread drives it and another waits for a tensor."""
-    from penstock.integrations.transformers.supply import Supply, one_group
+    from penstock.supply.streamed import Supply, one_group
 
     os.environ["FAULT_HANG"] = "30"
     supply = Supply(ckpt, one_group(ckpt), "cpu", options=penstock.LoadOptions(readers=2, block_bytes=4096))

@@ -14,8 +14,6 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +24,10 @@ from penstock.integrations.diffusers.components import Built, begin, class_of
 from penstock.integrations.diffusers.together import Together
 from penstock.integrations.safetensors.patching import patch_safetensors
 from penstock.integrations.shared.files import Place, called, is_url, locate
-from penstock.integrations.shared.small_files import joined
+from penstock.integrations.shared.small_files import fresh_directory, joined
 from penstock.optional import required
-from penstock.patches import listed
 from penstock.progress import ProgressOption
+from penstock.pulling import pull
 
 if TYPE_CHECKING:
     from penstock.arguments import AnyPath
@@ -39,8 +37,6 @@ logger = logging.getLogger(__name__)
 _HUB = ("token", "cache_dir", "local_files_only", "force_download")
 _THEIRS = ("device_map", "quantization_config", "output_loading_info", "ignore_mismatched_sizes")
 """Keywords of models that only diffusers' own loader understands."""
-_LORA_METADATA = "lora_adapter_metadata"
-"""Where diffusers keeps a LoRA's settings in the metadata of its file."""
 
 
 def from_pretrained(
@@ -180,7 +176,7 @@ def load_lora_weights(
 
     Args:
         pipeline: a pipeline of diffusers that takes LoRA.
-        path: the safetensors file (anything that ``penstock.open`` takes), or a local directory or the name of a model
+        path: the safetensors file (local, or at a URL), or a local directory or the name of a model
             on the Hub that holds it.
         weight_name: the file's name in a directory.
         adapter_name: what to call it.
@@ -194,45 +190,17 @@ def load_lora_weights(
     required("torch", "diffusers", "peft", by="penstock.integrations.diffusers")
     if adapter_name is not None:
         kwargs["adapter_name"] = adapter_name
-    if not is_url(path):
-        if weight_name is not None:
-            kwargs["weight_name"] = weight_name
-        with patch_safetensors(options=options):
-            pipeline.load_lora_weights(os.fsdecode(path), **kwargs)
-        return
-    from penstock.checkpoint import open
-
-    place = os.fsdecode(path)
-    for name in (kwargs.pop("subfolder", None), weight_name):
-        place = joined(place, name) if name else place
-    checkpoint = open(place, options=options)
-    settings = json.loads((checkpoint.metadata() or {}).get(_LORA_METADATA, "null"))
-    with _with_settings(pipeline, settings):
-        pipeline.load_lora_weights(checkpoint.load(), **kwargs)
-
-
-@contextmanager
-def _with_settings(pipeline: Any, settings: Any) -> Iterator[None]:
-    """While this is active, a LoRA that is given as a dict has the settings that its file's metadata holds.
-
-    Without it, those that are not in the weights (such as ``lora_alpha``) would be taken for the default.
-    """
-    if settings is None:
-        yield
-        return
-    listed("diffusers.DiffusionPipeline.lora_state_dict")
-    original = pipeline.lora_state_dict
-
-    def lora_state_dict(*arguments: Any, **keywords: Any) -> Any:
-        found = original(*arguments, **keywords)
-        return (*found[:-1], settings) if keywords.get("return_lora_metadata") else found
-
-    pipeline.lora_state_dict = lora_state_dict
-    try:
-        yield
-    finally:
-        if vars(pipeline).get("lora_state_dict") is lora_state_dict:
-            del pipeline.lora_state_dict
+    directory = os.fsdecode(path)
+    if is_url(path):
+        # LoRAs are small, and settings that only their file's metadata holds are read by diffusers.
+        for name in (kwargs.pop("subfolder", None), weight_name):
+            directory = joined(directory, name) if name else directory
+        found = pull(directory, fresh_directory())
+        directory, weight_name = str(found.directory), found.files[0].path
+    if weight_name is not None:
+        kwargs["weight_name"] = weight_name
+    with patch_safetensors(options=options):
+        pipeline.load_lora_weights(directory, **kwargs)
 
 
 def _model(

@@ -23,19 +23,16 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ContextDecorator, contextmanager
-from functools import partial
+from functools import partial, wraps
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 from penstock._native import LoadOptions
 from penstock.errors import MissingDependencyError, PenstockError, SafetensorError
-from penstock.integrations.safetensors.read_ahead import ReadAhead
 from penstock.patches import DISABLE, is_disabled, listed
-from penstock.safetensors import Slice
 from penstock.safetensors import safe_open as our_safe_open
-from penstock.selection import Selection, is_basic, resolve
 
 logger = logging.getLogger(__name__)
 
@@ -117,34 +114,45 @@ def _install() -> None:
             remedy="pip install safetensors",
         ) from error
     listed("safetensors.safe_open")
-    pairs: list[tuple[Any, Any]] = [(safetensors.safe_open, _opening(safetensors.safe_open))]
+    _replaced.append((safetensors.safe_open, _opening(safetensors.safe_open)))
     try:
         import safetensors.torch
     except ModuleNotFoundError:
         pass  # without torch, there is no such function
     else:
         listed("safetensors.torch.load_file")
-        pairs.append((safetensors.torch.load_file, _loading(safetensors.torch.load_file)))
-    _replaced.extend(pairs)
-    for theirs, ours in pairs:
-        _everywhere(theirs, ours)
+        _replaced.append((safetensors.torch.load_file, _loading(safetensors.torch.load_file)))
+    _everywhere(_replaced)
 
 
 def _remove() -> None:
-    for theirs, ours in _replaced:
-        _everywhere(ours, theirs)
+    _everywhere([(ours, theirs) for theirs, ours in _replaced])
     _replaced.clear()
 
 
-def _everywhere(old: Any, new: Any) -> None:
-    """Puts ``new`` in the place of ``old`` in the namespace of every module but Penstock's."""
+def _everywhere(pairs: list[tuple[Any, Any]]) -> None:
+    """Puts each second in the place of its first, in the namespace of every module but Penstock's."""
+    new = {id(old): made for old, made in pairs}
     for name, module in list(sys.modules.items()):
         if not isinstance(module, ModuleType) or name.partition(".")[0] == "penstock":
             continue
         namespace = vars(module)
-        for key, value in list(namespace.items()):
-            if value is old:
-                namespace[key] = new
+        # A process has thousands of modules: by far the most have none of these, which is found without Python's help.
+        if not new.keys().isdisjoint(map(id, list(namespace.values()))):
+            for key, value in list(namespace.items()):
+                if id(value) in new:
+                    namespace[key] = new[id(value)]
+
+
+def adjust(module: ModuleType) -> None:
+    """Gives a module the ``safe_open`` that it is to have now, after a replacement of another kind in it has ended:
+    blocks may have been entered or left meanwhile, and did not find theirs there.
+    """
+    with _lock:
+        current = vars(module).get("safe_open")
+        plain = getattr(current, "_stands_for", current)
+        if plain is not None:
+            vars(module)["safe_open"] = next((ours for theirs, ours in _replaced if theirs is plain), plain)
 
 
 def _settings() -> _Settings:
@@ -173,6 +181,8 @@ def _opening(theirs: Any) -> type:
     """The class that stands for ``safetensors.safe_open``."""
 
     class safe_open(_Opened):  # noqa: N801 - the name people know
+        _stands_for = theirs
+
         def __new__(cls, filename: Any, framework: Any, device: Any = "cpu", **options: Any) -> Any:
             if not _ours(framework, device, options):
                 return theirs(filename, framework, device, **options)
@@ -201,109 +211,45 @@ def _loading(theirs: Callable[..., Any]) -> Callable[..., Any]:
     return load_file
 
 
-class _Opened:
-    """What ``safe_open`` gives within a block. As ``penstock.safe_open``, and with views of the file on the CPU."""
+class _Opened(our_safe_open):
+    """``penstock.safe_open`` as a block has it: by default with views of the file, and with safetensors' errors."""
 
     _theirs: Callable[[], Any]
 
     def __init__(self, filename: Any, framework: str, device: Any = "cpu", *, backend: Any = None) -> None:
         del backend
         settings = _settings()
-        self._framework = framework
         self._own: Any = None
         with _as_theirs():
-            self._file = our_safe_open(filename, framework, device, options=settings.options)
-            checkpoint = self._file._checkpoint
-            self._views: dict[str, Any] | None = None
-            self._ahead: ReadAhead | None = None
-            on_host = str(device) == "cpu" and not any("://" in name for name, _ in checkpoint.files)
-            if settings.mmap and on_host:
-                self._views = checkpoint.load(framework=framework, mmap=True)
-                self._ahead = ReadAhead(checkpoint, settings.options or LoadOptions())
+            super().__init__(filename, framework, device, mmap=settings.mmap, options=settings.options)
 
     def _besides(self) -> Any:
         """The handle that safetensors has of the file, for what only that can do."""
-        self._file.keys()  # which refuses a file that is closed
+        self.keys()  # which refuses a file that is closed
         if self._own is None:
             self._own = self._theirs()
         return self._own
 
-    def __enter__(self) -> _Opened:  # noqa: PYI034 - Self needs Python 3.11
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._ahead is not None:
-            self._ahead.close()
-        # Tensors that were handed out keep the mapping alive.
-        self._views = None
         own, self._own = self._own, None
         if own is not None:
             own.__exit__(kind, value, traceback)
-        self._file.__exit__(kind, value, traceback)
+        super().__exit__(kind, value, traceback)
 
-    def keys(self) -> list[str]:
+
+def _translating(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def call(*arguments: Any, **keywords: Any) -> Any:
         with _as_theirs():
-            return self._file.keys()
+            return method(*arguments, **keywords)
 
-    def offset_keys(self) -> list[str]:
-        with _as_theirs():
-            return self._file.offset_keys()
-
-    def metadata(self) -> dict[str, str] | None:
-        with _as_theirs():
-            return self._file.metadata()
-
-    def get_tensor(self, name: str) -> Any:
-        with _as_theirs():
-            if self._views is None or self._ahead is None or name not in self._views:
-                return self._file.get_tensor(name)
-            self._ahead.want(name)
-            return _alias(self._views[name])
-
-    def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Any]:
-        with _as_theirs():
-            if self._views is None or self._ahead is None:
-                return self._file.get_tensors(names)
-            if names is not None:
-                return {name: self.get_tensor(name) for name in names}
-            self._ahead.everything()
-            return {name: _alias(tensor) for name, tensor in self._views.items()}
-
-    def get_slice(self, name: str) -> Any:
-        with _as_theirs():
-            return _OpenedSlice(self, name, self._file.get_slice(name))
+    return call
 
 
-class _OpenedSlice:
-    """What ``get_slice`` gives within a block: of a mapped file a part of the view, else what is read for it."""
-
-    def __init__(self, file: _Opened, name: str, part: Slice) -> None:
-        self._file = file
-        self._name = name
-        self._part = part
-
-    def get_shape(self) -> list[int]:
-        return self._part.get_shape()
-
-    def get_dtype(self) -> str:
-        return self._part.get_dtype()
-
-    def __getitem__(self, selection: Selection) -> Any:
-        with _as_theirs():
-            if self._file._views is None:
-                return self._part[selection]
-            if self._file._framework in _NUMPY or is_basic(selection):
-                resolve(self._name, self._part.get_shape(), selection)
-            whole = self._file.get_tensor(self._name)
-            part = whole[selection]
-            return part.contiguous() if hasattr(part, "contiguous") else part
-
-
-def _alias(tensor: Any) -> Any:
-    """The same memory as a tensor of its own: attributes that are set on one do not show on the other."""
-    return tensor.detach() if hasattr(tensor, "detach") else tensor[...]
+for _name in ("keys", "offset_keys", "metadata", "get_tensor", "get_tensors", "get_slice", "_part"):
+    setattr(_Opened, _name, _translating(getattr(our_safe_open, _name)))
 
 
 @contextmanager

@@ -20,10 +20,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock._native import LoadOptions, shown
 from penstock.errors import ConfigError, LocationNotFoundError
 from penstock.integrations.shared.small_files import SMALL, fetch, fresh_directory, joined
+from penstock.pulling import pull
 
 if TYPE_CHECKING:
     from penstock.arguments import AnyPath
     from penstock.checkpoint import Checkpoint
+
+
+ADAPTER = "adapter_model"
+"""peft's name for weights."""
 
 
 class HubModel(NamedTuple):
@@ -87,6 +92,16 @@ class Place(NamedTuple):
         if variant is None:
             ignored.append(f"{folder}*.*.safetensors")
         self.hub.fetch([f"{folder}*.safetensors"], ignored)
+
+    def bring_adapter(self) -> None:
+        """Has the weights of an adapter of peft on the local disk, for its own loader: they are small.
+
+        Raises:
+            LocationNotFoundError: there are none.
+        """
+        open_weights(self, ADAPTER)
+        if is_url(self.weights):
+            pull(joined(self.weights, f"{ADAPTER}.safetensors"), self.local)
 
     def _folder(self) -> str:
         """The folder within the model on the Hub, with a slash at its end, or nothing."""

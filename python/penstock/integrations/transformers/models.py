@@ -1,10 +1,9 @@
 """transformers: ``from_pretrained`` with the weights' way to the device made short.
 
 Everything but reading stays transformers' own: it builds the model without memory, renames, merges, converts and ties.
-It gets a ``state_dict`` (a supported argument) whose values are lazy, and asks for each when it wants it; what it then
-gets already lies on the device, in memory that becomes the parameter. So no second copy of a weight exists, in host
-memory or on the device. What cannot be had so (a model on several devices, GGUF) its own loader reads, within
-``patch_safetensors``.
+Its loader is given the model's directory, and finds one lazy file there (``supplied``), whose tensors already lie on
+the device, in memory that becomes the parameter. So no second copy of a weight exists, in host memory or on the device.
+What cannot be had so (a model on several devices, GGUF) it reads from the files, within ``patch_safetensors``.
 
 Where the tensors of the files will be the parameters, all of them are read while the model is being built. With a CUDA
 device, transformers would reserve as much memory as the model needs on top of that, and is kept from it
@@ -18,24 +17,22 @@ import os
 import re
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
-from functools import partial
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from penstock._native import LoadOptions, shown
 from penstock.errors import ConfigError
 from penstock.integrations.safetensors.patching import patch_safetensors
 from penstock.integrations.shared.files import Place, called, is_url, locate, open_weights, require_local
-from penstock.integrations.transformers import own_adapters, reservation, torchao
-from penstock.integrations.transformers.lazy import LazyTensor
-from penstock.integrations.transformers.model_classes import configuration, named_by, quantisation, resolve
-from penstock.integrations.transformers.supply import Supply, one_group, small_groups
-from penstock.integrations.transformers.views import Views
+from penstock.integrations.transformers import own_adapters, reservation
+from penstock.integrations.transformers.supplied import supplied
 from penstock.optional import required
 from penstock.progress import ProgressOption
+from penstock.supply.mapped import Mapped
+from penstock.supply.streamed import Supply, one_group, small_groups
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PretrainedConfig
 
     from penstock.arguments import AnyPath
     from penstock.checkpoint import Checkpoint
@@ -100,24 +97,28 @@ def from_pretrained(
     hub = {name: kwargs.pop(name) for name in _HUB if name in kwargs}
     place = locate(path, subfolder=subfolder, revision=revision, **hub)
     found = own_adapters.look(os.fsdecode(path), place, has_config=config is not None, hub=hub)
-    theirs = _theirs(kwargs)
-    if theirs is not None:
-        return _by_transformers(
-            model_class,
-            found,
-            place,
-            theirs,
-            *model_args,
-            config=config,
-            dtype=dtype,
-            variant=variant,
-            trust_remote_code=trust_remote_code,
-            options=options,
-            **kwargs,
-        )
+    left = _left(kwargs)
+    if left is not None:
+        brought = "the model here first (penstock.pull), or use device= for one device"
+        require_local(place, f"{left} is left to transformers", brought, variant)
+        cls = model_class
+        if isinstance(model_class, str) and model_class == "auto":
+            cls = named_by(_configuration(model_class, found.model, config, trust_remote_code))
+        with patch_safetensors(options=options):
+            result = cls.from_pretrained(
+                place.local,
+                *model_args,
+                config=config,
+                dtype=dtype,
+                variant=variant,
+                **_trusting(trust_remote_code),
+                **kwargs,
+            )
+        return _named(result, found.name)
     where = _one_device(device, kwargs.pop("device_map", None))
-    adapter_name = kwargs.pop("adapter_name", "default")
-    kwargs.pop("adapter_kwargs", None)
+    if found.alone:
+        adapter_name = kwargs.pop("adapter_name", "default")
+        kwargs.pop("adapter_kwargs", None)
     result = load(
         model_class,
         found.model,
@@ -133,11 +134,10 @@ def from_pretrained(
         options=options,
         **kwargs,
     )
-    if found.adapter is not None:
-        model = result[0] if isinstance(result, tuple) else result
-        told = own_adapters.put_on(model, found.adapter, adapter_name, options)
-        if isinstance(result, tuple) and told is not None:
-            result = (model, told)
+    if found.alone:
+        model, *info = result if isinstance(result, tuple) else (result,)
+        told = model.load_adapter(place.local, adapter_name=adapter_name)
+        result = (model, told.to_dict() if hasattr(told, "to_dict") else info[0]) if info else model
     return result
 
 
@@ -165,52 +165,114 @@ def load(
         device: ``"cpu"`` or ``"cuda:N"``.
     """
     began = time.perf_counter()
-    if trust_remote_code is not None:
-        kwargs["trust_remote_code"] = trust_remote_code
-    given = kwargs
-    settings, kwargs = configuration(model_class, place, config, dict(given))
-    cls, settings = resolve(model_class, settings, place, trust_remote_code)
-    # A class that finds the class has handed keywords to the configuration before generation could see them.
-    for_generation = given if cls is model_class else kwargs
+    settings = _configuration(model_class, place, config, trust_remote_code)
+    cls = named_by(settings) if isinstance(model_class, str) and model_class == "auto" else model_class
+    builds = _built(cls, settings, place, trust_remote_code)
     checkpoint = weights(settings)
-    adopts = _adopts(cls, settings, checkpoint, dtype, kwargs)
-    groups = one_group(checkpoint) if adopts else small_groups(checkpoint)
-    supply: Supply | Views
+    adopts = _adopts(builds, settings, checkpoint, dtype, kwargs)
+    source: Supply | Mapped
     if mmap:
         if device != "cpu" or is_url(place.weights):
             raise ConfigError(f"{called(name)}: mmap=True is for device='cpu' and local files")
-        supply = Views(checkpoint, progress=progress, options=options)
+        source = Mapped(checkpoint, progress=progress, options=options)
     else:
-        supply = Supply(checkpoint, groups, device, progress=progress, options=options)
-    state = {tensor: LazyTensor(supply, checkpoint[tensor]) for group in groups for tensor in group}
+        groups = one_group(checkpoint) if adopts else small_groups(checkpoint)
+        source = Supply(checkpoint, groups, device, progress=progress, options=options)
     try:
-        headers = torchao.told(checkpoint.metadata() or {}) if torchao.is_of(settings) else nullcontext()
-        with headers, reservation.none() if adopts else nullcontext(False) as unreserved:
-            if unreserved:
-                supply.begin()
+        with (
+            supplied(place.local, checkpoint, source),
+            reservation.none() if adopts else nullcontext(False) as unreserved,
+        ):
+            if unreserved and isinstance(source, Supply):
+                source.begin()
             result = cls.from_pretrained(
-                None, *model_args, config=settings, state_dict=state, dtype=dtype, device_map={"": device}, **kwargs
+                place.local,
+                *model_args,
+                config=config,
+                dtype=dtype,
+                device_map={"": device},
+                **_trusting(trust_remote_code),
+                **kwargs,
             )
     except Exception as error:
         # transformers may have wrapped what went wrong with reading.
-        if supply.failure is not None and supply.failure is not error:
-            raise supply.failure from error
+        if source.failure is not None and source.failure is not error:
+            raise source.failure from error
         raise
     finally:
-        supply.close()
-    if supply.failure is not None:
-        raise supply.failure
-    model = result[0] if isinstance(result, tuple) else result
-    model.name_or_path = model.config.name_or_path = called(name)
-    if kwargs.get("generation_config") is None:
-        _generation(model, place, trust_remote_code, for_generation)
+        source.close()
+    if source.failure is not None:
+        raise source.failure
     seconds = time.perf_counter() - began
-    loaded, rate = supply.bytes / 1e9, supply.bytes / max(seconds, 1e-9) / 1e9
+    loaded, rate = source.bytes / 1e9, source.bytes / max(seconds, 1e-9) / 1e9
     logger.info("%s: %.2f GB on %s in %.2f s: %.2f GB/s", called(name), loaded, device, seconds, rate)
+    return _named(result, called(name))
+
+
+def _named(result: Any, name: str) -> Any:
+    model = result[0] if isinstance(result, tuple) else result
+    model.name_or_path = model.config.name_or_path = name
     return result
 
 
-def _theirs(kwargs: dict[str, Any]) -> str | None:
+def _trusting(trust_remote_code: bool | None) -> dict[str, bool]:
+    return {} if trust_remote_code is None else {"trust_remote_code": trust_remote_code}
+
+
+def named_by(config: PretrainedConfig) -> Any:
+    """The class that a configuration names, or one that finds the class."""
+    import transformers
+
+    names = config.architectures or []
+    for name in names:
+        if hasattr(transformers, name):
+            return getattr(transformers, name)
+    for finder, reference in (getattr(config, "auto_map", None) or {}).items():
+        # Of code that lies beside the weights: "modeling_x.XForCausalLM", found by "AutoModelForCausalLM".
+        is_model = finder.startswith("AutoModel") and hasattr(transformers, finder)
+        if is_model and isinstance(reference, str) and reference.rpartition(".")[2] in names:
+            return getattr(transformers, finder)
+    return transformers.AutoModel
+
+
+def _configuration(
+    model_class: Any, place: Place, given: PretrainedConfig | AnyPath | None, trust_remote_code: bool | None
+) -> PretrainedConfig:
+    """The model's configuration as it is stored, from which follows where weights are and how they are read."""
+    from transformers import AutoConfig, PretrainedConfig
+
+    if isinstance(given, PretrainedConfig):
+        return given
+    config_class = getattr(model_class, "config_class", None) or AutoConfig
+    source = place.local if given is None else os.fspath(given)
+    config: PretrainedConfig = config_class.from_pretrained(source, **_trusting(trust_remote_code))
+    return config
+
+
+def _built(cls: Any, config: PretrainedConfig, place: Place, trust_remote_code: bool | None) -> set[str]:
+    """Names of the classes of which transformers builds one.
+
+    Raises:
+        ConfigError: for what is no class of models, and one that knows none for this configuration.
+    """
+    mapping = getattr(cls, "_model_mapping", None)
+    if mapping is None:
+        if not hasattr(cls, "from_pretrained"):
+            raise ConfigError(f"{cls!r} is neither 'auto' nor a class of transformers with from_pretrained")
+        return {cls.__name__}
+    remote = (getattr(config, "auto_map", None) or {}).get(cls.__name__)
+    if isinstance(remote, str) and trust_remote_code:
+        return {remote.rpartition(".")[2]}
+    if type(config) not in mapping:
+        hint = ". Its code lies beside the weights; trust_remote_code=True lets it run" if remote else ""
+        raise ConfigError(
+            f"{place.local}: {cls.__name__} knows no model for {type(config).__name__}{hint}", location=place.local
+        )
+    found = mapping[type(config)]
+    return {one.__name__ for one in (found if isinstance(found, (list, tuple)) else [found])}
+
+
+def _left(kwargs: dict[str, Any]) -> str | None:
     """The first keyword that only transformers' own loader understands, as the caller wrote it."""
     device_map = kwargs.get("device_map")
     if isinstance(device_map, dict):
@@ -222,32 +284,6 @@ def _theirs(kwargs: dict[str, Any]) -> str | None:
     if kwargs.get("gguf_file"):
         return "gguf_file"
     return "use_safetensors=False" if kwargs.get("use_safetensors") is False else None
-
-
-def _by_transformers(
-    model_class: Any,
-    found: own_adapters.Found,
-    place: Place,
-    theirs: str,
-    *model_args: Any,
-    config: PretrainedConfig | AnyPath | None,
-    trust_remote_code: bool | None,
-    options: LoadOptions | None,
-    **kwargs: Any,
-) -> Any:
-    """What transformers' own loader makes of files that are here. It puts an adapter on by itself."""
-    left = f"{theirs} is left to transformers"
-    brought = "the model here first (penstock.pull), or use device= for one device"
-    require_local(place, left, brought, kwargs.get("variant"))
-    if trust_remote_code is not None:
-        kwargs["trust_remote_code"] = trust_remote_code
-    if isinstance(model_class, str) and model_class == "auto":
-        model_class = named_by(configuration(model_class, found.model, config, dict(kwargs))[0])
-    with patch_safetensors(options=options):
-        result = model_class.from_pretrained(place.local, *model_args, config=config, **kwargs)
-    model = result[0] if isinstance(result, tuple) else result
-    model.name_or_path = model.config.name_or_path = found.name
-    return result
 
 
 def _one_device(device: Any, device_map: Any) -> str:
@@ -277,7 +313,7 @@ def _weights(place: Place, config: PretrainedConfig, variant: str | None, option
 
 
 def _adopts(
-    cls: type[PreTrainedModel], config: PretrainedConfig, checkpoint: Checkpoint, dtype: Any, kwargs: dict[str, Any]
+    builds: set[str], config: PretrainedConfig, checkpoint: Checkpoint, dtype: Any, kwargs: dict[str, Any]
 ) -> bool:
     """Whether the model's parameters will be the checkpoint's tensors as they are.
 
@@ -287,7 +323,7 @@ def _adopts(
 
     from penstock.frameworks.torch import DTYPES
 
-    if kwargs.get("quantization_config") is not None or cls.__name__ not in (config.architectures or []):
+    if kwargs.get("quantization_config") is not None or builds.isdisjoint(config.architectures or []):
         return False
     if isinstance(dtype, dict):  # one for each part of the model
         return False
@@ -298,7 +334,9 @@ def _adopts(
     if isinstance(dtype, str):
         dtype = getattr(torch, dtype, None)
     # A checkpoint that is quantised stays so, unless it is to be undone.
-    stays = getattr(config, "quantization_config", None) is not None and not quantisation(config, "dequantize")
+    stored = getattr(config, "quantization_config", None)
+    undone = stored.get("dequantize") if isinstance(stored, dict) else getattr(stored, "dequantize", None)
+    stays = stored is not None and not undone
     converted = sum(
         info.nbytes
         for info in checkpoint.values()
@@ -309,22 +347,3 @@ def _adopts(
         and not (stays and DTYPES[info.dtype].itemsize == 1)
     )
     return converted <= checkpoint.nbytes // 100
-
-
-def _generation(model: PreTrainedModel, place: Place, trust_remote_code: bool | None, kwargs: dict[str, Any]) -> None:
-    """What generation takes from files beside the weights: transformers reads it where it reads weights by itself."""
-    if not model.can_generate():
-        return
-    from transformers import GenerationConfig
-
-    known = vars(GenerationConfig())
-    kwargs = {name: value for name, value in kwargs.items() if name in known}
-    # Without a file of its own it is derived from the model's configuration, as transformers does.
-    name = "generation_config.json"
-    if not place.holds(name):
-        name, kwargs = "config.json", kwargs | {"_from_model_config": True}
-    model.generation_config = GenerationConfig.from_pretrained(place.local, config_file_name=name, **kwargs)
-    if trust_remote_code and hasattr(model, "load_custom_generate"):
-        # There may be none.
-        with suppress(OSError):
-            model.generate = partial(model.load_custom_generate(place.local, trust_remote_code=True), model=model)

@@ -105,4 +105,4 @@ class ReadAhead:
         self._brought.add(number)
 
     def _bring(self, names: list[str]) -> None:
-        self._checkpoint._native.map(names, self._options).prefault()
+        self._checkpoint.prefault(names, options=self._options)

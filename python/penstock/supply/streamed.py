@@ -17,7 +17,7 @@ are gone soon and what nobody asks for is hardly read.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -42,13 +42,15 @@ def one_group(checkpoint: Checkpoint) -> list[list[str]]:
 
 
 def small_groups(checkpoint: Checkpoint, limit: int = GROUP_BYTES) -> list[list[str]]:
-    """Groups of about ``limit`` bytes in the order in which they will be asked for.
+    """Groups of about ``limit`` bytes in the order in which libraries ask for tensors."""
+    return groups_of(checkpoint, sorted(checkpoint.offset_keys(), key=natural_sort_key), limit)
 
-    A tensor larger than that is a group of its own.
-    """
+
+def groups_of(checkpoint: Checkpoint, names: Iterable[str], limit: int = GROUP_BYTES) -> list[list[str]]:
+    """Groups of about ``limit`` bytes in the order of ``names``. A tensor larger than that is a group of its own."""
     groups: list[list[str]] = []
     room = 0
-    for name in sorted(checkpoint.offset_keys(), key=natural_sort_key):
+    for name in names:
         nbytes = checkpoint[name].nbytes
         if not groups or nbytes > room:
             groups.append([])
@@ -65,7 +67,7 @@ class Supply:
         checkpoint: whose tensors.
         groups: names of tensors that are read together; a group is begun when one of its tensors is asked for.
         device: ``"cpu"`` or ``"cuda:N"``.
-        progress, options: as for ``Checkpoint.load``.
+        framework, progress, options: as for ``Checkpoint.load``.
 
     Attributes:
         failure: the first exception that a load raised. Libraries may wrap it or lose it.
@@ -79,6 +81,7 @@ class Supply:
         groups: Sequence[Sequence[str]],
         device: Any,
         *,
+        framework: str = "pt",
         progress: ProgressOption = None,
         options: LoadOptions | None = None,
     ) -> None:
@@ -87,7 +90,8 @@ class Supply:
         self.stats: list[LoadStats] = []
         self._checkpoint = checkpoint
         self._device = device
-        self._options = options
+        self._framework = framework
+        self._options = checkpoint.options if options is None else options
         self._groups = groups
         self._group_of = {name: number for number, group in enumerate(groups) for name in group}
         self._streams: dict[int, Iterator[tuple[str, Any]]] = {}
@@ -138,6 +142,25 @@ class Supply:
         """A part of a tensor, read by itself: who wants parts (of tensor parallelism) does not want the whole."""
         return self._handed_out(self._guarded(lambda: self._load(name, selection)))
 
+    def take_all(self, names: Iterable[str] | None = None) -> dict[str, Any]:
+        """Several tensors, or all."""
+        return {name: self.take(name) for name in (self._group_of if names is None else names)}
+
+    def offers(self, name: str) -> bool:
+        """Whether taking this tensor reads ahead: its group is being read, or is the next and nothing waits here."""
+        with self._changed:
+            number = self._group_of.get(name)
+            if number is None or number in self._unread:
+                return name in self._ready or (number is not None and number in self._streams)
+            return number == len(self._unread) and self._is_idle()
+
+    def is_idle(self, name: str) -> bool:
+        """Whether this tensor is none that is offered, nothing is being read, and nothing waits to be taken."""
+        return not self.offers(name) and self._is_idle()
+
+    def _is_idle(self) -> bool:
+        return not self._driven and not self._ready and not self._streams
+
     def close(self) -> None:
         """Ends what is being read and lets go of what nobody asked for."""
         with self._changed:
@@ -177,9 +200,8 @@ class Supply:
     def _next(self, number: int) -> tuple[str, Any]:
         if number not in self._unread:
             names = list(self._groups[number])
-            options = LoadOptions() if self._options is None else self._options
-            load, *_ = self._checkpoint._start(names, None, None, self._device, "pt", None, options)
-            self._loads[number], self._streams[number] = load, load.stream(window_of(options))
+            load = self._checkpoint.begin(names, self._device, self._framework, self._options)
+            self._loads[number], self._streams[number] = load, load.stream(window_of(self._options))
             self._unread[number] = len(names)
             self._check_open()
         stream = self._streams[number]
@@ -205,7 +227,10 @@ class Supply:
     def _load(self, name: str, selection: Selection) -> Any:
         self._check_open()
         slices = {} if selection is ... else {name: selection}
-        return self._checkpoint.load([name], slices=slices, device=self._device, options=self._options)[name]
+        loaded = self._checkpoint.load(
+            [name], slices=slices, device=self._device, framework=self._framework, options=self._options
+        )
+        return loaded[name]
 
     def _guarded(self, act: Callable[[], Any]) -> Any:
         try:
@@ -222,7 +247,7 @@ class Supply:
             raise self.failure
 
     def _handed_out(self, tensor: Any) -> Any:
-        nbytes = tensor.numel() * tensor.element_size()
+        nbytes = getattr(tensor, "nbytes", 0)  # a DLPack capsule does not say
         with self._changed:
             self.bytes += nbytes
             self._progress.advance(nbytes)
