@@ -41,8 +41,6 @@ test-engines: $(VENV)/.built  ## a real vLLM and SGLang on the CPU, in environme
 lint: $(VENV)/.built  ## formatting, clippy, ruff, mypy, stubs: warnings are errors
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	cargo fmt --check --manifest-path benchmarks/io_engines/Cargo.toml
-	cargo clippy --manifest-path benchmarks/io_engines/Cargo.toml --all-targets --locked -- -D warnings
 	cargo fmt --check --manifest-path benchmarks/http/Cargo.toml
 	cargo clippy --manifest-path benchmarks/http/Cargo.toml --all-targets --locked -- -D warnings
 	@$(BIN)/python tools/extras.py lint test | xargs $(BIN)/pip install -q
