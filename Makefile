@@ -57,7 +57,7 @@ build: $(VENV)/.built
 bench: $(VENV)/.built  ## criterion, then files to CPU tensors beside the machine's limits
 	cargo bench -p penstock
 	@$(BIN)/python tools/extras.py bench | xargs $(BIN)/pip install -q
-	$(BIN)/python benchmarks/local_cpu.py
+	$(BIN)/python -m benchmarks local_cpu
 
 clean:
 	rm -rf $(VENV) target dist

@@ -1,6 +1,6 @@
 """Bytes of a block and numbers of readers, every pair by turns: how fast files in memory are loaded with each.
 
-    python benchmarks/blocks.py DIRECTORY --output FILE.json [--device cpu] [--gb 2] [--blocks 2,4,8] [--readers 8,12]
+    python -m benchmarks blocks DIRECTORY --output FILE.json [--device cpu] [--gb 2] [--blocks 2,4,8] [--readers 8,12]
 
 All loads are of one process, whose staging memory is made anew for each pair by a load that is not counted; so this
 shows what a load does once it runs, not what the first load of a process costs. Files lie in the page cache, and once
@@ -16,17 +16,14 @@ import json
 import random
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-import checkpoints
-import common
-
 import penstock
+
+from . import checkpoints, common
 
 
 def main() -> None:
@@ -45,7 +42,7 @@ def main() -> None:
     pairs = list(itertools.product(blocks, numbers))
     result: dict[str, Any] = {
         "machine": common.machine() | {"gpu": common.gpu_name(), "filesystem": common.filesystem(options.directory)},
-        "command": f"python benchmarks/blocks.py DIRECTORY --device {options.device} --gb {options.gb:g} --rounds "
+        "command": f"python -m benchmarks blocks DIRECTORY --device {options.device} --gb {options.gb:g} --rounds "
         f"{options.rounds} --blocks {options.blocks} --readers {options.readers} --output FILE",
         "bytes": case.nbytes,
         "measurements": [],
