@@ -60,8 +60,6 @@ test-all: test test-stores test-libraries test-slow test-engines  ## everything;
 lint: $(VENV)/.built-tests  ## formatting, clippy, ruff, mypy, stubs: warnings are errors
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	cargo fmt --check --manifest-path benchmarks/io_engines/Cargo.toml
-	cargo clippy --manifest-path benchmarks/io_engines/Cargo.toml --all-targets --locked -- -D warnings
 	cargo fmt --check --manifest-path benchmarks/http/Cargo.toml
 	cargo clippy --manifest-path benchmarks/http/Cargo.toml --all-targets --locked -- -D warnings
 	@$(BIN)/python tools/extras.py lint test | xargs $(BIN)/pip install -q
@@ -77,9 +75,9 @@ sanitize:  ## Miri, AddressSanitizer, ThreadSanitizer: needs a nightly toolchain
 build: $(VENV)/.built
 
 bench: $(VENV)/.built  ## criterion, then files to CPU tensors beside the machine's limits
-	cargo bench -p penstock
+	cargo bench -p penstock-checks
 	@$(BIN)/python tools/extras.py bench | xargs $(BIN)/pip install -q
-	$(BIN)/python benchmarks/local_cpu.py
+	$(BIN)/python -m benchmarks local_cpu
 
 clean:
 	rm -rf $(VENV) target dist

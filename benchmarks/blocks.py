@@ -1,6 +1,6 @@
 """Bytes of a block and numbers of readers, every pair by turns: how fast files in memory are loaded with each.
 
-    python benchmarks/blocks.py DIRECTORY --output FILE.json [--device cpu] [--gb 2] [--blocks 2,4,8] [--readers 8,12]
+    python -m benchmarks blocks DIRECTORY --output FILE.json [--device cpu] [--gb 2] [--blocks 2,4,8] [--readers 8,12]
 
 All loads are of one process, whose staging memory is made anew for each pair by a load that is not counted; so this
 shows what a load does once it runs, not what the first load of a process costs. Files lie in the page cache, and once
@@ -16,17 +16,14 @@ import json
 import random
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-import checkpoints
-import common
-
 import penstock
+
+from . import checkpoints, common
 
 
 def main() -> None:
@@ -45,7 +42,7 @@ def main() -> None:
     pairs = list(itertools.product(blocks, numbers))
     result: dict[str, Any] = {
         "machine": common.machine() | {"gpu": common.gpu_name(), "filesystem": common.filesystem(options.directory)},
-        "command": f"python benchmarks/blocks.py DIRECTORY --device {options.device} --gb {options.gb:g} --rounds "
+        "command": f"python -m benchmarks blocks DIRECTORY --device {options.device} --gb {options.gb:g} --rounds "
         f"{options.rounds} --blocks {options.blocks} --readers {options.readers} --output FILE",
         "bytes": case.nbytes,
         "measurements": [],
@@ -56,7 +53,7 @@ def main() -> None:
         for number in range(options.rounds):
             random.shuffle(pairs)
             for block, readers in pairs:
-                config = penstock.Config(readers=readers, block_bytes=block << 20)
+                config = penstock.LoadOptions(readers=readers, block_bytes=block << 20)
                 penstock.release_staging()
                 load(places["warm"], config, options.device)
                 for place, files in places.items():
@@ -66,9 +63,9 @@ def main() -> None:
     print(table(result["measurements"]))
 
 
-def load(files: list[Path], config: penstock.Config, device: str) -> dict[str, Any]:
+def load(files: list[Path], config: penstock.LoadOptions, device: str) -> dict[str, Any]:
     """Seconds of one load, and of the process's CPU time. What it loaded is dropped."""
-    checkpoint = penstock.open(files, config=config)
+    checkpoint = penstock.open(files, options=options)
     wall, cpu = time.perf_counter(), time.process_time()
     tensors = checkpoint.load(device=device)
     if device.startswith("cuda"):

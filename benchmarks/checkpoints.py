@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import checksum
-import common
+from . import checksum, common
 
 NAMES = ["llama", "small-tensors", "one-tensor"]
 Shapes = dict[str, tuple[int, ...]]

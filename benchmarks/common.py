@@ -284,15 +284,6 @@ def _lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines()
 
 
-def measure(script: Path, *arguments: str) -> dict[str, Any]:
-    """Runs ``script`` in a fresh process; its last line of output is its result as JSON."""
-    done = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{script.name} {' '.join(arguments)} failed:\n{done.stderr}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
 def shares_of_rounds(rounds: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
     """Of each name, its rates over the mean of all in the same round, which a disk that wanders does not move."""
     shares: dict[str, list[float]] = {}

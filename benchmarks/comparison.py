@@ -22,13 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import checkpoints
-import checksum
-import common
-import limits
-import loaders
-import processes
-import report
+from . import checkpoints, checksum, common, limits, loaders, processes, report
 
 STATES = ["cold", "half", "warm", "tmpfs"]
 # The limit that is measured in turn with a state's loaders, and the state that it is measured in.

@@ -1,6 +1,6 @@
 """What a disk gives to whom, by turns, file by file: plain readers of many settings, Penstock, and a rival.
 
-    python benchmarks/disk.py DIRECTORY --output FILE.json [--rounds 8] [--plain 16x512,8x1024] [--loaders penstock]
+    python -m benchmarks disk DIRECTORY --output FILE.json [--rounds 8] [--plain 16x512,8x1024] [--loaders penstock]
 
 A disk whose rate wanders by a third within minutes cannot be compared over whole checkpoints: too few loads fit between
 two changes. So here a load is one file of the checkpoint, in one process that has loaded before, everything reads that
@@ -23,11 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-import checkpoints
-import common
-import limits
-import loaders
+from . import checkpoints, common, limits, loaders
 
 PLAIN = "16x256,16x512,16x512/4096,12x512/4096,8x512,8x512/4096,8x4096,4x4096"
 LOADERS = "penstock,penstock:readers=16,penstock:readers=12,penstock:readers=24"
@@ -52,7 +48,7 @@ def main() -> None:
     contestants |= {name: loader(name, options.device) for name in options.loaders.split(",")}
     result: dict[str, Any] = {
         "machine": common.machine() | {"gpu": common.gpu_name(), "filesystem": common.filesystem(options.directory)},
-        "command": f"python benchmarks/disk.py DIRECTORY --device {options.device} --gb {options.gb:g} --rounds "
+        "command": f"python -m benchmarks disk DIRECTORY --device {options.device} --gb {options.gb:g} --rounds "
         f"{options.rounds} --plain {options.plain} --loaders {options.loaders} --output FILE",
         "measurements": [],
     }
@@ -103,8 +99,8 @@ def loader(name: str, device: str) -> Load:
     import penstock
 
     given = {key: int(value) for key, value in loaders.settings(name).items()}
-    config = penstock.Config(cache="bypass", **given)
-    return lambda file: finish(penstock.open([file], config=config).load(device=device), device)
+    options = penstock.LoadOptions(cache="bypass", **given)
+    return lambda file: finish(penstock.open([file], options=options).load(device=device), device)
 
 
 def finish(tensors: dict[str, Any], device: str) -> None:

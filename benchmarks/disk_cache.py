@@ -4,7 +4,7 @@ Four loads to the CPU in each round, each in a fresh process: over HTTP without 
 from the filled cache; and the same file from the same disk, which is the limit. Local files are cold (proved).
 
     cargo build --release --manifest-path benchmarks/http/Cargo.toml
-    python benchmarks/disk_cache.py --server benchmarks/http/target/release/http-bench --directory /mnt/nvme/bench \
+    python -m benchmarks disk_cache --server benchmarks/http/target/release/http-bench --directory /mnt/nvme/bench \
         --gb 2 --link-mb 1000 --connection-mb 90 --latency-ms 30 --rounds 5 --output cache.json
 """
 
@@ -20,12 +20,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-import common
+from . import common
 
 _LOAD = """
 import json, resource, sys, time
 import penstock
+
 url, cache = sys.argv[1:3]
 began = time.perf_counter()
 ckpt = penstock.open(url, cache_dir=cache)
@@ -131,7 +131,7 @@ def main() -> None:
         local.unlink(missing_ok=True)
     report(rounds)
     if args.output:
-        command = f"python benchmarks/disk_cache.py --server http-bench --directory DIRECTORY --gb {args.gb}"
+        command = f"python -m benchmarks disk_cache --server http-bench --directory DIRECTORY --gb {args.gb}"
         result = {
             "command": " ".join([command, *shape, f"--rounds {args.rounds}"]),
             "machine": common.machine(),

@@ -1,8 +1,8 @@
 """transformers' ``from_pretrained`` as it is, within ``patch_safetensors``, and through ``penstock.integrations``.
 
-    python benchmarks/engines.py DIRECTORY --output X.json                       # 8.2 GB of random weights, cuda:0
-    python benchmarks/engines.py DIRECTORY --output X.json --gb 16 --states warm --rounds 5
-    python benchmarks/engines.py DIRECTORY --output X.json --device cpu --gb 0.01
+    python -m benchmarks engines DIRECTORY --output X.json                       # 8.2 GB of random weights, cuda:0
+    python -m benchmarks engines DIRECTORY --output X.json --gb 16 --states warm --rounds 5
+    python -m benchmarks engines DIRECTORY --output X.json --device cpu --gb 0.01
 
 Builds a Llama of random BF16 weights in DIRECTORY (on a disk: a file in memory cannot be cold), then, round by round
 and in turn, loads it with each loader in a fresh process, from a page cache that is proved to be cold or warm. Each
@@ -26,14 +26,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-import checksum
-import common
-import processes
+from . import checksum, common, processes
 
 # The page cache of the whole machine is dropped, not only the checkpoint's files.
 COLD_MACHINE = "cold-machine"
-MEASURED = Path(__file__).parent / "engines_measured.py"
 LOADERS = ("stock", "patched", "penstock")
 """On the CPU there is also ``mapped``: Penstock's views of the files, which is what stock's parameters are there."""
 CONFIG = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "hidden_size": 4096}
@@ -151,7 +147,6 @@ def measured(
     work: Path,
     limit: float,
     *,
-    program: Path = MEASURED,
     env: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """One load in a fresh process, from a page cache in that state; a failure is an answer too.
@@ -166,7 +161,7 @@ def measured(
         if state == COLD_MACHINE:
             common.drop_page_cache()
         began = time.monotonic()
-        answer = processes.run(task, work, seconds=limit, env=OFFLINE | (env or {}), program=program)
+        answer = processes.run({"do": "from_pretrained"} | task, work, seconds=limit, env=OFFLINE | (env or {}))
     except (processes.FailedError, common.StateError) as error:
         return {"error": str(error)}
     return answer | {"cached": cached, "process_seconds": round(time.monotonic() - began, 2)}

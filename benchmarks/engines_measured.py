@@ -1,7 +1,5 @@
 """What runs in the fresh process of one measurement of ``engines.py``.
 
-    python benchmarks/engines_measured.py TASK.json RESULT.json
-
 Before the clock: imports (also of the module that the model's class lies in) and the CUDA context. Timed: the call, and
 waiting for the device. After it: memory, and the checksums of all parameters where they lie.
 """
@@ -10,15 +8,13 @@ from __future__ import annotations
 
 import json
 import resource
-import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-import checksum
+from . import checksum
 
 
 def loader_of(name: str) -> Callable[[str, str, Any], Any]:
@@ -68,7 +64,7 @@ class Watch:
         return self.peak
 
 
-def measure(task: dict[str, Any]) -> dict[str, Any]:
+def run_task(task: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     device, cuda = task["device"], task["device"].startswith("cuda")
@@ -111,8 +107,3 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         wrong = checksum.wrong(checksum.of_tensors({n: p.detach() for n, p in parameters.items()}), expected)
         result |= {"bytes_ok": result["bytes_ok"] and not wrong, "wrong": wrong[:10]}
     return result
-
-
-if __name__ == "__main__":
-    question, answer = map(Path, sys.argv[1:])
-    answer.write_text(json.dumps(measure(json.loads(question.read_text()))))

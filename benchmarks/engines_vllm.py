@@ -1,10 +1,10 @@
 """vLLM with each of its load formats: seconds for the weights, for the model and until it answers, memory, tokens.
 
-    python benchmarks/engines_vllm.py DIRECTORY --output X.json                            # 15.2 GB, one GPU
-    python benchmarks/engines_vllm.py DIRECTORY --output X.json --states warm --rounds 5
-    python benchmarks/engines_vllm.py DIRECTORY --output X.json --formats auto,penstock,runai_streamer@penstock \\
+    python -m benchmarks engines_vllm DIRECTORY --output X.json                            # 15.2 GB, one GPU
+    python -m benchmarks engines_vllm DIRECTORY --output X.json --states warm --rounds 5
+    python -m benchmarks engines_vllm DIRECTORY --output X.json --formats auto,penstock,runai_streamer@penstock \\
         --site runai_streamer@penstock=SITE
-    python benchmarks/engines_vllm.py DIRECTORY --output X.json --device cpu --gb 0.01 --formats auto,penstock
+    python -m benchmarks engines_vllm DIRECTORY --output X.json --device cpu --gb 0.01 --formats auto,penstock
 
 Builds a Llama of random BF16 weights in DIRECTORY (on a disk: a file in memory cannot be cold). Then each round starts
 vLLM with every format, in a drawn order and a fresh process, from a page cache that is proved to be cold or warm, and
@@ -35,12 +35,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-import common
+from . import common, engines
 
-import engines
-
-MEASURED = Path(__file__).parent / "engines_vllm_measured.py"
 FORMATS = ("auto", "runai_streamer", "fastsafetensors", "penstock")
 VLLM = {
     # In this process, where it can be looked at.
@@ -59,7 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
     files = sorted(model.glob("*.safetensors"))
     result: dict[str, Any] = {
         "machine": common.machine() | {"gpu": common.gpu_name(), "filesystem": common.filesystem(options.directory)},
-        "command": f"python benchmarks/engines_vllm.py DIRECTORY --gb {options.gb:g} --files {options.files} --states "
+        "command": f"python -m benchmarks engines_vllm DIRECTORY --gb {options.gb:g} --files {options.files} --states "
         f"{options.states} --formats {options.formats} --rounds {options.rounds} --output FILE"
         + "".join(f" --extra {given}" for given in options.extra)
         + " --processes" * options.processes,
@@ -80,6 +76,7 @@ def main(arguments: list[str] | None = None) -> None:
             for state in options.states.split(","):
                 for label in random.sample(formats, len(formats)):
                     task = {
+                        "do": "vllm",
                         "model": str(model),
                         "format": label.partition("@")[0],
                         "extra": json.loads(extra.get(label, "{}")),
@@ -87,7 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
                     }
                     where = environment | site(options, label)
                     item = {"format": label, "state": state, "round": number} | engines.measured(
-                        task, files, state, Path(work), options.limit, program=MEASURED, env=where
+                        task, files, state, Path(work), options.limit, env=where
                     )
                     result["measurements"].append(item)
                     options.output.write_text(json.dumps(result, indent=1) + "\n")

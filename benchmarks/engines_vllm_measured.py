@@ -1,7 +1,5 @@
 """What runs in the fresh process of one measurement of ``engines_vllm.py``.
 
-    python benchmarks/engines_vllm_measured.py TASK.json RESULT.json
-
 The clock for "ready" starts with the process and ends when tokens were generated. What vLLM logs of loading is caught
 as it is logged, with the memory of that moment. After the clock, all of the model's parameters are summed up.
 """
@@ -13,14 +11,11 @@ import json
 import logging
 import re
 import resource
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 BEGAN = time.perf_counter()
 
-sys.path.insert(0, str(Path(__file__).parent))
 
 WEIGHTS = re.compile(r"Loading weights took ([\d.]+) seconds")
 MODEL = re.compile(r"Model loading took .* ([\d.]+) seconds")
@@ -58,9 +53,10 @@ class Heard:
             self.lines.append(line)
 
 
-def measure(task: dict[str, Any]) -> dict[str, Any]:
-    import checksum
+def run_task(task: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
+
+    from . import checksum
 
     imported = time.perf_counter() - BEGAN
     cuda = task["device"] == "cuda"
@@ -90,8 +86,3 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         "parameters": hashlib.sha256(json.dumps(sorted(sums.items())).encode()).hexdigest()[:16],
         "log": heard.lines,
     }
-
-
-if __name__ == "__main__":
-    question, answer = map(Path, sys.argv[1:])
-    answer.write_text(json.dumps(measure(json.loads(question.read_text()))))

@@ -10,7 +10,7 @@
 #   for part in OUT_DIR/*/; do
 #     python -m pip install --no-index --no-deps --target "SITES/$(basename "$part")" "$part"*.whl
 #   done
-#   PYTHONPATH=SITES/rivals python benchmarks/rivals.py DIRECTORY --output FILE.json \
+#   PYTHONPATH=SITES/rivals python -m benchmarks rivals DIRECTORY --output FILE.json \
 #     --site safetensors=SITES/safetensors-0.8.0 --site safetensors@0.9=SITES/safetensors-0.9.0rc1 \
 #     --site safetensors-prefetch=SITES/safetensors-0.9.0rc1
 set -euo pipefail

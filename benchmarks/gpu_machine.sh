@@ -59,7 +59,7 @@ rivals() {
   done <<< "safetensors 0.8.0
 safetensors@0.9 0.9.0rc1
 safetensors-prefetch 0.9.0rc1"
-  PYTHONPATH=$PYTHONPATH:$sites/rivals "$python" "$here/rivals.py" --rounds "$rounds" --budget "$budget" \
+  PYTHONPATH=$PYTHONPATH:$sites/rivals "$python" -m benchmarks rivals --rounds "$rounds" --budget "$budget" \
     "${chosen[@]}" ${RIVALS:-} "$data" "$@"
 }
 
@@ -73,22 +73,22 @@ part() {
     small) rivals --output "$out/small.json" --cases small-tensors --states warm ;;
     cores) rivals --output "$out/cores.json" --cases llama --states warm --cores 0-3 ;;
     readers)
-      "$python" "$here/readers.py" "$data" --gb 15.2 --device cuda --rounds "$rounds" --output "$out/readers.json"
+      "$python" -m benchmarks readers "$data" --gb 15.2 --device cuda --rounds "$rounds" --output "$out/readers.json"
       ;;
     disk)
       site rivals "$wheels"/rivals/*.whl
-      PYTHONPATH=$PYTHONPATH:$sites/rivals "$python" "$here/disk.py" "$data" --rounds "$rounds" --budget "$budget" \
+      PYTHONPATH=$PYTHONPATH:$sites/rivals "$python" -m benchmarks disk "$data" --rounds "$rounds" --budget "$budget" \
         --loaders "${LOADERS:-penstock,penstock:readers=16,fastsafetensors}" --output "$out/disk.json"
       ;;
     transformers)
-      "$python" "$here/engines.py" "$data" --rounds "$rounds" --states "$states" --output "$out/transformers.json"
+      "$python" -m benchmarks engines "$data" --rounds "$rounds" --states "$states" --output "$out/transformers.json"
       ;;
     vllm)
       site compat "$wheels"/compat/*.whl
       site rivals "$wheels"/rivals/*.whl
       unpack_vllm
       local on_gpu='{"distributed": true}' ours=runai_streamer@penstock
-      PYTHONPATH=$PYTHONPATH:$sites/vllm:$sites/rivals "$python" "$here/engines_vllm.py" "$data" --rounds "$rounds" \
+      PYTHONPATH=$PYTHONPATH:$sites/vllm:$sites/rivals "$python" -m benchmarks engines_vllm "$data" --rounds "$rounds" \
         --states "$states" --site "$ours=$sites/compat" --site "$ours-gpu=$sites/compat" --extra "$ours-gpu=$on_gpu" \
         --extra "runai_streamer@gpu=$on_gpu" --keep ${VLLM:-} --output "$out/vllm.json" \
         --formats "${FORMATS:-auto,penstock,fastsafetensors,$ours-gpu,$ours,runai_streamer,runai_streamer@gpu}"
@@ -105,10 +105,10 @@ part() {
         "$python" -m pytest -q -rs test_vllm_two_gpus.py) || passed=$?
       return $passed
       ;;
-    sharing) "$python" "$here/sharing.py" --directory "$data" --device cuda --output "$out/sharing.json" ;;
+    sharing) "$python" -m benchmarks sharing --directory "$data" --device cuda --output "$out/sharing.json" ;;
     remote)
       site rivals "$wheels"/rivals/*.whl
-      PYTHONPATH=$PYTHONPATH:$sites/rivals "$python" "$here/remote.py" /dev/shm/penstock-remote --server auto --gb 15.19 \
+      PYTHONPATH=$PYTHONPATH:$sites/rivals "$python" -m benchmarks remote /dev/shm/penstock-remote --server auto --gb 15.19 \
         --program "$wheels/http-bench" --files 4 --device cuda:0 --networks loopback --rounds "$rounds" \
         --budget "$budget" --output "$out/remote.json"
       ;;
@@ -120,7 +120,7 @@ part() {
 }
 
 site penstock "$wheels"/*.whl
-export PYTHONPATH=$sites/penstock${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH=$sites/penstock${PYTHONPATH:+:$PYTHONPATH}:$(dirname "$here")
 failed=()
 for name in "$@"; do
   began=$SECONDS

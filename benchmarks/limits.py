@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import common
+from . import common
 
 MIB = 1 << 20
 # Threads and block size in MiB. 0 threads: as many as cores.

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import checksum
+from . import checksum
 
 Tensors = dict[str, Any]
 Load = Callable[[list[str]], Tensors]

@@ -1,7 +1,7 @@
 """Local file to CPU tensors, against the limits of the machine and against safetensors.
 
-    python benchmarks/local_cpu.py --show FILE.json
-    python benchmarks/local_cpu.py [--gib 2] [--rounds 5] [--directory DIR] [--output FILE.json]
+    python -m benchmarks local_cpu --show FILE.json
+    python -m benchmarks local_cpu [--gib 2] [--rounds 5] [--directory DIR] [--output FILE.json]
 
 Rows are interleaved round by round, in an order that changes, each in a fresh process, and the median is reported. The
 limits are measured in the same run: plain ``O_DIRECT`` reads (cold) and parallel ``pread`` of cached pages into memory
@@ -26,9 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-import common
-import limits
+from . import common, limits, processes
 
 LIMITS = {
     "cold": [f"direct-{threads}x{mib}" for threads in (4, 8) for mib in (2, 8)],
@@ -139,7 +137,6 @@ def main() -> None:
 
 def compare(path: Path, rounds: int, only: str | None) -> dict[str, Any]:
     size = path.stat().st_size
-    script = Path(__file__)
     plan: list[tuple[str, str, Callable[[], object]]] = []
     for state in ("cold", "warm"):
         kinds = ["cold"] if state == "cold" else ["warm", "fresh"]
@@ -151,7 +148,7 @@ def compare(path: Path, rounds: int, only: str | None) -> dict[str, Any]:
         # In another order each time: what a virtual disk gives may depend on what it gave just before.
         for state, name, prepare in random.Random(number).sample(plan, len(plan)):
             prepare()
-            sample = common.measure(script, "--child", str(path), name)
+            sample = processes.measure("local_cpu", "--child", str(path), name)
             samples.setdefault((state, name), []).append(sample)
             print(
                 f"round {number + 1} {state} {name}: {size / sample['seconds'] / common.GB:.2f} GB/s", file=sys.stderr
@@ -173,7 +170,7 @@ def compare(path: Path, rounds: int, only: str | None) -> dict[str, Any]:
                 ),
             }
         )
-    command = f"python benchmarks/local_cpu.py --rounds {rounds}" + (f" --only {only}" if only else "")
+    command = f"python -m benchmarks local_cpu --rounds {rounds}" + (f" --only {only}" if only else "")
     return {"command": command, "machine": common.machine(), "bytes": size, "rounds": rounds, "rows": rows}
 
 

@@ -1,7 +1,5 @@
 """What runs in the fresh process of one measurement: everything up to the clock, the clock, and everything after it.
 
-    python benchmarks/measured.py TASK.json RESULT.json
-
 Before the clock: imports, the CUDA context, the first load of a "second load". Timed: opening, loading, and waiting for
 the device; on the CPU, touching every page, since a mapped file is read by its first use (not where nothing can be
 mapped: files that come over a network). After it: memory, and the
@@ -14,16 +12,11 @@ from __future__ import annotations
 import gc
 import json
 import resource
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-import checksum
-import common
-import limits
-import loaders
+from . import checksum, common, limits, loaders
 
 
 def measure(
@@ -96,21 +89,14 @@ def _status(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
-def main() -> None:
-    task, result = (Path(argument) for argument in sys.argv[1:])
-    asked = json.loads(task.read_text())
+def run_task(task: dict[str, Any]) -> dict[str, Any]:
+    """The answer to ``load``, ``limit`` or ``serialise``."""
+    asked = dict(task)
     do = asked.pop("do")
     if do == "load":
-        answer = measure(**asked)
-    elif do == "limit":
-        answer = limits.measure(
-            asked["limit"], [Path(file) for file in asked["files"]], asked["setting"], asked["device"]
-        )
-    else:
-        loaders.write_own_format(asked["files"], asked["target"])
-        answer = {}
-    result.write_text(json.dumps(answer))
-
-
-if __name__ == "__main__":
-    main()
+        return measure(**asked)
+    if do == "limit":
+        files = [Path(file) for file in asked["files"]]
+        return limits.measure(asked["limit"], files, asked["setting"], asked["device"])
+    loaders.write_own_format(asked["files"], asked["target"])
+    return {}

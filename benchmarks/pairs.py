@@ -1,8 +1,8 @@
 """Two builds of Penstock, before and after a change: pairs of loads that alternate in one run.
 
-    python benchmarks/pairs.py DIRECTORY --before SITE --after SITE --output X.json                  # 15.2 GB, one GPU
-    python benchmarks/pairs.py DIRECTORY --before SITE --after SITE --output X.json --states cold --gb 7.6
-    python benchmarks/pairs.py DIRECTORY --before SITE --after SITE --output X.json --device cpu --gb 1
+    python -m benchmarks pairs DIRECTORY --before SITE --after SITE --output X.json                  # 15.2 GB, one GPU
+    python -m benchmarks pairs DIRECTORY --before SITE --after SITE --output X.json --states cold --gb 7.6
+    python -m benchmarks pairs DIRECTORY --before SITE --after SITE --output X.json --device cpu --gb 1
 
 Each SITE is a directory with one build of the package (``pip install --target``), or a clone's ``python``. A pair is
 one load by each build, in a drawn order, from the same state of the page cache; every load has a process of its own.
@@ -26,11 +26,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-import checkpoints
-import checksum
-import common
 import numpy as np
+
+from . import checkpoints, checksum, common, processes
 
 BUILDS = ("before", "after")
 RESAMPLES = 10_000
@@ -44,8 +42,8 @@ class Zygote:
     def __init__(self, site: Path) -> None:
         path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH", "")]))
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--zygote"],
-            env=os.environ | {"PYTHONPATH": path},
+            processes.command("pairs", "--zygote"),
+            env=processes.environment({"PYTHONPATH": path}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -94,7 +92,7 @@ def zygote() -> None:
 
 
 def _measure(task: dict[str, Any]) -> dict[str, Any]:
-    import measured
+    from . import measured
 
     try:
         answer = measured.measure(**task)
@@ -147,7 +145,7 @@ def main() -> None:
     options = make_parser().parse_args()
     result: dict[str, Any] = {
         "machine": common.machine() | {"gpu": common.gpu_name(), "filesystem": common.filesystem(options.directory)},
-        "command": " ".join(["python benchmarks/pairs.py DIRECTORY", *sys.argv[2:]]),
+        "command": " ".join(["python -m benchmarks pairs DIRECTORY", *sys.argv[2:]]),
         "samples": [],
         "comparisons": [],
     }

@@ -1,7 +1,7 @@
 """Fresh processes for measurements: what they are asked, how long they may take, and how they failed.
 
 A loader may crash, hang, print what it likes or die at exit; none of that may end the comparison. Each task runs in a
-session of its own, which is killed as a whole when its time is over, and answers in a file (see ``measured.py``).
+session of its own, which is killed as a whole when its time is over, and answers in a file (see ``worker.py``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-MEASURED = Path(__file__).parent / "measured.py"
+# Where this package lies: fresh processes import it from there, after everything else.
+ROOT = Path(__file__).resolve().parent.parent
 
 
 class FailedError(Exception):
@@ -27,15 +28,29 @@ class HungError(FailedError):
     """The process was killed because its time was over."""
 
 
+def command(module: str, *arguments: str) -> list[str]:
+    """The command line of a module of this package."""
+    return [sys.executable, "-m", f"{__package__}.{module}", *arguments]
+
+
+def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a fresh process: ours with that one over it, in which this package can be imported.
+
+    The current directory is not searched for modules, and what PYTHONPATH names comes before this package.
+    """
+    merged = os.environ | dict(env or {})
+    path = os.pathsep.join(filter(None, [merged.get("PYTHONPATH"), str(ROOT)]))
+    return merged | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+
+
 def run(
     task: dict[str, Any],
     work: Path,
     *,
     seconds: float,
     env: Mapping[str, str] | None = None,
-    program: Path = MEASURED,
 ) -> dict[str, Any]:
-    """Runs a task of ``measured.py`` (or another program of that kind) in a fresh process and returns its answer.
+    """Runs a task of ``worker.py`` in a fresh process and returns its answer.
 
     If the process dies after its answer was written, the answer counts, and ``exit`` in it says how it died.
     """
@@ -44,11 +59,11 @@ def run(
     answer.unlink(missing_ok=True)
     with errors.open("wb") as stderr:
         process = subprocess.Popen(
-            [sys.executable, str(program), str(question), str(answer)],
+            command("worker", str(question), str(answer)),
             stdin=subprocess.DEVNULL,
             stdout=stderr,
             stderr=stderr,
-            env=os.environ | dict(env or {}),
+            env=environment(env),
             start_new_session=True,
         )
         try:
@@ -64,6 +79,15 @@ def run(
         raise FailedError(f"{_ended(code)}: {_last_words(errors.read_text(errors='replace'))}")
     result: dict[str, Any] = json.loads(answer.read_text())
     return result | ({"exit": _ended(code)} if code else {})
+
+
+def measure(module: str, *arguments: str) -> dict[str, Any]:
+    """Runs a module of this package in a fresh process; its last line of output is its result as JSON."""
+    done = subprocess.run(command(module, *arguments), env=environment(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{module} {' '.join(arguments)} failed:\n{done.stderr}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def _ended(code: int) -> str:

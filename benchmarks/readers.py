@@ -1,6 +1,6 @@
 """The number of readers that Penstock finds, beside every number that could have been given by hand.
 
-    python benchmarks/readers.py DIRECTORY --output FILE.json [--device cpu] [--gb 2] [--rounds 5] [--readers 1,2,4,8]
+    python -m benchmarks readers DIRECTORY --output FILE.json [--device cpu] [--gb 2] [--rounds 5] [--readers 1,2,4,8]
 
 Each load runs in a fresh process; numbers take turns within a round, the page cache's state is made and proved before
 each. The checkpoint under DIRECTORY is made where there is none (Llama-3-8B's shapes). What is found should be within
@@ -17,10 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-import checkpoints
-import common
-import processes
+from . import checkpoints, common, processes
 
 FOUND = "found"
 
@@ -39,7 +36,7 @@ def main() -> None:
     numbers = [FOUND, *options.readers.split(",")]
     result: dict[str, Any] = {
         "machine": common.machine() | {"filesystem": common.filesystem(options.directory)},
-        "command": f"python benchmarks/readers.py DIRECTORY --device {options.device} --gb {options.gb:g} "
+        "command": f"python -m benchmarks readers DIRECTORY --device {options.device} --gb {options.gb:g} "
         f"--rounds {options.rounds} --readers {options.readers} --states {options.states} --output FILE",
         "bytes": case.nbytes,
         "measurements": [],

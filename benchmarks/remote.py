@@ -1,8 +1,8 @@
 """From an object store on this machine: Penstock beside plain clients and other loaders, through several networks.
 
     cargo build --release --manifest-path benchmarks/http/Cargo.toml
-    python benchmarks/remote.py DIRECTORY --program TARGET/release/http-bench --output FILE.json
-    python benchmarks/remote.py /dev/shm/bench --program http-bench --server auto --gb 15.19 --files 4 --device cuda:0 \
+    python -m benchmarks remote DIRECTORY --program TARGET/release/http-bench --output FILE.json
+    python -m benchmarks remote /dev/shm/bench --program http-bench --server auto --gb 15.19 --files 4 --device cuda:0 \
         --networks loopback --rounds 3 --budget 540 --output FILE.json
 
 A checkpoint is made in DIRECTORY (memory, such as /dev/shm, so that no disk is measured) and served from there by
@@ -37,13 +37,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-import checkpoints
-import checksum
-import common
-import loaders
-import object_servers
-import processes
+from . import checkpoints, checksum, common, loaders, object_servers, processes
 
 CAPPED = ["--latency-ms", "30", "--connection-mb", "90", "--link-mb", "1000"]
 NETWORKS = {"loopback": [], "capped": CAPPED, "outage": [*CAPPED, "--outage-after", "0.5", "--outage", "20"]}
@@ -119,7 +113,7 @@ class Bench:
         own = self.options.directory / "model.tensors"
         if not own.exists():
             files = [str(file) for file in self.files]
-            processes.run({"do": "write", "files": files, "target": str(own)}, self.work, seconds=600)
+            processes.run({"do": "serialise", "files": files, "target": str(own)}, self.work, seconds=600)
         return [f"http://{address}/{own.name}"]
 
     def everything(self) -> list[dict[str, Any]]:
@@ -319,7 +313,7 @@ def main() -> None:
         bench = Bench(options, Path(work))
         rows = bench.everything()
     told = [f"--{name} {','.join(value)}" for name in ("networks", "rows") if (value := getattr(options, name))]
-    command = f"python benchmarks/remote.py DIRECTORY --program http-bench --gb {options.gb} --files {options.files}"
+    command = f"python -m benchmarks remote DIRECTORY --program http-bench --gb {options.gb} --files {options.files}"
     result = {
         "command": " ".join([command, f"--rounds {options.rounds} --device {options.device}", *told]),
         "note": options.note,

@@ -7,7 +7,7 @@
 # Some 40 MB. There, with a Python that has torch and numpy, and this directory beside it:
 #
 #   python -m pip install --no-index --no-deps --target SITE OUT_DIR/wheels/*.whl
-#   PYTHONPATH=SITE python benchmarks/remote.py /dev/shm/bench --program OUT_DIR/http-bench --server auto --gb 15.19 \
+#   PYTHONPATH=SITE python -m benchmarks remote /dev/shm/bench --program OUT_DIR/http-bench --server auto --gb 15.19 \
 #     --files 4 --device cuda:0 --networks loopback --rounds 3 --budget 540 --output FILE.json
 set -euo pipefail
 

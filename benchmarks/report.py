@@ -11,7 +11,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import common
+from . import common
 
 FORMAT = 1
 Result = dict[str, Any]

@@ -1,8 +1,8 @@
 """Penstock beside its rivals: the same checkpoints, the same states of the page cache, one machine, one run.
 
-    python benchmarks/rivals.py DIRECTORY --output FILE.json
-    python benchmarks/rivals.py DIRECTORY --cases llama --states cold,half --budget 550 --output A.json
-    python benchmarks/rivals.py --merge A.json B.json --output BOTH.json
+    python -m benchmarks rivals DIRECTORY --output FILE.json
+    python -m benchmarks rivals DIRECTORY --cases llama --states cold,half --budget 550 --output A.json
+    python -m benchmarks rivals --merge A.json B.json --output BOTH.json
 
 Checkpoints are made under DIRECTORY, or the one that lies there is taken. Every loader that is installed is measured,
 each time in a fresh process whose CUDA context exists; loaders take turns within a round, in an order that changes from
@@ -13,7 +13,7 @@ loader and state. A loader that fails, crashes or hangs is a row that says so.
 The rivals are installed from wheels (``fetch_rivals.sh``), which needs no network and changes no environment:
 
     python -m pip install --no-index --no-deps --target SITE WHEELS/rivals/*.whl
-    PYTHONPATH=SITE python benchmarks/rivals.py DIRECTORY --output FILE.json --site safetensors-prefetch=SITE_0.9
+    PYTHONPATH=SITE python -m benchmarks rivals DIRECTORY --output FILE.json --site safetensors-prefetch=SITE_0.9
 
 ``NAME@LABEL`` is the loader NAME once more, with what ``--site`` puts before everything else that is installed;
 ``penstock:readers=16`` and the like is Penstock with that setting.
@@ -28,11 +28,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-import checkpoints
-import comparison
-import loaders
-import report
+from . import checkpoints, comparison, loaders, report
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -133,7 +129,7 @@ def command(arguments: list[str]) -> str:
             shown.append(argument)
         takes_value = argument.startswith("--") and not equals and argument not in {"--resume", "--no-limits"}
         value_of = argument if takes_value else None
-    return " ".join(["python benchmarks/rivals.py", *shown])
+    return " ".join(["python -m benchmarks rivals", *shown])
 
 
 if __name__ == "__main__":

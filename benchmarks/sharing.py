@@ -1,6 +1,6 @@
 """Ranks of a tensor-parallel model, reading each for itself and all together: seconds, bytes read, GPU memory.
 
-    python benchmarks/sharing.py [--directory DIR] [--ranks 2] [--device cuda] [--layers 8] [--output X.json]
+    python -m benchmarks sharing [--directory DIR] [--ranks 2] [--device cuda] [--layers 8] [--output X.json]
 
 Writes layers of Llama-3-8B's shapes, loads them in a process for each rank as tensor parallelism does (rows of some
 matrices, columns of `o_proj` and `down_proj`), from the disk and from the page cache, and checks every byte of the
@@ -14,7 +14,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,12 +23,11 @@ import torch
 from safetensors import safe_open
 from torch import distributed
 
-sys.path.insert(0, str(Path(__file__).parent))
-import common
-
 import penstock
 from penstock.distributed import Peers, Sharing
 from penstock.recording import Recorder
+
+from . import common, processes
 
 HIDDEN, INNER, KEYS = 4096, 14336, 1024
 ROWS = {"q_proj": (HIDDEN, HIDDEN), "k_proj": (KEYS, HIDDEN), "v_proj": (KEYS, HIDDEN), "gate_proj": (INNER, HIDDEN)}
@@ -151,7 +149,8 @@ def main() -> None:
         task = {"ranks": given.ranks, "port": port, "files": files, "cases": cases, "device": given.device}
         processes = [
             subprocess.Popen(
-                [sys.executable, __file__, "--rank", json.dumps({"rank": rank, **task})],
+                processes.command("sharing", "--rank", json.dumps({"rank": rank, **task})),
+                env=processes.environment(),
                 stdout=subprocess.PIPE,
                 text=True,
             )
@@ -184,7 +183,7 @@ def main() -> None:
     if given.output:
         about = {
             "machine": common.machine() | {"gpu": common.gpu_name() if given.device == "cuda" else None},
-            "command": f"python benchmarks/sharing.py --ranks {given.ranks} --device {given.device} "
+            "command": f"python -m benchmarks sharing --ranks {given.ranks} --device {given.device} "
             f"--layers {given.layers} --rounds {given.rounds} --output FILE",
             "bytes": size,
         }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-import common
-import engines_vllm
-import engines_vllm_measured
+from benchmarks import common, engines, engines_vllm, engines_vllm_measured
 
-import engines
 import penstock
 
 pytestmark = pytest.mark.slow

@@ -15,17 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-import checkpoints
-import checksum
-import common
-import limits
-import object_servers
-import processes
-import remote
-import report
-import rivals
+from benchmarks import checkpoints, checksum, common, limits, object_servers, processes, remote, report, rivals
 
 import penstock
 
@@ -152,7 +142,7 @@ def test_a_state_that_cannot_be_reached_is_refused() -> None:
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCHMARKS / "rivals.py"), "--device", "cpu", *map(str, arguments)]
+    command = [sys.executable, "-m", "benchmarks", "rivals", "--device", "cpu", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=True)
 
 
@@ -170,7 +160,7 @@ def test_a_run_measures_installed_loaders_and_tells_of_those_that_fail(tmp_path:
     result = json.loads(output.read_text())
 
     (of_run,) = result["runs"]
-    assert of_run["command"].startswith("python benchmarks/rivals.py --device cpu DIRECTORY --output out.json --states")
+    assert of_run["command"].startswith("python -m benchmarks rivals --device cpu DIRECTORY --output out.json --states")
     assert of_run["machine"]["kernel"]
     assert of_run["machine"]["versions"]["torch"]
     assert set(of_run["skipped"]) == {"instanttensor"}
@@ -226,7 +216,7 @@ def test_a_loader_that_hangs_is_ended(tmp_path: Path, checkpoint: Path) -> None:
 @pytest.mark.usefixtures("_on_a_disk")
 def test_the_number_of_readers_that_is_found_is_held_against_fixed_ones(tmp_path: Path) -> None:
     output = tmp_path / "out.json"
-    command = [sys.executable, str(BENCHMARKS / "readers.py"), str(tmp_path / "data"), "--output", str(output)]
+    command = [sys.executable, "-m", "benchmarks", "readers", str(tmp_path / "data"), "--output", str(output)]
     options = ["--gb", "0.02", "--rounds", "1", "--readers", "1,3", "--states", "cold"]
     done = subprocess.run(command + options, capture_output=True, text=True, check=True)
     result = json.loads(output.read_text())
@@ -241,7 +231,7 @@ def test_the_number_of_readers_that_is_found_is_held_against_fixed_ones(tmp_path
 @pytest.mark.usefixtures("_on_a_disk")
 def test_readers_of_a_disk_are_held_against_each_other_file_by_file(tmp_path: Path) -> None:
     output = tmp_path / "out.json"
-    command = [sys.executable, str(BENCHMARKS / "disk.py"), str(tmp_path / "data"), "--output", str(output)]
+    command = [sys.executable, "-m", "benchmarks", "disk", str(tmp_path / "data"), "--output", str(output)]
     options = ["--gb", "0.02", "--rounds", "2", "--device", "cpu"]
     readers = ["--plain", "2x512", "--loaders", "penstock:readers=3"]
     done = subprocess.run(command + options + readers, capture_output=True, text=True, check=True)
@@ -306,7 +296,7 @@ def test_commands_name_no_directory() -> None:
     shown = rivals.command(arguments)
     assert (
         shown
-        == "python benchmarks/rivals.py DIRECTORY --site a@b=DIR --site=c=DIR --output=r.json --tmpfs shm --resume"
+        == "python -m benchmarks rivals DIRECTORY --site a@b=DIR --site=c=DIR --output=r.json --tmpfs shm --resume"
     )
 
 

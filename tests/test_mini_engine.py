@@ -50,7 +50,7 @@ def test_a_recorded_load_fills_what_an_eager_one_fills_and_reads_this_ranks_part
     assert loaded == {name.replace("/", ".") for name, _ in engine.named_parameters()}
     assert engine.checksums() == eager(style, rank, ranks)
     statistics = recorder.statistics
-    assert statistics.eager == 0
+    assert statistics.fallback == 0
     if ranks == 1:
         assert statistics.bytes <= checkpoint.nbytes
     else:

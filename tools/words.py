@@ -47,7 +47,7 @@ PHRASES = {
     r"\bSee the module\.": "what it is for",
 }
 
-_TELLS_OF_THEM = {"CHANGELOG.md", "tests/test_words.py", "tools/words.py"}
+_TELLS_OF_THEM = {"CHANGELOG.md", "benchmarks/NOTEBOOK.md", "tests/test_words.py", "tools/words.py"}
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _QUOTED = re.compile(r"`[^`\n]*`")
 

@@ -66,7 +66,7 @@ impl Mapped {
     pub fn prefault(&self, tensors: &[usize], threads: usize) -> Result<()> {
         let steps = steps(&self.checkpoint, tensors);
         // First everything is asked for, and only then is anything waited for: alternating the two leaves the disk idle
-        // between steps (1.0 s instead of 0.7 s for 2 GiB on the 2-core machine of docs/performance.md).
+        // between steps (1.0 s instead of 0.7 s for 2 GiB on the 2-core machine of benchmarks/NOTEBOOK.md).
         // What is cached already costs the thread that touches it less than populating would.
         let missing: Vec<_> = steps.iter().map(|_| AtomicBool::new(false)).collect();
         in_parallel(threads, &self.files, &steps, |step, object, _, range| {

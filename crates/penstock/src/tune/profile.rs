@@ -1,6 +1,6 @@
 //! What a load from some storage begins with, and how far a tuner may go from there.
 //!
-//! The numbers are of three origins: measured (memory, local disks: docs/performance.md), reported by operators (NFS over
+//! The numbers are of three origins: measured (memory, local disks: benchmarks/NOTEBOOK.md), reported by operators (NFS over
 //! several connections, one sequential reader for FUSE, object stores), and guessed with wide bounds (everything else). The tuner
 //! finds the rest.
 
