@@ -63,7 +63,7 @@ def main() -> None:
     print(table(result["measurements"]))
 
 
-def load(files: list[Path], config: penstock.LoadOptions, device: str) -> dict[str, Any]:
+def load(files: list[Path], options: penstock.LoadOptions, device: str) -> dict[str, Any]:
     """Seconds of one load, and of the process's CPU time. What it loaded is dropped."""
     checkpoint = penstock.open(files, options=options)
     wall, cpu = time.perf_counter(), time.process_time()
