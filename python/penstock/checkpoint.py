@@ -163,6 +163,11 @@ class Checkpoint(Mapping[str, TensorInfo]):
             return False
 
     @property
+    def core(self) -> _native.Checkpoint:
+        """What the Rust core has of it. For Penstock's own modules; it may change in any release."""
+        return self._native
+
+    @property
     def stats(self) -> LoadStats | None:
         """Figures of the last load that ended well in the calling thread; if there was none, in any thread; or None.
 

@@ -125,7 +125,7 @@ def load_parts(
     options = checkpoint.options if options is None else options
     wanted = [(part.name, list(part.ranges)) for part in parts]
     target = "host" if device == "cpu" else device
-    session = checkpoint._native.session_of_parts(wanted, target, options)
+    session = checkpoint.core.session_of_parts(wanted, target, options)
     planned = Planned(*session.tensors)
     ordered = [parts[item] for item in session.items]
     places = Places(session, planned, ordered, framework("pt") if library is None else library, device)

@@ -195,10 +195,8 @@ class _Table:
         wants: dict[Key, list[Box]] = {}
         for wanted in mine:
             wants.setdefault(wanted.key, []).append(wanted.box)
-        reaches = [
-            checkpoint._native.locality(options_of(checkpoint, self._options)) for checkpoint in self._checkpoints
-        ]
-        fingerprints = [checkpoint._native.fingerprint() for checkpoint in self._checkpoints]
+        reaches = [checkpoint.core.locality(options_of(checkpoint, self._options)) for checkpoint in self._checkpoints]
+        fingerprints = [checkpoint.core.fingerprint() for checkpoint in self._checkpoints]
         worth_sharing = any(origin in share_from for origin, _ in reaches)
         return Proposal(fingerprints, [bridge for _, bridge in reaches], worth_sharing, wants)
 
