@@ -93,7 +93,7 @@ class SharedStream:
         self._peers = peers
         self._device = torch.device(Torch().device(device))
         self._options = options
-        self._flat = [Checkpoint(of.checkpoint._native.as_bytes(), of.checkpoint.options) for of in sources]
+        self._flat = [Checkpoint(of.checkpoint.core.as_bytes(), of.checkpoint.options) for of in sources]
         self._places: list[_Place] = []
         end = 0
         for number, (checkpoint, names) in enumerate(sources):
@@ -119,7 +119,7 @@ class SharedStream:
             PeerError: a process is gone, cannot begin, or would stream something else.
         """
         digest = hashlib.sha256(repr((self._places, self.rounds, self._device.type)).encode()).digest()
-        fingerprints = [checkpoint._native.fingerprint() for checkpoint in self._flat]
+        fingerprints = [checkpoint.core.fingerprint() for checkpoint in self._flat]
         try:
             proposals = self._peers.negotiate(_Proposal(fingerprints, digest, self._is_short()))
         except RuntimeError as error:
