@@ -129,7 +129,7 @@ impl RemoteStore {
         let mut listing = if is_hub(prefix) {
             self.hub().list(prefix, recursive)?
         } else {
-            let (address, backend, path) = self.locality(prefix)?;
+            let (address, backend, path) = self.connect(prefix)?;
             if address.provider == Provider::Web {
                 return Err(web::cannot_list().object(address.shown()));
             }
@@ -218,7 +218,7 @@ impl RemoteStore {
         if Address::parse(location)?.provider == Provider::Web {
             return Ok(plain);
         }
-        let (_, backend, _) = self.locality(location)?;
+        let (_, backend, _) = self.connect(location)?;
         Ok(format!("{}\n{plain}", backend.endpoint))
     }
 
@@ -232,7 +232,7 @@ impl RemoteStore {
         Self { context: Arc::new(LoadContext::of_load()), ..self.clone() }
     }
 
-    fn locality(&self, location: &str) -> Result<(Address, Arc<Backend>, Path)> {
+    fn connect(&self, location: &str) -> Result<(Address, Arc<Backend>, Path)> {
         let (address, environment) = (Address::parse(location)?, &self.environment);
         hub::refuse_page(&address, environment)?;
         let path = path(&address)?;
@@ -253,7 +253,7 @@ impl Store for RemoteStore {
         if is_hub(location) {
             return self.hub().open(location);
         }
-        let (address, backend, path) = self.locality(location)?;
+        let (address, backend, path) = self.connect(location)?;
         if address.provider != Provider::Web && address.key.is_empty() {
             return Err(Error::new(ErrorKind::NotFound, "the location names a bucket, not an object")
                 .object(address.shown()));
@@ -280,7 +280,7 @@ impl Store for RemoteStore {
         if is_hub(location) {
             return self.hub().reopen(location, identity);
         }
-        let (address, backend, path) = self.locality(location)?;
+        let (address, backend, path) = self.connect(location)?;
         let meta =
             object::version(&path, identity).ok_or_else(|| failure::changed().object(address.shown()))?;
         let (head, context) = (Vec::new(), Arc::clone(&self.context));

@@ -19,9 +19,7 @@
 //! and what to look at. Nothing here looks at the process's variables except through [`Environment`], and nothing here
 //! knows a bucket.
 //!
-//! Why not Google's own `google-cloud-auth`: it renews tokens in a task that it leaves to the runtime it was made in, and
-//! here runtimes are driven only while someone waits in them (see `connections`); it makes HTTP clients of its own, past
-//! this module's timeouts, certificates and recorder; and it would bring a second TLS library and a JWT library.
+//! Why not Google's own `google-cloud-auth`: docs/architecture.md has what was tried with it.
 
 mod aws;
 mod federated;
