@@ -5,6 +5,7 @@
 //! * [`HostSlab`]: the final home of host tensors: laid out as the file is, each tensor freed when it is dropped.
 //! * [`FileMapping`]: a private mapping of a file, for views without a copy.
 //! * [`Arena`]: the staging slots of the process, reused by every load; a load has a [`Lease`] of one.
+//! * [`PinnedSpan`]: bytes that lie in pinned memory already.
 //! * `headroom`: how much memory there is to spare. `numa`: which memory lies beside which device.
 //! * [`Owner`]: which process something was made by, for children after `fork`. `close_on_fork`: files that they do not
 //!   inherit, for locks.
@@ -18,6 +19,7 @@ mod file_mapping;
 mod fork;
 mod headroom;
 mod numa;
+mod pinned;
 mod region;
 mod slab;
 mod staging;
@@ -29,6 +31,7 @@ pub use file_mapping::FileMapping;
 pub use fork::{Owner, PerProcess};
 pub(crate) use headroom::spare_bytes;
 pub use numa::node_of_pci_device;
+pub use pinned::PinnedSpan;
 pub(crate) use region::page_bytes;
 pub use region::{Backing, HUGE_PAGE, PAGE, Region};
 pub use slab::{HostSlab, HostTensor};

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::device::{CopyRegion, CopyStream};
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::{HostSlab, HostTensor, Region, Window};
+use crate::memory::{HostSlab, HostTensor, PinnedSpan, Region, Window};
 use crate::plan::{Block, Plan, Segment};
 use crate::store::{ALIGNMENT_PADDING, Object, ReadContext};
 
@@ -192,41 +192,65 @@ pub(super) fn to_host(
     Ok(Timing { reading, copying: began.elapsed().saturating_sub(reading) })
 }
 
-/// Reads `range`, a block's or, of a block without strides, a part of it, to `slot`, and enqueues the copies to its
-/// destinations in device memory.
+/// Where the bytes of a range are that is to be landed on a device.
+pub(super) enum Fetched<'a> {
+    /// In a staging buffer, from this place on. The buffer is the reader's own, so pieces may be packed in it.
+    Staging(Window<'a>, usize),
+    /// In memory that was pinned before, and belongs to others too.
+    Pinned(&'a PinnedSpan),
+}
+
+/// Reads `range`, a block's or, of a block without strides, a part of it, to `buffer`.
+pub(super) fn fetch<'a>(
+    object: &dyn Object,
+    range: &Range<u64>,
+    mut buffer: Window<'a>,
+    cx: &mut ReadContext,
+) -> Result<Fetched<'a>> {
+    let len = buffer.len();
+    let start = read_to_staging(object, range, buffer.part(0, len), cx)?;
+    Ok(Fetched::Staging(buffer, start))
+}
+
+/// Enqueues the copies of what was fetched of `range` to its destinations in device memory.
 ///
-/// The slot must be kept until a later mark of `stream` is done, even after an error. `pieces` is room for the list of
-/// copies, kept by the caller so that it is not made anew for every block.
-#[allow(clippy::too_many_arguments)]
-pub(super) fn to_device(
+/// What `fetched` lies in must be kept until a later event of `stream` is done, even after an error. `pieces` is room for
+/// the list of copies, kept by the caller so that it is not made anew for every block.
+pub(super) fn land(
     segments: &[Segment],
     range: &Range<u64>,
-    object: &dyn Object,
+    fetched: Fetched<'_>,
     destinations: &Destinations,
-    cx: &mut ReadContext,
-    mut slot: Window<'_>,
     stream: &mut dyn CopyStream,
     pieces: &mut Vec<CopyRegion>,
-) -> Result<Timing> {
-    let began = Instant::now();
-    let memory = slot.as_ptr();
-    let len = slot.len();
-    let start = read_to_staging(object, range, slot.part(0, len), cx)?;
-    let reading = began.elapsed();
-    // SAFETY: the range's bytes, from `start` on, lie in the slot, as `read_to_staging` has checked.
-    let base = unsafe { memory.add(start) };
+) -> Result<()> {
+    let len = to_usize(range.end - range.start);
+    let (base, packs) = match fetched {
+        Fetched::Staging(buffer, start) => {
+            assert!(
+                start.checked_add(len).is_some_and(|end| end <= buffer.len()),
+                "more than the buffer holds"
+            );
+            // SAFETY: the range's bytes, from `start` on, lie in the buffer.
+            (unsafe { buffer.as_ptr().add(start) }, true)
+        }
+        Fetched::Pinned(span) => {
+            assert!(len <= span.len(), "more than the span holds");
+            (span.as_ptr().cast_mut(), false)
+        }
+    };
     pieces.clear();
-    let apart = are_apart(segments);
+    let packs = packs && are_apart(segments);
     let begin_before_its_end = segments.iter().take_while(|segment| segment.src < range.end);
     let touched = begin_before_its_end.filter(|segment| segment.src + segment.span() > range.start);
     for segment in touched.map(|segment| segment.within(range)) {
         let at = to_usize(segment.src - range.start);
-        // SAFETY: `at` is within the range, whose bytes lie in the slot.
+        // SAFETY: `at` is within the range, whose bytes lie from `base` on.
         let source = unsafe { base.add(at) };
         let (piece, stride) = (to_usize(segment.len), to_usize(segment.stride));
         let destination = destinations.of(&segment);
-        if segment.count > 1 && !apart {
-            // Another segment's bytes lie between these pieces: each goes from where it is.
+        if segment.count > 1 && !packs {
+            // Another segment's bytes lie between these pieces, or they are not ours to move: each goes from where it is.
             pieces.extend((0..to_usize(segment.count)).map(|i| CopyRegion {
                 destination: destination + (i * piece) as u64,
                 // SAFETY: as above.
@@ -238,15 +262,14 @@ pub(super) fn to_device(
         for i in 1..to_usize(segment.count) {
             // Pieces are packed where they lie, so that they need one copy. The stride is at least the length, so a
             // piece moves towards the front only, over bytes that were packed before or that no one asked for.
-            // SAFETY: both ends lie in the segment's part of the slot; `copy` allows them to overlap.
+            // SAFETY: both ends lie in the segment's part of the staging buffer; `copy` allows them to overlap.
             unsafe { std::ptr::copy(source.add(i * stride), source.add(i * piece), piece) };
         }
         pieces.push(CopyRegion { destination, source, len: to_usize(segment.bytes()) });
     }
-    // SAFETY: the slot stays until a later mark is done, as this function's caller promises; destinations are the
-    // segments' own spans of attached ones.
-    unsafe { stream.copy(pieces)? };
-    Ok(Timing { reading, copying: began.elapsed().saturating_sub(reading) })
+    // SAFETY: what the bytes lie in stays until a later event is done, as this function's caller promises; destinations are
+    // the segments' own spans of attached ones.
+    unsafe { stream.copy(pieces) }
 }
 
 /// Whether no segment reaches into the next: parts of one tensor may.

@@ -47,7 +47,11 @@ impl Objects {
 
     /// Whether the block is in the page cache, where its object can tell and can be opened.
     pub(super) fn is_cached(&self, block: &Block) -> Option<bool> {
-        let cached = self.get(block.object).ok()?.is_cached(&block.range);
+        let object = self.get(block.object).ok()?;
+        if object.pinned(&block.range).is_some() {
+            return Some(true);
+        }
+        let cached = object.is_cached(&block.range);
         if cached.is_none() {
             self.silent[block.object as usize].store(true, Ordering::Relaxed);
         }

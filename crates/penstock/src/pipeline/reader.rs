@@ -5,12 +5,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::landing::{Destinations, Timing, requests, to_device, to_host};
+use super::landing::{Destinations, Fetched, Timing, fetch, land, requests, to_host};
 use super::queue::Kind;
 use super::shared::{Shared, Take};
 use crate::device::{CopyEvent, CopyRegion, CopyStream, Device};
 use crate::error::{Error, Result};
-use crate::memory::{Lease, Region, StagingBuffer, Window};
+use crate::memory::{Lease, PinnedSpan, Region, StagingBuffer, Window};
 use crate::plan::{Block, Segment};
 use crate::stats::LoadStats;
 use crate::store::{ALIGNMENT_PADDING, Object, ReadContext};
@@ -118,11 +118,20 @@ impl HostReader {
     }
 }
 
-/// A slot on its way to the device.
+/// A block on its way to the device.
 struct InFlight {
-    buffer: StagingBuffer,
+    source: Source,
     mark: CopyEvent,
     block: usize,
+}
+
+/// What a block is copied from.
+enum Source {
+    Staging(StagingBuffer),
+    /// Kept until the copy has ended.
+    Pinned {
+        _span: PinnedSpan,
+    },
 }
 
 /// Reads blocks to device memory, through staging slots.
@@ -133,6 +142,8 @@ pub(super) struct DeviceReader {
     stream: Option<Box<dyn CopyStream>>,
     in_flight: VecDeque<InFlight>,
     spare: Vec<StagingBuffer>,
+    /// Of copies that failed, which may be on their way all the same.
+    failed: Option<PinnedSpan>,
     device: Arc<dyn Device>,
     staging: Arc<Lease>,
     /// The last of the consumer's fences that the stream waits for.
@@ -147,6 +158,7 @@ impl DeviceReader {
             stream: None,
             in_flight: VecDeque::new(),
             spare: Vec::new(),
+            failed: None,
             device,
             staging,
             fence: 0,
@@ -198,8 +210,20 @@ impl DeviceReader {
     fn block(&mut self, shared: &Arc<Shared>, index: usize, kind: Kind) -> Result<()> {
         let block = &shared.plan.blocks()[index];
         self.account.begins(shared, block, kind);
-        let Some(mut buffer) = self.buffer(shared)? else { return Ok(()) };
         let object = shared.objects.get(block.object)?;
+        let pinned = object.pinned(&block.range);
+        let mut buffer = match &pinned {
+            Some(_) => {
+                while self.in_flight.len() >= DEPTH {
+                    self.wait_first(shared)?;
+                }
+                None
+            }
+            None => Some(match self.buffer(shared)? {
+                Some(buffer) => buffer,
+                None => return Ok(()),
+            }),
+        };
         let stream = match &mut self.stream {
             Some(stream) => stream,
             // Made when there is something to copy: a reader that is never wanted costs nothing of the device.
@@ -221,27 +245,47 @@ impl DeviceReader {
             account: &mut self.account,
         };
         let request = shared.request_bytes();
-        let brought = if kind == Kind::Fetch && way.goes_in_parts(block, request, &buffer) {
-            way.copy_pipelined(block, request, &mut buffer).map(|spent| (spent, None))
-        } else {
-            way.copy(&block.range, buffer.window()).map(|(spent, mark)| (spent, Some(mark)))
+        let copied = match (&mut buffer, &pinned) {
+            (Some(buffer), _) if kind == Kind::Fetch && way.goes_in_parts(block, request, buffer) => {
+                way.copy_pipelined(block, request, buffer).map(|spent| (spent, None))
+            }
+            (Some(buffer), _) => {
+                way.copy(&block.range, buffer.window()).map(|(spent, mark)| (spent, Some(mark)))
+            }
+            (None, Some(span)) => {
+                way.copy_pinned(&block.range, span).map(|(spent, mark)| (spent, Some(mark)))
+            }
+            (None, None) => return Ok(()),
         };
-        match brought {
-            Ok((spent, mark)) => {
+        let source = buffer.map(Source::Staging).or(pinned.map(|span| Source::Pinned { _span: span }));
+        match (copied, source) {
+            (Ok((spent, mark)), source) => {
                 self.account.spent(shared, block, kind, &spent);
-                if let Some(mark) = mark {
-                    self.in_flight.push_back(InFlight { buffer, mark, block: index });
-                } else {
-                    self.spare.push(buffer);
-                    shared.landed(block);
+                match (mark, source) {
+                    (Some(mark), Some(source)) => {
+                        self.in_flight.push_back(InFlight { source, mark, block: index });
+                    }
+                    (_, source) => {
+                        self.take_back(source);
+                        shared.landed(block);
+                    }
                 }
                 Ok(())
             }
-            Err(error) => {
-                // Copies from the slot may be on their way: it goes when the reader goes, after its stream.
-                self.spare.push(buffer);
+            (Err(error), source) => {
+                // Copies may be on their way: what they read from goes when the reader goes, after its stream.
+                match source {
+                    Some(Source::Pinned { _span: span }) => self.failed = Some(span),
+                    source => self.take_back(source),
+                }
                 Err(name_tensor(error, shared, block, object.as_ref()))
             }
+        }
+    }
+
+    fn take_back(&mut self, source: Option<Source>) {
+        if let Some(Source::Staging(buffer)) = source {
+            self.spare.push(buffer);
         }
     }
 
@@ -287,7 +331,7 @@ impl DeviceReader {
 
     fn land_first(&mut self, shared: &Shared) {
         if let Some(first) = self.in_flight.pop_front() {
-            self.spare.push(first.buffer);
+            self.take_back(Some(first.source));
             shared.landed(&shared.plan.blocks()[first.block]);
         }
     }
@@ -306,9 +350,25 @@ struct BlockCopy<'a> {
 impl BlockCopy<'_> {
     /// Reads `range` to `buffer` and sends it on.
     fn copy(&mut self, range: &Range<u64>, buffer: Window<'_>) -> Result<(Timing, CopyEvent)> {
-        let cx = &mut self.account.cx;
-        let spent =
-            to_device(self.segments, range, self.object, self.to, cx, buffer, self.stream, self.pieces)?;
+        let began = Instant::now();
+        let fetched = fetch(self.object, range, buffer, &mut self.account.cx)?;
+        self.land(range, fetched, began, began.elapsed())
+    }
+
+    /// Sends `range` on from where it lies.
+    fn copy_pinned(&mut self, range: &Range<u64>, span: &PinnedSpan) -> Result<(Timing, CopyEvent)> {
+        self.land(range, Fetched::Pinned(span), Instant::now(), Duration::ZERO)
+    }
+
+    fn land(
+        &mut self,
+        range: &Range<u64>,
+        fetched: Fetched<'_>,
+        began: Instant,
+        reading: Duration,
+    ) -> Result<(Timing, CopyEvent)> {
+        land(self.segments, range, fetched, self.to, self.stream, self.pieces)?;
+        let spent = Timing { reading, copying: began.elapsed().saturating_sub(reading) };
         Ok((spent, self.stream.mark()?))
     }
 

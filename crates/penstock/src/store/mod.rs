@@ -25,7 +25,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::{FileMapping, Window};
+use crate::memory::{FileMapping, PinnedSpan, Window};
 
 #[cfg(feature = "remote")]
 pub use disk_cache::{CachingStore, DiskCache, flush_disk_caches};
@@ -161,6 +161,12 @@ pub trait Object: Send + Sync {
 
     /// Whether reading `range` would be a copy from memory rather than a wait for storage, where the store knows.
     fn is_cached(&self, _range: &Range<u64>) -> Option<bool> {
+        None
+    }
+
+    /// The bytes of `range`, where they lie in pinned host memory already: then a load to a device copies them from there,
+    /// and neither reads nor takes a staging buffer for them.
+    fn pinned(&self, _range: &Range<u64>) -> Option<PinnedSpan> {
         None
     }
 

@@ -4,6 +4,7 @@
 
 mod children;
 mod faulty_store;
+mod pinned;
 mod prefetch;
 mod simulated_device;
 mod staging;

@@ -276,6 +276,7 @@ enum Target {
     Host,
     Scattered,
     Device,
+    FromPinned,
 }
 
 /// Reads what is wanted to such a target and checks every byte, and those around each tensor.
@@ -320,18 +321,24 @@ fn land(
             for block in plan.blocks() {
                 let (segments, window) = (plan.segments(block), Window::from_slice(&mut buffer));
                 let (mut cx, mut pieces) = (ReadContext::default(), Vec::new());
-                to_device(
-                    segments,
-                    &block.range,
-                    object,
-                    &destinations,
-                    &mut cx,
-                    window,
-                    &mut Immediate,
-                    &mut pieces,
-                )
-                .unwrap();
+                let fetched = fetch(object, &block.range, window, &mut cx).unwrap();
+                super::land(segments, &block.range, fetched, &destinations, &mut Immediate, &mut pieces)
+                    .unwrap();
             }
+        }
+        Target::FromPinned => {
+            let bytes = Arc::new(object.0.clone());
+            let mut pieces = Vec::new();
+            for block in plan.blocks() {
+                let lies = &bytes[to_usize(block.range.start)..to_usize(block.range.end)];
+                // SAFETY: the vector stays as long as its owner, and nobody writes to it.
+                let span = unsafe { PinnedSpan::new(lies.as_ptr(), lies.len(), Arc::clone(&bytes) as _) };
+                let (segments, fetched) = (plan.segments(block), Fetched::Pinned(&span));
+                super::land(segments, &block.range, fetched, &destinations, &mut Immediate, &mut pieces)
+                    .unwrap();
+            }
+            assert!(*bytes == object.0, "what is pinned belongs to others too");
+            assert_eq!(Arc::strong_count(&bytes), 1);
         }
     }
     let mut owned = vec![false; len];
@@ -345,7 +352,8 @@ fn land(
     assert!(slab || untouched, "something was written beside the tensors ({target:?})");
 }
 
-const TARGETS: [Target; 4] = [Target::Slab, Target::Host, Target::Scattered, Target::Device];
+const TARGETS: [Target; 5] =
+    [Target::Slab, Target::Host, Target::Scattered, Target::Device, Target::FromPinned];
 
 fn land_ranges(object: &Bytes, ranges: &[Range<u64>]) {
     let tensors: Vec<_> = ranges
@@ -458,25 +466,13 @@ fn a_store_that_puts_a_range_outside_of_its_buffer_fails_the_load() {
     for start in [4096 + ALIGNMENT_PADDING, usize::MAX, usize::MAX - 10] {
         let destinations = Destinations::new(infos.len(), false);
         [0, 100, 300].iter().enumerate().for_each(|(tensor, at)| destinations.set(tensor, base + at));
-        let (mut cx, mut scratch, mut pieces) = (ReadContext::default(), None, Vec::new());
+        let (mut cx, mut scratch) = (ReadContext::default(), None);
         let object = Lying(start);
         let host =
             to_host(&plan, block, &object, &destinations, u64::MAX, &mut cx, &mut scratch).err().unwrap();
         let mut buffer = vec![0; 4096 + ALIGNMENT_PADDING];
         let window = Window::from_slice(&mut buffer);
-        let segments = plan.segments(block);
-        let device = to_device(
-            segments,
-            &block.range,
-            &object,
-            &destinations,
-            &mut cx,
-            window,
-            &mut Immediate,
-            &mut pieces,
-        )
-        .err()
-        .unwrap();
+        let device = fetch(&object, &block.range, window, &mut cx).err().unwrap();
         for error in [host, device] {
             assert_eq!((error.kind(), error.object_name()), (ErrorKind::Storage, Some("lying")), "{error}");
         }
