@@ -112,8 +112,8 @@ class Exchange:
         self._wants = wants
         self._device = device
         self._read = read
-        self._memory = torch.empty(0, dtype=torch.uint8, device=device)
-        """What is sent, then what comes. It is used again: on a CPU fresh memory costs more than what is done in it."""
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        """What is sent, then what comes, between CPUs. Used again: fresh memory costs more than what is done in it."""
         self._arriving: dict[Key, list[_Arriving]] = {}
         for wanted in mine:
             arriving = _Arriving(wanted, device, tensors[wanted.key].itemsize)
@@ -219,12 +219,7 @@ class Exchange:
         comes = [self._sections(batch, of, rank) for of in ranks]
         send_bytes = [_length(sections) for sections in goes]
         receive_bytes = [_length(sections) if of != rank else 0 for of, sections in enumerate(comes)]
-        middle, end = sum(send_bytes), sum(send_bytes) + sum(receive_bytes)
-        if self._memory.numel() < end:
-            # In this order, so that there are never two.
-            del self._memory
-            self._memory = torch.empty(end, dtype=torch.uint8, device=self._device)
-        send, receive = self._memory[:middle], self._memory[middle:end]
+        send, receive = self._buffers(sum(send_bytes), sum(receive_bytes))
         done.result()
         begin = 0
         for sections, nbytes in zip(goes, send_bytes, strict=True):
@@ -235,6 +230,19 @@ class Exchange:
                 _copy(section.box, place, section.box, memory[section.unit], _piece(unit, rank), itemsize)
             begin += nbytes
         return memory, send, send_bytes, receive, comes, receive_bytes
+
+    def _buffers(self, send_bytes: int, receive_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Memory for what is sent in a round and for what comes."""
+        if self._device.type != "cpu":
+            # Of torch's allocator, for the stream that is current now: rounds may be taken on several.
+            send = torch.empty(send_bytes, dtype=torch.uint8, device=self._device)
+            return send, torch.empty(receive_bytes, dtype=torch.uint8, device=self._device)
+        end = send_bytes + receive_bytes
+        if self._memory.numel() < end:
+            # In this order, so that there are never two.
+            self._memory = torch.empty(0, dtype=torch.uint8)
+            self._memory = torch.empty(end, dtype=torch.uint8)
+        return self._memory[:send_bytes], self._memory[send_bytes:end]
 
     def _sections(self, batch: list[Unit], of: int, to: int) -> list[_Section]:
         sections: list[_Section] = []
