@@ -28,7 +28,7 @@ UNUSUAL = ["in threads", "in silent threads", "writing"]
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "key": (
         {"readrs": 4},
-        "does not know 'readrs'. It knows block_bytes, cache, window_bytes, readers, record, share",
+        "does not know 'readrs'. It knows block_bytes, cache, readers, record, share",
     ),
     "type": ({"readers": "4"}, "'readers' must be of type int, not '4'"),
 }
