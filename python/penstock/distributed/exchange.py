@@ -219,7 +219,7 @@ class Exchange:
         comes = [self._sections(batch, of, rank) for of in ranks]
         send_bytes = [_length(sections) for sections in goes]
         receive_bytes = [_length(sections) if of != rank else 0 for of, sections in enumerate(comes)]
-        send, receive = self._buffers(sum(send_bytes), sum(receive_bytes))
+        send, receive = self._round_memory(sum(send_bytes), sum(receive_bytes))
         done.result()
         begin = 0
         for sections, nbytes in zip(goes, send_bytes, strict=True):
@@ -231,7 +231,7 @@ class Exchange:
             begin += nbytes
         return memory, send, send_bytes, receive, comes, receive_bytes
 
-    def _buffers(self, send_bytes: int, receive_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _round_memory(self, send_bytes: int, receive_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Memory for what is sent in a round and for what comes."""
         if self._device.type != "cpu":
             # Of torch's allocator, for the stream that is current now: rounds may be taken on several.
