@@ -7,19 +7,13 @@ use super::place::{self, Place, place, shown};
 use super::source::INDEX_SUFFIX;
 use crate::closest::closest;
 use crate::error::{Error, ErrorKind};
-use crate::store::{Store, location_of};
+use crate::store::{Store, is_known_scheme, location_of};
 
 /// How many names an error lists before it only counts.
 const LISTED: usize = 8;
 
 const CONVERT: &str = "Fetch the safetensors version of the model, or convert it: load it with transformers and call \
                        save_pretrained(..., safe_serialization=True)";
-
-/// Schemes of URLs that can be opened.
-const SCHEMES: [&str; 15] = [
-    "s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "adl", "wasb", "wasbs", "hf", "http", "https",
-    "file",
-];
 
 /// Endings that say what a directory without weights holds, and what to do about it.
 const HELD: &[(&[&str], &str)] = &[
@@ -125,7 +119,7 @@ fn like(store: &dyn Store, location: &str) -> Option<String> {
 /// Whether a path is a slash or two short of a URL.
 pub fn is_nearly_url(location: &str) -> bool {
     let scheme = location.split_once(':').map_or("", |(scheme, _)| scheme);
-    SCHEMES.iter().any(|known| scheme.eq_ignore_ascii_case(known))
+    scheme.eq_ignore_ascii_case("file") || is_known_scheme(scheme)
 }
 
 /// The refusal of a path that does not exist and is a slash or two short of a URL: of `s3:/bucket/model`.

@@ -18,19 +18,63 @@ pub(crate) fn scheme(location: &str) -> Option<&str> {
     valid.then_some(scheme)
 }
 
-/// Whether a location is an HTTP URL, in which a question mark begins a query. Keys of object stores may hold one.
-pub(crate) fn is_http(location: &str) -> bool {
-    scheme(location)
-        .is_some_and(|scheme| scheme.eq_ignore_ascii_case("http") || scheme.eq_ignore_ascii_case("https"))
+/// The kinds of store that URLs lead to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Provider {
+    S3,
+    Gcs,
+    Azure,
+    /// A plain HTTP server.
+    Web,
+    /// The Hugging Face hub.
+    Hub,
 }
 
-/// Schemes of locations whose keys are taken to the letter, question marks and hashes included.
-const OF_KEYS: [&str; 11] =
-    ["s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "adl", "wasb", "wasbs"];
+/// Schemes of URLs that lead to a store.
+const SCHEMES: [(&str, Provider); 14] = [
+    ("s3", Provider::S3),
+    ("s3a", Provider::S3),
+    ("gs", Provider::Gcs),
+    ("gcs", Provider::Gcs),
+    ("az", Provider::Azure),
+    ("azure", Provider::Azure),
+    ("abfs", Provider::Azure),
+    ("abfss", Provider::Azure),
+    ("adl", Provider::Azure),
+    ("wasb", Provider::Azure),
+    ("wasbs", Provider::Azure),
+    ("hf", Provider::Hub),
+    ("http", Provider::Web),
+    ("https", Provider::Web),
+];
 
-/// Whether a location names a key of an object store.
+/// The kind of store that the scheme of a URL names; none for a path, and for a scheme that is not known.
+pub(crate) fn provider(location: &str) -> Option<Provider> {
+    of_scheme(scheme(location)?)
+}
+
+/// Whether a scheme is one that leads to a store.
+pub(crate) fn is_known_scheme(scheme: &str) -> bool {
+    of_scheme(scheme).is_some()
+}
+
+fn of_scheme(scheme: &str) -> Option<Provider> {
+    SCHEMES.iter().find(|(known, _)| scheme.eq_ignore_ascii_case(known)).map(|(_, provider)| *provider)
+}
+
+/// Whether a location is an HTTP URL, in which a question mark begins a query. Keys of object stores may hold one.
+pub(crate) fn is_http(location: &str) -> bool {
+    provider(location) == Some(Provider::Web)
+}
+
+/// Whether a location names a key of an object store, which is taken to the letter, question marks and hashes included.
 pub(crate) fn is_key(location: &str) -> bool {
-    scheme(location).is_some_and(|scheme| OF_KEYS.iter().any(|known| scheme.eq_ignore_ascii_case(known)))
+    matches!(provider(location), Some(Provider::S3 | Provider::Gcs | Provider::Azure))
+}
+
+/// Whether a location names a file of the Hugging Face hub.
+pub(crate) fn is_hub(location: &str) -> bool {
+    provider(location) == Some(Provider::Hub)
 }
 
 /// What stands for what is not shown.
@@ -82,7 +126,7 @@ pub fn shown(location: &str) -> Cow<'_, str> {
             let authority = up_to(rest, if is_key { &ENDS[..1] } else { &ENDS });
             // What was hidden before stays so.
             let is_hidden = rest.strip_prefix(HIDDEN).is_some_and(|rest| rest.starts_with('@'));
-            let user = match is_hidden || names_container(location) || is_hub(scheme) {
+            let user = match is_hidden || names_container(location) || is_hub(location) {
                 true => 0,
                 false => authority.rfind('@').map_or(0, |at| at + 1),
             };
@@ -98,7 +142,7 @@ pub fn shown(location: &str) -> Cow<'_, str> {
 fn shown_nearly(location: &str) -> Cow<'_, str> {
     let Some((scheme, rest)) = location.split_once(':') else { return Cow::Borrowed(location) };
     let url = format!("{scheme}://{}", rest.trim_start_matches('/'));
-    if !is_key(&url) && !is_http(&url) && !is_hub(scheme) {
+    if provider(&url).is_none() {
         return Cow::Borrowed(location);
     }
     match shown(&url) {
@@ -158,7 +202,7 @@ fn doubtful_path(location: &str) -> Option<usize> {
     // Part of a URL of which the scheme is known is judged as that.
     let (scheme, rest) = before.split_once(':').unwrap_or(("", before));
     let url = format!("{scheme}://{rest}");
-    let is_nearly_url = !scheme.is_empty() && (is_key(&url) || is_http(&url) || is_hub(scheme));
+    let is_nearly_url = provider(&url).is_some();
     (!is_plainly_path(location) && !is_nearly_url && (before.contains(':') || holds_token(before)))
         .then_some(at)
 }
@@ -196,18 +240,18 @@ fn doubtful(location: &str) -> Option<Doubt> {
     let scheme = scheme(location)?;
     let rest = &location[scheme.len() + "://".len()..];
     let last = rest.rfind('@');
-    if is_key(location) || is_hub(scheme) {
+    let is_hub = is_hub(location);
+    if is_key(location) || is_hub {
         // An `@` may be part of a key, and so may a colon; but a colon before an `@` is what passwords begin with.
         let begin = name_of_arn(rest);
         let authority = up_to(&rest[begin..], &['/']);
-        let named = names_container(location) || is_hub(scheme);
-        if is_hub(scheme) && last.is_none() && split_user(rest).is_some_and(|(before, _)| holds_token(before))
-        {
+        let named = names_container(location) || is_hub;
+        if is_hub && last.is_none() && split_user(rest).is_some_and(|(before, _)| holds_token(before)) {
             return Some(Doubt::All);
         }
         return match last {
             Some(at) if begin > at => None,
-            Some(at) if is_hub(scheme) && holds_token(&rest[..at]) => Some(Doubt::Before(at)),
+            Some(at) if is_hub && holds_token(&rest[..at]) => Some(Doubt::Before(at)),
             Some(at) if !rest[begin..at].contains(':') && (named || !authority.contains('@')) => None,
             // It may be a signature's query as well.
             Some(at) if rest[..at].contains(['?', '#']) => Some(Doubt::All),
@@ -295,14 +339,7 @@ fn name_of_arn(rest: &str) -> usize {
 
 /// Whether it names a container before its host: Azure's, which is no secret.
 fn names_container(location: &str) -> bool {
-    let scheme = scheme(location).unwrap_or_default();
-    ["abfs", "abfss", "wasb", "wasbs", "az", "azure", "adl"]
-        .iter()
-        .any(|azure| scheme.eq_ignore_ascii_case(azure))
-}
-
-fn is_hub(scheme: &str) -> bool {
-    scheme.eq_ignore_ascii_case("hf")
+    provider(location) == Some(Provider::Azure)
 }
 
 fn up_to<'a>(text: &'a str, ends: &[char]) -> &'a str {

@@ -20,6 +20,7 @@ mod location;
 mod remote;
 mod router;
 
+use std::any::Any;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -33,7 +34,7 @@ pub use local::{CachePolicy, LocalStore, location_of, path_of, readable};
 #[cfg(feature = "remote")]
 pub(crate) use location::is_key;
 pub use location::{is_doubtful_path, shown, shown_setting};
-pub(crate) use location::{is_http, is_url};
+pub(crate) use location::{is_http, is_known_scheme, is_url};
 #[cfg(feature = "remote")]
 pub use remote::{Environment, Found, Listing, RemoteStore, RetryPolicy};
 pub use router::{Router, is_remote};
@@ -218,7 +219,8 @@ pub struct ReadContext {
     #[cfg(feature = "remote")]
     pub(crate) reached: Option<u64>,
     pub(crate) scratch: Option<crate::memory::Region>,
-    pub(crate) handle: Option<local::OwnHandle>,
+    /// What a store keeps for this reader from one read to the next, such as a file open for it alone.
+    pub(crate) kept: Option<Box<dyn Any + Send>>,
 }
 
 impl ReadContext {

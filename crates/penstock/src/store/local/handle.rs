@@ -43,7 +43,7 @@ impl DirectFile {
 
 /// The file that a context read from last, open for it alone.
 #[derive(Debug)]
-pub(crate) struct OwnHandle {
+pub(super) struct OwnHandle {
     version: Version,
     direct: Arc<DirectFile>,
 }
@@ -51,7 +51,8 @@ pub(crate) struct OwnHandle {
 impl OwnHandle {
     /// The context's own handle of the file that `shared` is, whose version is `version`.
     pub(super) fn of(cx: &mut ReadContext, version: Version, shared: &Arc<DirectFile>) -> Arc<DirectFile> {
-        if let Some(own) = cx.handle.as_ref().filter(|own| own.version == version) {
+        let kept = cx.kept.as_ref().and_then(|kept| kept.downcast_ref::<Self>());
+        if let Some(own) = kept.filter(|own| own.version == version) {
             return Arc::clone(&own.direct);
         }
         let again = format!("/proc/self/fd/{}", shared.file.as_raw_fd());
@@ -59,7 +60,7 @@ impl OwnHandle {
             Ok(file) => Arc::new(DirectFile { file, memory_align: shared.memory_align }),
             Err(_) => Arc::clone(shared),
         };
-        cx.handle = Some(Self { version, direct: Arc::clone(&direct) });
+        cx.kept = Some(Box::new(Self { version, direct: Arc::clone(&direct) }));
         direct
     }
 }

@@ -25,7 +25,6 @@ use file::LocalFile;
 #[cfg(feature = "remote")]
 pub(super) use file::differ_in_change_time;
 
-pub(crate) use handle::OwnHandle;
 pub use path::{location_of, path_of, readable};
 
 /// How reads use the page cache.

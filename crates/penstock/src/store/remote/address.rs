@@ -10,7 +10,9 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_enco
 use super::environment::Environment;
 use super::s3_hosts::{AccessPoint, is_arn};
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::location::doubtful_words;
+use crate::store::location::{doubtful_words, provider};
+
+pub(super) use crate::store::location::Provider;
 
 /// What must be escaped in the path of an HTTP URL; slashes stay.
 const PATH: &AsciiSet = &CONTROLS
@@ -31,18 +33,6 @@ pub(super) const ESCAPE: &str = "Write https://host/path or https://host:port/pa
 
 /// Why a location is refused whose bucket can have no such name.
 pub(super) const NO_BUCKET: &str = "no bucket is called like this";
-
-/// The kinds of store that locations lead to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Provider {
-    S3,
-    Gcs,
-    Azure,
-    /// A plain HTTP server.
-    Web,
-    /// The Hugging Face hub, whose locations are taken apart by `hub`.
-    Hub,
-}
 
 impl Provider {
     /// As errors call it.
@@ -97,8 +87,8 @@ impl Address {
             };
             Self { provider, bucket, account, key, root, query: String::new() }
         };
-        let address = match scheme.to_ascii_lowercase().as_str() {
-            "s3" | "s3a" if is_arn(rest) => {
+        let address = match provider(location) {
+            Some(Provider::S3) if is_arn(rest) => {
                 // The first slash may be one of the ARN itself.
                 let at = rest.find(":accesspoint/").map_or(0, |at| at + ":accesspoint/".len());
                 let (name, key) = rest[at..].split_once('/').unwrap_or((&rest[at..], ""));
@@ -115,9 +105,9 @@ impl Address {
                 let (account, query, bucket) = (None, String::new(), bucket.to_owned());
                 Self { provider: Provider::S3, bucket, account, key, root, query }
             }
-            "s3" | "s3a" => made(Provider::S3, None, bucket_and_key(rest)),
-            "gs" | "gcs" => made(Provider::Gcs, None, bucket_and_key(rest)),
-            "az" | "azure" | "abfs" | "abfss" | "adl" | "wasb" | "wasbs" => {
+            Some(Provider::S3) => made(Provider::S3, None, bucket_and_key(rest)),
+            Some(Provider::Gcs) => made(Provider::Gcs, None, bucket_and_key(rest)),
+            Some(Provider::Azure) => {
                 let (authority, key) = bucket_and_key(rest);
                 match authority.rsplit_once('@') {
                     Some((_, host)) if !is_azure(host) => {
@@ -135,8 +125,8 @@ impl Address {
                     None => made(Provider::Azure, None, (authority, key)),
                 }
             }
-            "http" | "https" => return Self::parse_http(location, rest),
-            _ => {
+            Some(Provider::Web) => return Self::parse_http(location, rest),
+            Some(Provider::Hub) | None => {
                 return Err(refuse(
                     &format!("{scheme}:// locations are not supported"),
                     "Penstock reads paths of this machine and s3://, gs://, az://, abfss://, hf://, http:// and \

@@ -66,13 +66,13 @@ use object_store::path::Path;
 use super::{CachePolicy, Entry, Identity, LocalStore, Object, Store, location};
 use crate::closest::closest;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::location::fingerprint;
+use crate::store::location::{fingerprint, is_hub};
 
 use address::{Address, Provider};
 use backend::Backend;
 use connect::backend_of;
 use context::LoadContext;
-use hub::{Hub, is_hub};
+use hub::Hub;
 use object::RemoteObject;
 use opening::{in_its_region, open};
 

@@ -10,9 +10,10 @@
 
 use super::address::{Address, Provider};
 use super::environment::Environment;
-use super::hub::{DEFAULT_ENDPOINT, is_hub};
+use super::hub::DEFAULT_ENDPOINT;
 use crate::closest::closest;
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::location::is_hub;
 
 /// An option's name, and the variable that means the same; none where reading needs none.
 type Names = &'static [(&'static str, Option<&'static str>)];

@@ -7,6 +7,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 
 use super::one_part;
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::location::is_hub;
 use crate::store::shown;
 
 /// What need not be escaped in a part of a URL's path.
@@ -57,11 +58,6 @@ pub(super) struct HubAddress {
     pub(super) revision: String,
     /// The path in the repository, without a slash at either end; empty for the repository itself.
     pub(super) path: String,
-}
-
-/// Whether a location is on the hub.
-pub(in crate::store) fn is_hub(location: &str) -> bool {
-    location.get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case("hf://"))
 }
 
 impl HubAddress {

@@ -48,7 +48,6 @@ use redirects::Sender;
 use service::FileConnector;
 use settings::Settings;
 
-pub(in crate::store) use address::is_hub;
 pub(super) use settings::DEFAULT_ENDPOINT;
 pub(super) use web_url::refuse_page;
 
