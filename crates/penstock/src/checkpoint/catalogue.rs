@@ -12,8 +12,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::header::ParsedTensor;
+use super::location::shown;
 use super::open_all::{Opened, open_all};
-use super::place::shown;
 use super::source::{Resolved, ResolvedIndex, resolve};
 use super::{Dtype, TensorInfo};
 use crate::closest::closest;
@@ -66,10 +66,10 @@ impl Checkpoint {
             metadata: BTreeMap::new(),
         };
         let mut owners = vec![Vec::new(); opened.len()];
-        for ruler in &resolved.indexes {
-            for (shard, object) in (0u32..).zip(&ruler.objects) {
+        for owning in &resolved.indexes {
+            for (shard, object) in (0u32..).zip(&owning.objects) {
                 if let Some(owners) = owners.get_mut(*object as usize) {
-                    owners.push((ruler, shard));
+                    owners.push((owning, shard));
                 }
             }
         }
@@ -134,8 +134,8 @@ impl Checkpoint {
         let Opened { bytes, identity, header } = opened;
         let number = countable(self.objects.len())?;
         let belongs = |tensor: &ParsedTensor| {
-            let mapped = |(ruler, shard): &(&ResolvedIndex, u32)| {
-                ruler.index.weight_map.get(&*tensor.name) == Some(shard)
+            let mapped = |(owning, shard): &(&ResolvedIndex, u32)| {
+                owning.index.weight_map.get(&*tensor.name) == Some(shard)
             };
             owners.is_empty() || owners.iter().any(mapped)
         };
@@ -353,17 +353,17 @@ impl fmt::Debug for Checkpoint {
 
 /// Says of a missing object that an index names it, and for which tensor.
 fn blame_index(resolved: &Resolved, number: usize, error: Error) -> Error {
-    let named = |ruler: &ResolvedIndex| ruler.objects.iter().position(|object| *object as usize == number);
-    let ruler = resolved.indexes.iter().find_map(|ruler| Some((ruler, named(ruler)?)));
-    let (ErrorKind::NotFound, Some((ruler, shard))) = (error.kind(), ruler) else { return error };
-    let cause = format!("the shard is missing, which {} names: {}", shown(&ruler.location), error.cause());
+    let named = |owning: &ResolvedIndex| owning.objects.iter().position(|object| *object as usize == number);
+    let owning = resolved.indexes.iter().find_map(|owning| Some((owning, named(owning)?)));
+    let (ErrorKind::NotFound, Some((owning, shard))) = (error.kind(), owning) else { return error };
+    let cause = format!("the shard is missing, which {} names: {}", shown(&owning.location), error.cause());
     // A copy on this machine was brought here; what a store lacks, nobody has put there.
     let remedy = match is_remote(&resolved.objects[number]) {
         true => "The upload is incomplete: upload the shard, or correct the index",
         false => "The download is incomplete: download the model again",
     };
     let made = Error::new(ErrorKind::NotFound, cause).object(shown(&resolved.objects[number])).remedy(remedy);
-    match ruler.index.weight_map.iter().find(|(_, of)| **of as usize == shard) {
+    match owning.index.weight_map.iter().find(|(_, of)| **of as usize == shard) {
         Some((tensor, _)) => made.tensor(&**tensor),
         None => made,
     }

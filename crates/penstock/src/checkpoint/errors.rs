@@ -3,7 +3,7 @@
 //! "No such file" at night is not enough: these errors say what was found instead of weights and how to get from there
 //! to something that loads.
 
-use super::place::{self, Place, place, shown};
+use super::location::{self, LocationKind, classify, shown};
 use super::source::INDEX_SUFFIX;
 use crate::closest::closest;
 use crate::error::{Error, ErrorKind};
@@ -31,8 +31,9 @@ const HELD: &[(&[&str], &str)] = &[
 
 /// The refusal of a directory that holds these objects, none of them weights.
 pub(super) fn no_weights(directory: &str, locations: &[String]) -> Error {
-    let names: Vec<_> = locations.iter().map(|location| place::name(location).to_owned()).collect();
-    let directories = if place::is_url(directory) { Vec::new() } else { place::sub_directories(directory) };
+    let names: Vec<_> = locations.iter().map(|location| location::name(location).to_owned()).collect();
+    let directories =
+        if location::is_url(directory) { Vec::new() } else { location::sub_directories(directory) };
     let held = match (names.is_empty(), directories.is_empty()) {
         (true, true) => "is empty".into(),
         (false, true) => format!("holds {}", list(&names)),
@@ -44,15 +45,15 @@ pub(super) fn no_weights(directory: &str, locations: &[String]) -> Error {
         .find(|(ends, _)| names.iter().any(|name| ends.iter().any(|end| name.ends_with(end))))
         .map_or("Name the directory that holds the .safetensors files", |(_, remedy)| remedy);
     Error::new(ErrorKind::NotFound, format!("no .safetensors file is there: the directory {held}"))
-        .object(place::shown(directory))
+        .object(location::shown(directory))
         .remedy(remedy)
 }
 
 /// The refusal of a pattern on a server that cannot list.
 pub(super) fn http_pattern(location: &str) -> Error {
-    let directory = place::parent(location);
+    let directory = location::parent(location);
     let directory = if directory.contains(['*', '[']) { "" } else { directory };
-    let index = place::join(&shown(directory), "model.safetensors.index.json");
+    let index = location::join(&shown(directory), "model.safetensors.index.json");
     let cause = "a pattern in an HTTP URL matches nothing: a plain HTTP server cannot list what it holds";
     Error::new(ErrorKind::NotFound, cause)
         .object(shown(location))
@@ -72,9 +73,9 @@ pub(super) fn missing(store: &dyn Store, location: &str) -> Error {
     if location.starts_with('~') {
         return error.remedy("`~` stands for no directory here: give the full path");
     }
-    let directory = place::parent(location);
+    let directory = location::parent(location);
     let like = like(store, location).map(|like| format!("Did you mean {like}? ")).unwrap_or_default();
-    if place(place::or_here(directory)) != Place::Directory {
+    if classify(location::or_here(directory)) != LocationKind::Directory {
         return match typed(location).split('/').collect::<Vec<_>>()[..] {
             [owner, model] if !owner.is_empty() && !model.is_empty() && !owner.starts_with('.') => error
                 .remedy(format!(
@@ -84,10 +85,10 @@ pub(super) fn missing(store: &dyn Store, location: &str) -> Error {
                 .remedy(format!("{like}The directory {directory} does not exist either: check the path")),
         };
     }
-    let entries = store.list(place::or_here(directory)).unwrap_or_default();
+    let entries = store.list(location::or_here(directory)).unwrap_or_default();
     let candidates: Vec<_> = entries
         .iter()
-        .map(|entry| place::name(&entry.location).to_owned())
+        .map(|entry| location::name(&entry.location).to_owned())
         .filter(|name| name.ends_with(".safetensors") || name.ends_with(INDEX_SUFFIX))
         .collect();
     if candidates.is_empty() {
@@ -105,15 +106,17 @@ fn typed(location: &str) -> &str {
 /// What is there instead of the first part of a path that is not, under nearly the same name.
 fn like(store: &dyn Store, location: &str) -> Option<String> {
     let mut missing = location.trim_end_matches('/');
-    while !place::parent(missing).is_empty() && place(place::parent(missing)) == Place::Missing {
-        missing = place::parent(missing);
+    while !location::parent(missing).is_empty()
+        && classify(location::parent(missing)) == LocationKind::Missing
+    {
+        missing = location::parent(missing);
     }
-    let directory = place::parent(missing);
-    let mut names = place::sub_directories(directory);
-    let entries = store.list(place::or_here(directory)).unwrap_or_default();
-    names.extend(entries.iter().map(|entry| place::name(&entry.location).to_owned()));
-    let like = *closest(place::name(missing), names.iter().map(String::as_str)).first()?;
-    Some(place::join(directory, like))
+    let directory = location::parent(missing);
+    let mut names = location::sub_directories(directory);
+    let entries = store.list(location::or_here(directory)).unwrap_or_default();
+    names.extend(entries.iter().map(|entry| location::name(&entry.location).to_owned()));
+    let like = *closest(location::name(missing), names.iter().map(String::as_str)).first()?;
+    Some(location::join(directory, like))
 }
 
 /// Whether a path is a slash or two short of a URL.

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use glob::{MatchOptions, Pattern, PatternError};
 
-use super::place::{join, or_here};
+use super::location::{join, or_here};
 use crate::error::{Error, Result};
 use crate::store::{location_of, path_of};
 

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::header::{self, Header};
-use super::place::shown;
+use super::location::shown;
 use crate::error::{Error, Result};
 use crate::store::{Identity, ReadContext, Store};
 

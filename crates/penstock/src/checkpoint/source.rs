@@ -13,7 +13,7 @@ use super::ShardIndex;
 use super::errors;
 use super::hub_cache;
 use super::local_glob::LocalGlob;
-use super::place::{self, Place, place};
+use super::location::{self, LocationKind, classify};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Store;
 
@@ -40,14 +40,14 @@ pub struct ResolvedIndex {
     pub location: String,
     /// What it says.
     pub index: ShardIndex,
-    /// For each of its shards, the shard's place in [`Resolved::objects`].
+    /// For each of its shards, the shard's position in [`Resolved::objects`].
     pub objects: Vec<u32>,
 }
 
 impl fmt::Debug for Resolved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Locations may carry secrets.
-        let objects: Vec<_> = self.objects.iter().map(|location| place::shown(location)).collect();
+        let objects: Vec<_> = self.objects.iter().map(|location| location::shown(location)).collect();
         f.debug_struct("Resolved").field("objects", &objects).field("indexes", &self.indexes).finish()
     }
 }
@@ -55,7 +55,7 @@ impl fmt::Debug for Resolved {
 impl fmt::Debug for ResolvedIndex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { location, index, objects } = self;
-        let location = place::shown(location);
+        let location = location::shown(location);
         let mut shown = f.debug_struct("ResolvedIndex");
         shown.field("location", &location).field("index", index).field("objects", objects).finish()
     }
@@ -67,29 +67,29 @@ impl fmt::Debug for ResolvedIndex {
 /// `NotFound` where an input names nothing that can be loaded, `Format` where an index is malformed, and what the
 /// store reports.
 pub fn resolve(store: &dyn Store, inputs: &[String]) -> Result<Resolved> {
-    let mut found = Found { store, resolved: Resolved::default(), places: HashMap::new() };
+    let mut found = Resolver { store, resolved: Resolved::default(), positions: HashMap::new() };
     if inputs.is_empty() {
         return Err(Error::new(ErrorKind::NotFound, "no file was given"));
     }
     for input in inputs {
-        let location = place::without_file_scheme(input)?;
-        if place::is_url(&location) && !place::is_http(&location) && location.contains(['*', '[']) {
+        let location = location::without_file_scheme(input)?;
+        if location::is_url(&location) && !location::is_http(&location) && location.contains(['*', '[']) {
             found.remote_glob(&location)?;
             continue;
         }
-        if place::is_http(&location) && place::path_of_url(&location).contains(['*', '[']) {
+        if location::is_http(&location) && location::path_of_url(&location).contains(['*', '[']) {
             found.http_pattern(&location)?;
             continue;
         }
-        let place = place(&location);
-        if let Some(refused) = errors::nearly_url(&location).filter(|_| place == Place::Missing) {
+        let kind = classify(&location);
+        if let Some(refused) = errors::nearly_url(&location).filter(|_| kind == LocationKind::Missing) {
             return Err(refused);
         }
-        match place {
-            Place::Object => found.object(&location)?,
-            Place::Directory => found.directory(&location)?,
-            Place::Missing if location.contains(['*', '?', '[']) => found.glob(&location)?,
-            Place::Missing => return Err(errors::missing(store, &location)),
+        match kind {
+            LocationKind::Object => found.object(&location)?,
+            LocationKind::Directory => found.directory(&location)?,
+            LocationKind::Missing if location.contains(['*', '?', '[']) => found.glob(&location)?,
+            LocationKind::Missing => return Err(errors::missing(store, &location)),
         }
     }
     Ok(found.resolved)
@@ -100,44 +100,44 @@ fn is_index(name: &str) -> bool {
     name.ends_with(".index.json") || (name.contains(".safetensors.index.") && name.ends_with(".json"))
 }
 
-struct Found<'s> {
+struct Resolver<'s> {
     store: &'s dyn Store,
     resolved: Resolved,
-    places: HashMap<String, u32>,
+    positions: HashMap<String, u32>,
 }
 
-impl Found<'_> {
+impl Resolver<'_> {
     /// An object: weights, or an index.
     fn object(&mut self, location: &str) -> Result<()> {
-        if is_index(place::name(location)) {
+        if is_index(location::name(location)) {
             self.index(location)
         } else {
             self.add(location.to_owned()).map(drop)
         }
     }
 
-    /// Adds weights, unless they are there already; returns their place.
+    /// Adds weights, unless they are there already; returns their position.
     fn add(&mut self, location: String) -> Result<u32> {
-        if let Some(place) = self.places.get(&location) {
-            return Ok(*place);
+        if let Some(position) = self.positions.get(&location) {
+            return Ok(*position);
         }
-        let place = u32::try_from(self.resolved.objects.len())
+        let position = u32::try_from(self.resolved.objects.len())
             .map_err(|_| Error::new(ErrorKind::Format, "more files than can be counted"))?;
         self.resolved.objects.push(location.clone());
-        self.places.insert(location, place);
-        Ok(place)
+        self.positions.insert(location, position);
+        Ok(position)
     }
 
     fn index(&mut self, location: &str) -> Result<()> {
         if self.resolved.indexes.iter().any(|known| known.location == location) {
             return Ok(());
         }
-        let text = place::read_whole(self.store, location)?;
-        let index = ShardIndex::parse(&text).map_err(|error| error.object(place::shown(location)))?;
+        let text = location::read_whole(self.store, location)?;
+        let index = ShardIndex::parse(&text).map_err(|error| error.object(location::shown(location)))?;
         let objects = index
             .shards
             .iter()
-            .map(|shard| self.add(place::beside(location, shard)))
+            .map(|shard| self.add(location::beside(location, shard)))
             .collect::<Result<_>>()?;
         self.resolved.indexes.push(ResolvedIndex { location: location.to_owned(), index, objects });
         Ok(())
@@ -151,11 +151,13 @@ impl Found<'_> {
             Err(missing) if missing.kind() == ErrorKind::NotFound && may_be_object(directory) => {
                 return match self.store.open(directory) {
                     // A server's own page about a directory.
-                    Ok(object) if place::is_http(directory) && place::is_web_page(&*object) => Err(missing),
+                    Ok(object) if location::is_http(directory) && location::is_web_page(&*object) => {
+                        Err(missing)
+                    }
                     Ok(_) => self.add(directory.to_owned()).map(drop),
                     Err(error) if error.kind() == ErrorKind::NotFound => Err(missing),
                     // HTTP servers refuse directories that they do not list, as if it were for want of a password.
-                    Err(error) if error.kind() == ErrorKind::Access && place::is_http(directory) => {
+                    Err(error) if error.kind() == ErrorKind::Access && location::is_http(directory) => {
                         Err(missing)
                     }
                     Err(error) => Err(error),
@@ -181,20 +183,21 @@ impl Found<'_> {
             Err(refused) if matches!(refused.kind(), ErrorKind::NotFound | ErrorKind::Access) => refused,
             done => return done,
         };
-        let literally = match place(pattern) {
-            Place::Object => self.store.open(pattern).and_then(|_| self.object(pattern)),
-            Place::Directory | Place::Missing => self.directory(pattern),
-        };
-        literally.map_err(|error| if error.kind() == ErrorKind::NotFound { refused } else { error })
+        self.literally(pattern)
+            .map_err(|error| if error.kind() == ErrorKind::NotFound { refused } else { error })
+    }
+
+    /// The URL that has the characters of a pattern, without taking it for one.
+    fn literally(&mut self, location: &str) -> Result<()> {
+        match classify(location) {
+            LocationKind::Object => self.store.open(location).and_then(|_| self.object(location)),
+            LocationKind::Directory | LocationKind::Missing => self.directory(location),
+        }
     }
 
     /// What is there under that very name: a server that cannot list resolves no patterns.
     fn http_pattern(&mut self, location: &str) -> Result<()> {
-        let literally = match place(location) {
-            Place::Object => self.store.open(location).and_then(|_| self.object(location)),
-            Place::Directory | Place::Missing => self.directory(location),
-        };
-        literally.map_err(|error| match error.kind() {
+        self.literally(location).map_err(|error| match error.kind() {
             ErrorKind::NotFound | ErrorKind::Access => errors::http_pattern(location),
             _ => error,
         })
@@ -203,12 +206,13 @@ impl Found<'_> {
     /// The objects whose names match a pattern, in a prefix that is taken to the letter.
     fn matching(&mut self, pattern: &str) -> Result<()> {
         let refuse = |cause: &str| {
-            Error::new(ErrorKind::NotFound, cause.to_owned()).object(place::shown(pattern)).remedy(
+            Error::new(ErrorKind::NotFound, cause.to_owned()).object(location::shown(pattern)).remedy(
                 "Check the pattern; in a URL only the last part may hold one, such as s3://bucket/model/*.safetensors",
             )
         };
-        let directory = place::parent(pattern);
-        let matcher = glob::Pattern::new(place::name(pattern)).map_err(|_| refuse("not a valid pattern"))?;
+        let directory = location::parent(pattern);
+        let matcher =
+            glob::Pattern::new(location::name(pattern)).map_err(|_| refuse("not a valid pattern"))?;
         let listed = self.store.list(directory).map_err(|error| match error.kind() {
             ErrorKind::NotFound if directory.contains(['*', '[']) => {
                 refuse("a part before the last holds a pattern")
@@ -216,9 +220,9 @@ impl Found<'_> {
             _ => error,
         })?;
         let mut matching: Vec<_> = listed.into_iter().map(|entry| entry.location).collect();
-        match matching.iter().position(|found| place::name(found) == place::name(pattern)) {
+        match matching.iter().position(|found| location::name(found) == location::name(pattern)) {
             Some(itself) => matching = vec![matching.swap_remove(itself)],
-            None => matching.retain(|location| matcher.matches(place::name(location))),
+            None => matching.retain(|location| matcher.matches(location::name(location))),
         }
         match (&choose_weights(&matching)[..], &matching[..]) {
             ([], []) => Err(refuse("no object matches the pattern")),
@@ -232,7 +236,7 @@ impl Found<'_> {
     fn glob(&mut self, pattern: &str) -> Result<()> {
         let refuse = |cause: String| {
             Error::new(ErrorKind::NotFound, cause)
-                .object(place::shown(pattern))
+                .object(location::shown(pattern))
                 .remedy("Check the pattern; quote it if the shell must not expand it")
         };
         let matches = LocalGlob::new(pattern)
@@ -240,7 +244,7 @@ impl Found<'_> {
             .matches()?;
         let (mut files, mut directories) = (Vec::new(), Vec::new());
         for location in matches {
-            if place(&location) == Place::Directory {
+            if classify(&location) == LocationKind::Directory {
                 directories.push(location);
             } else {
                 files.push(location);
@@ -262,7 +266,7 @@ impl Found<'_> {
 
 /// Whether a URL that names no prefix may name an object: one that ends in a slash means a prefix.
 fn may_be_object(location: &str) -> bool {
-    place::is_url(location) && !place::split_query(location).0.ends_with('/')
+    location::is_url(location) && !location::split_query(location).0.ends_with('/')
 }
 
 /// The index that a directory of these objects means.
@@ -270,18 +274,18 @@ fn choose_index(directory: &str, locations: &[String]) -> Result<Option<String>>
     let indexes: Vec<_> = locations.iter().filter(|location| named(location, INDEX_SUFFIX)).collect();
     let preferred = PREFERRED_INDEXES
         .iter()
-        .find_map(|wanted| indexes.iter().find(|location| place::name(location) == *wanted));
+        .find_map(|wanted| indexes.iter().find(|location| location::name(location) == *wanted));
     match (preferred, &indexes[..]) {
         (Some(index), _) => Ok(Some(index.to_string())),
         (None, []) => Ok(None),
         (None, [index]) => Ok(Some(index.to_string())),
         (None, several) => {
-            let names: Vec<_> = several.iter().map(|location| place::name(location)).collect();
+            let names: Vec<_> = several.iter().map(|location| location::name(location)).collect();
             Err(Error::new(
                 ErrorKind::NotFound,
                 format!("several shard indexes are there: {}", names.join(", ")),
             )
-            .object(place::shown(directory))
+            .object(location::shown(directory))
             .remedy("Name the one to load"))
         }
     }
@@ -291,7 +295,7 @@ fn choose_index(directory: &str, locations: &[String]) -> Result<Option<String>>
 /// the others hold: it counts only where it is alone.
 fn choose_weights(locations: &[String]) -> Vec<String> {
     let mut weights: Vec<_> = locations.iter().filter(|location| named(location, WEIGHTS_SUFFIX)).collect();
-    let consolidated = |location: &&String| place::name(location).starts_with("consolidated");
+    let consolidated = |location: &&String| location::name(location).starts_with("consolidated");
     if !weights.iter().all(consolidated) {
         weights.retain(|location| !consolidated(location));
     }
@@ -302,6 +306,6 @@ fn choose_weights(locations: &[String]) -> Vec<String> {
 /// Whether an object's name ends so. Not a hidden one: macOS puts `._name` files, which are no weights, beside those it
 /// copies.
 fn named(location: &str, suffix: &str) -> bool {
-    let name = place::name(location);
+    let name = location::name(location);
     name.ends_with(suffix) && !name.starts_with('.')
 }

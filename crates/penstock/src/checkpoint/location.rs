@@ -9,6 +9,8 @@ use std::io::ErrorKind as Io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
+
 use super::{header, sniff};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Window;
@@ -18,25 +20,43 @@ pub(super) use crate::store::{is_http, is_url, shown};
 /// The most that is read of an object that is read whole: an index, a reference.
 const MAX_WHOLE_BYTES: u64 = 100_000_000;
 
+/// What is escaped in the path of an HTTP URL: everything that RFC 3986 does not allow there.
+const ESCAPED: &AsciiSet = &CONTROLS
+    .add(b' ')
+    .add(b'"')
+    .add(b'#')
+    .add(b'%')
+    .add(b'<')
+    .add(b'>')
+    .add(b'?')
+    .add(b'[')
+    .add(b'\\')
+    .add(b']')
+    .add(b'^')
+    .add(b'`')
+    .add(b'{')
+    .add(b'|')
+    .add(b'}');
+
 /// What a location names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum LocationKind {
     Object,
     Directory,
     Missing,
 }
 
 /// What `location` names. A path that cannot be looked at counts as an object: opening it says why.
-pub(super) fn place(location: &str) -> Place {
+pub(super) fn classify(location: &str) -> LocationKind {
     if is_url(location) {
         let (path, _) = split_query(location);
         let object = [".safetensors", ".json"].iter().any(|end| path.ends_with(end));
-        return if object { Place::Object } else { Place::Directory };
+        return if object { LocationKind::Object } else { LocationKind::Directory };
     }
     match std::fs::metadata(path_of(location)) {
-        Ok(metadata) if metadata.is_dir() => Place::Directory,
-        Err(error) if matches!(error.kind(), Io::NotFound | Io::NotADirectory) => Place::Missing,
-        _ => Place::Object,
+        Ok(metadata) if metadata.is_dir() => LocationKind::Directory,
+        Err(error) if matches!(error.kind(), Io::NotFound | Io::NotADirectory) => LocationKind::Missing,
+        _ => LocationKind::Object,
     }
 }
 
@@ -63,19 +83,10 @@ pub(super) fn without_file_scheme(location: &str) -> Result<String> {
     if !path.starts_with('/') {
         return Err(refuse("names another machine or a relative path"));
     }
-    let mut decoded = Vec::with_capacity(path.len());
-    let mut bytes = path.bytes();
-    while let Some(byte) = bytes.next() {
-        if byte != b'%' {
-            decoded.push(byte);
-            continue;
-        }
-        let mut digit = || bytes.next().and_then(|digit| char::from(digit).to_digit(16));
-        let value = digit().zip(digit()).and_then(|(high, low)| u8::try_from(high * 16 + low).ok());
-        match value {
-            Some(0) | None => return Err(refuse("has an invalid percent escape")),
-            Some(value) => decoded.push(value),
-        }
+    let is_escape = |rest: &str| rest.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
+    let decoded: Vec<u8> = percent_decode_str(path).collect();
+    if !path.split('%').skip(1).all(is_escape) || decoded.contains(&0) {
+        return Err(refuse("has an invalid percent escape"));
     }
     Ok(location_of(OsStr::from_bytes(&decoded)))
 }
@@ -128,15 +139,7 @@ pub(super) fn beside(location: &str, name: &str) -> String {
     if !is_http(location) {
         return join(parent(location), name);
     }
-    let mut escaped = String::with_capacity(name.len());
-    for byte in name.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~/!$&'()*+,;=:@".contains(&byte) {
-            escaped.push(char::from(byte));
-        } else {
-            escaped.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    format!("{}/{escaped}{}", parent(location), split_query(location).1)
+    format!("{}/{}{}", parent(location), utf8_percent_encode(name, ESCAPED), split_query(location).1)
 }
 
 /// A directory as the file system wants it named: the empty one is the working directory.
@@ -198,9 +201,9 @@ mod tests {
 
     #[test]
     fn urls_are_directories_unless_named_like_an_object() {
-        assert_eq!(place("s3://bucket/model"), Place::Directory);
-        assert_eq!(place("https://host/m.safetensors?x=1"), Place::Object);
-        assert_eq!(place("/no/such/place"), Place::Missing);
+        assert_eq!(classify("s3://bucket/model"), LocationKind::Directory);
+        assert_eq!(classify("https://host/m.safetensors?x=1"), LocationKind::Object);
+        assert_eq!(classify("/no/such/place"), LocationKind::Missing);
         assert!(!is_url("a b://c") && !is_url("/a/b"));
     }
 }
