@@ -68,13 +68,16 @@ impl ThroughputSampler {
         let active = self.active();
         let came = bytes.saturating_sub(open.bytes);
         let took = open.began.elapsed();
-        if came < active as u64 * self.block_bytes * BLOCKS_OF_AN_EPOCH || took < EPOCH {
+        let is_first = open.tuner.is_first();
+        let blocks = if is_first { 1 } else { active as u64 * BLOCKS_OF_AN_EPOCH };
+        if came < blocks * self.block_bytes || took < EPOCH {
             return false;
         }
         let seconds = took.as_secs_f64();
         let busy = Duration::from_nanos(reading.saturating_sub(open.reading)).as_secs_f64();
-        let now =
-            open.tuner.observe(Epoch { bytes: came, seconds, reading: busy / (seconds * active as f64) });
+        let on_cpu = if is_first { on_cpu(took).unwrap_or(0.0) } else { 1.0 };
+        let reading_share = busy / (seconds * active as f64);
+        let now = open.tuner.observe(Epoch { bytes: came, seconds, reading: reading_share, on_cpu });
         (open.began, open.bytes, open.reading, open.throttled) = (Instant::now(), bytes, reading, false);
         self.active.store(now, Ordering::Release);
         now > active
@@ -97,4 +100,11 @@ impl ThroughputSampler {
     pub(super) fn tried(&self) -> Vec<Trial> {
         self.epoch.lock().map_or_else(|_| Vec::new(), |open| open.tuner.tried().to_vec())
     }
+}
+
+/// The share of `time`, in which this thread may have been started, that it had a core or waited for one.
+fn on_cpu(time: Duration) -> Option<f64> {
+    let counters = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    let mut nanos = counters.split_whitespace().map_while(|counter| counter.parse::<u64>().ok());
+    Some(Duration::from_nanos(nanos.next()? + nanos.next()?).as_secs_f64() / time.as_secs_f64())
 }

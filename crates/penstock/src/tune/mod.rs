@@ -17,8 +17,6 @@ pub use profile::Profile;
 pub use storage::{Disk, Kind, Storage, Survey, System};
 pub use tuner::{Bounds, Epoch, Readers, Trial, Tuner};
 
-/// Into so many blocks is cut at least what comes over a network.
-const FEWEST_PARTS: usize = 24;
 /// Host staging memory of a load where nothing is said.
 const STAGING_BYTES: u64 = 512 << 20;
 
@@ -97,11 +95,7 @@ impl Settings {
     /// have a part in it.
     #[must_use]
     pub fn for_bytes(self, bytes: u64) -> Self {
-        let fetches = self.readers.fetches;
-        // A load may begin with fewer, but slow connections will want as many.
-        let parts =
-            if fetches.least == fetches.most { fetches.start } else { fetches.start.max(FEWEST_PARTS) };
-        let part = bytes.div_ceil(parts.max(1) as u64).next_multiple_of(4096);
+        let part = bytes.div_ceil(self.readers.fetches.start.max(1) as u64).next_multiple_of(4096);
         let block_bytes = part.max(self.least_block_bytes).min(self.block_bytes);
         Self { block_bytes, ..self }
     }
@@ -135,7 +129,7 @@ mod tests {
     #[test]
     fn a_small_load_from_an_object_store_is_cut_for_all_requests_and_no_other_is() {
         let block = |kind, bytes| settings(kind, false).for_bytes(bytes).block_bytes;
-        let requests = settings(Kind::Remote, false).readers.fetches.start.max(FEWEST_PARTS) as u64;
+        let requests = settings(Kind::Remote, false).readers.fetches.start as u64;
         assert_eq!(block(Kind::Remote, 1 << 40), 8 << 20);
         assert_eq!(block(Kind::Remote, requests * (3 << 20)), 3 << 20);
         assert_eq!(block(Kind::Remote, 10), 1 << 20);

@@ -7,6 +7,11 @@
 //! waited for the device or the consumer says nothing about the storage, so nothing is tried then. Once settled, the search
 //! begins anew only when the rate changes for good, as when a load comes from cached to uncached files.
 //!
+//! Where cores are few, a load from a network begins with fewer readers than slow connections want ([`Bounds::first`]):
+//! beside a fast server each further one costs CPU time and brings nothing. What they spend their time on is known with
+//! the first blocks: if they wait for the network, all of `start` are set to work; if they keep the cores busy, they stay
+//! as few; in between, the search goes on from there.
+//!
 //! A store that says it is asked too often has the last word: the number is halved, and the one at which it said so is
 //! out of bounds until it has been quiet for a while.
 //!
@@ -41,7 +46,7 @@ impl Readers {
 
     /// Those that may have work before the tuner wants more.
     pub fn first(&self) -> usize {
-        (self.copies + self.fetches.start).min(self.most())
+        (self.copies + self.fetches.first).min(self.most())
     }
 
     /// The staging slots they need: one that copies from the cache fills `depth` before the first is free again, one that
@@ -60,7 +65,9 @@ impl Readers {
 /// A number of readers: where to begin, and how far the tuner may go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
-    /// What a load begins with.
+    /// What a load begins with, until it is known whether it keeps the cores busy.
+    pub first: usize,
+    /// What it goes on with where it does not, and what the search begins with.
     pub start: usize,
     /// The fewest.
     pub least: usize,
@@ -71,14 +78,19 @@ pub struct Bounds {
 impl Bounds {
     /// Always `readers`.
     pub fn fixed(readers: usize) -> Self {
-        Self { start: readers, least: readers, most: readers }
+        Self { first: readers, start: readers, least: readers, most: readers }
     }
 
     /// These bounds with at most `most` readers: a small load has work for no more.
     #[must_use]
     pub fn at_most(self, most: usize) -> Self {
         let most = most.max(1);
-        Self { start: self.start.min(most), least: self.least.min(most), most: self.most.min(most) }
+        Self {
+            first: self.first.min(most),
+            start: self.start.min(most),
+            least: self.least.min(most),
+            most: self.most.min(most),
+        }
     }
 }
 
@@ -91,6 +103,8 @@ pub struct Epoch {
     pub seconds: f64,
     /// The share of the readers' time that went to reading, 0 to 1.
     pub reading: f64,
+    /// The share of its time in which a reader had a core or waited for one, 0 to 1. Only the first epoch needs it.
+    pub on_cpu: f64,
 }
 
 impl Epoch {
@@ -115,6 +129,10 @@ pub struct Trial {
 
 /// How much faster a number of readers must be to be worth changing to.
 const WORTH: f64 = 1.08;
+/// Readers that spend less of their time than this at work or waiting for a core leave the cores idle.
+const IDLE: f64 = 0.5;
+/// Those that spend more than this so keep them busy.
+const BUSY: f64 = 0.8;
 /// How much a settled rate must change, in either direction, to be another situation.
 const CHANGED: f64 = 1.4;
 /// For how many epochs in a row it must have changed.
@@ -126,6 +144,8 @@ const REMEMBERED: usize = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Search {
+    /// The first blocks say what few readers spend their time on.
+    First,
     /// The next epoch is not counted: it began under another number of readers, or with files to open.
     Skip(Direction),
     /// The next epoch is the first half of a trial.
@@ -140,6 +160,8 @@ enum Search {
 enum Direction {
     /// The number that is in use.
     Stay,
+    /// The same, and no other will be tried.
+    Keep,
     /// More; whether an earlier step up has paid.
     Up {
         climbed: bool,
@@ -164,14 +186,16 @@ pub struct Tuner {
 }
 
 impl Tuner {
-    /// A search that begins at `bounds.start`.
+    /// A search that begins at `bounds.first` or `bounds.start`.
     pub fn new(bounds: Bounds) -> Self {
-        let readers = bounds.start.clamp(bounds.least, bounds.most);
+        let start = bounds.start.clamp(bounds.least, bounds.most);
+        let readers = bounds.first.clamp(bounds.least, start);
+        let search = if readers < start { Search::First } else { Search::Skip(Direction::Stay) };
         Self {
             bounds,
             readers,
             best: Trial { readers, rate: 0.0 },
-            search: Search::Skip(Direction::Stay),
+            search,
             tried: Vec::new(),
             ceiling: bounds.most,
             calm: 0,
@@ -181,6 +205,11 @@ impl Tuner {
     /// How many readers to use now.
     pub fn readers(&self) -> usize {
         self.readers
+    }
+
+    /// Whether the first blocks are all that is waited for.
+    pub fn is_first(&self) -> bool {
+        self.search == Search::First
     }
 
     /// Whether there is anything to find.
@@ -217,6 +246,13 @@ impl Tuner {
             self.begin_anew(self.readers);
         }
         match self.search {
+            Search::First => {
+                let is_idle = epoch.on_cpu < IDLE;
+                let readers = if is_idle { self.bounds.start.min(self.ceiling) } else { self.readers };
+                self.begin_anew(readers);
+                self.search =
+                    Search::Skip(if epoch.on_cpu > BUSY { Direction::Keep } else { Direction::Stay });
+            }
             Search::Skip(direction) => self.search = Search::Try(direction),
             Search::Try(direction) => self.search = Search::Confirm(direction, epoch),
             Search::Confirm(direction, first) => {
@@ -224,6 +260,7 @@ impl Tuner {
                     bytes: first.bytes + epoch.bytes,
                     seconds: first.seconds + epoch.seconds,
                     reading: first.reading.min(epoch.reading),
+                    on_cpu: epoch.on_cpu,
                 };
                 let trial = Trial { readers: self.readers, rate: both.rate() };
                 self.remember(trial);
@@ -251,6 +288,10 @@ impl Tuner {
             Direction::Stay => {
                 self.best = trial;
                 if reading_limits { self.up(false).or_else(|| self.down()) } else { None }
+            }
+            Direction::Keep => {
+                self.best = trial;
+                None
             }
             Direction::Up { .. } if better => {
                 self.best = trial;

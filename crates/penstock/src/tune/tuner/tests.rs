@@ -4,13 +4,18 @@ use proptest::prelude::*;
 
 use super::*;
 
-const BOUNDS: Bounds = Bounds { start: 8, least: 1, most: 64 };
+const BOUNDS: Bounds = Bounds { first: 8, start: 8, least: 1, most: 64 };
 
 /// Lets the tuner load from a storage with this rate for every number of readers; returns what it settles on.
 fn converge(tuner: &mut Tuner, rate: impl Fn(usize) -> f64, epochs: usize) -> usize {
     for _ in 0..epochs {
         let rate = rate(tuner.readers());
-        tuner.observe(Epoch { bytes: 1 << 24, seconds: f64::from(1 << 24) / rate, reading: 1.0 });
+        tuner.observe(Epoch {
+            bytes: 1 << 24,
+            seconds: f64::from(1 << 24) / rate,
+            reading: 1.0,
+            on_cpu: 0.6,
+        });
     }
     tuner.readers()
 }
@@ -38,17 +43,37 @@ fn a_disk_that_is_full_with_any_number_keeps_the_number_it_began_with() {
 fn fewer_readers_are_not_kept_for_a_rate_that_rose_by_itself() {
     // Faster by a quarter from some moment on, whatever the number of readers.
     for moment in 0..30 {
-        let mut tuner = Tuner::new(Bounds { start: 16, least: 2, most: 16 });
+        let mut tuner = Tuner::new(Bounds { first: 16, start: 16, least: 2, most: 16 });
         converge(&mut tuner, |_| 2e9, moment);
         assert_eq!(converge(&mut tuner, |_| 2.5e9, 60), 16, "{moment}");
     }
 }
 
 #[test]
+fn a_load_that_leaves_the_cores_idle_goes_on_with_all_of_its_readers_at_once() {
+    let few = Bounds { first: 4, start: 24, ..BOUNDS };
+    let after =
+        |on_cpu| Tuner::new(few).observe(Epoch { bytes: 1 << 23, seconds: 0.1, reading: 1.0, on_cpu });
+    assert_eq!(Tuner::new(few).readers(), 4);
+    assert_eq!((after(0.05), after(0.6), after(0.95)), (24, 4, 4));
+}
+
+#[test]
+fn few_readers_that_keep_the_cores_busy_stay_as_few() {
+    let few = Bounds { first: 4, start: 24, ..BOUNDS };
+    let found = |on_cpu| {
+        let mut tuner = Tuner::new(few);
+        tuner.observe(Epoch { bytes: 1 << 23, seconds: 0.1, reading: 1.0, on_cpu });
+        converge(&mut tuner, |readers| 1e8 * readers as f64, 30)
+    };
+    assert_eq!((found(0.95), found(0.6)), (4, 64));
+}
+
+#[test]
 fn nothing_is_tried_while_the_consumer_is_what_limits() {
     let mut tuner = Tuner::new(BOUNDS);
     for _ in 0..30 {
-        tuner.observe(Epoch { bytes: 1 << 20, seconds: 0.005, reading: 0.1 });
+        tuner.observe(Epoch { bytes: 1 << 20, seconds: 0.005, reading: 0.1, on_cpu: 1.0 });
     }
     assert_eq!((tuner.readers(), tuner.tried().len()), (8, 1));
 }
@@ -66,7 +91,7 @@ fn a_lasting_change_of_the_rate_begins_the_search_anew_and_a_short_one_does_not(
 #[test]
 fn a_store_that_throttles_gets_half_and_later_a_little_more() {
     let rate = |readers: usize| readers as f64 * 1e8;
-    let mut tuner = Tuner::new(Bounds { start: 64, ..BOUNDS });
+    let mut tuner = Tuner::new(Bounds { first: 64, start: 64, ..BOUNDS });
     assert_eq!((tuner.on_throttle(), tuner.on_throttle()), (32, 16));
     // However well it goes, not where it said no.
     assert!(converge(&mut tuner, rate, CALM_FOR as usize - 1) < 32);
@@ -89,10 +114,10 @@ proptest! {
     /// the search ends, near the best rate.
     #[test]
     fn the_search_ends_near_the_best_and_within_bounds(
-        least in 1usize..4, start in 4usize..17, most in 17usize..128,
+        least in 1usize..4, first in 1usize..17, start in 4usize..17, most in 17usize..128,
         knee in 1usize..100, fall in 0.0f64..0.02,
     ) {
-        let bounds = Bounds { start, least, most };
+        let bounds = Bounds { first, start, least, most };
         let rate = |readers: usize| {
             let over = readers.saturating_sub(knee) as f64;
             1e8 * readers.min(knee) as f64 / (1.0 + fall * over)
@@ -113,13 +138,13 @@ proptest! {
 
     #[test]
     fn any_sequence_of_epochs_stays_within_bounds(
-        epochs in prop::collection::vec((0u64..1 << 40, 0.0f64..1.0, 0.0f64..1.0, 0u8..20), 0..200),
+        epochs in prop::collection::vec((0u64..1 << 40, 0.0f64..1.0, 0.0f64..1.0, 0.0f64..1.0, 0u8..20), 0..200),
     ) {
-        let mut tuner = Tuner::new(BOUNDS);
-        for (bytes, seconds, reading, what) in epochs {
+        let mut tuner = Tuner::new(Bounds { first: 2, ..BOUNDS });
+        for (bytes, seconds, reading, on_cpu, what) in epochs {
             let readers = match what {
                 0 => tuner.on_throttle(),
-                _ => tuner.observe(Epoch { bytes, seconds, reading }),
+                _ => tuner.observe(Epoch { bytes, seconds, reading, on_cpu }),
             };
             prop_assert!((BOUNDS.least..=BOUNDS.most).contains(&readers));
         }
