@@ -189,6 +189,26 @@ def test_no_cycle_of_imports_has_more_than_four_files(crate: str) -> None:
     assert [cycle for cycle in graph.cycles() if len(cycle) > 4] == []
 
 
+REMOTE = ["settings", "request", "http", "provider", "objects"]
+"""Rooms of store/remote: each uses those before it, and itself. The hub and ``web`` stand above all of them."""
+
+
+def test_rooms_of_the_remote_store_use_those_below_them() -> None:
+    base = ("store", "remote")
+    above = ["hub", "web", "mod"]
+    order = {name: number for number, name in enumerate([*REMOTE, *above])}
+    uses = Graph("penstock").uses
+    inside = [module for module in uses if module[:2] == base and len(module) > 3 and module[2] in REMOTE]
+    assert len(inside) > 20
+    upwards = {
+        ("/".join(module[2:]), "/".join(used[2:]))
+        for module in inside
+        for used in uses[module]
+        if used[:2] == base and order[used[2] if len(used) > 2 else "mod"] > order[module[2]]
+    }
+    assert upwards == set()
+
+
 # Private names
 
 FOREIGN = {("frameworks.torch", "_version"), ("integrations.vllm.loader", "_prepare_weights")}

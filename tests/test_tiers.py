@@ -20,7 +20,10 @@ import tiers
         (["docs/index.md", "CHANGELOG.md"], []),
         (["python/penstock/integrations/vllm/loader.py"], ["engines"]),
         (["python/penstock/integrations/peft/adapters.py"], ["libraries"]),
-        (["crates/penstock/src/store/remote/s3.rs", "python/penstock/recording/lazy.py"], ["stores", "engines"]),
+        (
+            ["crates/penstock/src/store/remote/provider/s3.rs", "python/penstock/recording/lazy.py"],
+            ["stores", "engines"],
+        ),
         (["crates/penstock/src/pipeline/reader.rs"], list(tiers.ALL)),
         (["a/new/place.txt"], list(tiers.ALL)),
         (["tests/test_engine_peft.py"], ["libraries"]),

@@ -4,58 +4,23 @@
 //! shard costs no second one. From then on every range is asked of that version, and what comes is copied once, from
 //! the chunk it came in to where it belongs.
 //!
-//! * `address`: locations taken apart.
-//! * `backend`: the store behind a bucket; `connect` sets it up with `s3` (with `aws` and `s3_hosts`), `gcs` and `azure`
-//!   from an [`Environment`].
-//! * `options`: storage options, which become variables of an [`Environment`]; `profile`: AWS's files; `proxies`.
-//! * `google`: Google's credentials that are got for something else; `credential_cache`: credentials that expire.
-//! * `transport`: the HTTP client; `client_key`: what tells one from another; `tls`: whose certificates it takes; `dns`: its addresses; `response_recorder`: what it saw;
-//!   `connections`: the process's threads and connections.
-//! * `opening`: what an object is, and its first bytes. `fetch`: one range, resumed where it stopped; `retry`: when to
-//!   ask again; `outcome`, `failure`: what became of a request, and what errors say.
-//! * `object`: an open object; `latency`: when one of its ranges is slow.
-//! * `context`: what the requests of one load share.
-//! * `listing`: what is under a prefix; `key_filter`: keys there that cannot be held. `web`: finding a checkpoint on a server that cannot list;
-//!   `whole`: servers that do not answer to ranges; `total`: those that do not say how large objects are.
-//! * `hub`: repositories of the Hugging Face hub.
+//! Rooms, each of which may use those above it:
+//!
+//! * `settings`: what decides how a location is reached. `request`: when to ask again, and when twice.
+//! * `http`: the client. `provider`: the stores behind buckets, and credentials.
+//! * `objects`: opening, reading, listing, and what errors say.
+//! * `hub`: repositories of the Hugging Face hub. `web`: finding a checkpoint on a server that cannot list.
 //!
 //! Secrets come in with the environment and with locations. They go to the servers they are for, and nowhere else:
 //! types that hold them have no `Debug` form, and errors are scrubbed of them.
 
-mod address;
-mod aws;
-mod azure;
-mod backend;
-mod client_key;
-mod connect;
-mod connections;
-mod context;
-mod credential_cache;
-mod dns;
-mod environment;
-mod failure;
-mod fetch;
-mod gcs;
-mod google;
+mod http;
 mod hub;
-mod key_filter;
-mod latency;
-mod listing;
-mod object;
-mod opening;
-mod options;
-mod outcome;
-mod profile;
-mod proxies;
-mod response_recorder;
-mod retry;
-mod s3;
-mod s3_hosts;
-mod tls;
-mod total;
-mod transport;
+mod objects;
+mod provider;
+mod request;
+mod settings;
 mod web;
-mod whole;
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -68,17 +33,18 @@ use crate::closest::closest;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::location::{fingerprint, is_hub};
 
-use address::{Address, Provider};
-use backend::Backend;
-use connect::backend_of;
-use context::LoadContext;
+use http::context::LoadContext;
 use hub::Hub;
-use object::RemoteObject;
-use opening::{in_its_region, open};
+use objects::object::RemoteObject;
+use objects::opening::{in_its_region, open};
+use objects::{failure, listing, object};
+use provider::backend::Backend;
+use provider::connect::backend_of;
+use settings::address::{Address, Provider};
 
-pub use environment::Environment;
-pub use listing::{Found, Listing};
-pub use retry::RetryPolicy;
+pub use objects::listing::{Found, Listing};
+pub use request::retry::RetryPolicy;
+pub use settings::environment::Environment;
 
 /// The store of `s3://`, `gs://`, `az://`, `abfss://`, `hf://`, `http://` and `https://` locations.
 ///

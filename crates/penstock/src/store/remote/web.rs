@@ -3,11 +3,11 @@
 //! So a "directory" is looked through for the names that the libraries give to checkpoints. What is there is listed;
 //! shards are found through their index, like everywhere.
 
-use super::RemoteStore;
-use super::address::Address;
-use super::opening::inspect;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Entry;
+use crate::store::remote::RemoteStore;
+use crate::store::remote::objects::opening::inspect;
+use crate::store::remote::settings::address::Address;
 
 /// What transformers, diffusers and peft call the files they save.
 const NAMES: [&str; 5] = [

@@ -11,16 +11,16 @@ use url::Url;
 use super::address::{HubAddress, is_commit};
 use super::redirects::Sender;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::remote::address::Provider;
-use crate::store::remote::backend::Backend;
-use crate::store::remote::context::LoadContext;
-use crate::store::remote::failure::endless_listing;
-use crate::store::remote::fetch::{Counters, with_retries};
-use crate::store::remote::listing::{Found, Listing};
-use crate::store::remote::object;
-use crate::store::remote::opening::told;
-use crate::store::remote::outcome::Fault;
-use crate::store::remote::retry::TransientError;
+use crate::store::remote::http::context::LoadContext;
+use crate::store::remote::objects::failure::endless_listing;
+use crate::store::remote::objects::fetch::{Counters, with_retries};
+use crate::store::remote::objects::listing::{Found, Listing};
+use crate::store::remote::objects::object;
+use crate::store::remote::objects::opening::told;
+use crate::store::remote::provider::backend::Backend;
+use crate::store::remote::request::outcome::Fault;
+use crate::store::remote::request::retry::TransientError;
+use crate::store::remote::settings::address::Provider;
 
 /// Pages of one listing, at most: a server whose pages lead back to themselves must not keep us for ever.
 const MOST_PAGES: usize = 10_000;

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use super::address::{HubAddress, is_commit};
 use super::settings::Settings;
 use crate::store::local::differ_in_change_time;
-use crate::store::remote::listing::{Found, Listing};
-use crate::store::remote::object;
+use crate::store::remote::objects::listing::{Found, Listing};
+use crate::store::remote::objects::object;
 use crate::store::{Identity, Object};
 
 /// One repository in the cache.

@@ -12,7 +12,6 @@
 
 mod address;
 mod api;
-pub(super) mod errors;
 mod local;
 mod one_part;
 mod redirects;
@@ -27,18 +26,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use object_store::path::Path;
 use url::Url;
 
-use super::address::Provider;
-use super::backend::{Backend, Made, never_again};
-use super::client_key::ClientKey;
-use super::context::LoadContext;
-use super::environment::Environment;
-use super::listing::Listing;
-use super::object::{self, RemoteObject};
-use super::opening::{open, told};
-use super::retry::RetryPolicy;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::local_replica::LocalReplica;
 use crate::store::location::HIDDEN;
+use crate::store::remote::http::client_key::ClientKey;
+use crate::store::remote::http::context::LoadContext;
+use crate::store::remote::objects::listing::Listing;
+use crate::store::remote::objects::object::{self, RemoteObject};
+use crate::store::remote::objects::opening::{open, told};
+use crate::store::remote::provider::backend::{Backend, Made, never_again};
+use crate::store::remote::request::retry::RetryPolicy;
+use crate::store::remote::settings::address::Provider;
+use crate::store::remote::settings::environment::Environment;
 use crate::store::{Identity, LocalStore, Object, Store, location_of, shown};
 
 use address::{HubAddress, Kind};
@@ -48,7 +47,6 @@ use redirects::Sender;
 use service::FileConnector;
 use settings::Settings;
 
-pub(super) use settings::DEFAULT_ENDPOINT;
 pub(super) use web_url::refuse_page;
 
 /// A repository's kind and name, and a revision of it.

@@ -10,9 +10,9 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use object_store::client::{HttpError, HttpErrorKind, HttpResponseBody};
 use url::{Origin, Url};
 
-use crate::store::remote::client_key::ClientKey;
-use crate::store::remote::response_recorder::ResponseRecorder;
-use crate::store::remote::transport;
+use crate::store::remote::http::client_key::ClientKey;
+use crate::store::remote::http::response_recorder::ResponseRecorder;
+use crate::store::remote::http::transport;
 
 /// Redirects that one request may take.
 const MOST_HOPS: usize = 10;

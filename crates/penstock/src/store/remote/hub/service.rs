@@ -14,8 +14,8 @@ use tokio::sync::{Mutex, MutexGuard};
 use url::Url;
 
 use super::redirects::{Answer, Sender, strange};
-use crate::store::remote::response_recorder::ResponseRecorder;
-use crate::store::remote::whole;
+use crate::store::remote::http::response_recorder::ResponseRecorder;
+use crate::store::remote::http::whole;
 
 /// Makes `object_store` ask for one file of the hub.
 #[derive(Debug, Clone)]

@@ -5,8 +5,8 @@ use url::Url;
 
 use super::settings;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::remote::address::{Address, Provider};
-use crate::store::remote::environment::Environment;
+use crate::store::remote::settings::address::{Address, Provider};
+use crate::store::remote::settings::environment::Environment;
 
 /// The hosts of the hub itself.
 const HOSTS: [&str; 3] = ["huggingface.co", "www.huggingface.co", "hf.co"];

@@ -1,0 +1,52 @@
+//! What tells one HTTP client from another: certificates, proxies, time limits, redirects.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::proxies::Proxies;
+use super::tls::{self, CaBundle};
+use crate::error::Result;
+use crate::store::remote::request::retry::RetryPolicy;
+use crate::store::remote::settings::address::Provider;
+use crate::store::remote::settings::environment::Environment;
+
+/// Credential servers of this machine's network answer at once or are not there.
+const METADATA_CONNECT: Duration = Duration::from_secs(1);
+pub(crate) const METADATA_HOSTS: [&str; 5] =
+    ["169.254.169.254", "169.254.170.2", "169.254.170.23", "metadata.google.internal", "metadata"];
+
+/// What tells one client from another.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct ClientKey {
+    pub(crate) policy: RetryPolicy,
+    /// Certificates to trust instead of the system's.
+    pub(crate) bundle: Option<CaBundle>,
+    pub(crate) proxies: Arc<Proxies>,
+    /// Whether answers may send elsewhere. Signed requests mean one host.
+    pub(crate) follow: bool,
+}
+
+impl ClientKey {
+    /// The key of clients for a provider, as `environment` wants them.
+    ///
+    /// # Errors
+    /// `Config` for a proxy that is no URL.
+    pub(crate) fn of(
+        environment: &Environment,
+        provider: Provider,
+        policy: RetryPolicy,
+        follow: bool,
+    ) -> Result<Self> {
+        let proxies = Arc::new(Proxies::of(environment)?);
+        Ok(Self { policy, bundle: tls::bundle(environment, provider), proxies, follow })
+    }
+
+    /// The key of clients for `host`: of servers that answer at once or are not there, no connection is waited for long.
+    pub(crate) fn for_host(&self, host: &str) -> Self {
+        let mut key = self.clone();
+        if METADATA_HOSTS.contains(&host) {
+            key.policy.connect = METADATA_CONNECT;
+        }
+        key
+    }
+}

@@ -1,0 +1,442 @@
+//! From what went wrong to what to do: asked again, asked elsewhere, or told to the caller.
+//!
+//! An error names the object (the location, so bucket and key), the HTTP status, the server's own code and message, the
+//! request's identifier, where the credentials came from, and what to try. What a server says is shown as far as
+//! [`Refusal`] keeps it; nothing secret survives [`Environment::scrub`](crate::store::remote::settings::environment::Environment::scrub).
+
+use object_store::Error as StoreError;
+
+use super::hub_errors;
+use crate::error::{Code, Error, ErrorKind};
+use crate::store::remote::http::response_recorder::{Refusal, Seen};
+use crate::store::remote::provider::backend::{Backend, OF_QUERY, OF_USER};
+use crate::store::remote::provider::s3::ENDPOINTS;
+use crate::store::remote::provider::{azure, gcs};
+use crate::store::remote::request::retry::{RetriesExhausted, TransientError};
+use crate::store::remote::settings::address::Provider;
+
+/// What to do about a failed request.
+pub(crate) enum Verdict {
+    /// Ask again, after a pause.
+    Again(TransientError),
+    /// Ask again, signed for this region.
+    Region(String),
+    /// The object has no bytes: no range of it can be had.
+    Empty,
+    /// Ask again with new credentials, once; else tell the caller.
+    Expired(Error),
+    /// Tell the caller.
+    Tell(Error),
+}
+
+impl Verdict {
+    /// The same, with this code where the caller is told.
+    fn with_code(self, code: Code) -> Self {
+        match self {
+            Self::Tell(error) => Self::Tell(error.code(code)),
+            Self::Expired(error) => Self::Expired(error.code(code)),
+            other => other,
+        }
+    }
+}
+
+/// Codes that say "too fast" or "try again" whatever the status.
+const BUSY: [&str; 8] = [
+    "SlowDown",
+    "RequestTimeout",
+    "InternalError",
+    "ServiceUnavailable",
+    "ServerBusy",
+    "OperationTimedOut",
+    "Throttling",
+    "RequestLimitExceeded",
+];
+
+/// Those, and statuses, of a server that is asked too often.
+const TOO_FAST: [&str; 6] = [
+    "SlowDown",
+    "ServiceUnavailable",
+    "ServerBusy",
+    "OperationTimedOut",
+    "Throttling",
+    "RequestLimitExceeded",
+];
+const TOO_FAST_STATUS: [u16; 3] = [429, 503, 509];
+
+/// Codes that say that credentials are of the past, though they did not say so themselves.
+const EXPIRED: [&str; 3] = ["ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"];
+
+/// Codes that say that keys are wrong, whatever they may do.
+const OF_KEYS: [&str; 3] = ["SignatureDoesNotMatch", "InvalidAccessKeyId", "XAdminUserNotFound"];
+
+/// Azure's word for a key, a signature or a token that it takes for nobody's.
+const UNKNOWN_TO_AZURE: &str = "AuthenticationFailed";
+
+/// What `object_store` says of an answer with the whole object to a request for part of it.
+const WHOLE: &str = "Received non-partial response when range requested";
+
+/// Judges a failed request of `backend`. `pinned` says that a version of the object had been seen before.
+pub(crate) fn judge(backend: &Backend, error: &StoreError, seen: &Seen, pinned: bool) -> Verdict {
+    if let Some(error) = &seen.credentials {
+        let why = backend.environment.scrub(&error.why);
+        // Whoever gives credentials may be as busy as a store.
+        let busy = |refusal: &Refusal| refusal.status == 429 || refusal.status >= 500;
+        if error.passes || seen.refusal.as_ref().is_some_and(busy) {
+            let unreachable = seen.transport.as_ref().is_some_and(|lost| lost.unreachable);
+            // One that is busy or loses connections is a server that failed: it has not refused anybody.
+            let code = if unreachable { Code::Credentials } else { Code::ServerError };
+            return Verdict::Again(TransientError { unreachable, code, ..TransientError::new(why) });
+        }
+        let remedy = error.remedy.clone().unwrap_or_else(|| no_credentials(backend).to_owned());
+        return Verdict::Tell(Error::new(ErrorKind::Access, why).code(Code::Credentials).remedy(remedy));
+    }
+    if seen.no_total {
+        return Verdict::Tell(
+            Error::new(
+                ErrorKind::Storage,
+                "the server does not say how large the object is (Content-Range: bytes …/*), and not when it is asked with \
+                 HEAD either",
+            )
+            .remedy("Have the server, or the proxy in front of it, send the size; or download the files first"),
+        );
+    }
+    if seen.repeats {
+        return Verdict::Tell(endless_listing(backend.provider.name()));
+    }
+    if let Some(refusal) = &seen.refusal {
+        return refused(backend, refusal, pinned);
+    }
+    if let Some(lost) = &seen.transport {
+        let what = backend.environment.scrub(&lost.what);
+        if lost.of_metadata && lost.unreachable {
+            let what = format!("no credentials are set, and {METADATA} gives none: {what}");
+            return Verdict::Again(TransientError {
+                unreachable: true,
+                code: Code::Credentials,
+                ..TransientError::new(what)
+            });
+        }
+        if let Some(remedy) = lost.in_vain {
+            return Verdict::Tell(Error::new(ErrorKind::Storage, what).code(Code::Connection).remedy(remedy));
+        }
+        let code = if lost.timed_out { Code::Timeout } else { Code::Connection };
+        return Verdict::Again(TransientError {
+            code,
+            unreachable: lost.unreachable,
+            ..TransientError::new(what)
+        });
+    }
+    let mut innermost: &dyn std::error::Error = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    let what = backend.environment.scrub(&innermost.to_string());
+    match error {
+        StoreError::NotSupported { .. } => Verdict::Tell(no_ranges(backend.provider)),
+        // Where parts were had before, something in between forgot to ask for one.
+        _ if what == WHOLE && !pinned => Verdict::Tell(no_ranges(backend.provider)),
+        StoreError::InvalidPath { .. } => Verdict::Tell(
+            Error::new(ErrorKind::Storage, format!("the listing holds a key that cannot be read: {what}")).remedy(
+                "Give the objects themselves, their shard index, or a prefix without such a key; keys with empty parts \
+                 (a//b, /a), `.` or `..` are not supported",
+            ),
+        ),
+        StoreError::Unauthenticated { .. } | StoreError::PermissionDenied { .. } => {
+            let error = Error::new(ErrorKind::Access, what).code(Code::Credentials);
+            Verdict::Tell(error.remedy(no_credentials(backend)))
+        }
+        // Of this machine: it would say the same again.
+        StoreError::Generic { .. } if azure::is_about_identity(&what) => {
+            let why = azure::of_identity(&what, &backend.environment);
+            let cause = format!("there are no credentials for Azure: {why}");
+            let error = Error::new(ErrorKind::Access, cause).code(Code::Credentials);
+            Verdict::Tell(error.remedy(no_credentials(backend)))
+        }
+        // An answer that makes no sense, such as another range than was asked for: a proxy in between, perhaps.
+        _ => Verdict::Again(TransientError::new(format!("an unusable answer ({what})"))),
+    }
+}
+
+fn no_ranges(provider: Provider) -> Error {
+    Error::new(ErrorKind::Storage, "the server does not answer requests for part of an object").remedy(match provider {
+        Provider::Gcs => "If it was uploaded compressed (Content-Encoding: gzip), upload it as it is",
+        _ => {
+            "Serve the files with a server that supports HTTP ranges, such as nginx, Caddy or `rclone serve http` (`python -m \
+             http.server` does not), or download them first"
+        }
+    })
+}
+
+fn refused(backend: &Backend, refusal: &Refusal, pinned: bool) -> Verdict {
+    let code = refusal.code.as_deref().unwrap_or_default();
+    let tell = |kind, remedy: String| {
+        let error = Error::new(kind, backend.environment.scrub(&sentence(backend, refusal))).remedy(remedy);
+        let error = error.detail("status", refusal.status);
+        Verdict::Tell(match &refusal.code {
+            Some(code) => error.detail("server_code", backend.environment.scrub(code)),
+            None => error,
+        })
+    };
+    let replaced = pinned && matches!(refusal.status, 404 | 410 | 416);
+    if let Some(page) = backend.page.as_deref().filter(|_| !replaced)
+        && let Some((kind, remedy)) = hub_errors::refused(refusal, page, &backend.credentials())
+    {
+        let verdict = tell(kind, remedy);
+        return if refusal.status == 401 && kind == ErrorKind::Access {
+            verdict.with_code(Code::Credentials)
+        } else {
+            verdict
+        };
+    }
+    if refusal.of_metadata && (400..500).contains(&refusal.status) && refusal.status != 429 {
+        let remedy = format!(
+            "Give this machine an identity that may read the bucket. Or: {}",
+            no_credentials(backend)
+        );
+        return tell(ErrorKind::Access, remedy).with_code(Code::Credentials);
+    }
+    let elsewhere =
+        refusal.region.as_ref().filter(|region| backend.region.as_ref().is_some_and(|ours| ours != *region));
+    match refusal.status {
+        _ if BUSY.contains(&code) => again(backend, refusal),
+        // Google's storage says no more of a token that has expired than that it is none.
+        400 | 401 | 403
+            if EXPIRED.contains(&code) || (refusal.status == 401 && backend.provider == Provider::Gcs) =>
+        {
+            match tell(ErrorKind::Access, denied(backend, code)).with_code(Code::Credentials) {
+                Verdict::Tell(error) if backend.can_renew() => Verdict::Expired(error),
+                verdict => verdict,
+            }
+        }
+        301 | 307 | 400 | 403 if elsewhere.is_some() => {
+            Verdict::Region(elsewhere.cloned().unwrap_or_default())
+        }
+        408 | 425 | 429 | 500 | 502 | 503 | 504 | 509 | 520..=530 => again(backend, refusal),
+        412 => Verdict::Tell(changed()),
+        404 | 410 | 416 if pinned => Verdict::Tell(changed()),
+        416 => Verdict::Empty,
+        400 | 404 if is_about_credentials(code) => {
+            tell(ErrorKind::Access, denied(backend, code)).with_code(Code::Credentials)
+        }
+        400 if code.starts_with("Invalid") && code.ends_with("Name") => {
+            tell(ErrorKind::NotFound, "Check the bucket's name".into())
+        }
+        404 | 410 => tell(ErrorKind::NotFound, not_found(backend, code)),
+        407 => tell(
+            ErrorKind::Access,
+            "The proxy wants to know who asks: HTTPS_PROXY (or HTTP_PROXY) = http://user:password@host:port; what is to \
+             be reached without it goes to NO_PROXY"
+                .into(),
+        ),
+        401 => tell(ErrorKind::Access, denied(backend, code)).with_code(Code::Credentials),
+        403 if OF_KEYS.contains(&code) || code == UNKNOWN_TO_AZURE => {
+            tell(ErrorKind::Access, denied(backend, code)).with_code(Code::Credentials)
+        }
+        403 => tell(ErrorKind::Access, denied(backend, code)),
+        501 if backend.provider == Provider::Gcs => tell(
+            ErrorKind::Storage,
+            "What STORAGE_EMULATOR_HOST leads to must know the XML interface of Google's storage, as fake-gcs-server does"
+                .into(),
+        ),
+        300..=399 => tell(
+            ErrorKind::Storage,
+            "The server sends elsewhere: check the endpoint, and the region (AWS_REGION)".into(),
+        ),
+        _ => tell(
+            ErrorKind::Storage,
+            "The server will not answer this request however often it is asked".into(),
+        ),
+    }
+}
+
+fn again(backend: &Backend, refusal: &Refusal) -> Verdict {
+    let what = match (&refusal.code, &refusal.message) {
+        (Some(code), Some(message)) => format!("HTTP {} {code} ({message})", refusal.status),
+        (Some(word), None) | (None, Some(word)) => format!("HTTP {} {word}", refusal.status),
+        (None, None) => format!("HTTP {}", refusal.status),
+    };
+    let what = backend.environment.scrub(&what);
+    let throttled = TOO_FAST_STATUS.contains(&refusal.status)
+        || refusal.code.as_ref().is_some_and(|code| TOO_FAST.contains(&&**code));
+    let code = if throttled { Code::Throttled } else { Code::ServerError };
+    Verdict::Again(TransientError {
+        retry_after: refusal.retry_after,
+        throttled,
+        code,
+        ..TransientError::new(what)
+    })
+}
+
+/// A listing whose pages lead back to one another.
+pub(crate) fn endless_listing(who: &str) -> Error {
+    Error::new(
+        ErrorKind::Storage,
+        format!("the listing of {who} has no end: it repeats a continuation token"),
+    )
+    .code(Code::EndlessListing)
+    .remedy("Check the server or the proxy in between; or give the objects themselves, or their shard index")
+}
+
+/// An object that is not what it was.
+pub(crate) fn changed() -> Error {
+    Error::new(ErrorKind::Changed, "the object was replaced or deleted while it was being loaded")
+        .remedy("Open the checkpoint again, once whatever writes it is done")
+}
+
+/// An object that is stored compressed, or sent so.
+pub(crate) fn encoded(provider: Provider, how: &str) -> Error {
+    let (is, remedy) = match provider {
+        Provider::Web => {
+            ("sent", "Have the server send it as it is: what is compressed cannot be read in parts")
+        }
+        Provider::Gcs => (
+            "stored",
+            "Upload it as it is (with gsutil without -z or -Z): what is compressed cannot be read in parts",
+        ),
+        _ => ("stored", "Upload it as it is: what is compressed cannot be read in parts"),
+    };
+    Error::new(ErrorKind::Storage, format!("the object is {is} compressed (Content-Encoding: {how})"))
+        .remedy(remedy)
+}
+
+/// A request whose bytes did not come, however often it was asked for. `loading` says that it was one of a load.
+pub(crate) fn gave_up(backend: &Backend, exhausted: &RetriesExhausted, loading: bool) -> Error {
+    let cause = exhausted.to_string();
+    if exhausted.code == Code::Credentials {
+        let error = Error::new(ErrorKind::Access, cause).code(exhausted.code);
+        return error.remedy(no_credentials(backend));
+    }
+    let remedy = if cause.contains("no connection to the proxy") {
+        "Check the proxy that the variable names, or unset the variable; what is to be reached without it goes to NO_PROXY"
+    } else if backend.provider == Provider::Azure && cause.contains("failed to lookup") {
+        "Check the storage account's name, of which the host is made (AZURE_STORAGE_ACCOUNT_NAME, the storage option \
+         account_name, or the location); then the network"
+    } else if cause.contains("no connection") {
+        "Check the endpoint, the network and its proxies (HTTP_PROXY, HTTPS_PROXY, NO_PROXY)"
+    } else if exhausted.throttled && loading {
+        "The store is overloaded: load later, or with fewer readers (PENSTOCK_READERS)"
+    } else if exhausted.throttled {
+        "The store is overloaded: open the checkpoint later"
+    } else {
+        "Check the network between here and the store, and load again"
+    };
+    Error::new(ErrorKind::Storage, cause).code(exhausted.code).remedy(remedy)
+}
+
+fn sentence(backend: &Backend, refusal: &Refusal) -> String {
+    let who = if refusal.of_metadata { METADATA } else { backend.provider.name() };
+    let mut text = format!("{who} answered HTTP {}", refusal.status);
+    // Some servers say the same twice.
+    if let Some(code) = refusal.code.as_ref().filter(|code| refusal.message.as_ref() != Some(*code)) {
+        text.push_str(&format!(" {code}"));
+    }
+    if let Some(message) = &refusal.message {
+        text.push_str(&format!(": {message}"));
+    }
+    let mut notes = vec![format!("host {}", refusal.host), format!("credentials: {}", backend.credentials())];
+    if let Some(region) = &backend.region {
+        notes.push(format!("region {region}"));
+    }
+    if let Some(id) = &refusal.request_id {
+        notes.push(format!("request {id}"));
+    }
+    format!("{text} ({})", notes.join(", "))
+}
+
+const METADATA: &str = "this machine's metadata service";
+
+/// Codes of token services, which are those of OAuth. The third is Azure's where a machine has no identity.
+const OAUTH: [&str; 6] = [
+    "invalid_grant",
+    "invalid_client",
+    "invalid_request",
+    "invalid_resource",
+    "invalid_scope",
+    "unauthorized_client",
+];
+
+fn is_about_credentials(code: &str) -> bool {
+    let parts = ["Token", "Signature", "Credential", "AccessKey", "Auth", "User"];
+    OAUTH.contains(&code) || parts.iter().any(|part| code.contains(part))
+}
+
+fn not_found(backend: &Backend, code: &str) -> String {
+    match (backend.provider, code) {
+        (Provider::S3, "NoSuchBucket") => {
+            let set = ENDPOINTS.into_iter().find(|name| backend.environment.get(&[name]).is_some());
+            let setting = backend.environment.setting(set.unwrap_or("AWS_ENDPOINT_URL"));
+            format!("Check the bucket's name, and that {setting} leads to where it is")
+        }
+        (_, "ContainerNotFound" | "NoSuchBucket") => "Check the bucket's name, and the account".into(),
+        (Provider::Web | Provider::Hub, _) => "Check the URL".into(),
+        _ => "Check the key: it is compared letter by letter, slashes included".into(),
+    }
+}
+
+fn denied(backend: &Backend, code: &str) -> String {
+    match code {
+        "RequestTimeTooSkewed" => return "Set this machine's clock".into(),
+        "ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired" | "invalid_grant" => {
+            return match &*backend.credentials() {
+                "environment variables" => {
+                    "The credentials have expired: set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN anew"
+                        .into()
+                }
+                "storage_options" => "The credentials have expired: give new key, secret and token".into(),
+                origin => format!("The credentials ({origin}) have expired: sign in again"),
+            };
+        }
+        _ if OF_KEYS.contains(&code) => {
+            return "Check the access key and its secret; they must be of this endpoint".into();
+        }
+        "GatedRepo" | "RepoNotFound" => {
+            return "Write the location as hf://org/name@revision/path: what is asked for so carries the token of the hub"
+                .into();
+        }
+        _ => {}
+    }
+    match backend.provider {
+        Provider::S3 if backend.credentials().starts_with("none") => {
+            "The bucket is not public: give credentials, and neither AWS_SKIP_SIGNATURE nor the option anon".into()
+        }
+        Provider::S3 => {
+            "Check that these credentials may do s3:GetObject and s3:ListBucket here (without the latter, a missing \
+             object is denied too); for a public bucket, AWS_SKIP_SIGNATURE=true; for one whose requester pays, \
+             AWS_REQUEST_PAYER=requester"
+                .into()
+        }
+        Provider::Azure if code == UNKNOWN_TO_AZURE => format!(
+            "Check that the key, signature or token ({}) is of this storage account, whole, and not replaced or expired: \
+             `az storage account keys list` shows the account's keys",
+            backend.credentials()
+        ),
+        Provider::Azure if code == "AuthorizationPermissionMismatch" => format!(
+            "Give this identity ({}) the role Storage Blob Data Reader on the account or the container",
+            backend.credentials()
+        ),
+        _ => no_credentials(backend).to_owned(),
+    }
+}
+
+/// What to do where there are no credentials, or not the right ones.
+fn no_credentials(backend: &Backend) -> &'static str {
+    match backend.provider {
+        Provider::S3 => {
+            "Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run `aws sso login`; for a public \
+             bucket set AWS_SKIP_SIGNATURE=true"
+        }
+        Provider::Gcs => gcs::REMEDY,
+        Provider::Azure => azure::REMEDY,
+        Provider::Hub => "Log in with `hf auth login`, set HF_TOKEN, or give the storage option token",
+        Provider::Web => match &*backend.credentials() {
+            OF_USER => {
+                "Check the user and the password in the URL; what is special in them is escaped (%40 for @)"
+            }
+            OF_QUERY => "Check the signature in the URL's query: it may have expired",
+            _ => {
+                "The server wants to know who asks: give a URL that carries a signature, or a user and a password \
+                 (https://user:password@host/path)"
+            }
+        },
+    }
+}

@@ -1,0 +1,387 @@
+//! When to ask again, and when to give up.
+//!
+//! A range is asked for until it is complete. Every failure that may pass (a server that is busy or restarting, a
+//! connection that is lost, a body that stalls or ends early) is followed by a pause and a request for the bytes that
+//! are still missing. Pauses grow exponentially and are drawn at random between nothing and their bound ("full
+//! jitter"), so that many readers that fail together do not come back together. What a server says of when to come
+//! back (`Retry-After`) is a lower bound.
+//!
+//! Two limits end this. A range is given up when it has failed several times in a row, without a single byte in between,
+//! for longer than outages last. A load is given up when failures keep interrupting ranges that had been doing well: it
+//! has some for free, and earns one more with every two ranges that come in. So a network that is gone for half a minute
+//! costs every reader one failure, however often it asked meanwhile; a server that fails for every tenth request is
+//! asked again for as long as the load lasts; and one that breaks off whatever it begins is not met with an endless
+//! stream of requests.
+//!
+//! Nothing here knows of requests or clocks.
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::error::Code;
+
+/// How much waiting is worth it. The defaults suit object stores; tests shorten them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RetryPolicy {
+    /// How long a connection may take to be made.
+    pub connect: Duration,
+    /// How long a server may send nothing, before its answer or in the middle of it.
+    pub idle: Duration,
+    /// The bound of the first pause; each further one is twice as long.
+    pub first_pause: Duration,
+    /// The longest bound of a pause.
+    pub longest_pause: Duration,
+    /// The longest time that a server may ask for; beyond it, it is taken to have refused.
+    pub longest_wait: Duration,
+    /// Failures in a row, without a byte between them, after which a range may be given up.
+    pub in_a_row: u32,
+    /// How long they must have gone on by then: shorter outages are waited for.
+    pub outage: Duration,
+    /// Failures in a row after which a range is given up while nobody has ever answered for the object, because the host
+    /// is unknown or refuses connections: a wrong host name is reported within seconds. A server that answers, or
+    /// breaks off its answers, is there, and gets as much time when an object is opened as during a load.
+    pub in_a_row_at_first: u32,
+    /// Interrupted ranges that a load has for free. Every two ranges that come in earn one more.
+    pub interruptions: u32,
+    /// Ranges that take less than this are not asked for a second time, however long the others take.
+    pub hedge_after: Duration,
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(10),
+            idle: Duration::from_secs(30),
+            first_pause: Duration::from_millis(100),
+            longest_pause: Duration::from_secs(8),
+            longest_wait: Duration::from_secs(300),
+            in_a_row: 6,
+            outage: Duration::from_secs(60),
+            in_a_row_at_first: 6,
+            interruptions: 256,
+            hedge_after: Duration::from_millis(500),
+        }
+    }
+}
+
+impl RetryPolicy {
+    /// How long to wait after the `failures`-th failure in a row, given a random number in 0..1.
+    fn pause(&self, failures: u32, asked: Option<Duration>, random: f64) -> Duration {
+        let doublings = failures.saturating_sub(1).min(30);
+        let bound = self.first_pause.saturating_mul(1 << doublings).min(self.longest_pause);
+        let jitter = bound.mul_f64(random.clamp(0.0, 1.0));
+        // Those who were told the same time should not all come at that time either.
+        asked.map_or(jitter, |asked| asked + jitter.min(asked.max(self.first_pause)))
+    }
+}
+
+/// A failure that may pass.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TransientError {
+    /// In a few words, the same for failures of the same kind: they are counted by it.
+    pub(crate) what: String,
+    /// How long the server asked to wait.
+    pub(crate) retry_after: Option<Duration>,
+    /// Whether the server says that it is asked too often.
+    pub(crate) throttled: bool,
+    /// Whether nobody is there: an unknown host, a refused connection.
+    pub(crate) unreachable: bool,
+    /// What an error says of it that ends with it.
+    pub(crate) code: Code,
+}
+
+impl TransientError {
+    pub(crate) fn new(what: impl Into<String>) -> Self {
+        let what = what.into();
+        Self { what, retry_after: None, throttled: false, unreachable: false, code: Code::Storage }
+    }
+}
+
+/// Failures by kind, in the order in which they were first seen.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct History(Vec<(String, u32)>);
+
+/// Kinds of failures that are told apart; there are a handful, unless a server makes up a new one every time.
+const KINDS: usize = 12;
+
+impl History {
+    fn add(&mut self, what: &str) {
+        let known = self.0.iter().position(|(known, _)| known == what);
+        match known.or_else(|| (self.0.len() >= KINDS).then_some(KINDS - 1)) {
+            Some(place) => self.0[place].1 += 1,
+            None if self.0.len() == KINDS - 1 => self.0.push(("others".to_owned(), 1)),
+            None => self.0.push((what.to_owned(), 1)),
+        }
+    }
+}
+
+impl fmt::Display for History {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (what, count)) in self.0.iter().enumerate() {
+            let comma = if index > 0 { ", " } else { "" };
+            match count {
+                1 => write!(f, "{comma}{what}")?,
+                _ => write!(f, "{comma}{count} times {what}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The failures of one load, over all its objects, ranges and readers.
+#[derive(Debug, Default)]
+pub(crate) struct Budget(Mutex<Account>);
+
+#[derive(Debug, Default)]
+struct Account {
+    came: u64,
+    interruptions: u64,
+    history: History,
+}
+
+impl Budget {
+    /// A range has come in.
+    pub(crate) fn came(&self) {
+        self.lock().came += 1;
+    }
+
+    /// Counts a failure; says what the load has seen if that was one interruption too many.
+    fn failed(&self, what: &str, interrupts: bool, free: u32) -> Option<History> {
+        let mut account = self.lock();
+        account.history.add(what);
+        account.interruptions += u64::from(interrupts);
+        let too_many = account.interruptions > u64::from(free) + account.came / 2;
+        too_many.then(|| account.history.clone())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Account> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The failures of one range.
+pub(crate) struct Attempts<'a> {
+    policy: &'a RetryPolicy,
+    budget: &'a Budget,
+    /// Whether nobody has ever answered for the object.
+    unanswered: bool,
+    in_a_row: u32,
+    /// When the first of those was.
+    since: Duration,
+    history: History,
+}
+
+/// Why a range was given up.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct RetriesExhausted {
+    history: History,
+    limit: Limit,
+    /// That of the last failure.
+    pub(crate) code: Code,
+    pub(crate) throttled: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Limit {
+    Range,
+    Load,
+    /// The server asked to wait so long.
+    Wait(Duration),
+}
+
+impl<'a> Attempts<'a> {
+    /// `unanswered` says that nobody has ever answered for the object.
+    pub(crate) fn new(policy: &'a RetryPolicy, budget: &'a Budget, unanswered: bool) -> Self {
+        let history = History::default();
+        Self { policy, budget, unanswered, in_a_row: 0, since: Duration::ZERO, history }
+    }
+
+    /// Counts a failure, after bytes had come or not, at a time counted from wherever. Says how long to wait before the
+    /// next request.
+    pub(crate) fn failed(
+        &mut self,
+        error: &TransientError,
+        progress: bool,
+        now: Duration,
+    ) -> Result<Duration, RetriesExhausted> {
+        self.unanswered &= !progress && error.unreachable;
+        if progress || self.in_a_row == 0 {
+            (self.in_a_row, self.since) = (0, now);
+        }
+        self.in_a_row += 1;
+        self.history.add(&error.what);
+        let all = self.budget.failed(&error.what, self.in_a_row == 1, self.policy.interruptions);
+        let RetryPolicy { in_a_row, in_a_row_at_first, outage, longest_wait, .. } = self.policy;
+        let exhausted = match (error.retry_after, all) {
+            (Some(asked), _) if asked > *longest_wait => Some((self.history.clone(), Limit::Wait(asked))),
+            (_, Some(history)) => Some((history, Limit::Load)),
+            _ if self.unanswered && self.in_a_row >= *in_a_row_at_first => {
+                Some((self.history.clone(), Limit::Range))
+            }
+            _ if self.in_a_row >= *in_a_row && now.saturating_sub(self.since) >= *outage => {
+                Some((self.history.clone(), Limit::Range))
+            }
+            _ => None,
+        };
+        match exhausted {
+            Some((history, limit)) => {
+                Err(RetriesExhausted { history, limit, code: error.code, throttled: error.throttled })
+            }
+            None => Ok(self.policy.pause(self.in_a_row, error.retry_after, fastrand::f64())),
+        }
+    }
+}
+
+impl fmt::Display for RetriesExhausted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let requests: u32 = self.history.0.iter().map(|(_, count)| count).sum();
+        match &self.limit {
+            Limit::Range => write!(f, "given up after {requests} failed requests: ")?,
+            Limit::Load => {
+                write!(f, "given up, as too many requests of this load failed, {requests} of them: ")?;
+            }
+            Limit::Wait(asked) => write!(f, "the server asks to come back in {} s: ", asked.as_secs())?,
+        }
+        self.history.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PATIENCE: RetryPolicy = RetryPolicy {
+        connect: Duration::from_secs(1),
+        idle: Duration::from_secs(1),
+        first_pause: Duration::from_millis(100),
+        longest_pause: Duration::from_secs(2),
+        longest_wait: Duration::from_secs(60),
+        in_a_row: 4,
+        outage: Duration::from_secs(10),
+        in_a_row_at_first: 2,
+        interruptions: 6,
+        hedge_after: Duration::from_secs(1),
+    };
+    const LATER: Duration = Duration::from_secs(11);
+
+    fn fail(
+        attempts: &mut Attempts<'_>,
+        what: &str,
+        progress: bool,
+        now: Duration,
+    ) -> Result<(), RetriesExhausted> {
+        attempts.failed(&TransientError::new(what), progress, now).map(drop)
+    }
+
+    #[test]
+    fn failures_in_a_row_end_a_range_once_the_outage_is_a_long_one_and_are_told_by_kind() {
+        let budget = Budget::default();
+        let mut attempts = Attempts::new(&PATIENCE, &budget, false);
+        for what in ["HTTP 503", "reset", "HTTP 503", "HTTP 503"] {
+            fail(&mut attempts, what, false, Duration::from_secs(1)).unwrap();
+        }
+        let exhausted = fail(&mut attempts, "HTTP 503", false, LATER).unwrap_err();
+        assert_eq!(exhausted.to_string(), "given up after 5 failed requests: 4 times HTTP 503, reset");
+    }
+
+    #[test]
+    fn a_few_failures_that_take_long_are_no_end() {
+        let budget = Budget::default();
+        let mut attempts = Attempts::new(&PATIENCE, &budget, false);
+        for second in [0, 30, 60] {
+            fail(&mut attempts, "x", false, Duration::from_secs(second)).unwrap();
+        }
+        fail(&mut attempts, "x", false, Duration::from_secs(90)).unwrap_err();
+    }
+
+    #[test]
+    fn where_nobody_has_ever_answered_is_given_up_sooner() {
+        let budget = Budget::default();
+        let nobody = TransientError { unreachable: true, ..TransientError::new("no connection") };
+        let mut attempts = Attempts::new(&PATIENCE, &budget, true);
+        attempts.failed(&nobody, false, Duration::ZERO).unwrap();
+        attempts.failed(&nobody, false, Duration::ZERO).unwrap_err();
+        // A server that is busy, or restarts after it was, is there.
+        let mut attempts = Attempts::new(&PATIENCE, &budget, true);
+        for error in [&nobody, &TransientError::new("HTTP 503"), &nobody, &nobody, &nobody, &nobody] {
+            attempts.failed(error, false, Duration::ZERO).unwrap();
+        }
+        attempts.failed(&nobody, false, LATER).unwrap_err();
+    }
+
+    #[test]
+    fn an_outage_costs_each_range_one_interruption_however_often_it_asks() {
+        let budget = Budget::default();
+        for _ in 0..6 {
+            let mut attempts = Attempts::new(&PATIENCE, &budget, false);
+            for _ in 0..50 {
+                fail(&mut attempts, "no connection", false, Duration::ZERO).unwrap();
+            }
+        }
+        let exhausted =
+            fail(&mut Attempts::new(&PATIENCE, &budget, false), "reset", false, Duration::ZERO).unwrap_err();
+        assert_eq!(
+            exhausted.to_string(),
+            "given up, as too many requests of this load failed, 301 of them: 300 times no connection, reset"
+        );
+    }
+
+    #[test]
+    fn progress_forgives_a_range_its_failures_but_the_load_remembers_them() {
+        let budget = Budget::default();
+        let mut attempts = Attempts::new(&PATIENCE, &budget, false);
+        for _ in 0..6 {
+            fail(&mut attempts, "reset", true, LATER).unwrap();
+        }
+        fail(&mut attempts, "reset", true, LATER).unwrap_err();
+    }
+
+    #[test]
+    fn a_load_that_gets_on_may_fail_for_ever() {
+        let budget = Budget::default();
+        for _ in 0..1000 {
+            let mut attempts = Attempts::new(&PATIENCE, &budget, false);
+            fail(&mut attempts, "reset", true, Duration::ZERO).unwrap();
+            budget.came();
+            budget.came();
+        }
+    }
+
+    #[test]
+    fn a_server_that_asks_for_too_long_is_not_waited_for() {
+        let budget = Budget::default();
+        let mut attempts = Attempts::new(&PATIENCE, &budget, false);
+        let busy = |seconds| TransientError {
+            retry_after: Some(Duration::from_secs(seconds)),
+            throttled: true,
+            ..TransientError::new("HTTP 429")
+        };
+        let pause = attempts.failed(&busy(3), false, Duration::ZERO).unwrap();
+        assert!(pause >= Duration::from_secs(3) && pause <= Duration::from_secs(6), "{pause:?}");
+        let exhausted = attempts.failed(&busy(3600), false, Duration::ZERO).unwrap_err();
+        assert!(exhausted.to_string().contains("come back in 3600 s"), "{exhausted}");
+    }
+
+    #[test]
+    fn kinds_of_failures_are_bounded() {
+        let mut history = History::default();
+        (0..1000).for_each(|number| history.add(&format!("made up {number}")));
+        assert_eq!(history.0.len(), KINDS);
+        assert!(history.to_string().ends_with("989 times others"), "{history}");
+    }
+
+    proptest! {
+        #[test]
+        fn pauses_stay_within_their_bound_and_above_what_was_asked(
+            failures in 1u32..100, asked in prop::option::of(0u64..100), random in 0.0f64..1.0,
+        ) {
+            let asked = asked.map(Duration::from_secs);
+            let pause = PATIENCE.pause(failures, asked, random);
+            prop_assert!(pause >= asked.unwrap_or_default());
+            prop_assert!(pause <= asked.unwrap_or_default() + PATIENCE.longest_pause);
+        }
+    }
+}

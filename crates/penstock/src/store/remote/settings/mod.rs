@@ -1,0 +1,11 @@
+//! What decides how a location is reached: the location itself, variables, and storage options.
+//!
+//! * `address`: a location taken apart; `s3_hosts`: what Amazon calls buckets and access points.
+//! * `environment`: the variables that count for one checkpoint; `options`: storage options, which become variables.
+//!
+//! Secrets are in all of them. Nothing here makes a request.
+
+pub(crate) mod address;
+pub(crate) mod environment;
+pub(crate) mod options;
+pub(crate) mod s3_hosts;

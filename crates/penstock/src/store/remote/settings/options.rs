@@ -1,0 +1,714 @@
+//! Storage options: credentials, endpoints and settings that a call gives, under the names that people know.
+//!
+//! The names are those of fsspec (s3fs, gcsfs, adlfs, `HfFileSystem`) and of `object_store` and obstore. An option becomes
+//! the environment variable that means the same, laid over the environment: so a store made of options is told from
+//! others like any other environment, and its secrets are kept out of errors like any others.
+//!
+//! Options come before the environment. Where one of them says who asks, nothing of the environment that says so too
+//! counts any more: a key must not be used with another one's session token. An empty one says that nobody asks, and
+//! is no reason to look elsewhere for who may.
+
+use super::address::{Address, Provider};
+use super::environment::Environment;
+use crate::closest::closest;
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::location::is_hub;
+
+/// An option's name, and the variable that means the same; none where reading needs none.
+type Names = &'static [(&'static str, Option<&'static str>)];
+/// A variable, its value, and the name of the option that said it.
+type Set = (String, String, String);
+
+const KEY: &str = "AWS_ACCESS_KEY_ID";
+const SECRET: &str = "AWS_SECRET_ACCESS_KEY";
+const SESSION: &str = "AWS_SESSION_TOKEN";
+const AWS_ANONYMOUS: &str = "AWS_SKIP_SIGNATURE";
+const AWS_ENDPOINT: &str = "AWS_ENDPOINT_URL_S3";
+const GOOGLE_ANONYMOUS: &str = "GOOGLE_SKIP_SIGNATURE";
+const GOOGLE_TOKEN: &str = "GOOGLE_BEARER_TOKEN";
+const GOOGLE_FILE: &str = "GOOGLE_APPLICATION_CREDENTIALS";
+const GOOGLE_KEY: &str = "GOOGLE_SERVICE_ACCOUNT_KEY";
+const GOOGLE_ENDPOINT: &str = "GOOGLE_BASE_URL";
+const ACCOUNT: &str = "AZURE_STORAGE_ACCOUNT_NAME";
+const AZURE_ANONYMOUS: &str = "AZURE_SKIP_SIGNATURE";
+const HUB_TOKEN: &str = "HF_TOKEN";
+const HUB_ENDPOINT: &str = "HF_ENDPOINT";
+pub(crate) const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
+/// As huggingface_hub has it: a token that is only saved on this machine is not sent.
+pub(crate) const HUB_ANONYMOUS: &str = "HF_HUB_DISABLE_IMPLICIT_TOKEN";
+
+const S3: Names = &[
+    ("key", Some(KEY)),
+    ("username", Some(KEY)),
+    ("access_key_id", Some(KEY)),
+    ("aws_access_key_id", Some(KEY)),
+    ("secret", Some(SECRET)),
+    ("password", Some(SECRET)),
+    ("secret_access_key", Some(SECRET)),
+    ("aws_secret_access_key", Some(SECRET)),
+    ("token", Some(SESSION)),
+    ("session_token", Some(SESSION)),
+    ("aws_token", Some(SESSION)),
+    ("aws_session_token", Some(SESSION)),
+    ("endpoint", Some(AWS_ENDPOINT)),
+    ("endpoint_url", Some(AWS_ENDPOINT)),
+    ("aws_endpoint", Some(AWS_ENDPOINT)),
+    ("aws_endpoint_url", Some(AWS_ENDPOINT)),
+    ("aws_endpoint_url_s3", Some(AWS_ENDPOINT)),
+    ("region", Some("AWS_REGION")),
+    ("region_name", Some("AWS_REGION")),
+    ("aws_region", Some("AWS_REGION")),
+    ("default_region", Some("AWS_REGION")),
+    ("aws_default_region", Some("AWS_REGION")),
+    ("anon", Some(AWS_ANONYMOUS)),
+    ("anonymous", Some(AWS_ANONYMOUS)),
+    ("skip_signature", Some(AWS_ANONYMOUS)),
+    ("aws_skip_signature", Some(AWS_ANONYMOUS)),
+    ("profile", Some("AWS_PROFILE")),
+    ("profile_name", Some("AWS_PROFILE")),
+    ("aws_profile", Some("AWS_PROFILE")),
+    ("requester_pays", Some("AWS_REQUEST_PAYER")),
+    ("request_payer", Some("AWS_REQUEST_PAYER")),
+    ("aws_request_payer", Some("AWS_REQUEST_PAYER")),
+    ("virtual_hosted_style_request", Some("AWS_VIRTUAL_HOSTED_STYLE_REQUEST")),
+    ("aws_virtual_hosted_style_request", Some("AWS_VIRTUAL_HOSTED_STYLE_REQUEST")),
+    ("ca_bundle", Some("AWS_CA_BUNDLE")),
+    ("allow_http", None),
+    ("aws_allow_http", None),
+    ("use_ssl", None),
+];
+
+const GCS: Names = &[
+    ("token", Some(GOOGLE_TOKEN)),
+    ("bearer_token", Some(GOOGLE_TOKEN)),
+    ("google_bearer_token", Some(GOOGLE_TOKEN)),
+    ("service_account", Some("GOOGLE_SERVICE_ACCOUNT")),
+    ("service_account_path", Some("GOOGLE_SERVICE_ACCOUNT")),
+    ("google_service_account", Some("GOOGLE_SERVICE_ACCOUNT")),
+    ("google_service_account_path", Some("GOOGLE_SERVICE_ACCOUNT")),
+    ("service_account_key", Some(GOOGLE_KEY)),
+    ("google_service_account_key", Some(GOOGLE_KEY)),
+    ("application_credentials", Some(GOOGLE_FILE)),
+    ("google_application_credentials", Some(GOOGLE_FILE)),
+    ("endpoint", Some(GOOGLE_ENDPOINT)),
+    ("endpoint_url", Some(GOOGLE_ENDPOINT)),
+    ("base_url", Some(GOOGLE_ENDPOINT)),
+    ("google_base_url", Some(GOOGLE_ENDPOINT)),
+    ("anon", Some(GOOGLE_ANONYMOUS)),
+    ("anonymous", Some(GOOGLE_ANONYMOUS)),
+    ("skip_signature", Some(GOOGLE_ANONYMOUS)),
+    ("google_skip_signature", Some(GOOGLE_ANONYMOUS)),
+    ("project", None),
+    ("project_id", None),
+];
+
+const AZURE: Names = &[
+    ("account_name", Some(ACCOUNT)),
+    ("azure_storage_account_name", Some(ACCOUNT)),
+    ("account_key", Some("AZURE_STORAGE_ACCOUNT_KEY")),
+    ("access_key", Some("AZURE_STORAGE_ACCOUNT_KEY")),
+    ("azure_storage_account_key", Some("AZURE_STORAGE_ACCOUNT_KEY")),
+    ("azure_storage_access_key", Some("AZURE_STORAGE_ACCOUNT_KEY")),
+    ("sas_token", Some("AZURE_STORAGE_SAS_TOKEN")),
+    ("sas_key", Some("AZURE_STORAGE_SAS_TOKEN")),
+    ("azure_storage_sas_token", Some("AZURE_STORAGE_SAS_TOKEN")),
+    ("azure_storage_sas_key", Some("AZURE_STORAGE_SAS_TOKEN")),
+    ("connection_string", Some("AZURE_STORAGE_CONNECTION_STRING")),
+    ("azure_storage_connection_string", Some("AZURE_STORAGE_CONNECTION_STRING")),
+    ("token", Some("AZURE_STORAGE_TOKEN")),
+    ("bearer_token", Some("AZURE_STORAGE_TOKEN")),
+    ("azure_storage_token", Some("AZURE_STORAGE_TOKEN")),
+    ("client_id", Some("AZURE_CLIENT_ID")),
+    ("azure_client_id", Some("AZURE_CLIENT_ID")),
+    ("azure_storage_client_id", Some("AZURE_CLIENT_ID")),
+    ("client_secret", Some("AZURE_CLIENT_SECRET")),
+    ("azure_client_secret", Some("AZURE_CLIENT_SECRET")),
+    ("azure_storage_client_secret", Some("AZURE_CLIENT_SECRET")),
+    ("tenant_id", Some("AZURE_TENANT_ID")),
+    ("azure_tenant_id", Some("AZURE_TENANT_ID")),
+    ("azure_storage_tenant_id", Some("AZURE_TENANT_ID")),
+    ("federated_token_file", Some("AZURE_FEDERATED_TOKEN_FILE")),
+    ("azure_federated_token_file", Some("AZURE_FEDERATED_TOKEN_FILE")),
+    ("use_azure_cli", Some("AZURE_USE_AZURE_CLI")),
+    ("azure_use_azure_cli", Some("AZURE_USE_AZURE_CLI")),
+    ("endpoint", Some("AZURE_STORAGE_ENDPOINT")),
+    ("azure_endpoint", Some("AZURE_STORAGE_ENDPOINT")),
+    ("azure_storage_endpoint", Some("AZURE_STORAGE_ENDPOINT")),
+    ("anon", Some(AZURE_ANONYMOUS)),
+    ("anonymous", Some(AZURE_ANONYMOUS)),
+    ("skip_signature", Some(AZURE_ANONYMOUS)),
+    ("azure_skip_signature", Some(AZURE_ANONYMOUS)),
+    ("allow_http", None),
+    ("azure_allow_http", None),
+];
+
+const HUB: Names = &[
+    ("token", Some(HUB_TOKEN)),
+    ("hf_token", Some(HUB_TOKEN)),
+    ("endpoint", Some(HUB_ENDPOINT)),
+    ("endpoint_url", Some(HUB_ENDPOINT)),
+    ("hf_endpoint", Some(HUB_ENDPOINT)),
+    ("anon", Some(HUB_ANONYMOUS)),
+    ("anonymous", Some(HUB_ANONYMOUS)),
+];
+
+/// Variables that say who asks. The first line of each is what options can set.
+const S3_IDENTITY: [&str; 12] = [
+    KEY,
+    SECRET,
+    SESSION,
+    AWS_ANONYMOUS,
+    "AWS_PROFILE",
+    "SECRET_ACCESS_KEY",
+    "AWS_NO_SIGN_REQUEST",
+    "AWS_DEFAULT_PROFILE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_ROLE_ARN",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+];
+const GCS_IDENTITY: [&str; 6] = [
+    GOOGLE_TOKEN,
+    "GOOGLE_SERVICE_ACCOUNT",
+    GOOGLE_KEY,
+    GOOGLE_FILE,
+    GOOGLE_ANONYMOUS,
+    "GOOGLE_SERVICE_ACCOUNT_PATH",
+];
+const AZURE_IDENTITY: [&str; 17] = [
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_STORAGE_CONNECTION_STRING",
+    "AZURE_STORAGE_TOKEN",
+    "AZURE_CLIENT_SECRET",
+    "AZURE_FEDERATED_TOKEN_FILE",
+    "AZURE_USE_AZURE_CLI",
+    AZURE_ANONYMOUS,
+    "AZURE_STORAGE_KEY",
+    "AZURE_STORAGE_ACCESS_KEY",
+    "AZURE_STORAGE_MASTER_KEY",
+    "AZURE_STORAGE_SAS_KEY",
+    "AZURE_STORAGE_CLIENT_SECRET",
+    "AZURE_STORAGE_USE_EMULATOR",
+    "AZURE_CLIENT_ID",
+    "AZURE_TENANT_ID",
+    "AZURE_STORAGE_CLIENT_ID",
+];
+/// Of another account than the one that an option names.
+const OF_ACCOUNT: [&str; 9] = [
+    "AZURE_STORAGE_ACCOUNT",
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_KEY",
+    "AZURE_STORAGE_ACCESS_KEY",
+    "AZURE_STORAGE_MASTER_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_STORAGE_SAS_KEY",
+    "AZURE_STORAGE_CONNECTION_STRING",
+    "AZURE_STORAGE_ENDPOINT",
+];
+const HUB_IDENTITY: [&str; 3] = [HUB_TOKEN, HUB_ANONYMOUS, "HUGGING_FACE_HUB_TOKEN"];
+
+/// Variables that name a profile.
+const PROFILES: [&str; 2] = ["AWS_PROFILE", "AWS_DEFAULT_PROFILE"];
+/// Variables that name who asks, and do not prove it.
+const AZURE_NAMES: [&str; 4] =
+    ["AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_STORAGE_TENANT_ID", "AZURE_STORAGE_CLIENT_ID"];
+/// Variables that are on or off.
+const SWITCHES: [&str; 6] = [
+    AWS_ANONYMOUS,
+    GOOGLE_ANONYMOUS,
+    AZURE_ANONYMOUS,
+    HUB_ANONYMOUS,
+    "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
+    "AZURE_USE_AZURE_CLI",
+];
+
+/// The stores that options can be given for.
+const PROVIDERS: [Provider; 4] = [Provider::S3, Provider::Gcs, Provider::Azure, Provider::Hub];
+
+fn names(provider: Provider) -> Names {
+    match provider {
+        Provider::S3 => S3,
+        Provider::Gcs => GCS,
+        Provider::Azure => AZURE,
+        Provider::Hub => HUB,
+        Provider::Web => &[],
+    }
+}
+
+/// Variables that say who asks.
+fn identity(provider: Provider) -> &'static [&'static str] {
+    match provider {
+        Provider::S3 => &S3_IDENTITY,
+        Provider::Gcs => &GCS_IDENTITY,
+        Provider::Azure => &AZURE_IDENTITY,
+        Provider::Hub => &HUB_IDENTITY,
+        Provider::Web => &[],
+    }
+}
+
+/// The variable that says that nobody asks.
+fn anonymous(provider: Provider) -> Option<&'static str> {
+    match provider {
+        Provider::S3 => Some(AWS_ANONYMOUS),
+        Provider::Gcs => Some(GOOGLE_ANONYMOUS),
+        Provider::Azure => Some(AZURE_ANONYMOUS),
+        Provider::Hub => Some(HUB_ANONYMOUS),
+        Provider::Web => None,
+    }
+}
+
+/// The option by which nobody asks, though none says so in words: an empty key or token, where no other option says who
+/// does; and another hub than the environment's, as a token is of one hub.
+fn nobody(environment: &Environment, provider: Provider, set: &[Set], empty: &[Set]) -> Option<String> {
+    let hub = |endpoint: &str| endpoint.trim().trim_end_matches('/').to_owned();
+    let ours = hub(environment.get(&[HUB_ENDPOINT]).unwrap_or(DEFAULT_ENDPOINT));
+    let elsewhere = set.iter().find(|(name, endpoint, _)| name == HUB_ENDPOINT && hub(endpoint) != ours);
+    // Also `True`, which means the one of this machine.
+    let is_token = |option: &str| variable(Provider::Hub, option) == Some(Some(HUB_TOKEN));
+    if let Some((_, _, option)) = elsewhere {
+        return (!set.iter().any(|(.., option)| is_token(option))).then(|| option.clone());
+    }
+    let who = identity(provider);
+    if set.iter().any(|(name, ..)| who.contains(&name.as_str())) {
+        return None;
+    }
+    // A switch without a word says nothing, nor does a name without what proves it; without a profile's name there is the
+    // default one.
+    let says_nothing =
+        |name: &str| SWITCHES.contains(&name) || PROFILES.contains(&name) || AZURE_NAMES.contains(&name);
+    let none = empty.iter().find(|(name, ..)| who.contains(&name.as_str()) && !says_nothing(name));
+    none.map(|(_, _, option)| option.clone())
+}
+
+/// Variables of the environment that what was set replaces.
+fn replaced(provider: Provider, set: &[Set], empty: &[Set]) -> Vec<&'static str> {
+    let is_in = |given: &[Set], names: &[&str]| given.iter().any(|(name, ..)| names.contains(&name.as_str()));
+    let has = |names: &[&str]| is_in(set, names);
+    let mut hidden: Vec<&'static str> = Vec::new();
+    if has(identity(provider)) {
+        hidden.extend(identity(provider));
+    }
+    let is_off =
+        |value: &str| ["false", "0", "no", "off"].iter().any(|word| value.trim().eq_ignore_ascii_case(word));
+    if provider == Provider::Hub
+        && !has(&[HUB_TOKEN])
+        && set.iter().any(|(name, value, _)| name == HUB_ANONYMOUS && is_off(value))
+    {
+        // `token=True` of huggingface_hub: whatever token there is, and a variable's before the one that is saved.
+        hidden.retain(|name| *name == HUB_ANONYMOUS);
+    }
+    if provider == Provider::S3 && (has(&[KEY]) || is_in(empty, &[KEY, SECRET, SESSION])) {
+        // The profile goes on to say where things are; who asks is said by the key.
+        hidden.retain(|name| !PROFILES.contains(name));
+    }
+    if is_in(empty, &PROFILES) {
+        hidden.extend(PROFILES);
+    }
+    if has(&[AWS_ENDPOINT]) {
+        hidden.push("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS");
+    }
+    if has(&[GOOGLE_ENDPOINT]) {
+        hidden.push("STORAGE_EMULATOR_HOST");
+    }
+    if has(&[ACCOUNT]) {
+        hidden.extend(OF_ACCOUNT);
+    }
+    hidden
+}
+
+impl Environment {
+    /// The same with storage options laid over it, for whoever opens `locations`.
+    ///
+    /// An option may be meant for any of the stores that the locations are on. Of locations that are paths, options are
+    /// only looked at, so that one call can serve both.
+    ///
+    /// # Errors
+    /// `Config` for a name that no such store has, which says what it may have meant; for options that need each other.
+    pub fn with_options(&self, options: &[(String, String)], locations: &[String]) -> Result<Self> {
+        if options.is_empty() {
+            return Ok(self.clone());
+        }
+        let mut providers: Vec<_> = locations.iter().filter_map(|location| provider(location)).collect();
+        providers.dedup();
+        if providers.contains(&Provider::Web) && providers.iter().all(|of| *of == Provider::Web) {
+            return Err(Error::new(ErrorKind::Config, "HTTP locations take no storage options")
+                .remedy("Write a user and a password in the URL (https://user:password@host/path), or a URL that is signed"));
+        }
+        let meant: &[Provider] = if providers.is_empty() { &PROVIDERS } else { &providers };
+        for (name, value) in options {
+            if !meant.iter().any(|provider| variable(*provider, name).is_some()) {
+                return Err(unknown(name, meant));
+            }
+            let of =
+                |provider: &&Provider| variable(**provider, name).and_then(|variable| words(name, variable));
+            // Of stores that share a name, one may take any text.
+            let takes_words =
+                meant.iter().filter(|of| variable(**of, name).is_some()).all(|store| of(&store).is_some());
+            if let Some(allowed) = meant.iter().find_map(|store| of(&store)).filter(|_| takes_words)
+                && !value.is_empty()
+                && !allowed.iter().any(|word| value.trim().eq_ignore_ascii_case(word))
+            {
+                // Not the value: it may be a secret in the wrong place.
+                let cause = format!("the value of the storage option {name:?} is not one of its words");
+                return Err(Error::new(ErrorKind::Config, cause)
+                    .remedy(format!("Give one of {}", allowed.join(", "))));
+            }
+        }
+        providers.iter().try_fold(self.clone(), |environment, of| laid_over(&environment, *of, options))
+    }
+}
+
+/// The words that an option's value is one of; none where it may be any text.
+fn words(name: &str, variable: Option<&str>) -> Option<&'static [&'static str]> {
+    // What reading does not need is checked all the same.
+    const UNUSED: [&str; 4] = ["allow_http", "aws_allow_http", "azure_allow_http", "use_ssl"];
+    match variable {
+        Some("AWS_REQUEST_PAYER") => {
+            Some(&["true", "false", "requester", "bucketowner", "1", "0", "yes", "no", "on", "off"])
+        }
+        Some(variable) if SWITCHES.contains(&variable) => Some(&SWITCH),
+        None if UNUSED.contains(&&*name.to_ascii_lowercase()) => Some(&SWITCH),
+        _ => None,
+    }
+}
+
+/// What says yes or no.
+const SWITCH: [&str; 8] = ["true", "false", "1", "0", "yes", "no", "on", "off"];
+
+/// The store of a location; none for a path, and for what will be refused.
+fn provider(location: &str) -> Option<Provider> {
+    match is_hub(location) {
+        true => Some(Provider::Hub),
+        false => Address::parse(location).ok().map(|address| address.provider),
+    }
+}
+
+/// The variable of an option: none where there is no such option.
+fn variable(provider: Provider, name: &str) -> Option<Option<&'static str>> {
+    let name = name.to_ascii_lowercase();
+    names(provider).iter().find(|(known, _)| *known == name).map(|(_, variable)| *variable)
+}
+
+fn laid_over(environment: &Environment, of: Provider, options: &[(String, String)]) -> Result<Environment> {
+    let mut set: Vec<Set> = Vec::new();
+    for (name, value) in options {
+        let Some(Some(variable)) = variable(of, name) else { continue };
+        let (variable, value) = meaning(variable, value);
+        if set.iter().any(|(known, other, _)| known == variable && *other != value) {
+            let cause = format!(
+                "the storage option {name:?} is given twice, by different names and with different values"
+            );
+            return Err(Error::new(ErrorKind::Config, cause));
+        }
+        set.push((variable.to_owned(), value, name.clone()));
+    }
+    let has = |name: &str| set.iter().any(|(known, value, _)| known == name && !value.is_empty());
+    if of == Provider::S3 && (has(KEY) != has(SECRET) || (has(SESSION) && !has(KEY))) {
+        let lacks = if has(KEY) { "secret" } else { "key" };
+        return Err(Error::new(ErrorKind::Config, format!("storage options for S3 lack {lacks:?}")).remedy(
+            "Give key and secret together (and token, where the key is a temporary one), or profile, or anon",
+        ));
+    }
+    if of == Provider::Azure && has("AZURE_CLIENT_SECRET") {
+        // Without them, the machine's identity would be asked instead.
+        let lacks = [("tenant_id", "AZURE_TENANT_ID"), ("client_id", "AZURE_CLIENT_ID")];
+        if let Some((option, _)) = lacks.iter().find(|(_, variable)| !has(variable)) {
+            let cause = format!("storage options for {} lack {option:?}", of.name());
+            return Err(Error::new(ErrorKind::Config, cause).remedy(
+                "Give client_secret, client_id and tenant_id together: an application's page shows them",
+            ));
+        }
+    }
+    // What is given empty says that there is none, and undoes nothing that the environment switched off.
+    let (empty, mut set): (Vec<_>, Vec<_>) = set.into_iter().partition(|(_, value, _)| value.is_empty());
+    if let (Some(option), Some(variable)) = (nobody(environment, of, &set, &empty), anonymous(of)) {
+        set.retain(|(name, ..)| name != variable);
+        set.push((variable.to_owned(), "true".to_owned(), option));
+    }
+    let hidden = replaced(of, &set, &empty);
+    Ok(environment.overlaid(&hidden, set))
+}
+
+/// What a value stands for that has a meaning of its own.
+fn meaning<'a>(variable: &'static str, value: &'a str) -> (&'static str, String) {
+    let owned = |value: &'a str| value.to_owned();
+    match (variable, value) {
+        // As gcsfs has them. Its other words name ways to sign in that the default chain tries.
+        (GOOGLE_TOKEN, "anon") => (GOOGLE_ANONYMOUS, "true".into()),
+        (GOOGLE_TOKEN, "google_default" | "cloud") => (GOOGLE_ANONYMOUS, "false".into()),
+        (GOOGLE_TOKEN, value) if value.trim_start().starts_with('{') => (GOOGLE_KEY, owned(value)),
+        (GOOGLE_TOKEN, value) if value.contains('/') && std::path::Path::new(value).is_file() => {
+            (GOOGLE_FILE, owned(value))
+        }
+        (GOOGLE_TOKEN, value) if value.ends_with(".json") => (GOOGLE_FILE, owned(value)),
+        // `token=False` of huggingface_hub.
+        (HUB_TOKEN, "false") => (HUB_ANONYMOUS, "true".into()),
+        (HUB_TOKEN, "true") => (HUB_ANONYMOUS, "false".into()),
+        (variable, value) => (variable, owned(value)),
+    }
+}
+
+fn unknown(name: &str, meant: &[Provider]) -> Error {
+    let known = meant.iter().flat_map(|provider| names(*provider)).map(|(name, _)| *name);
+    let like = closest(&name.to_ascii_lowercase(), known);
+    let elsewhere: Vec<_> = PROVIDERS
+        .iter()
+        .filter(|of| !meant.contains(of) && variable(**of, name).is_some())
+        .map(|of| of.name())
+        .collect();
+    let stores = match meant.len() == PROVIDERS.len() {
+        true => "No store".to_owned(),
+        false => meant.iter().map(|of| of.name()).collect::<Vec<_>>().join(", "),
+    };
+    let remedy = match (&like[..], &elsewhere[..]) {
+        ([like, ..], _) => format!("Did you mean {like:?}?"),
+        ([], []) => {
+            "Names are those of s3fs, gcsfs, adlfs and object_store: docs/remote.md lists them".into()
+        }
+        ([], of) => format!("It is an option of {}", of.join(" and ")),
+    };
+    Error::new(ErrorKind::Config, format!("{stores} has no storage option {name:?}")).remedy(remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(variables: &[(&str, &str)], options: &[(&str, &str)], location: &str) -> Result<Environment> {
+        let options: Vec<_> = options.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+        Environment::of(variables.iter().copied()).with_options(&options, &[location.to_owned()])
+    }
+
+    fn got(environment: &Environment, name: &str) -> Option<String> {
+        environment.get(&[name]).map(str::to_owned)
+    }
+
+    #[test]
+    fn the_names_of_fsspec_and_of_object_store_mean_the_same() {
+        for (location, options, variable) in [
+            ("s3://b/k", &["key", "aws_access_key_id", "ACCESS_KEY_ID"][..], KEY),
+            ("s3://b/k", &["endpoint_url", "endpoint", "aws_endpoint"], AWS_ENDPOINT),
+            ("s3://b/k", &["region_name", "region", "aws_region"], "AWS_REGION"),
+            ("gs://b/k", &["token", "google_bearer_token"], GOOGLE_TOKEN),
+            ("az://c/k", &["account_key", "azure_storage_account_key"], "AZURE_STORAGE_ACCOUNT_KEY"),
+            ("az://c/k", &["sas_token", "sas_key"], "AZURE_STORAGE_SAS_TOKEN"),
+            ("hf://o/n", &["token", "hf_token"], HUB_TOKEN),
+        ] {
+            for option in options {
+                let given = with(
+                    &[],
+                    &[(*option, "value"), ("secret", "s")][..1 + usize::from(variable == KEY)],
+                    location,
+                );
+                assert_eq!(got(&given.unwrap(), variable).as_deref(), Some("value"), "{option}");
+            }
+        }
+    }
+
+    #[test]
+    fn who_asks_is_said_by_one_side_only() {
+        let environment = [
+            (KEY, "old"),
+            (SECRET, "old"),
+            (SESSION, "old"),
+            ("AWS_NO_SIGN_REQUEST", "1"),
+            ("AWS_REGION", "r"),
+        ];
+        let given = with(&environment, &[("key", "k"), ("secret", "s")], "s3://b/k").unwrap();
+        assert_eq!((got(&given, KEY).as_deref(), got(&given, SESSION)), (Some("k"), None));
+        assert_eq!(
+            (got(&given, "AWS_NO_SIGN_REQUEST"), got(&given, "AWS_REGION").as_deref()),
+            (None, Some("r"))
+        );
+        let given = with(&environment, &[("profile", "p")], "s3://b/k").unwrap();
+        assert_eq!((got(&given, KEY), got(&given, "AWS_PROFILE").as_deref()), (None, Some("p")));
+        // An endpoint alone says nothing of that.
+        let given = with(&environment, &[("endpoint_url", "http://h")], "s3://b/k").unwrap();
+        assert_eq!(got(&given, SESSION).as_deref(), Some("old"));
+        let azure = [("AZURE_STORAGE_CONNECTION_STRING", "of another"), ("AZURE_STORAGE_KEY", "old")];
+        let given = with(&azure, &[("account_name", "a"), ("sas_token", "t")], "az://c/k").unwrap();
+        assert_eq!((got(&given, azure[0].0), got(&given, azure[1].0)), (None, None));
+        // A hub's token is not shown to another hub, wherever it is from.
+        let given = with(&[(HUB_TOKEN, "old")], &[("endpoint", "https://mirror")], "hf://o/n").unwrap();
+        assert_eq!((got(&given, HUB_TOKEN), given.is_set(&[HUB_ANONYMOUS])), (None, true));
+        // The same hub may be named.
+        for (of_environment, endpoint) in [
+            (&[(HUB_TOKEN, "old")][..], "https://huggingface.co/"),
+            (&[(HUB_TOKEN, "old"), (HUB_ENDPOINT, "https://mirror/")], "https://mirror"),
+        ] {
+            let given = with(of_environment, &[("endpoint", endpoint)], "hf://o/n").unwrap();
+            assert_eq!(
+                (got(&given, HUB_TOKEN).as_deref(), given.is_set(&[HUB_ANONYMOUS])),
+                (Some("old"), false)
+            );
+        }
+        // Another hub gets no token for the asking: it has to be named.
+        for (option, sent) in [(("anon", "false"), None), (("token", "true"), Some("old"))] {
+            let options = [("endpoint", "https://mirror"), option];
+            let given = with(&[(HUB_TOKEN, "old")], &options, "hf://o/n").unwrap();
+            assert_eq!(
+                (got(&given, HUB_TOKEN).as_deref(), given.is_set(&[HUB_ANONYMOUS])),
+                (sent, sent.is_none())
+            );
+        }
+        // Whoever says that somebody asks means the token that there is.
+        for option in [("token", "true"), ("anon", "False")] {
+            let environment = [(HUB_TOKEN, "old"), (HUB_ANONYMOUS, "1")];
+            let given = with(&environment, &[option], "hf://o/n").unwrap();
+            assert_eq!(
+                (got(&given, HUB_TOKEN).as_deref(), given.is_set(&[HUB_ANONYMOUS])),
+                (Some("old"), false)
+            );
+        }
+        // A name proves nothing, and an empty one says nothing.
+        for option in ["tenant_id", "client_id"] {
+            let given = with(&[("AZURE_STORAGE_KEY", "old")], &[(option, "")], "az://c/k").unwrap();
+            let key = got(&given, "AZURE_STORAGE_KEY");
+            assert_eq!((key.as_deref(), given.is_set(&[AZURE_ANONYMOUS])), (Some("old"), false));
+        }
+        let given = with(&[], &[("endpoint", "https://mirror"), ("token", "new")], "hf://o/n").unwrap();
+        assert_eq!((got(&given, HUB_TOKEN).as_deref(), given.is_set(&[HUB_ANONYMOUS])), (Some("new"), false));
+    }
+
+    #[test]
+    fn an_empty_credential_says_that_nobody_asks() {
+        for (location, variable, of_environment, option) in [
+            ("s3://b/k", AWS_ANONYMOUS, KEY, &["key", "secret", "token"][..]),
+            (
+                "gs://b/k",
+                GOOGLE_ANONYMOUS,
+                GOOGLE_TOKEN,
+                &["token", "service_account", "service_account_key"],
+            ),
+            (
+                "az://c/k",
+                AZURE_ANONYMOUS,
+                "AZURE_STORAGE_SAS_TOKEN",
+                &["account_key", "sas_token", "connection_string", "token", "client_secret"],
+            ),
+            ("hf://o/n", HUB_ANONYMOUS, HUB_TOKEN, &["token", "hf_token"]),
+        ] {
+            for option in option {
+                for switch in [&[][..], &[(variable, "true")]] {
+                    let variables: Vec<_> = switch.iter().copied().chain([(of_environment, "old")]).collect();
+                    let given = with(&variables, &[(option, "")], location).unwrap();
+                    assert!(given.is_set(&[variable]), "{location} {option}");
+                    assert_eq!(got(&given, of_environment), None, "{location} {option}");
+                }
+            }
+        }
+        // Who does is said by another option.
+        let given = with(&[], &[("token", ""), ("key", "k"), ("secret", "s")], "s3://b/k").unwrap();
+        assert!(!given.is_set(&[AWS_ANONYMOUS]));
+        let given = with(&[], &[("key", ""), ("secret", ""), ("profile", "p")], "s3://b/k").unwrap();
+        assert_eq!(
+            (got(&given, "AWS_PROFILE").as_deref(), given.is_set(&[AWS_ANONYMOUS])),
+            (Some("p"), false)
+        );
+        // The profile goes on to say where things are.
+        let given = with(&[("AWS_PROFILE", "p")], &[("key", ""), ("secret", "")], "s3://b/k").unwrap();
+        assert_eq!(
+            (got(&given, "AWS_PROFILE").as_deref(), given.is_set(&[AWS_ANONYMOUS])),
+            (Some("p"), true)
+        );
+    }
+
+    #[test]
+    fn no_empty_option_undoes_what_the_environment_switched_off() {
+        const IGNORE: &str = "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS";
+        for (location, option, variable) in [
+            ("s3://b/k", "profile", AWS_ANONYMOUS),
+            ("s3://b/k", "profile", "AWS_NO_SIGN_REQUEST"),
+            ("s3://b/k", "anon", AWS_ANONYMOUS),
+            ("s3://b/k", "region", AWS_ANONYMOUS),
+            ("s3://b/k", "endpoint_url", IGNORE),
+            ("gs://b/k", "anon", GOOGLE_ANONYMOUS),
+            ("gs://b/k", "endpoint_url", "STORAGE_EMULATOR_HOST"),
+            ("az://c/k", "anon", AZURE_ANONYMOUS),
+            ("az://c/k", "use_azure_cli", AZURE_ANONYMOUS),
+            ("az://c/k", "account_name", "AZURE_STORAGE_ACCOUNT"),
+            ("hf://o/n", "anon", HUB_ANONYMOUS),
+            ("hf://o/n", "endpoint", HUB_ANONYMOUS),
+        ] {
+            let given = with(&[(variable, "true")], &[(option, "")], location).unwrap();
+            assert!(given.is_set(&[variable]), "{location} {option}");
+        }
+        // No profile: not the environment's either. Its keys go on to count.
+        let variables = [("AWS_PROFILE", "p"), ("AWS_DEFAULT_PROFILE", "p"), (KEY, "k")];
+        let given = with(&variables, &[("profile", "")], "s3://b/k").unwrap();
+        assert_eq!(variables.map(|(name, _)| got(&given, name).is_some()), [false, false, true],);
+    }
+
+    #[test]
+    fn words_with_a_meaning_have_it() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        for (value, variable, means) in [
+            ("anon", GOOGLE_ANONYMOUS, "true"),
+            ("google_default", GOOGLE_ANONYMOUS, "false"),
+            ("ya29.abc/def", GOOGLE_TOKEN, "ya29.abc/def"),
+            (path, GOOGLE_FILE, path),
+            ("nope.json", GOOGLE_FILE, "nope.json"),
+            ("{\"type\": 1}", GOOGLE_KEY, "{\"type\": 1}"),
+        ] {
+            let given = with(&[], &[("token", value)], "gs://b/k").unwrap();
+            assert_eq!(got(&given, variable).as_deref(), Some(means), "{value}");
+        }
+        let given = with(&[(HUB_TOKEN, "old")], &[("token", "false")], "hf://o/n").unwrap();
+        assert_eq!((got(&given, HUB_TOKEN), got(&given, HUB_ANONYMOUS).as_deref()), (None, Some("true")));
+    }
+
+    #[test]
+    fn a_word_that_says_neither_yes_nor_no_is_refused() {
+        for (location, option) in [
+            ("s3://b/k", "anon"),
+            ("s3://b/k", "virtual_hosted_style_request"),
+            ("s3://b/k", "requester_pays"),
+            ("s3://b/k", "use_ssl"),
+            ("gs://b/k", "skip_signature"),
+            ("az://c/k", "Use_Azure_Cli"),
+            ("hf://o/n", "anonymous"),
+            ("/a/path", "anon"),
+        ] {
+            let error = with(&[], &[(option, "SENTINEL")], location).map(drop).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+            assert!(
+                error.to_string().contains("Give one of true, false")
+                    && !error.to_string().contains("SENTINEL"),
+                "{error}"
+            );
+            for word in ["True", "0", ""] {
+                assert!(with(&[], &[(option, word)], location).is_ok(), "{option}={word}");
+            }
+        }
+        assert!(with(&[], &[("request_payer", "requester")], "s3://b/k").is_ok());
+    }
+
+    #[test]
+    fn what_is_no_option_is_refused_with_what_it_may_have_meant() {
+        for (location, options, says) in [
+            ("s3://b/k", &[("secrte", "SENTINEL")][..], "Did you mean \"secret\"?"),
+            ("s3://b/k", &[("account_key", "SENTINEL")], "an option of Azure Blob Storage"),
+            ("s3://b/k", &[("frobnicate", "SENTINEL")], "docs/remote.md"),
+            ("gs://b/k", &[("key", "SENTINEL")], "an option of S3"),
+            ("s3://b/k", &[("key", "SENTINEL")], "lack \"secret\""),
+            ("s3://b/k", &[("token", "SENTINEL")], "lack \"key\""),
+            (
+                "s3://b/k",
+                &[("key", "SENTINEL"), ("aws_access_key_id", "other"), ("secret", "s")],
+                "given twice",
+            ),
+            ("https://h/m.safetensors", &[("token", "SENTINEL")], "take no storage options"),
+            ("/a/path", &[("secrte", "SENTINEL")], "Did you mean"),
+        ] {
+            let error = with(&[], options, location).map(drop).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+            let text = error.to_string();
+            assert!(text.contains(says) && !text.contains("SENTINEL"), "{says:?} is not in: {text}");
+        }
+        // For paths, they mean nothing.
+        let given = with(&[("HOME", "/h")], &[("key", "SENTINEL")], "/a/path").unwrap();
+        assert!(given == Environment::of([("HOME", "/h")]));
+    }
+}
