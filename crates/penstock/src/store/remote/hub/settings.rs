@@ -1,13 +1,13 @@
 //! What decides how the hub is reached: the variables and files of huggingface_hub, in its order.
 
-use crate::store::remote::settings::options::DEFAULT_ENDPOINT;
+use crate::store::remote::settings::option_names::DEFAULT_ENDPOINT;
 use std::path::{Path, PathBuf};
 
 use url::Url;
 
 use crate::store::location::{is_doubtful_setting, shown_setting};
 use crate::store::remote::settings::environment::Environment;
-use crate::store::remote::settings::options::HUB_ANONYMOUS;
+use crate::store::remote::settings::option_names::HUB_ANONYMOUS;
 
 /// How the hub is reached. It has no `Debug` form: it holds the token.
 #[derive(Clone, PartialEq, Eq)]

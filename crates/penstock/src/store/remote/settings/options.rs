@@ -10,295 +10,56 @@
 
 use super::address::{Address, Provider};
 use super::environment::Environment;
+use super::option_names::{
+    ACCOUNT, ALL, AWS_ENDPOINT, AZURE_NAMES, DEFAULT_ENDPOINT, GOOGLE_ANONYMOUS, GOOGLE_ENDPOINT,
+    GOOGLE_FILE, GOOGLE_KEY, GOOGLE_TOKEN, HUB_ANONYMOUS, HUB_ENDPOINT, HUB_TOKEN, KEY, OF_ACCOUNT, Options,
+    PROFILES, SECRET, SESSION, SWITCHES,
+};
 use crate::closest::closest;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::location::is_hub;
 
-/// An option's name, and the variable that means the same; none where reading needs none.
-type Names = &'static [(&'static str, Option<&'static str>)];
 /// A variable, its value, and the name of the option that said it.
 type Set = (String, String, String);
 
-const KEY: &str = "AWS_ACCESS_KEY_ID";
-const SECRET: &str = "AWS_SECRET_ACCESS_KEY";
-const SESSION: &str = "AWS_SESSION_TOKEN";
-const AWS_ANONYMOUS: &str = "AWS_SKIP_SIGNATURE";
-const AWS_ENDPOINT: &str = "AWS_ENDPOINT_URL_S3";
-const GOOGLE_ANONYMOUS: &str = "GOOGLE_SKIP_SIGNATURE";
-const GOOGLE_TOKEN: &str = "GOOGLE_BEARER_TOKEN";
-const GOOGLE_FILE: &str = "GOOGLE_APPLICATION_CREDENTIALS";
-const GOOGLE_KEY: &str = "GOOGLE_SERVICE_ACCOUNT_KEY";
-const GOOGLE_ENDPOINT: &str = "GOOGLE_BASE_URL";
-const ACCOUNT: &str = "AZURE_STORAGE_ACCOUNT_NAME";
-const AZURE_ANONYMOUS: &str = "AZURE_SKIP_SIGNATURE";
-const HUB_TOKEN: &str = "HF_TOKEN";
-const HUB_ENDPOINT: &str = "HF_ENDPOINT";
-pub(crate) const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
-/// As huggingface_hub has it: a token that is only saved on this machine is not sent.
-pub(crate) const HUB_ANONYMOUS: &str = "HF_HUB_DISABLE_IMPLICIT_TOKEN";
-
-const S3: Names = &[
-    ("key", Some(KEY)),
-    ("username", Some(KEY)),
-    ("access_key_id", Some(KEY)),
-    ("aws_access_key_id", Some(KEY)),
-    ("secret", Some(SECRET)),
-    ("password", Some(SECRET)),
-    ("secret_access_key", Some(SECRET)),
-    ("aws_secret_access_key", Some(SECRET)),
-    ("token", Some(SESSION)),
-    ("session_token", Some(SESSION)),
-    ("aws_token", Some(SESSION)),
-    ("aws_session_token", Some(SESSION)),
-    ("endpoint", Some(AWS_ENDPOINT)),
-    ("endpoint_url", Some(AWS_ENDPOINT)),
-    ("aws_endpoint", Some(AWS_ENDPOINT)),
-    ("aws_endpoint_url", Some(AWS_ENDPOINT)),
-    ("aws_endpoint_url_s3", Some(AWS_ENDPOINT)),
-    ("region", Some("AWS_REGION")),
-    ("region_name", Some("AWS_REGION")),
-    ("aws_region", Some("AWS_REGION")),
-    ("default_region", Some("AWS_REGION")),
-    ("aws_default_region", Some("AWS_REGION")),
-    ("anon", Some(AWS_ANONYMOUS)),
-    ("anonymous", Some(AWS_ANONYMOUS)),
-    ("skip_signature", Some(AWS_ANONYMOUS)),
-    ("aws_skip_signature", Some(AWS_ANONYMOUS)),
-    ("profile", Some("AWS_PROFILE")),
-    ("profile_name", Some("AWS_PROFILE")),
-    ("aws_profile", Some("AWS_PROFILE")),
-    ("requester_pays", Some("AWS_REQUEST_PAYER")),
-    ("request_payer", Some("AWS_REQUEST_PAYER")),
-    ("aws_request_payer", Some("AWS_REQUEST_PAYER")),
-    ("virtual_hosted_style_request", Some("AWS_VIRTUAL_HOSTED_STYLE_REQUEST")),
-    ("aws_virtual_hosted_style_request", Some("AWS_VIRTUAL_HOSTED_STYLE_REQUEST")),
-    ("ca_bundle", Some("AWS_CA_BUNDLE")),
-    ("allow_http", None),
-    ("aws_allow_http", None),
-    ("use_ssl", None),
-];
-
-const GCS: Names = &[
-    ("token", Some(GOOGLE_TOKEN)),
-    ("bearer_token", Some(GOOGLE_TOKEN)),
-    ("google_bearer_token", Some(GOOGLE_TOKEN)),
-    ("service_account", Some("GOOGLE_SERVICE_ACCOUNT")),
-    ("service_account_path", Some("GOOGLE_SERVICE_ACCOUNT")),
-    ("google_service_account", Some("GOOGLE_SERVICE_ACCOUNT")),
-    ("google_service_account_path", Some("GOOGLE_SERVICE_ACCOUNT")),
-    ("service_account_key", Some(GOOGLE_KEY)),
-    ("google_service_account_key", Some(GOOGLE_KEY)),
-    ("application_credentials", Some(GOOGLE_FILE)),
-    ("google_application_credentials", Some(GOOGLE_FILE)),
-    ("endpoint", Some(GOOGLE_ENDPOINT)),
-    ("endpoint_url", Some(GOOGLE_ENDPOINT)),
-    ("base_url", Some(GOOGLE_ENDPOINT)),
-    ("google_base_url", Some(GOOGLE_ENDPOINT)),
-    ("anon", Some(GOOGLE_ANONYMOUS)),
-    ("anonymous", Some(GOOGLE_ANONYMOUS)),
-    ("skip_signature", Some(GOOGLE_ANONYMOUS)),
-    ("google_skip_signature", Some(GOOGLE_ANONYMOUS)),
-    ("project", None),
-    ("project_id", None),
-];
-
-const AZURE: Names = &[
-    ("account_name", Some(ACCOUNT)),
-    ("azure_storage_account_name", Some(ACCOUNT)),
-    ("account_key", Some("AZURE_STORAGE_ACCOUNT_KEY")),
-    ("access_key", Some("AZURE_STORAGE_ACCOUNT_KEY")),
-    ("azure_storage_account_key", Some("AZURE_STORAGE_ACCOUNT_KEY")),
-    ("azure_storage_access_key", Some("AZURE_STORAGE_ACCOUNT_KEY")),
-    ("sas_token", Some("AZURE_STORAGE_SAS_TOKEN")),
-    ("sas_key", Some("AZURE_STORAGE_SAS_TOKEN")),
-    ("azure_storage_sas_token", Some("AZURE_STORAGE_SAS_TOKEN")),
-    ("azure_storage_sas_key", Some("AZURE_STORAGE_SAS_TOKEN")),
-    ("connection_string", Some("AZURE_STORAGE_CONNECTION_STRING")),
-    ("azure_storage_connection_string", Some("AZURE_STORAGE_CONNECTION_STRING")),
-    ("token", Some("AZURE_STORAGE_TOKEN")),
-    ("bearer_token", Some("AZURE_STORAGE_TOKEN")),
-    ("azure_storage_token", Some("AZURE_STORAGE_TOKEN")),
-    ("client_id", Some("AZURE_CLIENT_ID")),
-    ("azure_client_id", Some("AZURE_CLIENT_ID")),
-    ("azure_storage_client_id", Some("AZURE_CLIENT_ID")),
-    ("client_secret", Some("AZURE_CLIENT_SECRET")),
-    ("azure_client_secret", Some("AZURE_CLIENT_SECRET")),
-    ("azure_storage_client_secret", Some("AZURE_CLIENT_SECRET")),
-    ("tenant_id", Some("AZURE_TENANT_ID")),
-    ("azure_tenant_id", Some("AZURE_TENANT_ID")),
-    ("azure_storage_tenant_id", Some("AZURE_TENANT_ID")),
-    ("federated_token_file", Some("AZURE_FEDERATED_TOKEN_FILE")),
-    ("azure_federated_token_file", Some("AZURE_FEDERATED_TOKEN_FILE")),
-    ("use_azure_cli", Some("AZURE_USE_AZURE_CLI")),
-    ("azure_use_azure_cli", Some("AZURE_USE_AZURE_CLI")),
-    ("endpoint", Some("AZURE_STORAGE_ENDPOINT")),
-    ("azure_endpoint", Some("AZURE_STORAGE_ENDPOINT")),
-    ("azure_storage_endpoint", Some("AZURE_STORAGE_ENDPOINT")),
-    ("anon", Some(AZURE_ANONYMOUS)),
-    ("anonymous", Some(AZURE_ANONYMOUS)),
-    ("skip_signature", Some(AZURE_ANONYMOUS)),
-    ("azure_skip_signature", Some(AZURE_ANONYMOUS)),
-    ("allow_http", None),
-    ("azure_allow_http", None),
-];
-
-const HUB: Names = &[
-    ("token", Some(HUB_TOKEN)),
-    ("hf_token", Some(HUB_TOKEN)),
-    ("endpoint", Some(HUB_ENDPOINT)),
-    ("endpoint_url", Some(HUB_ENDPOINT)),
-    ("hf_endpoint", Some(HUB_ENDPOINT)),
-    ("anon", Some(HUB_ANONYMOUS)),
-    ("anonymous", Some(HUB_ANONYMOUS)),
-];
-
-/// Variables that say who asks. The first line of each is what options can set.
-const S3_IDENTITY: [&str; 12] = [
-    KEY,
-    SECRET,
-    SESSION,
-    AWS_ANONYMOUS,
-    "AWS_PROFILE",
-    "SECRET_ACCESS_KEY",
-    "AWS_NO_SIGN_REQUEST",
-    "AWS_DEFAULT_PROFILE",
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "AWS_ROLE_ARN",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-];
-const GCS_IDENTITY: [&str; 6] = [
-    GOOGLE_TOKEN,
-    "GOOGLE_SERVICE_ACCOUNT",
-    GOOGLE_KEY,
-    GOOGLE_FILE,
-    GOOGLE_ANONYMOUS,
-    "GOOGLE_SERVICE_ACCOUNT_PATH",
-];
-const AZURE_IDENTITY: [&str; 17] = [
-    "AZURE_STORAGE_ACCOUNT_KEY",
-    "AZURE_STORAGE_SAS_TOKEN",
-    "AZURE_STORAGE_CONNECTION_STRING",
-    "AZURE_STORAGE_TOKEN",
-    "AZURE_CLIENT_SECRET",
-    "AZURE_FEDERATED_TOKEN_FILE",
-    "AZURE_USE_AZURE_CLI",
-    AZURE_ANONYMOUS,
-    "AZURE_STORAGE_KEY",
-    "AZURE_STORAGE_ACCESS_KEY",
-    "AZURE_STORAGE_MASTER_KEY",
-    "AZURE_STORAGE_SAS_KEY",
-    "AZURE_STORAGE_CLIENT_SECRET",
-    "AZURE_STORAGE_USE_EMULATOR",
-    "AZURE_CLIENT_ID",
-    "AZURE_TENANT_ID",
-    "AZURE_STORAGE_CLIENT_ID",
-];
-/// Of another account than the one that an option names.
-const OF_ACCOUNT: [&str; 9] = [
-    "AZURE_STORAGE_ACCOUNT",
-    "AZURE_STORAGE_ACCOUNT_KEY",
-    "AZURE_STORAGE_KEY",
-    "AZURE_STORAGE_ACCESS_KEY",
-    "AZURE_STORAGE_MASTER_KEY",
-    "AZURE_STORAGE_SAS_TOKEN",
-    "AZURE_STORAGE_SAS_KEY",
-    "AZURE_STORAGE_CONNECTION_STRING",
-    "AZURE_STORAGE_ENDPOINT",
-];
-const HUB_IDENTITY: [&str; 3] = [HUB_TOKEN, HUB_ANONYMOUS, "HUGGING_FACE_HUB_TOKEN"];
-
-/// Variables that name a profile.
-const PROFILES: [&str; 2] = ["AWS_PROFILE", "AWS_DEFAULT_PROFILE"];
-/// Variables that name who asks, and do not prove it.
-const AZURE_NAMES: [&str; 4] =
-    ["AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_STORAGE_TENANT_ID", "AZURE_STORAGE_CLIENT_ID"];
-/// Variables that are on or off.
-const SWITCHES: [&str; 6] = [
-    AWS_ANONYMOUS,
-    GOOGLE_ANONYMOUS,
-    AZURE_ANONYMOUS,
-    HUB_ANONYMOUS,
-    "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
-    "AZURE_USE_AZURE_CLI",
-];
-
-/// The stores that options can be given for.
-const PROVIDERS: [Provider; 4] = [Provider::S3, Provider::Gcs, Provider::Azure, Provider::Hub];
-
-fn names(provider: Provider) -> Names {
-    match provider {
-        Provider::S3 => S3,
-        Provider::Gcs => GCS,
-        Provider::Azure => AZURE,
-        Provider::Hub => HUB,
-        Provider::Web => &[],
-    }
-}
-
-/// Variables that say who asks.
-fn identity(provider: Provider) -> &'static [&'static str] {
-    match provider {
-        Provider::S3 => &S3_IDENTITY,
-        Provider::Gcs => &GCS_IDENTITY,
-        Provider::Azure => &AZURE_IDENTITY,
-        Provider::Hub => &HUB_IDENTITY,
-        Provider::Web => &[],
-    }
-}
-
-/// The variable that says that nobody asks.
-fn anonymous(provider: Provider) -> Option<&'static str> {
-    match provider {
-        Provider::S3 => Some(AWS_ANONYMOUS),
-        Provider::Gcs => Some(GOOGLE_ANONYMOUS),
-        Provider::Azure => Some(AZURE_ANONYMOUS),
-        Provider::Hub => Some(HUB_ANONYMOUS),
-        Provider::Web => None,
-    }
-}
-
 /// The option by which nobody asks, though none says so in words: an empty key or token, where no other option says who
 /// does; and another hub than the environment's, as a token is of one hub.
-fn nobody(environment: &Environment, provider: Provider, set: &[Set], empty: &[Set]) -> Option<String> {
+fn nobody(environment: &Environment, of: &Options, set: &[Set], empty: &[Set]) -> Option<String> {
     let hub = |endpoint: &str| endpoint.trim().trim_end_matches('/').to_owned();
     let ours = hub(environment.get(&[HUB_ENDPOINT]).unwrap_or(DEFAULT_ENDPOINT));
     let elsewhere = set.iter().find(|(name, endpoint, _)| name == HUB_ENDPOINT && hub(endpoint) != ours);
     // Also `True`, which means the one of this machine.
-    let is_token = |option: &str| variable(Provider::Hub, option) == Some(Some(HUB_TOKEN));
+    let is_token = |option: &str| of.variable(option) == Some(Some(HUB_TOKEN));
     if let Some((_, _, option)) = elsewhere {
         return (!set.iter().any(|(.., option)| is_token(option))).then(|| option.clone());
     }
-    let who = identity(provider);
-    if set.iter().any(|(name, ..)| who.contains(&name.as_str())) {
+    if set.iter().any(|(name, ..)| of.identity.contains(&name.as_str())) {
         return None;
     }
     // A switch without a word says nothing, nor does a name without what proves it; without a profile's name there is the
     // default one.
     let says_nothing =
         |name: &str| SWITCHES.contains(&name) || PROFILES.contains(&name) || AZURE_NAMES.contains(&name);
-    let none = empty.iter().find(|(name, ..)| who.contains(&name.as_str()) && !says_nothing(name));
+    let none = empty.iter().find(|(name, ..)| of.identity.contains(&name.as_str()) && !says_nothing(name));
     none.map(|(_, _, option)| option.clone())
 }
 
 /// Variables of the environment that what was set replaces.
-fn replaced(provider: Provider, set: &[Set], empty: &[Set]) -> Vec<&'static str> {
+fn replaced(of: &Options, set: &[Set], empty: &[Set]) -> Vec<&'static str> {
     let is_in = |given: &[Set], names: &[&str]| given.iter().any(|(name, ..)| names.contains(&name.as_str()));
     let has = |names: &[&str]| is_in(set, names);
     let mut hidden: Vec<&'static str> = Vec::new();
-    if has(identity(provider)) {
-        hidden.extend(identity(provider));
+    if has(of.identity) {
+        hidden.extend(of.identity);
     }
-    let is_off =
-        |value: &str| ["false", "0", "no", "off"].iter().any(|word| value.trim().eq_ignore_ascii_case(word));
-    if provider == Provider::Hub
+    if of.provider == Provider::Hub
         && !has(&[HUB_TOKEN])
         && set.iter().any(|(name, value, _)| name == HUB_ANONYMOUS && is_off(value))
     {
         // `token=True` of huggingface_hub: whatever token there is, and a variable's before the one that is saved.
         hidden.retain(|name| *name == HUB_ANONYMOUS);
     }
-    if provider == Provider::S3 && (has(&[KEY]) || is_in(empty, &[KEY, SECRET, SESSION])) {
+    if of.provider == Provider::S3 && (has(&[KEY]) || is_in(empty, &[KEY, SECRET, SESSION])) {
         // The profile goes on to say where things are; who asks is said by the key.
         hidden.retain(|name| !PROFILES.contains(name));
     }
@@ -335,17 +96,19 @@ impl Environment {
             return Err(Error::new(ErrorKind::Config, "HTTP locations take no storage options")
                 .remedy("Write a user and a password in the URL (https://user:password@host/path), or a URL that is signed"));
         }
-        let meant: &[Provider] = if providers.is_empty() { &PROVIDERS } else { &providers };
+        let mut meant: Vec<_> = providers.iter().filter_map(|provider| Options::of(*provider)).collect();
+        if providers.is_empty() {
+            meant.extend(&ALL);
+        }
         for (name, value) in options {
-            if !meant.iter().any(|provider| variable(*provider, name).is_some()) {
-                return Err(unknown(name, meant));
+            if !meant.iter().any(|of| of.variable(name).is_some()) {
+                return Err(unknown(name, &meant));
             }
-            let of =
-                |provider: &&Provider| variable(**provider, name).and_then(|variable| words(name, variable));
             // Of stores that share a name, one may take any text.
-            let takes_words =
-                meant.iter().filter(|of| variable(**of, name).is_some()).all(|store| of(&store).is_some());
-            if let Some(allowed) = meant.iter().find_map(|store| of(&store)).filter(|_| takes_words)
+            let mut taken =
+                meant.iter().filter_map(|of| of.variable(name)).map(|variable| words(name, variable));
+            let first = taken.next().flatten();
+            if let Some(allowed) = first.filter(|_| taken.all(|words| words.is_some()))
                 && !value.is_empty()
                 && !allowed.iter().any(|word| value.trim().eq_ignore_ascii_case(word))
             {
@@ -355,7 +118,10 @@ impl Environment {
                     .remedy(format!("Give one of {}", allowed.join(", "))));
             }
         }
-        providers.iter().try_fold(self.clone(), |environment, of| laid_over(&environment, *of, options))
+        if providers.is_empty() {
+            return Ok(self.clone());
+        }
+        meant.iter().try_fold(self.clone(), |environment, of| laid_over(&environment, of, options))
     }
 }
 
@@ -376,6 +142,11 @@ fn words(name: &str, variable: Option<&str>) -> Option<&'static [&'static str]> 
 /// What says yes or no.
 const SWITCH: [&str; 8] = ["true", "false", "1", "0", "yes", "no", "on", "off"];
 
+/// Whether a switch is said to be off.
+fn is_off(value: &str) -> bool {
+    SWITCH.iter().skip(1).step_by(2).any(|word| value.trim().eq_ignore_ascii_case(word))
+}
+
 /// The store of a location; none for a path, and for what will be refused.
 fn provider(location: &str) -> Option<Provider> {
     match is_hub(location) {
@@ -384,16 +155,10 @@ fn provider(location: &str) -> Option<Provider> {
     }
 }
 
-/// The variable of an option: none where there is no such option.
-fn variable(provider: Provider, name: &str) -> Option<Option<&'static str>> {
-    let name = name.to_ascii_lowercase();
-    names(provider).iter().find(|(known, _)| *known == name).map(|(_, variable)| *variable)
-}
-
-fn laid_over(environment: &Environment, of: Provider, options: &[(String, String)]) -> Result<Environment> {
+fn laid_over(environment: &Environment, of: &Options, options: &[(String, String)]) -> Result<Environment> {
     let mut set: Vec<Set> = Vec::new();
     for (name, value) in options {
-        let Some(Some(variable)) = variable(of, name) else { continue };
+        let Some(Some(variable)) = of.variable(name) else { continue };
         let (variable, value) = meaning(variable, value);
         if set.iter().any(|(known, other, _)| known == variable && *other != value) {
             let cause = format!(
@@ -404,17 +169,17 @@ fn laid_over(environment: &Environment, of: Provider, options: &[(String, String
         set.push((variable.to_owned(), value, name.clone()));
     }
     let has = |name: &str| set.iter().any(|(known, value, _)| known == name && !value.is_empty());
-    if of == Provider::S3 && (has(KEY) != has(SECRET) || (has(SESSION) && !has(KEY))) {
+    if of.provider == Provider::S3 && (has(KEY) != has(SECRET) || (has(SESSION) && !has(KEY))) {
         let lacks = if has(KEY) { "secret" } else { "key" };
         return Err(Error::new(ErrorKind::Config, format!("storage options for S3 lack {lacks:?}")).remedy(
             "Give key and secret together (and token, where the key is a temporary one), or profile, or anon",
         ));
     }
-    if of == Provider::Azure && has("AZURE_CLIENT_SECRET") {
+    if of.provider == Provider::Azure && has("AZURE_CLIENT_SECRET") {
         // Without them, the machine's identity would be asked instead.
         let lacks = [("tenant_id", "AZURE_TENANT_ID"), ("client_id", "AZURE_CLIENT_ID")];
         if let Some((option, _)) = lacks.iter().find(|(_, variable)| !has(variable)) {
-            let cause = format!("storage options for {} lack {option:?}", of.name());
+            let cause = format!("storage options for {} lack {option:?}", of.provider.name());
             return Err(Error::new(ErrorKind::Config, cause).remedy(
                 "Give client_secret, client_id and tenant_id together: an application's page shows them",
             ));
@@ -422,9 +187,9 @@ fn laid_over(environment: &Environment, of: Provider, options: &[(String, String
     }
     // What is given empty says that there is none, and undoes nothing that the environment switched off.
     let (empty, mut set): (Vec<_>, Vec<_>) = set.into_iter().partition(|(_, value, _)| value.is_empty());
-    if let (Some(option), Some(variable)) = (nobody(environment, of, &set, &empty), anonymous(of)) {
-        set.retain(|(name, ..)| name != variable);
-        set.push((variable.to_owned(), "true".to_owned(), option));
+    if let Some(option) = nobody(environment, of, &set, &empty) {
+        set.retain(|(name, ..)| name != of.anonymous);
+        set.push((of.anonymous.to_owned(), "true".to_owned(), option));
     }
     let hidden = replaced(of, &set, &empty);
     Ok(environment.overlaid(&hidden, set))
@@ -449,17 +214,18 @@ fn meaning<'a>(variable: &'static str, value: &'a str) -> (&'static str, String)
     }
 }
 
-fn unknown(name: &str, meant: &[Provider]) -> Error {
-    let known = meant.iter().flat_map(|provider| names(*provider)).map(|(name, _)| *name);
+fn unknown(name: &str, meant: &[&Options]) -> Error {
+    let known = meant.iter().flat_map(|of| of.names());
     let like = closest(&name.to_ascii_lowercase(), known);
-    let elsewhere: Vec<_> = PROVIDERS
+    let is_meant = |of: &Options| meant.iter().any(|meant| meant.provider == of.provider);
+    let elsewhere: Vec<_> = ALL
         .iter()
-        .filter(|of| !meant.contains(of) && variable(**of, name).is_some())
-        .map(|of| of.name())
+        .filter(|of| !is_meant(of) && of.variable(name).is_some())
+        .map(|of| of.provider.name())
         .collect();
-    let stores = match meant.len() == PROVIDERS.len() {
+    let stores = match meant.len() == ALL.len() {
         true => "No store".to_owned(),
-        false => meant.iter().map(|of| of.name()).collect::<Vec<_>>().join(", "),
+        false => meant.iter().map(|of| of.provider.name()).collect::<Vec<_>>().join(", "),
     };
     let remedy = match (&like[..], &elsewhere[..]) {
         ([like, ..], _) => format!("Did you mean {like:?}?"),
@@ -474,6 +240,7 @@ fn unknown(name: &str, meant: &[Provider]) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::remote::settings::option_names::{AWS_ANONYMOUS, AZURE_ANONYMOUS};
 
     fn with(variables: &[(&str, &str)], options: &[(&str, &str)], location: &str) -> Result<Environment> {
         let options: Vec<_> = options.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
