@@ -10,7 +10,7 @@ use penstock::plan::{Plan, Selection};
 use penstock::store::{
     CachePolicy, DiskCache, Router, Store, is_doubtful_path, is_remote, location_of, path_of,
 };
-use penstock::tune::{Kind, Settings, Storage, Survey};
+use penstock::tune::{Settings, Storage, StorageKind, Survey};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -250,10 +250,14 @@ impl Checkpoint {
             let storage = self.storage_of(&checkpoint, tensors.map(|tensor| (tensor.object, tensor.bytes())));
             let coalesce_gap_bytes = Settings::choose(&config.inner, &storage, false).coalesce_gap_bytes;
             let origin = match storage.kind {
-                Kind::Memory => "memory",
+                StorageKind::Memory => "memory",
                 _ if checkpoint.is_mostly_cached() => "memory",
-                Kind::Remote | Kind::Nfs | Kind::Smb | Kind::Parallel | Kind::Fuse => "network",
-                Kind::Disk | Kind::Virtiofs | Kind::NineP | Kind::Image => "disk",
+                StorageKind::Remote
+                | StorageKind::Nfs
+                | StorageKind::Smb
+                | StorageKind::Parallel
+                | StorageKind::Fuse => "network",
+                StorageKind::Disk | StorageKind::Virtiofs | StorageKind::NineP | StorageKind::Image => "disk",
             };
             (origin, coalesce_gap_bytes)
         })
@@ -340,7 +344,12 @@ impl Checkpoint {
             let passes = config.inner.cache == Some(CachePolicy::Bypass);
             match storage.kind {
                 // Of object stores, what the disk cache has.
-                Kind::Disk | Kind::Nfs | Kind::Smb | Kind::Virtiofs | Kind::NineP | Kind::Image
+                StorageKind::Disk
+                | StorageKind::Nfs
+                | StorageKind::Smb
+                | StorageKind::Virtiofs
+                | StorageKind::NineP
+                | StorageKind::Image
                     if !passes =>
                 {
                     pipeline::Prefetch::begin(checkpoint, &indices)

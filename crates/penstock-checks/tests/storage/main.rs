@@ -24,7 +24,7 @@ use penstock::pipeline::{Next, Session, Target};
 use penstock::plan::{Plan, Selection};
 use penstock::stats::LoadStats;
 use penstock::store::LocalStore;
-use penstock::tune::{Kind, Readers, Settings, Storage, Survey};
+use penstock::tune::{Readers, Settings, Storage, StorageKind, Survey};
 use recording_fuse::{Read, RecordingFuse};
 
 const MIB: usize = 1 << 20;
@@ -113,7 +113,7 @@ fn load_from(folder: &Path) -> LoadStats {
 #[test]
 fn memory() {
     let Some(tmpfs) = or_skip("memory", Mounted::new(&["-t", "tmpfs", "none"])) else { return };
-    assert_eq!(Storage::of(tmpfs.path()).kind, Kind::Memory);
+    assert_eq!(Storage::of(tmpfs.path()).kind, StorageKind::Memory);
     let stats = load_from(tmpfs.path());
     assert_eq!((stats.storage.as_str(), stats.direct_bytes), ("tmpfs", 0));
 }
@@ -128,7 +128,7 @@ fn images_of_disks_on_a_loop_device() {
     for (name, make) in makes {
         let Some(image) = or_skip(&format!("images, {name}"), Mounted::image(make)) else { continue };
         let found = Storage::of(image.path());
-        assert_eq!((found.kind, found.name), (Kind::Disk, format!("{name} on loop")));
+        assert_eq!((found.kind, found.name), (StorageKind::Disk, format!("{name} on loop")));
         assert_eq!(load_from(image.path()).storage, format!("{name} on loop"));
     }
 }
@@ -164,7 +164,7 @@ fn an_overlay_is_looked_through_to_the_layer_that_holds_the_file() {
     // Where the layers' paths lead nowhere, as in a container, it is a disk like any other.
     run("umount", &["-l", text(tmpfs.path())]).unwrap();
     let unknown = Storage::of(&at("in-memory.safetensors"));
-    assert_eq!((unknown.kind, unknown.name.as_str()), (Kind::Disk, "overlay"));
+    assert_eq!((unknown.kind, unknown.name.as_str()), (StorageKind::Disk, "overlay"));
     assert_eq!(load(&at("in-memory.safetensors"), &file).storage, "overlay");
 }
 
@@ -207,7 +207,7 @@ fn a_compressed_image_is_read_through_the_page_cache() {
     ] {
         let made = run(make[0], &make[1..]).and_then(|()| Mounted::new(&["-o", "loop,ro", text(&image)]));
         let Some(mounted) = or_skip(&format!("{test}, {name}"), made) else { continue };
-        assert_eq!(Storage::of(mounted.path()).kind, Kind::Image);
+        assert_eq!(Storage::of(mounted.path()).kind, StorageKind::Image);
         let stats = load(&mounted.path().join(FILE), &file);
         assert_eq!((stats.storage.as_str(), stats.direct_bytes), (name, 0));
     }

@@ -5,7 +5,7 @@
 
 use crate::checkpoint::resolve;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{Found, Identity, RemoteStore, Store, is_http, is_url, shown};
+use crate::store::{Identity, ListedObject, RemoteStore, Store, is_http, is_url, shown};
 
 use super::tree::STATE;
 
@@ -106,8 +106,8 @@ fn decoded(text: &str, location: &str) -> Result<String> {
     })
 }
 
-impl From<Found> for Item {
-    fn from(Found { location, path, bytes, identity }: Found) -> Self {
+impl From<ListedObject> for Item {
+    fn from(ListedObject { location, path, bytes, identity }: ListedObject) -> Self {
         Self { location, path, bytes, identity }
     }
 }

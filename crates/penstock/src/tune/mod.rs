@@ -14,7 +14,7 @@ mod tuner;
 use crate::config::Config;
 
 pub use profile::Profile;
-pub use storage::{Disk, Kind, Storage, Survey, System};
+pub use storage::{Disk, Storage, StorageKind, Survey, System};
 pub use tuner::{Bounds, Epoch, Readers, Trial, Tuner};
 
 /// Host staging memory of a load where nothing is said.
@@ -105,7 +105,7 @@ impl Settings {
 mod tests {
     use super::*;
 
-    fn settings(kind: Kind, to_device: bool) -> Settings {
+    fn settings(kind: StorageKind, to_device: bool) -> Settings {
         Settings::choose(&Config::default(), &Storage { kind, ..Storage::unknown() }, to_device)
     }
 
@@ -119,24 +119,24 @@ mod tests {
 
     #[test]
     fn blocks_to_a_device_are_larger_unless_requests_are_to_stay_small() {
-        assert_eq!(settings(Kind::Disk, false).block_bytes, 2 << 20);
-        assert_eq!(settings(Kind::Disk, true).block_bytes, 4 << 20);
-        assert_eq!(settings(Kind::Fuse, true).block_bytes, 2 << 20);
-        let stripes = Storage { kind: Kind::Parallel, preferred_bytes: 8 << 20, ..Storage::unknown() };
+        assert_eq!(settings(StorageKind::Disk, false).block_bytes, 2 << 20);
+        assert_eq!(settings(StorageKind::Disk, true).block_bytes, 4 << 20);
+        assert_eq!(settings(StorageKind::Fuse, true).block_bytes, 2 << 20);
+        let stripes = Storage { kind: StorageKind::Parallel, preferred_bytes: 8 << 20, ..Storage::unknown() };
         assert_eq!(Settings::choose(&Config::default(), &stripes, true).block_bytes, 8 << 20);
     }
 
     #[test]
     fn a_small_load_from_an_object_store_is_cut_for_all_requests_and_no_other_is() {
         let block = |kind, bytes| settings(kind, false).for_bytes(bytes).block_bytes;
-        let requests = settings(Kind::Remote, false).readers.fetches.start as u64;
-        assert_eq!(block(Kind::Remote, 1 << 40), 8 << 20);
-        assert_eq!(block(Kind::Remote, requests * (3 << 20)), 3 << 20);
-        assert_eq!(block(Kind::Remote, 10), 1 << 20);
-        assert_eq!(block(Kind::Disk, 10), 2 << 20);
+        let requests = settings(StorageKind::Remote, false).readers.fetches.start as u64;
+        assert_eq!(block(StorageKind::Remote, 1 << 40), 8 << 20);
+        assert_eq!(block(StorageKind::Remote, requests * (3 << 20)), 3 << 20);
+        assert_eq!(block(StorageKind::Remote, 10), 1 << 20);
+        assert_eq!(block(StorageKind::Disk, 10), 2 << 20);
         // On the way to a device, every request that there may be has its place in the staging memory.
-        assert_eq!(settings(Kind::Remote, true).for_bytes(1 << 40).block_bytes, 4 << 20);
-        assert_eq!(settings(Kind::Remote, true).for_bytes(10).block_bytes, 1 << 20);
+        assert_eq!(settings(StorageKind::Remote, true).for_bytes(1 << 40).block_bytes, 4 << 20);
+        assert_eq!(settings(StorageKind::Remote, true).for_bytes(10).block_bytes, 1 << 20);
         let config = Config { block_bytes: Some(4 << 20), ..Config::default() };
         let asked = Settings::choose(&config, &Storage::of_url("s3://b/k"), false);
         assert_eq!(asked.for_bytes(10).block_bytes, 4 << 20);
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn cached_blocks_are_copied_by_several_readers_even_where_one_fetches() {
-        let readers = settings(Kind::Fuse, false).readers;
+        let readers = settings(StorageKind::Fuse, false).readers;
         assert_eq!(readers.fetches.start, 1);
         assert!(readers.copies > 1 && readers.most() > readers.fetches.most);
     }

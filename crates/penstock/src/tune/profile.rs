@@ -4,7 +4,7 @@
 //! several connections, one sequential reader for FUSE, object stores), and guessed with wide bounds (everything else). The tuner
 //! finds the rest.
 
-use super::storage::{Kind, Storage};
+use super::storage::{Storage, StorageKind};
 use super::tuner::Bounds;
 
 /// More readers than this have not been seen to help anywhere but with an object store.
@@ -80,10 +80,10 @@ impl Profile {
         let far = Self { coalesce_gap_bytes: FAR_BRIDGE, request_bytes: u64::MAX, ..solid };
         match storage.kind {
             // What is not in memory after all is in swap.
-            Kind::Memory => {
+            StorageKind::Memory => {
                 Self { fetches: bounds(cores.clamp(2, 8), 1, solid.copies), direct: false, ..solid }
             }
-            Kind::Disk => match &storage.disk {
+            StorageKind::Disk => match &storage.disk {
                 None => solid,
                 Some(disk) if disk.rotational => Self {
                     // One stream for each arm; a second one makes them seek.
@@ -105,25 +105,25 @@ impl Profile {
                 },
             },
             // Threads share the mount's connections: with one, a few fill it.
-            Kind::Nfs => {
+            StorageKind::Nfs => {
                 Self { fetches: bounds(16, 2, if storage.connections > 1 { MOST } else { 32 }), ..far }
             }
-            Kind::Smb => Self { fetches: bounds(8, 2, 32), ..far },
+            StorageKind::Smb => Self { fetches: bounds(8, 2, 32), ..far },
             // Files are striped over servers, and the preferred request is a stripe.
-            Kind::Parallel => {
+            StorageKind::Parallel => {
                 Self { fetches: bounds(16, 4, MOST), block_bytes: request(storage.preferred_bytes), ..far }
             }
             // The daemon looks ahead of a reader that goes from front to back, and loses that with every jump.
-            Kind::Fuse => {
+            StorageKind::Fuse => {
                 Self { fetches: bounds(1, 1, 16), sequential: true, per_reader_ranges: true, ..far }
             }
             // The host's page cache behind one or a few queues.
-            Kind::Virtiofs => Self { fetches: bounds(8, 1, 32), ..solid },
-            Kind::NineP => Self { fetches: bounds(4, 1, 16), ..solid },
+            StorageKind::Virtiofs => Self { fetches: bounds(8, 1, 32), ..solid },
+            StorageKind::NineP => Self { fetches: bounds(4, 1, 16), ..solid },
             // Every request waits tens of milliseconds for its first byte, and a connection brings tens of megabytes a
             // second however fast the network is. So many are in flight, each large enough that the wait is a small part
             // of it and small enough that a slow one does not hold up the end of the load.
-            Kind::Remote => Self {
+            StorageKind::Remote => Self {
                 // Nothing is copied from a page cache.
                 copies: 1,
                 fetches: requests(cores),
@@ -134,7 +134,7 @@ impl Profile {
                 ..far
             },
             // The readers decompress.
-            Kind::Image => Self { fetches: bounds(cores, 1, 2 * cores), direct: false, ..solid },
+            StorageKind::Image => Self { fetches: bounds(cores, 1, 2 * cores), direct: false, ..solid },
         }
     }
 }
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
     use crate::tune::Disk;
 
-    fn on(kind: Kind) -> Storage {
+    fn on(kind: StorageKind) -> Storage {
         Storage { kind, ..Storage::unknown() }
     }
 
@@ -193,12 +193,12 @@ mod tests {
             [true, false]
                 .map(|rotational| with(Disk { members, rotational, queue_depth: Some(2), ..Disk::default() }))
         });
-        for storage in Kind::ALL.into_iter().map(on).chain(disks) {
+        for storage in StorageKind::ALL.into_iter().map(on).chain(disks) {
             for cores in [1, 2, 8, 256] {
                 let Profile { fetches, block_bytes, .. } = Profile::of(&storage, cores);
                 assert!(1 <= fetches.least && fetches.least <= fetches.start, "{storage:?} {fetches:?}");
                 assert!(fetches.start <= fetches.most, "{storage:?} {fetches:?}");
-                let most = if storage.kind == Kind::Remote { MOST_REQUESTS } else { MOST };
+                let most = if storage.kind == StorageKind::Remote { MOST_REQUESTS } else { MOST };
                 assert!(fetches.most <= most, "{storage:?} {fetches:?}");
                 assert!(block_bytes.is_power_of_two() && (BLOCK..=LARGEST_BLOCK).contains(&block_bytes));
             }
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn requests_over_a_network_begin_with_two_for_each_core_where_cores_are_few() {
-        let fetches = |cores| Profile::of(&on(Kind::Remote), cores).fetches;
+        let fetches = |cores| Profile::of(&on(StorageKind::Remote), cores).fetches;
         assert_eq!([1, 2, 6, 12, 16, 256].map(|cores| fetches(cores).first), [4, 4, 12, 24, 32, 64]);
         assert_eq!([1, 2, 6, 12, 16, 256].map(|cores| fetches(cores).start), [24, 24, 24, 24, 32, 64]);
     }
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn fuse_begins_with_one_direct_reader_in_order_and_blocks_of_2_mib() {
-        let profile = Profile::of(&on(Kind::Fuse), 16);
+        let profile = Profile::of(&on(StorageKind::Fuse), 16);
         assert_eq!(profile.fetches, Bounds { first: 1, start: 1, least: 1, most: 16 });
         assert!(profile.direct && profile.sequential && profile.per_reader_ranges);
         assert_eq!(profile.block_bytes, 2 << 20);
@@ -244,24 +244,24 @@ mod tests {
         for (preferred, block) in
             [(4096, 2 << 20), (4 << 20, 4 << 20), (5 << 20, 8 << 20), (64 << 20, 8 << 20)]
         {
-            let storage = Storage { preferred_bytes: preferred, ..on(Kind::Parallel) };
+            let storage = Storage { preferred_bytes: preferred, ..on(StorageKind::Parallel) };
             assert_eq!(Profile::of(&storage, 16).block_bytes, block);
         }
     }
 
     #[test]
     fn only_what_this_machine_reads_itself_is_asked_for_less_than_a_block() {
-        for kind in [Kind::Nfs, Kind::Parallel, Kind::Fuse, Kind::Remote] {
+        for kind in [StorageKind::Nfs, StorageKind::Parallel, StorageKind::Fuse, StorageKind::Remote] {
             assert_eq!(Profile::of(&on(kind), 16).request_bytes, u64::MAX, "{kind:?}");
         }
         let disk = with(Disk { optimal_io_bytes: 4 << 20, ..Disk::default() });
-        assert_eq!(Profile::of(&on(Kind::Disk), 16).request_bytes, 512 << 10);
+        assert_eq!(Profile::of(&on(StorageKind::Disk), 16).request_bytes, 512 << 10);
         assert_eq!(Profile::of(&disk, 16).request_bytes, 4 << 20, "a stripe");
     }
 
     #[test]
     fn memory_and_compressed_images_are_not_read_directly() {
-        assert!(!Profile::of(&on(Kind::Memory), 4).direct);
-        assert!(!Profile::of(&on(Kind::Image), 4).direct);
+        assert!(!Profile::of(&on(StorageKind::Memory), 4).direct);
+        assert!(!Profile::of(&on(StorageKind::Image), 4).direct);
     }
 }

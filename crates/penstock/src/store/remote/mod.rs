@@ -42,7 +42,7 @@ use provider::backend::Backend;
 use provider::connect::backend_of;
 use settings::address::{Address, Provider};
 
-pub use objects::listing::{Found, Listing};
+pub use objects::listing::{ListedObject, Listing};
 pub use request::retry::RetryPolicy;
 pub use settings::environment::Environment;
 
@@ -269,8 +269,10 @@ impl Store for RemoteStore {
                 .object(super::shown(prefix))
                 .remedy(remedy));
         }
-        let mut entries: Vec<_> =
-            objects.into_iter().map(|Found { location, bytes, .. }| Entry { location, bytes }).collect();
+        let mut entries: Vec<_> = objects
+            .into_iter()
+            .map(|ListedObject { location, bytes, .. }| Entry { location, bytes })
+            .collect();
         entries.sort_by(|a, b| a.location.cmp(&b.location));
         Ok(entries)
     }

@@ -5,7 +5,7 @@
 
 /// Classes of storage that want to be read differently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum StorageKind {
     /// Memory: tmpfs, ramfs, hugetlbfs.
     Memory,
     /// A disk of this machine, or anything that nothing better is known of.
@@ -28,7 +28,7 @@ pub enum Kind {
     Remote,
 }
 
-impl Kind {
+impl StorageKind {
     /// All of them.
     pub const ALL: [Self; 10] = [
         Self::Memory,
@@ -127,34 +127,34 @@ mod tests {
     #[test]
     fn names_and_numbers_agree() {
         for (number, kind) in [
-            (0x0102_1994, Kind::Memory),
-            (0xef53, Kind::Disk),
-            (0x6969, Kind::Nfs),
-            (0xff53_4d42, Kind::Smb),
-            (0x0bd0_0bd0, Kind::Parallel),
-            (0x6573_5546, Kind::Fuse),
-            (0x0102_1997, Kind::NineP),
-            (0x7371_7368, Kind::Image),
+            (0x0102_1994, StorageKind::Memory),
+            (0xef53, StorageKind::Disk),
+            (0x6969, StorageKind::Nfs),
+            (0xff53_4d42, StorageKind::Smb),
+            (0x0bd0_0bd0, StorageKind::Parallel),
+            (0x6573_5546, StorageKind::Fuse),
+            (0x0102_1997, StorageKind::NineP),
+            (0x7371_7368, StorageKind::Image),
             // As a 64-bit kernel sign-extends it.
-            (0xffff_ffff_ff53_4d42, Kind::Smb),
+            (0xffff_ffff_ff53_4d42, StorageKind::Smb),
         ] {
-            let (found, name) = Kind::of_number(number).unwrap();
-            assert_eq!((found, Kind::of_name(name)), (kind, kind), "{name}");
+            let (found, name) = StorageKind::of_number(number).unwrap();
+            assert_eq!((found, StorageKind::of_name(name)), (kind, kind), "{name}");
         }
-        assert_eq!(Kind::of_number(0x1234), None);
+        assert_eq!(StorageKind::of_number(0x1234), None);
     }
 
     #[test]
     fn a_fuse_file_system_over_local_files_is_a_disk() {
         for (name, kind) in [
-            ("fuseblk", Kind::Disk),
-            ("fuse.fuse-overlayfs", Kind::Disk),
-            ("fuse.gcsfuse", Kind::Fuse),
-            ("fuse.something-new", Kind::Fuse),
-            ("fuse", Kind::Fuse),
-            ("fusectl", Kind::Disk),
+            ("fuseblk", StorageKind::Disk),
+            ("fuse.fuse-overlayfs", StorageKind::Disk),
+            ("fuse.gcsfuse", StorageKind::Fuse),
+            ("fuse.something-new", StorageKind::Fuse),
+            ("fuse", StorageKind::Fuse),
+            ("fusectl", StorageKind::Disk),
         ] {
-            assert_eq!(Kind::of_name(name), kind, "{name}");
+            assert_eq!(StorageKind::of_name(name), kind, "{name}");
         }
     }
 }

@@ -23,17 +23,17 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, StatxFlags, major, minor, statx};
 
-use mounts::{Mount, Place};
+use mounts::{Mount, MountLookup};
 
 pub use disk::Disk;
-pub use kind::Kind;
+pub use kind::StorageKind;
 pub use survey::Survey;
 
 /// What was found out about the storage of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Storage {
     /// Its class.
-    pub kind: Kind,
+    pub kind: StorageKind,
     /// A few words for statistics: `ext4 on nvme`, `nfs4 (nconnect missing)`, `tmpfs`, `fuse.gcsfuse`, `s3`.
     pub name: String,
     /// The block devices below, where they can be told.
@@ -57,7 +57,7 @@ impl Storage {
     /// The object store or HTTP server that a URL leads to, which is told by its scheme. Nobody is asked.
     pub fn of_url(url: &str) -> Self {
         let scheme = url.split_once("://").map_or(url, |(scheme, _)| scheme);
-        Self { kind: Kind::Remote, name: scheme.to_ascii_lowercase(), ..Self::unknown() }
+        Self { kind: StorageKind::Remote, name: scheme.to_ascii_lowercase(), ..Self::unknown() }
     }
 
     /// Whether the bytes come over a network.
@@ -68,7 +68,7 @@ impl Storage {
     /// A disk of which nothing is known.
     pub fn unknown() -> Self {
         Self {
-            kind: Kind::Disk,
+            kind: StorageKind::Disk,
             name: "unknown".to_owned(),
             disk: None,
             connections: 1,
@@ -127,8 +127,11 @@ impl System {
             Some(mount) if mount.fs_type != "overlay" => None,
             _ => path.canonicalize().ok(),
         };
-        let place =
-            Place { mount_id: file.mount_id, device: file.device, path: real.as_deref().unwrap_or(path) };
+        let place = MountLookup {
+            mount_id: file.mount_id,
+            device: file.device,
+            path: real.as_deref().unwrap_or(path),
+        };
         let Some(mount) = mounts::holding(mounts, &place) else {
             return self.by_number(path, &file);
         };
@@ -146,9 +149,9 @@ impl System {
 
     /// A file on a mount that is no overlay.
     fn on(&self, mount: &Mount, file: &Seen) -> Storage {
-        let kind = Kind::of_name(&mount.fs_type);
+        let kind = StorageKind::of_name(&mount.fs_type);
         let options::Described { name, connections, notes } = options::describe(mount, kind);
-        let disk = (kind == Kind::Disk).then(|| self.disk(mount, file)).flatten();
+        let disk = (kind == StorageKind::Disk).then(|| self.disk(mount, file)).flatten();
         let preferred_bytes = file.preferred_bytes;
         Storage { kind, name, disk: None, connections, preferred_bytes, mixed: false, notes }.lying_on(disk)
     }
@@ -156,8 +159,8 @@ impl System {
     /// A file that the mount table says nothing of.
     fn by_number(&self, path: &Path, file: &Seen) -> Option<Storage> {
         let answer = rustix::fs::statfs(path).ok()?;
-        let (kind, name) = Kind::of_number(answer.f_type.cast_unsigned())?;
-        let disk = (kind == Kind::Disk).then(|| Disk::find(&self.sys, file.device)).flatten();
+        let (kind, name) = StorageKind::of_number(answer.f_type.cast_unsigned())?;
+        let disk = (kind == StorageKind::Disk).then(|| Disk::find(&self.sys, file.device)).flatten();
         let (name, preferred_bytes) = (name.to_owned(), file.preferred_bytes);
         Some(Storage { kind, name, preferred_bytes, ..Storage::unknown() }.lying_on(disk))
     }

@@ -26,7 +26,7 @@ pub(super) struct Mount {
 
 /// What is known of a file: which mount it says it is on, and how else that could be found.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place<'a> {
+pub(super) struct MountLookup<'a> {
     /// Of `statx(2)`, since Linux 5.8.
     pub(super) mount_id: Option<u64>,
     pub(super) device: (u32, u32),
@@ -39,7 +39,7 @@ pub(super) struct Place<'a> {
 /// By its number; else the one whose mount point is the longest prefix of the path, and of several there the last,
 /// which hides the others. Where that one is of another device, and there is a mount of the right one, the table shows
 /// another root than this process has, and the device decides.
-pub(super) fn holding<'a>(mounts: &'a [Mount], place: &Place<'_>) -> Option<&'a Mount> {
+pub(super) fn holding<'a>(mounts: &'a [Mount], place: &MountLookup<'_>) -> Option<&'a Mount> {
     if let Some(mount) = place.mount_id.and_then(|id| mounts.iter().find(|mount| mount.id == id)) {
         return Some(mount);
     }

@@ -2,7 +2,7 @@
 //!
 //! A note is made only where a person can do something, and says what. The words are in docs/storage.md, too.
 
-use super::kind::{Kind, shown};
+use super::kind::{StorageKind, shown};
 use super::mounts::Mount;
 
 /// What was read from a mount's options.
@@ -21,15 +21,20 @@ const SMALL_REQUEST: u64 = 256 << 10;
 const P9_DEFAULT: u64 = 128 << 10;
 
 /// Describes a mount of a file system of class `kind`.
-pub(super) fn describe(mount: &Mount, kind: Kind) -> Described {
+pub(super) fn describe(mount: &Mount, kind: StorageKind) -> Described {
     let mut described =
         Described { name: shown(&mount.fs_type, &mount.source), connections: 1, notes: Vec::new() };
     match kind {
-        Kind::Nfs => nfs(mount, &mut described),
-        Kind::Smb => smb(mount, &mut described),
-        Kind::Fuse => fuse(mount, &mut described),
-        Kind::NineP => nine_p(mount, &mut described),
-        Kind::Memory | Kind::Disk | Kind::Parallel | Kind::Virtiofs | Kind::Image | Kind::Remote => {}
+        StorageKind::Nfs => nfs(mount, &mut described),
+        StorageKind::Smb => smb(mount, &mut described),
+        StorageKind::Fuse => fuse(mount, &mut described),
+        StorageKind::NineP => nine_p(mount, &mut described),
+        StorageKind::Memory
+        | StorageKind::Disk
+        | StorageKind::Parallel
+        | StorageKind::Virtiofs
+        | StorageKind::Image
+        | StorageKind::Remote => {}
     }
     described
 }

@@ -104,7 +104,7 @@ fn file_at(location: &Path) -> Cow<'_, Path> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tune::Kind;
+    use crate::tune::StorageKind;
 
     /// Machine where /dev/shm is memory, and there is something else: the file system of the system's temporary files.
     fn two_storages() -> Option<(tempfile::TempDir, tempfile::TempDir)> {
@@ -125,9 +125,9 @@ mod tests {
         let in_memory = file(&memory, "a");
         let survey = Survey::default();
         let under_way = survey.known.lock().unwrap();
-        assert_eq!(survey.heaviest([(&*in_memory, 1)]).kind, Kind::Memory);
+        assert_eq!(survey.heaviest([(&*in_memory, 1)]).kind, StorageKind::Memory);
         drop(under_way);
-        assert_eq!(survey.heaviest([(&*in_memory, 1)]).kind, Kind::Memory);
+        assert_eq!(survey.heaviest([(&*in_memory, 1)]).kind, StorageKind::Memory);
     }
 
     #[test]
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn of_urls_nobody_asks_the_file_system() {
         let found = Survey::default().heaviest([("S3://bucket/a/b", 1), ("s3://bucket/c", 2)]);
-        assert_eq!((found.kind, found.name.as_str(), found.mixed), (Kind::Remote, "s3", false));
+        assert_eq!((found.kind, found.name.as_str(), found.mixed), (StorageKind::Remote, "s3", false));
         assert!(found.is_network() && !Storage::unknown().is_network());
     }
 

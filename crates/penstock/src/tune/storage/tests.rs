@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use super::*;
 
 /// A file of which only the path is known, so that the table alone decides.
-fn at(path: &Path) -> Place<'_> {
-    Place { mount_id: None, device: (u32::MAX, 0), path }
+fn at(path: &Path) -> MountLookup<'_> {
+    MountLookup { mount_id: None, device: (u32::MAX, 0), path }
 }
 
 /// A machine of which only mount tables are known.
@@ -20,7 +20,7 @@ fn storage(mount: &Mount) -> Storage {
 }
 
 /// Looks up paths in a table, and compares class, name and the beginning of each note.
-fn check(table: &[u8], rows: &[(&str, Kind, &str, &[&str])]) {
+fn check(table: &[u8], rows: &[(&str, StorageKind, &str, &[&str])]) {
     let mounts = mounts::parse(table);
     for (path, kind, name, notes) in rows {
         let mount = mounts::holding(&mounts, &at(Path::new(path))).unwrap();
@@ -38,14 +38,14 @@ fn a_server_with_local_disks() {
     check(
         include_bytes!("fixtures/server-ext4.mountinfo"),
         &[
-            ("/home/me/model.safetensors", Kind::Disk, "ext4", &[]),
-            ("/dev/shm/model.safetensors", Kind::Memory, "tmpfs", &[]),
-            ("/dev/hugepages/x", Kind::Memory, "hugetlbfs", &[]),
-            ("/data/llama/model.safetensors", Kind::Disk, "xfs", &[]),
-            ("/database/model.safetensors", Kind::Disk, "ext4", &[]),
-            ("/snap/core20/2318/x", Kind::Image, "squashfs", &[]),
-            ("/mnt/windows/x", Kind::Disk, "fuseblk", &[]),
-            ("/pool/x", Kind::Disk, "btrfs", &[]),
+            ("/home/me/model.safetensors", StorageKind::Disk, "ext4", &[]),
+            ("/dev/shm/model.safetensors", StorageKind::Memory, "tmpfs", &[]),
+            ("/dev/hugepages/x", StorageKind::Memory, "hugetlbfs", &[]),
+            ("/data/llama/model.safetensors", StorageKind::Disk, "xfs", &[]),
+            ("/database/model.safetensors", StorageKind::Disk, "ext4", &[]),
+            ("/snap/core20/2318/x", StorageKind::Image, "squashfs", &[]),
+            ("/mnt/windows/x", StorageKind::Disk, "fuseblk", &[]),
+            ("/pool/x", StorageKind::Disk, "btrfs", &[]),
         ],
     );
 }
@@ -56,14 +56,19 @@ fn nfs_says_how_many_connections_it_has() {
     check(
         include_bytes!("fixtures/nfs.mountinfo"),
         &[
-            ("/models/llama/model.safetensors", Kind::Nfs, "nfs4 (nconnect missing)", &[ONE]),
-            ("/fast/model.safetensors", Kind::Nfs, "nfs4 (nconnect=16)", &[]),
-            ("/nas/model.safetensors", Kind::Nfs, "nfs3 (nconnect=1)", &["nconnect=16", "rsize=65536"]),
-            ("/rdma/model.safetensors", Kind::Nfs, "nfs3 (rdma)", &[]),
-            ("/vast/model.safetensors", Kind::Nfs, "nfs3", &[]),
+            ("/models/llama/model.safetensors", StorageKind::Nfs, "nfs4 (nconnect missing)", &[ONE]),
+            ("/fast/model.safetensors", StorageKind::Nfs, "nfs4 (nconnect=16)", &[]),
+            (
+                "/nas/model.safetensors",
+                StorageKind::Nfs,
+                "nfs3 (nconnect=1)",
+                &["nconnect=16", "rsize=65536"],
+            ),
+            ("/rdma/model.safetensors", StorageKind::Nfs, "nfs3 (rdma)", &[]),
+            ("/vast/model.safetensors", StorageKind::Nfs, "nfs3", &[]),
             // Elastic File System takes one connection, with its helper's proxy or without.
-            ("/efs/model.safetensors", Kind::Nfs, "nfs4", &[]),
-            ("/efs-plain/model.safetensors", Kind::Nfs, "nfs4", &[]),
+            ("/efs/model.safetensors", StorageKind::Nfs, "nfs4", &[]),
+            ("/efs-plain/model.safetensors", StorageKind::Nfs, "nfs4", &[]),
         ],
     );
     let mounts = mounts::parse(include_bytes!("fixtures/nfs.mountinfo"));
@@ -76,22 +81,22 @@ fn a_container_with_nested_mounts() {
     check(
         include_bytes!("fixtures/docker.mountinfo"),
         &[
-            ("/models/model.safetensors", Kind::Disk, "ext4", &[]),
+            ("/models/model.safetensors", StorageKind::Disk, "ext4", &[]),
             (
                 "/models/shared/model.safetensors",
-                Kind::Nfs,
+                StorageKind::Nfs,
                 "nfs4 (nconnect missing)",
                 &["/models/shared is"],
             ),
-            ("/models/shared/hot/model.safetensors", Kind::Memory, "tmpfs", &[]),
+            ("/models/shared/hot/model.safetensors", StorageKind::Memory, "tmpfs", &[]),
             (
                 "/models/shared/hotter/model.safetensors",
-                Kind::Nfs,
+                StorageKind::Nfs,
                 "nfs4 (nconnect missing)",
                 &["nconnect=16"],
             ),
-            ("/dev/shm/model.safetensors", Kind::Memory, "tmpfs", &[]),
-            ("/srv/huggingface/hub/blob", Kind::Disk, "overlay", &[]),
+            ("/dev/shm/model.safetensors", StorageKind::Memory, "tmpfs", &[]),
+            ("/srv/huggingface/hub/blob", StorageKind::Disk, "overlay", &[]),
         ],
     );
 }
@@ -101,12 +106,12 @@ fn a_pod_with_volumes_of_several_kinds() {
     check(
         include_bytes!("fixtures/kubernetes.mountinfo"),
         &[
-            ("/scratch/model.safetensors", Kind::Disk, "xfs", &[]),
-            ("/dev/shm/model.safetensors", Kind::Memory, "tmpfs", &[]),
-            ("/models/model.safetensors", Kind::Nfs, "nfs4 (nconnect=8)", &[]),
-            ("/bucket/model.safetensors", Kind::Fuse, "fuse.gcsfuse", &[]),
-            ("/etc/hosts", Kind::Disk, "ext4", &[]),
-            ("/opt/model.safetensors", Kind::Disk, "overlay", &[]),
+            ("/scratch/model.safetensors", StorageKind::Disk, "xfs", &[]),
+            ("/dev/shm/model.safetensors", StorageKind::Memory, "tmpfs", &[]),
+            ("/models/model.safetensors", StorageKind::Nfs, "nfs4 (nconnect=8)", &[]),
+            ("/bucket/model.safetensors", StorageKind::Fuse, "fuse.gcsfuse", &[]),
+            ("/etc/hosts", StorageKind::Disk, "ext4", &[]),
+            ("/opt/model.safetensors", StorageKind::Disk, "overlay", &[]),
         ],
     );
 }
@@ -116,15 +121,15 @@ fn fuse_is_told_apart_by_subtype_or_source() {
     check(
         include_bytes!("fixtures/fuse.mountinfo"),
         &[
-            ("/gcs/x", Kind::Fuse, "fuse.gcsfuse", &[]),
-            ("/s3/x", Kind::Fuse, "fuse.mountpoint-s3", &[]),
-            ("/jfs/x", Kind::Fuse, "fuse.juicefs", &[]),
-            ("/s3fs/x", Kind::Fuse, "fuse.s3fs", &[]),
-            ("/rclone/x", Kind::Fuse, "fuse.rclone", &[]),
-            ("/sshfs/x", Kind::Fuse, "fuse.sshfs", &["64 KiB (max_read=65536)"]),
-            ("/blob/x", Kind::Fuse, "fuse.blobfuse2", &[]),
-            ("/rootless/x", Kind::Disk, "fuse.fuse-overlayfs", &[]),
-            ("/something/x", Kind::Fuse, "fuse", &[]),
+            ("/gcs/x", StorageKind::Fuse, "fuse.gcsfuse", &[]),
+            ("/s3/x", StorageKind::Fuse, "fuse.mountpoint-s3", &[]),
+            ("/jfs/x", StorageKind::Fuse, "fuse.juicefs", &[]),
+            ("/s3fs/x", StorageKind::Fuse, "fuse.s3fs", &[]),
+            ("/rclone/x", StorageKind::Fuse, "fuse.rclone", &[]),
+            ("/sshfs/x", StorageKind::Fuse, "fuse.sshfs", &["64 KiB (max_read=65536)"]),
+            ("/blob/x", StorageKind::Fuse, "fuse.blobfuse2", &[]),
+            ("/rootless/x", StorageKind::Disk, "fuse.fuse-overlayfs", &[]),
+            ("/something/x", StorageKind::Fuse, "fuse", &[]),
         ],
     );
 }
@@ -134,15 +139,15 @@ fn a_cluster_with_parallel_file_systems_and_shares() {
     check(
         include_bytes!("fixtures/cluster.mountinfo"),
         &[
-            ("/lustre/x", Kind::Parallel, "lustre", &[]),
-            ("/fsx/x", Kind::Parallel, "lustre", &[]),
-            ("/gpfs/x", Kind::Parallel, "gpfs", &[]),
-            ("/ceph/x", Kind::Parallel, "ceph", &[]),
-            ("/weka/x", Kind::Parallel, "wekafs", &[]),
-            ("/beegfs/x", Kind::Parallel, "beegfs", &[]),
-            ("/share/x", Kind::Smb, "cifs (multichannel missing)", &["multichannel,max_channels=4"]),
-            ("/share-wide/x", Kind::Smb, "cifs (max_channels=4)", &[]),
-            ("/dfuse/x", Kind::Fuse, "fuse.daos", &[]),
+            ("/lustre/x", StorageKind::Parallel, "lustre", &[]),
+            ("/fsx/x", StorageKind::Parallel, "lustre", &[]),
+            ("/gpfs/x", StorageKind::Parallel, "gpfs", &[]),
+            ("/ceph/x", StorageKind::Parallel, "ceph", &[]),
+            ("/weka/x", StorageKind::Parallel, "wekafs", &[]),
+            ("/beegfs/x", StorageKind::Parallel, "beegfs", &[]),
+            ("/share/x", StorageKind::Smb, "cifs (multichannel missing)", &["multichannel,max_channels=4"]),
+            ("/share-wide/x", StorageKind::Smb, "cifs (max_channels=4)", &[]),
+            ("/dfuse/x", StorageKind::Fuse, "fuse.daos", &[]),
         ],
     );
 }
@@ -152,11 +157,11 @@ fn a_virtual_machine_with_its_hosts_files() {
     check(
         include_bytes!("fixtures/virtual-machine.mountinfo"),
         &[
-            ("/host/x", Kind::Virtiofs, "virtiofs", &[]),
-            ("/host9p/x", Kind::NineP, "9p", &["msize=1048576"]),
-            ("/host9p-large/x", Kind::NineP, "9p", &[]),
-            ("/mnt/c/x", Kind::NineP, "9p", &["Windows drive"]),
-            ("/image/x", Kind::Image, "erofs", &[]),
+            ("/host/x", StorageKind::Virtiofs, "virtiofs", &[]),
+            ("/host9p/x", StorageKind::NineP, "9p", &["msize=1048576"]),
+            ("/host9p-large/x", StorageKind::NineP, "9p", &[]),
+            ("/mnt/c/x", StorageKind::NineP, "9p", &["Windows drive"]),
+            ("/image/x", StorageKind::Image, "erofs", &[]),
         ],
     );
 }
@@ -166,12 +171,12 @@ fn of_mounts_over_each_other_the_last_one_counts_and_names_may_hold_anything() {
     check(
         include_bytes!("fixtures/mounts-over-mounts.mountinfo"),
         &[
-            ("/net/x", Kind::Nfs, "nfs4 (nconnect=4)", &[]),
-            ("/models/x", Kind::Disk, "xfs", &[]),
-            ("/models-old/x", Kind::Memory, "tmpfs", &[]),
-            ("/my models\t\\/x", Kind::Memory, "tmpfs", &[]),
-            ("/srv/llama.safetensors", Kind::Disk, "ext4", &[]),
-            ("/srv/other.safetensors", Kind::Disk, "ext4", &[]),
+            ("/net/x", StorageKind::Nfs, "nfs4 (nconnect=4)", &[]),
+            ("/models/x", StorageKind::Disk, "xfs", &[]),
+            ("/models-old/x", StorageKind::Memory, "tmpfs", &[]),
+            ("/my models\t\\/x", StorageKind::Memory, "tmpfs", &[]),
+            ("/srv/llama.safetensors", StorageKind::Disk, "ext4", &[]),
+            ("/srv/other.safetensors", StorageKind::Disk, "ext4", &[]),
         ],
     );
     let mounts = mounts::parse(include_bytes!("fixtures/mounts-over-mounts.mountinfo"));
@@ -200,9 +205,9 @@ fn a_mount_number_decides_before_paths_do() {
     let mounts = mounts::parse(include_bytes!("fixtures/mounts-over-mounts.mountinfo"));
     let path = Path::new("/models/x");
     // A file that was opened before the second mount hid the first.
-    let hidden = Place { mount_id: Some(82), ..at(path) };
+    let hidden = MountLookup { mount_id: Some(82), ..at(path) };
     assert_eq!(mounts::holding(&mounts, &hidden).unwrap().fs_type, "tmpfs");
-    let unknown = Place { mount_id: Some(4711), ..at(path) };
+    let unknown = MountLookup { mount_id: Some(4711), ..at(path) };
     assert_eq!(mounts::holding(&mounts, &unknown).unwrap().fs_type, "xfs");
 }
 
@@ -210,7 +215,7 @@ fn a_mount_number_decides_before_paths_do() {
 fn the_device_decides_where_the_table_is_of_another_root() {
     let mounts = mounts::parse(include_bytes!("fixtures/nfs.mountinfo"));
     // In a chroot to a directory of /fast, with the outer table.
-    let place = Place { mount_id: None, device: (0, 55), path: Path::new("/model.safetensors") };
+    let place = MountLookup { mount_id: None, device: (0, 55), path: Path::new("/model.safetensors") };
     assert_eq!(mounts::holding(&mounts, &place).unwrap().point, Path::new("/fast"));
 }
 
@@ -218,9 +223,9 @@ fn the_device_decides_where_the_table_is_of_another_root() {
 fn without_a_mount_table_the_file_system_is_known_by_its_number() {
     for table in ["/no/such/table", "/dev/null"] {
         let system = System { mountinfo: table.into(), ..no_sysfs() };
-        if Storage::of(Path::new("/dev/shm")).kind == Kind::Memory {
+        if Storage::of(Path::new("/dev/shm")).kind == StorageKind::Memory {
             let found = system.storage_of(Path::new("/dev/shm"));
-            assert_eq!((found.kind, found.name.as_str()), (Kind::Memory, "tmpfs"));
+            assert_eq!((found.kind, found.name.as_str()), (StorageKind::Memory, "tmpfs"));
         }
         // proc is no file system that models are loaded from, so its number is not known.
         assert_eq!(system.storage_of(Path::new("/proc/self")), Storage::unknown());

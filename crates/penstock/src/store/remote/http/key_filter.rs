@@ -18,15 +18,15 @@ use object_store::path::Path;
 use super::response_recorder::element;
 
 /// Elements of a page that stand for an object or for a prefix, and the one in them that names it.
-const ENTRIES: [(&str, &str, Kind); 4] = [
-    ("Contents", "Key", Kind::Object),
-    ("CommonPrefixes", "Prefix", Kind::Prefix),
-    ("Blob", "Name", Kind::Object),
-    ("BlobPrefix", "Name", Kind::Prefix),
+const ENTRIES: [(&str, &str, ElementKind); 4] = [
+    ("Contents", "Key", ElementKind::Object),
+    ("CommonPrefixes", "Prefix", ElementKind::Prefix),
+    ("Blob", "Name", ElementKind::Object),
+    ("BlobPrefix", "Name", ElementKind::Prefix),
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ElementKind {
     Object,
     Prefix,
 }
@@ -87,11 +87,11 @@ impl KeyFilter {
             kept = end;
             let size = || ["Size", "Content-Length"].iter().find_map(|size| element(entry.as_bytes(), size));
             match kind {
-                Kind::Object => {
+                ElementKind::Object => {
                     let size = size().and_then(|size| size.parse().ok()).unwrap_or_default();
                     odd.objects.push((key, size));
                 }
-                Kind::Prefix => odd.prefixes.push(key),
+                ElementKind::Prefix => odd.prefixes.push(key),
             }
         }
         if kept == 0 {
@@ -103,7 +103,7 @@ impl KeyFilter {
 }
 
 /// The next entry from `at` on: where it begins and ends, which element names it, and what it is.
-fn next(text: &str, at: usize) -> Option<(usize, usize, &'static str, Kind)> {
+fn next(text: &str, at: usize) -> Option<(usize, usize, &'static str, ElementKind)> {
     let mut from = at;
     loop {
         let begin = from + text[from..].find('<')?;

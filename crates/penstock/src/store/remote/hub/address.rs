@@ -23,13 +23,13 @@ const FILES: [&str; 2] = [".safetensors", ".json"];
 
 /// What a repository holds. They are three different name spaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Kind {
+pub(super) enum RepositoryKind {
     Model,
     Dataset,
     Space,
 }
 
-impl Kind {
+impl RepositoryKind {
     /// As the API calls it, and the directories of the cache begin.
     pub(super) fn plural(self) -> &'static str {
         match self {
@@ -52,7 +52,7 @@ impl Kind {
 /// Where something is on the hub.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HubAddress {
-    pub(super) kind: Kind,
+    pub(super) kind: RepositoryKind,
     /// `org/name`.
     pub(super) repository: String,
     pub(super) revision: String,
@@ -76,13 +76,13 @@ impl HubAddress {
             .filter(|_| is_hub(location))
             .ok_or_else(|| refuse("this is not an hf:// location"))?;
         let (kind, rest) = match rest.split_once('/') {
-            Some(("models", rest)) => (Kind::Model, rest),
-            Some(("datasets", rest)) => (Kind::Dataset, rest),
-            Some(("spaces", rest)) => (Kind::Space, rest),
+            Some(("models", rest)) => (RepositoryKind::Model, rest),
+            Some(("datasets", rest)) => (RepositoryKind::Dataset, rest),
+            Some(("spaces", rest)) => (RepositoryKind::Space, rest),
             Some(("buckets" | "kernels", _)) => {
                 return Err(refuse("only models, datasets and spaces of the hub can be read"));
             }
-            _ => (Kind::Model, rest),
+            _ => (RepositoryKind::Model, rest),
         };
         let Some((organisation, rest)) = rest.split_once('/') else {
             let (name, revision) = rest.split_at(rest.find('@').unwrap_or(rest.len()));
@@ -206,7 +206,7 @@ fn split_revision(rest: &str) -> Option<(String, &str)> {
 mod tests {
     use super::*;
 
-    fn parts(location: &str) -> (Kind, String, String, String) {
+    fn parts(location: &str) -> (RepositoryKind, String, String, String) {
         let HubAddress { kind, repository, revision, path } = HubAddress::parse(location).unwrap();
         (kind, repository, revision, path)
     }
@@ -217,17 +217,17 @@ mod tests {
             (kind, repository.to_owned(), revision.to_owned(), path.to_owned())
         };
         for (location, expected) in [
-            ("hf://org/name", expect(Kind::Model, "org/name", "main", "")),
-            ("HF://org/name/", expect(Kind::Model, "org/name", "main", "")),
-            ("hf://models/org/name", expect(Kind::Model, "org/name", "main", "")),
-            ("hf://datasets/o.g/na-me_1", expect(Kind::Dataset, "o.g/na-me_1", "main", "")),
-            ("hf://spaces/org/name/a/b.txt", expect(Kind::Space, "org/name", "main", "a/b.txt")),
-            ("hf://org/name@v1.0/a b@c", expect(Kind::Model, "org/name", "v1.0", "a b@c")),
-            ("hf://org/name@feature%2Fx/a", expect(Kind::Model, "org/name", "feature/x", "a")),
-            ("hf://org/name@refs/pr/7/a/b", expect(Kind::Model, "org/name", "refs/pr/7", "a/b")),
+            ("hf://org/name", expect(RepositoryKind::Model, "org/name", "main", "")),
+            ("HF://org/name/", expect(RepositoryKind::Model, "org/name", "main", "")),
+            ("hf://models/org/name", expect(RepositoryKind::Model, "org/name", "main", "")),
+            ("hf://datasets/o.g/na-me_1", expect(RepositoryKind::Dataset, "o.g/na-me_1", "main", "")),
+            ("hf://spaces/org/name/a/b.txt", expect(RepositoryKind::Space, "org/name", "main", "a/b.txt")),
+            ("hf://org/name@v1.0/a b@c", expect(RepositoryKind::Model, "org/name", "v1.0", "a b@c")),
+            ("hf://org/name@feature%2Fx/a", expect(RepositoryKind::Model, "org/name", "feature/x", "a")),
+            ("hf://org/name@refs/pr/7/a/b", expect(RepositoryKind::Model, "org/name", "refs/pr/7", "a/b")),
             (
                 "hf://datasets/org/name@refs/convert/parquet",
-                expect(Kind::Dataset, "org/name", "refs/convert/parquet", ""),
+                expect(RepositoryKind::Dataset, "org/name", "refs/convert/parquet", ""),
             ),
         ] {
             assert_eq!(parts(location), expected, "{location}");

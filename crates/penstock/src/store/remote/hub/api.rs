@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::store::remote::http::context::LoadContext;
 use crate::store::remote::objects::failure::endless_listing;
 use crate::store::remote::objects::fetch::{Counters, with_retries};
-use crate::store::remote::objects::listing::{Found, Listing};
+use crate::store::remote::objects::listing::{ListedObject, Listing};
 use crate::store::remote::objects::object;
 use crate::store::remote::objects::opening::told;
 use crate::store::remote::provider::backend::Backend;
@@ -91,7 +91,12 @@ impl Api<'_> {
                     None => (entry.oid, entry.size),
                 };
                 let location = address.pinned(commit, &entry.path);
-                listing.objects.push(Found { location, path, bytes, identity: object::tagged(bytes, &tag) });
+                listing.objects.push(ListedObject {
+                    location,
+                    path,
+                    bytes,
+                    identity: object::tagged(bytes, &tag),
+                });
             }
             match next_page(&headers, &url) {
                 Some(next) => url = next,

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::address::{HubAddress, is_commit};
 use super::settings::Settings;
 use crate::store::local::differ_in_change_time;
-use crate::store::remote::objects::listing::{Found, Listing};
+use crate::store::remote::objects::listing::{ListedObject, Listing};
 use crate::store::remote::objects::object;
 use crate::store::{Identity, Object};
 
@@ -52,7 +52,7 @@ impl CachedRepository {
                 } else {
                     let slash = if address.path.is_empty() { "" } else { "/" };
                     let path = format!("{}{slash}{relative}", address.path);
-                    listing.objects.push(Found {
+                    listing.objects.push(ListedObject {
                         location: address.pinned(commit, &path),
                         path: relative,
                         bytes: metadata.len(),

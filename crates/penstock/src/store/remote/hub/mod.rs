@@ -40,7 +40,7 @@ use crate::store::remote::settings::address::Provider;
 use crate::store::remote::settings::environment::Environment;
 use crate::store::{Identity, LocalStore, Object, Store, location_of, shown};
 
-use address::{HubAddress, Kind};
+use address::{HubAddress, RepositoryKind};
 use api::Api;
 use local::CachedRepository;
 use redirects::Sender;
@@ -50,7 +50,7 @@ use settings::Settings;
 pub(super) use web_url::refuse_page;
 
 /// A repository's kind and name, and a revision of it.
-type Named = (Kind, String, String);
+type Named = (RepositoryKind, String, String);
 
 /// The commits that revisions were found to be. Shared by the copies of a store: its checkpoint sees one commit.
 #[derive(Clone, Default)]

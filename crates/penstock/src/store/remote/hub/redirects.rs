@@ -26,7 +26,7 @@ pub(super) struct Sender {
 }
 
 /// An answer at the end of all redirects, and what was said on the way.
-pub(super) struct Answer {
+pub(super) struct Response {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     pub(super) body: HttpResponseBody,
@@ -62,7 +62,7 @@ impl Sender {
         method: &Method,
         url: Url,
         range: Option<&HeaderValue>,
-    ) -> Result<Answer, HttpError> {
+    ) -> Result<Response, HttpError> {
         let client = self.client.client().map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
         let (mut url, mut tag, mut linked_size) = (url, None, None);
         for _ in 0..=MOST_HOPS {
@@ -88,7 +88,7 @@ impl Sender {
             let Some(next) = next else {
                 let own = || headers.get(ETAG)?.to_str().ok().and_then(bare);
                 let tag = tag.or_else(own);
-                return Ok(Answer { status, headers, body, url, tag, linked_size });
+                return Ok(Response { status, headers, body, url, tag, linked_size });
             };
             let next = next.to_str().ok().and_then(|next| url.join(next).ok());
             url = next

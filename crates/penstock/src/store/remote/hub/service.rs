@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tokio::sync::{Mutex, MutexGuard};
 use url::Url;
 
-use super::redirects::{Answer, Sender, strange};
+use super::redirects::{Response, Sender, strange};
 use crate::store::remote::http::response_recorder::ResponseRecorder;
 use crate::store::remote::http::whole;
 
@@ -87,7 +87,7 @@ impl FileService {
         &self,
         method: &Method,
         range: Option<&HeaderValue>,
-    ) -> Result<Option<(Answer, Option<String>)>, HttpError> {
+    ) -> Result<Option<(Response, Option<String>)>, HttpError> {
         let Some(known) = self.delivery.lock().await.clone() else { return Ok(None) };
         let answer = self.sender.send(method, known.url.clone(), range).await?;
         if !matches!(answer.status.as_u16(), 400 | 401 | 403 | 404 | 410) {
@@ -107,7 +107,7 @@ impl FileService {
         method: &Method,
         asked: &Url,
         range: Option<&HeaderValue>,
-    ) -> Result<(Answer, Option<String>), HttpError> {
+    ) -> Result<(Response, Option<String>), HttpError> {
         let mut delivery: MutexGuard<'_, Option<Delivery>> = self.delivery.lock().await;
         let from = delivery.as_ref().map_or_else(|| asked.clone(), |known| known.url.clone());
         let known = delivery.as_ref().and_then(|known| known.tag.clone());
@@ -122,11 +122,11 @@ impl FileService {
 
 /// The answer as one of the file itself.
 async fn finish(
-    answer: Answer,
+    answer: Response,
     tag: Option<String>,
     range: Option<&HeaderValue>,
 ) -> Result<HttpResponse, HttpError> {
-    let Answer { status, mut headers, body, url, .. } = answer;
+    let Response { status, mut headers, body, url, .. } = answer;
     // Mirrors of a delivery network have dates of their own.
     headers.remove(LAST_MODIFIED);
     headers.remove(ETAG);
@@ -138,7 +138,7 @@ async fn finish(
 }
 
 /// The size of the whole file, as the answer says it.
-fn total(answer: &Answer) -> Option<u64> {
+fn total(answer: &Response) -> Option<u64> {
     let text = |name| answer.headers.get(name)?.to_str().ok();
     match answer.status {
         StatusCode::PARTIAL_CONTENT => text(CONTENT_RANGE)?.rsplit_once('/')?.1.parse().ok(),

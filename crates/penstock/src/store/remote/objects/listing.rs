@@ -15,7 +15,7 @@ use crate::store::remote::settings::address::Address;
 
 /// One object under a prefix.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct ListedObject {
     /// Where it is, in the form that stores take; it may carry secrets.
     pub location: String,
     /// Its key from the prefix and its slash on. Of a key that cannot be read (`a//b`), it may begin with another one.
@@ -30,7 +30,7 @@ pub struct Found {
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Listing {
     /// The objects, in no order.
-    pub objects: Vec<Found>,
+    pub objects: Vec<ListedObject>,
     /// What has objects below it, where only what is directly under the prefix was asked for. Names without slashes; an
     /// empty one below which keys cannot be read.
     pub directories: Vec<String>,
@@ -59,7 +59,7 @@ pub(crate) fn list(
     let held = objects.into_iter().filter_map(|meta| {
         let (path, meta) = (below(&meta.location)?, named(meta));
         let location = address.with_key(meta.location.as_ref());
-        Some(Found { location, path, bytes: meta.size, identity: object::identity(&meta) })
+        Some(ListedObject { location, path, bytes: meta.size, identity: object::identity(&meta) })
     });
     // To the letter: what comes after the prefix and its slash may be another slash.
     let odd_below = |key: &str| match prefix.as_ref() {
@@ -69,7 +69,7 @@ pub(crate) fn list(
     let is_marker = |(key, bytes): &(String, u64)| *bytes == 0 && key.ends_with('/');
     let others = odd.objects.into_iter().filter(|odd| !is_marker(odd)).filter_map(|(key, bytes)| {
         let (location, path) = (address.with_key(&key), odd_below(&key)?);
-        Some(Found { location, path, bytes, identity: Identity(String::new()) })
+        Some(ListedObject { location, path, bytes, identity: Identity(String::new()) })
     });
     let objects = held.chain(others).collect();
     let others = odd.prefixes.iter().filter_map(|key| odd_below(key.strip_suffix('/')?));

@@ -87,7 +87,7 @@ pub(crate) fn make(address: &Address, environment: &Environment, connector: Conn
             .with_config(AzureConfigKey::SasKey, address.query.trim_start_matches('?'));
     }
     let settings =
-        Settings { environment, address, connected: parts.is_some(), in_url: credentials == OF_URL };
+        AccountSettings { environment, address, connected: parts.is_some(), in_url: credentials == OF_URL };
     let account = builder.get_config_value(&AzureConfigKey::AccountName).unwrap_or_default();
     let endpoint = builder.get_config_value(&AzureConfigKey::Endpoint);
     settings.check_account(&account, endpoint.is_some()).map_err(|error| error.object(address.shown()))?;
@@ -109,7 +109,7 @@ pub(crate) fn make(address: &Address, environment: &Environment, connector: Conn
 }
 
 /// Where settings are from, to say which of them is wrong. Their values are never shown.
-struct Settings<'a> {
+struct AccountSettings<'a> {
     environment: &'a Environment,
     address: &'a Address,
     /// Whether a connection string, or the emulator's, counts.
@@ -118,7 +118,7 @@ struct Settings<'a> {
     in_url: bool,
 }
 
-impl Settings<'_> {
+impl AccountSettings<'_> {
     /// The setting behind the first of these variables that is set, unless it is `part` of the connection string.
     fn named(&self, part: &str, variables: &[&str]) -> String {
         match variables.iter().find(|name| self.environment.get(&[name]).is_some()) {
