@@ -233,9 +233,7 @@ impl CachingObject {
         let range = self.entry.range(blocks.start).start..self.entry.range(blocks.end - 1).end;
         let len = to_usize(range.end - range.start);
         let fill = |mut buffer: Window<'_>| came.copy(range, |at, bytes| buffer.write(at, bytes));
-        if !Writers::of_process().write(&self.entry, blocks.start, len, fill, patience) {
-            self.entry.leave_out(blocks);
-        }
+        Writers::of_process().write(&self.entry, blocks, len, fill, patience);
     }
 }
 

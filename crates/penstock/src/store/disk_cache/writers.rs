@@ -5,6 +5,7 @@
 //! process: a child after `fork` has none of them, and begins anew.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,10 +23,52 @@ const MOST_THREADS: usize = 4;
 const IDLE: Duration = Duration::from_millis(200);
 
 enum Job {
-    /// Write so many bytes of the buffer, from the block of that number on.
-    Write(Arc<Entry>, usize, usize, Region),
+    Write(Write),
     /// See whether all of it is there.
     Close(Arc<Entry>),
+}
+
+/// Blocks that are to be written, and a use of their entry: however it ends, it counts no longer, and what was not written
+/// may be written by others.
+struct Write {
+    entry: Arc<Entry>,
+    blocks: Range<usize>,
+    len: usize,
+    buffer: Buffer,
+}
+
+impl Write {
+    fn carry_out(mut self) {
+        self.entry.write(self.blocks.start, self.buffer.bytes(self.len));
+        self.blocks = 0..0;
+    }
+}
+
+impl Drop for Write {
+    fn drop(&mut self) {
+        self.entry.leave_out(self.blocks.clone());
+        self.buffer.writers.leave(&self.entry);
+    }
+}
+
+/// One of the buffers, which is free again when it is dropped.
+struct Buffer {
+    writers: &'static Writers,
+    region: Option<Region>,
+}
+
+impl Buffer {
+    /// Its first `len` bytes. (Only `drop` leaves none.)
+    fn bytes(&mut self, len: usize) -> &mut [u8] {
+        self.region.as_mut().map_or(&mut [], |region| &mut region.as_mut_slice()[..len])
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.writers.lock().free.extend(self.region.take());
+        self.writers.freed.notify_one();
+    }
 }
 
 #[derive(Default)]
@@ -61,21 +104,21 @@ impl Writers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has consecutive blocks written, whose `len` bytes `fill` copies to a buffer; false where none becomes free within
-    /// `patience`.
+    /// Has consecutive blocks written that were claimed, whose `len` bytes `fill` copies to a buffer. Where none becomes free
+    /// within `patience`, they are left out.
     pub(super) fn write(
         &'static self,
         entry: &Arc<Entry>,
-        first: usize,
+        blocks: Range<usize>,
         len: usize,
         fill: impl FnOnce(Window<'_>),
         patience: Duration,
-    ) -> bool {
-        let Some(mut buffer) = self.buffer(patience) else { return false };
-        fill(buffer.window().part(0, len));
+    ) {
+        let Some(buffer) = self.buffer(patience) else { return entry.leave_out(blocks) };
         entry.enter();
-        self.add(Job::Write(Arc::clone(entry), first, len, buffer));
-        true
+        let mut write = Write { entry: Arc::clone(entry), blocks, len, buffer };
+        fill(Window::from_slice(write.buffer.bytes(len)));
+        self.add(Job::Write(write));
     }
 
     /// Ends one use of an entry; after the last it is made complete, if all of it is there.
@@ -85,7 +128,12 @@ impl Writers {
         }
     }
 
-    fn buffer(&self, patience: Duration) -> Option<Region> {
+    fn buffer(&'static self, patience: Duration) -> Option<Buffer> {
+        let region = self.region(patience)?;
+        Some(Buffer { writers: self, region: Some(region) })
+    }
+
+    fn region(&self, patience: Duration) -> Option<Region> {
         let none = |state: &mut State| state.free.is_empty() && state.buffers == MOST_BUFFERS;
         let waited = self.freed.wait_timeout_while(self.lock(), patience, none);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -120,14 +168,9 @@ impl Writers {
             state.threads -= 1;
             if state.threads == 0 {
                 // No one will ever do it. What was not written is not on the map.
-                let State { jobs, free, buffers, .. } = &mut *state;
-                for job in jobs.drain(..) {
-                    if let Job::Write(_, _, _, buffer) = job {
-                        free.push(buffer);
-                    }
-                }
-                *buffers = free.len();
+                let jobs = std::mem::take(&mut state.jobs);
                 drop(state);
+                drop(jobs);
                 self.done.notify_all();
             }
         }
@@ -139,14 +182,13 @@ impl Writers {
             if let Some(job) = state.jobs.pop_front() {
                 state.busy += 1;
                 drop(state);
-                let wrote = matches!(job, Job::Write(..));
                 // A panic is a bug, which costs what was to be kept, and must not leave `flush` waiting.
-                let buffer = catch_unwind(AssertUnwindSafe(|| Self::work(job))).unwrap_or_default();
+                let _ = catch_unwind(AssertUnwindSafe(|| match job {
+                    Job::Write(write) => write.carry_out(),
+                    Job::Close(entry) => entry.close(),
+                }));
                 state = self.lock();
                 state.busy -= 1;
-                state.buffers -= usize::from(wrote && buffer.is_none());
-                state.free.extend(buffer);
-                self.freed.notify_one();
                 if state.busy == 0 && state.jobs.is_empty() {
                     self.done.notify_all();
                 }
@@ -167,22 +209,6 @@ impl Writers {
         }
     }
 
-    fn work(job: Job) -> Option<Region> {
-        match job {
-            Job::Write(entry, first, len, mut buffer) => {
-                entry.write(first, &buffer.as_mut_slice()[..len]);
-                if entry.leave() {
-                    entry.close();
-                }
-                Some(buffer)
-            }
-            Job::Close(entry) => {
-                entry.close();
-                None
-            }
-        }
-    }
-
     /// Waits until nothing is left to do; false where that takes longer.
     pub(super) fn flush(&self, timeout: Duration) -> bool {
         let end = Instant::now() + timeout;
@@ -194,5 +220,50 @@ impl Writers {
             state = self.done.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::path::Path;
+
+    use super::super::files::BLOCK_BYTES;
+    use super::*;
+    use crate::memory::CloseOnForkFile;
+    use crate::store::block_map::BlockMap;
+
+    fn entry(directory: &Path, bytes: u64) -> Arc<Entry> {
+        let file = |name| {
+            let open = || {
+                File::options().read(true).write(true).create(true).truncate(false).open(directory.join(name))
+            };
+            CloseOnForkFile::open(open).unwrap()
+        };
+        let data = file("data");
+        data.set_len(bytes).unwrap();
+        let (map, _) = BlockMap::open(file("map"), "an object", bytes, BLOCK_BYTES).unwrap();
+        Arc::new(Entry::new(directory.to_owned(), data, map, false))
+    }
+
+    #[test]
+    fn a_panic_while_a_buffer_is_filled_costs_neither_buffers_nor_blocks_nor_the_entry() {
+        let directory = tempfile::tempdir().unwrap();
+        let entry = entry(directory.path(), 1000);
+        let writers: &'static Writers = Box::leak(Box::default());
+        for _ in 0..=MOST_BUFFERS {
+            assert!(entry.claim(0));
+            let filled = catch_unwind(AssertUnwindSafe(|| {
+                writers.write(&entry, 0..1, 1000, |_| panic!("a bug"), Duration::ZERO);
+            }));
+            assert!(filled.is_err());
+        }
+        assert!(entry.claim(0));
+        writers.write(&entry, 0..1, 1000, |mut buffer| buffer.write(0, &[7; 1000]), Duration::ZERO);
+        assert!(writers.flush(Duration::from_secs(60)));
+        assert!(entry.has(0));
+        writers.leave(&entry);
+        assert!(writers.flush(Duration::from_secs(60)));
+        assert!(directory.path().join("complete").exists());
     }
 }
