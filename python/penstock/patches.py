@@ -42,169 +42,118 @@ class Patch(NamedTuple):
     """What it does, and for whom."""
 
 
+def _group(when: str, until: str, effects: dict[str, str]) -> list[Patch]:
+    """Patches that are installed together, from targets to effects."""
+    return [Patch(target, when, until, effect) for target, effect in effects.items()]
+
+
 PATCHES = (
-    Patch(
-        "vllm.model_executor.model_loader._LOAD_FORMAT_TO_MODEL_LOADER[penstock]",
+    *_group(
         "vLLM loads its plugins, in each process",
         FOREVER,
-        "Adds the load format, by `register_model_loader`.",
+        {
+            "vllm.model_executor.model_loader._LOAD_FORMAT_TO_MODEL_LOADER[penstock]": "Adds the load format, by "
+            "`register_model_loader`.",
+            "vllm.engine.arg_utils.EngineArgs.create_model_config": "Installs the three below if `load_format` is "
+            "`penstock`. Calls the original otherwise.",
+            "vllm.engine.arg_utils.EngineArgs.create_engine_config": "As above.",
+        },
     ),
-    Patch(
-        "vllm.engine.arg_utils.EngineArgs.create_model_config",
-        "vLLM loads its plugins, in each process",
-        FOREVER,
-        "Installs the three below if `load_format` is `penstock`. Calls the original otherwise.",
-    ),
-    Patch(
-        "vllm.engine.arg_utils.EngineArgs.create_engine_config",
-        "vLLM loads its plugins, in each process",
-        FOREVER,
-        "As above.",
-    ),
-    Patch(
-        "vllm.config.VllmConfig.try_verify_and_update_config",
+    *_group(
         "`--load-format penstock` is first used in a process",
         FOREVER,
-        "Accepts `penstock` for models on object stores. Calls the original for other formats.",
+        {
+            "vllm.config.VllmConfig.try_verify_and_update_config": "Accepts `penstock` for models on object stores. "
+            "Calls the original for other formats.",
+        },
     ),
-    Patch(
-        "vllm.transformers_utils.runai_utils.runai_pull_files",
+    *_group(
         "`--load-format penstock` is first used in a process that has no `runai_model_streamer`",
         FOREVER,
-        "Fetches configuration and tokenizer of a model on an object store, while vLLM makes a configuration with that "
-        "format. Calls the original otherwise.",
+        {
+            "vllm.transformers_utils.runai_utils.runai_pull_files": "Fetches configuration and tokenizer of a model on "
+            "an object store, while vLLM makes a configuration with that format. Calls the original otherwise.",
+            "vllm.transformers_utils.runai_utils.runai_list_safetensors": "Lists an object store's files, as above.",
+        },
     ),
-    Patch(
-        "vllm.transformers_utils.runai_utils.runai_list_safetensors",
-        "`--load-format penstock` is first used in a process that has no `runai_model_streamer`",
-        FOREVER,
-        "Lists an object store's files, as above.",
-    ),
-    Patch(
-        "sglang.srt.arg_groups.choices.LOAD_FORMAT_CHOICES[penstock]",
+    *_group(
         "SGLang loads its plugins, in each process",
         FOREVER,
-        "Adds the load format, by `add_load_format_choices`.",
+        {
+            "sglang.srt.arg_groups.choices.LOAD_FORMAT_CHOICES[penstock]": "Adds the load format, by "
+            "`add_load_format_choices`.",
+            "sglang.srt.configs.load_config.LoadConfig._verify_load_format": "Accepts `penstock`. Calls the original "
+            "for other formats.",
+            "sglang.srt.model_loader.loader.get_model_loader": "Gives Penstock's loader for `penstock`. Calls the "
+            "original for other formats.",
+            "sglang.srt.model_loader.utils.should_async_load": "Answers `False` while Penstock's loader fills a model. "
+            "Calls the original otherwise.",
+            "sglang.srt.utils.runai_utils.is_runai_obj_uri": "Knows `hf://`, `abfss://`, `https://` and the like for "
+            "servers that asked for Penstock. Calls the original otherwise.",
+            "sglang.srt.utils.runai_utils.ObjectStorageModel.download_and_get_path": "Fetches configuration and "
+            "tokenizer for servers that asked for Penstock, from what SGLang does not know or if "
+            "`runai_model_streamer` is not installed. Calls the original otherwise.",
+            "sglang.srt.arg_groups.resolution_hooks._HOOKS[handle_model_source_paths]": "Notes whether a server asked "
+            "for Penstock, then calls the original.",
+            "sglang.srt.arg_groups.resolution_hooks._HOOKS[handle_load_format]": "Calls the original; keeps `penstock` "
+            "for models on object stores if the server asked for it.",
+        },
     ),
-    Patch(
-        "sglang.srt.configs.load_config.LoadConfig._verify_load_format",
-        "SGLang loads its plugins, in each process",
-        FOREVER,
-        "Accepts `penstock`. Calls the original for other formats.",
-    ),
-    Patch(
-        "sglang.srt.model_loader.loader.get_model_loader",
-        "SGLang loads its plugins, in each process",
-        FOREVER,
-        "Gives Penstock's loader for `penstock`. Calls the original for other formats.",
-    ),
-    Patch(
-        "sglang.srt.model_loader.utils.should_async_load",
-        "SGLang loads its plugins, in each process",
-        FOREVER,
-        "Answers `False` while Penstock's loader fills a model. Calls the original otherwise.",
-    ),
-    Patch(
-        "sglang.srt.utils.runai_utils.is_runai_obj_uri",
-        "SGLang loads its plugins, in each process",
-        FOREVER,
-        "Knows `hf://`, `abfss://`, `https://` and the like for servers that asked for Penstock. Calls the original "
-        "otherwise.",
-    ),
-    Patch(
-        "sglang.srt.utils.runai_utils.ObjectStorageModel.download_and_get_path",
-        "SGLang loads its plugins, in each process",
-        FOREVER,
-        "Fetches configuration and tokenizer for servers that asked for Penstock, from what SGLang does not know or if "
-        "`runai_model_streamer` is not installed. Calls the original otherwise.",
-    ),
-    Patch(
-        "sglang.srt.arg_groups.resolution_hooks._HOOKS[handle_model_source_paths]",
-        "SGLang loads its plugins, in each process",
-        FOREVER,
-        "Notes whether a server asked for Penstock, then calls the original.",
-    ),
-    Patch(
-        "sglang.srt.arg_groups.resolution_hooks._HOOKS[handle_load_format]",
-        "SGLang loads its plugins, in each process",
-        FOREVER,
-        "Calls the original; keeps `penstock` for models on object stores if the server asked for it.",
-    ),
-    Patch(
-        "safetensors.safe_open",
+    *_group(
         "`patch_safetensors()` is entered",
         WITHIN,
-        "Is Penstock's, in the namespace of every module that has it.",
+        {
+            "safetensors.safe_open": "Is Penstock's, in the namespace of every module that has it.",
+            "safetensors.torch.load_file": "Is Penstock's, in the namespace of every module that has it.",
+        },
     ),
-    Patch(
-        "safetensors.torch.load_file",
-        "`patch_safetensors()` is entered",
-        WITHIN,
-        "Is Penstock's, in the namespace of every module that has it.",
-    ),
-    Patch(
-        "torch.nn.Module.register_parameter",
+    *_group(
         "`penstock.load_model`, `penstock.model.no_init` or an engine's `from_pretrained` builds a model",
         WITHIN,
-        "Parameters get no memory, in the thread that builds. Calls the original only, in other threads.",
+        {
+            "torch.nn.Module.register_parameter": "Parameters get no memory, in the thread that builds. Calls the "
+            "original only, in other threads.",
+        },
     ),
-    Patch(
-        "threading.Thread.start",
+    *_group(
         _RECORDS,
         WITHIN,
-        "A thread that loading code starts is run under torch's modes that see what it does. Calls the original only, "
-        "in other threads.",
+        {
+            "threading.Thread.start": "A thread that loading code starts is run under torch's modes that see what it "
+            "does. Calls the original only, in other threads.",
+            "concurrent.futures.ThreadPoolExecutor.submit": "What loading code submits is run under the same modes. "
+            "Calls the original only, in other threads.",
+            "gc.freeze": "Calls the original, and notes that it was called.",
+            "torch.nn.Parameter.__new__": "Takes lazy tensors. Calls the original with what it is given otherwise.",
+            "torch.nn.Buffer.__new__": "As above.",
+            "torch.Tensor._make_subclass": "As above: parameters of other classes are made by it.",
+            "torch.Tensor.as_subclass": "As above.",
+            "torch._C._swap_tensor_impl": "Calls the original; a lazy tensor among the two is an ordinary one then.",
+            "torch._C._to_dlpack": "What is to be read into a tensor that loading code gives to others by DLPack is "
+            "read first. Then calls the original.",
+            "torch._C._to_dlpack_versioned": "As above.",
+            "torch.to_dlpack": "As above, in the namespace of every module that has it.",
+        },
     ),
-    Patch(
-        "concurrent.futures.ThreadPoolExecutor.submit",
-        _RECORDS,
-        WITHIN,
-        "What loading code submits is run under the same modes. Calls the original only, in other threads.",
-    ),
-    Patch("gc.freeze", _RECORDS, WITHIN, "Calls the original, and notes that it was called."),
-    Patch(
-        "torch.nn.Parameter.__new__",
-        _RECORDS,
-        WITHIN,
-        "Takes lazy tensors. Calls the original with what it is given otherwise.",
-    ),
-    Patch("torch.nn.Buffer.__new__", _RECORDS, WITHIN, "As above."),
-    Patch("torch.Tensor._make_subclass", _RECORDS, WITHIN, "As above: parameters of other classes are made by it."),
-    Patch("torch.Tensor.as_subclass", _RECORDS, WITHIN, "As above."),
-    Patch(
-        "torch._C._swap_tensor_impl",
-        _RECORDS,
-        WITHIN,
-        "Calls the original; a lazy tensor among the two is an ordinary one then.",
-    ),
-    Patch(
-        "torch._C._to_dlpack",
-        _RECORDS,
-        WITHIN,
-        "What is to be read into a tensor that loading code gives to others by DLPack is read first. Then calls the "
-        "original.",
-    ),
-    Patch("torch._C._to_dlpack_versioned", _RECORDS, WITHIN, "As above."),
-    Patch("torch.to_dlpack", _RECORDS, WITHIN, "As above, in the namespace of every module that has it."),
-    Patch(
-        "transformers.modeling_utils.caching_allocator_warmup",
+    *_group(
         "`penstock.integrations.transformers.from_pretrained` loads to a GPU",
         WITHIN,
-        "Reserves no GPU memory, in the thread that loads. Calls the original in other threads.",
+        {
+            "transformers.modeling_utils.caching_allocator_warmup": "Reserves no GPU memory, in the thread that loads. "
+            "Calls the original in other threads.",
+        },
     ),
-    Patch(
-        "transformers.modeling_utils._get_resolved_checkpoint_files",
+    *_group(
         _TRANSFORMERS,
         WITHIN,
-        "Answers that the model is one file, for the model and in the thread that loads. Calls the original otherwise.",
+        {
+            "transformers.modeling_utils._get_resolved_checkpoint_files": "Answers that the model is one file, for the "
+            "model and in the thread that loads. Calls the original otherwise.",
+            "transformers.modeling_utils.safe_open": "Opens that file, of which Penstock delivers the tensors. Calls "
+            "the original for others.",
+            "transformers.quantizers.quantizer_torchao.safe_open": "As above.",
+        },
     ),
-    Patch(
-        "transformers.modeling_utils.safe_open",
-        _TRANSFORMERS,
-        WITHIN,
-        "Opens that file, of which Penstock delivers the tensors. Calls the original for others.",
-    ),
-    Patch("transformers.quantizers.quantizer_torchao.safe_open", _TRANSFORMERS, WITHIN, "As above."),
 )
 """Everything, in the order of the manual's table."""
 
