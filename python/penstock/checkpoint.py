@@ -144,7 +144,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
                 "this checkpoint cannot be pickled: its location or storage options may hold secrets, or are not known"
             )
             remedy = "Pass the location by a safe way, and open it in the other process"
-            raise ConfigError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+            raise ConfigError(cause=cause, remedy=remedy)
         return _reopened, (self._paths, self._options)
 
     def __getitem__(self, name: str) -> TensorInfo:
@@ -479,15 +479,15 @@ class Checkpoint(Mapping[str, TensorInfo]):
         self, slices: Mapping[str, Selection], names: list[str] | None
     ) -> tuple[dict[str, list[tuple[int, int]]], dict[str, tuple[int | slice, ...]]]:
         if not isinstance(slices, Mapping):
-            cause = f"slices must be a mapping from names of tensors to slices, not {type(slices).__name__}"
-            raise SelectionError(cause, cause=cause)
+            raise SelectionError(
+                f"slices must be a mapping from names of tensors to slices, not {type(slices).__name__}"
+            )
         boxes, indices = {}, {}
         wanted = self if names is None else set(names)
         for name, selection in slices.items():
             info = self[name]
             if name not in wanted:
-                cause = "it is sliced but not among the names to load"
-                raise TensorNotFoundError(f"tensor {name!r}: {cause}", tensor=name, cause=cause)
+                raise TensorNotFoundError(tensor=name, cause="it is sliced but not among the names to load")
             boxes[name], index = resolve(name, info.shape, selection)
             if index is not None:
                 indices[name] = index
@@ -511,7 +511,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         ]
         if wrong:
             cause = f"mmap=True gives views of the files as they are, on the CPU: not with {' and '.join(wrong)}"
-            raise SelectionError(f"{cause}. Load without mmap", cause=cause, remedy="Load without mmap")
+            raise SelectionError(cause=cause, remedy="Load without mmap")
         library = framework(framework_name)
         library.device(device)
         options = settings(options, self._options)

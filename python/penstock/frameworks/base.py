@@ -150,8 +150,7 @@ def dtypes_to_cast(tensors: Iterable[TensorInfo]) -> set[str]:
     if packed is not None:
         cause = "F4 cannot be converted: its numbers are packed, and mean nothing without their scales"
         remedy = "Load it without dtype; filter= leaves tensors out"
-        message = f"{packed.location}: tensor {packed.name!r}: {cause}. {remedy}"
-        raise SelectionError(message, location=packed.location, tensor=packed.name, cause=cause, remedy=remedy)
+        raise SelectionError(location=packed.location, tensor=packed.name, cause=cause, remedy=remedy)
     return set(found)
 
 

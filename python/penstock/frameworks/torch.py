@@ -84,24 +84,17 @@ class Torch:
         if parsed.type == "cpu":
             return "cpu"
         if parsed.type != "cuda":
-            raise DeviceError(
-                f"device={device!r}: Penstock loads to 'cpu' and 'cuda:N'. Load to 'cpu' and move the tensors",
-                remedy="Load to 'cpu' and move the tensors",
-            )
+            cause = f"device={device!r}: Penstock loads to 'cpu' and 'cuda:N'"
+            raise DeviceError(cause=cause, remedy="Load to 'cpu' and move the tensors")
         if not torch.cuda.is_available():
             built = "is built without CUDA" if torch.version.cuda is None else "finds no usable GPU"
-            raise DeviceError(
-                f"device={device!r}: torch {torch.__version__} {built}. Load to device='cpu', or check the driver "
-                "(nvidia-smi) and CUDA_VISIBLE_DEVICES",
-                remedy="Load to device='cpu'",
-            )
+            remedy = "Load to device='cpu', or check the driver (nvidia-smi) and CUDA_VISIBLE_DEVICES"
+            raise DeviceError(cause=f"device={device!r}: torch {torch.__version__} {built}", remedy=remedy)
         index = torch.cuda.current_device() if parsed.index is None else parsed.index
         count = torch.cuda.device_count()
         if index >= count:
-            raise DeviceError(
-                f"device={device!r}: there are {count} GPUs, numbered from 0. Check CUDA_VISIBLE_DEVICES",
-                remedy="Check CUDA_VISIBLE_DEVICES",
-            )
+            cause = f"device={device!r}: there are {count} GPUs, numbered from 0"
+            raise DeviceError(cause=cause, remedy="Check CUDA_VISIBLE_DEVICES")
         return f"cuda:{index}"
 
     def adopt(self, array: HostArray) -> torch.Tensor:

@@ -46,10 +46,8 @@ def class_named_in(found: Place) -> Any:
     settings = json.loads(Path(found.local, "config.json").read_text()) if found.holds("config.json") else {}
     cls = getattr(diffusers, str(settings.get("_class_name")), None)
     if not isinstance(cls, type) or not issubclass(cls, diffusers.ModelMixin):
-        raise ConfigError(
-            f"{found.local}: no config.json there names a model of diffusers. Give its class instead of AutoModel",
-            location=found.local,
-        )
+        cause, remedy = "no config.json there names a model of diffusers", "Give its class instead of AutoModel"
+        raise ConfigError(location=found.local, cause=cause, remedy=remedy)
     return cls
 
 

@@ -150,11 +150,9 @@ def from_single_file(
         kwargs[dtype_keyword()] = dtype
     if not issubclass(model_class, diffusers.ModelMixin):
         if is_url(path):
-            raise ConfigError(
-                f"{shown(path)}: pipelines are taken from single local files only. Load their models with "
-                "from_single_file(ModelClass, …) and hand those to the pipeline",
-                location=shown(path),
-            )
+            cause = "pipelines are taken from single local files only"
+            remedy = "Load their models with from_single_file(ModelClass, …) and hand those to the pipeline"
+            raise ConfigError(location=shown(path), cause=cause, remedy=remedy)
         with patch_safetensors(options=options):
             return model_class.from_single_file(os.fsdecode(path), **kwargs).to(where)
     # Converted on arrival, so that no second copy waits on the device; but not where some of it is to stay in fp32.
@@ -217,13 +215,9 @@ def _model(
     if kwargs.get("use_safetensors") is False:
         theirs.append("use_safetensors")
     if theirs and is_url(where.weights):
-        url = shown(where.weights)
-        raise ConfigError(
-            f"{url}: {theirs[0]}= is left to diffusers, which reads local files: bring the model here first "
-            "(penstock.pull)",
-            location=url,
-            remedy="penstock.pull",
-        )
+        cause = f"{theirs[0]}= is left to diffusers, which reads local files"
+        remedy = "Bring the model here first (penstock.pull)"
+        raise ConfigError(location=shown(where.weights), cause=cause, remedy=remedy)
     if not theirs:
         with Together(progress) as together:
             built = begin(cls, where, together, device, dtype, variant, options, of_pipeline=False, **kwargs)
@@ -256,9 +250,8 @@ def _components(
 ) -> dict[str, Any]:
     """The components that have weights and were not given."""
     if not found.holds("model_index.json"):
-        raise LocationNotFoundError(
-            f"{found.local}: there is no model_index.json, so this is no pipeline", location=found.local
-        )
+        cause = "there is no model_index.json, so this is no pipeline"
+        raise LocationNotFoundError(location=found.local, cause=cause)
     if given.get("quantization_config") is not None or given.get("use_safetensors") is False:
         return {}
     import torch

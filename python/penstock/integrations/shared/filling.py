@@ -112,13 +112,8 @@ def nothing_to_verify(logger: logging.Logger, reason: str) -> None:
 
 def no_safetensors(location: str) -> FormatError:
     """What to raise for a model whose files are of another format."""
-    cause, location = "there are no safetensors files", shown(location)
-    return FormatError(
-        f"{location}: {cause}, which is all that --load-format penstock reads. Use --load-format auto",
-        location=location,
-        cause=cause,
-        remedy="Use --load-format auto",
-    )
+    cause = "there are no safetensors files, which is all that --load-format penstock reads"
+    return FormatError(location=shown(location), cause=cause, remedy="Use --load-format auto")
 
 
 def log_load(logger: logging.Logger, seconds: float, statistics: Statistics) -> None:

@@ -264,10 +264,9 @@ def _built(cls: Any, config: PretrainedConfig, place: Place, trust_remote_code: 
     if isinstance(remote, str) and trust_remote_code:
         return {remote.rpartition(".")[2]}
     if type(config) not in mapping:
-        hint = ". Its code lies beside the weights; trust_remote_code=True lets it run" if remote else ""
-        raise ConfigError(
-            f"{place.local}: {cls.__name__} knows no model for {type(config).__name__}{hint}", location=place.local
-        )
+        cause = f"{cls.__name__} knows no model for {type(config).__name__}"
+        remedy = "Its code lies beside the weights; trust_remote_code=True lets it run" if remote else None
+        raise ConfigError(location=place.local, cause=cause, remedy=remedy)
     found = mapping[type(config)]
     return {one.__name__ for one in (found if isinstance(found, (list, tuple)) else [found])}
 

@@ -59,7 +59,7 @@ def supplied(path: str, checkpoint: Checkpoint, source: Source) -> Iterator[None
         if not all(known):
             cause = "this transformers finds or opens weight files by functions of other names"
             remedy = "Use its own from_pretrained within penstock.patch_safetensors, or another version"
-            raise MissingDependencyError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+            raise MissingDependencyError(cause=cause, remedy=remedy)
         if torchao is not None:
             entered.enter_context(_TORCHAO.on(torchao))
         before = getattr(_here, "model", None)
