@@ -236,7 +236,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
             PenstockError: see ``load``.
         """
         (name,) = tensor_names([name])
-        slices = None if selection is None else {name: selection}
+        slices = None if selection is None or selection is ... else {name: selection}
         return self.load([name], slices=slices, device=device, dtype=dtype, framework=framework, options=options)[name]
 
     def load(
