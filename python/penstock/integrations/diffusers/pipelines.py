@@ -23,7 +23,7 @@ from penstock.integrations.diffusers.arguments import class_named_in, device_of,
 from penstock.integrations.diffusers.components import Built, begin, class_of
 from penstock.integrations.diffusers.together import Together
 from penstock.integrations.safetensors.patching import patch_safetensors
-from penstock.integrations.shared.files import Place, called, is_url, locate
+from penstock.integrations.shared.files import Place, called, hub_options, is_url, locate
 from penstock.integrations.shared.small_files import fresh_directory, joined
 from penstock.optional import required
 from penstock.progress import ProgressOption
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_HUB = ("token", "cache_dir", "local_files_only", "force_download")
 _THEIRS = ("device_map", "quantization_config", "output_loading_info", "ignore_mismatched_sizes")
 """Keywords of models that only diffusers' own loader understands."""
 
@@ -79,7 +78,7 @@ def from_pretrained(
     where = Torch().device(device_of(device, kwargs))
     dtype = dtype_of(kwargs.pop("torch_dtype", dtype))
     began = time.perf_counter()
-    hub = {name: kwargs.pop(name) for name in _HUB if name in kwargs}
+    hub = hub_options(kwargs)
     models = (diffusers.ModelMixin, diffusers.AutoModel)
     if isinstance(pipeline_class, type) and issubclass(pipeline_class, models):
         found = locate(path, subfolder=subfolder, revision=revision, **hub)

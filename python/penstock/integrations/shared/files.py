@@ -127,6 +127,12 @@ def called(path: AnyPath) -> str:
     return shown(path) if is_url(path) else os.fsdecode(path)
 
 
+def hub_options(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The keywords that a library hands on to the Hub, taken out of ``kwargs``. For ``locate``."""
+    names = ("token", "cache_dir", "local_files_only", "force_download")
+    return {name: kwargs.pop(name) for name in names if name in kwargs}
+
+
 def locate(
     path: AnyPath, *, subfolder: str = "", revision: str | None = None, download: bool = True, **hub: Any
 ) -> Place:

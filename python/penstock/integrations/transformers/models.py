@@ -7,7 +7,7 @@ What cannot be had so (a model on several devices, GGUF) it reads from the files
 
 Where the tensors of the files will be the parameters, all of them are read while the model is being built. With a CUDA
 device, transformers would reserve as much memory as the model needs on top of that, and is kept from it
-(``reservation``). Where tensors are to be converted, loading begins with the first that is asked for.
+(``supplied.unreserved``). Where tensors are to be converted, loading begins with the first that is asked for.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 from penstock._native import LoadOptions, shown
 from penstock.errors import ConfigError
 from penstock.integrations.safetensors.patching import patch_safetensors
-from penstock.integrations.shared.files import Place, called, is_url, locate, open_weights, require_local
-from penstock.integrations.transformers import own_adapters, reservation
-from penstock.integrations.transformers.supplied import supplied
+from penstock.integrations.shared.files import Place, called, hub_options, is_url, locate, open_weights, require_local
+from penstock.integrations.transformers import own_adapters
+from penstock.integrations.transformers.supplied import supplied, unreserved
 from penstock.optional import required
 from penstock.progress import ProgressOption
 from penstock.supply.mapped import Mapped
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_HUB = ("token", "cache_dir", "local_files_only", "force_download")
 _SEVERAL = ("auto", "balanced", "balanced_low_0", "sequential")
 """Device maps that transformers computes."""
 
@@ -94,7 +93,7 @@ def from_pretrained(
     # Both may be given; transformers prefers the newer name.
     older = kwargs.pop("torch_dtype", None)
     dtype = next((given for given in (dtype, older) if given is not None), "auto")
-    hub = {name: kwargs.pop(name) for name in _HUB if name in kwargs}
+    hub = hub_options(kwargs)
     place = locate(path, subfolder=subfolder, revision=revision, **hub)
     found = own_adapters.look(os.fsdecode(path), place, has_config=config is not None, hub=hub)
     left = _left(kwargs)
@@ -181,9 +180,9 @@ def load(
     try:
         with (
             supplied(place.local, checkpoint, source),
-            reservation.none() if adopts else nullcontext(False) as unreserved,
+            unreserved() if adopts else nullcontext(False) as is_unreserved,
         ):
-            if unreserved and isinstance(source, Supply):
+            if is_unreserved and isinstance(source, Supply):
                 source.begin()
             result = cls.from_pretrained(
                 place.local,
