@@ -149,14 +149,7 @@ def catalogue(paths: Sequence[str], ckpt: Checkpoint, tensors: Sequence[TensorIn
         "storage": {"name": ckpt.storage, "notes": ckpt.storage_notes},
         "metadata": ckpt.metadata(),
         "tensors": [
-            {
-                "name": tensor.name,
-                "dtype": tensor.dtype,
-                "shape": tensor.shape,
-                "nbytes": tensor.nbytes,
-                "location": tensor.location,
-                "byte_range": tensor.byte_range,
-            }
+            {name: getattr(tensor, name) for name in ("name", "dtype", "shape", "nbytes", "location", "byte_range")}
             for tensor in tensors
         ],
         "total": {
