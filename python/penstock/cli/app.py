@@ -215,20 +215,31 @@ def load_command(
 ) -> None:
     """Load a checkpoint into memory, and say how long that took."""
     with handled(as_json=json, debug=debug):
-        from penstock.cli.load import LoadRequest, Stats, load
+        from penstock.cli.load import load
 
-        config = penstock.LoadOptions(
+        options = penstock.LoadOptions(
             readers=readers,
             block_bytes=block_bytes,
             cache=cache,  # type: ignore[arg-type]
             cache_dir=cache_dir,
             cache_bytes=cache_bytes,
         )
-        options = storage_options(storage_option)
-        request = LoadRequest(paths, names or [], filter or [], device, framework, mmap, config, options)
         if cache_dir and not any(is_remote(path) for path in paths):
             sys.stderr.write("note: --cache-dir is ignored: what lies on this machine needs no disk cache\n")
-        load(request, stats=Stats.of(some=stats, every=all_stats), quiet=quiet, json=json)
+        load(
+            paths,
+            names or [],
+            filter or [],
+            device,
+            framework,
+            mmap=mmap,
+            options=options,
+            storage_options=storage_options(storage_option),
+            stats=stats,
+            all_stats=all_stats,
+            quiet=quiet,
+            json=json,
+        )
 
 
 @app.command("pull", epilog=_epilog("pull", _PULLED))
@@ -267,8 +278,16 @@ def pull_command(
 ) -> None:
     """Download a model (resumable): files that are complete are kept, files that were cut off are continued."""
     with handled(as_json=json, debug=debug):
-        from penstock.cli.pull import PullRequest, pull
+        from penstock.cli.pull import pull
 
-        config, options = penstock.LoadOptions(readers=readers), storage_options(storage_option)
-        request = PullRequest(url, directory, include or None, exclude or [], config, options)
-        pull(request, quiet=quiet, json=json, verbose=verbose)
+        pull(
+            url,
+            directory,
+            include=include or None,
+            exclude=exclude or [],
+            storage_options=storage_options(storage_option),
+            options=penstock.LoadOptions(readers=readers),
+            verbose=verbose,
+            quiet=quiet,
+            json=json,
+        )

@@ -34,11 +34,11 @@ from penstock.cli.output import (
     printable,
     shape,
     shortened,
-    size,
 )
 from penstock.cli.selecting import matching, no_match
 from penstock.patterns import natural_sort_key
 from penstock.storage_options import engine_options
+from penstock.units import size
 
 if TYPE_CHECKING:
     from rich.table import Table
