@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 logger = logging.getLogger(__name__)
 
@@ -197,28 +196,22 @@ class Replacement:
     def __init__(self, target: str, make: Callable[[Any], Any], name: str | None = None) -> None:
         self._name = listed(target).rpartition(".")[2] if name is None else name
         self._make = make
-        self._lock = threading.Lock()
         self._is_own = True
         self._users = 0
         self._original: Any = None
         self._ours: Any = None
-        _replacements.add(self)
-
-    def unlock_in_child(self) -> None:
-        """Another thread may have held the lock when the process was forked."""
-        self._lock = threading.Lock()
 
     @contextmanager
     def on(self, owner: Any) -> Iterator[bool]:
         """Replaces the attribute of ``owner``, a module or a class. Yields whether it has such an attribute."""
-        with self._lock:
+        with _lock:
             if not self._users:
                 self._install(owner)
             self._users += 1
         try:
             yield self._ours is not None
         finally:
-            with self._lock:
+            with _lock:
                 self._users -= 1
                 if not self._users:
                     self._restore(owner)
@@ -248,12 +241,13 @@ class Replacement:
         self._original = self._ours = None
 
 
-_replacements: WeakSet[Replacement] = WeakSet()
+_lock = threading.Lock()
 
 
 def _unlock_in_child() -> None:
-    for replacement in list(_replacements):
-        replacement.unlock_in_child()
+    """Another thread may have held the lock when the process was forked."""
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
