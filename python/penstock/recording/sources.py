@@ -9,6 +9,7 @@ A ``Value`` says what a lazy tensor holds, and never changes: what is written to
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -208,7 +209,4 @@ def _strided(packed: torch.Tensor, view: View) -> torch.Tensor:
 
 
 def _count(ranges: list[tuple[int, int]]) -> int:
-    count = 1
-    for first, end in ranges:
-        count *= end - first
-    return count
+    return prod(end - first for first, end in ranges)
