@@ -20,7 +20,7 @@ from penstock._native import LoadOptions, LoadStats, Prefetch, shown
 from penstock.arguments import AnyPath, location, locations, name_filter, settings, tensor_names
 from penstock.destinations import DtypeMismatch, fit, plan
 from penstock.errors import ConfigError, SelectionError, TensorNotFoundError
-from penstock.frameworks.base import Framework, framework
+from penstock.frameworks.base import Framework, framework, writable_framework
 from penstock.loading import FreshDevice, FreshHost, Load, Planned, collection_paused, window_of
 from penstock.parts import load_parts
 from penstock.progress import ProgressOption, SharedProgress, progress_reporter
@@ -373,7 +373,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         unexpected = [name for name in wanted if name not in tensors]
         missing = [name for name, group in aliases.items() if chosen.isdisjoint(group)] if names is None else []
         keys = IncompatibleKeys(missing, unexpected)
-        library = framework("np" if _are_numpy(tensors.values()) else "pt")
+        library = writable_framework("np" if _are_numpy(tensors.values()) else "pt")
         shared = [name for name in wanted if name in tensors]
         with collection_paused():
             fills, misfits = fit(self, shared, tensors, library, dtype_mismatch)
@@ -408,7 +408,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         A load takes what is cached from the cache and reads the rest as always. A hint: fills at most half of the
         memory that is free, and does nothing for what is no file of this machine, for files that a load reads better
         in another way (FUSE mounts, parallel file systems), and with ``cache="bypass"``. What cannot be read is the
-        load's to tell.
+        load's to report.
 
         Args:
             names: of which tensors; all by default.

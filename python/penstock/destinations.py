@@ -16,7 +16,7 @@ from math import prod
 from typing import Any, Literal, NamedTuple
 
 from penstock.errors import DestinationError
-from penstock.frameworks.base import Destination, Framework
+from penstock.frameworks.base import Destination, WritableFramework
 from penstock.parts import Part
 from penstock.tensor_info import TensorInfo
 
@@ -51,7 +51,7 @@ def fit(
     infos: Mapping[str, TensorInfo],
     names: Iterable[str],
     tensors: Mapping[str, Any],
-    library: Framework,
+    library: WritableFramework,
     dtype_mismatch: DtypeMismatch,
 ) -> tuple[list[Fill], list[DestinationError]]:
     """Checks the destinations of ``names``, each by itself: those that fit, and what is wrong with the others.
@@ -74,7 +74,7 @@ def fit(
     return list(fills.values()), misfits
 
 
-def plan(fills: Sequence[Fill], library: Framework) -> Planned:
+def plan(fills: Sequence[Fill], library: WritableFramework) -> Planned:
     """Says what is read where.
 
     Raises:
@@ -111,7 +111,7 @@ class Fill(NamedTuple):
     targets: list[_Target]
 
 
-def _fill(info: TensorInfo, tensor: Any, library: Framework, dtype_mismatch: DtypeMismatch) -> Fill:
+def _fill(info: TensorInfo, tensor: Any, library: WritableFramework, dtype_mismatch: DtypeMismatch) -> Fill:
     targets: list[_Target] = []
     try:
         pieces = library.pieces(info.name, tensor)
@@ -137,7 +137,7 @@ def _fill(info: TensorInfo, tensor: Any, library: Framework, dtype_mismatch: Dty
 
 
 def _check_dtype(
-    info: TensorInfo, memory: Any, destination: Destination, library: Framework, dtype_mismatch: DtypeMismatch
+    info: TensorInfo, memory: Any, destination: Destination, library: WritableFramework, dtype_mismatch: DtypeMismatch
 ) -> None:
     if info.dtype == destination.dtype and (destination.strides is None or info.dtype != "F4"):
         return
@@ -171,7 +171,7 @@ def keeps_values(source: str, destination: str) -> bool:
     return source in _PRECISION and destination in _PRECISION and (source != "C64" or destination == "C64")
 
 
-def _parts(info: TensorInfo, target: _Target, nbytes: int, library: Framework) -> Iterator[Part]:
+def _parts(info: TensorInfo, target: _Target, nbytes: int, library: WritableFramework) -> Iterator[Part]:
     """A part that is read in place, or those that are copied."""
     ranges, memory, destination = target
     if destination.strides is None and destination.dtype == info.dtype:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from penstock._native import HostArray
 from penstock.errors import ConfigError, DestinationError, DeviceError, MissingDependencyError, SelectionError
@@ -69,6 +69,33 @@ class Framework(Protocol):
     def has_in_reserve(self, nbytes: int, device: str) -> bool:
         """Whether tensors of so many bytes can be made without asking the driver for memory, as far as is known."""
 
+    def consumer_stream(self, device: str) -> int:
+        """The handle of the stream that the calling thread's work on ``device`` goes to; 0 on the host."""
+
+    def floating_dtype(self, dtype: Any) -> Any:
+        """The library's dtype of that name, if it is one that floating-point numbers can be converted to.
+
+        Raises:
+            SelectionError: for what is no dtype of the library, and for integers.
+        """
+
+    def check_cast(self, tensors: Iterable[TensorInfo], dtype: Any) -> None:
+        """Refuses a dtype that is none, and one to which these tensors cannot be converted, before anything is read.
+
+        Raises:
+            SelectionError: where ``cast`` to ``dtype`` would fail for one of the tensors.
+        """
+
+    def cast(self, tensor: Any, dtype: Any) -> Any:
+        """``tensor`` as ``dtype`` if it holds floating-point numbers, else as it is."""
+
+    def index(self, tensor: Any, index: tuple[int | slice, ...]) -> Any:
+        """``tensor[index]`` as a tensor of its own memory."""
+
+
+class WritableFramework(Framework, Protocol):
+    """What ``load_into`` needs besides: torch's and numpy's tensors are written to."""
+
     def shape(self, tensor: Any) -> tuple[int, ...]:
         """The shape of an existing tensor as a header gives it; of a sharded tensor that of the whole."""
 
@@ -97,29 +124,6 @@ class Framework(Protocol):
 
     def written(self, tensors: Sequence[Any]) -> None:
         """Says that these tensors, as the caller gave them, were written to. For automatic differentiation."""
-
-    def consumer_stream(self, device: str) -> int:
-        """The handle of the stream that the calling thread's work on ``device`` goes to; 0 on the host."""
-
-    def floating_dtype(self, dtype: Any) -> Any:
-        """The library's dtype of that name, if it is one that floating-point numbers can be converted to.
-
-        Raises:
-            SelectionError: for what is no dtype of the library, and for integers.
-        """
-
-    def check_cast(self, tensors: Iterable[TensorInfo], dtype: Any) -> None:
-        """Refuses a dtype that is none, and one to which these tensors cannot be converted, before anything is read.
-
-        Raises:
-            SelectionError: where ``cast`` to ``dtype`` would fail for one of the tensors.
-        """
-
-    def cast(self, tensor: Any, dtype: Any) -> Any:
-        """``tensor`` as ``dtype`` if it holds floating-point numbers, else as it is."""
-
-    def index(self, tensor: Any, index: tuple[int | slice, ...]) -> Any:
-        """``tensor[index]`` as a tensor of its own memory."""
 
 
 _ALIASES = {
@@ -190,6 +194,11 @@ def framework(name: str) -> Framework:
         ) from error
 
 
+def writable_framework(name: Literal["pt", "np"]) -> WritableFramework:
+    """The framework of that name, whose tensors can be written to."""
+    return cast("WritableFramework", framework(name))
+
+
 class HostOnly:
     """What frameworks have in common whose tensors Penstock only makes in host memory."""
 
@@ -216,6 +225,3 @@ class HostOnly:
     def consumer_stream(self, device: str) -> int:
         del device
         return 0
-
-    def written(self, tensors: Sequence[Any]) -> None:
-        del tensors

@@ -127,6 +127,9 @@ class Numpy(HostOnly):
         with np.errstate(all="ignore"):
             np.copyto(memory, value, casting="unsafe")
 
+    def written(self, tensors: Sequence[Any]) -> None:
+        pass
+
     def check_cast(self, tensors: Iterable[TensorInfo], dtype: Any) -> None:
         wanted = self.floating_dtype(dtype)
         for name in _FLOATS.intersection(dtypes_to_cast(tensors)):
