@@ -243,7 +243,7 @@ def _check_buffers(model: torch.nn.Module, loaded: Any) -> None:
 
 
 def _check_kinds(names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuses parameters in whose place an ordinary tensor cannot be put: sharded ones, and wrapper subclasses."""
+    """Refuses parameters in whose place a regular tensor cannot be put: sharded ones, and wrapper subclasses."""
     import torch
 
     for name in names:
