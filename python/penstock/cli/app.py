@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 import penstock
-from penstock.arguments import device_meant, is_remote
+from penstock.arguments import device_meant, is_url
 from penstock.cli.failures import CODES_HELP, handled
 from penstock.errors import ConfigError
 
@@ -67,7 +67,7 @@ def parse_remote(text: str) -> str:
 
 
 def storage_options(given: list[str] | None) -> dict[str, str] | None:
-    """The options of ``--storage-option KEY=VALUE``. What is wrong is told without what was written: it may be secret.
+    """The options of ``--storage-option KEY=VALUE``. Errors do not repeat what was written: it may be secret.
 
     Raises:
         ConfigError: for what has no ``=``, or nothing before it.
@@ -99,13 +99,13 @@ def parse_size(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
+_argument = partial(typer.Argument, show_default=False)
 Paths = Annotated[
     list[str],
-    typer.Argument(
+    _argument(
         metavar="PATH",
         help="A file, several, a directory, a quoted glob, a shard index, or a model of a Hugging Face cache; or a "
         "URL: s3://, gs://, az://, abfss://, https://, hf://org/name[@revision].",
-        show_default=False,
         autocompletion=completed_paths,
     ),
 ]
@@ -224,7 +224,7 @@ def load_command(
             cache_dir=cache_dir,
             cache_bytes=cache_bytes,
         )
-        if cache_dir and not any(is_remote(path) for path in paths):
+        if cache_dir and not any(is_url(path) for path in paths):
             sys.stderr.write("note: --cache-dir is ignored: what lies on this machine needs no disk cache\n")
         load(
             paths,
@@ -246,19 +246,17 @@ def load_command(
 def pull_command(
     url: Annotated[
         str,
-        typer.Argument(
+        _argument(
             metavar="URL",
             parser=parse_remote,
             help="A prefix of an object store, a repository (hf://org/name[@revision]), or one object.",
-            show_default=False,
         ),
     ],
     directory: Annotated[
         str,
-        typer.Argument(
+        _argument(
             metavar="DIRECTORY",
             help="Where the files go; made where it is missing.",
-            show_default=False,
             autocompletion=completed_paths,
         ),
     ],

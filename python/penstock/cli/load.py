@@ -186,7 +186,7 @@ def settle(framework: str, device: str) -> None:
 
 @contextmanager
 def bar(description: str, *, shown: bool, total: int | None = None) -> Iterator[Report | None]:
-    """A progress bar on stderr, gone when the load is over; what it is told of is a function of (done, total)."""
+    """A progress bar on stderr, gone when the load is over; what it shows comes by a function of (done, total)."""
     if not shown:
         yield None
         return

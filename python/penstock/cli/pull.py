@@ -1,4 +1,4 @@
-"""``penstock pull``: remote objects brought to a directory, with a bar while they come and a line for what was done."""
+"""``penstock pull``: remote objects copied to a directory, with a bar meanwhile and a line for what was done."""
 
 from __future__ import annotations
 

@@ -18,18 +18,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock._native import LoadOptions, shown
+from penstock.arguments import is_url
 from penstock.errors import ConfigError, LocationNotFoundError
 from penstock.integrations.diffusers.arguments import class_named_in, device_of, dtype_keyword, dtype_of
 from penstock.integrations.diffusers.components import Built, begin, class_of
 from penstock.integrations.diffusers.together import Together
 from penstock.integrations.safetensors.patching import patch_safetensors
-from penstock.integrations.shared.files import Place, called, hub_options, is_url, locate
+from penstock.integrations.shared.files import Place, called, hub_options, locate
 from penstock.integrations.shared.small_files import fresh_directory, joined
 from penstock.optional import required
 from penstock.progress import ProgressOption
 from penstock.pulling import pull
 
 if TYPE_CHECKING:
+    import torch
+
     from penstock.arguments import AnyPath
 
 logger = logging.getLogger(__name__)
@@ -97,16 +100,20 @@ def from_pretrained(
     return loaded
 
 
-def _nbytes(loaded: Any) -> int:
-    """Bytes of the parameters and buffers of a model or a pipeline."""
+def _modules(loaded: Any) -> list[torch.nn.Module]:
+    """A model, which may come with information, or the models of a pipeline."""
     import torch
 
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     parts = [model] if isinstance(model, torch.nn.Module) else getattr(model, "components", {}).values()
-    modules = [part for part in parts if isinstance(part, torch.nn.Module)]
+    return [part for part in parts if isinstance(part, torch.nn.Module)]
+
+
+def _nbytes(loaded: Any) -> int:
+    """Bytes of the parameters and buffers of a model or a pipeline."""
     return sum(
         tensor.numel() * tensor.element_size()
-        for module in modules
+        for module in _modules(loaded)
         for tensors in (module.parameters(), module.buffers())
         for tensor in tensors
     )
@@ -290,10 +297,7 @@ def _assembled(
 
 def _is_on(pipeline: Any, device: str) -> bool:
     """Whether all weights of a pipeline are there. Moving is left out then: quantised components refuse to be moved."""
-    import torch
-
-    modules = [part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)]
-    return all(str(p.device) == device for module in modules for p in module.parameters())
+    return all(str(p.device) == device for module in _modules(pipeline) for p in module.parameters())
 
 
 def _pipeline_place(path: AnyPath, variant: str | None, revision: str | None, hub: dict[str, Any]) -> Place:

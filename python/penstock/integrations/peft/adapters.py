@@ -1,7 +1,7 @@
 """peft: adapters from anywhere, onto models that are there.
 
 peft's own loader reads them, within ``patch_safetensors``: adapters are small, so one that is not on this machine is
-brought here first. What Penstock adds is where an adapter may be (a URL, a folder, the Hub without other files), its
+copied here first. What Penstock adds is where an adapter may be (a URL, a folder, the Hub without other files), its
 errors for weights that are missing, and the refusal of keywords that nobody knows.
 """
 

@@ -78,7 +78,7 @@ def _note_who_asks(server_args: Any, previous: Callable[[Any], None]) -> None:
 
 
 def _is_asked_for(location: str) -> bool:
-    """Whether Penstock is to bring what is at a location, as far as this process knows."""
+    """Whether Penstock is to read what is at a location, as far as this process knows."""
     if location in _asked:
         return _asked[location] or is_opted_in()
     if is_opted_in():

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock._native import LoadOptions, shown
+from penstock.arguments import is_url
 from penstock.errors import ConfigError, LocationNotFoundError
 from penstock.integrations.shared.small_files import NO_SMALL_FILES, SMALL, fetch, fresh_directory, joined
 from penstock.pulling import pull
@@ -111,12 +112,6 @@ class Place(NamedTuple):
     def holds(self, name: str) -> bool:
         """Whether there is a small file of that name."""
         return Path(self.local, name).is_file()
-
-
-def is_url(path: AnyPath) -> bool:
-    """Whether a path names something that is not on the local file system."""
-    text = os.fsdecode(path)
-    return bool(re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", text)) and not text.startswith("file://")
 
 
 def called(path: AnyPath) -> str:

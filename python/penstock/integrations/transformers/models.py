@@ -21,9 +21,10 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from penstock._native import LoadOptions, shown
+from penstock.arguments import is_url
 from penstock.errors import ConfigError
 from penstock.integrations.safetensors.patching import patch_safetensors
-from penstock.integrations.shared.files import Place, called, hub_options, is_url, locate, open_weights, require_local
+from penstock.integrations.shared.files import Place, called, hub_options, locate, open_weights, require_local
 from penstock.integrations.transformers import own_adapters
 from penstock.integrations.transformers.supplied import supplied, unreserved
 from penstock.optional import required
@@ -135,8 +136,8 @@ def from_pretrained(
     )
     if found.alone:
         model, *info = result if isinstance(result, tuple) else (result,)
-        told = model.load_adapter(place.local, adapter_name=adapter_name)
-        result = (model, told.to_dict() if hasattr(told, "to_dict") else info[0]) if info else model
+        report = model.load_adapter(place.local, adapter_name=adapter_name)
+        result = (model, report.to_dict() if hasattr(report, "to_dict") else info[0]) if info else model
     return result
 
 
@@ -273,15 +274,19 @@ def _built(cls: Any, config: PretrainedConfig, place: Place, trust_remote_code: 
 def _left(kwargs: dict[str, Any]) -> str | None:
     """The first keyword that only transformers' own loader understands, as the caller wrote it."""
     device_map = kwargs.get("device_map")
-    if isinstance(device_map, dict):
-        several = len(set(device_map.values())) > 1 or "disk" in device_map.values()
-    else:
-        several = isinstance(device_map, str) and device_map in _SEVERAL
-    if several:
+    if device_map and single_device(device_map) in (None, "disk"):
         return f"device_map={device_map!r}"
     if kwargs.get("gguf_file"):
         return "gguf_file"
     return "use_safetensors=False" if kwargs.get("use_safetensors") is False else None
+
+
+def single_device(device_map: Any) -> Any:
+    """The device that a ``device_map`` names for the whole model; None where it names none, or several."""
+    if isinstance(device_map, dict):
+        devices = set(device_map.values())
+        return devices.pop() if len(devices) == 1 else None
+    return None if device_map in _SEVERAL else device_map
 
 
 def _one_device(device: Any, device_map: Any) -> str:
@@ -291,9 +296,8 @@ def _one_device(device: Any, device_map: Any) -> str:
 
     from penstock.frameworks.torch import Torch
 
-    if isinstance(device_map, dict):
-        device_map = next(iter(device_map.values()), None)
-    given = device if device_map is None else device_map
+    named = single_device(device_map)
+    given = device if named is None else named
     if given is None:
         # That of `with torch.device(…)`, or of `torch.set_default_device`.
         given = torch.empty(0).device
