@@ -107,7 +107,7 @@ def spoiled(wrong: str) -> Iterator[None]:
         "cannot plan": (sharing, "make_plan", fails("no plan")),
         "cannot read": (exchange.Exchange, "__init__", init),
         "cannot read later": (exchange.Exchange, "__init__", init),
-        "cannot take": (exchange._Arriving, "came", at(4, exchange._Arriving.came, fails("no place"))),
+        "cannot take": (exchange._Arriving, "arrived", at(4, exchange._Arriving.arrived, fails("no place"))),
         "raises without threads": (threading.Thread, "start", fails("can't start new thread")),
         "is interrupted": (exchange.Exchange, "run", at(1, exchange.Exchange.run, interrupts)),
     }

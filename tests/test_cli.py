@@ -563,6 +563,6 @@ class TestCommand:
          (16_060_556_376, "16.1 GB"), (524_288, "524 kB"), (1_500_000_000_000, "1.50 TB")],
     )  # fmt: skip
     def test_bytes_are_shown_in_three_digits(self, nbytes: int, shown: str) -> None:
-        from penstock.cli.output import size
+        from penstock.units import size
 
         assert size(nbytes) == shown

@@ -18,7 +18,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 from penstock.integrations.safetensors import patching
-from penstock.integrations.transformers import from_pretrained, reservation
+from penstock.integrations.transformers import from_pretrained
+from penstock.integrations.transformers.supplied import unreserved as without_reservation
 from penstock.supply import streamed as supply
 from tiny_models import QUIET, addresses, assert_same_model, randomise, saved
 
@@ -261,14 +262,14 @@ def test_no_memory_is_reserved_on_top_of_what_is_read_meanwhile(tmp_path: Path, 
     # What is converted is read later, and takes what was reserved. Other threads' models have theirs.
     from_pretrained("auto", path, dtype=torch.float32)
     assert len(reserved) == 1
-    with reservation.none() as unreserved:
+    with without_reservation() as unreserved:
         assert unreserved
         thread = threading.Thread(target=transformers.modeling_utils.caching_allocator_warmup, args=(None, None, None))
         thread.start()
         thread.join()
     assert len(reserved) == 2
     monkeypatch.delattr(transformers.modeling_utils, "caching_allocator_warmup")
-    with reservation.none() as unreserved:
+    with without_reservation() as unreserved:
         assert not unreserved
 
 

@@ -83,22 +83,17 @@ __all__ = [
     "save_file",
 ]
 
-_HOME = {
-    "Checkpoint": "penstock.checkpoint",
-    "open": "penstock.checkpoint",
-    "IncompatibleKeys": "penstock.state",
-    "load_model": "penstock.model",
-    "patch_safetensors": "penstock.integrations.safetensors.patching",
-    "Pulled": "penstock.pulling",
-    "PulledFile": "penstock.pulling",
-    "pull": "penstock.pulling",
-    "load_file": "penstock.safetensors",
-    "safe_open": "penstock.safetensors",
-    "save_file": "penstock.safetensors",
-    "TensorInfo": "penstock.tensor_info",
-    "flush_disk_cache": "penstock._native",
-    "release_staging": "penstock._native",
+_NAMES_OF = {
+    "penstock._native": ("flush_disk_cache", "release_staging"),
+    "penstock.checkpoint": ("Checkpoint", "open"),
+    "penstock.integrations.safetensors.patching": ("patch_safetensors",),
+    "penstock.model": ("load_model",),
+    "penstock.pulling": ("Pulled", "PulledFile", "pull"),
+    "penstock.safetensors": ("load_file", "safe_open", "save_file"),
+    "penstock.state": ("IncompatibleKeys",),
+    "penstock.tensor_info": ("TensorInfo",),
 }
+_HOME = {name: module for module, names in _NAMES_OF.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ framework.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -64,9 +65,10 @@ def location(given: AnyPath, argument: str = "path") -> str:
     return os.path.expanduser(text) if text.startswith("~") and not os.path.lexists(text) else text  # noqa: PTH111
 
 
-def is_remote(path: str) -> bool:
-    """Whether a path is a URL of another machine."""
-    return "://" in path and not path.startswith("file://")
+def is_url(path: AnyPath) -> bool:
+    """Whether a path names something that is not on the local file system."""
+    text = os.fsdecode(path)
+    return bool(re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", text)) and not text.startswith("file://")
 
 
 def _no_path(given: object, argument: str) -> ConfigError:

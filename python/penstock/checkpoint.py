@@ -20,7 +20,7 @@ from penstock._native import LoadOptions, LoadStats, Prefetch, shown
 from penstock.arguments import AnyPath, location, locations, name_filter, settings, tensor_names
 from penstock.destinations import DtypeMismatch, fit, plan
 from penstock.errors import ConfigError, SelectionError, TensorNotFoundError
-from penstock.frameworks.base import Framework, framework
+from penstock.frameworks.base import Framework, framework, writable_framework
 from penstock.loading import FreshDevice, FreshHost, Load, Planned, collection_paused, window_of
 from penstock.parts import load_parts
 from penstock.progress import ProgressOption, SharedProgress, progress_reporter
@@ -144,7 +144,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
                 "this checkpoint cannot be pickled: its location or storage options may hold secrets, or are not known"
             )
             remedy = "Pass the location by a safe way, and open it in the other process"
-            raise ConfigError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+            raise ConfigError(cause=cause, remedy=remedy)
         return _reopened, (self._paths, self._options)
 
     def __getitem__(self, name: str) -> TensorInfo:
@@ -236,7 +236,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
             PenstockError: see ``load``.
         """
         (name,) = tensor_names([name])
-        slices = None if selection is None else {name: selection}
+        slices = None if selection is None or selection is ... else {name: selection}
         return self.load([name], slices=slices, device=device, dtype=dtype, framework=framework, options=options)[name]
 
     def load(
@@ -373,7 +373,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         unexpected = [name for name in wanted if name not in tensors]
         missing = [name for name, group in aliases.items() if chosen.isdisjoint(group)] if names is None else []
         keys = IncompatibleKeys(missing, unexpected)
-        library = framework("np" if _are_numpy(tensors.values()) else "pt")
+        library = writable_framework("np" if _are_numpy(tensors.values()) else "pt")
         shared = [name for name in wanted if name in tensors]
         with collection_paused():
             fills, misfits = fit(self, shared, tensors, library, dtype_mismatch)
@@ -408,7 +408,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         A load takes what is cached from the cache and reads the rest as always. A hint: fills at most half of the
         memory that is free, and does nothing for what is no file of this machine, for files that a load reads better
         in another way (FUSE mounts, parallel file systems), and with ``cache="bypass"``. What cannot be read is the
-        load's to tell.
+        load's to report.
 
         Args:
             names: of which tensors; all by default.
@@ -479,15 +479,15 @@ class Checkpoint(Mapping[str, TensorInfo]):
         self, slices: Mapping[str, Selection], names: list[str] | None
     ) -> tuple[dict[str, list[tuple[int, int]]], dict[str, tuple[int | slice, ...]]]:
         if not isinstance(slices, Mapping):
-            cause = f"slices must be a mapping from names of tensors to slices, not {type(slices).__name__}"
-            raise SelectionError(cause, cause=cause)
+            raise SelectionError(
+                f"slices must be a mapping from names of tensors to slices, not {type(slices).__name__}"
+            )
         boxes, indices = {}, {}
         wanted = self if names is None else set(names)
         for name, selection in slices.items():
             info = self[name]
             if name not in wanted:
-                cause = "it is sliced but not among the names to load"
-                raise TensorNotFoundError(f"tensor {name!r}: {cause}", tensor=name, cause=cause)
+                raise TensorNotFoundError(tensor=name, cause="it is sliced but not among the names to load")
             boxes[name], index = resolve(name, info.shape, selection)
             if index is not None:
                 indices[name] = index
@@ -511,7 +511,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         ]
         if wrong:
             cause = f"mmap=True gives views of the files as they are, on the CPU: not with {' and '.join(wrong)}"
-            raise SelectionError(f"{cause}. Load without mmap", cause=cause, remedy="Load without mmap")
+            raise SelectionError(cause=cause, remedy="Load without mmap")
         library = framework(framework_name)
         library.device(device)
         options = settings(options, self._options)

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import Any, Literal, NamedTuple
 
 from penstock.errors import DestinationError
-from penstock.frameworks.base import Destination, Framework
+from penstock.frameworks.base import Destination, WritableFramework
 from penstock.parts import Part
 from penstock.tensor_info import TensorInfo
 
@@ -50,7 +51,7 @@ def fit(
     infos: Mapping[str, TensorInfo],
     names: Iterable[str],
     tensors: Mapping[str, Any],
-    library: Framework,
+    library: WritableFramework,
     dtype_mismatch: DtypeMismatch,
 ) -> tuple[list[Fill], list[DestinationError]]:
     """Checks the destinations of ``names``, each by itself: those that fit, and what is wrong with the others.
@@ -73,7 +74,7 @@ def fit(
     return list(fills.values()), misfits
 
 
-def plan(fills: Sequence[Fill], library: Framework) -> Planned:
+def plan(fills: Sequence[Fill], library: WritableFramework) -> Planned:
     """Says what is read where.
 
     Raises:
@@ -110,7 +111,7 @@ class Fill(NamedTuple):
     targets: list[_Target]
 
 
-def _fill(info: TensorInfo, tensor: Any, library: Framework, dtype_mismatch: DtypeMismatch) -> Fill:
+def _fill(info: TensorInfo, tensor: Any, library: WritableFramework, dtype_mismatch: DtypeMismatch) -> Fill:
     targets: list[_Target] = []
     try:
         pieces = library.pieces(info.name, tensor)
@@ -127,14 +128,16 @@ def _fill(info: TensorInfo, tensor: Any, library: Framework, dtype_mismatch: Dty
         remedy = "Build the destination with that shape, leave the tensor out with names=, or load it and copy_ a part"
         raise _wrong(info, cause, remedy)
     for target in targets:
-        if target.destination.strides is not None and _overlaps_itself(target.destination):
-            cause = f"elements of the destination share memory (strides {list(target.destination.strides)} bytes)"
+        destination = target.destination
+        element = destination.nbytes // max(prod(destination.shape), 1)
+        if destination.strides is not None and overlaps_itself(destination.shape, destination.strides, element):
+            cause = f"elements of the destination share memory (strides {list(destination.strides)} bytes)"
             raise _wrong(info, cause, "Give a tensor that was not expanded: destination.contiguous()")
     return Fill(info, tensor, [target for target in targets if target.destination.nbytes])
 
 
 def _check_dtype(
-    info: TensorInfo, memory: Any, destination: Destination, library: Framework, dtype_mismatch: DtypeMismatch
+    info: TensorInfo, memory: Any, destination: Destination, library: WritableFramework, dtype_mismatch: DtypeMismatch
 ) -> None:
     if info.dtype == destination.dtype and (destination.strides is None or info.dtype != "F4"):
         return
@@ -168,7 +171,7 @@ def keeps_values(source: str, destination: str) -> bool:
     return source in _PRECISION and destination in _PRECISION and (source != "C64" or destination == "C64")
 
 
-def _parts(info: TensorInfo, target: _Target, nbytes: int, library: Framework) -> Iterator[Part]:
+def _parts(info: TensorInfo, target: _Target, nbytes: int, library: WritableFramework) -> Iterator[Part]:
     """A part that is read in place, or those that are copied."""
     ranges, memory, destination = target
     if destination.strides is None and destination.dtype == info.dtype:
@@ -200,19 +203,17 @@ def _share(info: TensorInfo, destination: Destination) -> int:
     """Bytes of the checkpoint that a destination takes."""
     if destination.shape == info.shape:
         return info.nbytes
-    elements, whole = _product(destination.shape), _product(info.shape)
+    elements, whole = prod(destination.shape), prod(info.shape)
     return info.nbytes * elements // whole if whole else 0
 
 
-def _overlaps_itself(destination: Destination) -> bool:
-    """Whether two elements may share memory. True where that is not clear."""
-    reach = destination.nbytes // max(_product(destination.shape), 1)
-    dimensions = zip(destination.shape, destination.strides or (), strict=True)
-    for size, stride in sorted(dimensions, key=lambda dimension: abs(dimension[1])):
-        if size > 1:
-            if abs(stride) < reach:
-                return True
-            reach += abs(stride) * (size - 1)
+def overlaps_itself(sizes: Sequence[int], strides: Sequence[int], nbytes: int = 1) -> bool:
+    """Whether two elements of ``nbytes`` may share memory. True where that is not clear."""
+    reach = nbytes
+    for stride, size in sorted((abs(stride), size) for size, stride in zip(sizes, strides, strict=True) if size > 1):
+        if stride < reach:
+            return True
+        reach += stride * (size - 1)
     return False
 
 
@@ -240,7 +241,7 @@ def _span(destination: Destination) -> tuple[int, int]:
     if destination.strides is None:
         return destination.address, destination.address + destination.nbytes
     moves = [(size - 1) * stride for size, stride in zip(destination.shape, destination.strides, strict=True)]
-    element = destination.nbytes // _product(destination.shape)
+    element = destination.nbytes // prod(destination.shape)
     below, above = sum(min(move, 0) for move in moves), sum(max(move, 0) for move in moves)
     return destination.address + below, destination.address + above + element
 
@@ -283,16 +284,9 @@ def _walk(destination: Destination) -> list[tuple[int, int]]:
     """A destination's bytes as (size, stride) of dimensions. Which way one is walked is no matter."""
     if destination.strides is None:
         return [(destination.nbytes, 1)]
-    element = destination.nbytes // _product(destination.shape)
+    element = destination.nbytes // prod(destination.shape)
     dimensions = zip(destination.shape, destination.strides, strict=True)
     return [(size, abs(stride)) for size, stride in dimensions if size > 1 and stride] + [(element, 1)]
-
-
-def _product(sizes: Iterable[int]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product
 
 
 def _wrong(info: TensorInfo, cause: str, remedy: str | None) -> DestinationError:

@@ -46,15 +46,31 @@ class Planned(NamedTuple):
     nbytes: list[int]
 
 
-class FreshHost:
+class Destinations(Protocol):
+    """Where a session's tensors go."""
+
+    def ahead(self) -> int | None:
+        """Called once before anything is attached, where all of it will be: how many bytes to attach ahead of what has
+        landed, or None for all at once. A chance to make memory beforehand.
+        """
+        return None
+
+    def attach(self, begin: int, end: int) -> None:
+        """Gives these tensors, by their place in the plan, their memory."""
+
+    def release(self) -> None:
+        """The session has stopped: nothing is on its way any more."""
+
+    def completed(self, indices: list[int]) -> list[Any]:
+        """What the consumer is to have of these tensors."""
+
+
+class FreshHost(Destinations):
     """Fresh host memory: the engine's."""
 
     def __init__(self, session: Session, framework: Framework) -> None:
         self._session = session
         self._framework = framework
-
-    def ahead(self) -> None:
-        return None
 
     def attach(self, begin: int, end: int) -> None:
         self._session.attach_slab(end - begin)
@@ -66,7 +82,7 @@ class FreshHost:
         return [self._framework.adopt(array) for array in self._session.host(indices)]
 
 
-class FreshDevice:
+class FreshDevice(Destinations):
     """Fresh device memory: from the framework's allocator, on the consumer's stream."""
 
     def __init__(self, session: Session, planned: Planned, framework: Framework, device: str) -> None:
@@ -116,24 +132,6 @@ class FreshDevice:
         for index in indices:
             held[index] = None
         return tensors
-
-
-class Destinations(Protocol):
-    """Where a session's tensors go."""
-
-    def ahead(self) -> int | None:
-        """Called once before anything is attached, where all of it will be: how many bytes to attach ahead of what has
-        landed, or None for all at once. A chance to make memory beforehand.
-        """
-
-    def attach(self, begin: int, end: int) -> None:
-        """Gives these tensors, by their place in the plan, their memory."""
-
-    def release(self) -> None:
-        """The session has stopped: nothing is on its way any more."""
-
-    def completed(self, indices: list[int]) -> list[Any]:
-        """What the consumer is to have of these tensors."""
 
 
 class _Attaching:
@@ -248,7 +246,7 @@ class Load:
         session: a session with nothing attached.
         planned: its tensors.
         destinations: where its tensors go.
-        progress: told of what has landed and was taken; closed when the load ends, if it was begun.
+        progress: notified of what has landed and was taken; closed when the load ends, if it was begun.
         done: called with the statistics after the last tensor.
         window_bytes: what each tensor counts for in the window of a stream, in bytes; its size where nothing is said.
     """

@@ -143,17 +143,14 @@ def load_model(
         # Not its value, which may be a URL with a password.
         kind = type(model).__name__
         cause = f"load_model takes a module or a function that builds one, then the path; a {kind} is neither"
-        raise ConfigError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+        raise ConfigError(cause=cause, remedy=remedy)
     if dtype is not None:
         dtype = Torch().floating_dtype(dtype)
     if not isinstance(path, Checkpoint):
         checkpoint = open(path, storage_options=storage_options, options=options)
     elif storage_options:
-        cause, remedy = (
-            "storage_options are for opening a checkpoint, and this one is open",
-            "Give them to penstock.open",
-        )
-        raise ConfigError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+        cause = "storage_options are for opening a checkpoint, and this one is open"
+        raise ConfigError(cause=cause, remedy="Give them to penstock.open")
     else:
         checkpoint = path
     where = Torch().device(device)
@@ -164,8 +161,8 @@ def load_model(
     with checkpoint.prefetch(options=options), no_init():
         built = model()
     if not isinstance(built, torch.nn.Module):
-        cause, remedy = f"what was to build the module returned a {type(built).__name__}", "Return a torch.nn.Module"
-        raise ConfigError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+        cause = f"what was to build the module returned a {type(built).__name__}"
+        raise ConfigError(cause=cause, remedy="Return a torch.nn.Module")
     place(built, checkpoint, where, dtype=lambda _: dtype, strict=strict, progress=progress, options=options)
     return built
 
@@ -246,7 +243,7 @@ def _check_buffers(model: torch.nn.Module, loaded: Any) -> None:
 
 
 def _check_kinds(names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuses parameters in whose place an ordinary tensor cannot be put: sharded ones, and wrapper subclasses."""
+    """Refuses parameters in whose place a regular tensor cannot be put: sharded ones, and wrapper subclasses."""
     import torch
 
     for name in names:
@@ -270,9 +267,7 @@ def _of_other_shapes(
         if has != wants:
             cause = f"size mismatch: the checkpoint's shape is {list(wants)}, the model's {list(has)}"
             remedy = "Build the model with the checkpoint's sizes (its configuration)"
-            message = f"{info.location}: tensor {name!r}: {cause}. {remedy}"
-            error = DestinationError(message, location=info.location, tensor=name, cause=cause, remedy=remedy)
-            misfits.append(error)
+            misfits.append(DestinationError(location=info.location, tensor=name, cause=cause, remedy=remedy))
     return misfits
 
 

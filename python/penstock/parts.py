@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock._native import LoadOptions, LoadStats, Session
 from penstock.errors import DestinationError
-from penstock.frameworks.base import Destination, Framework, framework
-from penstock.loading import Load, Planned, window_of
+from penstock.frameworks.base import Destination, WritableFramework, writable_framework
+from penstock.loading import Destinations, Load, Planned, window_of
 from penstock.progress import Progress
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ class Part(NamedTuple):
     """What the framework says of ``out``, where that was asked already."""
 
 
-class Places:
+class Places(Destinations):
     """The destinations of a session of parts. See ``penstock.loading.Destinations``."""
 
     def __init__(
-        self, session: Session, planned: Planned, parts: Sequence[Part], library: Framework, device: str
+        self, session: Session, planned: Planned, parts: Sequence[Part], library: WritableFramework, device: str
     ) -> None:
         self._session = session
         self._planned = planned
@@ -50,9 +50,6 @@ class Places:
         self._fresh: dict[int, Any] = {}
         # All are checked before the first is written to.
         self._addresses = [0 if part.out is None else self._address(index) for index, part in enumerate(parts)]
-
-    def ahead(self) -> None:
-        return None
 
     def attach(self, begin: int, end: int) -> None:
         planned = self._planned
@@ -103,7 +100,7 @@ def load_parts(
     progress: Progress,
     options: LoadOptions | None = None,
     begun: Callable[[Load], object] | None = None,
-    library: Framework | None = None,
+    library: WritableFramework | None = None,
 ) -> LoadStats:
     """Loads ``parts`` to one device, and returns when all are where they belong.
 
@@ -113,7 +110,7 @@ def load_parts(
         checkpoint: where from.
         parts: of its tensors; of one tensor as many as there are uses for it.
         device: ``"cpu"`` or ``"cuda:N"``, where all of ``out`` are and the tensors for ``on_ready`` come to be.
-        progress: told of the bytes of parts.
+        progress: notified of the bytes of parts.
         options: settings of this load.
         begun: given the load before anything is read, so that another thread can cancel it.
         library: of which framework the tensors are; torch by default.
@@ -128,7 +125,7 @@ def load_parts(
     session = checkpoint.core.session_of_parts(wanted, target, options)
     planned = Planned(*session.tensors)
     ordered = [parts[item] for item in session.items]
-    places = Places(session, planned, ordered, framework("pt") if library is None else library, device)
+    places = Places(session, planned, ordered, writable_framework("pt") if library is None else library, device)
     # What goes into existing memory needs no room: only the rest counts towards the window.
     counted = [0 if part.out is not None else size for part, size in zip(ordered, planned.nbytes, strict=True)]
     load = Load(session, planned, places, progress, _nobody, counted)
@@ -144,4 +141,4 @@ def load_parts(
 
 
 def _nobody(stats: LoadStats) -> None:
-    """Nobody is told: the caller gets the figures."""
+    """Nobody is notified: the caller gets the figures."""

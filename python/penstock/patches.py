@@ -1,8 +1,8 @@
 """What Penstock replaces in other packages: the complete list, the switch that turns it off, and one safe way to do it.
 
-Promises: an attribute of another package is only replaced if it is listed in ``PATCHES`` (docs/engines/patches.md is
-the same list, and a test compares the two); a replacement that has no active user calls the original with the same
-arguments; restoring never overwrites a replacement that another package has made in the meantime.
+Promises: an attribute of another package is only replaced if it is listed in ``PATCHES`` (docs/engines/patches.md says
+what each replacement does, and a test compares the two lists); a replacement that has no active user calls the original
+with the same arguments; restoring never overwrites a replacement that another package has made in the meantime.
 
 It imports no other package, and must not know which engine uses it.
 """
@@ -14,201 +14,67 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
-from weakref import WeakSet
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
 DISABLE = "PENSTOCK_DISABLE"
 """The environment variable that turns integrations off."""
 
-FOREVER = "until the process ends"
-WITHIN = "until the last such block or call ends"
-_RECORDS = "a `Recorder` is entered: vLLM's or SGLang's loader fills a model with lazy tensors"
-
-_TRANSFORMERS = "`penstock.integrations.transformers.from_pretrained` loads a model"
-
-
-class Patch(NamedTuple):
-    """One attribute (or registry entry) of another package that Penstock replaces or adds."""
-
-    target: str
-    """Its dotted name; for a registry, the registry's, with the key in brackets."""
-    when: str
-    """When it is installed."""
-    until: str
-    """How long it stays."""
-    effect: str
-    """What it does, and for whom."""
-
-
-PATCHES = (
-    Patch(
+PATCHES = {
+    "vLLM loads its plugins, in each process": (
         "vllm.model_executor.model_loader._LOAD_FORMAT_TO_MODEL_LOADER[penstock]",
-        "vLLM loads its plugins, in each process",
-        FOREVER,
-        "Adds the load format, by `register_model_loader`.",
-    ),
-    Patch(
         "vllm.engine.arg_utils.EngineArgs.create_model_config",
-        "vLLM loads its plugins, in each process",
-        FOREVER,
-        "Installs the three below if `load_format` is `penstock`. Calls the original otherwise.",
-    ),
-    Patch(
         "vllm.engine.arg_utils.EngineArgs.create_engine_config",
-        "vLLM loads its plugins, in each process",
-        FOREVER,
-        "As above.",
     ),
-    Patch(
-        "vllm.config.VllmConfig.try_verify_and_update_config",
-        "`--load-format penstock` is first used in a process",
-        FOREVER,
-        "Accepts `penstock` for models on object stores. Calls the original for other formats.",
-    ),
-    Patch(
+    "`--load-format penstock` is first used in a process": ("vllm.config.VllmConfig.try_verify_and_update_config",),
+    "`--load-format penstock` is first used in a process that has no `runai_model_streamer`": (
         "vllm.transformers_utils.runai_utils.runai_pull_files",
-        "`--load-format penstock` is first used in a process that has no `runai_model_streamer`",
-        FOREVER,
-        "Fetches configuration and tokenizer of a model on an object store, while vLLM makes a configuration with that "
-        "format. Calls the original otherwise.",
-    ),
-    Patch(
         "vllm.transformers_utils.runai_utils.runai_list_safetensors",
-        "`--load-format penstock` is first used in a process that has no `runai_model_streamer`",
-        FOREVER,
-        "Lists an object store's files, as above.",
     ),
-    Patch(
+    "SGLang loads its plugins, in each process": (
         "sglang.srt.arg_groups.choices.LOAD_FORMAT_CHOICES[penstock]",
-        "SGLang loads its plugins, in each process",
-        FOREVER,
-        "Adds the load format, by `add_load_format_choices`.",
-    ),
-    Patch(
         "sglang.srt.configs.load_config.LoadConfig._verify_load_format",
-        "SGLang loads its plugins, in each process",
-        FOREVER,
-        "Accepts `penstock`. Calls the original for other formats.",
-    ),
-    Patch(
         "sglang.srt.model_loader.loader.get_model_loader",
-        "SGLang loads its plugins, in each process",
-        FOREVER,
-        "Gives Penstock's loader for `penstock`. Calls the original for other formats.",
-    ),
-    Patch(
         "sglang.srt.model_loader.utils.should_async_load",
-        "SGLang loads its plugins, in each process",
-        FOREVER,
-        "Answers `False` while Penstock's loader fills a model. Calls the original otherwise.",
-    ),
-    Patch(
         "sglang.srt.utils.runai_utils.is_runai_obj_uri",
-        "SGLang loads its plugins, in each process",
-        FOREVER,
-        "Knows `hf://`, `abfss://`, `https://` and the like for servers that asked for Penstock. Calls the original "
-        "otherwise.",
-    ),
-    Patch(
         "sglang.srt.utils.runai_utils.ObjectStorageModel.download_and_get_path",
-        "SGLang loads its plugins, in each process",
-        FOREVER,
-        "Fetches configuration and tokenizer for servers that asked for Penstock, from what SGLang does not know or if "
-        "`runai_model_streamer` is not installed. Calls the original otherwise.",
-    ),
-    Patch(
         "sglang.srt.arg_groups.resolution_hooks._HOOKS[handle_model_source_paths]",
-        "SGLang loads its plugins, in each process",
-        FOREVER,
-        "Notes whether a server asked for Penstock, then calls the original.",
-    ),
-    Patch(
         "sglang.srt.arg_groups.resolution_hooks._HOOKS[handle_load_format]",
-        "SGLang loads its plugins, in each process",
-        FOREVER,
-        "Calls the original; keeps `penstock` for models on object stores if the server asked for it.",
     ),
-    Patch(
+    "`patch_safetensors()` is entered": (
         "safetensors.safe_open",
-        "`patch_safetensors()` is entered",
-        WITHIN,
-        "Is Penstock's, in the namespace of every module that has it.",
-    ),
-    Patch(
         "safetensors.torch.load_file",
-        "`patch_safetensors()` is entered",
-        WITHIN,
-        "Is Penstock's, in the namespace of every module that has it.",
     ),
-    Patch(
+    "`penstock.load_model`, `penstock.model.no_init` or an engine's `from_pretrained` builds a model": (
         "torch.nn.Module.register_parameter",
-        "`penstock.load_model`, `penstock.model.no_init` or an engine's `from_pretrained` builds a model",
-        WITHIN,
-        "Parameters get no memory, in the thread that builds. Calls the original only, in other threads.",
     ),
-    Patch(
+    "a `Recorder` is entered: vLLM's or SGLang's loader fills a model with lazy tensors": (
         "threading.Thread.start",
-        _RECORDS,
-        WITHIN,
-        "A thread that loading code starts is run under torch's modes that see what it does. Calls the original only, "
-        "in other threads.",
-    ),
-    Patch(
         "concurrent.futures.ThreadPoolExecutor.submit",
-        _RECORDS,
-        WITHIN,
-        "What loading code submits is run under the same modes. Calls the original only, in other threads.",
-    ),
-    Patch("gc.freeze", _RECORDS, WITHIN, "Calls the original, and notes that it was called."),
-    Patch(
+        "gc.freeze",
         "torch.nn.Parameter.__new__",
-        _RECORDS,
-        WITHIN,
-        "Takes lazy tensors. Calls the original with what it is given otherwise.",
-    ),
-    Patch("torch.nn.Buffer.__new__", _RECORDS, WITHIN, "As above."),
-    Patch("torch.Tensor._make_subclass", _RECORDS, WITHIN, "As above: parameters of other classes are made by it."),
-    Patch("torch.Tensor.as_subclass", _RECORDS, WITHIN, "As above."),
-    Patch(
+        "torch.nn.Buffer.__new__",
+        "torch.Tensor._make_subclass",
+        "torch.Tensor.as_subclass",
         "torch._C._swap_tensor_impl",
-        _RECORDS,
-        WITHIN,
-        "Calls the original; a lazy tensor among the two is an ordinary one then.",
-    ),
-    Patch(
         "torch._C._to_dlpack",
-        _RECORDS,
-        WITHIN,
-        "What is to be read into a tensor that loading code gives to others by DLPack is read first. Then calls the "
-        "original.",
+        "torch._C._to_dlpack_versioned",
+        "torch.to_dlpack",
     ),
-    Patch("torch._C._to_dlpack_versioned", _RECORDS, WITHIN, "As above."),
-    Patch("torch.to_dlpack", _RECORDS, WITHIN, "As above, in the namespace of every module that has it."),
-    Patch(
+    "`penstock.integrations.transformers.from_pretrained` loads to a GPU": (
         "transformers.modeling_utils.caching_allocator_warmup",
-        "`penstock.integrations.transformers.from_pretrained` loads to a GPU",
-        WITHIN,
-        "Reserves no GPU memory, in the thread that loads. Calls the original in other threads.",
     ),
-    Patch(
+    "`penstock.integrations.transformers.from_pretrained` loads a model": (
         "transformers.modeling_utils._get_resolved_checkpoint_files",
-        _TRANSFORMERS,
-        WITHIN,
-        "Answers that the model is one file, for the model and in the thread that loads. Calls the original otherwise.",
-    ),
-    Patch(
         "transformers.modeling_utils.safe_open",
-        _TRANSFORMERS,
-        WITHIN,
-        "Opens that file, of which Penstock delivers the tensors. Calls the original for others.",
+        "transformers.quantizers.quantizer_torchao.safe_open",
     ),
-    Patch("transformers.quantizers.quantizer_torchao.safe_open", _TRANSFORMERS, WITHIN, "As above."),
-)
-"""Everything, in the order of the manual's table."""
+}
+"""What is replaced or added, by when: attributes of other packages, and entries of registries with the key in brackets.
+In the order of the manual's table, which says how long each stays, what it does, and for whom."""
 
-_TARGETS = {patch.target for patch in PATCHES}
+_TARGETS = {target for targets in PATCHES.values() for target in targets}
 
 
 def is_disabled() -> bool:
@@ -227,11 +93,6 @@ def listed(target: str) -> str:
     return target
 
 
-def table() -> list[str]:
-    """The rows of the manual's table, in Markdown."""
-    return [f"| `{patch.target}` | {patch.when} | {patch.until} | {patch.effect} |" for patch in PATCHES]
-
-
 class Replacement:
     """An attribute of another package that is replaced while it has users, and restored when the last has gone.
 
@@ -248,28 +109,22 @@ class Replacement:
     def __init__(self, target: str, make: Callable[[Any], Any], name: str | None = None) -> None:
         self._name = listed(target).rpartition(".")[2] if name is None else name
         self._make = make
-        self._lock = threading.Lock()
         self._is_own = True
         self._users = 0
         self._original: Any = None
         self._ours: Any = None
-        _replacements.add(self)
-
-    def unlock_in_child(self) -> None:
-        """Another thread may have held the lock when the process was forked."""
-        self._lock = threading.Lock()
 
     @contextmanager
     def on(self, owner: Any) -> Iterator[bool]:
         """Replaces the attribute of ``owner``, a module or a class. Yields whether it has such an attribute."""
-        with self._lock:
+        with _lock:
             if not self._users:
                 self._install(owner)
             self._users += 1
         try:
             yield self._ours is not None
         finally:
-            with self._lock:
+            with _lock:
                 self._users -= 1
                 if not self._users:
                     self._restore(owner)
@@ -299,12 +154,13 @@ class Replacement:
         self._original = self._ours = None
 
 
-_replacements: WeakSet[Replacement] = WeakSet()
+_lock = threading.Lock()
 
 
 def _unlock_in_child() -> None:
-    for replacement in list(_replacements):
-        replacement.unlock_in_child()
+    """Another thread may have held the lock when the process was forked."""
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -32,7 +32,7 @@ class _Silent:
         pass
 
 
-class _Function:
+class _Function(_Silent):
     def __init__(self, function: Callable[[int, int], object], total: int) -> None:
         self._function = function
         self._total = total
@@ -42,9 +42,6 @@ class _Function:
         self._done += nbytes
         if nbytes:
             self._function(self._done, self._total)
-
-    def close(self) -> None:
-        pass
 
 
 class _Bar:
@@ -73,7 +70,7 @@ class _Bar:
             self._bar.close()
 
 
-class SharedProgress:
+class SharedProgress(_Silent):
     """One progress for several loads, in whatever threads: it ends when its owner says so, not with one of them."""
 
     def __init__(self, progress: Progress) -> None:
@@ -83,9 +80,6 @@ class SharedProgress:
     def advance(self, nbytes: int) -> None:
         with self._lock:
             self._progress.advance(nbytes)
-
-    def close(self) -> None:
-        pass
 
 
 def progress_reporter(option: ProgressOption, total: int, description: str = "Loading weights") -> Progress:

@@ -1,6 +1,6 @@
-"""``penstock.pull``: remote objects brought to a directory of this machine.
+"""``penstock.pull``: remote objects copied to a directory of this machine.
 
-The engine does the work; here it is asked for, waited for and told of.
+The engine does the work; here it is asked for, waited for and reported.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class PulledFile(NamedTuple):
     Attributes:
         path: where it is, relative to the directory, with slashes.
         nbytes: its size in bytes.
-        how: ``"pulled"``: it came whole; ``"resumed"``: part of it was there from a pull that was cut off; ``"kept"``:
-            it was there, of the same size and version.
+        how: ``"pulled"``: it was fetched whole; ``"resumed"``: part of it was there from a pull that was cut off;
+            ``"kept"``: it was there, of the same size and version.
     """
 
     path: str
@@ -37,7 +37,7 @@ class Pulled(NamedTuple):
     Attributes:
         directory: where the files are.
         files: all of them, those that were there already too, sorted by path.
-        fetched_bytes: bytes that came over the network.
+        fetched_bytes: bytes that were fetched over the network.
         seconds: wall-clock time.
     """
 
@@ -85,7 +85,7 @@ def pull(
         LocationNotFoundError: nothing is there, or nothing that is wanted.
         LocationAccessError: the store denies access; a key or a link would lead out of the directory; ``dst`` is a
             file, or a directory that cannot be written to.
-        LocationChangedError: an object was replaced while it came.
+        LocationChangedError: an object was replaced while it was fetched.
         StorageError: the network or the disk failed, or the disk is full.
         ConfigError: a storage option is unknown.
     """
@@ -111,12 +111,12 @@ def pull_entries(
     told = 0
     shown = progress_reporter(progress, total, "Pulling")
     try:
-        while (ended := running.wait()) is None:
+        ended = None
+        while ended is None:
+            ended = running.wait()
             done, _ = running.progress()
             shown.advance(done - told)
             told = done
-        done, _ = running.progress()
-        shown.advance(done - told)
     finally:
         running.stop()
         shown.close()

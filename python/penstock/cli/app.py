@@ -9,13 +9,14 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from glob import escape, glob
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import penstock
-from penstock.arguments import device_meant, is_remote
+from penstock.arguments import device_meant, is_url
 from penstock.cli.failures import CODES_HELP, handled
 from penstock.errors import ConfigError
 
@@ -35,15 +36,15 @@ POLICIES = ("auto", "use", "bypass", "populate")
 """``LoadOptions.cache``."""
 
 
-def one_of(words: tuple[str, ...]) -> Callable[[str], str]:
-    """A parser of an option that is one of these words."""
+def one_of(words: tuple[str, ...], option: Callable[..., Any], meaning: str) -> Any:
+    """An option that is one of these words."""
 
     def parse(text: str) -> str:
         if text not in words:
             raise typer.BadParameter(f"{text!r} is not one of {', '.join(words)}.")
         return text
 
-    return parse
+    return option(parser=parse, metavar="|".join(words), help=meaning)
 
 
 def parse_device(text: str) -> str:
@@ -66,7 +67,7 @@ def parse_remote(text: str) -> str:
 
 
 def storage_options(given: list[str] | None) -> dict[str, str] | None:
-    """The options of ``--storage-option KEY=VALUE``. What is wrong is told without what was written: it may be secret.
+    """The options of ``--storage-option KEY=VALUE``. Errors do not repeat what was written: it may be secret.
 
     Raises:
         ConfigError: for what has no ``=``, or nothing before it.
@@ -98,13 +99,13 @@ def parse_size(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
+_argument = partial(typer.Argument, show_default=False)
 Paths = Annotated[
     list[str],
-    typer.Argument(
+    _argument(
         metavar="PATH",
         help="A file, several, a directory, a quoted glob, a shard index, or a model of a Hugging Face cache; or a "
         "URL: s3://, gs://, az://, abfss://, https://, hf://org/name[@revision].",
-        show_default=False,
         autocompletion=completed_paths,
     ),
 ]
@@ -118,18 +119,14 @@ def _epilog(command: str, examples: tuple[str, ...]) -> str:
     return "\n\n".join(lines)
 
 
-_FLAG = ""
-"""The metavar of an option that takes no value."""
-_SELECTION = "Selection"
-_SETTINGS = "Settings (found by themselves when left out)"
+_flag = partial(typer.Option, metavar="")
+"""An option that takes no value."""
+_selection = partial(typer.Option, rich_help_panel="Selection")
+_setting = partial(typer.Option, rich_help_panel="Settings (found by themselves when left out)")
+_disk_cache = partial(typer.Option, rich_help_panel="Disk cache")
 
 Filter = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="GLOB",
-        help="Only tensors whose names match (*, ?, [...]). Repeat for more.",
-        rich_help_panel=_SELECTION,
-    ),
+    list[str] | None, _selection(metavar="GLOB", help="Only tensors whose names match (*, ?, [...]). Repeat for more.")
 ]
 StorageOption = Annotated[
     list[str] | None,
@@ -141,8 +138,8 @@ StorageOption = Annotated[
         rich_help_panel="Remote store",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", metavar=_FLAG, help="Print JSON on stdout, errors too.")]
-Debug = Annotated[bool, typer.Option("--debug", metavar=_FLAG, help="Show the traceback of an error.")]
+Json = Annotated[bool, _flag("--json", help="Print JSON on stdout, errors too.")]
+Debug = Annotated[bool, _flag("--debug", help="Show the traceback of an error.")]
 
 
 def _version(wanted: bool) -> None:
@@ -154,8 +151,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool,
-        typer.Option("--version", metavar=_FLAG, callback=_version, is_eager=True, help="Print the version and exit."),
+        bool, _flag("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     del version
@@ -166,12 +162,7 @@ def inspect_command(
     paths: Paths,
     filter: Filter = None,  # noqa: A002 - the option's name
     sort: Annotated[
-        str,
-        typer.Option(
-            parser=one_of(ORDERS),
-            metavar="|".join(ORDERS),
-            help="By name, by place in the files, or the largest first.",
-        ),
+        str, one_of(ORDERS, typer.Option, "By name, by place in the files, or the largest first.")
     ] = "name",
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, metavar="N", help="Rows of the table; 0 for all.")] = 50,
     storage_option: StorageOption = None,
@@ -191,106 +182,81 @@ def inspect_command(
 @app.command("load", epilog=_epilog("load", _LOADED))
 def load_command(
     paths: Paths,
-    names: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Only this tensor. Repeat for more.", rich_help_panel=_SELECTION),
-    ] = None,
+    names: Annotated[list[str] | None, _selection(metavar="NAME", help="Only this tensor. Repeat for more.")] = None,
     filter: Filter = None,  # noqa: A002
     device: Annotated[
         str, typer.Option("--device", parser=parse_device, metavar="DEVICE", help="cpu, cuda or cuda:N.")
     ] = "cpu",
     framework: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="pt, np, jax or dlpack (pt where torch is installed, else np)."),
+        str | None, typer.Option(metavar="NAME", help="pt, np, jax or dlpack (pt where torch is installed, else np).")
     ] = None,
-    mmap: Annotated[
-        bool, typer.Option("--mmap", metavar=_FLAG, help="Map the files and bring all pages in; cpu only.")
-    ] = False,
-    readers: Annotated[
-        int | None, typer.Option(metavar="N", help="Threads that read.", rich_help_panel=_SETTINGS)
-    ] = None,
+    mmap: Annotated[bool, _flag("--mmap", help="Map the files and bring all pages in; cpu only.")] = False,
+    readers: Annotated[int | None, _setting(metavar="N", help="Threads that read.")] = None,
     block_bytes: Annotated[
-        int | None,
-        typer.Option(
-            parser=parse_size,
-            metavar="SIZE",
-            help="What is read at once, such as 4194304 or 4MiB.",
-            rich_help_panel=_SETTINGS,
-        ),
+        int | None, _setting(parser=parse_size, metavar="SIZE", help="What is read at once, such as 4194304 or 4MiB.")
     ] = None,
     cache: Annotated[
-        str | None,
-        typer.Option(
-            parser=one_of(POLICIES),
-            metavar="|".join(POLICIES),
-            help="Use of the page cache; auto decides block by block.",
-            rich_help_panel=_SETTINGS,
-        ),
+        str | None, one_of(POLICIES, _setting, "Use of the page cache; auto decides block by block.")
     ] = None,
     cache_dir: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIRECTORY",
-            help="Keep what comes over the network here.",
-            rich_help_panel="Disk cache",
-            autocompletion=completed_paths,
-        ),
+        _disk_cache(metavar="DIRECTORY", help="Keep what comes over the network here.", autocompletion=completed_paths),
     ] = None,
     cache_bytes: Annotated[
         int | None,
-        typer.Option(
-            parser=parse_size,
-            metavar="SIZE",
-            help="At most so much of it (80 % of what the disk has free).",
-            rich_help_panel="Disk cache",
-        ),
+        _disk_cache(parser=parse_size, metavar="SIZE", help="At most so much of it (80 % of what the disk has free)."),
     ] = None,
     storage_option: StorageOption = None,
-    stats: Annotated[
-        bool, typer.Option("--stats", metavar=_FLAG, help="Print what was read, from where, and what limited it.")
-    ] = False,
-    all_stats: Annotated[
-        bool, typer.Option("--all-stats", metavar=_FLAG, help="Print every figure, those that are zero too.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", metavar=_FLAG, help="Show no progress bar.")] = False,
+    stats: Annotated[bool, _flag("--stats", help="Print what was read, from where, and what limited it.")] = False,
+    all_stats: Annotated[bool, _flag("--all-stats", help="Print every figure, those that are zero too.")] = False,
+    quiet: Annotated[bool, _flag("--quiet", "-q", help="Show no progress bar.")] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Load a checkpoint into memory, and say how long that took."""
     with handled(as_json=json, debug=debug):
-        from penstock.cli.load import LoadRequest, Stats, load
+        from penstock.cli.load import load
 
-        config = penstock.LoadOptions(
+        options = penstock.LoadOptions(
             readers=readers,
             block_bytes=block_bytes,
             cache=cache,  # type: ignore[arg-type]
             cache_dir=cache_dir,
             cache_bytes=cache_bytes,
         )
-        options = storage_options(storage_option)
-        request = LoadRequest(paths, names or [], filter or [], device, framework, mmap, config, options)
-        if cache_dir and not any(is_remote(path) for path in paths):
+        if cache_dir and not any(is_url(path) for path in paths):
             sys.stderr.write("note: --cache-dir is ignored: what lies on this machine needs no disk cache\n")
-        load(request, stats=Stats.of(some=stats, every=all_stats), quiet=quiet, json=json)
+        load(
+            paths,
+            names or [],
+            filter or [],
+            device,
+            framework,
+            mmap=mmap,
+            options=options,
+            storage_options=storage_options(storage_option),
+            stats=stats,
+            all_stats=all_stats,
+            quiet=quiet,
+            json=json,
+        )
 
 
 @app.command("pull", epilog=_epilog("pull", _PULLED))
 def pull_command(
     url: Annotated[
         str,
-        typer.Argument(
+        _argument(
             metavar="URL",
             parser=parse_remote,
             help="A prefix of an object store, a repository (hf://org/name[@revision]), or one object.",
-            show_default=False,
         ),
     ],
     directory: Annotated[
         str,
-        typer.Argument(
+        _argument(
             metavar="DIRECTORY",
             help="Where the files go; made where it is missing.",
-            show_default=False,
             autocompletion=completed_paths,
         ),
     ],
@@ -303,17 +269,23 @@ def pull_command(
     ] = None,
     readers: Annotated[int | None, typer.Option(metavar="N", help="Requests in flight (32).")] = None,
     storage_option: StorageOption = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", metavar=_FLAG, help="List each file, and how it came to be there.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", metavar=_FLAG, help="Show no progress bar.")] = False,
+    verbose: Annotated[bool, _flag("--verbose", "-v", help="List each file, and how it came to be there.")] = False,
+    quiet: Annotated[bool, _flag("--quiet", "-q", help="Show no progress bar.")] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Download a model (resumable): files that are complete are kept, files that were cut off are continued."""
     with handled(as_json=json, debug=debug):
-        from penstock.cli.pull import PullRequest, pull
+        from penstock.cli.pull import pull
 
-        config, options = penstock.LoadOptions(readers=readers), storage_options(storage_option)
-        request = PullRequest(url, directory, include or None, exclude or [], config, options)
-        pull(request, quiet=quiet, json=json, verbose=verbose)
+        pull(
+            url,
+            directory,
+            include=include or None,
+            exclude=exclude or [],
+            storage_options=storage_options(storage_option),
+            options=penstock.LoadOptions(readers=readers),
+            verbose=verbose,
+            quiet=quiet,
+            json=json,
+        )

@@ -1,22 +1,7 @@
 """How the command ends: a clear block on stderr, JSON where it was asked for, and an exit code for scripts.
 
-===== ===========================================================
-code  meaning
-===== ===========================================================
-0     all went well
-1     anything not listed here, a missing package among them
-2     the command line is wrong
-3     a file or a directory is not there
-4     a file is malformed
-5     a file may not be read
-6     the storage failed, or a file changed while it was read
-7     a device failed or is not there, or memory ran out
-8     a setting or a selection is impossible: a tensor that is not there, a pattern that matches none
-130   interrupted (Ctrl-C)
-===== ===========================================================
-
-Codes are part of the interface: they are added to, never renumbered. A reader of stdout that goes away (``| head``) has
-seen what it wanted: that is code 0, and silence.
+``CODES_HELP`` says what each code means. Codes are part of the interface: they are added to, never renumbered. A reader
+of stdout that goes away (``| head``) has seen what it wanted: that is code 0, and silence.
 """
 
 from __future__ import annotations

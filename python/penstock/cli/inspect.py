@@ -34,11 +34,11 @@ from penstock.cli.output import (
     printable,
     shape,
     shortened,
-    size,
 )
 from penstock.cli.selecting import matching, no_match
 from penstock.patterns import natural_sort_key
 from penstock.storage_options import engine_options
+from penstock.units import size
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -149,14 +149,7 @@ def catalogue(paths: Sequence[str], ckpt: Checkpoint, tensors: Sequence[TensorIn
         "storage": {"name": ckpt.storage, "notes": ckpt.storage_notes},
         "metadata": ckpt.metadata(),
         "tensors": [
-            {
-                "name": tensor.name,
-                "dtype": tensor.dtype,
-                "shape": tensor.shape,
-                "nbytes": tensor.nbytes,
-                "location": tensor.location,
-                "byte_range": tensor.byte_range,
-            }
+            {name: getattr(tensor, name) for name in ("name", "dtype", "shape", "nbytes", "location", "byte_range")}
             for tensor in tensors
         ],
         "total": {

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
@@ -22,8 +21,9 @@ from rich.text import Text
 import penstock
 from penstock._native import shown as without_secrets
 from penstock.cli.failures import interrupt_ends_process
-from penstock.cli.output import NARROW, Output, as_json, bare_table, plural, printable, rate, size
+from penstock.cli.output import NARROW, Output, as_json, bare_table, plural, printable
 from penstock.cli.selecting import matching, no_match
+from penstock.units import rate, size
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -79,54 +79,43 @@ ADVICE = {
 """What follows from ``limited_by``, in a sentence."""
 
 
-class Stats(Enum):
-    """Which figures of the load are shown."""
-
-    none = 0
-    some = 1
-    every = 2
-
-    @classmethod
-    def of(cls, *, some: bool, every: bool) -> Stats:
-        return cls.every if every else cls.some if some else cls.none
-
-
-class LoadRequest(NamedTuple):
-    """What to load, and how."""
-
-    paths: list[str]
-    names: list[str]
-    patterns: list[str]
-    device: str
-    framework: str | None
-    mmap: bool
-    config: penstock.LoadOptions
-    options: Mapping[str, str] | None = None
-
-
-def load(request: LoadRequest, *, stats: Stats, quiet: bool, json: bool) -> None:
+def load(
+    paths: list[str],
+    names: list[str],
+    patterns: list[str],
+    device: str,
+    framework: str | None,
+    *,
+    mmap: bool,
+    options: penstock.LoadOptions,
+    storage_options: Mapping[str, str] | None,
+    stats: bool,
+    all_stats: bool,
+    quiet: bool,
+    json: bool,
+) -> None:
     """Loads and reports."""
     shown = not (quiet or json) and sys.stderr.isatty()
-    framework = request.framework or default_framework()
+    framework = framework or default_framework()
     with interrupt_ends_process(as_json=json):
-        device = wake(framework, request.device)
+        device = wake(framework, device)
     began = time.perf_counter()
-    ckpt = penstock.open(request.paths, storage_options=request.options, options=request.config)
+    ckpt = penstock.open(paths, storage_options=storage_options, options=options)
     opened = time.perf_counter()
-    names = chosen(ckpt, request)
+    names = chosen(ckpt, names, patterns)
     nbytes = sum(ckpt[name].nbytes for name in names)
     with bar(f"loading to {device}", shown=shown, total=nbytes) as report:
-        if request.mmap:
+        if mmap:
             tensors = ckpt.load(names, device=device, framework=framework, mmap=True, prefault=True)
         else:
             tensors = ckpt.load(names, device=device, framework=framework, progress=report)
     settle(framework, device)
     seconds = time.perf_counter() - began
     figures: dict[str, Any] = {
-        "paths": [without_secrets(path) for path in request.paths],
+        "paths": [without_secrets(path) for path in paths],
         "device": device,
         "framework": framework,
-        "mmap": request.mmap,
+        "mmap": mmap,
         "tensors": len(tensors),
         "bytes": nbytes,
         "total_seconds": round(seconds, 6),
@@ -139,12 +128,12 @@ def load(request: LoadRequest, *, stats: Stats, quiet: bool, json: bool) -> None
         return
     out = Output()
     out.lines([summary(figures)])
-    if stats is Stats.none:
+    if not (stats or all_stats):
         return
     if ckpt.stats:
         found = ckpt.stats.as_dict()
         out.print()
-        out.print(table(found, every=stats is Stats.every, explained=out.width >= NARROW))
+        out.print(table(found, every=all_stats, explained=out.width >= NARROW))
         out.print()
         advice = ADVICE.get(found["limited_by"]) if nbytes else None
         out.lines(filter(None, [advice, *(f"note: {printable(str(note))}" for note in found["notes"])]))
@@ -152,22 +141,20 @@ def load(request: LoadRequest, *, stats: Stats, quiet: bool, json: bool) -> None
         out.lines(["a mapped load has no further figures: the kernel does the reading"], style="dim")
 
 
-def chosen(ckpt: penstock.Checkpoint, request: LoadRequest) -> list[str]:
+def chosen(ckpt: penstock.Checkpoint, wanted: list[str], patterns: list[str]) -> list[str]:
     """The names to load, in the order of their bytes.
 
     Raises:
         TensorNotFoundError: for a name that the checkpoint does not hold.
         SelectionError: when nothing matches: loading nothing is never meant.
     """
-    for name in request.names:
+    for name in wanted:
         ckpt[name]
-    asked = set(request.names)
-    keep = matching(request.patterns)
+    asked = set(wanted)
+    keep = matching(patterns)
     names = [name for name in ckpt.offset_keys() if (not asked or name in asked) and keep(name)]
-    if not names and request.patterns:
-        raise no_match(
-            request.patterns, f"of the {len(asked):,} that --names chose" if asked else f"there are {len(ckpt):,}"
-        )
+    if not names and patterns:
+        raise no_match(patterns, f"of the {len(asked):,} that --names chose" if asked else f"there are {len(ckpt):,}")
     return names
 
 
@@ -199,7 +186,7 @@ def settle(framework: str, device: str) -> None:
 
 @contextmanager
 def bar(description: str, *, shown: bool, total: int | None = None) -> Iterator[Report | None]:
-    """A progress bar on stderr, gone when the load is over; what it is told of is a function of (done, total)."""
+    """A progress bar on stderr, gone when the load is over; what it shows comes by a function of (done, total)."""
     if not shown:
         yield None
         return

@@ -18,13 +18,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.units import rate, size
-
-__all__ = [
-    "NARROW", "UNBOUNDED", "Output", "as_json", "bare_table", "count", "glyph", "plural", "printable",
-    "rate", "shape", "shortened", "size",
-]  # fmt: skip
-
 UNBOUNDED = 100_000
 """The width of what is no terminal."""
 NARROW = 60

@@ -1,46 +1,46 @@
-"""``penstock pull``: remote objects brought to a directory, with a bar while they come and a line for what was done."""
+"""``penstock pull``: remote objects copied to a directory, with a bar meanwhile and a line for what was done."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import penstock
 from penstock._native import shown as without_secrets
 from penstock.cli.load import bar
-from penstock.cli.output import Output, as_json, plural, printable, rate, size
+from penstock.cli.output import Output, as_json, plural, printable
+from penstock.units import rate, size
 
 
-class PullRequest(NamedTuple):
-    """What to pull, and where to."""
-
-    url: str
-    directory: str
-    include: list[str] | None
-    exclude: list[str]
-    config: penstock.LoadOptions
-    options: Mapping[str, str] | None = None
-
-
-def pull(request: PullRequest, *, quiet: bool, json: bool, verbose: bool = False) -> None:
+def pull(
+    url: str,
+    directory: str,
+    *,
+    include: list[str] | None,
+    exclude: list[str],
+    storage_options: Mapping[str, str] | None,
+    options: penstock.LoadOptions,
+    verbose: bool,
+    quiet: bool,
+    json: bool,
+) -> None:
     """Pulls and reports."""
     shown = not (quiet or json) and sys.stderr.isatty()
     with bar("pulling", shown=shown) as report:
         pulled = penstock.pull(
-            request.url,
-            request.directory,
-            allow_patterns=request.include,
-            ignore_patterns=request.exclude,
+            url,
+            directory,
+            allow_patterns=include,
+            ignore_patterns=exclude,
             progress=report,
-            storage_options=request.options,
-            options=request.config,
+            storage_options=storage_options,
+            options=options,
         )
     if json:
         as_json(
             {
-                "url": without_secrets(request.url),
+                "url": without_secrets(url),
                 "directory": str(pulled.directory),
                 "files": [file._asdict() for file in pulled.files],
                 "bytes": pulled.nbytes,

@@ -17,4 +17,4 @@ def no_match(patterns: Sequence[str], of: str) -> SelectionError:
     """No tensor of those that ``of`` speaks of matches one of the patterns."""
     cause = f"no tensor matches {' or '.join(map(repr, patterns))} ({of})"
     remedy = "penstock inspect shows the names; quote patterns, so that the shell leaves them alone"
-    return SelectionError(cause, cause=cause, remedy=remedy)
+    return SelectionError(cause=cause, remedy=remedy)

@@ -1,4 +1,4 @@
-"""Loads that run beside the thread that works on what others of them brought, and end when that does.
+"""Loads that run beside the thread that works on what others of them have read, and end when that does.
 
 It knows torch, for the stream and the mode of the thread that asked hold for the others too, and no ranks.
 """

@@ -72,7 +72,7 @@ class _Arriving:
             self._memory = into.view(-1).view(torch.uint8)
         return self._memory
 
-    def came(self, nbytes: int) -> None:
+    def arrived(self, nbytes: int) -> None:
         """So much has been put there. The last of it ends the part."""
         take = self.wanted.part.on_ready
         if self.missing == nbytes:
@@ -84,7 +84,7 @@ class _Arriving:
 
 
 class Exchange:
-    """One rank's side of a plan. Made before the first round, which tells the others whether that succeeded.
+    """One rank's side of a plan. Made before the first round, in which the others learn whether that succeeded.
 
     Args:
         peers: the ranks.
@@ -119,7 +119,7 @@ class Exchange:
             arriving = _Arriving(wanted, device, tensors[wanted.key].itemsize)
             self._arriving.setdefault(wanted.key, []).append(arriving)
         self.received_bytes = 0
-        """What came of other ranks."""
+        """What arrived from other ranks."""
         self.failure: BaseException | None = None
         """Why this rank could not go on."""
         self.is_complete = False
@@ -141,14 +141,14 @@ class Exchange:
         for nbytes in self.rounds(ok):
             try:
                 on_bytes(nbytes)
-            except Exception as error:  # noqa: BLE001, PERF203 - the others are told in the next round
+            except Exception as error:  # noqa: BLE001, PERF203 - the others are notified in the next round
                 self.failure = error
         return self.is_complete
 
     def rounds(self, ok: bool = True) -> Iterator[int]:
-        """Takes one round at a time, and yields how many bytes came in it; ``is_complete`` says how it ended.
+        """Takes one round at a time, and yields how many bytes arrived in it; ``is_complete`` says how it ended.
 
-        No rank depends on another any more when the last is yielded. Whoever stops before that has to tell the others.
+        No rank depends on another any more when the last is yielded. Who stops before that has to notify the others.
 
         Args:
             ok: whether this rank can begin.
@@ -157,24 +157,24 @@ class Exchange:
         for number, batch in enumerate(self._batches, start=1):
             try:
                 ready = self._made_ready(reading, batch)
-            except Exception as error:  # noqa: BLE001 - the others are told first, and who asked hears of it from `failure`
+            except Exception as error:  # noqa: BLE001 - the others are notified first, and who asked hears of it from `failure`
                 self.failure, ready = error, None
             if not self._all_ok(ready is not None) or ready is None:
                 return
             memory, send, send_bytes, receive, sections, receive_bytes = ready
             del ready
             reading = self._begin(number)
-            came = 0
+            nbytes = 0
             try:
                 self._peers.exchange(receive, receive_bytes, send, send_bytes)
-                came = self._deliver(batch, memory, receive, sections)
+                nbytes = self._deliver(batch, memory, receive, sections)
             except Exception as error:  # noqa: BLE001 - as above
                 self.failure = error
             del memory, send, receive
             if number == len(self._batches):
                 self.is_complete = self._all_ok(self.failure is None)
             if self.failure is None:
-                yield came
+                yield nbytes
         if not self._batches:
             self.is_complete = self._all_ok(ok)
 
@@ -203,7 +203,7 @@ class Exchange:
                 if (piece := unit.pieces[rank]) is not None
             ]
             return memory, self._read(pieces)
-        except Exception as error:  # noqa: BLE001 - the others are told in the next round
+        except Exception as error:  # noqa: BLE001 - the others are notified in the next round
             self.failure = error
             return None
 
@@ -276,7 +276,7 @@ class Exchange:
                 with torch.no_grad():
                     itemsize = self._tensors[unit.key].itemsize
                     _copy(section.box, arriving.memory(), arriving.wanted.box, of, of_box, itemsize)
-                    arriving.came(section.nbytes)
+                    arriving.arrived(section.nbytes)
                 total += section.nbytes
             begin += 0 if is_own else _length(sections)
         return total

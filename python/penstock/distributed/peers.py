@@ -2,7 +2,7 @@
 
 They are the ranks of a group of ``torch.distributed`` that an engine made, and each does the same in the same order:
 
-1. ``negotiate``, once: every rank tells what it wants, or why it stays out, and hears what the others told.
+1. ``negotiate``, once: every rank says what it wants, or why it stays out, and gets what the others said.
 2. Where all want to: rounds of ``all_ok``, each but the last followed by an ``exchange``. Where not all are well
    there may be one of ``failure_reasons``, and then silence.
 
@@ -60,21 +60,21 @@ class Peers:
         return proposals
 
     def opt_out(self, why: str, seconds: float | None = None) -> None:
-        """Tells the others that this rank stays out, if it has not told them anything yet.
+        """Tells the others that this rank stays out, if they have not heard from it yet.
 
         Args:
-            why: they are told.
+            why: what they are sent.
             seconds: how long to wait until they have heard, for as long as it takes by default. They hear it even
                 where that is later, as long as this process lives.
 
-        Where no thread can be started, this one tells them and waits; but not where ``seconds`` are given, for it may
-        then not wait: the others hear nothing before this process ends.
+        Where no thread can be started, this one notifies them and waits; but not where ``seconds`` are given, since it
+        may not wait then: the others hear nothing before this process ends.
         """
         if self._has_spoken:
             return
         self._has_spoken = True
 
-        def tell() -> None:
+        def notify() -> None:
             # Not watched: a recording that ends waits for this, and may hold its lock.
             with unwatched():
                 try:
@@ -83,14 +83,14 @@ class Peers:
                     logger.debug("no rank could be notified that this one stays out: %s", error)
 
         # In a thread, whose end Ctrl-C does not have to wait for.
-        thread = threading.Thread(target=tell, name="penstock-withdraw", daemon=True)
+        thread = threading.Thread(target=notify, name="penstock-withdraw", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
             if seconds is not None:
                 logger.warning("the other ranks were not notified that this one stays out: %s", error)
                 return
-            tell()
+            notify()
             return
         thread.join(seconds)
 

@@ -13,6 +13,7 @@ nor files nor processes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import NamedTuple
 
 Box = tuple[tuple[int, int], ...]
@@ -57,9 +58,7 @@ class ExchangePlan(NamedTuple):
 
 def volume(box: Box, itemsize: int) -> int:
     """Bytes of a box."""
-    for start, end in box:
-        itemsize *= end - start
-    return itemsize
+    return itemsize * prod(end - start for start, end in box)
 
 
 def common(one: Box, other: Box) -> Box | None:

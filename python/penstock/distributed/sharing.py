@@ -40,7 +40,7 @@ _EVERYWHERE = {"network", "disk", "memory"}
 
 
 class Proposal(NamedTuple):
-    """What one rank tells the others."""
+    """What one rank proposes to the others."""
 
     fingerprints: list[int]
     """Of the checkpoints, in the order in which they were handed out."""
@@ -64,7 +64,7 @@ class Sharing:
         self._always = always
 
     def opt_out(self, why: str | BaseException) -> None:
-        """Tells the others that this rank reads for itself, if they were not told anything yet.
+        """Tells the others that this rank reads for itself, if they have not heard from it yet.
 
         Returns when they have heard. Where this rank is to stop (Ctrl-C, ``SystemExit``), that is not waited for long.
         """
@@ -91,8 +91,8 @@ class Sharing:
             checkpoints: the checkpoints, in the order in which they were handed out.
             writes: what to read.
             device: where shared tensors are exchanged; what is for elsewhere is not shared.
-            statistics: told what was done.
-            alone: reads some of the writes by itself; takes them, who is told of progress, and who is told of loads.
+            statistics: of what was done.
+            alone: reads some of the writes by itself; takes them, whom to notify of progress, and whom of loads.
             progress, options: of the loads.
         """
         table = _Table(checkpoints, options)
@@ -101,7 +101,7 @@ class Sharing:
             mine = table.wanted(writes, str(device))
             share_from = _EVERYWHERE if self._always else SHARE_FROM[device.type]
             proposal = table.proposal([wanted for wanted, _ in mine], share_from)
-        except Exception as error:  # noqa: BLE001 - the others are told, and reading alone shows what it is
+        except Exception as error:  # noqa: BLE001 - the others are notified, and reading alone shows what it is
             proposal = f"{type(error).__name__}: {error}"
         try:
             why = _objection(proposals := self._peers.negotiate(proposal))
@@ -145,7 +145,7 @@ class Sharing:
             plan = make_plan(tensors, wants)
             shared = [(wanted, write) for wanted, write in mine if wanted.key in plan.keys]
             exchange = Exchange(self._peers, plan, tensors, wants, [wanted for wanted, _ in shared], device, read)
-        except Exception as error:  # noqa: BLE001 - the others are told, and reading alone shows what it is
+        except Exception as error:  # noqa: BLE001 - the others are notified, and reading alone shows what it is
             self._peers.all_ok(ok=False)
             statistics.notes.append(f"each rank read for itself: {type(error).__name__}: {error}")
             alone(writes, reporter, background.begun)
@@ -191,11 +191,11 @@ class _Table:
         return found
 
     def proposal(self, mine: Sequence[Wanted], share_from: Collection[str]) -> Proposal:
-        """What this rank tells the others; to be shared is what comes from one of ``share_from``."""
+        """What this rank proposes to the others; to be shared is what comes from one of ``share_from``."""
         wants: dict[Key, list[Box]] = {}
         for wanted in mine:
             wants.setdefault(wanted.key, []).append(wanted.box)
-        reaches = [checkpoint.core.locality(options_of(checkpoint, self._options)) for checkpoint in self._checkpoints]
+        reaches = [checkpoint.core.locality(self._options or checkpoint.options) for checkpoint in self._checkpoints]
         fingerprints = [checkpoint.core.fingerprint() for checkpoint in self._checkpoints]
         worth_sharing = any(origin in share_from for origin, _ in reaches)
         return Proposal(fingerprints, [bridge for _, bridge in reaches], worth_sharing, wants)
@@ -212,11 +212,6 @@ class _Table:
             silent = progress_reporter(None, 0)
             stats = load_parts(self._checkpoints[place], parts, device, silent, self._options, background.begun)
             statistics.loads.append(stats)
-
-
-def options_of(checkpoint: Checkpoint, options: LoadOptions | None) -> LoadOptions:
-    """The settings of a load."""
-    return checkpoint.options if options is None else options
 
 
 def _objection(proposals: list[Any]) -> str | None:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from penstock._native import HostArray
 from penstock.errors import ConfigError, DestinationError, DeviceError, MissingDependencyError, SelectionError
 from penstock.tensor_info import TensorInfo
+
+DTYPES = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
+    "U64": "uint64", "I64": "int64", "F16": "float16", "F32": "float32", "F64": "float64", "C64": "complex64",
+    "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
+}  # fmt: skip
+"""From safetensors' dtypes to what libraries call them."""
 
 
 class Destination(NamedTuple):
@@ -61,6 +69,33 @@ class Framework(Protocol):
     def has_in_reserve(self, nbytes: int, device: str) -> bool:
         """Whether tensors of so many bytes can be made without asking the driver for memory, as far as is known."""
 
+    def consumer_stream(self, device: str) -> int:
+        """The handle of the stream that the calling thread's work on ``device`` goes to; 0 on the host."""
+
+    def floating_dtype(self, dtype: Any) -> Any:
+        """The library's dtype of that name, if it is one that floating-point numbers can be converted to.
+
+        Raises:
+            SelectionError: for what is no dtype of the library, and for integers.
+        """
+
+    def check_cast(self, tensors: Iterable[TensorInfo], dtype: Any) -> None:
+        """Refuses a dtype that is none, and one to which these tensors cannot be converted, before anything is read.
+
+        Raises:
+            SelectionError: where ``cast`` to ``dtype`` would fail for one of the tensors.
+        """
+
+    def cast(self, tensor: Any, dtype: Any) -> Any:
+        """``tensor`` as ``dtype`` if it holds floating-point numbers, else as it is."""
+
+    def index(self, tensor: Any, index: tuple[int | slice, ...]) -> Any:
+        """``tensor[index]`` as a tensor of its own memory."""
+
+
+class WritableFramework(Framework, Protocol):
+    """What ``load_into`` needs besides: torch's and numpy's tensors are written to."""
+
     def shape(self, tensor: Any) -> tuple[int, ...]:
         """The shape of an existing tensor as a header gives it; of a sharded tensor that of the whole."""
 
@@ -89,29 +124,6 @@ class Framework(Protocol):
 
     def written(self, tensors: Sequence[Any]) -> None:
         """Says that these tensors, as the caller gave them, were written to. For automatic differentiation."""
-
-    def consumer_stream(self, device: str) -> int:
-        """The handle of the stream that the calling thread's work on ``device`` goes to; 0 on the host."""
-
-    def floating_dtype(self, dtype: Any) -> Any:
-        """The library's dtype of that name, if it is one that floating-point numbers can be converted to.
-
-        Raises:
-            SelectionError: for what is no dtype of the library, and for integers.
-        """
-
-    def check_cast(self, tensors: Iterable[TensorInfo], dtype: Any) -> None:
-        """Refuses a dtype that is none, and one to which these tensors cannot be converted, before anything is read.
-
-        Raises:
-            SelectionError: where ``cast`` to ``dtype`` would fail for one of the tensors.
-        """
-
-    def cast(self, tensor: Any, dtype: Any) -> Any:
-        """``tensor`` as ``dtype`` if it holds floating-point numbers, else as it is."""
-
-    def index(self, tensor: Any, index: tuple[int | slice, ...]) -> Any:
-        """``tensor[index]`` as a tensor of its own memory."""
 
 
 _ALIASES = {
@@ -142,8 +154,7 @@ def dtypes_to_cast(tensors: Iterable[TensorInfo]) -> set[str]:
     if packed is not None:
         cause = "F4 cannot be converted: its numbers are packed, and mean nothing without their scales"
         remedy = "Load it without dtype; filter= leaves tensors out"
-        message = f"{packed.location}: tensor {packed.name!r}: {cause}. {remedy}"
-        raise SelectionError(message, location=packed.location, tensor=packed.name, cause=cause, remedy=remedy)
+        raise SelectionError(location=packed.location, tensor=packed.name, cause=cause, remedy=remedy)
     return set(found)
 
 
@@ -183,6 +194,11 @@ def framework(name: str) -> Framework:
         ) from error
 
 
+def writable_framework(name: Literal["pt", "np"]) -> WritableFramework:
+    """The framework of that name, whose tensors can be written to."""
+    return cast("WritableFramework", framework(name))
+
+
 class HostOnly:
     """What frameworks have in common whose tensors Penstock only makes in host memory."""
 
@@ -209,6 +225,3 @@ class HostOnly:
     def consumer_stream(self, device: str) -> int:
         del device
         return 0
-
-    def written(self, tensors: Sequence[Any]) -> None:
-        del tensors

@@ -7,8 +7,8 @@ from typing import Any
 
 from penstock._native import HostArray
 from penstock.arguments import no_dtype, no_floating_dtype
-from penstock.errors import DestinationError, SelectionError
-from penstock.frameworks.base import Destination, HostOnly, Piece, dtypes_to_cast
+from penstock.errors import SelectionError
+from penstock.frameworks.base import HostOnly, dtypes_to_cast
 from penstock.tensor_info import TensorInfo
 
 
@@ -19,26 +19,6 @@ class DLPack(HostOnly):
 
     def adopt(self, array: HostArray) -> Any:
         return array
-
-    def shape(self, tensor: Any) -> tuple[int, ...]:
-        return tuple(tensor.shape)
-
-    def pieces(self, name: str, tensor: Any) -> list[Piece]:
-        cause = f"tensors of framework {self.name!r} cannot be written to"
-        raise DestinationError(tensor=name, cause=cause)
-
-    def destination(self, name: str, tensor: Any) -> Destination:
-        cause = f"tensors of framework {self.name!r} cannot be written to"
-        raise DestinationError(tensor=name, cause=cause)
-
-    def holds(self, memory: Any, address: int) -> bool:
-        return False
-
-    def cannot_convert(self, dtype: str, memory: Any) -> str | None:
-        return f"tensors of framework {self.name!r} cannot be written to"
-
-    def put(self, memory: Any, value: Any) -> None:
-        raise DestinationError(f"tensors of framework {self.name!r} cannot be written to")
 
     def check_cast(self, tensors: Iterable[TensorInfo], dtype: Any) -> None:
         self.floating_dtype(dtype)

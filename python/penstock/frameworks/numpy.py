@@ -14,33 +14,11 @@ import numpy as np
 from penstock._native import HostArray
 from penstock.arguments import no_dtype, no_floating_dtype
 from penstock.errors import MissingDependencyError, PenstockError, SelectionError
-from penstock.frameworks.base import Destination, HostOnly, Piece, destination_refused, dtypes_to_cast
+from penstock.frameworks.base import DTYPES, Destination, HostOnly, Piece, destination_refused, dtypes_to_cast
 from penstock.tensor_info import TensorInfo
 
-_NUMPY = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "U16": "uint16",
-    "I16": "int16",
-    "U32": "uint32",
-    "I32": "int32",
-    "U64": "uint64",
-    "I64": "int64",
-    "F16": "float16",
-    "F32": "float32",
-    "F64": "float64",
-    "C64": "complex64",
-}
-_ML_DTYPES = {
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E8M0": "float8_e8m0fnu",
-}
-
+_ML_DTYPES = frozenset(name for name in DTYPES if name.startswith(("BF16", "F8")))
+"""Those that numpy itself does not have."""
 _FLOATS = frozenset(["F16", "F32", "F64", *_ML_DTYPES])
 
 
@@ -51,9 +29,9 @@ def dtype_of(name: str) -> np.dtype[Any]:
         MissingDependencyError: for BF16 and FP8 where ml_dtypes is not installed.
         SelectionError: for dtypes that take less than a byte.
     """
-    if name in _NUMPY:
-        return np.dtype(_NUMPY[name])
-    if name not in _ML_DTYPES:
+    if name in DTYPES and name not in _ML_DTYPES:
+        return np.dtype(DTYPES[name])
+    if name not in DTYPES:
         cause = f"numpy has no dtype for {name}"
         raise SelectionError(f"{cause}. Load the tensor with framework='dlpack' for its bytes", cause=cause)
     try:
@@ -65,7 +43,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
             cause=str(error),
             remedy="pip install ml_dtypes",
         ) from error
-    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, DTYPES[name]))
     return dtype
 
 
@@ -149,6 +127,9 @@ class Numpy(HostOnly):
         with np.errstate(all="ignore"):
             np.copyto(memory, value, casting="unsafe")
 
+    def written(self, tensors: Sequence[Any]) -> None:
+        pass
+
     def check_cast(self, tensors: Iterable[TensorInfo], dtype: Any) -> None:
         wanted = self.floating_dtype(dtype)
         for name in _FLOATS.intersection(dtypes_to_cast(tensors)):
@@ -159,9 +140,9 @@ class Numpy(HostOnly):
     def floating_dtype(self, dtype: Any) -> np.dtype[Any]:
         named = dtype if isinstance(dtype, str) else ""
         # numpy knows the names of ml_dtypes, "bfloat16" among them, once that is imported.
-        name = next((ours for ours, numpy_name in _ML_DTYPES.items() if named == numpy_name), named)
+        name = next((ours for ours in _ML_DTYPES if named == DTYPES[ours]), named)
         try:
-            wanted = dtype_of(name) if name in _NUMPY or name in _ML_DTYPES else np.dtype(dtype)
+            wanted = dtype_of(name) if name in DTYPES else np.dtype(dtype)
         except (TypeError, ValueError) as error:
             raise no_dtype(dtype, "numpy") from error
         if wanted.kind != "c" and dtype_name(wanted) not in _FLOATS:
@@ -181,9 +162,7 @@ class Numpy(HostOnly):
 
 def dtype_name(dtype: np.dtype[Any]) -> str | None:
     """Safetensors' name for a numpy dtype of native byte order, or None."""
-    if not dtype.isnative:
-        return None
-    for name, numpy_name in [*_NUMPY.items(), *_ML_DTYPES.items()]:
-        if dtype.name == numpy_name:
-            return name
-    return None
+    return _NAMES.get(dtype.name) if dtype.isnative else None
+
+
+_NAMES = {called: name for name, called in DTYPES.items()}

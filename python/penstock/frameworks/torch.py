@@ -11,32 +11,12 @@ import torch
 from penstock._native import HostArray
 from penstock.arguments import device_meant, no_dtype, no_floating_dtype
 from penstock.errors import DeviceError, InsufficientMemoryError, SelectionError
+from penstock.frameworks import base
 from penstock.frameworks.base import Destination, Piece, destination_refused, dtypes_to_cast
 from penstock.frameworks.sharded import is_dtensor, local_pieces
 from penstock.tensor_info import TensorInfo
 
-_NAMES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "U16": "uint16",
-    "I16": "int16",
-    "U32": "uint32",
-    "I32": "int32",
-    "U64": "uint64",
-    "I64": "int64",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-    "C64": "complex64",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F4": "float4_e2m1fn_x2",
-}
+_NAMES = {**base.DTYPES, "F4": "float4_e2m1fn_x2"}
 """safetensors' dtypes and torch's; a torch that is too old lacks some, and F6 has no torch dtype at all."""
 
 DTYPES: dict[str, torch.dtype] = {
@@ -104,24 +84,17 @@ class Torch:
         if parsed.type == "cpu":
             return "cpu"
         if parsed.type != "cuda":
-            raise DeviceError(
-                f"device={device!r}: Penstock loads to 'cpu' and 'cuda:N'. Load to 'cpu' and move the tensors",
-                remedy="Load to 'cpu' and move the tensors",
-            )
+            cause = f"device={device!r}: Penstock loads to 'cpu' and 'cuda:N'"
+            raise DeviceError(cause=cause, remedy="Load to 'cpu' and move the tensors")
         if not torch.cuda.is_available():
             built = "is built without CUDA" if torch.version.cuda is None else "finds no usable GPU"
-            raise DeviceError(
-                f"device={device!r}: torch {torch.__version__} {built}. Load to device='cpu', or check the driver "
-                "(nvidia-smi) and CUDA_VISIBLE_DEVICES",
-                remedy="Load to device='cpu'",
-            )
+            remedy = "Load to device='cpu', or check the driver (nvidia-smi) and CUDA_VISIBLE_DEVICES"
+            raise DeviceError(cause=f"device={device!r}: torch {torch.__version__} {built}", remedy=remedy)
         index = torch.cuda.current_device() if parsed.index is None else parsed.index
         count = torch.cuda.device_count()
         if index >= count:
-            raise DeviceError(
-                f"device={device!r}: there are {count} GPUs, numbered from 0. Check CUDA_VISIBLE_DEVICES",
-                remedy="Check CUDA_VISIBLE_DEVICES",
-            )
+            cause = f"device={device!r}: there are {count} GPUs, numbered from 0"
+            raise DeviceError(cause=cause, remedy="Check CUDA_VISIBLE_DEVICES")
         return f"cuda:{index}"
 
     def adopt(self, array: HostArray) -> torch.Tensor:

@@ -227,7 +227,7 @@ def _assigned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _kept(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``parameter.data = lazy``: an ordinary tensor, which is filled with all else that is recorded."""
+    """``parameter.data = lazy``: a regular (eager) tensor, which is filled with all else that is recorded."""
     if len(args) != 2 or kwargs or isinstance(args[0], LazyTensor):  # noqa: PLR2004
         return NotImplemented
     memory, lazy = args

@@ -30,7 +30,7 @@ def worked_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     ):
         return NotImplemented
     for constant in constants:
-        if type(constant) not in _ORDINARY or (constant.requires_grad and torch.is_grad_enabled()):
+        if type(constant) not in _REGULAR or (constant.requires_grad and torch.is_grad_enabled()):
             return NotImplemented
     # They may change before they are used.
     first.lazy_recorder.flush_overlapping(constants)
@@ -123,7 +123,7 @@ def _are_below(index: Any, size: int, least: int | None = None) -> bool:
     least = -size if least is None else least
     if isinstance(index, list):
         return all(type(number) is int and least <= number < size for number in index)
-    if type(index) not in _ORDINARY or index.dtype not in {torch.int32, torch.int64} or index.is_meta:
+    if type(index) not in _REGULAR or index.dtype not in {torch.int32, torch.int64} or index.is_meta:
         return False
     return not index.numel() or bool(((index >= least) & (index < size)).all())
 
@@ -220,9 +220,9 @@ def chosen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return worked_out(func, (lazy.narrow(0, first, last - first + 1), [number - first for number in numbers]), kwargs)
 
 
-_ORDINARY = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
+_REGULAR = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
 _CONSTANT = 1 << 20
-"""As many elements of ordinary tensors (an order, a padding) are kept for what is worked out with them."""
+"""As many elements of regular tensors (an order, a padding) are kept for what is worked out with them."""
 _STAYS = (numbers.Number, str, torch.dtype, torch.device, torch.layout, torch.memory_format, list, tuple, dict)
 """What arguments may be, besides tensors: nothing that can change before it is used, and containers that are copied."""
 

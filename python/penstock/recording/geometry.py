@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import prod
 from typing import NamedTuple
 
 
@@ -19,7 +20,7 @@ class View(NamedTuple):
     offset: int
 
     def numel(self) -> int:
-        return _product(self.sizes)
+        return prod(self.sizes)
 
     def last(self) -> int:
         """The greatest element of a view that is not empty."""
@@ -100,13 +101,6 @@ def _rows(shape: Sequence[int], strides: Sequence[int], view: View) -> Reading:
 
 def _coordinates(element: int, shape: Sequence[int], strides: Sequence[int]) -> list[int]:
     return [element // stride % max(size, 1) for size, stride in zip(shape, strides, strict=True)]
-
-
-def _product(sizes: Sequence[int]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product
 
 
 def are_disjoint(one: View, other: View) -> bool:

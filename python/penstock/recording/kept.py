@@ -26,7 +26,7 @@ class Kept:
     """What a recorder's lazy tensors are views of.
 
     As a context: collections look at objects that are made in it only, since what was there before keeps no weight of
-    a load to come. Not where a program has frozen its objects, which could not be told from what this freezes.
+    a load to come. Not where a program has frozen its objects, which nobody could tell from what this freezes.
     """
 
     freezes = 0

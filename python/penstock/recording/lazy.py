@@ -9,7 +9,7 @@ tensor on the meta device, so sizes, strides and offsets are right by constructi
 Everything else is done by torch with a materialised tensor. Lazy tensors that alias each other share a ``Memory``. A
 function that only reads gets a tensor of what it reads. A function that may write to its argument, or keep an alias of
 it, makes the whole memory real, once; all lazy tensors of that memory are views of it from then on. So nobody can tell
-a lazy tensor from an ordinary one by writing to it.
+a lazy tensor from a regular (eager) one by writing to it.
 
 Which function of torch is treated how is in ``calls``. This module knows recorders by what it asks of them only.
 """
@@ -141,7 +141,7 @@ class LazyTensor(torch.Tensor):
         """A lazy tensor.
 
         Args:
-            recorder: whom to tell.
+            recorder: is notified of its uses.
             value: what it holds.
             device: where it says it is, and where a real tensor in its place is made.
             memory: of what it is a view; a memory of its own by default.
@@ -256,7 +256,7 @@ def _object_of(result: Any, args: Iterable[Any]) -> Any:
 
 
 _OF_LAZY = {*vars(LazyTensor), *LazyTensor.__annotations__} - set(dir(torch.Tensor))
-"""Attributes and methods that ordinary tensors do not have."""
+"""Attributes and methods that regular tensors do not have."""
 
 
 def _deepcopied(lazy: LazyTensor, *memo: Any, **named: Any) -> Any:
@@ -304,7 +304,7 @@ def in_place_of(value: Any, make: Callable[[Recorder, LazyTensor], torch.Tensor]
 
 
 def become_real(lazy: LazyTensor, swap: Callable[[Any, Any], None] | None = None) -> None:
-    """Makes the Python object an ordinary tensor, if another thread has not."""
+    """Makes the Python object a regular tensor, if another thread has not."""
     in_place_of(lazy, lambda recorder, _: recorder.locked(lambda: _become_real(lazy, swap)))
 
 
@@ -323,7 +323,7 @@ def _become_real(lazy: LazyTensor, swap: Callable[[Any, Any], None] | None) -> A
             alias.data = real
         if real.requires_grad and real.is_leaf:
             alias.requires_grad_(True)
-        # In this order: to another thread it is a lazy tensor that is real, or an ordinary one (``_has_become_real``).
+        # In this order: to another thread it is a lazy tensor that is real, or a regular one (``_has_become_real``).
         (swap or torch._C._swap_tensor_impl)(lazy, alias)
         lazy.__class__ = torch.Tensor  # type: ignore[assignment]
         # What loading code has set stays.
@@ -332,7 +332,7 @@ def _become_real(lazy: LazyTensor, swap: Callable[[Any, Any], None] | None) -> A
 
 
 def _has_become_real(error: AttributeError) -> bool:
-    """Whether a call failed since a lazy tensor of its arguments has become an ordinary one meanwhile."""
+    """Whether a call failed since a lazy tensor of its arguments has become a regular one meanwhile."""
     return type(error.obj) is torch.Tensor and error.name in _OF_LAZY
 
 

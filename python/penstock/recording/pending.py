@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -15,9 +15,6 @@ from penstock.recording.places import Places
 from penstock.recording.sources import DeferredOp, Source, Value, computed
 
 if TYPE_CHECKING:
-    from penstock._native import LoadOptions
-    from penstock.checkpoint import Checkpoint
-    from penstock.progress import ProgressOption
     from penstock.recording.statistics import Statistics
 
 
@@ -157,23 +154,3 @@ class Pending:
 
 def _as_it_is(value: torch.Tensor) -> torch.Tensor:
     return value
-
-
-class Sharing(Protocol):
-    """What a recorder asks of ranks that read together (``penstock.distributed.Sharing``)."""
-
-    def read(
-        self,
-        checkpoints: Sequence[Checkpoint],
-        writes: Sequence[PendingCopy],
-        device: torch.device,
-        statistics: Statistics,
-        alone: Callable[..., None],
-        *,
-        progress: ProgressOption,
-        options: LoadOptions | None,
-    ) -> None:
-        """Reads ``writes``, which are all that is left to read; ``alone`` reads some of them without the others."""
-
-    def opt_out(self, why: str | BaseException) -> None:
-        """Tells the other ranks that this one reads for itself, if they were not told anything yet."""

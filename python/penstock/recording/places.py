@@ -10,6 +10,7 @@ from operator import itemgetter
 
 import torch
 
+from penstock.destinations import overlaps_itself
 from penstock.recording.geometry import View, are_disjoint
 
 
@@ -56,13 +57,7 @@ def place_of(tensor: torch.Tensor) -> tuple[int, int, View]:
 
 def has_no_overlap(tensor: torch.Tensor) -> bool:
     """Whether each element of a tensor has memory of its own. False where that is not clear."""
-    sizes = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
-    reach = 0
-    for stride, size in sizes:
-        if stride <= reach:
-            return False
-        reach += (size - 1) * stride
-    return True
+    return not overlaps_itself(tensor.shape, tensor.stride())
 
 
 def memory_of(tensor: torch.Tensor) -> int:

@@ -15,7 +15,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -31,12 +31,15 @@ from penstock.recording.eager_reader import EagerReader, is_small
 from penstock.recording.here import is_watched
 from penstock.recording.kept import Kept
 from penstock.recording.lazy import LazyTensor, Memory, NotRecordableError, become_real, empty_for, name_of, unwatched
-from penstock.recording.pending import Pending, PendingCopy, Sharing
+from penstock.recording.pending import Pending, PendingCopy
 from penstock.recording.places import has_no_overlap, memory_of, place_of
 from penstock.recording.sources import TensorRef, Value
 from penstock.recording.statistics import Statistics
 from penstock.recording.waiting import ACTIVE, flush_overlapping, is_hidden, others_than
 from penstock.recording.watching import replaced, watched
+
+if TYPE_CHECKING:
+    from penstock.distributed import Sharing
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +65,8 @@ class Recorder:
         device: where lazy tensors say they are, and where those are made that are read eagerly.
         progress: ``True`` for a bar, or a function, for each of the loads.
         options: settings of the loads.
-        sharing: the other ranks of the model, to read with them what several want. They are told how it ends, whatever
-            happens in the context.
+        sharing: the other ranks of the model, to read with them what several want. They are notified how it ends,
+            whatever happens in the context.
         keep: what becomes of lazy tensors that the loading code has kept when the context ends. ``"lazy"``: they stay
             lazy, and each is read when it is used. ``"real"``: they become eager tensors, read with all else.
     """
@@ -124,7 +127,9 @@ class Recorder:
             info = checkpoint[name]
             recorded = self.statistics.in_place + self.statistics.converted
             if self._eager_reader.large >= max(_LARGE_EAGER, recorded):
-                yield from self._eager_rest(checkpoint, order[index:], prefix)
+                note = f"{len(order) - index} tensors as eager ones: most before them were needed eagerly"
+                self.statistics.notes.append(note)
+                yield from self.eager(checkpoint, order[index:], prefix=prefix)
                 return
             self.statistics.tensors += 1
             self.statistics.available_bytes += info.nbytes
@@ -137,10 +142,6 @@ class Recorder:
             meta = torch.empty(info.shape, dtype=dtype, device="meta")
             self._eager_reader.hands_out(checkpoint, order, index)
             yield prefix + name, LazyTensor(self, Value(TensorRef(checkpoint, name, info.shape), meta), self._device)
-
-    def _eager_rest(self, checkpoint: Checkpoint, names: list[str], prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
-        self.statistics.notes.append(f"{len(names)} tensors as eager ones: most before them were needed eagerly")
-        yield from self.eager(checkpoint, names, prefix=prefix)
 
     def eager(
         self, checkpoint: Checkpoint, names: Iterable[str] | None = None, *, prefix: str = ""

@@ -9,6 +9,7 @@ A ``Value`` says what a lazy tensor holds, and never changes: what is written to
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -51,25 +52,27 @@ class Value(NamedTuple):
         root = self.root
         return root if isinstance(root, TensorRef) else root.of[0].stored()
 
-    def view_of_root(self) -> View:
-        """Its place in ``root``'s elements."""
-        return view_of(self.meta)
-
     def as_meta(self) -> torch.Tensor:
         """A tensor like it on the meta device: also its strides, by which torch decides between views and copies."""
         if not self.casts:
             return self.meta
-        view = self.view_of_root()
+        view = view_of(self.meta)
         memory = torch.empty(view.last() + 1 if view.numel() else 0, dtype=self.casts[-1], device="meta")
         return memory.as_strided(view.sizes, view.strides, view.offset if view.numel() else 0)
 
     def source(self) -> Source:
         """What to read for it."""
-        return source_of(self.root, self.view_of_root(), self.meta.dtype, self.casts)
+        if isinstance(self.root, DeferredOp):
+            value = computed(self.root)
+            return value._replace(make=lambda packed: self.of_computed(value.make(packed)))
+        made = _of_stored(self.root, view_of(self.meta), self.meta.dtype)
+        if not self.casts:
+            return made
+        return made._replace(make=lambda packed: converted(made.make(packed), self.casts), is_plain=False)
 
     def of_computed(self, value: torch.Tensor) -> torch.Tensor:
         """Its value, of the value of a root that is computed."""
-        return of_computed(value, self.view_of_root(), self.meta.dtype, self.casts)
+        return converted(_strided(value.view(self.meta.dtype), view_of(self.meta)), self.casts)
 
 
 def view_of(tensor: torch.Tensor) -> View:
@@ -139,26 +142,6 @@ def mapped(change: Callable[[Any], Any], value: Any) -> Any:
     return value
 
 
-def source_of(root: TensorRef | DeferredOp, view: View, bits: torch.dtype, casts: Sequence[torch.dtype]) -> Source:
-    """What to read for a view of ``root``, as elements of ``bits``, converted to each of ``casts``."""
-    if isinstance(root, TensorRef):
-        made = _of_stored(root, view, bits)
-        if not casts:
-            return made
-        return Source(made.stored, made.ranges, lambda packed: converted(made.make(packed), casts), is_plain=False)
-    value = computed(root)
-
-    def make(packed: torch.Tensor) -> torch.Tensor:
-        return of_computed(value.make(packed), view, bits, casts)
-
-    return Source(value.stored, value.ranges, make, is_plain=False)
-
-
-def of_computed(value: torch.Tensor, view: View, bits: torch.dtype, casts: Sequence[torch.dtype]) -> torch.Tensor:
-    """A view of a computed value, as elements of ``bits``, converted to each of ``casts``."""
-    return converted(_strided(value.view(bits), view), casts)
-
-
 def converted(value: torch.Tensor, casts: Sequence[torch.dtype]) -> torch.Tensor:
     """The tensor in each of these dtypes, one after the other."""
     for dtype in casts:
@@ -208,7 +191,4 @@ def _strided(packed: torch.Tensor, view: View) -> torch.Tensor:
 
 
 def _count(ranges: list[tuple[int, int]]) -> int:
-    count = 1
-    for first, end in ranges:
-        count *= end - first
-    return count
+    return prod(end - first for first, end in ranges)

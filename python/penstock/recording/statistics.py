@@ -11,6 +11,11 @@ from penstock._native import LoadStats
 _NAMED = 3
 """Tensors named in one line."""
 
+_FIGURES = (
+    *("tensors", "available_bytes", "bytes", "read_bytes", "seconds", "in_place", "converted", "eager", "fallback"),
+    *("plans", "shared", "received_bytes"),
+)
+
 
 @dataclass
 class Statistics:
@@ -58,22 +63,9 @@ class Statistics:
 
     def as_dict(self) -> dict[str, Any]:
         """All figures, for JSON."""
-        return {
-            "tensors": self.tensors,
-            "available_bytes": self.available_bytes,
-            "bytes": self.bytes,
-            "read_bytes": self.read_bytes,
-            "seconds": self.seconds,
-            "in_place": self.in_place,
-            "converted": self.converted,
-            "eager": dict(self.eager),
-            "fallback": self.fallback,
-            "plans": self.plans,
-            "shared": self.shared,
-            "received_bytes": self.received_bytes,
-            "notes": self.all_notes(),
-            "loads": [load.as_dict() for load in self.loads],
-        }
+        loads = [load.as_dict() for load in self.loads]
+        figures = {name: getattr(self, name) for name in _FIGURES}
+        return {**figures, "eager": dict(self.eager), "notes": self.all_notes(), "loads": loads}
 
     def all_notes(self) -> list[str]:
         """Notes of the recording and of its loads, each once."""

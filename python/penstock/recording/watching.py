@@ -249,21 +249,19 @@ def _submit(original: Any) -> Any:
     return submit
 
 
-def _new(original: Any) -> Any:
+def _taking(original: Any) -> Any:
+    """Takes lazy tensors: regular ones stand in their places, which are filled with what else is recorded."""
+
     @functools.wraps(original)
-    def new(cls: Any, *data: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         kwargs = {name: in_place_of(value, _later) for name, value in kwargs.items()}
-        return original(cls, *(in_place_of(value, _later) for value in data), **kwargs)
+        return original(*(in_place_of(value, _later) for value in args), **kwargs)
 
-    return staticmethod(new)
+    return call
 
 
-def _as_subclass(original: Any) -> Any:
-    @functools.wraps(original)
-    def as_subclass(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(in_place_of(self, _later), *args, **kwargs)
-
-    return as_subclass
+def _new(original: Any) -> Any:
+    return staticmethod(_taking(original))
 
 
 def _later(recorder: Recorder, lazy: LazyTensor) -> torch.Tensor:
@@ -311,7 +309,7 @@ _REPLACEMENTS: list[tuple[Any, Replacement]] = [
     (torch.nn.Parameter, Replacement("torch.nn.Parameter.__new__", _new)),
     (torch.nn.Buffer, Replacement("torch.nn.Buffer.__new__", _new)),
     (torch.Tensor, Replacement("torch.Tensor._make_subclass", _new)),
-    (torch.Tensor, Replacement("torch.Tensor.as_subclass", _as_subclass)),
+    (torch.Tensor, Replacement("torch.Tensor.as_subclass", _taking)),
     (torch._C, Replacement("torch._C._swap_tensor_impl", _swap)),
     (torch._C, Replacement("torch._C._to_dlpack", _to_dlpack)),
     (torch._C, Replacement("torch._C._to_dlpack_versioned", _to_dlpack)),

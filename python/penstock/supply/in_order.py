@@ -54,11 +54,9 @@ class InOrder:
 
     def part(self, name: str, selection: Selection) -> Any:
         """A part of a tensor, of which nothing else is read."""
-        slices = {} if selection is ... else {name: selection}
-        loaded = self._checkpoint.load(
-            [name], slices=slices, device=self._device, framework=self._framework, options=self._options
+        return self._checkpoint.get_tensor(
+            name, selection, device=self._device, framework=self._framework, options=self._options
         )
-        return loaded[name]
 
     def take_all(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """Several tensors by one load, or all."""

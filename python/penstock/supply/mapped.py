@@ -1,4 +1,4 @@
-"""Tensors as views of mapped local files. Their pages are brought into memory by many threads, ahead of the consumer.
+"""Tensors as views of mapped local files. Their pages are read into memory by many threads, ahead of the consumer.
 
 Promises: views are a private mapping, so writes stay in this process; they keep the mapping alive; each ``take`` gives
 a tensor object of its own.

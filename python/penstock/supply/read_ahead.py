@@ -1,9 +1,9 @@
 """Bringing a mapped file into the page cache a little before it is touched.
 
 Libraries take views of a mapped file one by one and touch them later, from one thread, which is the slowest way to read
-a file: each missing page stops the thread. ``ReadAhead`` is told which tensor is wanted next and makes sure that its
-bytes are in memory, read by many threads, and that reading goes on behind it: the stretch of the file that holds the
-tensor at once, the next stretch on the side. A tensor that is asked for alone costs no more than its own bytes.
+a file: each missing page stops the thread. ``ReadAhead`` gets the name of the tensor that is wanted next. It
+makes sure that many threads have read its bytes into memory, and that reading goes on behind it: the stretch of the
+file that holds the tensor at once, the next stretch on the side. A tensor that is asked for alone costs its own bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ReadAhead:
     Args:
         checkpoint: local files.
         options: settings of reading.
-        stretch_bytes: about how much is brought in at once.
+        stretch_bytes: about how much is read at once.
     """
 
     def __init__(self, checkpoint: Checkpoint, options: LoadOptions, stretch_bytes: int = STRETCH_BYTES) -> None:
@@ -95,7 +95,7 @@ class ReadAhead:
             self._next = None
 
     def _quietly(self, number: int) -> None:
-        # What cannot be read is told to whoever wants it.
+        # Whoever wants what cannot be read gets the error.
         from penstock.errors import PenstockError
 
         try:

@@ -226,11 +226,9 @@ class Supply:
 
     def _load(self, name: str, selection: Selection) -> Any:
         self._check_open()
-        slices = {} if selection is ... else {name: selection}
-        loaded = self._checkpoint.load(
-            [name], slices=slices, device=self._device, framework=self._framework, options=self._options
+        return self._checkpoint.get_tensor(
+            name, selection, device=self._device, framework=self._framework, options=self._options
         )
-        return loaded[name]
 
     def _guarded(self, act: Callable[[], Any]) -> Any:
         try:

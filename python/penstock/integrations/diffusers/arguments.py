@@ -8,14 +8,13 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.integrations.shared.files import Place
+from penstock.integrations.transformers.models import single_device
 
 
 def device_of(device: Any, kwargs: dict[str, Any]) -> Any:
     """The device; that of a ``device_map``, which is taken from the keywords, where that names a single one."""
-    given = kwargs.get("device_map")
-    if isinstance(given, dict):
-        given = next(iter(given.values())) if len(set(given.values())) == 1 else None
-    if given is None or given in {"auto", "balanced", "balanced_low_0", "sequential"}:
+    given = single_device(kwargs.get("device_map"))
+    if given is None:
         return device
     del kwargs["device_map"]
     return given
@@ -46,10 +45,8 @@ def class_named_in(found: Place) -> Any:
     settings = json.loads(Path(found.local, "config.json").read_text()) if found.holds("config.json") else {}
     cls = getattr(diffusers, str(settings.get("_class_name")), None)
     if not isinstance(cls, type) or not issubclass(cls, diffusers.ModelMixin):
-        raise ConfigError(
-            f"{found.local}: no config.json there names a model of diffusers. Give its class instead of AutoModel",
-            location=found.local,
-        )
+        cause, remedy = "no config.json there names a model of diffusers", "Give its class instead of AutoModel"
+        raise ConfigError(location=found.local, cause=cause, remedy=remedy)
     return cls
 
 

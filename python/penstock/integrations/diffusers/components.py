@@ -14,9 +14,10 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock._native import LoadOptions
+from penstock.arguments import is_url
 from penstock.errors import LocationNotFoundError
 from penstock.integrations.diffusers.together import Together
-from penstock.integrations.shared.files import Place, is_url, open_weights
+from penstock.integrations.shared.files import Place, open_weights
 from penstock.integrations.transformers import models as transformers_engine
 from penstock.model import no_init, place
 
@@ -57,15 +58,13 @@ def begin(
     """
     from diffusers import ModelMixin
 
-    if issubclass(component, ModelMixin):
-        stem = "diffusion_pytorch_model"
-        checkpoint = _weights(where, stem, variant, options, of_pipeline=of_pipeline)
-        if checkpoint is None:
-            return None
-        return _begin_model(component, where, checkpoint, together, device, dtype, options, kwargs)
-    checkpoint = _weights(where, "model", variant, options, of_pipeline=of_pipeline)
+    is_diffusers = issubclass(component, ModelMixin)
+    stem = "diffusion_pytorch_model" if is_diffusers else "model"
+    checkpoint = _weights(where, stem, variant, options, of_pipeline=of_pipeline)
     if checkpoint is None:
         return None
+    if is_diffusers:
+        return _begin_model(component, where, checkpoint, together, device, dtype, options, kwargs)
     together.expect(checkpoint)
 
     def encoder() -> Any:

@@ -18,23 +18,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock._native import LoadOptions, shown
+from penstock.arguments import is_url
 from penstock.errors import ConfigError, LocationNotFoundError
 from penstock.integrations.diffusers.arguments import class_named_in, device_of, dtype_keyword, dtype_of
 from penstock.integrations.diffusers.components import Built, begin, class_of
 from penstock.integrations.diffusers.together import Together
 from penstock.integrations.safetensors.patching import patch_safetensors
-from penstock.integrations.shared.files import Place, called, is_url, locate
+from penstock.integrations.shared.files import Place, called, hub_options, locate
 from penstock.integrations.shared.small_files import fresh_directory, joined
 from penstock.optional import required
 from penstock.progress import ProgressOption
 from penstock.pulling import pull
 
 if TYPE_CHECKING:
+    import torch
+
     from penstock.arguments import AnyPath
 
 logger = logging.getLogger(__name__)
 
-_HUB = ("token", "cache_dir", "local_files_only", "force_download")
 _THEIRS = ("device_map", "quantization_config", "output_loading_info", "ignore_mismatched_sizes")
 """Keywords of models that only diffusers' own loader understands."""
 
@@ -79,7 +81,7 @@ def from_pretrained(
     where = Torch().device(device_of(device, kwargs))
     dtype = dtype_of(kwargs.pop("torch_dtype", dtype))
     began = time.perf_counter()
-    hub = {name: kwargs.pop(name) for name in _HUB if name in kwargs}
+    hub = hub_options(kwargs)
     models = (diffusers.ModelMixin, diffusers.AutoModel)
     if isinstance(pipeline_class, type) and issubclass(pipeline_class, models):
         found = locate(path, subfolder=subfolder, revision=revision, **hub)
@@ -98,16 +100,20 @@ def from_pretrained(
     return loaded
 
 
-def _nbytes(loaded: Any) -> int:
-    """Bytes of the parameters and buffers of a model or a pipeline."""
+def _modules(loaded: Any) -> list[torch.nn.Module]:
+    """A model, which may come with information, or the models of a pipeline."""
     import torch
 
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     parts = [model] if isinstance(model, torch.nn.Module) else getattr(model, "components", {}).values()
-    modules = [part for part in parts if isinstance(part, torch.nn.Module)]
+    return [part for part in parts if isinstance(part, torch.nn.Module)]
+
+
+def _nbytes(loaded: Any) -> int:
+    """Bytes of the parameters and buffers of a model or a pipeline."""
     return sum(
         tensor.numel() * tensor.element_size()
-        for module in modules
+        for module in _modules(loaded)
         for tensors in (module.parameters(), module.buffers())
         for tensor in tensors
     )
@@ -150,11 +156,9 @@ def from_single_file(
         kwargs[dtype_keyword()] = dtype
     if not issubclass(model_class, diffusers.ModelMixin):
         if is_url(path):
-            raise ConfigError(
-                f"{shown(path)}: pipelines are taken from single local files only. Load their models with "
-                "from_single_file(ModelClass, …) and hand those to the pipeline",
-                location=shown(path),
-            )
+            cause = "pipelines are taken from single local files only"
+            remedy = "Load their models with from_single_file(ModelClass, …) and hand those to the pipeline"
+            raise ConfigError(location=shown(path), cause=cause, remedy=remedy)
         with patch_safetensors(options=options):
             return model_class.from_single_file(os.fsdecode(path), **kwargs).to(where)
     # Converted on arrival, so that no second copy waits on the device; but not where some of it is to stay in fp32.
@@ -217,13 +221,9 @@ def _model(
     if kwargs.get("use_safetensors") is False:
         theirs.append("use_safetensors")
     if theirs and is_url(where.weights):
-        url = shown(where.weights)
-        raise ConfigError(
-            f"{url}: {theirs[0]}= is left to diffusers, which reads local files: bring the model here first "
-            "(penstock.pull)",
-            location=url,
-            remedy="penstock.pull",
-        )
+        cause = f"{theirs[0]}= is left to diffusers, which reads local files"
+        remedy = "Bring the model here first (penstock.pull)"
+        raise ConfigError(location=shown(where.weights), cause=cause, remedy=remedy)
     if not theirs:
         with Together(progress) as together:
             built = begin(cls, where, together, device, dtype, variant, options, of_pipeline=False, **kwargs)
@@ -256,9 +256,8 @@ def _components(
 ) -> dict[str, Any]:
     """The components that have weights and were not given."""
     if not found.holds("model_index.json"):
-        raise LocationNotFoundError(
-            f"{found.local}: there is no model_index.json, so this is no pipeline", location=found.local
-        )
+        cause = "there is no model_index.json, so this is no pipeline"
+        raise LocationNotFoundError(location=found.local, cause=cause)
     if given.get("quantization_config") is not None or given.get("use_safetensors") is False:
         return {}
     import torch
@@ -298,10 +297,7 @@ def _assembled(
 
 def _is_on(pipeline: Any, device: str) -> bool:
     """Whether all weights of a pipeline are there. Moving is left out then: quantised components refuse to be moved."""
-    import torch
-
-    modules = [part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)]
-    return all(str(p.device) == device for module in modules for p in module.parameters())
+    return all(str(p.device) == device for module in _modules(pipeline) for p in module.parameters())
 
 
 def _pipeline_place(path: AnyPath, variant: str | None, revision: str | None, hub: dict[str, Any]) -> Place:

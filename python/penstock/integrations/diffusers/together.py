@@ -55,10 +55,10 @@ class Together:
             done.set_result(None)
 
     def share(self) -> Callable[[int, int], None]:
-        """What one load tells of its progress; also where it learns that another has failed."""
+        """What one load reports of its progress; also where it learns that another has failed."""
         before = 0
 
-        def tell(done: int, _: int) -> None:
+        def report(done: int, _: int) -> None:
             nonlocal before
             if self._stop.is_set():
                 raise LoadCancelledError("another component of the pipeline could not be loaded")
@@ -67,7 +67,7 @@ class Together:
                     self._progress.advance(done - before)
             before = done
 
-        return tell
+        return report
 
     def __enter__(self) -> Together:  # noqa: PYI034 - Self needs Python 3.11
         return self

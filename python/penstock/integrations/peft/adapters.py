@@ -1,7 +1,7 @@
 """peft: adapters from anywhere, onto models that are there.
 
 peft's own loader reads them, within ``patch_safetensors``: adapters are small, so one that is not on this machine is
-brought here first. What Penstock adds is where an adapter may be (a URL, a folder, the Hub without other files), its
+copied here first. What Penstock adds is where an adapter may be (a URL, a folder, the Hub without other files), its
 errors for weights that are missing, and the refusal of keywords that nobody knows.
 """
 
@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._native import LoadOptions
 from penstock.integrations.safetensors.patching import patch_safetensors
-from penstock.integrations.shared.files import locate
+from penstock.integrations.shared.files import hub_options, locate
 from penstock.optional import required
 
 if TYPE_CHECKING:
     from penstock.arguments import AnyPath
 
-_HUB = ("token", "cache_dir", "local_files_only", "force_download")
 _PEFTS = {
     *("config", "autocast_adapter_dtype", "ephemeral_gpu_offload", "key_mapping", "ignore_mismatched_sizes"),
     *("low_cpu_mem_usage", "torch_device", "use_safetensors", "adapters"),
@@ -94,10 +93,9 @@ def load_adapter(
 def _brought(path: AnyPath, subfolder: str, revision: str | None, kwargs: dict[str, Any]) -> str:
     """The directory of an adapter, with its weights. Keywords of the Hub are taken out of ``kwargs``."""
     required("torch", "peft", by="penstock.integrations.peft")
-    unknown = sorted(set(kwargs) - {*_HUB, *_PEFTS})
-    if unknown:
+    hub = hub_options(kwargs)
+    if unknown := sorted(set(kwargs) - _PEFTS):
         raise TypeError(f"unexpected keywords: {', '.join(unknown)}")
-    hub = {name: kwargs.pop(name) for name in _HUB if name in kwargs}
     place = locate(os.fsdecode(path), subfolder=subfolder or "", revision=revision, **hub)
     place.bring_adapter()
     return place.local

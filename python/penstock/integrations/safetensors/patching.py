@@ -14,7 +14,7 @@ was, also in modules that were imported meanwhile.
 * **How to turn it off**: with ``PENSTOCK_DISABLE=1`` in the environment when a block is entered, it does nothing.
 
 Tensors on the CPU are views of the mapped file, as safetensors' are: the same memory, the same cost where the file is
-cached. Where it is not, many threads bring it in ahead of whoever takes tensors one by one. ``mmap=False`` gives
+cached. Where it is not, many threads read it ahead of whoever takes tensors one by one. ``mmap=False`` gives
 tensors that own their memory.
 """
 

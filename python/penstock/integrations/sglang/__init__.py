@@ -1,7 +1,7 @@
 """SGLang: ``sglang serve … --load-format penstock``.
 
 SGLang finds ``register`` by its entry point (``sglang.srt.plugins``) in each of its processes. What the format does is
-in ``loader``, how SGLang comes to know it in ``hooks``, what it has to be told of object stores in ``stores``.
+in ``loader``, how SGLang comes to know it in ``hooks``, what it has to know of object stores in ``stores``.
 Importing this package imports nothing of SGLang.
 """
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -31,12 +32,11 @@ from sglang.srt.runtime_context import get_exec, get_model
 
 import penstock
 from penstock._native import shown
+from penstock.arguments import is_url
 from penstock.distributed import Sharing
 from penstock.errors import ConfigError, LocationNotFoundError
 from penstock.integrations.sglang import PLUGIN
 from penstock.integrations.sglang.stores import small_files_of
-from penstock.integrations.shared import ranks
-from penstock.integrations.shared.files import is_url
 from penstock.integrations.shared.filling import (
     Pairs,
     Weights,
@@ -45,6 +45,7 @@ from penstock.integrations.shared.filling import (
     log_load,
     no_safetensors,
     nothing_to_verify,
+    sharing_of,
     verify,
 )
 from penstock.integrations.shared.options import LoaderOptions
@@ -186,7 +187,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             return None
         if get_exec().moe.elastic_ep_backend is not None:
             return None
-        return ranks.sharing(get_tp_group(), self.options, is_cpu=device == "cpu", logger=logger)
+        return sharing_of(get_tp_group(), self.options, is_cpu=device == "cpu", logger=logger)
 
     def load_weights_and_postprocess(
         self, model: Any, weights: Any, target_device: Any, *, model_config: Any = None
@@ -203,26 +204,17 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         else:
             reason = reason if self.options.record else "record is False"
 
-            def load(pairs: Pairs) -> None:
-                DefaultModelLoader.load_weights_only(model, weights.renamed(pairs), target_device)
+            def load(pairs: Pairs, filled: Any = model) -> None:
+                DefaultModelLoader.load_weights_only(filled, weights.renamed(pairs), target_device)
 
             reference = self._reference(model, reason) if self.options.record == "verify" else None
             PenstockModelLoader.recording = reason is None
             try:
-                _, statistics = fill(
-                    load,
-                    weights.weights,
-                    self.recorder,
-                    why_eager=reason,
-                    sharing=self._together,
-                )
+                _, statistics = fill(load, weights.weights, self.recorder, why_eager=reason, sharing=self._together)
             finally:
                 PenstockModelLoader.recording = False
             if reference is not None:
-
-                def load_reference(pairs: Pairs) -> None:
-                    DefaultModelLoader.load_weights_only(reference, weights.renamed(pairs), target_device)
-
+                load_reference = partial(load, filled=reference)
                 verify(load_reference, weights.weights, self.recorder, model=model, reference=reference, logger=logger)
             LATEST[:] = [statistics]
             log_load(logger, time.perf_counter() - self.counter_before_loading_weights, statistics)

@@ -22,7 +22,7 @@ from penstock._native import shown
 from penstock.errors import ConfigError, LocationNotFoundError
 from penstock.integrations.sglang import FORMAT
 from penstock.integrations.sglang.hooks import around, before_step
-from penstock.integrations.shared.small_files import fetch
+from penstock.integrations.shared.small_files import NO_SMALL_FILES, fetch
 
 _MORE = ("hf://", "abfss://", "abfs://", "azure://", "https://", "http://")
 """What Penstock reads and SGLang does not."""
@@ -78,7 +78,7 @@ def _note_who_asks(server_args: Any, previous: Callable[[Any], None]) -> None:
 
 
 def _is_asked_for(location: str) -> bool:
-    """Whether Penstock is to bring what is at a location, as far as this process knows."""
+    """Whether Penstock is to read what is at a location, as far as this process knows."""
     if location in _asked:
         return _asked[location] or is_opted_in()
     if is_opted_in():
@@ -110,8 +110,7 @@ def _bring(original: Callable[..., str], cls: Any, model_path: str, *args: Any, 
     with tempfile.TemporaryDirectory(dir=directory.parent) as fresh:
         names = fetch(model_path, fresh)
         if not names:
-            where = shown(model_path)
-            raise LocationNotFoundError(f"{where}: there are no configurations or other small files", location=where)
+            raise LocationNotFoundError(location=shown(model_path), cause=NO_SMALL_FILES)
         for name in names:
             Path(fresh, name).replace(directory / name)
     for old in directory.iterdir():

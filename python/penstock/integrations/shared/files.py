@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock._native import LoadOptions, shown
+from penstock.arguments import is_url
 from penstock.errors import ConfigError, LocationNotFoundError
-from penstock.integrations.shared.small_files import SMALL, fetch, fresh_directory, joined
+from penstock.integrations.shared.small_files import NO_SMALL_FILES, SMALL, fetch, fresh_directory, joined
 from penstock.pulling import pull
 
 if TYPE_CHECKING:
@@ -113,18 +114,18 @@ class Place(NamedTuple):
         return Path(self.local, name).is_file()
 
 
-def is_url(path: AnyPath) -> bool:
-    """Whether a path names something that is not on the local file system."""
-    text = os.fsdecode(path)
-    return bool(re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", text)) and not text.startswith("file://")
-
-
 def called(path: AnyPath) -> str:
     """What a model that was found is called by: a path or a name as it was written, a URL without its secrets.
 
     A path of a model that lies on this machine is not for ``shown``, which takes an ``@`` in it for a password's end.
     """
     return shown(path) if is_url(path) else os.fsdecode(path)
+
+
+def hub_options(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The keywords that a library hands on to the Hub, taken out of ``kwargs``. For ``locate``."""
+    names = ("token", "cache_dir", "local_files_only", "force_download")
+    return {name: kwargs.pop(name) for name in names if name in kwargs}
 
 
 def locate(
@@ -149,8 +150,7 @@ def locate(
         url = joined(text, subfolder) if subfolder else text
         place = Place(fresh_directory(), url)
         if not fetch(url, place.local):
-            where = shown(url)
-            raise LocationNotFoundError(f"{where}: there are no configurations or other small files", location=where)
+            raise LocationNotFoundError(location=shown(url), cause=NO_SMALL_FILES)
         return place
     directory = Path(text.removeprefix("file://")).expanduser()
     on_hub: HubModel | None = None
@@ -162,10 +162,8 @@ def locate(
         on_hub = _from_hub(text, subfolder, revision, hub)
         found = on_hub.snapshot
     else:
-        where = shown(text)
-        raise LocationNotFoundError(
-            f"{where}: there is no such directory, and it is no name of a model on the Hub (org/name)", location=where
-        )
+        cause = "there is no such directory, and it is no name of a model on the Hub (org/name)"
+        raise LocationNotFoundError(location=shown(text), cause=cause)
     inside = Place(found, found, on_hub).inside(subfolder)
     if not Path(inside.local).is_dir():
         raise LocationNotFoundError(f"{shown(text)}: there is no folder {subfolder!r} in it", location=inside.local)
@@ -185,12 +183,8 @@ def require_local(place: Place, left: str, brought: str, variant: str | None = N
     """
     place.fetch_weights(variant)
     if is_url(place.weights):
-        where = shown(place.weights)
-        raise ConfigError(
-            f"{where}: {left}, which reads local files: bring {brought}",
-            location=where,
-            remedy="penstock.pull",
-        )
+        cause, remedy = f"{left}, which reads local files", f"Bring {brought}"
+        raise ConfigError(location=shown(place.weights), cause=cause, remedy=remedy)
 
 
 def local_files(path: AnyPath, *, subfolder: str = "", revision: str | None = None, **hub: Any) -> str:
@@ -257,10 +251,8 @@ def open_weights(
                     raise  # a shard that is missing
     pickled = [name for name in ("pytorch_model.bin", f"{stem}.bin") if place.holds(name)]
     hint = f"; {pickled[0]} is a pickle, which Penstock does not read: save the model as safetensors" if pickled else ""
-    where = shown(place.weights)
-    raise LocationNotFoundError(
-        f"{where}: there is neither {' nor '.join(names)}{hint}", location=where, cause="no weights"
-    )
+    cause = f"there is neither {' nor '.join(names)}{hint}"
+    raise LocationNotFoundError(location=shown(place.weights), cause=cause)
 
 
 def _shards(path: str) -> list[str]:
@@ -280,11 +272,8 @@ def _own_file(place: Place, name: str) -> str:
         or ".." in name.split("/")
         or not name.endswith((".safetensors", ".safetensors.index.json"))
     ):
-        where = shown(place.weights)
-        raise ConfigError(
-            f"{where}: the configuration names {name!r} as its weights, which is no safetensors file in there",
-            location=where,
-        )
+        cause = f"the configuration names {name!r} as its weights, which is no safetensors file in there"
+        raise ConfigError(location=shown(place.weights), cause=cause)
     return name
 
 
@@ -314,10 +303,8 @@ def _snapshot(directory: Path) -> Path:
         return snapshots / head.read_text().strip()
     found = sorted(snapshots.iterdir())
     if len(found) != 1:
-        raise LocationNotFoundError(
-            f"{directory}: refs/main is missing and there are {len(found)} snapshots. Name one of them",
-            location=str(directory),
-        )
+        cause = f"refs/main is missing and there are {len(found)} snapshots"
+        raise LocationNotFoundError(location=str(directory), cause=cause, remedy="Name one of them")
     return found[0]
 
 
@@ -342,9 +329,6 @@ def _download(
             name, revision=revision, allow_patterns=patterns, ignore_patterns=ignored, **options
         )
     except (OSError, ValueError) as error:
-        raise LocationNotFoundError(
-            f"{name}: there is no such directory, and the Hub gave no model of that name: {error}",
-            location=name,
-            cause=str(error),
-        ) from error
+        cause = f"there is no such directory, and the Hub gave no model of that name: {error}"
+        raise LocationNotFoundError(location=name, cause=cause) from error
     return found

@@ -3,21 +3,24 @@
 A model's loading code runs once. What it does with a tensor that cannot be recorded is done with that tensor, read
 eagerly; an error that it raises is the model's own.
 
-What engines' plugins share once they know which checkpoints a model is made of. It knows torch and no engine.
+What engines' plugins share once they know which checkpoints a model is made of, and which ranks load together: vLLM's
+and SGLang's groups are of one descent, and have their ranks twice, for tensors of the CPU and of the device. It knows
+torch and no engine.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
 from penstock._native import shown
 from penstock.checkpoint import Checkpoint
-from penstock.distributed import Sharing
+from penstock.distributed import Peers, Sharing
 from penstock.errors import FormatError
+from penstock.integrations.shared.options import LoaderOptions
 from penstock.recording import Recorder, Statistics
 from penstock.recording.verifying import verify_equal
 
@@ -31,6 +34,37 @@ class Weights(NamedTuple):
     checkpoint: Checkpoint
     names: list[str]
     prefix: str
+
+
+class Group(Protocol):
+    """An engine's group of ranks."""
+
+    world_size: int
+    cpu_group: Any
+    device_group: Any
+
+
+def sharing_of(group: Group, options: LoaderOptions, *, is_cpu: bool, logger: logging.Logger) -> Sharing | None:
+    """What the ranks of ``group`` read together with, or None where each reads for itself.
+
+    It comes out the same on every rank, and nothing is said to any. A rank that was given it has to use it or to
+    ``opt_out``: the others wait for its word.
+
+    Args:
+        group: ranks each of which is about to load the same model, and says nothing else in the group until it has.
+        options: ``share`` among them.
+        is_cpu: whether weights go to the CPU.
+        logger: reports where the group is of a kind that does not serve.
+    """
+    if options.share is False or group.world_size == 1:
+        return None
+    try:
+        peers = Peers(group.cpu_group, group.cpu_group if is_cpu else group.device_group)
+    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+        # Groups that torch.distributed does not know, which some modes make; it is so on every rank.
+        logger.info("Penstock: each rank reads for itself: %s", in_short(error))
+        return None
+    return Sharing(peers, always=bool(options.share))
 
 
 def lazy(recorder: Recorder, offered: Sequence[Weights]) -> Pairs:
@@ -60,7 +94,7 @@ def fill(
         offered: what it gets.
         recorder: makes a recorder, which reads together with other ranks or not.
         why_eager: why it is not to get lazy tensors, or None.
-        sharing: the other ranks, who are told if this one cannot record. If this raises, telling them is the caller's.
+        sharing: the other ranks, who are notified if this one cannot record. If this raises, the caller does that.
 
     Raises:
         PenstockError: the checkpoint cannot be read. What the model's code raises comes through.
@@ -95,7 +129,7 @@ def verify(
         model: the first model, which is loaded.
         reference: the second model. Before the first was loaded it was given the same bytes (``copy_state``), so that
             what no weight fills is the same.
-        logger: is told that all are equal.
+        logger: reports that all are equal.
 
     Raises:
         VerificationError: tensors differ; it names the first of them.
@@ -112,13 +146,8 @@ def nothing_to_verify(logger: logging.Logger, reason: str) -> None:
 
 def no_safetensors(location: str) -> FormatError:
     """What to raise for a model whose files are of another format."""
-    cause, location = "there are no safetensors files", shown(location)
-    return FormatError(
-        f"{location}: {cause}, which is all that --load-format penstock reads. Use --load-format auto",
-        location=location,
-        cause=cause,
-        remedy="Use --load-format auto",
-    )
+    cause = "there are no safetensors files, which is all that --load-format penstock reads"
+    return FormatError(location=shown(location), cause=cause, remedy="Use --load-format auto")
 
 
 def log_load(logger: logging.Logger, seconds: float, statistics: Statistics) -> None:

@@ -1,4 +1,4 @@
-"""What engines ask of object stores besides weights: listings, and files brought to a directory.
+"""What engines ask of object stores besides weights: listings, and files copied to a directory.
 
 In the words of ``runai_model_streamer``, which engines know; the work is that of ``penstock.pull`` and of the listing
 that everything here uses.
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock._native import Source, list_objects, shown
-from penstock.integrations.shared.files import is_url
+from penstock.arguments import is_url
 from penstock.patterns import matches_any
 from penstock.pulling import pull_entries
 from penstock.storage_options import engine_options
@@ -53,9 +53,9 @@ def pull(
     ignore_pattern: Iterable[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Brings the objects under a prefix, at any depth, to a directory, as ``penstock.pull`` does. It may bring nothing.
+    """Copies the objects under a prefix, at any depth, to a directory, as ``penstock.pull`` does. It may copy nothing.
 
-    An engine cannot say what to leave out. So what has no place in a directory (``a//b``) is left out here, and told.
+    An engine cannot say what to leave out. So what has no place in a directory (``a//b``) is left out, with a warning.
 
     Args:
         model_path: the prefix.

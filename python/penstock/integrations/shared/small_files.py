@@ -35,6 +35,9 @@ USUAL = [
 DESCRIBING = {name for name in USUAL if name.endswith("config.json") or name == "model_index.json"}
 """Of these every folder that a library loads from has at least one."""
 
+NO_SMALL_FILES = "there are no configurations or other small files"
+"""What is wrong where ``fetch`` finds nothing."""
+
 _root: Path | None = None
 _owner = 0
 

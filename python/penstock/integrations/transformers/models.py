@@ -7,7 +7,7 @@ What cannot be had so (a model on several devices, GGUF) it reads from the files
 
 Where the tensors of the files will be the parameters, all of them are read while the model is being built. With a CUDA
 device, transformers would reserve as much memory as the model needs on top of that, and is kept from it
-(``reservation``). Where tensors are to be converted, loading begins with the first that is asked for.
+(``supplied.unreserved``). Where tensors are to be converted, loading begins with the first that is asked for.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from penstock._native import LoadOptions, shown
+from penstock.arguments import is_url
 from penstock.errors import ConfigError
 from penstock.integrations.safetensors.patching import patch_safetensors
-from penstock.integrations.shared.files import Place, called, is_url, locate, open_weights, require_local
-from penstock.integrations.transformers import own_adapters, reservation
-from penstock.integrations.transformers.supplied import supplied
+from penstock.integrations.shared.files import Place, called, hub_options, locate, open_weights, require_local
+from penstock.integrations.transformers import own_adapters
+from penstock.integrations.transformers.supplied import supplied, unreserved
 from penstock.optional import required
 from penstock.progress import ProgressOption
 from penstock.supply.mapped import Mapped
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_HUB = ("token", "cache_dir", "local_files_only", "force_download")
 _SEVERAL = ("auto", "balanced", "balanced_low_0", "sequential")
 """Device maps that transformers computes."""
 
@@ -94,7 +94,7 @@ def from_pretrained(
     # Both may be given; transformers prefers the newer name.
     older = kwargs.pop("torch_dtype", None)
     dtype = next((given for given in (dtype, older) if given is not None), "auto")
-    hub = {name: kwargs.pop(name) for name in _HUB if name in kwargs}
+    hub = hub_options(kwargs)
     place = locate(path, subfolder=subfolder, revision=revision, **hub)
     found = own_adapters.look(os.fsdecode(path), place, has_config=config is not None, hub=hub)
     left = _left(kwargs)
@@ -136,8 +136,8 @@ def from_pretrained(
     )
     if found.alone:
         model, *info = result if isinstance(result, tuple) else (result,)
-        told = model.load_adapter(place.local, adapter_name=adapter_name)
-        result = (model, told.to_dict() if hasattr(told, "to_dict") else info[0]) if info else model
+        report = model.load_adapter(place.local, adapter_name=adapter_name)
+        result = (model, report.to_dict() if hasattr(report, "to_dict") else info[0]) if info else model
     return result
 
 
@@ -181,9 +181,9 @@ def load(
     try:
         with (
             supplied(place.local, checkpoint, source),
-            reservation.none() if adopts else nullcontext(False) as unreserved,
+            unreserved() if adopts else nullcontext(False) as is_unreserved,
         ):
-            if unreserved and isinstance(source, Supply):
+            if is_unreserved and isinstance(source, Supply):
                 source.begin()
             result = cls.from_pretrained(
                 place.local,
@@ -264,10 +264,9 @@ def _built(cls: Any, config: PretrainedConfig, place: Place, trust_remote_code: 
     if isinstance(remote, str) and trust_remote_code:
         return {remote.rpartition(".")[2]}
     if type(config) not in mapping:
-        hint = ". Its code lies beside the weights; trust_remote_code=True lets it run" if remote else ""
-        raise ConfigError(
-            f"{place.local}: {cls.__name__} knows no model for {type(config).__name__}{hint}", location=place.local
-        )
+        cause = f"{cls.__name__} knows no model for {type(config).__name__}"
+        remedy = "Its code lies beside the weights; trust_remote_code=True lets it run" if remote else None
+        raise ConfigError(location=place.local, cause=cause, remedy=remedy)
     found = mapping[type(config)]
     return {one.__name__ for one in (found if isinstance(found, (list, tuple)) else [found])}
 
@@ -275,15 +274,19 @@ def _built(cls: Any, config: PretrainedConfig, place: Place, trust_remote_code: 
 def _left(kwargs: dict[str, Any]) -> str | None:
     """The first keyword that only transformers' own loader understands, as the caller wrote it."""
     device_map = kwargs.get("device_map")
-    if isinstance(device_map, dict):
-        several = len(set(device_map.values())) > 1 or "disk" in device_map.values()
-    else:
-        several = isinstance(device_map, str) and device_map in _SEVERAL
-    if several:
+    if device_map and single_device(device_map) in (None, "disk"):
         return f"device_map={device_map!r}"
     if kwargs.get("gguf_file"):
         return "gguf_file"
     return "use_safetensors=False" if kwargs.get("use_safetensors") is False else None
+
+
+def single_device(device_map: Any) -> Any:
+    """The device that a ``device_map`` names for the whole model; None where it names none, or several."""
+    if isinstance(device_map, dict):
+        devices = set(device_map.values())
+        return devices.pop() if len(devices) == 1 else None
+    return None if device_map in _SEVERAL else device_map
 
 
 def _one_device(device: Any, device_map: Any) -> str:
@@ -293,9 +296,8 @@ def _one_device(device: Any, device_map: Any) -> str:
 
     from penstock.frameworks.torch import Torch
 
-    if isinstance(device_map, dict):
-        device_map = next(iter(device_map.values()), None)
-    given = device if device_map is None else device_map
+    named = single_device(device_map)
+    given = device if named is None else named
     if given is None:
         # That of `with torch.device(…)`, or of `torch.set_default_device`.
         given = torch.empty(0).device

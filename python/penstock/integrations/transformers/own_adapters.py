@@ -55,9 +55,6 @@ def look(name: str, place: Place, *, has_config: bool, hub: dict[str, Any]) -> F
     base = json.loads(Path(place.local, _SETTINGS).read_text()).get("base_model_name_or_path")
     if not base:
         remedy = "Load that model, and then penstock.integrations.peft.from_pretrained(model, path)"
-        raise ConfigError(
-            f"{shown(place.weights)}: this is an adapter of peft that does not name its model. {remedy}",
-            location=shown(place.weights),
-            remedy=remedy,
-        )
+        cause = "this is an adapter of peft that does not name its model"
+        raise ConfigError(location=shown(place.weights), cause=cause, remedy=remedy)
     return Found(base, locate(base, **hub), alone=True)

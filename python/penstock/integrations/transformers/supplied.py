@@ -3,6 +3,10 @@
 Within ``supplied``, the files of one model are one lazy file that hands out tensors on the target device, wherever they
 are stored. Which class to build, quantisation, renaming, generation and adapters stay transformers' business: it only
 resolves and opens weight files here. Other models, other threads and files of adapters go to the originals.
+
+transformers also reserves a model's worth of GPU memory before it asks for the first tensor, so that torch's allocator
+serves the parameters from one piece. Penstock's tensors are the parameters, and are allocated while the model is still
+being built; the reservation would come on top of them. Within ``unreserved`` there is none.
 """
 
 from __future__ import annotations
@@ -59,7 +63,7 @@ def supplied(path: str, checkpoint: Checkpoint, source: Source) -> Iterator[None
         if not all(known):
             cause = "this transformers finds or opens weight files by functions of other names"
             remedy = "Use its own from_pretrained within penstock.patch_safetensors, or another version"
-            raise MissingDependencyError(f"{cause}. {remedy}", cause=cause, remedy=remedy)
+            raise MissingDependencyError(cause=cause, remedy=remedy)
         if torchao is not None:
             entered.enter_context(_TORCHAO.on(torchao))
         before = getattr(_here, "model", None)
@@ -68,6 +72,29 @@ def supplied(path: str, checkpoint: Checkpoint, source: Source) -> Iterator[None
             yield
         finally:
             _here.model = before
+
+
+@contextmanager
+def unreserved() -> Iterator[bool]:
+    """While this is active, models that this thread loads have no memory reserved for them. Other threads' have.
+
+    Yields whether that is so: a transformers that has no such function, or not under that name, reserves as it does.
+    """
+    from transformers import modeling_utils
+
+    with _RESERVING.on(modeling_utils) as exists:
+        _here.depth = getattr(_here, "depth", 0) + 1
+        try:
+            yield exists
+        finally:
+            _here.depth -= 1
+
+
+def _reserving(original: Callable[..., Any]) -> Callable[..., Any]:
+    def reserve(*arguments: Any, **keywords: Any) -> Any:
+        return None if getattr(_here, "depth", 0) else original(*arguments, **keywords)
+
+    return reserve
 
 
 def _resolving(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,6 +118,7 @@ def _opening(original: Callable[..., Any]) -> Callable[..., Any]:
     return open_file
 
 
+_RESERVING = Replacement("transformers.modeling_utils.caching_allocator_warmup", _reserving)
 _RESOLVING = Replacement("transformers.modeling_utils._get_resolved_checkpoint_files", _resolving)
 _OPENING = Replacement("transformers.modeling_utils.safe_open", _opening)
 _TORCHAO = Replacement("transformers.quantizers.quantizer_torchao.safe_open", _opening)

@@ -1,7 +1,7 @@
 """vLLM: ``vllm serve … --load-format penstock``.
 
 vLLM finds ``register`` by its entry point (``vllm.general_plugins``) in each of its processes. What the format does is
-in ``loader``, what may be set in ``options``, what vLLM has to be told of object stores in ``stores``. Importing this
+in ``loader``, what may be set in ``options``, what vLLM has to know of object stores in ``stores``. Importing this
 package imports nothing of vLLM.
 """
 

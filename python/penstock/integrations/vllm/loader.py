@@ -35,10 +35,9 @@ from vllm.model_executor.model_loader.weight_utils import enable_tqdm
 from vllm.platforms import current_platform
 
 import penstock
+from penstock.arguments import is_url
 from penstock.distributed import Sharing
 from penstock.errors import ConfigError
-from penstock.integrations.shared import ranks
-from penstock.integrations.shared.files import is_url
 from penstock.integrations.shared.filling import (
     Weights,
     eager,
@@ -46,6 +45,7 @@ from penstock.integrations.shared.filling import (
     log_load,
     no_safetensors,
     nothing_to_verify,
+    sharing_of,
     verify,
 )
 from penstock.integrations.shared.objects import list_safetensors
@@ -129,7 +129,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         return next(filter(None, found), where)
 
     def _files(self, location: str, source: DefaultModelLoader.Source, model_config: Any) -> list[str]:
-        # vLLM 0.24 tells three things, 0.32 a fourth.
+        # vLLM 0.24 returns three things, 0.32 a fourth.
         try:
             prepared = self._stock._prepare_weights(
                 location, source.subfolder, source.revision, False, source.allow_patterns_overrides
@@ -150,7 +150,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             files = of_mistral if wanted else [file for file in files if file not in of_mistral]
         return files
 
-    # Ordinary tensors: for reloading, which processes layer by layer
+    # Eager tensors: for reloading, which processes layer by layer
 
     def get_all_weights(self, model_config: Any, model: nn.Module) -> Generator[tuple[str, torch.Tensor], None, None]:
         """``(name, tensor)`` of everything, streamed to the device: what ``reload_weights`` asks for."""
@@ -210,7 +210,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         if is_draft or not model_parallel_is_initialized():
             return None
         is_cpu = _device(self.load_config) == "cpu"
-        return ranks.sharing(get_tp_group(), self.options, is_cpu=is_cpu, logger=logger)
+        return sharing_of(get_tp_group(), self.options, is_cpu=is_cpu, logger=logger)
 
     def _recorder(self, sharing: Sharing | None = None) -> Recorder:
         progress = True if enable_tqdm(self.load_config.use_tqdm_on_load) else None
