@@ -19,7 +19,7 @@
 //! and what to look at. Nothing here looks at the process's variables except through [`Environment`], and nothing here
 //! knows a bucket.
 //!
-//! Why not Google's own `google-cloud-auth`: docs/architecture.md has what was tried with it.
+//! Why neither Google's `google-cloud-auth` nor its `google-auth`: docs/architecture.md has what was tried with them.
 
 mod aws;
 mod federated;
