@@ -98,11 +98,11 @@ pub(crate) fn explain(error: &CredentialsError, profile: Option<&Profile>) -> Cr
     if profile.is_some_and(Profile::by_sso) {
         let remedy = format!("Sign in: aws sso login --profile {name}");
         let why = format!("the profile {name:?} (SSO) has no valid login: {why}");
-        return CredentialError { remedy: Some(remedy), ..CredentialError::new(why) };
+        return CredentialError::new(why).with_remedy(remedy);
     }
     let why = format!("AWS credentials of the profile {name:?} could not be had: {why}");
     let remedy = format!("Try `aws sts get-caller-identity --profile {name}`, which uses the same settings");
-    CredentialError { remedy: Some(remedy), ..CredentialError::new(why) }
+    CredentialError::new(why).with_remedy(remedy)
 }
 
 /// The HTTP client that AWS's credential services are asked with.

@@ -26,32 +26,33 @@ const TARGET: &str = "x-goog-cloud-target-resource";
 /// A signed `GetCallerIdentity`, written as Google wants it. `url` may hold `{region}`.
 pub(super) async fn token(cx: &TokenContext, url: &str, audience: &str) -> Result<String, CredentialError> {
     let environment = &cx.environment;
-    let none = || lacking("no AWS credentials were found".into());
-    let profile = match own_keys(environment) {
+    let keys = own_keys(environment);
+    let profile = match keys {
         Some(_) => None,
         None => Profile::of(environment).await.map_err(|error| lacking(error.to_string()))?,
     };
     let set = environment.get(&["AWS_REGION", "AWS_DEFAULT_REGION"]).map(str::to_owned);
     let region = set.or_else(|| profile.as_ref()?.get("AWS_REGION", "region"));
     let region = region.unwrap_or_else(|| DEFAULT_REGION.to_owned());
-    let credentials = match own_keys(environment) {
+    let credentials = match keys {
         Some(credentials) => credentials,
         None => {
-            let profile = profile.as_ref().ok_or_else(none)?;
+            let profile = profile.as_ref().ok_or_else(|| lacking("no AWS credentials were found"))?;
             let found = profile.credentials(environment, &cx.client, &region).provide_credentials().await;
             found.map_err(|error| {
                 let error = explain(&error, Some(profile));
-                CredentialError { remedy: error.remedy.or(none().remedy), ..error }
+                CredentialError { remedy: error.remedy.or(Some(REMEDY.into())), ..error }
             })?
         }
     };
     signed(credentials, &region, &url.replace("{region}", &region), audience)
 }
 
-fn lacking(why: String) -> CredentialError {
-    let remedy =
-        "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run where the machine has a role of AWS";
-    CredentialError { remedy: Some(remedy.into()), ..CredentialError::new(why) }
+const REMEDY: &str =
+    "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run where the machine has a role of AWS";
+
+fn lacking(why: impl Into<String>) -> CredentialError {
+    CredentialError::new(why).with_remedy(REMEDY)
 }
 
 fn signed(

@@ -148,7 +148,7 @@ mod tests {
         let (identity, accounts) = parsed(&file.to_string()).unwrap().unwrap();
         assert!(matches!(identity, Identity::Federated(_)));
         assert_eq!(accounts.len(), 1);
-        assert_eq!(accounts[0].account(), Some("a@p.iam"));
+        assert_eq!(accounts[0].account(), "a@p.iam");
         assert_eq!(accounts[0].lifetime(), Duration::from_secs(600));
         // As what acts as yet another account.
         let file = json!({
@@ -158,7 +158,7 @@ mod tests {
         });
         let (_, accounts) = parsed(&file.to_string()).unwrap().unwrap();
         let names: Vec<_> = accounts.iter().map(Impersonated::account).collect();
-        assert_eq!(names, [Some("a@p.iam"), Some("b@p.iam")]);
+        assert_eq!(names, ["a@p.iam", "b@p.iam"]);
     }
 
     #[test]

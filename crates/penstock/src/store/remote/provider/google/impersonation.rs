@@ -6,12 +6,12 @@ use std::time::{Duration, SystemTime};
 
 use aws_smithy_types::date_time::{DateTime, Format};
 use http::Method;
-use http::header::{CONTENT_TYPE, HeaderValue};
+use http::header::CONTENT_TYPE;
 use serde::Deserialize;
 use serde_json::json;
 use url::Url;
 
-use super::token_client::{TokenContext, TokenGrant, ask, service, set_bearer};
+use super::token_client::{TokenContext, TokenGrant, service};
 use crate::store::remote::http::response_recorder::CredentialError;
 
 /// The role that it takes, unless the identity is one of a workload elsewhere.
@@ -23,6 +23,8 @@ const PROJECT: &str = "x-goog-user-project";
 /// A service account that is acted as.
 pub(super) struct Impersonated {
     url: Url,
+    /// Its name, out of `…/serviceAccounts/NAME:generateAccessToken`.
+    account: String,
     delegates: Vec<String>,
     lifetime: Duration,
 }
@@ -41,11 +43,10 @@ impl Impersonated {
     /// What is wrong, by field.
     pub(super) fn new(url: &str, delegates: Vec<String>, seconds: Option<u64>) -> Result<Self, String> {
         let lifetime = Duration::from_secs(seconds.unwrap_or(LIFETIME).clamp(60, 12 * 3600));
-        let made = Self { url: service("service_account_impersonation_url", url)?, delegates, lifetime };
-        match made.account() {
-            Some(_) => Ok(made),
-            None => Err("service_account_impersonation_url names no service account".into()),
-        }
+        let url = service("service_account_impersonation_url", url)?;
+        let last = url.path().rsplit_once('/').and_then(|(_, last)| last.split_once(':'));
+        let account = last.ok_or("service_account_impersonation_url names no service account")?.0.to_owned();
+        Ok(Self { url, account, delegates, lifetime })
     }
 
     #[cfg(test)]
@@ -53,10 +54,8 @@ impl Impersonated {
         self.lifetime
     }
 
-    /// Its name, out of `…/serviceAccounts/NAME:generateAccessToken`.
-    pub(super) fn account(&self) -> Option<&str> {
-        let (_, last) = self.url.path().rsplit_once('/')?;
-        last.split_once(':').map(|(account, _)| account)
+    pub(super) fn account(&self) -> &str {
+        &self.account
     }
 
     /// A token of the account for `scope`, given to whoever has the token `of`. `role` is what they need.
@@ -68,34 +67,25 @@ impl Impersonated {
         project: Option<&str>,
         role: &str,
     ) -> Result<TokenGrant, CredentialError> {
-        let mut request = reqwest::Request::new(Method::POST, self.url.clone());
-        let headers = request.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        set_bearer(headers, &format!("Bearer {}", of.token))?;
-        if let Some(project) = project {
-            let project = HeaderValue::try_from(project);
-            headers.insert(
-                PROJECT,
-                project.map_err(|_| CredentialError::new("the quota_project_id is not one"))?,
-            );
-        }
         let body = json!({
             "delegates": self.delegates,
             "lifetime": format!("{}s", self.lifetime.as_secs()),
             "scope": [scope],
         });
-        *request.body_mut() = Some(body.to_string().into());
+        let mut request = cx.request(Method::POST, &self.url)?.bearer_auth(&of.token);
+        if let Some(project) = project {
+            request = request.header(PROJECT, project);
+        }
+        let request = request.header(CONTENT_TYPE, "application/json").body(body.to_string());
         let whom = match self.delegates.len() {
             0 => "whoever asks",
             _ => "whoever asks and each delegate",
         };
-        let answer = ask(&cx.client, request, "Google's IAM").await.map_err(|error| CredentialError {
-            why: error.why.replace(&of.token, "***"),
-            remedy: Some(format!(
+        let answer = cx.ask(request, "Google's IAM").await.map_err(|error| {
+            error.without(&[&of.token]).with_remedy(format!(
                 "Give {whom} the role {role} of the service account that is acted as next, and enable the IAM Service \
                  Account Credentials API"
-            )),
-            ..error
+            ))
         })?;
         let nothing = || CredentialError::new("Google's IAM gave no token");
         let Generated { access_token, expire_time } =

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use serde::Deserialize;
 use url::Url;
 
-use super::token_client::{TokenContext, TokenGrant, form, grant, service, set_basic};
+use super::token_client::{TokenContext, TokenGrant, service};
 use crate::store::remote::http::response_recorder::CredentialError;
 
 const PERSON_URL: &str = "https://oauth2.googleapis.com/token";
@@ -81,7 +81,7 @@ impl Login {
         } else if let Some(account) = account {
             remedy.push_str(&format!(" --impersonate-service-account={account}"));
         }
-        CredentialError { remedy: Some(remedy), ..error }
+        error.with_remedy(remedy)
     }
 
     pub(super) async fn token(&self, cx: &TokenContext) -> Result<TokenGrant, CredentialError> {
@@ -91,19 +91,14 @@ impl Login {
             fields.extend([("client_id", &*self.client_id), ("client_secret", &*self.client_secret)]);
         }
         fields.extend(self.rapt.as_deref().map(|rapt| ("rapt", rapt)));
-        let mut request = form(&self.token_url, &fields);
+        let mut request = cx.form(&self.token_url, &fields)?;
         if self.workforce {
-            set_basic(request.headers_mut(), &self.client_id, &self.client_secret)?;
+            request = request.basic_auth(&self.client_id, Some(&self.client_secret));
         }
-        let asked = grant(&cx.client, request, "Google's token service").await;
-        let (granted, next) = asked.map_err(|error| {
-            let secrets = [Some(&refresh), Some(&self.client_secret), self.rapt.as_ref()];
-            let why = secrets.into_iter().flatten().filter(|secret| !secret.is_empty());
-            CredentialError {
-                why: why.fold(error.why, |why, secret| why.replace(secret.as_str(), "***")),
-                ..error
-            }
-        })?;
+        let rapt = self.rapt.as_deref().unwrap_or_default();
+        let granted = cx.grant(request).await;
+        let (granted, next) =
+            granted.map_err(|error| error.without(&[&refresh, &self.client_secret, rapt]))?;
         if let Some(next) = next {
             *self.refresh_token.lock().unwrap_or_else(PoisonError::into_inner) = next;
         }

@@ -68,6 +68,36 @@ pub(super) fn well_known(environment: &Environment) -> Option<PathBuf> {
     Some(directory.join(WELL_KNOWN))
 }
 
+/// Where a file of credentials is.
+struct CredentialsFile {
+    /// As errors name it.
+    name: String,
+    /// What names it: a variable, an option, or its own path.
+    setting: String,
+    path: PathBuf,
+}
+
+impl CredentialsFile {
+    /// The one that [`VARIABLE`] names, or the one that `gcloud` writes.
+    fn of(environment: &Environment) -> Option<Self> {
+        if let Some(path) = environment.get(&[VARIABLE]) {
+            return Some(Self::named(environment.setting(VARIABLE), path));
+        }
+        let path = well_known(environment)?;
+        let name = path.display().to_string();
+        Some(Self { setting: name.clone(), name, path })
+    }
+
+    /// The one at this path, which may be the key itself: such a path is not shown.
+    fn named(setting: String, path: &str) -> Self {
+        let name = match path.len() > 255 || path.contains(['{', '\n']) {
+            true => format!("{setting} (no path)"),
+            false => format!("{setting}={path}"),
+        };
+        Self { name, setting, path: path.into() }
+    }
+}
+
 /// Whose tokens come first.
 enum Identity {
     Federated(Federated),
@@ -91,23 +121,16 @@ impl Account {
     /// # Errors
     /// `Config` where its file cannot be used.
     pub(super) fn of(environment: &Arc<Environment>, client: &ClientKey) -> Result<Option<Self>> {
-        let given = environment.setting(VARIABLE);
-        let (name, path, is_set) = match environment.get(&[VARIABLE]) {
-            // What is longer than a path is the key itself, perhaps in base64.
-            Some(path) if path.len() > 255 => (format!("{given} (no path)"), PathBuf::from(path), true),
-            Some(path) => (format!("{given}={path}"), PathBuf::from(path), true),
-            None => {
-                let Some(path) = well_known(environment) else { return Ok(None) };
-                (path.display().to_string(), path, false)
-            }
+        let Some(CredentialsFile { name, setting, path }) = CredentialsFile::of(environment) else {
+            return Ok(None);
         };
         let text = match std::fs::read(path) {
             Ok(text) => text,
             // Someone may have put the file itself there.
-            Err(error) if is_set => {
+            Err(error) if environment.get(&[VARIABLE]).is_some() => {
                 let cause = environment.scrub(&format!("{name}: {error}"));
                 return Err(Error::new(ErrorKind::Config, cause)
-                    .remedy(format!("Check the path that {given} names, or leave it out")));
+                    .remedy(format!("Check the path that {setting} names, or leave it out")));
             }
             Err(_) => return Ok(None),
         };
@@ -124,8 +147,8 @@ impl Account {
             Identity::Key(key) => ("a service account's key", Some(key.email().to_owned())),
         };
         let which = which.map(|which| format!(": {which}")).unwrap_or_default();
-        let accounts = self.acting.iter().filter_map(Impersonated::account);
-        let accounts: String = accounts.map(|account| format!(", as {account}")).collect();
+        let accounts = self.acting.iter().map(|account| format!(", as {}", account.account()));
+        let accounts: String = accounts.collect();
         format!("{what} ({}{which}{accounts})", self.name)
     }
 
@@ -134,7 +157,7 @@ impl Account {
         match &self.identity {
             Identity::Federated(federated) => federated.token(&self.cx, scope).await,
             Identity::Login(login) => {
-                let last = self.acting.last().and_then(Impersonated::account);
+                let last = self.acting.last().map(Impersonated::account);
                 login.token(&self.cx).await.map_err(|error| login.with_remedy(error, last))
             }
             Identity::Key(key) => key.token().await,

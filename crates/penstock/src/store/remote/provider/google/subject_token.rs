@@ -4,22 +4,24 @@
 //! expire. A program is run only where `GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES=1` says that it may be: the settings
 //! are a file that others may have written. It ends with the load that asked for it.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use http::header::{HeaderName, HeaderValue};
+use http::{HeaderMap, Method};
 use serde::Deserialize;
 use url::Url;
 
 use super::aws;
 use super::federated::Federated;
-use super::token_client::{TokenContext, ask};
+use super::token_client::TokenContext;
 use crate::store::remote::http::response_recorder::CredentialError;
 
 /// The variable that lets programs be run.
 const ALLOW: &str = "GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES";
+/// How long a program may take for a token, if the file does not say.
+const TIMEOUT_MILLIS: u64 = 30_000;
 /// The most that a token may be: they are some 2 KiB.
 const MAX_TOKEN: u64 = 1 << 20;
 const ID_TOKENS: [&str; 2] =
@@ -29,32 +31,96 @@ const SAML: &str = "urn:ietf:params:oauth:token-type:saml2";
 /// Where subject tokens come from.
 pub(super) enum Subject {
     File { path: PathBuf, format: Format },
-    Url { url: Url, headers: BTreeMap<String, String>, format: Format },
-    Executable { command: String, timeout: Duration, output_file: Option<PathBuf> },
+    Url { url: Url, headers: HashMap<String, String>, format: Format },
+    Executable(Executable),
     Aws { url: String },
 }
 
+/// The same, as the file of credentials has it.
+#[derive(Deserialize)]
+pub(super) struct CredentialSource {
+    file: Option<PathBuf>,
+    url: Option<String>,
+    #[serde(default)]
+    headers: HashMap<String, String>,
+    format: Option<Format>,
+    executable: Option<Executable>,
+    environment_id: Option<String>,
+    regional_cred_verification_url: Option<String>,
+}
+
+/// A program that makes tokens.
+#[derive(Deserialize)]
+pub(super) struct Executable {
+    command: String,
+    timeout_millis: Option<u64>,
+    output_file: Option<PathBuf>,
+}
+
 /// How a token is written.
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
 pub(super) enum Format {
     Text,
     /// In this field of a JSON object.
-    Json(String),
+    Json {
+        subject_token_field_name: String,
+    },
+    #[serde(other)]
+    Unknown,
+}
+
+impl CredentialSource {
+    /// The one that it means.
+    ///
+    /// # Errors
+    /// What is wrong, by field.
+    pub(super) fn subject(self) -> Result<Subject, String> {
+        let format = self.format.unwrap_or(Format::Text);
+        if matches!(format, Format::Unknown) {
+            return Err("the format of its credential_source is neither text nor json".into());
+        }
+        if let Some(environment) = self.environment_id {
+            let url = self.regional_cred_verification_url.filter(|_| environment == "aws1");
+            let url = url.ok_or("its credential_source is of an AWS that is not known (aws1 is)")?;
+            return Ok(Subject::Aws { url });
+        }
+        match (self.file, self.url, self.executable) {
+            (Some(path), None, None) => Ok(Subject::File { path, format }),
+            (None, Some(url), None) => {
+                let url = Url::parse(&url).map_err(|_| "the url of its credential_source is not a URL")?;
+                if !["http", "https"].contains(&url.scheme()) {
+                    return Err("the url of its credential_source is not an HTTP URL".into());
+                }
+                Ok(Subject::Url { url, headers: self.headers, format })
+            }
+            (None, None, Some(executable)) => Ok(Subject::Executable(executable)),
+            _ => Err(
+                "its credential_source is none of those that are supported (one of file, url, executable, or AWS)"
+                    .into(),
+            ),
+        }
+    }
 }
 
 impl Format {
     /// The token in what was read.
     fn token(&self, text: &[u8]) -> Result<String, CredentialError> {
         let token = match self {
-            Self::Text => std::str::from_utf8(text).ok().map(|text| text.trim().to_owned()),
-            Self::Json(field) => serde_json::from_slice::<serde_json::Value>(text)
-                .ok()
-                .and_then(|json| json.get(field)?.as_str().map(str::to_owned)),
-        };
-        token.filter(|token| !token.is_empty()).ok_or_else(|| match self {
-            Self::Text => CredentialError::new("it holds no token"),
-            Self::Json(field) => {
-                CredentialError::new(format!("it is no JSON object with a token in {field:?}"))
+            Self::Json { subject_token_field_name: field } => {
+                serde_json::from_slice::<serde_json::Value>(text)
+                    .ok()
+                    .and_then(|json| json.get(field)?.as_str().map(str::to_owned))
             }
+            Self::Text | Self::Unknown => std::str::from_utf8(text).ok().map(|text| text.trim().to_owned()),
+        };
+        token.filter(|token| !token.is_empty()).ok_or_else(|| {
+            CredentialError::new(match self {
+                Self::Json { subject_token_field_name: field } => {
+                    format!("it is no JSON object with a token in {field:?}")
+                }
+                Self::Text | Self::Unknown => "it holds no token".into(),
+            })
         })
     }
 }
@@ -65,7 +131,7 @@ impl Subject {
         match self {
             Self::File { path, .. } => format!("token of file {}", path.display()),
             Self::Url { url, .. } => format!("token of http server {}", url.host_str().unwrap_or_default()),
-            Self::Executable { command, .. } => {
+            Self::Executable(Executable { command, .. }) => {
                 format!("token of program {}", command.split_whitespace().next().unwrap_or_default())
             }
             Self::Aws { .. } => "AWS credentials".into(),
@@ -75,49 +141,39 @@ impl Subject {
     /// A token that is valid now.
     pub(super) async fn token(&self, of: &Federated, cx: &TokenContext) -> Result<String, CredentialError> {
         match self {
-            Self::File { path, format } => format.token(&of_file(path)?).map_err(|error| CredentialError {
-                remedy: Some("Check what writes the file, and the format of its credential_source".into()),
-                ..error
+            Self::File { path, format } => format.token(&of_file(path)?).map_err(|error| {
+                error.with_remedy("Check what writes the file, and the format of its credential_source")
             }),
             Self::Url { url, headers, format } => format.token(&of_url(cx, url, headers).await?),
-            Self::Executable { command, timeout, output_file } => {
-                of_program(of, cx, command, *timeout, output_file.as_deref()).await
-            }
+            Self::Executable(executable) => of_program(of, cx, executable).await,
             Self::Aws { url } => aws::token(cx, url, &of.audience).await,
         }
     }
 }
 
 fn of_file(path: &Path) -> Result<Vec<u8>, CredentialError> {
-    let told = |what: String, remedy: &str| CredentialError {
-        remedy: Some(remedy.into()),
-        ..CredentialError::new(what)
+    let told = |why: String| {
+        let remedy =
+            "Mount the token where the file of credentials says that it is, readable by this process";
+        CredentialError::new(why).with_remedy(remedy)
     };
-    let remedy = "Mount the token where the file of credentials says that it is, readable by this process";
-    let about = std::fs::metadata(path).map_err(|error| told(format!("{error}"), remedy))?;
+    let about = std::fs::metadata(path).map_err(|error| told(error.to_string()))?;
     if about.len() > MAX_TOKEN {
-        return Err(told("it is too large for a token".into(), remedy));
+        return Err(told("it is too large for a token".into()));
     }
-    std::fs::read(path).map_err(|error| told(format!("{error}"), remedy))
+    std::fs::read(path).map_err(|error| told(error.to_string()))
 }
 
 async fn of_url(
     cx: &TokenContext,
     url: &Url,
-    headers: &BTreeMap<String, String>,
+    headers: &HashMap<String, String>,
 ) -> Result<Vec<u8>, CredentialError> {
-    let mut request = reqwest::Request::new(http::Method::GET, url.clone());
-    for (name, value) in headers {
-        let name = HeaderName::try_from(name).ok();
-        let header = name.zip(HeaderValue::try_from(value).ok());
-        let Some((name, value)) = header else {
-            return Err(CredentialError::new("a header of its credential_source is not one"));
-        };
-        request.headers_mut().insert(name, value);
-    }
-    ask(&cx.client, request, "the server of the token").await.map_err(|error| CredentialError {
-        remedy: Some("Check the url and the headers of the credential_source, and the server there".into()),
-        ..error
+    let headers = HeaderMap::try_from(headers)
+        .map_err(|_| CredentialError::new("a header of its credential_source is not one"))?;
+    let request = cx.request(Method::GET, url)?.headers(headers);
+    cx.ask(request, "the server of the token").await.map_err(|error| {
+        error.with_remedy("Check the url and the headers of the credential_source, and the server there")
     })
 }
 
@@ -140,89 +196,81 @@ impl Response {
         self.expiration_time.is_some_and(|end| end <= now)
     }
 
-    fn token(self) -> Result<String, CredentialError> {
+    fn token(self) -> Result<String, String> {
         if !self.success {
             let code = self.code.as_deref().unwrap_or("no code");
             let message = self.message.as_deref().unwrap_or("no message");
-            return Err(CredentialError::new(format!(
-                "the program says that it has no token: {message} ({code})"
-            )));
+            return Err(format!("the program says that it has no token: {message} ({code})"));
         }
         if self.is_over() {
-            return Err(CredentialError::new("the token that the program gave has expired"));
+            return Err("the token that the program gave has expired".into());
         }
         let token = match self.token_type.as_deref() {
             Some(kind) if ID_TOKENS.contains(&kind) => self.id_token,
             Some(SAML) => self.saml_response,
-            _ => return Err(CredentialError::new("the program gave a token of a type that is not known")),
+            _ => return Err("the program gave a token of a type that is not known".into()),
         };
-        token
-            .filter(|token| !token.is_empty())
-            .ok_or_else(|| CredentialError::new("the program gave no token"))
+        token.filter(|token| !token.is_empty()).ok_or_else(|| "the program gave no token".into())
     }
 }
 
-/// Has a program make a token, or takes what it left in its file the last time.
+/// Has a program make a token, where that is allowed.
 async fn of_program(
     of: &Federated,
     cx: &TokenContext,
-    command: &str,
-    timeout: Duration,
-    output_file: Option<&Path>,
+    executable: &Executable,
 ) -> Result<String, CredentialError> {
     if !cx.environment.is_set(&[ALLOW]) {
-        return Err(CredentialError {
-            remedy: Some(format!("Look at what the file of credentials would run, then set {ALLOW}=1")),
-            ..CredentialError::new("programs may not be run for tokens unless that is allowed")
-        });
+        let remedy = format!("Look at what the file of credentials would run, then set {ALLOW}=1");
+        let why = "programs may not be run for tokens unless that is allowed";
+        return Err(CredentialError::new(why).with_remedy(remedy));
     }
-    let told = |error: CredentialError| CredentialError {
-        remedy: Some("Run the program of the credential_source by hand, and see what it says".into()),
-        ..error
-    };
-    let left = output_file.and_then(|path| std::fs::read(path).ok());
-    let left = left.and_then(|text| serde_json::from_slice::<Response>(&text).ok());
-    // Without an end, it may be of any age.
-    if let Some(left) = left.filter(|left| left.success && left.expiration_time.is_some() && !left.is_over())
-    {
-        return left.token().map_err(told);
-    }
-    let mut words = command.split_whitespace();
-    let Some(program) = words.next() else { return Err(told(CredentialError::new("no program is named"))) };
-    let mut command = tokio::process::Command::new(program);
-    command
-        .args(words)
-        .env("GOOGLE_EXTERNAL_ACCOUNT_AUDIENCE", &of.audience)
-        .env("GOOGLE_EXTERNAL_ACCOUNT_TOKEN_TYPE", &of.token_type)
-        .env("GOOGLE_EXTERNAL_ACCOUNT_INTERACTIVE", "0")
-        .stdin(Stdio::null())
-        .stderr(Stdio::null())
-        .kill_on_drop(true);
-    if let Some(path) = output_file {
-        command.env("GOOGLE_EXTERNAL_ACCOUNT_OUTPUT_FILE", path);
-    }
-    if let Some(account) = &of.account {
-        command.env("GOOGLE_EXTERNAL_ACCOUNT_IMPERSONATED_EMAIL", account);
-    }
-    let output = match tokio::time::timeout(timeout, command.output()).await {
-        Err(_) => {
-            return Err(told(CredentialError::new(format!(
-                "the program took longer than {} ms",
-                timeout.as_millis()
-            ))));
+    executable.token(of).await.map_err(|why| {
+        let remedy = "Run the program of the credential_source by hand, and see what it says";
+        CredentialError::new(why).with_remedy(remedy)
+    })
+}
+
+impl Executable {
+    /// Has it make a token, or takes what it left in its file the last time.
+    ///
+    /// # Errors
+    /// What went wrong.
+    async fn token(&self, of: &Federated) -> Result<String, String> {
+        let left = self.output_file.as_ref().and_then(|path| std::fs::read(path).ok());
+        let left = left.and_then(|text| serde_json::from_slice::<Response>(&text).ok());
+        // Without an end, it may be of any age.
+        let usable = |left: &Response| left.success && left.expiration_time.is_some() && !left.is_over();
+        if let Some(left) = left.filter(usable) {
+            return left.token();
         }
-        Ok(Err(error)) => {
-            return Err(told(CredentialError::new(format!("the program could not be run: {error}"))));
+        let mut words = self.command.split_whitespace();
+        let mut command = tokio::process::Command::new(words.next().ok_or("no program is named")?);
+        command
+            .args(words)
+            .env("GOOGLE_EXTERNAL_ACCOUNT_AUDIENCE", &of.audience)
+            .env("GOOGLE_EXTERNAL_ACCOUNT_TOKEN_TYPE", &of.token_type)
+            .env("GOOGLE_EXTERNAL_ACCOUNT_INTERACTIVE", "0")
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .kill_on_drop(true);
+        if let Some(path) = &self.output_file {
+            command.env("GOOGLE_EXTERNAL_ACCOUNT_OUTPUT_FILE", path);
         }
-        Ok(Ok(output)) => output,
-    };
-    // A program that refuses says why, whatever it ends with.
-    match serde_json::from_slice::<Response>(&output.stdout) {
-        Ok(response) if output.status.success() || !response.success => response.token().map_err(told),
-        _ if !output.status.success() => {
-            Err(told(CredentialError::new(format!("the program failed with {}", output.status))))
+        if let Some(account) = &of.account {
+            command.env("GOOGLE_EXTERNAL_ACCOUNT_IMPERSONATED_EMAIL", account);
         }
-        _ => Err(told(CredentialError::new("the program answered something else than is agreed upon"))),
+        let millis = self.timeout_millis.unwrap_or(TIMEOUT_MILLIS);
+        let output = tokio::time::timeout(Duration::from_millis(millis), command.output())
+            .await
+            .map_err(|_| format!("the program took longer than {millis} ms"))?
+            .map_err(|error| format!("the program could not be run: {error}"))?;
+        // A program that refuses says why, whatever it ends with.
+        match serde_json::from_slice::<Response>(&output.stdout) {
+            Ok(response) if output.status.success() || !response.success => response.token(),
+            _ if !output.status.success() => Err(format!("the program failed with {}", output.status)),
+            _ => Err("the program answered something else than is agreed upon".into()),
+        }
     }
 }
 
@@ -232,7 +280,7 @@ mod tests {
 
     #[test]
     fn tokens_are_found_in_text_and_in_json() {
-        let field = || Format::Json("access_token".into());
+        let field = || Format::Json { subject_token_field_name: "access_token".into() };
         assert_eq!(Format::Text.token(b" abc\n").unwrap(), "abc");
         assert_eq!(field().token(br#"{"access_token": "abc"}"#).unwrap(), "abc");
         for (format, text) in [
@@ -260,7 +308,7 @@ mod tests {
             (r#"{"success": false, "code": "401", "message": "log in"}"#.to_owned(), "log in (401)"),
         ] {
             let error = token(&text).unwrap_err();
-            assert!(error.why.contains(why), "{}", error.why);
+            assert!(error.contains(why), "{error}");
         }
     }
 }

@@ -6,8 +6,9 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
+use http::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
 use http::{Method, StatusCode};
+use reqwest::RequestBuilder;
 use serde::Deserialize;
 use url::{Url, form_urlencoded};
 
@@ -39,68 +40,59 @@ struct Answer {
     refresh_token: Option<String>,
 }
 
-/// A form for a token service.
-pub(super) fn form(url: &Url, fields: &[(&str, &str)]) -> reqwest::Request {
-    let mut form = form_urlencoded::Serializer::new(String::new());
-    form.extend_pairs(fields);
-    let mut request = reqwest::Request::new(Method::POST, url.clone());
-    request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded"));
-    *request.body_mut() = Some(form.finish().into());
-    request
-}
-
-/// Sets the header that proves who asks.
-pub(super) fn set_bearer(headers: &mut HeaderMap, proof: &str) -> Result<(), CredentialError> {
-    let mut value = HeaderValue::try_from(proof).map_err(|_| CredentialError::new("a token is not one"))?;
-    value.set_sensitive(true);
-    headers.insert(AUTHORIZATION, value);
-    Ok(())
-}
-
-/// The same, for a client that has a name and a secret.
-pub(super) fn set_basic(headers: &mut HeaderMap, id: &str, secret: &str) -> Result<(), CredentialError> {
-    set_bearer(headers, &format!("Basic {}", aws_smithy_types::base64::encode(format!("{id}:{secret}"))))
-}
-
-/// Sends a request to a token service: the token, and the refresh token to use from now on, if there is another.
-pub(super) async fn grant(
-    client: &ClientKey,
-    request: reqwest::Request,
-    who: &str,
-) -> Result<(TokenGrant, Option<String>), CredentialError> {
-    let answer = ask(client, request, who).await?;
-    let answer: Answer =
-        serde_json::from_slice(&answer).map_err(|_| CredentialError::new(format!("{who} gave no token")))?;
-    let expires = SystemTime::now() + Duration::from_secs(answer.expires_in.unwrap_or(LIFETIME));
-    Ok((TokenGrant { token: answer.access_token, expires: Some(expires) }, answer.refresh_token))
-}
-
-/// Sends a request for a token, and returns the answer's body. `who` is asked, for errors.
-pub(super) async fn ask(
-    client: &ClientKey,
-    mut request: reqwest::Request,
-    who: &str,
-) -> Result<Vec<u8>, CredentialError> {
-    request.headers_mut().entry(ACCEPT).or_insert(HeaderValue::from_static("*/*"));
-    let host = request.url().host_str().unwrap_or_default().to_owned();
-    let passes = |why: String| CredentialError { passes: true, ..CredentialError::new(why) };
-    let http =
-        client.for_host(&host).client().map_err(|error| CredentialError::new(error.cause().to_owned()))?;
-    let lost = |what: &str| passes(format!("no answer of {who} ({host}): {what}"));
-    let sent = send(client, &http, request, &host).await;
-    let (status, headers, body) = sent.map_err(|error| {
-        lost(if error.is_connect() { "no connection" } else { "the connection was lost" })
-    })?;
-    let bytes = body.bytes().await.map_err(|_| lost("the connection was lost"))?;
-    if status.is_success() {
-        return Ok(bytes.to_vec());
+impl TokenContext {
+    /// A request to a service.
+    pub(super) fn request(&self, method: Method, url: &Url) -> Result<RequestBuilder, CredentialError> {
+        let host = url.host_str().unwrap_or_default();
+        let http = self.client.for_host(host).client();
+        let http = http.map_err(|error| CredentialError::new(error.cause().to_owned()))?;
+        Ok(http.request(method, url.clone()))
     }
-    let refusal = Refusal::of(status, &host, &headers, &bytes);
-    let code = refusal.code.map(|code| format!(" {code}")).unwrap_or_default();
-    let message = refusal.message.map(|message| format!(": {message}")).unwrap_or_default();
-    let why = format!("{who} ({host}) answered HTTP {}{code}{message}", status.as_u16());
-    let busy = [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&status);
-    Err(if busy || status.is_server_error() { passes(why) } else { CredentialError::new(why) })
+
+    /// A form for a token service.
+    pub(super) fn form(&self, url: &Url, fields: &[(&str, &str)]) -> Result<RequestBuilder, CredentialError> {
+        let form = form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
+        let request = self.request(Method::POST, url)?;
+        Ok(request.header(CONTENT_TYPE, "application/x-www-form-urlencoded").body(form))
+    }
+
+    /// Sends a form to Google's token service: the token, and the refresh token to use from now on, if there is another.
+    pub(super) async fn grant(
+        &self,
+        form: RequestBuilder,
+    ) -> Result<(TokenGrant, Option<String>), CredentialError> {
+        let who = "Google's token service";
+        let answer = self.ask(form, who).await?;
+        let answer: Answer = serde_json::from_slice(&answer)
+            .map_err(|_| CredentialError::new(format!("{who} gave no token")))?;
+        let expires = SystemTime::now() + Duration::from_secs(answer.expires_in.unwrap_or(LIFETIME));
+        Ok((TokenGrant { token: answer.access_token, expires: Some(expires) }, answer.refresh_token))
+    }
+
+    /// Sends a request for a token, and returns the answer's body. `who` is asked, for errors.
+    pub(super) async fn ask(&self, request: RequestBuilder, who: &str) -> Result<Vec<u8>, CredentialError> {
+        let (http, request) = request.build_split();
+        let unusable = "what the file of credentials says, or a token, cannot be sent in a header";
+        let mut request = request.map_err(|_| CredentialError::new(unusable))?;
+        request.headers_mut().entry(ACCEPT).or_insert(HeaderValue::from_static("*/*"));
+        let host = request.url().host_str().unwrap_or_default().to_owned();
+        let passes = |why: String| CredentialError { passes: true, ..CredentialError::new(why) };
+        let lost = |what: &str| passes(format!("no answer of {who} ({host}): {what}"));
+        let sent = send(&self.client, &http, request, &host).await;
+        let (status, headers, body) = sent.map_err(|error| {
+            lost(if error.is_connect() { "no connection" } else { "the connection was lost" })
+        })?;
+        let bytes = body.bytes().await.map_err(|_| lost("the connection was lost"))?;
+        if status.is_success() {
+            return Ok(bytes.to_vec());
+        }
+        let refusal = Refusal::of(status, &host, &headers, &bytes);
+        let code = refusal.code.map(|code| format!(" {code}")).unwrap_or_default();
+        let message = refusal.message.map(|message| format!(": {message}")).unwrap_or_default();
+        let why = format!("{who} ({host}) answered HTTP {}{code}{message}", status.as_u16());
+        let busy = [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&status);
+        Err(if busy || status.is_server_error() { passes(why) } else { CredentialError::new(why) })
+    }
 }
 
 /// The URL of a service that tokens are sent to, in this field.

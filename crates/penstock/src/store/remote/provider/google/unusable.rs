@@ -3,11 +3,9 @@
 //! It reads both itself, and its words are those of its parsers. Here the same text is looked at once more, after it was
 //! refused: errors name the setting and the field, never what they hold.
 
-use std::path::PathBuf;
-
 use serde_json::{Map, Value};
 
-use super::{VARIABLE, well_known};
+use super::CredentialsFile;
 use crate::error::{Error, ErrorKind};
 use crate::store::remote::settings::environment::Environment;
 
@@ -36,8 +34,8 @@ pub(in super::super) fn unusable_key(environment: &Environment, variable: &str) 
         let remedy = "Give the key as GOOGLE_SERVICE_ACCOUNT_KEY or the storage option service_account_key";
         return Some(wrong(&setting, &setting, cause, remedy));
     }
-    let name = named(&setting, given);
-    match std::fs::read(given) {
+    let CredentialsFile { name, setting, path } = CredentialsFile::named(setting, given);
+    match std::fs::read(path) {
         Ok(text) => key(&name, &setting, &text),
         Err(error) => {
             let cause = format!("cannot be read: {error}");
@@ -46,18 +44,9 @@ pub(in super::super) fn unusable_key(environment: &Environment, variable: &str) 
     }
 }
 
-/// What is wrong with the file of [`VARIABLE`], or with the one that `gcloud` wrote.
+/// What is wrong with the file of [`super::VARIABLE`], or with the one that `gcloud` wrote.
 pub(in super::super) fn unusable_file(environment: &Environment) -> Option<Error> {
-    let (name, setting, path) = match environment.get(&[VARIABLE]) {
-        Some(path) => {
-            let setting = environment.setting(VARIABLE);
-            (named(&setting, path), setting, PathBuf::from(path))
-        }
-        None => {
-            let path = well_known(environment)?;
-            (path.display().to_string(), path.display().to_string(), path)
-        }
-    };
+    let CredentialsFile { name, setting, path } = CredentialsFile::of(environment)?;
     let text = std::fs::read(path).ok()?;
     let file = match object(&text) {
         Ok(file) => file,
@@ -107,14 +96,6 @@ fn lacking(file: &Map<String, Value>, fields: &[&str]) -> Option<String> {
         Some(_) => Some(format!("cannot be used: its field `{field}` is not text")),
         None => Some(format!("cannot be used: it lacks the field `{field}`")),
     })
-}
-
-/// A setting and the path in it; without what is no path, which may be the key itself.
-fn named(setting: &str, path: &str) -> String {
-    match path.len() > 255 || path.contains(['{', '\n']) {
-        true => format!("{setting} (no path)"),
-        false => format!("{setting}={path}"),
-    }
 }
 
 fn wrong(name: &str, setting: &str, what: &str, remedy: &'static str) -> Error {
