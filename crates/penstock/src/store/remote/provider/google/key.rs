@@ -4,7 +4,7 @@
 //! itself (<https://google.aip.dev/auth/4111>), for which nobody needs to be asked.
 
 use object_store::gcp::{GcpCredentialProvider, GoogleCloudStorageBuilder};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::token_client::TokenGrant;
@@ -19,7 +19,7 @@ pub(super) struct Key {
 }
 
 /// The file.
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize)]
 pub(super) struct File {
     client_email: String,
     private_key: String,
@@ -32,12 +32,8 @@ impl Key {
     /// # Errors
     /// What is wrong, by field.
     pub(super) fn of(file: File, client: &ClientKey) -> Result<Self, String> {
-        // Nothing else that it may say: `object_store` takes settings from it that are none of a key's.
-        let key = json!({
-            "client_email": file.client_email,
-            "private_key": file.private_key,
-            "private_key_id": file.private_key_id,
-        });
+        // These fields alone: `object_store` takes settings of the file that are none of a key's.
+        let key = json!(file);
         let made = GoogleCloudStorageBuilder::new()
             // Of no consequence, but it wants one.
             .with_bucket_name("bucket")

@@ -21,12 +21,7 @@ const WORKFORCE_URL: &str = "https://sts.googleapis.com/v1/oauthtoken";
 pub(super) struct Login {
     workforce: bool,
     token_url: Url,
-    client_id: String,
-    client_secret: String,
-    refresh_token: Mutex<String>,
-    /// Proof of a person who had to sign in a second time.
-    rapt: Option<String>,
-    project: Option<String>,
+    file: File,
 }
 
 /// The file, of either type.
@@ -34,10 +29,12 @@ pub(super) struct Login {
 pub(super) struct File {
     client_id: String,
     client_secret: String,
-    refresh_token: String,
+    /// The one to show next.
+    refresh_token: Mutex<String>,
     /// As the file of a workforce pool calls it.
     token_url: Option<String>,
     token_uri: Option<String>,
+    /// Proof of a person who had to sign in a second time.
     rapt_token: Option<String>,
     quota_project_id: Option<String>,
 }
@@ -49,18 +46,11 @@ impl Login {
     /// What is wrong, by field.
     pub(super) fn of(file: File, workforce: bool) -> Result<Self, String> {
         let (field, url, usual) = match workforce {
-            true => ("token_url", file.token_url, WORKFORCE_URL),
-            false => ("token_uri", file.token_uri, PERSON_URL),
+            true => ("token_url", &file.token_url, WORKFORCE_URL),
+            false => ("token_uri", &file.token_uri, PERSON_URL),
         };
-        Ok(Self {
-            workforce,
-            token_url: service(field, url.as_deref().unwrap_or(usual))?,
-            client_id: file.client_id,
-            client_secret: file.client_secret,
-            refresh_token: Mutex::new(file.refresh_token),
-            rapt: file.rapt_token,
-            project: file.quota_project_id,
-        })
+        let token_url = service(field, url.as_deref().unwrap_or(usual))?;
+        Ok(Self { workforce, token_url, file })
     }
 
     /// What it is, for errors.
@@ -70,7 +60,7 @@ impl Login {
 
     /// The project whose quota its requests count against.
     pub(super) fn project(&self) -> Option<&str> {
-        self.project.as_deref()
+        self.file.quota_project_id.as_deref()
     }
 
     /// What to do where it is refused; `account` is the service account that is acted as in the end.
@@ -85,22 +75,22 @@ impl Login {
     }
 
     pub(super) async fn token(&self, cx: &TokenContext) -> Result<TokenGrant, CredentialError> {
-        let refresh = self.refresh_token.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let File { client_id, client_secret, refresh_token, rapt_token, .. } = &self.file;
+        let refresh = refresh_token.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut fields = vec![("grant_type", "refresh_token"), ("refresh_token", refresh.as_str())];
         if !self.workforce {
-            fields.extend([("client_id", &*self.client_id), ("client_secret", &*self.client_secret)]);
+            fields.extend([("client_id", client_id.as_str()), ("client_secret", client_secret)]);
         }
-        fields.extend(self.rapt.as_deref().map(|rapt| ("rapt", rapt)));
+        fields.extend(rapt_token.as_deref().map(|rapt| ("rapt", rapt)));
         let mut request = cx.form(&self.token_url, &fields)?;
         if self.workforce {
-            request = request.basic_auth(&self.client_id, Some(&self.client_secret));
+            request = request.basic_auth(client_id, Some(client_secret));
         }
-        let rapt = self.rapt.as_deref().unwrap_or_default();
+        let rapt = rapt_token.as_deref().unwrap_or_default();
         let granted = cx.grant(request).await;
-        let (granted, next) =
-            granted.map_err(|error| error.without(&[&refresh, &self.client_secret, rapt]))?;
+        let (granted, next) = granted.map_err(|error| error.without(&[&refresh, client_secret, rapt]))?;
         if let Some(next) = next {
-            *self.refresh_token.lock().unwrap_or_else(PoisonError::into_inner) = next;
+            *refresh_token.lock().unwrap_or_else(PoisonError::into_inner) = next;
         }
         Ok(granted)
     }

@@ -168,14 +168,11 @@ impl Account {
         let mut left = self.acting.len();
         let scope = |left: usize| if left == 0 { READ } else { ACT };
         let mut granted = self.own_token(scope(left)).await?;
-        // Whose quota asking counts against, of people, who have no project of their own.
-        let mut project = match &self.identity {
-            Identity::Login(login) => login.project(),
-            Identity::Federated(_) | Identity::Key(_) => None,
-        };
-        let mut role = match &self.identity {
-            Identity::Federated(_) => "roles/iam.workloadIdentityUser",
-            Identity::Login(_) | Identity::Key(_) => impersonation::CREATOR,
+        // Whose quota asking counts against, of people, who have no project of their own; and what it takes to act.
+        let (mut project, mut role) = match &self.identity {
+            Identity::Federated(_) => (None, "roles/iam.workloadIdentityUser"),
+            Identity::Login(login) => (login.project(), impersonation::CREATOR),
+            Identity::Key(_) => (None, impersonation::CREATOR),
         };
         for account in &self.acting {
             left -= 1;
