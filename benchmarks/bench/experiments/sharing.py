@@ -159,12 +159,13 @@ def run_task(task: dict[str, Any]) -> dict[str, Any]:
     backends = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     distributed.init_process_group(backends, store=store, rank=rank, world_size=task["ranks"])
     control = distributed.new_group(backend="gloo")
-    peers = Peers(control, distributed.new_group(backend="nccl") if cuda else None)
-    load(task["files"], task | {"check": False}, peers, where)
+    exchange = distributed.new_group(backend="nccl") if cuda else None
+    # Ranks agree once: each load has peers of its own.
+    load(task["files"], task | {"check": False}, Peers(control, exchange), where)
     distributed.barrier(group=control)
     cached = states.set_cache([Path(file) for file in task["files"]], task["state"]) if rank == 0 else None
     distributed.barrier(group=control)
-    found = load(task["files"], task, peers, where)
+    found = load(task["files"], task, Peers(control, exchange), where)
     distributed.barrier(group=control)
     return found | {"cached": cached}
 
