@@ -146,3 +146,17 @@ def test_help_fits_80_columns(name: str, capsys: pytest.CaptureFixture[str]) -> 
 def test_the_list_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["list"])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(experiments.every())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["report", "nowhere.json"], "nowhere.json"),
+        (["rivals", "--loaders", "absent", "--device", "cpu"], "no loader absent"),
+        (["rivals", "--states", "tepid"], "tepid is none of cold, half, warm"),
+        (["pairs"], "--site penstock@(before|after)=DIR is needed"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_line(arguments: list[str], message: str) -> None:
+    with pytest.raises(SystemExit, match=f"error: .*{message}"):
+        cli.main(arguments)

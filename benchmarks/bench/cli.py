@@ -32,7 +32,9 @@ def main(arguments: list[str] | None = None, prog: str = "python -m benchmarks")
             return
         read = [result.read(path) for path in options.results]
         merged = result.merge(read)
-    except (ValueError, KeyError) as error:
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {error}") from error
+    except KeyError as error:
         raise SystemExit(f"error: {error.args[0]}") from error
     if options.output:
         result.write(options.output, merged)

@@ -148,7 +148,9 @@ class Files:
     def _resident(self, name: str, env: dict[str, str], task: dict[str, Any], seconds: float) -> processes.Resident:
         key = name if self.options.process == "keep" else self.rows.site(name) or ""
         if key not in self.residents:
-            self.residents[key] = processes.Resident(self.options.process, env)
+            # Settings are the task's: a process that forks has rows of several.
+            packages = {name: value for name, value in env.items() if name == "PYTHONPATH"}
+            self.residents[key] = processes.Resident(self.options.process, packages)
             if self.options.process == "keep":
                 # Staging memory, streams and imports exist from here on.
                 self.residents[key].run(task | {"env": env, "reference": None}, seconds=seconds)
