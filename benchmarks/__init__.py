@@ -1,4 +1,4 @@
 """Measurements of Penstock, beside the machine's limits and other loaders.
 
-``python -m benchmarks EXPERIMENT`` runs one. Modules import each other relatively, so the package can be moved.
+``bench`` measures and needs no repository; ``published`` reads the results that are kept here and draws the charts.
 """

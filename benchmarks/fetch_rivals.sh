@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# fetch_rivals.sh OUT_DIR: fetches the wheels of all loaders that rivals.py compares, for a machine without a network.
+# fetch_rivals.sh OUT_DIR: fetches the wheels of all loaders that the experiment rivals compares, for a machine without a network.
 #
 #   OUT_DIR/rivals/                  one version of each rival, and what they import
 #   OUT_DIR/safetensors-VERSION/     each version of safetensors by itself

@@ -9,21 +9,21 @@
 #   WHEELS/http-bench         the server that remote_kit.sh builds, for remote
 #
 # Each PART leaves a JSON or a log of its name in OUT. ROUNDS (3), BUDGET (seconds for one part, 400), LOADERS (that
-# rivals.py compares, by comma: all), STATES (of the page cache, for vllm and transformers: warm,cold) and DATA (a
-# directory on a disk, /data) may be set, and what rivals.py (RIVALS) and engines_vllm.py (VLLM) are to be told besides.
+# rivals compares, by comma: all), STATES (of the page cache, for vllm and transformers: warm,cold) and DATA (a
+# directory on a disk, /data) may be set, and more options of the experiments rivals (RIVALS) and engines_vllm (VLLM).
 # Parts:
 #
 #   tests                     everything that needs a GPU
 #   cold warm tmpfs half one small cores
-#                             rivals.py: a state of the page cache, one tensor of 12 GB, 100,000 tensors, 4 cores
+#                             rivals: a state of the page cache, one tensor of 12 GB, 100,000 tensors, 4 cores
 #   readers                   the number of readers that is found, beside fixed ones
-#   disk                      disk.py: plain readers, Penstock and fastsafetensors, file by file
-#   transformers              engines.py
-#   vllm                      engines_vllm.py; FORMATS may be set
+#   disk                      disk: plain readers, Penstock and fastsafetensors, file by file
+#   transformers              engines
+#   vllm                      engines_vllm; FORMATS may be set
 #   sleep                     vLLM's sleep levels
-#   sharing                   sharing.py, on two GPUs
+#   sharing                   sharing, on two GPUs
 #   two                       tests that need two GPUs: vLLM's ranks, and those of compat/runai-model-streamer
-#   remote                    remote.py over loopback, to the GPU
+#   remote                    remote over loopback, to the GPU
 set -euo pipefail
 if [ $# -lt 3 ]; then
   sed -n '2,/^set/{s/^# \{0,1\}//;/^set/d;p}' "$0" >&2
@@ -73,12 +73,12 @@ part() {
     small) rivals --output "$out/small.json" --cases small-tensors --states warm ;;
     cores) rivals --output "$out/cores.json" --cases llama --states warm --cores 0-3 ;;
     readers)
-      "$python" -m benchmarks readers "$data" --gb 15.2 --device cuda --rounds "$rounds" --output "$out/readers.json"
+      "$python" -m benchmarks readers "$data" --gb 15.2 --device cuda:0 --rounds "$rounds" --output "$out/readers.json"
       ;;
     disk)
       site rivals "$wheels"/rivals/*.whl
       PYTHONPATH=$PYTHONPATH:$sites/rivals "$python" -m benchmarks disk "$data" --rounds "$rounds" --budget "$budget" \
-        --loaders "${LOADERS:-penstock,penstock:readers=16,fastsafetensors}" --output "$out/disk.json"
+        --loaders "${LOADERS:-plain:threads=16|8+kib=512,penstock:cache=bypass,penstock:cache=bypass+readers=16,fastsafetensors}" --output "$out/disk.json"
       ;;
     transformers)
       "$python" -m benchmarks engines "$data" --rounds "$rounds" --states "$states" --output "$out/transformers.json"
@@ -87,11 +87,10 @@ part() {
       site compat "$wheels"/compat/*.whl
       site rivals "$wheels"/rivals/*.whl
       unpack_vllm
-      local on_gpu='{"distributed": true}' ours=runai_streamer@penstock
+      local theirs=vllm-runai_streamer ours=vllm-runai_streamer@penstock on_gpu=distributed=true
       PYTHONPATH=$PYTHONPATH:$sites/vllm:$sites/rivals "$python" -m benchmarks engines_vllm "$data" --rounds "$rounds" \
-        --states "$states" --site "$ours=$sites/compat" --site "$ours-gpu=$sites/compat" --extra "$ours-gpu=$on_gpu" \
-        --extra "runai_streamer@gpu=$on_gpu" --keep ${VLLM:-} --output "$out/vllm.json" \
-        --formats "${FORMATS:-auto,penstock,fastsafetensors,$ours-gpu,$ours,runai_streamer,runai_streamer@gpu}"
+        --states "$states" --site "$ours=$sites/compat" ${VLLM:-} --output "$out/vllm.json" \
+        --loaders "${FORMATS:-vllm-auto,vllm-penstock,vllm-fastsafetensors,$ours:$on_gpu,$ours,$theirs,$theirs:$on_gpu}"
       ;;
     sleep)
       unpack_vllm
@@ -105,7 +104,7 @@ part() {
         "$python" -m pytest -q -rs test_vllm_two_gpus.py) || passed=$?
       return $passed
       ;;
-    sharing) "$python" -m benchmarks sharing --directory "$data" --device cuda --output "$out/sharing.json" ;;
+    sharing) "$python" -m benchmarks sharing "$data" --device cuda --output "$out/sharing.json" ;;
     remote)
       site rivals "$wheels"/rivals/*.whl
       PYTHONPATH=$PYTHONPATH:$sites/rivals "$python" -m benchmarks remote /dev/shm/penstock-remote --server auto --gb 15.19 \

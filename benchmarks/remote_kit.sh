@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# remote_kit.sh OUT_DIR [PENSTOCK_WHEEL]: what remote.py needs on a machine without a network: wheels and a server.
+# remote_kit.sh OUT_DIR [PENSTOCK_WHEEL]: what the experiment remote needs on a machine without a network: wheels and a server.
 #
 #   OUT_DIR/http-bench       the server and the plain clients, linked statically
 #   OUT_DIR/wheels/*.whl     runai-model-streamer with its S3 part, which imports boto3; Penstock where its wheel is given

@@ -12,7 +12,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
-from benchmarks import common, engines, engines_vllm, engines_vllm_measured
+from benchmarks.bench import checkpoints, cli, machine, processes, report, result
+from benchmarks.bench.loaders import vllm
 
 import penstock
 
@@ -21,66 +22,89 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    if common.filesystem(tmp_path) in {"tmpfs", "ramfs"}:
+    if machine.filesystem(tmp_path) in {"tmpfs", "ramfs"}:
         pytest.skip("a file in memory has no other state")
     return tmp_path
 
 
 def test_the_model_is_of_the_asked_size_and_whole(directory: Path) -> None:
-    model = engines.build(directory / "m", 0.003, 3)
+    model = checkpoints.make("model", directory, gb=0.003, files=3).files[0].parent
     checkpoint = penstock.open(model)
     assert 0.002e9 < checkpoint.nbytes < 0.004e9
     assert len(checkpoint.files) == 3
     config = json.loads((model / "config.json").read_text())
     assert f"model.layers.{config['num_hidden_layers'] - 1}.mlp.up_proj.weight" in checkpoint
-    assert engines.build(directory / "m", 0.003, 3) == model
+    before = {path: path.stat().st_mtime_ns for path in model.iterdir()}
+    assert checkpoints.make("model", directory, gb=0.003, files=3).files[0].parent == model
+    assert {path: path.stat().st_mtime_ns for path in model.iterdir()} == before
 
 
 def test_loaders_are_measured_and_checked(directory: Path, capsys: Any) -> None:
     output = directory / "out.json"
-    few = ["--device", "cpu", "--gb", "0.001", "--rounds", "1", "--states", "cold", "--loaders", "stock,penstock"]
-    engines.main([str(directory), "--output", str(output), *few])
-    result = json.loads(output.read_text())
-    rows = {(item["state"], item["loader"]): item for item in result["measurements"]}
-    assert rows.keys() == {("cold", "stock"), ("cold", "penstock")}
+    few = ["--device", "cpu", "--gb", "0.001", "--rounds", "1", "--states", "cold"]
+    few += ["--loaders", "transformers,transformers-penstock"]
+    cli.main(["engines", str(directory), "--output", str(output), *few])
+    found = result.read(output)
+    rows = {(item["axes"]["state"], item["axes"]["loader"]): item for item in found["samples"]}
+    assert rows.keys() == {("cold", "transformers"), ("cold", "transformers-penstock")}
     for row in rows.values():
-        assert row["bytes_ok"] is True, row
-        assert row["cached"] == 0
-        assert row["seconds"] > 0
-    assert result["versions"]["transformers"]
+        assert row["facts"]["bytes_ok"] is True, row
+        assert row["cache"] == {"before": 0}
+        assert row["figures"]["seconds"] > 0
+    assert found["runs"][0]["versions"]["transformers"]
     printed = capsys.readouterr().out
-    assert "| cold | penstock |" in printed
+    assert "### model, cold" in printed
+    assert "| transformers-penstock " in printed
     assert "WRONG" not in printed
-    assert not list(directory.glob("*/*.safetensors"))
 
 
 def test_what_fails_is_a_row(directory: Path) -> None:
-    failed = {"loader": "penstock", "state": "warm", "error": "exit code 1: RuntimeError: no"}
-    assert "| warm | penstock | failed: exit code 1: RuntimeError: no |" in engines.table([failed])
-    task = {"loader": "absent", "model": "m", "device": "cpu", "dtype": "bfloat16", "reference": None}
-    (directory / "x").write_bytes(b"x")
-    answer = engines.measured(task, [directory / "x"], "warm", directory, 60)
-    assert "ValueError: no loader 'absent'" in answer["error"]
+    axes = {"state": "warm", "loader": "transformers-penstock"}
+    failed = {"run": 0, "round": 0, "axes": axes, "cache": None, "error": "exit code 1: RuntimeError: no"}
+    assert "| transformers-penstock | failed: exit code 1: RuntimeError: no |" in report.tables(of_samples([failed]))
+    task = {"do": "load", "loader": "transformers-absent", "files": ["m"], "device": "cpu"}
+    with pytest.raises(processes.FailedError, match=r"KeyError: .*no loader transformers-absent"):
+        processes.run(task, directory, seconds=60)
+
+
+def of_samples(samples: list[result.Sample]) -> result.Result:
+    found = result.empty("engines_vllm")
+    found["runs"] = [{"command": "c", "machine": {}, "versions": {}}]
+    found["samples"] = samples
+    return result.validate(found)
 
 
 def test_formats_of_vllm_are_told_apart_by_what_they_logged_and_generated() -> None:
-    figures = {"weights_seconds": 1.5, "model_seconds": 2.5, "ready_seconds": 30, "allocated_above": 3 << 20}
-    auto = {"state": "warm", "format": "auto", "round": 0, "tokens": [1, 2], "parameters": "a", "import_seconds": 20}
-    auto |= figures
-    wrong = auto | {"format": "other", "tokens": [2, 1], "weights_seconds": None}
-    unlike = auto | {"format": "unlike", "parameters": "b", "ready_seconds": 33, "import_seconds": 21}
-    failed = {"state": "warm", "format": "absent", "error": "exit code 1: ValueError: no"}
-    printed = engines_vllm.table([auto, wrong, unlike, failed, auto | {"weights_seconds": 2.5}])
-    assert "| warm | auto | 2.00 | 2.50 | 30.00 | 10.00 | 0.00 | 3 MiB | equal |" in printed
-    assert "| warm | other | not heard | 2.50 | 30.00 | 10.00 | 0.00 | 3 MiB | OTHERS |" in printed
-    assert "| warm | unlike | 1.50 | 2.50 | 33.00 | 12.00 | 2.00 | 3 MiB | OTHERS |" in printed
-    assert "| warm | absent | failed: exit code 1: ValueError: no |" in printed
+    figures = {"weights_seconds": 1.5, "model_seconds": 2.5, "ready_seconds": 30, "allocated_above": 3_000_000}
+    auto = {"seconds": 10, "import_seconds": 20, "outcome": [[1, 2], "a"]} | figures
+
+    def sample(name: str, answer: dict[str, Any], number: int = 0) -> result.Sample:
+        axes = {"state": "warm", "loader": f"vllm-{name}"}
+        return {"run": 0, "round": number, "axes": axes, "cache": {"before": 1.0}, **result.sample(answer)}
+
+    samples = [
+        sample("auto", auto),
+        sample("other", auto | {"outcome": [[2, 1], "a"], "weights_seconds": None}),
+        sample("unlike", auto | {"outcome": [[1, 2], "b"], "seconds": 12, "ready_seconds": 33}),
+        sample("auto", auto | {"weights_seconds": 2.5}, 1),
+    ]
+    failed = {"run": 0, "round": 0, "axes": {"state": "warm", "loader": "vllm-absent"}, "cache": None}
+    printed = report.tables(of_samples([*samples, failed | {"error": "exit code 1: ValueError: no"}]), ["vllm-auto"])
+    rows = {line.split("|")[1].strip(): line for line in printed.splitlines() if line.startswith("| vllm")}
+    assert "| 2.00 | 2.50 | 30.00 | 3 | equal |" in rows["vllm-auto"]
+    assert "|  | 2.50 | 30.00 | 3 | OTHERS |" in rows["vllm-other"]
+    assert "| 1.50 | 2.50 | 33.00 | 3 | OTHERS | time 1.20 (1.20-1.20) of vllm-auto |" in rows["vllm-unlike"]
+    assert "failed: exit code 1: ValueError: no |" in rows["vllm-absent"]
+
+
+def test_names_of_rows_hold_format_and_settings() -> None:
+    assert vllm.format_of("vllm-runai_streamer@gpu:distributed=true") == "runai_streamer"
 
 
 def test_what_vllm_logs_is_heard_whatever_its_handlers() -> None:
     before = logging.getLogRecordFactory()
     try:
-        heard = engines_vllm_measured.Heard(cuda=False)
+        heard = vllm.Heard(cuda=False)
         logger = logging.getLogger("vllm.model_executor.test")
         logger.info("Loading weights took %.2f seconds", 1.25)
         logger.warning("Loading weights took %.2f seconds", 1.25)

@@ -15,7 +15,21 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import checkpoints, checksum, common, limits, object_servers, processes, remote, report, rivals
+from benchmarks.bench import (
+    checkpoints,
+    checksum,
+    cli,
+    data,
+    limits,
+    loaders,
+    machine,
+    processes,
+    report,
+    result,
+    servers,
+    states,
+)
+from benchmarks.bench.experiments import remote
 
 import penstock
 
@@ -28,14 +42,14 @@ SHAPES = {"large": (700, 1300), "odd": (3, 3), "one": (1,), "none": (0, 4)} | {
 
 @pytest.fixture
 def _on_a_disk(tmp_path: Path) -> None:
-    if common.filesystem(tmp_path) in {"tmpfs", "ramfs"}:
+    if machine.filesystem(tmp_path) in {"tmpfs", "ramfs"}:
         pytest.skip("a file in memory has no other state")
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     path = tmp_path / "model.safetensors"
-    common.write_checkpoint(path, SHAPES)
+    data.write_checkpoint(path, SHAPES)
     return path
 
 
@@ -101,7 +115,7 @@ def test_wrong_bytes_are_reported_by_the_measured_process(checkpoint: Path, tmp_
 
 
 def test_a_copy_of_a_checkpoint_has_its_bytes(tmp_path: Path) -> None:
-    case = checkpoints.make("llama", tmp_path, gb=0.005, small=0, one_gb=0)
+    case = checkpoints.make("llama", tmp_path, gb=0.005)
     extra = tmp_path / "extra"
     extra.write_bytes(b"\1" * 100_001)
     copied = checkpoints.copy(case, tmp_path / "copy", also=[extra])
@@ -109,7 +123,7 @@ def test_a_copy_of_a_checkpoint_has_its_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "copy" / "extra").read_bytes() == extra.read_bytes()
 
 
-@pytest.mark.parametrize("size", [3 * common.PAGE + 5, 40 << 20])
+@pytest.mark.parametrize("size", [3 * states.PAGE + 5, 40 << 20])
 @pytest.mark.usefixtures("_on_a_disk")
 def test_states_of_the_page_cache_are_made_and_proved(tmp_path: Path, size: int) -> None:
     path = tmp_path / "file"
@@ -121,19 +135,19 @@ def test_states_of_the_page_cache_are_made_and_proved(tmp_path: Path, size: int)
         ("half", 0.45, 0.55),
         ("cold", 0, 0),
     ):
-        share = common.set_cache([path], state)
+        share = states.set_cache([path], state)
         assert low <= share <= high
-        assert share == common.cached_share([path])
+        assert share == states.cached_share([path])
 
 
 def test_a_state_that_cannot_be_reached_is_refused() -> None:
     memory = Path("/dev/shm/penstock-test-state")
-    if common.filesystem(memory.parent) != "tmpfs":
+    if machine.filesystem(memory.parent) != "tmpfs":
         pytest.skip("needs a tmpfs")
     memory.write_bytes(bytes(1 << 20))
     try:
-        with pytest.raises(common.StateError, match=r"penstock-test-state should be cold, but 100\.0% of it"):
-            common.set_cache([memory], "cold")
+        with pytest.raises(states.StateError, match=r"penstock-test-state should be cold, but 100\.0% of it"):
+            states.set_cache([memory], "cold")
     finally:
         memory.unlink()
 
@@ -141,8 +155,8 @@ def test_a_state_that_cannot_be_reached_is_refused() -> None:
 # ---- the harness
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks", "rivals", "--device", "cpu", *map(str, arguments)]
+def run(experiment: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks", experiment, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=True)
 
 
@@ -152,58 +166,57 @@ def test_a_run_measures_installed_loaders_and_tells_of_those_that_fail(tmp_path:
     (broken / "safetensors").mkdir(parents=True)
     (broken / "safetensors" / "__init__.py").write_text("raise ImportError(f'built for another machine: {__file__}')")
     output = tmp_path / "out.json"
+    few = ("--device", "cpu", "--states", "cold", "--rounds", "1", "--cases", "small-tensors", "--tensors", "20")
     done = run(
-        *(tmp_path / "data", "--output", output, "--states", "cold", "--rounds", "1"),
-        *("--cases", "small-tensors", "--tensors", "20", "--loaders", "penstock,instanttensor"),
+        *("rivals", tmp_path / "data", "--output", output, *few, "--loaders", "penstock,instanttensor"),
         *("--site", f"safetensors@broken={broken}"),
     )
-    result = json.loads(output.read_text())
+    found = result.read(output)
 
-    (of_run,) = result["runs"]
-    assert of_run["command"].startswith("python -m benchmarks rivals --device cpu DIRECTORY --output out.json --states")
+    (of_run,) = found["runs"]
+    assert of_run["command"].startswith("python -m benchmarks rivals DIRECTORY --output out.json --device cpu --states")
     assert of_run["machine"]["kernel"]
-    assert of_run["machine"]["versions"]["torch"]
+    assert of_run["versions"]["torch"]
     assert set(of_run["skipped"]) == {"instanttensor"}
     assert str(tmp_path) not in output.read_text()
 
-    assert result["cases"] == {"small-tensors": {"bytes": 20 * 16384, "tensors": 20, "files": 1}}
-    assert {item["limit"] for item in result["limits"]} == {"memcpy", "disk"}
-    assert all(item["gb_per_s"] > 0 for item in result["limits"])
-    of_disk = [item["setting"] for item in result["limits"] if item["limit"] == "disk"]
+    assert found["cases"] == {"small-tensors": {"bytes": 20 * 16384, "tensors": 20, "files": 1}}
+    of_limits = [item for item in found["samples"] if "limit" in item["axes"]]
+    assert {item["axes"]["limit"] for item in of_limits} == {"memcpy", "disk"}
+    assert all(item["figures"]["gb_per_s"] > 0 for item in of_limits)
+    of_disk = [item["axes"]["setting"] for item in of_limits if item["axes"]["limit"] == "disk"]
     assert sorted(of_disk) == sorted(limits.settings("disk")), "each once a round"
     ok, failed = (
-        [item for item in result["measurements"] if item["loader"] == name]
+        [item for item in found["samples"] if item["axes"].get("loader") == name]
         for name in ("penstock", "safetensors@broken")
     )
     assert len(ok) == len(failed) == 1
-    assert ok[0]["seconds"] > 0
-    assert ok[0]["cpu_seconds"] >= 0
-    assert ok[0]["peak_rss"] >= 0
-    assert ok[0]["bytes"] == ok[0]["stats"]["bytes"] == 20 * 16384
-    assert ok[0]["bytes_ok"] is True
-    assert ok[0]["cached"] == 0
+    figures, facts = ok[0]["figures"], ok[0]["facts"]
+    assert figures["seconds"] > 0
+    assert figures["cpu_seconds"] >= 0
+    assert figures["peak_rss"] >= 0
+    assert figures["bytes"] == facts["stats"]["bytes"] == 20 * 16384
+    assert facts["bytes_ok"] is True
+    assert ok[0]["cache"] == {"before": 0}
+    result.prove(ok[0])
     assert "built for another machine" in failed[0]["error"]
 
-    rows = {row["loader"]: row for row in result["rows"]}
-    assert rows["penstock"]["limit"] == "disk"
-    assert rows["penstock"]["of_limit"] > 0
-    assert "seconds" not in rows["safetensors@broken"]
+    seconds, what = report.limit(found, "small-tensors", "cold") or (0, "")
+    assert (seconds > 0, what) == (True, "disk")
     assert "### small-tensors, cold" in done.stdout
     assert "| failed: exit code 1: ImportError: built for another machine" in done.stdout
 
     # Nothing is left to be done, so nothing is done again.
-    again = run(
-        *(tmp_path / "data", "--output", output, "--states", "cold", "--rounds", "1", "--resume"),
-        *("--cases", "small-tensors", "--tensors", "20", "--loaders", "penstock"),
-    )
+    again = run("rivals", tmp_path / "data", "--output", output, *few, "--resume", "--loaders", "penstock")
     assert "round" not in again.stderr
-    assert len(json.loads(output.read_text())["measurements"]) == len(result["measurements"])
+    assert len(result.read(output)["samples"]) == len(found["samples"])
 
 
 def test_a_budget_that_is_too_small_leaves_measurements_out_and_counts_them(tmp_path: Path) -> None:
     output = tmp_path / "out.json"
-    done = run(tmp_path / "data", "--output", output, "--budget", "1", "--loaders", "penstock", "--rounds", "2")
-    assert json.loads(output.read_text())["runs"][0]["unmeasured"] == 3 * 4 * 2
+    few = ("--device", "cpu", "--budget", "1", "--loaders", "penstock", "--rounds", "2")
+    done = run("rivals", tmp_path / "data", "--output", output, *few)
+    assert result.read(output)["runs"][0]["unmeasured"] == 3 * 4 * 2
     assert "24 measurements were left out" in done.stdout
 
 
@@ -213,73 +226,167 @@ def test_a_loader_that_hangs_is_ended(tmp_path: Path, checkpoint: Path) -> None:
         processes.run(task, tmp_path, seconds=0.01)
 
 
+@pytest.mark.parametrize("mode", ["fork", "keep"])
+def test_a_resident_process_answers_one_task_after_another(tmp_path: Path, checkpoint: Path, mode: str) -> None:
+    resident = processes.Resident(mode)
+    task = {"do": "load", "loader": "penstock", "files": [str(checkpoint)], "device": "cpu"}
+    try:
+        assert resident.run(task, seconds=60)["bytes"] > 0
+        with pytest.raises(processes.FailedError, match="nowhere"):
+            resident.run(task | {"files": [str(tmp_path / "nowhere.safetensors")]}, seconds=60)
+        assert resident.run(task, seconds=60)["bytes"] > 0
+        with pytest.raises(processes.HungError, match="no end after 0 s"):
+            resident.run(task, seconds=0)
+        with pytest.raises(processes.FailedError, match="has ended"):
+            resident.run(task, seconds=60)
+    finally:
+        resident.close()
+
+
 @pytest.mark.usefixtures("_on_a_disk")
 def test_the_number_of_readers_that_is_found_is_held_against_fixed_ones(tmp_path: Path) -> None:
     output = tmp_path / "out.json"
-    command = [sys.executable, "-m", "benchmarks", "readers", str(tmp_path / "data"), "--output", str(output)]
-    options = ["--gb", "0.02", "--rounds", "1", "--readers", "1,3", "--states", "cold"]
-    done = subprocess.run(command + options, capture_output=True, text=True, check=True)
-    result = json.loads(output.read_text())
-    assert {item["readers"]: item["used"] for item in result["measurements"] if item["readers"] != "found"} == {
-        "1": 1,
-        "3": 3,
-    }
-    assert "| cold | found |" in done.stdout
+    few = ("--gb", "0.02", "--rounds", "1", "--states", "cold", "--loaders", "penstock,penstock:readers=1|3")
+    done = run("readers", tmp_path / "data", "--output", output, *few)
+    samples = result.read(output)["samples"]
+    used = {item["axes"]["loader"]: item["facts"]["stats"]["readers"] for item in samples}
+    assert used.pop("penstock")
+    assert used == {"penstock:readers=1": 1, "penstock:readers=3": 3}
+    assert "| penstock " in done.stdout
     assert str(tmp_path) not in output.read_text()
 
 
 @pytest.mark.usefixtures("_on_a_disk")
 def test_readers_of_a_disk_are_held_against_each_other_file_by_file(tmp_path: Path) -> None:
     output = tmp_path / "out.json"
-    command = [sys.executable, "-m", "benchmarks", "disk", str(tmp_path / "data"), "--output", str(output)]
-    options = ["--gb", "0.02", "--rounds", "2", "--device", "cpu"]
-    readers = ["--plain", "2x512", "--loaders", "penstock:readers=3"]
-    done = subprocess.run(command + options + readers, capture_output=True, text=True, check=True)
-    result = json.loads(output.read_text())
-    taken = sorted((item["round"], item["place"]) for item in result["measurements"])
-    assert taken == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert {item["name"] for item in result["measurements"]} == {"2x512", "penstock:readers=3"}
-    assert all(item["gb_per_s"] > 0 for item in result["measurements"])
-    assert "| penstock:readers=3 |" in done.stdout
+    few = ("--gb", "0.02", "--rounds", "2", "--device", "cpu")
+    done = run(
+        *("disk", tmp_path / "data", "--output", output, *few),
+        *("--loaders", "plain:threads=2+kib=512,penstock:cache=bypass+readers=3"),
+    )
+    samples = result.read(output)["samples"]
+    assert sorted(item["round"] for item in samples) == [0, 0, 1, 1]
+    assert {item["axes"]["loader"] for item in samples} == {
+        "plain:threads=2+kib=512",
+        "penstock:cache=bypass+readers=3",
+    }
+    assert all(item["figures"]["bytes"] / item["figures"]["seconds"] > 0 for item in samples)
+    assert all(item["cache"]["before"] <= 0.01 for item in samples)
+    assert "| penstock:cache=bypass+readers=3" in done.stdout
     assert str(tmp_path) not in output.read_text()
+
+
+@pytest.mark.usefixtures("_on_a_disk")
+def test_local_cpu_measures_every_row_beside_plain_readers(tmp_path: Path) -> None:
+    output = tmp_path / "out.json"
+    done = run("local_cpu", tmp_path / "data", "--gb", "0.1", "--rounds", "1", "--output", output)
+    found = result.read(output)
+    rows = {(item["axes"]["state"], item["axes"]["loader"]) for item in found["samples"] if "loader" in item["axes"]}
+    names = ["penstock", "penstock-each", "penstock-into", "penstock-mmap", "safetensors", "safetensors-clone"]
+    assert sorted(rows) == [(state, name) for state in ("cold", "warm") for name in names]
+    for item in found["samples"]:
+        assert "error" not in item, item
+        assert item["facts"].get("bytes_ok") is not False
+        result.prove(item)
+    assert done.stdout.count("of limit") == 2
+
+
+@pytest.mark.usefixtures("_on_a_disk")
+def test_builds_are_compared_in_forked_processes(tmp_path: Path) -> None:
+    built = Path(penstock.__file__).parent.parent
+    sites = ("--site", f"penstock@before={built}", "--site", f"penstock@after={built}")
+    few = ("--device", "cpu", "--gb", "0.02", "--rounds", "3", "--states", "warm")
+    done = run("pairs", tmp_path / "data", *few, *sites)
+    assert " of penstock@before |" in done.stdout
+    assert done.stdout.count("| ok |") == 2
+
+
+ROOT = Path(__file__).resolve().parent.parent
+HTTP_BENCH = next((ROOT / "benchmarks" / "http" / "target").glob("*/http-bench"), None)
+
+
+@pytest.mark.skipif(HTTP_BENCH is None, reason="http-bench is not built: cargo build in benchmarks/http")
+def test_remote_measures_plain_clients_and_loaders_through_networks(tmp_path: Path) -> None:
+    output = tmp_path / "out.json"
+    rows = "recv-ready@4,object_store@4,penstock,penstock-into,runai@8"
+    done = run(
+        *("remote", tmp_path / "data", "--gb", "0.01", "--rounds", "2", "--networks", "loopback,capped"),
+        *("--rows", rows, "--program", str(HTTP_BENCH), "--output", output),
+    )
+    found = result.read(output)
+    good = {(item["axes"]["network"], item["axes"]["loader"], item["round"]) for item in found["samples"]}
+    of_runai = {"runai@8"} if "runai" in found["runs"][0]["skipped"] else set()
+    asked = set(rows.split(",")) - of_runai
+    assert good == {(network, row, number) for network in ("loopback", "capped") for row in asked for number in (0, 1)}
+    assert all("figures" in item and item["facts"].get("bytes_ok") is not False for item in found["samples"])
+    assert "of object_store@4 |" in done.stdout
+
+
+@pytest.mark.skipif(HTTP_BENCH is None, reason="http-bench is not built: cargo build in benchmarks/http")
+@pytest.mark.usefixtures("_on_a_disk")
+def test_the_disk_cache_is_filled_and_read(tmp_path: Path) -> None:
+    output = tmp_path / "out.json"
+    run(
+        *("disk_cache", tmp_path / "data", "--gb", "0.02", "--rounds", "2", "--source", tmp_path / "served"),
+        *("--program", str(HTTP_BENCH), "--output", output),
+    )
+    samples = result.read(output)["samples"]
+    assert all("figures" in item for item in samples), samples
+    assert sorted(item["axes"]["loader"] for item in samples) == sorted(["remote", "filling", "cached", "local"] * 2)
+    of_network = {item["axes"]["loader"]: item["figures"].get("network_bytes") for item in samples}
+    assert of_network["cached"] < of_network["filling"]
+
+
+def test_ranks_read_apart_and_together(tmp_path: Path) -> None:
+    if machine.filesystem(tmp_path) in {"tmpfs", "ramfs"}:
+        pytest.skip("a file in memory has no other state")
+    output = tmp_path / "out.json"
+    few = ("--device", "cpu", "--layers", "1", "--rounds", "1", "--states", "warm")
+    run("sharing", tmp_path / "data", *few, "--output", output)
+    samples = {item["axes"]["loader"]: item for item in result.read(output)["samples"]}
+    assert all(item["facts"]["bytes_ok"] for item in samples.values())
+    assert samples["together"]["figures"]["read_bytes"] < samples["apart"]["figures"]["read_bytes"]
 
 
 # ---- results
 
 
-def result_of(seconds: list[float], **machine: str) -> report.Result:
-    known = {"cpu": "C", "cores": 2, "gpu": "G, 1.0", "filesystem": "ext4"} | machine
-    result = report.empty()
-    result["runs"] = [{"device": "cuda:0", "machine": known, "skipped": {}, "unmeasured": 0, "budget": None}]
-    result["cases"] = {"llama": {"bytes": 10**9, "tensors": 1, "files": 1}}
-    of_state = {"run": 0, "case": "llama", "state": "warm"}
-    result["limits"] = [
-        of_state | {"limit": "page-cache", "setting": "1", "gb_per_s": 40.0},
-        of_state | {"limit": "pcie", "setting": "1", "state": None, "gb_per_s": 50.0},
+def result_of(seconds: list[float], **about: str) -> result.Result:
+    known = {"cpu": "C", "cores": 2, "gpu": "G, 1.0", "filesystem": "ext4"} | about
+    found = result.empty("rivals")
+    found["runs"] = [{"device": "cuda:0", "command": "c", "machine": known, "versions": {}}]
+    found["cases"] = {"llama": {"bytes": 10**9, "tensors": 1, "files": 1}}
+    of_state = {"run": 0, "round": 0, "cache": {"before": 1.0}}
+    at = {"case": "llama", "state": "warm"}
+    found["samples"] = [
+        of_state | {"axes": at | {"limit": "page-cache", "setting": "1"}} | result.sample({"gb_per_s": 40.0}),
+        of_state | {"axes": {"limit": "pcie", "setting": "1"}} | result.sample({"gb_per_s": 50.0}),
     ]
-    one = {"loader": "a", "version": "1", "cpu_seconds": 1.0, "peak_rss": 5, "bytes": 10**9, "bytes_ok": True}
-    result["measurements"] = [of_state | one | {"seconds": value} for value in seconds]
-    return result
+    one = {"version": "1", "cpu_seconds": 1.0, "peak_rss": 5, "bytes": 10**9, "bytes_ok": True}
+    found["samples"] += [
+        of_state | {"axes": at | {"loader": "a"}} | result.sample(one | {"seconds": value}) for value in seconds
+    ]
+    return result.validate(found)
 
 
 def test_merged_results_are_one_table_of_all_rounds() -> None:
-    merged = report.merge([result_of([0.05]), result_of([0.1, 0.2], gpu="G, 2.0")])
-    (row,) = merged["rows"]
-    assert row["all_seconds"] == [0.05, 0.1, 0.2]
-    assert (row["seconds"], row["gb_per_s"], row["limit"], row["of_limit"]) == (0.1, 10.0, "page cache", 0.25)
-    assert [item["run"] for item in merged["measurements"]] == [0, 1, 1]
-    assert "| a 1 | 0.100 | 10.00 | 0.25 | 1.00 | 0 MB | ok |" in report.table(merged)
+    merged = result.merge([result_of([0.05]), result_of([0.1, 0.2], gpu="G, 2.0")])
+    group = report.groups(merged)["llama", "warm"]
+    assert [item["figures"]["seconds"] for item in group["a"]] == [0.05, 0.1, 0.2]
+    assert report.limit(merged, "llama", "warm") == (0.025, "page cache")
+    assert [item["run"] for item in group["a"]] == [0, 1, 1]
+    assert "| a 1 | 0.100 | 0.050-0.200 | 10.00 | 1.00 ± 0.00 | 0.25 | 1.00 | 0 | ok |" in report.tables(merged)
 
 
 def test_results_of_different_machines_are_not_merged() -> None:
     with pytest.raises(ValueError, match="different machines"):
-        report.merge([result_of([0.1]), result_of([0.1], cpu="D")])
+        result.merge([result_of([0.1]), result_of([0.1], cpu="D")])
 
 
 def test_one_wrong_check_marks_the_row() -> None:
-    result = result_of([0.1, 0.2])
-    result["measurements"][1]["bytes_ok"] = False
-    assert "| WRONG |" in report.table(result | {"rows": report.rows(result)})
+    found = result_of([0.1, 0.2])
+    found["samples"][-1]["facts"]["bytes_ok"] = False
+    assert "| WRONG |" in report.tables(found)
 
 
 def test_commands_name_no_directory() -> None:
@@ -293,7 +400,7 @@ def test_commands_name_no_directory() -> None:
         "/dev/shm",
         "--resume",
     ]
-    shown = rivals.command(arguments)
+    shown = cli.shown(["rivals", *arguments], "python -m benchmarks")
     assert (
         shown
         == "python -m benchmarks rivals DIRECTORY --site a@b=DIR --site=c=DIR --output=r.json --tmpfs shm --resume"
@@ -303,45 +410,70 @@ def test_commands_name_no_directory() -> None:
 # ---- from an object store
 
 
-def test_ratios_beside_a_plain_client_are_of_the_same_round() -> None:
-    def row(what: str, seconds: list[float], cpu: list[float]) -> dict[str, object]:
-        samples = [
-            {"bytes": 10**9, "seconds": took, "cpu_seconds": spent, "bytes_ok": None}
-            for took, spent in zip(seconds, cpu, strict=True)
+def rows_of(**rows: list[dict[str, float]]) -> report.Group:
+    return {
+        what.replace("__", "@").replace("_to_", ":"): [
+            {"axes": {"loader": what}, "round": number, **result.sample({"bytes": 10**9} | figures)}
+            for number, figures in enumerate(samples)
         ]
-        return remote.summary("loopback", what, samples)
+        for what, samples in rows.items()
+    }
 
-    rows = [
-        row("object_store@4", [2.0, 2.0, 2.0], [1.0, 1.0, 1.0]),
-        row("object_store@16", [1.0, 1.0, 4.0], [1.0, 1.0, 2.0]),
-        row("object_store-ready@4", [0.1, 0.1, 0.1], [0.1, 0.1, 0.1]),
-        row("penstock", [2.0, 1.0, 2.0], [1.0, 0.5, 1.0]),
-    ]
-    remote.against_object_store(rows)
-    assert [row.get("ratios") for row in rows[:3]] == [None] * 3
+
+def of(seconds: list[float], cpu: list[float], size: int = 10**9) -> list[dict[str, float]]:
+    return [{"seconds": took, "cpu_seconds": spent, "bytes": size} for took, spent in zip(seconds, cpu, strict=True)]
+
+
+def test_ratios_beside_a_plain_client_are_of_the_same_round() -> None:
+    group = rows_of(
+        object_store__4=of([2.0, 2.0, 2.0], [1.0, 1.0, 1.0]),
+        object_store__16=of([1.0, 1.0, 4.0], [1.0, 1.0, 2.0]),
+        penstock=of([2.0, 1.0, 2.0], [1.0, 0.5, 1.0]),
+    )
+    group["object_store-ready@4"] = rows_of(x=of([0.1] * 3, [0.1] * 3))["x"]
+    other = report.baseline(group, "penstock", "object_store")
+    assert other == "object_store@16"
     # The disturbed third round is disturbed for both.
-    assert rows[3]["ratios"] == {"beside": "object_store@16", "speed": [1.0, 0.5, 2.0], "cpu": [0.5, 0.5, 1.0]}
-    assert (rows[3]["gb_per_s"], rows[3]["cpu_s_per_gb"]) == (0.5, 1.0)
+    assert report.beside(group["penstock"], group[other]) == [2.0, 1.0, 0.5]
+    assert report.beside(group["penstock"], group[other], "cpu_seconds") == [1.0, 0.5, 0.5]
+    assert report.baseline(group, "penstock-into", "object_store") == "object_store-ready@4"
 
 
 def test_a_row_that_failed_says_so_and_is_compared_with_nothing() -> None:
-    rows = [remote.summary("loopback", "penstock", [{"error": "no"}, {"error": "no more"}])]
-    remote.against_object_store(rows)
-    assert rows == [{"network": "loopback", "what": "penstock", "error": "no more", "failed": 2}]
+    found = result_of([])
+    failure = {"run": 0, "round": 0, "cache": None, "axes": {"network": "loopback", "loader": "penstock"}}
+    found["samples"] += [failure | {"error": "no"}, failure | {"error": "no more"}]
+    group = report.groups(found)["loopback",]
+    assert report.baseline(group, "penstock", "object_store") is None
+    assert "| penstock | failed: no more |" in report.tables(found)
 
 
 def test_a_rival_is_compared_at_its_best_setting_and_where_it_loads_to() -> None:
-    def row(what: str, seconds: float, size: int = 10**9) -> dict[str, object]:
-        sample = {"bytes": size, "seconds": seconds, "cpu_seconds": seconds / 2, "bytes_ok": True}
-        return remote.summary("loopback", what, [sample])
-
-    rows = [row("runai@8", 3.0), row("runai@16", 2.0), row("runai@16:cpu", 0.5), row("penstock", 0.5)]
-    rows += [row("penstock:cpu", 0.5), {"what": "runai@32", "network": "loopback", "error": "no"}]
-    remote.against_runai(rows)
-    assert rows[3]["ratios_runai"] == {"beside": "runai@16", "speed": [4.0] * 3, "cpu": [0.25] * 3}
-    assert rows[4]["ratios_runai"]["beside"] == "runai@16:cpu"  # type: ignore[index]
+    group = rows_of(
+        runai__8=of([3.0], [1.5]),
+        runai__16=of([2.0], [1.0]),
+        runai__16_to_cpu=of([0.5], [0.25]),
+        penstock=of([0.5], [0.25]),
+        penstock_to_cpu=of([0.5], [0.25]),
+    )
+    assert report.baseline(group, "penstock", "runai") == "runai@16"
+    assert report.beside(group["penstock"], group["runai@16"], "cpu_seconds") == [0.25]
+    assert report.baseline(group, "penstock:cpu", "runai") == "runai@16:cpu"
     # A plain client that read a quarter of the bytes in a quarter of the time is as fast.
-    assert remote.beside(row("penstock", 2.0), row("recv@4", 0.5, 250_000_000))["speed"] == [1.0] * 3
+    plain = rows_of(recv=of([0.5], [0.25], 250_000_000))["recv"]
+    assert report.beside(rows_of(penstock=of([2.0], [1.0]))["penstock"], plain) == [1.0]
+
+
+def test_settings_of_a_row_have_alternatives() -> None:
+    rows = loaders.expand("penstock:readers=1|2+block_bytes=5")
+    assert rows == ["penstock:readers=1+block_bytes=5", "penstock:readers=2+block_bytes=5"]
+    assert loaders.of(rows[1]).env == {"PENSTOCK_READERS": "2", "PENSTOCK_BLOCK_BYTES": "5"}
+
+
+def test_every_plugin_makes_its_rows() -> None:
+    assert {loaders.of(name).task for name in loaders.names()} == {"load", "vllm", "sglang"}
+    with pytest.raises(KeyError, match="no loader absent"):
+        loaders.of("absent")
 
 
 def test_rows_say_how_many_requests_and_where_to() -> None:
@@ -352,20 +484,21 @@ def test_rows_say_how_many_requests_and_where_to() -> None:
 
 @pytest.mark.parametrize("files", [1, 4])
 def test_a_checkpoint_is_made_once_and_lies_where_the_server_looks(tmp_path: Path, files: int) -> None:
-    made = remote.make(tmp_path, 0.01, files)
-    assert [file.parent for file in made] == [tmp_path] * files
+    made = checkpoints.make("llama", tmp_path, gb=0.01, files=files).files
+    assert [file.parent for file in made] == [tmp_path / "llama"] * files
     before = [file.read_bytes() for file in made]
-    assert [file.read_bytes() for file in remote.make(tmp_path, 0.01, files)] == before
+    again = checkpoints.make("llama", tmp_path, gb=0.01, files=files).files
+    assert [file.read_bytes() for file in again] == before
     assert 0.005e9 < sum(len(file) for file in before) < 0.02e9
     assert len(penstock.open(made)) > 10
 
 
 def test_nginx_serves_what_s3_clients_ask_for(tmp_path: Path) -> None:
-    program = object_servers.nginx()
+    program = servers.nginx()
     if program is None:
         pytest.skip("nginx is not installed")
-    (file,) = remote.make(tmp_path, 0.01, 1)
-    with object_servers.serving(program, tmp_path, []) as address:
+    (file,) = checkpoints.make("llama", tmp_path, gb=0.01, files=1).files
+    with servers.serving(program, file.parent, []) as address:
         loaded = penstock.open(f"http://{address}/bucket/{file.name}").load()
     expected = penstock.open(file).load()
     assert all(torch.equal(loaded[name].view(torch.int16), expected[name].view(torch.int16)) for name in expected)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 pytest.importorskip("tomllib")
 from benchmarks import published
+from benchmarks.bench import result
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "performance.md"
@@ -45,12 +45,20 @@ def test_charts_are_those_of_the_results() -> None:
 def test_a_figure_without_cache_proof_is_refused(
     state: str, cached: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    item = {"loader": "x", "state": state, "seconds": 1.0, "cached": cached}
-    (tmp_path / "r.json").write_text(json.dumps({"rows": [item], "measurements": [item]}))
+    document = result.empty("rivals")
+    document["runs"] = [{"command": "c", "machine": {}, "versions": {}}]
+    proof = None if cached is None else {"before": cached}
+    axes = {"loader": "x", "state": state}
+    document["samples"] = [{"run": 0, "round": 0, "axes": axes, "cache": proof, "figures": {"seconds": 1.0}}]
+    result.write(tmp_path / "r.json", document)
     monkeypatch.setattr(published, "RESULTS", tmp_path)
-    where = {"loader": "x", "state": state}
-    with pytest.raises(published.UnprovedError):
-        published.value({"id": "x", "result": "r", "list": "rows", "where": where, "value": "seconds"})
+    with pytest.raises(result.UnprovedError):
+        published.value({"id": "x", "result": "r", "where": axes, "value": "seconds"})
+
+
+@pytest.mark.parametrize("path", sorted(published.RESULTS.glob("*.json")), ids=lambda path: str(path.stem))
+def test_every_kept_result_is_of_the_schema(path: Path) -> None:
+    assert result.read(path)["samples"]
 
 
 def _anchors(page: Path) -> set[str]:

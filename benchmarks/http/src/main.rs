@@ -1,4 +1,4 @@
-//! Both ends of a load over HTTP, for `benchmarks/remote.py`.
+//! Both ends of a load over HTTP, for the benchmark `remote`.
 //!
 //!     http-bench serve DIRECTORY [--port N] [shape]      answers ranges from files; prints its port
 //!     http-bench stream URL [--requests N] [--part MIB]  object_store's stream of it into one buffer

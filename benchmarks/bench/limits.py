@@ -2,6 +2,8 @@
 
 - ``disk``: parallel ``O_DIRECT`` reads of the files to small buffers that are ready.
 - ``page-cache``: parallel ``pread`` of cached pages (or of tmpfs) to small buffers that are ready.
+- ``disk-whole``, ``ready``, ``fresh``: the same to one buffer of the file's size, by direct reads or from cached pages;
+  ``fresh`` memory is cleared by the kernel while it is read to.
 - ``memcpy``: parallel copies from host memory to host memory.
 - ``pcie``: one large copy from pinned memory to the GPU.
 
@@ -19,13 +21,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import common
+from . import data, states
 
 MIB = 1 << 20
 # Threads and block size in MiB. 0 threads: as many as cores.
 SETTINGS = {
     "disk": [(16, 1), (8, 4), (16, 0.5)],
     "page-cache": [(0, 2), (8, 2), (0, 1)],
+    "disk-whole": [(4, 2), (4, 8), (8, 2), (8, 8)],
+    "ready": [(2, 1), (2, 4)],
+    "fresh": [(2, 2)],
     "memcpy": [(0, 64)],
     "pcie": [(1, 1024)],
 }
@@ -40,26 +45,29 @@ def _threads(given: int) -> int:
     return given or len(os.sched_getaffinity(0))
 
 
-def measure(limit: str, files: list[Path], setting: str, device: str) -> dict[str, Any]:
-    """Measures a limit with one of its settings: GB/s, and what was done."""
-    threads, block = SETTINGS[limit][settings(limit).index(setting)]
-    threads = _threads(threads)
-    if limit == "memcpy":
-        rate = _memcpy(threads, block * MIB)
-    elif limit == "pcie":
-        rate = _pcie(block * MIB, device)
+def run_task(task: dict[str, Any]) -> dict[str, Any]:
+    """Measures a limit with one of its settings."""
+    name, files = task["limit"], [Path(file) for file in task["files"]]
+    threads, mib = SETTINGS[name][settings(name).index(task["setting"])]
+    threads, block = _threads(threads), int(mib * MIB)
+    if name in {"memcpy", "pcie"}:
+        return {"gb_per_s": round(_memcpy(threads, block) if name == "memcpy" else _pcie(block, task["device"]), 3)}
+    if name in {"disk", "page-cache"}:
+        buffers = [buffer(block) for _ in range(threads)]
+
+        def place(worker: int, _at: int, size: int) -> memoryview:
+            return buffers[worker][:size]
     else:
-        size = int(block * MIB)
-        buffers = [buffer(size) for _ in range(threads)]
-        seconds, _, done = read_files(
-            files,
-            threads,
-            size,
-            lambda worker, _at, size: buffers[worker][:size],
-            direct=limit == "disk",
-        )
-        rate = done / seconds / common.GB
-    return {"gb_per_s": round(rate, 3), "setting": setting}
+        (file,) = files
+        size = file.stat().st_size
+        states.settle_memory(size + size // 2)
+        whole = buffer(size + 4 * MIB, ready=name != "fresh")
+
+        def place(_worker: int, at: int, size: int) -> memoryview:
+            return whole[at : at + size]
+
+    seconds, cpu, done = read_files(files, threads, block, place, direct=name.startswith("disk"))
+    return {"seconds": seconds, "cpu_seconds": cpu, "bytes": done, "gb_per_s": round(done / seconds / data.GB, 3)}
 
 
 def buffer(size: int, *, ready: bool = True) -> memoryview:
@@ -136,8 +144,8 @@ def _memcpy(threads: int, size: int) -> float:
     best = 0.0
     for _ in range(3):
         began = time.perf_counter()
-        common.in_threads(copy, range(threads), threads)
-        best = max(best, threads * times * size / (time.perf_counter() - began) / common.GB)
+        data.in_threads(copy, range(threads), threads)
+        best = max(best, threads * times * size / (time.perf_counter() - began) / data.GB)
     return best
 
 
@@ -152,5 +160,5 @@ def _pcie(size: int, device: str) -> float:
         began = time.perf_counter()
         target.copy_(host, non_blocking=True)
         torch.cuda.synchronize()
-        best = max(best, size / (time.perf_counter() - began) / common.GB)
+        best = max(best, size / (time.perf_counter() - began) / data.GB)
     return best

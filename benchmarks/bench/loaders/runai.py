@@ -1,0 +1,22 @@
+"""runai-model-streamer, from files and from S3."""
+
+from __future__ import annotations
+
+from . import Load, Loader, Tensors, Use
+
+
+def stream(use: Use) -> Load:
+    from runai_model_streamer import SafetensorsStreamer
+
+    def load(files: list[str]) -> Tensors:
+        with SafetensorsStreamer() as streamer:
+            streamer.stream_files(files, device=use.device)
+            return dict(streamer.get_tensors())
+
+    return load
+
+
+LOADERS = {
+    "runai": Loader("runai-model-streamer", stream),
+    "runai-buffered": Loader("runai-model-streamer", stream, {"RUNAI_STREAMER_FS_STRATEGY": "sync_buffered"}),
+}
