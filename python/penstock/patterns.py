@@ -20,4 +20,6 @@ def is_wanted(name: str, include: Collection[str] | None, exclude: Iterable[str]
 def natural_sort_key(name: str) -> list[tuple[int, int, str]]:
     """A key that puts layer 2 before layer 10: the order of layers, in which libraries ask for tensors."""
     parts = re.split(r"(\d+)", name)
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part]
+    # Numbers compare by their length, then digit by digit: there is no limit of digits.
+    numbers = ((part, part.lstrip("0")) for part in parts if part)
+    return [(0, len(number), number) if part.isdecimal() else (1, 0, part) for part, number in numbers]

@@ -163,7 +163,7 @@ class safe_open:  # noqa: N801 - the name people know
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Tensors and slices that were handed out stay usable."""
+        """Tensors that were handed out stay usable, and slices for as long as the file is there."""
         self._closed = True
         if not self._shares:
             self._source.close()

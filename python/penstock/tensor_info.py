@@ -72,6 +72,8 @@ class TensorInfo:
         # Python would otherwise index 0, 1, …: a read for each row.
         raise TypeError("a TensorInfo is not iterated over: read the tensor with info[...], then iterate over that")
 
+    __reversed__ = None
+
     def __getitem__(self, selection: Selection) -> Any:
         """Reads the selected part as a torch tensor on the CPU: integers, slices with positive steps, an ellipsis.
 
@@ -82,7 +84,8 @@ class TensorInfo:
             MissingDependencyError: torch is not installed.
             PenstockError: see ``Checkpoint.load``.
         """
-        return self._checkpoint.get_tensor(self.name, selection)
+        # Alone, `None` is not the whole tensor here: in a tuple it is refused like everything that is not understood.
+        return self._checkpoint.get_tensor(self.name, (None,) if selection is None else selection)
 
     def __repr__(self) -> str:
         return repr(self._native)

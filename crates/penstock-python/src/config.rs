@@ -13,8 +13,8 @@ use crate::paths::PathArgument;
 
 /// Settings of a load. Every one of them is found by itself where neither a keyword nor the environment says
 /// otherwise; they exist for benchmarks and for ruling things out.
-#[pyclass(frozen, module = "penstock._native")]
-#[derive(Debug, Clone, Default)]
+#[pyclass(frozen, eq, module = "penstock._native")]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LoadOptions {
     pub inner: penstock::config::Config,
 }

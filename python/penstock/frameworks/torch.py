@@ -97,7 +97,13 @@ class Torch:
             raise DeviceError(cause=cause, remedy="Check CUDA_VISIBLE_DEVICES")
         return f"cuda:{index}"
 
+    # Tensors may be made for a consumer other than the one that asks. So none belongs to inference mode: such a tensor
+    # could not be trained outside of it, while others can be used inside.
+
     def adopt(self, array: HostArray) -> torch.Tensor:
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(mode=False):
+                return self.adopt(array)
         dtype = dtype_of(array.dtype)
         shape = torch_shape(array.dtype, array.shape)
         if array.nbytes == 0:
@@ -109,6 +115,9 @@ class Torch:
     def empties(
         self, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]], device: str
     ) -> tuple[list[torch.Tensor], list[int]]:
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(mode=False):
+                return self.empties(dtypes, shapes, device)
         # `empty_like` takes half of what `new_empty` takes, and that 0.6 of `torch.empty` with its keywords.
         make = {d: torch.empty(0, dtype=dtype_of(d), device=device).new_empty for d in set(dtypes)}
         if "F4" in make:
@@ -229,6 +238,9 @@ class Torch:
                 raise SelectionError(f"dtype={dtype!r}: {name} cannot be converted to it: {refused}", cause=refused)
 
     def cast(self, tensor: torch.Tensor, dtype: Any) -> torch.Tensor:
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(mode=False):
+                return self.cast(tensor, dtype)
         wanted = self.floating_dtype(dtype)
         if not tensor.is_floating_point():
             return tensor
@@ -240,6 +252,9 @@ class Torch:
             raise SelectionError(cause=cause, remedy=remedy) from error
 
     def index(self, tensor: torch.Tensor, index: tuple[int | slice, ...]) -> torch.Tensor:
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(mode=False):
+                return self.index(tensor, index)
         return tensor[index].clone()
 
 

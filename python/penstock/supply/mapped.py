@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock._native import LoadOptions
+from penstock.errors import MissingDependencyError, SelectionError
 from penstock.progress import ProgressOption, progress_reporter
 from penstock.supply.read_ahead import ReadAhead
 
@@ -44,7 +46,11 @@ class Mapped:
         self.bytes = 0
         self._checkpoint = checkpoint
         self._framework = framework
-        self._views = checkpoint.load(mmap=True, framework=framework, options=options)
+        self._options = options
+        self._views: dict[str, Any] = {}
+        # Where the framework lacks the dtype of one, each is mapped by itself.
+        with suppress(SelectionError, MissingDependencyError):
+            self._views = checkpoint.load(mmap=True, framework=framework, options=options)
         self._ahead = ReadAhead(checkpoint, checkpoint.options if options is None else options)
         self._progress = progress_reporter(progress, checkpoint.nbytes)
         self._lock = threading.Lock()
@@ -59,7 +65,10 @@ class Mapped:
 
     def part(self, name: str, selection: Selection) -> Any:
         """A part of a tensor: a view of the same memory where that is contiguous."""
-        part = self._ready(name)[selection]
+        whole = self._ready(name)
+        if not hasattr(whole, "__getitem__"):  # an array for DLPack's consumers
+            return self._checkpoint.get_tensor(name, selection, framework=self._framework, options=self._options)
+        part = whole[selection]
         return part.contiguous() if hasattr(part, "contiguous") else part
 
     def take_all(self, names: Iterable[str] | None = None) -> dict[str, Any]:
@@ -67,7 +76,11 @@ class Mapped:
         if names is not None:
             return {name: self.take(name) for name in names}
         self._ahead.everything()
-        return {name: _alias(view) for name, view in self._views.items()}
+        return (
+            {name: self.take(name) for name in self._checkpoint}
+            if not self._views
+            else {name: _alias(view) for name, view in self._views.items()}
+        )
 
     def close(self) -> None:
         """Ends reading ahead. What was handed out stays, and what is asked for later is mapped again."""
@@ -78,7 +91,7 @@ class Mapped:
     def _ready(self, name: str) -> Any:
         view = self._views.get(name)
         if view is None:
-            return self._checkpoint.load([name], mmap=True, framework=self._framework)[name]
+            return self._checkpoint.load([name], mmap=True, framework=self._framework, options=self._options)[name]
         try:
             self._ahead.want(name)
         except BaseException as error:
@@ -89,4 +102,6 @@ class Mapped:
 
 def _alias(view: Any) -> Any:
     """The same memory as a tensor of its own: attributes that are set on one do not show on the other."""
-    return view.detach() if hasattr(view, "detach") else view[...]
+    if hasattr(view, "detach"):
+        return view.detach()
+    return view[...] if hasattr(view, "__getitem__") else view

@@ -8,6 +8,7 @@ file that holds the tensor at once, the next stretch on the side. A tensor that 
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -43,9 +44,8 @@ class ReadAhead:
         self._of = {name: number for number, names in enumerate(self._stretches) for name in names}
         self._brought: set[int] = set()
         self._asked = 0
-        self._lock = threading.Lock()
-        self._next: threading.Thread | None = None
         self._closed = False
+        self._begin_anew()
 
     def want(self, name: str) -> None:
         """Returns when the tensor's bytes are in memory (as far as the kernel keeps them there).
@@ -55,7 +55,7 @@ class ReadAhead:
             LocationChangedError: a file is no longer the one that was opened.
         """
         number = self._of[name]
-        with self._lock:
+        with self._locked():
             self._asked += 1
             if self._asked == 1 and len(self._stretches) > 1:
                 self._bring([name])
@@ -69,16 +69,26 @@ class ReadAhead:
 
     def everything(self) -> None:
         """All tensors, as long as none of them is needed before."""
-        with self._lock:
+        with self._locked():
             self._wait()
             self._bring(self._checkpoint.offset_keys())
             self._brought.update(range(len(self._stretches)))
 
     def close(self) -> None:
         """Waits for the stretch that is being read."""
-        with self._lock:
+        with self._locked():
             self._closed = True
             self._wait()
+
+    def _begin_anew(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._next: threading.Thread | None = None
+
+    def _locked(self) -> threading.Lock:
+        if self._process != os.getpid():
+            self._begin_anew()  # no thread that reads is in a forked child, and the lock may be held for ever
+        return self._lock
 
     def _begin(self, number: int) -> None:
         busy = self._next is not None and self._next.is_alive()
