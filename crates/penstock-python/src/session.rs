@@ -395,7 +395,7 @@ pub fn release_staging(py: Python<'_>) -> usize {
     py.detach(Arena::release_all)
 }
 
-/// (bytes, slots, slots in use) of the process's staging memory.
+/// (bytes, buffers, buffers in use) of the process's staging memory.
 #[pyfunction]
 pub fn staging_usage() -> (usize, usize, usize) {
     let usage = Arena::usage_all();

@@ -3,7 +3,7 @@
 //! A byte goes one way, through stations that know only their neighbours' interfaces:
 //!
 //! ```text
-//! checkpoint  →  plan  →  store + reader  →  slot  →  device copy  →  tensor (the caller's)
+//! checkpoint  →  plan  →  store + reader  →  buffer  →  device copy  →  tensor (the caller's)
 //! what there is  what goes  bytes come in    staging   host to device  delivered when landed
 //!                where
 //! ```

@@ -83,7 +83,7 @@ class Peers:
                     logger.debug("no rank could be notified that this one stays out: %s", error)
 
         # In a thread, whose end Ctrl-C does not have to wait for.
-        thread = threading.Thread(target=notify, name="penstock-withdraw", daemon=True)
+        thread = threading.Thread(target=notify, name="penstock-opt-out", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:

@@ -9,7 +9,6 @@
 //! Nothing here reads a tensor's bytes, and nothing knows where they will go.
 
 mod catalogue;
-mod common;
 mod dtype;
 mod errors;
 pub mod header;
@@ -20,6 +19,7 @@ mod layout;
 mod local_glob;
 mod location;
 mod open_all;
+mod sharing;
 mod sniff;
 mod source;
 mod tensor;

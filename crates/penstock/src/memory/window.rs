@@ -5,7 +5,7 @@
 //! a lifetime, whose maker promises that nothing else touches those bytes while the window lives.
 //!
 //! A maker also knows whether the bytes stay: what is written to a tensor is not read for a while, what is written to a
-//! slot is copied on at once. So a window may be [lasting](Window::lasting), and then what is copied to it goes past the
+//! buffer is copied on at once. So a window may be [lasting](Window::lasting), and then what is copied to it goes past the
 //! caches: memory is not read only to be written over, and half of the copy's time is saved.
 
 use std::marker::PhantomData;

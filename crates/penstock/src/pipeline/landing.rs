@@ -117,11 +117,11 @@ fn read(
 fn read_to_staging(
     object: &dyn Object,
     range: &Range<u64>,
-    slot: Window<'_>,
+    buffer: Window<'_>,
     cx: &mut ReadContext,
 ) -> Result<usize> {
-    let (len, room) = (to_usize(range.end - range.start), slot.len());
-    let start = object.read_to_staging(range.clone(), slot, cx)?;
+    let (len, room) = (to_usize(range.end - range.start), buffer.len());
+    let start = object.read_to_staging(range.clone(), buffer, cx)?;
     if start.checked_add(len).is_some_and(|end| end <= room) {
         return Ok(start);
     }

@@ -5,7 +5,7 @@
 //! * [`Canceller`]: ends a load from another thread.
 //! * [`Mapped`]: the other way to have tensors, as views of mapped files; nothing moves but pages.
 //! * [`Prefetch`]: what may be done before either, bringing files into the page cache.
-//! * `reader`: the two loops, to host memory in place and to a device through staging slots; `reader_pool`: their threads.
+//! * `reader`: the two loops, to host memory in place and to a device through staging buffers; `reader_pool`: their threads.
 //! * `shared`: what the owner and the readers share; `queue`: the blocks, and who takes which.
 //! * `sampler`: what readers bring in, told to the tuner, which says how many of them run.
 //! * `landing`: where offsets of a plan become addresses; with `Session::attach`, which takes them from callers, the only
@@ -17,7 +17,7 @@
 //! of any stream is left for the consumer to do. In the other direction, copies wait for a fence in the consumer's
 //! stream, since memory from a caching allocator may still be in use by work queued there.
 //!
-//! Ending, in whatever way, means: readers stopped and joined, copies ended, slots given back, files closed.
+//! Ending, in whatever way, means: readers stopped and joined, copies ended, buffers given back, files closed.
 
 mod landing;
 mod mapped;

@@ -15,10 +15,10 @@ use crate::plan::{Block, Segment};
 use crate::stats::LoadStats;
 use crate::store::{ALIGNMENT_PADDING, Object, ReadContext};
 
-/// Slots of one reader: one is being filled while the other is on its way. More of them, or larger ones, would be out of
+/// Buffers of one reader: one is being filled while the other is on its way. More of them, or larger ones, would be out of
 /// the processor's cache by the time the device reads them.
 pub(super) const DEPTH: usize = 2;
-/// How often a reader that waits for a slot looks whether the load was cancelled.
+/// How often a reader that waits for a buffer looks whether the load was cancelled.
 const SLOT_WAIT: Duration = Duration::from_millis(20);
 
 /// What every reader keeps, whatever it reads to: scratch for its store and its own counts.
@@ -134,10 +134,10 @@ enum Source {
     },
 }
 
-/// Reads blocks to device memory, through staging slots.
+/// Reads blocks to device memory, through staging buffers.
 ///
 /// The order of the fields is the order in which they are dropped: the stream first, which waits for its copies, and
-/// only then the slots that those copies read from.
+/// only then the buffers that those copies read from.
 pub(super) struct DeviceReader {
     stream: Option<Box<dyn CopyStream>>,
     in_flight: VecDeque<InFlight>,
@@ -200,7 +200,7 @@ impl DeviceReader {
         Ok(())
     }
 
-    /// Idle readers hold nothing: another load may need the slots, and the consumer the tensors.
+    /// Idle readers hold nothing: another load may need the buffers, and the consumer the tensors.
     fn let_go(&mut self, shared: &Shared) -> Result<()> {
         self.drain(shared)?;
         self.spare.clear();
@@ -289,7 +289,7 @@ impl DeviceReader {
         }
     }
 
-    /// A slot to fill; none where the load was cancelled while waiting for one.
+    /// A buffer to fill; none where the load was cancelled while waiting for one.
     fn buffer(&mut self, shared: &Shared) -> Result<Option<StagingBuffer>> {
         loop {
             if let Some(buffer) = self.spare.pop() {
@@ -372,15 +372,15 @@ impl BlockCopy<'_> {
         Ok((spent, self.stream.mark()?))
     }
 
-    /// Whether the block is larger than one request, can be cut anywhere, and has a slot with room for two requests.
+    /// Whether the block is larger than one request, can be cut anywhere, and has a buffer with room for two requests.
     fn goes_in_parts(&self, block: &Block, request: u64, buffer: &StagingBuffer) -> bool {
         let room = (buffer.len() / 2).saturating_sub(ALIGNMENT_PADDING) as u64;
         let more_than_one = block.range.end - block.range.start > request;
         more_than_one && request <= room && self.segments.iter().all(|segment| segment.count == 1)
     }
 
-    /// Brings the block by requests, which take turns in two places of the slot, and waits for the last of them, so that
-    /// the next block begins in the same slot. Storage that copies (a virtual disk's host) then writes to memory that is
+    /// Brings the block by requests, which take turns in two places of the buffer, and waits for the last of them, so that
+    /// the next block begins in the same buffer. Storage that copies (a virtual disk's host) then writes to memory that is
     /// still in the processor's cache: 5.4 instead of 4.4 GB/s.
     fn copy_pipelined(&mut self, block: &Block, request: u64, buffer: &mut StagingBuffer) -> Result<Timing> {
         let room = usize::try_from(request).unwrap_or(usize::MAX) + ALIGNMENT_PADDING;

@@ -28,7 +28,7 @@ pub enum Target {
     Slab,
     /// Host memory of the caller.
     Host,
-    /// Memory of a device, allocated by the caller; staging slots come from an arena of at most `staging_bytes`.
+    /// Memory of a device, allocated by the caller; staging buffers come from an arena of at most `staging_bytes`.
     Device {
         /// The device.
         device: Arc<dyn Device>,
@@ -48,7 +48,7 @@ pub enum Next {
     Done,
 }
 
-/// One load. Dropping it cancels what is left of it; after that, no thread, file or slot of it remains.
+/// One load. Dropping it cancels what is left of it; after that, no thread, file or buffer of it remains.
 pub struct Session {
     shared: Arc<Shared>,
     owner: Owner,

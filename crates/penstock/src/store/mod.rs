@@ -141,7 +141,7 @@ pub trait Object: Send + Sync {
         false
     }
 
-    /// Reads `range` to wherever in `buffer` suits this store's alignment, and says where in the slot it begins.
+    /// Reads `range` to wherever in `buffer` suits this store's alignment, and says where in the buffer it begins.
     ///
     /// `buffer` must hold the range and [`ALIGNMENT_PADDING`] bytes more. This is how a store that reads whole sectors avoids
     /// copying: the pipeline takes the bytes from where they landed.
@@ -192,7 +192,7 @@ pub trait Object: Send + Sync {
     fn verify_unchanged(&self) -> Result<()>;
 }
 
-/// How much longer than its block a slot must be, so that a store may read whole sectors around it.
+/// How much longer than its block a buffer must be, so that a store may read whole sectors around it.
 pub const ALIGNMENT_PADDING: usize = 2 * 4096;
 
 /// What one reader brings to every read it makes: scratch memory, an open file of its own, and counters. Not shared between threads.

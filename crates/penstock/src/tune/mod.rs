@@ -61,7 +61,7 @@ impl Settings {
         let staging_bytes = config.staging_bytes.unwrap_or(STAGING_BYTES);
         let shrinks = found.least_block_bytes < found.block_bytes;
         let block_bytes = match to_device && shrinks {
-            // As many requests as there may ever be have a slot each.
+            // As many requests as there may ever be have a buffer each.
             true => {
                 let buffer = staging_bytes / found.fetches.most as u64;
                 buffer.clamp(found.least_block_bytes, found.block_bytes)

@@ -49,8 +49,8 @@ impl Readers {
         (self.copies + self.fetches.first).min(self.most())
     }
 
-    /// The staging slots they need: one that copies from the cache fills `depth` before the first is free again, one that
-    /// waits for storage is slower than the copy of the slot before.
+    /// The staging buffers they need: one that copies from the cache fills `depth` before the first is free again, one that
+    /// waits for storage is slower than the copy of the buffer before.
     pub fn buffers(&self, depth: usize) -> usize {
         (self.copies * depth + self.fetches.most * 2).min(self.threads * depth)
     }

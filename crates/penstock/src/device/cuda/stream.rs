@@ -120,7 +120,7 @@ impl CopyStream for CudaStream {
 
 impl Drop for CudaStream {
     fn drop(&mut self) {
-        // The owner of a stream may go without having waited (an error, a cancel): slots and destinations may be
+        // The owner of a stream may go without having waited (an error, a cancel): buffers and destinations may be
         // reused only after this. A failure means that the context is lost, and with it every copy.
         let _ = self.driver.enter(self.context, || {
             let done = self.driver.stream_synchronize(self.stream).is_ok();

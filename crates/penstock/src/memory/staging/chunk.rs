@@ -1,4 +1,4 @@
-//! A few slots that are touched and registered in one piece, and go in one piece; and the addresses they lie on.
+//! A few buffers that are touched and registered in one piece, and go in one piece; and the addresses they lie on.
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::memory::fork::Owner;
 use crate::memory::{Backing, Region, numa};
 
-/// Where a slot begins.
+/// Where a buffer begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BufferAddress(NonNull<u8>);
 
@@ -30,7 +30,7 @@ pub(super) struct ArenaSpec {
     pub(super) backing: Backing,
 }
 
-/// Addresses for many slots, reserved at once: reserving, and saying how pages shall be made, keeps every other thread of
+/// Addresses for many buffers, reserved at once: reserving, and saying how pages shall be made, keeps every other thread of
 /// the process from making pages meanwhile. Twelve readers that each reserved a chunk of their own had the last one after
 /// 21 ms, in one reservation after 5. Unmapped when the last chunk on it has gone.
 pub(super) struct AddressRange {
@@ -41,7 +41,7 @@ pub(super) struct AddressRange {
 }
 
 impl AddressRange {
-    /// Reserves room for `buffers` slots; no memory is taken yet.
+    /// Reserves room for `buffers` buffers; no memory is taken yet.
     ///
     /// # Errors
     /// `Memory` where the operating system refuses.
@@ -98,7 +98,7 @@ impl RangeAllocator {
         Self { ground, given: 0 }
     }
 
-    /// Room for `buffers` slots beside each other, if there is any left.
+    /// Room for `buffers` buffers beside each other, if there is any left.
     pub(super) fn take(&mut self, buffers: usize) -> Option<ChunkRange> {
         let first = self.given;
         let end = first.checked_add(buffers).filter(|end| *end <= self.ground.buffers)?;
@@ -107,7 +107,7 @@ impl RangeAllocator {
     }
 }
 
-/// Memory of some slots, registered with a device if that was possible.
+/// Memory of some buffers, registered with a device if that was possible.
 pub(super) struct Chunk {
     plot: ChunkRange,
     registered_with: Option<Arc<dyn Pinning>>,
@@ -165,7 +165,7 @@ impl Chunk {
         self.unpinned_because.as_deref()
     }
 
-    /// Where its slots begin.
+    /// Where its buffers begin.
     pub(super) fn addresses(&self) -> impl Iterator<Item = BufferAddress> + use<> {
         let (base, step) = (self.plot.as_ptr(), self.plot.ground.buffer_bytes);
         // SAFETY: `buffers` steps of that length lie in the plot.
@@ -173,7 +173,7 @@ impl Chunk {
             .filter_map(move |buffer| NonNull::new(unsafe { base.add(buffer * step) }).map(BufferAddress))
     }
 
-    /// Whether the slot at `address` is one of its own.
+    /// Whether the buffer at `address` is one of its own.
     pub(super) fn holds(&self, address: BufferAddress) -> bool {
         let start = self.plot.as_ptr().addr();
         (start..start + self.plot.bytes()).contains(&address.as_ptr().addr())
@@ -187,10 +187,10 @@ impl Drop for Chunk {
             return;
         }
         if let Some(pinning) = &self.registered_with {
-            // SAFETY: registered in `make`; a chunk goes when all of its slots are free, so no copy is in flight.
+            // SAFETY: registered in `make`; a chunk goes when all of its buffers are free, so no copy is in flight.
             unsafe { pinning.unregister(self.plot.as_ptr()) };
         }
-        // SAFETY: the plot is this chunk's alone, and nobody holds a slot of it.
+        // SAFETY: the plot is this chunk's alone, and nobody holds a buffer of it.
         unsafe { self.plot.ground.region.release_pages(self.plot.start(), self.plot.bytes()) };
     }
 }
@@ -243,7 +243,7 @@ mod tests {
         let chunk = Chunk::make(&site, RangeAllocator::of(ground).take(2).unwrap(), None).unwrap();
         let other = Region::map_shared(file).unwrap();
         let buffer = chunk.addresses().nth(1).unwrap();
-        // SAFETY: the slot belongs to this test.
+        // SAFETY: the buffer belongs to this test.
         unsafe { buffer.as_ptr().write(7) };
         // SAFETY: mapped, and written a moment ago.
         assert_eq!(unsafe { other.as_ptr().add(PAGE).read() }, 7);

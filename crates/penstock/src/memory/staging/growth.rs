@@ -7,7 +7,7 @@ use super::{Arena, lock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::headroom::Headroom;
 
-/// Slots that a load may have however little memory there is: one is filled while the other is copied.
+/// Buffers that a load may have however little memory there is: one is filled while the other is copied.
 const MINIMUM: usize = 2;
 /// One part in this many of what could be spared is the arena's at most.
 const SHARE: u64 = 4;
@@ -17,7 +17,7 @@ const TIGHT: f64 = 10.0;
 pub(super) const LOOK_EVERY: usize = 32 << 20;
 
 impl Arena {
-    /// How many slots may be made in one piece now.
+    /// How many buffers may be made in one piece now.
     pub(super) fn room(&self, state: &State, terms: &LeaseLimits) -> usize {
         let useful = terms.budget.min(state.wanted);
         let affordable = state.ceiling.max(MINIMUM);
@@ -35,7 +35,7 @@ impl Arena {
         useful.min(affordable).saturating_sub(state.buffers).min(self.chunk_slots)
     }
 
-    /// Where the next `buffers` slots are to lie. All that the loads that run can use are reserved at once.
+    /// Where the next `buffers` buffers are to lie. All that the loads that run can use are reserved at once.
     fn plot(&self, state: &mut State, buffers: usize, terms: &LeaseLimits) -> Result<ChunkRange> {
         if let Some(plot) = state.plots.as_mut().and_then(|plots| plots.take(buffers)) {
             return Ok(plot);
@@ -71,7 +71,7 @@ impl Arena {
                 if state.buffers == 0 {
                     return Err(error);
                 }
-                // The slots that there are will do.
+                // The buffers that there are will do.
                 state.ceiling = state.buffers;
                 state.bound = error.to_string();
                 let _ = self.room(&state, terms);
@@ -80,7 +80,7 @@ impl Arena {
         }
     }
 
-    /// Looks how much memory there is; whether there is enough for the slots that exist and are being made.
+    /// Looks how much memory there is; whether there is enough for the buffers that exist and are being made.
     pub(super) fn look(&self) -> bool {
         let headroom = (self.watch)();
         let mut state = lock(&self.state);
@@ -107,7 +107,7 @@ fn share(headroom: &Headroom, held: u64) -> u64 {
     headroom.bytes.saturating_add(held) / SHARE
 }
 
-/// Slots being made: counted from the decision to its end, however that comes.
+/// Buffers being made: counted from the decision to its end, however that comes.
 pub(super) struct Growth<'a> {
     arena: &'a Arena,
     buffers: usize,
@@ -122,7 +122,7 @@ impl<'a> Growth<'a> {
         Self { arena, buffers, ended: false }
     }
 
-    /// The slots exist.
+    /// The buffers exist.
     fn end(mut self, state: &mut State) {
         self.finish(state);
     }

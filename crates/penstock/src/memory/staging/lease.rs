@@ -1,4 +1,4 @@
-//! What one load has of an arena, and the slots that its readers hold.
+//! What one load has of an arena, and the buffers that its readers hold.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -8,11 +8,11 @@ use super::{Arena, ArenaUse, Pinning, lock, process};
 use crate::error::Result;
 use crate::memory::Window;
 
-/// How many slots a load may make, and what it was told while it made them.
+/// How many buffers a load may make, and what it was told while it made them.
 pub(super) struct LeaseLimits {
-    /// Slots that the arena may have for this load to make more.
+    /// Buffers that the arena may have for this load to make more.
     pub(super) budget: usize,
-    /// Slots that this load can use at once.
+    /// Buffers that this load can use at once.
     pub(super) wanted: usize,
     notes: Mutex<Remarks>,
 }
@@ -25,7 +25,7 @@ struct Remarks {
 
 impl LeaseLimits {
     fn new(budget: usize, wanted: usize) -> Self {
-        // With less than one slot nothing would ever move.
+        // With less than one buffer nothing would ever move.
         Self { budget: budget.max(1), wanted: wanted.max(1), notes: Mutex::default() }
     }
 
@@ -47,15 +47,15 @@ impl LeaseLimits {
     }
 }
 
-/// One load's use of an arena. It ends when the last of it is dropped, which must come after that of its slots.
+/// One load's use of an arena. It ends when the last of it is dropped, which must come after that of its buffers.
 pub struct Lease {
     arena: Arc<Arena>,
     terms: LeaseLimits,
 }
 
 impl Lease {
-    /// Begins a load with slots of `buffer_bytes` (rounded up to whole pages), of which it can use `wanted` at once, from
-    /// an arena of the process that may grow to `budget` bytes. A lower budget or a lower want still gives one slot.
+    /// Begins a load with buffers of `buffer_bytes` (rounded up to whole pages), of which it can use `wanted` at once, from
+    /// an arena of the process that may grow to `budget` bytes. A lower budget or a lower want still gives one buffer.
     pub fn begin(buffer_bytes: usize, budget: usize, wanted: usize, pinning: Arc<dyn Pinning>) -> Self {
         let arena = process::arena(buffer_bytes, pinning);
         let lease = Self::of(arena, budget, wanted);
@@ -70,7 +70,7 @@ impl Lease {
         Self { arena, terms }
     }
 
-    /// A slot, if one is free or more may be made. May take as long as making a chunk takes.
+    /// A buffer, if one is free or more may be made. May take as long as making a chunk takes.
     ///
     /// # Errors
     /// `Memory` where the operating system refuses the arena's first memory.
@@ -79,7 +79,7 @@ impl Lease {
         Ok(address.map(|address| StagingBuffer { address, arena: Arc::clone(&self.arena) }))
     }
 
-    /// Waits at most `timeout` for a slot to be given back. Whether one was is for [`Lease::try_acquire`] to say.
+    /// Waits at most `timeout` for a buffer to be given back. Whether one was is for [`Lease::try_acquire`] to say.
     pub fn wait(&self, timeout: Duration) {
         self.arena.wait(timeout);
     }
@@ -132,8 +132,8 @@ impl StagingBuffer {
 
     /// All of it, to be filled.
     pub fn window(&mut self) -> Window<'_> {
-        // SAFETY: the slot owns these bytes of the arena until it is dropped, and `&mut self` is exclusive. (In a
-        // forked child there is no such memory; a child has no load to fill a slot for.)
+        // SAFETY: the buffer owns these bytes of the arena until it is dropped, and `&mut self` is exclusive. (In a
+        // forked child there is no such memory; a child has no load to fill a buffer for.)
         unsafe { Window::from_raw(self.as_ptr(), self.len()) }
     }
 }

@@ -1,26 +1,26 @@
-//! The staging arena: slots on the way to a device, taken by readers, given back, kept for the next load.
+//! The staging arena: buffers on the way to a device, taken by readers, given back, kept for the next load.
 //!
-//! * `lease`: what one load has of an arena: its budget, the slots it can use at most, what it has to report.
-//! * `pool`: the slots themselves: which are free, who holds them, when they go. `growth`: when more are made.
-//! * `chunk`: a few slots that were touched and registered (pinned) in one piece, and the addresses they lie on.
-//! * `process`: the arenas of the process, by slot size, kind of device and memory node.
+//! * `lease`: what one load has of an arena: its budget, the buffers it can use at most, what it has to report.
+//! * `pool`: the buffers themselves: which are free, who holds them, when they go. `growth`: when more are made.
+//! * `chunk`: a few buffers that were touched and registered (pinned) in one piece, and the addresses they lie on.
+//! * `process`: the arenas of the process, by buffer size, kind of device and memory node.
 //!
 //! **Growth.** Addresses are reserved for all that the running loads can use, memory grows a chunk at a time as
 //! readers ask. The reader that asked makes the chunk, outside of any lock, so several grow the arena in parallel
-//! and no copy ever spans two registrations; but a reader that comes while a chunk with a slot to spare is being
-//! made waits for that instead of making one more. Slots go to whoever asks and come back on drop; a later load
+//! and no copy ever spans two registrations; but a reader that comes while a chunk with a buffer to spare is being
+//! made waits for that instead of making one more. Buffers go to whoever asks and come back on drop; a later load
 //! finds them all.
 //!
-//! **Bounds.** An arena grows as long as it has fewer slots than the loads that run can use together, than the budget
+//! **Bounds.** An arena grows as long as it has fewer buffers than the loads that run can use together, than the budget
 //! of the load that asks, and than a quarter of what could be spared if the arena held nothing (the machine's
 //! available memory, or a control group's limit where that is tighter). A quarter, because the same memory is wanted
 //! for the tensors, for the page cache that reads go through, and by the other processes of the node: eight ranks that
 //! start one after the other take a quarter of what is left each time, and never the whole. With the usual budget
-//! this is felt below 2 GiB. Against it stands what a load needs to move at all: two slots, one being filled while
+//! this is felt below 2 GiB. Against it stands what a load needs to move at all: two buffers, one being filled while
 //! the other is copied, or one where the budget says so.
 //!
-//! **Giving back.** Slots stay when a load ends, since registering them is the costly part. Chunks that no reader
-//! holds a slot of go when the last load ends while memory is tight (the arena holds more than its quarter by then, or
+//! **Giving back.** Buffers stay when a load ends, since registering them is the costly part. Chunks that no reader
+//! holds a buffer of go when the last load ends while memory is tight (the arena holds more than its quarter by then, or
 //! threads wait for memory a tenth of the time), when they could not be pinned (so that the next load tries again),
 //! when another kind of load needs the budget, and on request.
 //!
@@ -75,11 +75,11 @@ pub trait Pinning: Send + Sync {
 /// What an arena holds at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ArenaUse {
-    /// Bytes of slots that exist.
+    /// Bytes of buffers that exist.
     pub bytes: usize,
-    /// Slots that readers hold.
+    /// Buffers that readers hold.
     pub buffers_taken: usize,
-    /// Slots that exist.
+    /// Buffers that exist.
     pub buffers: usize,
     /// Why some of the memory is not pinned although a device asked for it.
     pub unpinned_because: Option<String>,

@@ -1,4 +1,4 @@
-//! The slots of one size and kind: which are free, who holds them, when they go. See the module's essay.
+//! The buffers of one size and kind: which are free, who holds them, when they go. See the module's essay.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,12 +11,12 @@ use crate::error::Result;
 use crate::memory::fork::Owner;
 use crate::memory::headroom::Headroom;
 
-/// Bytes of a chunk, rounded up to whole slots: registering has a price per call, and a reader waits this long.
+/// Bytes of a chunk, rounded up to whole buffers: registering has a price per call, and a reader waits this long.
 const CHUNK_BYTES: usize = 8 << 20;
 /// Looks how much memory there is to spare.
 pub(super) type Watch = Box<dyn Fn() -> Option<Headroom> + Send + Sync>;
 
-/// Staging slots of one size, shared by all loads of the process that use that size and kind of device.
+/// Staging buffers of one size, shared by all loads of the process that use that size and kind of device.
 pub struct Arena {
     pub(super) buffer_bytes: usize,
     pub(super) chunk_slots: usize,
@@ -24,7 +24,7 @@ pub struct Arena {
     pub(super) watch: Watch,
     owner: Owner,
     pub(super) state: Mutex<State>,
-    /// A slot was given back, or the making of a chunk has ended.
+    /// A buffer was given back, or the making of a chunk has ended.
     pub(super) changed: Condvar,
 }
 
@@ -34,9 +34,9 @@ pub(super) struct State {
     pub(super) plots: Option<RangeAllocator>,
     /// Most recently used last: its lines are likeliest still in the processor's cache.
     pub(super) free: Vec<BufferAddress>,
-    /// Slots that readers hold.
+    /// Buffers that readers hold.
     pub(super) taken: usize,
-    /// Slots whose memory exists, is being made or is being given back.
+    /// Buffers whose memory exists, is being made or is being given back.
     pub(super) buffers: usize,
     /// Of those, the ones being made; by how many readers; and how many more readers wait for one of them.
     pub(super) allocating: usize,
@@ -44,10 +44,10 @@ pub(super) struct State {
     pub(super) waiters: usize,
     /// How often the making of a chunk has ended, well or not.
     pub(super) ended: u64,
-    /// Loads that run, and the slots that they can use together.
+    /// Loads that run, and the buffers that they can use together.
     pub(super) leases: usize,
     pub(super) wanted: usize,
-    /// Slots that there is memory for, as of the last look; and what bounds them.
+    /// Buffers that there is memory for, as of the last look; and what bounds them.
     pub(super) ceiling: usize,
     pub(super) bound: String,
     /// Bytes made since the last look.
@@ -88,7 +88,7 @@ impl Arena {
         self
     }
 
-    /// How many readers are making chunks, and how many wait for one of their slots.
+    /// How many readers are making chunks, and how many wait for one of their buffers.
     #[cfg(test)]
     pub(super) fn growing(&self) -> (usize, usize) {
         let state = lock(&self.state);
@@ -130,7 +130,7 @@ impl Arena {
         lock(&self.state).leases == 0
     }
 
-    /// A load begins that can use `terms.wanted` slots.
+    /// A load begins that can use `terms.wanted` buffers.
     pub(super) fn join(&self, terms: &LeaseLimits) {
         let mut state = lock(&self.state);
         let alone = state.leases == 0;
@@ -149,7 +149,7 @@ impl Arena {
         }
     }
 
-    /// A load has ended, with all of its slots given back.
+    /// A load has ended, with all of its buffers given back.
     pub(super) fn leave(&self, terms: &LeaseLimits) {
         let mut state = lock(&self.state);
         state.leases -= 1;
@@ -164,7 +164,7 @@ impl Arena {
         }
     }
 
-    /// A slot, if one is free or may be made. Waits for one that is being made and has no taker yet.
+    /// A buffer, if one is free or may be made. Waits for one that is being made and has no taker yet.
     ///
     /// # Errors
     /// `Memory` where the operating system refuses the arena's first memory; later it gets by with what there is.
@@ -200,7 +200,7 @@ impl Arena {
         }
     }
 
-    /// Waits at most `timeout` for a slot to be given back. Whether one was is for [`Arena::acquire`] to say.
+    /// Waits at most `timeout` for a buffer to be given back. Whether one was is for [`Arena::acquire`] to say.
     pub(super) fn wait(&self, timeout: Duration) {
         let state = lock(&self.state);
         if state.free.is_empty() {
@@ -208,7 +208,7 @@ impl Arena {
         }
     }
 
-    /// Takes a slot back.
+    /// Takes a buffer back.
     pub(super) fn put(&self, address: BufferAddress) {
         let mut state = lock(&self.state);
         state.taken -= 1;
@@ -217,7 +217,7 @@ impl Arena {
         self.changed.notify_one();
     }
 
-    /// Frees chunks that `may_go` and that no reader holds a slot of, the newest first, until `keep` slots are left;
+    /// Frees chunks that `may_go` and that no reader holds a buffer of, the newest first, until `keep` buffers are left;
     /// returns the bytes given back.
     pub(super) fn give_back(&self, keep: usize, may_go: impl Fn(&Chunk) -> bool) -> usize {
         let mut state = lock(&self.state);

@@ -1,4 +1,4 @@
-//! The arenas of the process, told apart by slot size, kind of device and memory node.
+//! The arenas of the process, told apart by buffer size, kind of device and memory node.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -24,7 +24,7 @@ fn process() -> &'static Arenas {
     ARENAS.get_or_init(Mutex::default)
 }
 
-/// The process's arena for slots of `buffer_bytes` and the device that `pinning` speaks for.
+/// The process's arena for buffers of `buffer_bytes` and the device that `pinning` speaks for.
 pub(super) fn arena(buffer_bytes: usize, pinning: Arc<dyn Pinning>) -> Arc<Arena> {
     let root = Path::new("/");
     let node = numa::choose(root, pinning.numa_node());
@@ -59,7 +59,7 @@ fn arenas() -> Vec<Arc<Arena>> {
 }
 
 impl Arena {
-    /// Frees the chunks of every arena of the process that no reader holds a slot of; returns the bytes given back.
+    /// Frees the chunks of every arena of the process that no reader holds a buffer of; returns the bytes given back.
     pub fn release_all() -> usize {
         arenas().iter().map(|arena| arena.give_back(0, |_| true)).sum()
     }

@@ -16,13 +16,13 @@ use crate::store::Identity;
 const GUARD: u8 = 0xA5;
 const BRIDGE: u64 = 64;
 
-/// An object in memory, which puts what goes to a slot at an odd place.
+/// An object in memory, which puts what goes to a buffer at an odd place.
 struct Bytes(Vec<u8>);
 
 /// The same, where one call may fill several windows, as an object store does it.
 struct Scattering(Bytes);
 
-/// An object that says of what it read that it lies outside of the slot.
+/// An object that says of what it read that it lies outside of the buffer.
 struct Lying(usize);
 
 /// A device that copies at once.

@@ -363,11 +363,11 @@ impl Object for CachingObject {
     fn read_to_staging(
         &self,
         range: Range<u64>,
-        mut slot: Window<'_>,
+        mut buffer: Window<'_>,
         cx: &mut ReadContext,
     ) -> Result<usize> {
         let len = to_usize(range.end - range.start);
-        self.read_into(range.start, slot.part(0, len), cx).map(|()| 0)
+        self.read_into(range.start, buffer.part(0, len), cx).map(|()| 0)
     }
 
     fn is_cached(&self, range: &Range<u64>) -> Option<bool> {
@@ -422,8 +422,8 @@ impl Object for Noted {
         self.remote.scatters()
     }
 
-    fn read_to_staging(&self, range: Range<u64>, slot: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
-        self.remote.read_to_staging(range, slot, cx)
+    fn read_to_staging(&self, range: Range<u64>, buffer: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
+        self.remote.read_to_staging(range, buffer, cx)
     }
 
     fn is_cached(&self, range: &Range<u64>) -> Option<bool> {

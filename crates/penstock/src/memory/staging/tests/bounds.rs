@@ -1,4 +1,4 @@
-//! Slots, the bounds of their number, and how it grows.
+//! Buffers, the bounds of their number, and how it grows.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering::SeqCst;

@@ -19,7 +19,7 @@ fn a_forked_child_waits_for_no_lock_that_its_parent_s_threads_held() {
     let _held_by_a_thread_that_the_child_lacks = bench.arena.hold();
     in_child(|| drop(of_parent.take()));
     drop(_held_by_a_thread_that_the_child_lacks);
-    assert_eq!(bench.arena.usage().buffers_taken, 8, "the child gave its parent's slots back");
+    assert_eq!(bench.arena.usage().buffers_taken, 8, "the child gave its parent's buffers back");
 }
 
 #[test]
@@ -30,7 +30,7 @@ fn a_forked_child_has_neither_the_memory_nor_the_registration() {
     let buffer = load.try_acquire().unwrap().unwrap();
     let address = buffer.as_ptr();
     in_child(move || {
-        assert!(!is_mapped(address), "the child inherits the slot's memory");
+        assert!(!is_mapped(address), "the child inherits the buffer's memory");
         // Something of the child's takes the addresses over.
         let (access, kind) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED);

@@ -51,7 +51,7 @@ impl Pinning for Counting {
     }
 }
 
-/// An arena of slots of one page in chunks of four, and what its memory meets.
+/// An arena of buffers of one page in chunks of four, and what its memory meets.
 struct Bench {
     arena: Arc<Arena>,
     pinning: Arc<Counting>,
@@ -84,7 +84,7 @@ impl Bench {
         Self { arena, pinning, spare_slots, pressure }
     }
 
-    /// A load that can use `wanted` slots of a budget of `budget` slots.
+    /// A load that can use `wanted` buffers of a budget of `budget` buffers.
     fn load(&self, budget: usize, wanted: usize) -> Lease {
         Lease::of(Arc::clone(&self.arena), budget * self.arena.buffer_bytes(), wanted)
     }

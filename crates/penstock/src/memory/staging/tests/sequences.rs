@@ -28,13 +28,13 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The most slots that these steps allow for.
+/// The most buffers that these steps allow for.
 fn largest_budget(steps: &[Step]) -> usize {
     let budget = |step: &Step| if let Step::Begin { budget, .. } = step { *budget } else { 0 };
     steps.iter().map(budget).max().unwrap_or(0).max(1)
 }
 
-/// One user of an arena: at most one load, and its slots, each filled with a mark of its own.
+/// One user of an arena: at most one load, and its buffers, each filled with a mark of its own.
 struct User<'a> {
     bench: &'a Bench,
     mark: u8,
@@ -66,7 +66,7 @@ impl User<'_> {
                 let window = buffer.window();
                 // SAFETY: written in full when it was acquired.
                 let bytes = unsafe { window.assume_filled(0, PAGE) };
-                assert!(bytes.iter().all(|byte| *byte == self.mark), "someone else wrote to this slot");
+                assert!(bytes.iter().all(|byte| *byte == self.mark), "someone else wrote to this buffer");
             }
             Step::Drop(_) => {}
             Step::Release => {
@@ -93,7 +93,7 @@ proptest! {
             let (buffers, held) = (bench.buffers(), user.held.len());
             prop_assert_eq!(bench.arena.usage().buffers_taken, held);
             let chunks = bench.pinning.registered();
-            prop_assert!(held <= buffers && buffers <= 4 * chunks, "{} slots in {} chunks", buffers, chunks);
+            prop_assert!(held <= buffers && buffers <= 4 * chunks, "{} buffers in {} chunks", buffers, chunks);
             match step {
                 Step::Begin { budget: b, wanted: w } => {
                     (budget, wanted) = ((*b).max(1), (*w).max(1));
@@ -103,8 +103,8 @@ proptest! {
                 Step::Acquire if user.load.is_some() => {
                     let room = before.0 > before.1 || before.0 < budget.min(wanted);
                     let got = held > before.1;
-                    prop_assert!(!got || room, "a slot beyond the budget");
-                    prop_assert!(got || !room || !always_rich, "no slot although there was room");
+                    prop_assert!(!got || room, "a buffer beyond the budget");
+                    prop_assert!(got || !room || !always_rich, "no buffer although there was room");
                     prop_assert!(got || held >= 2.min(budget).min(wanted), "fewer than a load needs to move");
                     prop_assert!(buffers <= before.0.max(budget.min(wanted)));
                 }
@@ -132,7 +132,7 @@ proptest! {
                     for step in steps {
                         user.take(step);
                         let usage = user.bench.arena.usage();
-                        assert!(usage.buffers <= most, "{} slots, {most} allowed", usage.buffers);
+                        assert!(usage.buffers <= most, "{} buffers, {most} allowed", usage.buffers);
                         assert!(user.held.len() <= usage.buffers_taken && usage.buffers_taken <= usage.buffers);
                     }
                     user.take(&Step::End);
@@ -142,7 +142,7 @@ proptest! {
         let buffers = bench.buffers();
         prop_assert_eq!((bench.arena.usage().buffers_taken, bench.arena.growing()), (0, (0, 0)));
         let load = bench.load(buffers, buffers);
-        prop_assert_eq!(all(&load).len(), buffers.max(1), "every slot that exists can be had");
+        prop_assert_eq!(all(&load).len(), buffers.max(1), "every buffer that exists can be had");
         drop(load);
         bench.release();
         prop_assert_eq!((bench.buffers(), bench.pinning.registered()), (0, 0));

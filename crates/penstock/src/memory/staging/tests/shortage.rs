@@ -27,7 +27,7 @@ fn releasing_gives_the_memory_back_to_the_system() {
         drop(all(&bench.load(16, 16)));
         let full = pages(1) * PAGE as u64;
         // The kernel counts resident pages for each processor and sums them up now and then: give or take a mebibyte.
-        assert!(full >= before + (31 << 20), "slots are touched before they are handed out");
+        assert!(full >= before + (31 << 20), "buffers are touched before they are handed out");
         assert_eq!(bench.release(), 32 << 20);
         assert!(pages(1) * PAGE as u64 <= full - (31 << 20));
     });
@@ -117,6 +117,6 @@ fn the_last_load_to_end_gives_everything_back_while_memory_is_tight() {
         drop(load);
         assert_eq!(bench.buffers(), 8, "another load is running");
         drop(other);
-        assert_eq!(bench.buffers(), kept, "{spare} slots to spare, {pressure} % waiting");
+        assert_eq!(bench.buffers(), kept, "{spare} buffers to spare, {pressure} % waiting");
     }
 }

@@ -7,8 +7,8 @@
 //!
 //! * `address`: locations taken apart. `one_part`: names without an organisation. `settings`: variables and files that count.
 //! * `local`: the cache. `api`: commits and listings.
-//! * `sender`: redirects, and the token that stays at home. `service`: a file as `object_store` asks for it.
-//! * `refusal`: what the hub's refusals mean; `page`: addresses that are of its pages.
+//! * `redirects`: where requests are sent on to, and the token that is not. `service`: a file as `object_store` asks for it.
+//! * `web_url`: addresses of its pages, which are refused. What its refusals mean: `objects/hub_errors.rs`.
 
 mod address;
 mod api;

@@ -2,7 +2,7 @@
 //!
 //! `aws-config` knows every place that credentials come from (variables, profiles, SSO, assumed roles, credential
 //! processes, web identities, containers, EKS pods, instances) and is kept up to date by its makers; `object_store`
-//! knows a few. So its chain (see `profile`) is asked here, with this module's HTTP client underneath, and what it finds is
+//! knows a few. So its chain (see `aws_profile`) is asked here, with this module's HTTP client underneath, and what it finds is
 //! kept by `credential_cache`.
 
 use async_trait::async_trait;
@@ -20,8 +20,8 @@ use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::body::SdkBody;
 use object_store::aws::AwsCredential;
 
+use super::aws_profile::{Profile, innermost};
 use super::credential_cache::{Fetched, Source};
-use super::profile::{Profile, innermost};
 use crate::store::remote::http::client_key::ClientKey;
 use crate::store::remote::http::response_recorder::CredentialError;
 use crate::store::remote::http::transport::send;

@@ -17,9 +17,9 @@ use aws_credential_types::provider::SharedCredentialsProvider;
 use object_store::aws::AmazonS3Builder;
 
 use super::aws::{Chain, DEFAULT_REGION};
+use super::aws_profile::Profile;
 use super::backend::{Made, check_endpoint, never_again, normal, refused};
 use super::credential_cache::{CredentialCache, Renewable};
-use super::profile::Profile;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::location::shown_setting;
 use crate::store::remote::http::client_key::ClientKey;

@@ -17,7 +17,7 @@ use url::form_urlencoded::byte_serialize;
 use super::token_client::TokenContext;
 use crate::store::remote::http::response_recorder::CredentialError;
 use crate::store::remote::provider::aws::{DEFAULT_REGION, explain};
-use crate::store::remote::provider::profile::Profile;
+use crate::store::remote::provider::aws_profile::Profile;
 use crate::store::remote::provider::s3::own_keys;
 
 /// The header that says whom the signed request is for.
