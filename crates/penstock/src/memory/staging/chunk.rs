@@ -45,15 +45,15 @@ impl AddressRange {
     ///
     /// # Errors
     /// `Memory` where the operating system refuses.
-    pub(super) fn reserve(site: &ArenaSpec, buffers: usize, buffer_bytes: usize) -> Result<Arc<Self>> {
-        let region = Region::reserve_as(buffers.saturating_mul(buffer_bytes), site.backing)?;
-        if let Some(node) = site.node
+    pub(super) fn reserve(spec: &ArenaSpec, buffers: usize, buffer_bytes: usize) -> Result<Arc<Self>> {
+        let region = Region::reserve_as(buffers.saturating_mul(buffer_bytes), spec.backing)?;
+        if let Some(node) = spec.node
             && let Err(error) = numa::prefer(&region, node)
         {
             // Memory from another node is slower, not wrong, and often this is a container's ordinary policy.
             tracing::debug!(%error, node, "staging memory could not be asked of the device's node");
         }
-        if site.backing == Backing::Anonymous && !region.keep_from_children() {
+        if spec.backing == Backing::Anonymous && !region.keep_from_children() {
             tracing::debug!("staging memory cannot be left out of forked children");
         }
         Ok(Arc::new(Self {
@@ -80,67 +80,67 @@ impl Drop for AddressRange {
     }
 }
 
-/// A part of a ground, for one chunk.
+/// A part of the addresses, for one chunk.
 pub(super) struct ChunkRange {
-    ground: Arc<AddressRange>,
+    addresses: Arc<AddressRange>,
     first: usize,
     buffers: usize,
 }
 
-/// The ground that chunks are made on, and how much of it was given out.
+/// The addresses that chunks are made on, and how much of it was given out.
 pub(super) struct RangeAllocator {
-    ground: Arc<AddressRange>,
+    addresses: Arc<AddressRange>,
     given: usize,
 }
 
 impl RangeAllocator {
-    pub(super) fn of(ground: Arc<AddressRange>) -> Self {
-        Self { ground, given: 0 }
+    pub(super) fn of(addresses: Arc<AddressRange>) -> Self {
+        Self { addresses, given: 0 }
     }
 
     /// Room for `buffers` buffers beside each other, if there is any left.
     pub(super) fn take(&mut self, buffers: usize) -> Option<ChunkRange> {
         let first = self.given;
-        let end = first.checked_add(buffers).filter(|end| *end <= self.ground.buffers)?;
+        let end = first.checked_add(buffers).filter(|end| *end <= self.addresses.buffers)?;
         self.given = end;
-        Some(ChunkRange { ground: Arc::clone(&self.ground), first, buffers })
+        Some(ChunkRange { addresses: Arc::clone(&self.addresses), first, buffers })
     }
 }
 
 /// Memory of some buffers, registered with a device if that was possible.
 pub(super) struct Chunk {
-    plot: ChunkRange,
+    range: ChunkRange,
     registered_with: Option<Arc<dyn Pinning>>,
     unpinned_because: Option<String>,
 }
 
 impl ChunkRange {
     fn start(&self) -> usize {
-        self.first * self.ground.buffer_bytes
+        self.first * self.addresses.buffer_bytes
     }
 
     fn bytes(&self) -> usize {
-        self.buffers * self.ground.buffer_bytes
+        self.buffers * self.addresses.buffer_bytes
     }
 
     fn as_ptr(&self) -> *mut u8 {
-        // SAFETY: plots lie in their ground.
-        unsafe { self.ground.region.as_ptr().add(self.start()) }
+        // SAFETY: a range lies in its addresses.
+        unsafe { self.addresses.region.as_ptr().add(self.start()) }
     }
 }
 
 impl Chunk {
-    /// Makes memory on `plot`. It is not registered where `refused` says that this was tried in vain before.
+    /// Makes memory on `range`. It is not registered where `refused` says that this was tried in vain before.
     ///
     /// # Errors
     /// `Memory` where the operating system refuses. Being refused by the device is no error: the memory serves as it
     /// is, and says why.
-    pub(super) fn make(site: &ArenaSpec, plot: ChunkRange, refused: Option<String>) -> Result<Self> {
-        let (pointer, len) = (plot.as_ptr(), plot.bytes());
+    pub(super) fn make(spec: &ArenaSpec, range: ChunkRange, refused: Option<String>) -> Result<Self> {
+        let (pointer, len) = (range.as_ptr(), range.bytes());
         // From here on, dropping it gives back what pages there are.
-        let mut chunk = Self { plot, registered_with: None, unpinned_because: refused };
-        chunk.plot.ground.region.touch(chunk.plot.start(), len)?;
-        if let Some(pinning) = &site.pinning
+        let mut chunk = Self { range, registered_with: None, unpinned_because: refused };
+        chunk.range.addresses.region.touch(chunk.range.start(), len)?;
+        if let Some(pinning) = &spec.pinning
             && chunk.unpinned_because.is_none()
         {
             // SAFETY: the pages are given back only by `Drop`, which unregisters them first.
@@ -153,11 +153,11 @@ impl Chunk {
     }
 
     pub(super) fn buffers(&self) -> usize {
-        self.plot.buffers
+        self.range.buffers
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.plot.bytes()
+        self.range.bytes()
     }
 
     /// Why it is not pinned although a device asked for that.
@@ -167,31 +167,31 @@ impl Chunk {
 
     /// Where its buffers begin.
     pub(super) fn addresses(&self) -> impl Iterator<Item = BufferAddress> + use<> {
-        let (base, step) = (self.plot.as_ptr(), self.plot.ground.buffer_bytes);
-        // SAFETY: `buffers` steps of that length lie in the plot.
-        (0..self.plot.buffers)
+        let (base, step) = (self.range.as_ptr(), self.range.addresses.buffer_bytes);
+        // SAFETY: `buffers` steps of that length lie in the range.
+        (0..self.range.buffers)
             .filter_map(move |buffer| NonNull::new(unsafe { base.add(buffer * step) }).map(BufferAddress))
     }
 
     /// Whether the buffer at `address` is one of its own.
     pub(super) fn holds(&self, address: BufferAddress) -> bool {
-        let start = self.plot.as_ptr().addr();
-        (start..start + self.plot.bytes()).contains(&address.as_ptr().addr())
+        let start = self.range.as_ptr().addr();
+        (start..start + self.range.bytes()).contains(&address.as_ptr().addr())
     }
 }
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        if !self.plot.ground.owner.is_current() {
+        if !self.range.addresses.owner.is_current() {
             // A child: the registration is its parent's, and the addresses may be used for something else by now.
             return;
         }
         if let Some(pinning) = &self.registered_with {
             // SAFETY: registered in `make`; a chunk goes when all of its buffers are free, so no copy is in flight.
-            unsafe { pinning.unregister(self.plot.as_ptr()) };
+            unsafe { pinning.unregister(self.range.as_ptr()) };
         }
-        // SAFETY: the plot is this chunk's alone, and nobody holds a buffer of it.
-        unsafe { self.plot.ground.region.release_pages(self.plot.start(), self.plot.bytes()) };
+        // SAFETY: the range is this chunk's alone, and nobody holds a buffer of it.
+        unsafe { self.range.addresses.region.release_pages(self.range.start(), self.range.bytes()) };
     }
 }
 
@@ -202,13 +202,13 @@ mod tests {
 
     #[test]
     fn the_slots_of_a_chunk_lie_beside_each_other_and_are_its_own() {
-        let site = ArenaSpec { pinning: None, node: None, backing: Backing::Anonymous };
-        let ground = AddressRange::reserve(&site, 4, PAGE).unwrap();
-        let start = ground.region().as_ptr().addr();
-        let mut plots = RangeAllocator::of(ground);
-        let mut make = |buffers| Chunk::make(&site, plots.take(buffers).unwrap(), None).unwrap();
+        let spec = ArenaSpec { pinning: None, node: None, backing: Backing::Anonymous };
+        let addresses = AddressRange::reserve(&spec, 4, PAGE).unwrap();
+        let start = addresses.region().as_ptr().addr();
+        let mut ranges = RangeAllocator::of(addresses);
+        let mut make = |buffers| Chunk::make(&spec, ranges.take(buffers).unwrap(), None).unwrap();
         let (one, other) = (make(3), make(1));
-        assert!(plots.take(1).is_none());
+        assert!(ranges.take(1).is_none());
         let addresses: Vec<_> = one.addresses().map(|buffer| buffer.as_ptr().addr()).collect();
         assert_eq!(addresses, [0, 1, 2].map(|buffer| start + buffer * PAGE));
         assert!(one.addresses().all(|buffer| one.holds(buffer) && !other.holds(buffer)));
@@ -216,14 +216,14 @@ mod tests {
 
     #[test]
     fn the_memory_of_a_chunk_goes_with_it_and_that_of_its_neighbour_stays() {
-        let site = ArenaSpec { pinning: None, node: None, backing: Backing::Anonymous };
-        let ground = AddressRange::reserve(&site, 2, 4 * PAGE).unwrap();
-        let mut plots = RangeAllocator::of(Arc::clone(&ground));
-        let [one, other] = [0, 1].map(|_| Chunk::make(&site, plots.take(1).unwrap(), None).unwrap());
+        let spec = ArenaSpec { pinning: None, node: None, backing: Backing::Anonymous };
+        let addresses = AddressRange::reserve(&spec, 2, 4 * PAGE).unwrap();
+        let mut ranges = RangeAllocator::of(Arc::clone(&addresses));
+        let [one, other] = [0, 1].map(|_| Chunk::make(&spec, ranges.take(1).unwrap(), None).unwrap());
         let resident = || {
             let mut pages = [0u8; 8];
-            let start = ground.region().as_ptr().cast();
-            // SAFETY: the ground is mapped, and there is a byte for each of its pages.
+            let start = addresses.region().as_ptr().cast();
+            // SAFETY: the addresses are mapped, and there is a byte for each of its pages.
             let done = unsafe { libc::mincore(start, 8 * PAGE, pages.as_mut_ptr()) };
             assert_eq!(done, 0);
             pages.map(|page| page & 1)
@@ -237,10 +237,10 @@ mod tests {
 
     #[test]
     fn the_slots_of_a_memfd_are_seen_by_whoever_maps_it() {
-        let site = ArenaSpec { pinning: None, node: None, backing: Backing::Memfd };
-        let ground = AddressRange::reserve(&site, 2, PAGE).unwrap();
-        let file = ground.region().shared_file().unwrap().try_clone_to_owned().unwrap();
-        let chunk = Chunk::make(&site, RangeAllocator::of(ground).take(2).unwrap(), None).unwrap();
+        let spec = ArenaSpec { pinning: None, node: None, backing: Backing::Memfd };
+        let addresses = AddressRange::reserve(&spec, 2, PAGE).unwrap();
+        let file = addresses.region().shared_file().unwrap().try_clone_to_owned().unwrap();
+        let chunk = Chunk::make(&spec, RangeAllocator::of(addresses).take(2).unwrap(), None).unwrap();
         let other = Region::map_shared(file).unwrap();
         let buffer = chunk.addresses().nth(1).unwrap();
         // SAFETY: the buffer belongs to this test.

@@ -18,12 +18,12 @@ pub(super) const LOOK_EVERY: usize = 32 << 20;
 
 impl Arena {
     /// How many buffers may be made in one piece now.
-    pub(super) fn room(&self, state: &State, terms: &LeaseLimits) -> usize {
-        let useful = terms.budget.min(state.wanted);
+    pub(super) fn room(&self, state: &State, limits: &LeaseLimits) -> usize {
+        let useful = limits.budget.min(state.wanted);
         let affordable = state.ceiling.max(MINIMUM);
         if state.buffers >= affordable && affordable < useful {
             let mib = |buffers: usize| (buffers * self.buffer_bytes) as f64 / f64::from(1 << 20);
-            terms.cut(|| {
+            limits.cut(|| {
                 format!(
                     "staging memory was held to {:.1} MiB of the {:.1} MiB that this load could use: {}",
                     mib(state.buffers),
@@ -36,26 +36,26 @@ impl Arena {
     }
 
     /// Where the next `buffers` buffers are to lie. All that the loads that run can use are reserved at once.
-    fn plot(&self, state: &mut State, buffers: usize, terms: &LeaseLimits) -> Result<ChunkRange> {
-        if let Some(plot) = state.plots.as_mut().and_then(|plots| plots.take(buffers)) {
-            return Ok(plot);
+    fn range(&self, state: &mut State, buffers: usize, limits: &LeaseLimits) -> Result<ChunkRange> {
+        if let Some(range) = state.ranges.as_mut().and_then(|ranges| ranges.take(buffers)) {
+            return Ok(range);
         }
-        let useful = terms.budget.min(state.wanted).saturating_sub(state.buffers - buffers).max(buffers);
-        let reserve = |buffers| AddressRange::reserve(&self.site, buffers, self.buffer_bytes);
+        let useful = limits.budget.min(state.wanted).saturating_sub(state.buffers - buffers).max(buffers);
+        let reserve = |buffers| AddressRange::reserve(&self.spec, buffers, self.buffer_bytes);
         // Where addresses are limited, as many as must be.
-        let mut plots = RangeAllocator::of(reserve(useful).or_else(|_| reserve(buffers))?);
-        let plot = plots.take(buffers);
-        state.plots = Some(plots);
-        plot.ok_or_else(|| Error::new(ErrorKind::Memory, "no staging memory was asked for"))
+        let mut ranges = RangeAllocator::of(reserve(useful).or_else(|_| reserve(buffers))?);
+        let range = ranges.take(buffers);
+        state.ranges = Some(ranges);
+        range.ok_or_else(|| Error::new(ErrorKind::Memory, "no staging memory was asked for"))
     }
 
     /// Touching and registering take milliseconds, so this is called without the lock.
-    pub(super) fn grow(&self, growth: Growth<'_>, terms: &LeaseLimits) -> Result<Option<BufferAddress>> {
-        let plot = self.plot(&mut lock(&self.state), growth.buffers, terms);
-        match plot.and_then(|plot| Chunk::make(&self.site, plot, terms.refusal())) {
+    pub(super) fn grow(&self, growth: Growth<'_>, limits: &LeaseLimits) -> Result<Option<BufferAddress>> {
+        let range = self.range(&mut lock(&self.state), growth.buffers, limits);
+        match range.and_then(|range| Chunk::make(&self.spec, range, limits.refusal())) {
             Ok(chunk) => {
                 if let Some(because) = chunk.unpinned_because() {
-                    terms.refuse(because);
+                    limits.refuse(because);
                 }
                 let mut state = lock(&self.state);
                 state.free.extend(chunk.addresses());
@@ -74,7 +74,7 @@ impl Arena {
                 // The buffers that there are will do.
                 state.ceiling = state.buffers;
                 state.bound = error.to_string();
-                let _ = self.room(&state, terms);
+                let _ = self.room(&state, limits);
                 Ok(None)
             }
         }

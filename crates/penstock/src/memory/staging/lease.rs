@@ -14,11 +14,11 @@ pub(super) struct LeaseLimits {
     pub(super) budget: usize,
     /// Buffers that this load can use at once.
     pub(super) wanted: usize,
-    notes: Mutex<Remarks>,
+    notes: Mutex<Notes>,
 }
 
 #[derive(Default)]
-struct Remarks {
+struct Notes {
     cut: Option<String>,
     unpinned_because: Option<String>,
 }
@@ -50,7 +50,7 @@ impl LeaseLimits {
 /// One load's use of an arena. It ends when the last of it is dropped, which must come after that of its buffers.
 pub struct Lease {
     arena: Arc<Arena>,
-    terms: LeaseLimits,
+    limits: LeaseLimits,
 }
 
 impl Lease {
@@ -59,15 +59,15 @@ impl Lease {
     pub fn begin(buffer_bytes: usize, budget: usize, wanted: usize, pinning: Arc<dyn Pinning>) -> Self {
         let arena = process::arena(buffer_bytes, pinning);
         let lease = Self::of(arena, budget, wanted);
-        let most = lease.terms.wanted.min(lease.terms.budget) * lease.arena.buffer_bytes();
+        let most = lease.limits.wanted.min(lease.limits.budget) * lease.arena.buffer_bytes();
         process::make_room(&lease.arena, budget.saturating_sub(most));
         lease
     }
 
     pub(super) fn of(arena: Arc<Arena>, budget: usize, wanted: usize) -> Self {
-        let terms = LeaseLimits::new(budget / arena.buffer_bytes(), wanted);
-        arena.join(&terms);
-        Self { arena, terms }
+        let limits = LeaseLimits::new(budget / arena.buffer_bytes(), wanted);
+        arena.join(&limits);
+        Self { arena, limits }
     }
 
     /// A buffer, if one is free or more may be made. May take as long as making a chunk takes.
@@ -75,7 +75,7 @@ impl Lease {
     /// # Errors
     /// `Memory` where the operating system refuses the arena's first memory.
     pub fn try_acquire(&self) -> Result<Option<StagingBuffer>> {
-        let address = self.arena.acquire(&self.terms)?;
+        let address = self.arena.acquire(&self.limits)?;
         Ok(address.map(|address| StagingBuffer { address, arena: Arc::clone(&self.arena) }))
     }
 
@@ -91,9 +91,9 @@ impl Lease {
 
     /// What the load's owner should know: memory that was short, memory that could not be pinned.
     pub fn notes(&self) -> Vec<String> {
-        let cut = lock(&self.terms.notes).cut.clone();
+        let cut = lock(&self.limits.notes).cut.clone();
         // Another load may have made memory that this one uses.
-        let unpinned = self.terms.refusal().or_else(|| self.usage().unpinned_because);
+        let unpinned = self.limits.refusal().or_else(|| self.usage().unpinned_because);
         cut.into_iter()
             .chain(unpinned.map(|because| format!("staging memory is not pinned: {because}")))
             .collect()
@@ -103,7 +103,7 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if self.arena.is_ours() {
-            self.arena.leave(&self.terms);
+            self.arena.leave(&self.limits);
         }
     }
 }

@@ -20,7 +20,7 @@ pub(super) type Watch = Box<dyn Fn() -> Option<Headroom> + Send + Sync>;
 pub struct Arena {
     pub(super) buffer_bytes: usize,
     pub(super) chunk_slots: usize,
-    pub(super) site: ArenaSpec,
+    pub(super) spec: ArenaSpec,
     pub(super) watch: Watch,
     owner: Owner,
     pub(super) state: Mutex<State>,
@@ -31,7 +31,7 @@ pub struct Arena {
 pub(super) struct State {
     pub(super) chunks: Vec<Chunk>,
     /// Where the next chunks will lie.
-    pub(super) plots: Option<RangeAllocator>,
+    pub(super) ranges: Option<RangeAllocator>,
     /// Most recently used last: its lines are likeliest still in the processor's cache.
     pub(super) free: Vec<BufferAddress>,
     /// Buffers that readers hold.
@@ -55,16 +55,16 @@ pub(super) struct State {
 }
 
 impl Arena {
-    pub(super) fn new(buffer_bytes: usize, site: ArenaSpec, watch: Watch) -> Self {
+    pub(super) fn new(buffer_bytes: usize, spec: ArenaSpec, watch: Watch) -> Self {
         Self {
             buffer_bytes,
             chunk_slots: CHUNK_BYTES.div_ceil(buffer_bytes),
-            site,
+            spec,
             watch,
             owner: Owner::current(),
             state: Mutex::new(State {
                 chunks: Vec::new(),
-                plots: None,
+                ranges: None,
                 free: Vec::new(),
                 taken: 0,
                 buffers: 0,
@@ -130,19 +130,19 @@ impl Arena {
         lock(&self.state).leases == 0
     }
 
-    /// A load begins that can use `terms.wanted` buffers.
-    pub(super) fn join(&self, terms: &LeaseLimits) {
+    /// A load begins that can use `limits.wanted` buffers.
+    pub(super) fn join(&self, limits: &LeaseLimits) {
         let mut state = lock(&self.state);
         let alone = state.leases == 0;
         state.leases += 1;
-        state.wanted += terms.wanted;
+        state.wanted += limits.wanted;
         // Before it grows, it looks; if it will not grow as far as can be seen, then not yet.
-        let will_grow = state.buffers < terms.budget.min(state.wanted);
+        let will_grow = state.buffers < limits.budget.min(state.wanted);
         state.unlooked = LOOK_EVERY;
         drop(state);
         if alone {
             // What an earlier load with a larger budget left.
-            self.give_back(terms.budget, |_| true);
+            self.give_back(limits.budget, |_| true);
         }
         if will_grow {
             self.look();
@@ -150,10 +150,10 @@ impl Arena {
     }
 
     /// A load has ended, with all of its buffers given back.
-    pub(super) fn leave(&self, terms: &LeaseLimits) {
+    pub(super) fn leave(&self, limits: &LeaseLimits) {
         let mut state = lock(&self.state);
         state.leases -= 1;
-        state.wanted -= terms.wanted;
+        state.wanted -= limits.wanted;
         let (last, held) = (state.leases == 0, state.buffers);
         drop(state);
         // Memory that could not be pinned has little worth; without it, the next load tries again.
@@ -168,7 +168,7 @@ impl Arena {
     ///
     /// # Errors
     /// `Memory` where the operating system refuses the arena's first memory; later it gets by with what there is.
-    pub(super) fn acquire(&self, terms: &LeaseLimits) -> Result<Option<BufferAddress>> {
+    pub(super) fn acquire(&self, limits: &LeaseLimits) -> Result<Option<BufferAddress>> {
         let mut state = lock(&self.state);
         loop {
             if let Some(address) = state.free.pop() {
@@ -183,7 +183,7 @@ impl Arena {
                 state.waiters -= 1;
                 continue;
             }
-            let buffers = self.room(&state, terms);
+            let buffers = self.room(&state, limits);
             if buffers == 0 {
                 return Ok(None);
             }
@@ -196,7 +196,7 @@ impl Arena {
                 state = lock(&self.state);
                 continue;
             }
-            return self.grow(growth, terms);
+            return self.grow(growth, limits);
         }
     }
 
@@ -240,7 +240,7 @@ impl Arena {
         drop(going);
         let mut state = lock(&self.state);
         state.buffers -= buffers;
-        let unused = if state.buffers == 0 { state.plots.take() } else { None };
+        let unused = if state.buffers == 0 { state.ranges.take() } else { None };
         drop(state);
         drop(unused);
         bytes

@@ -36,9 +36,9 @@ pub(super) fn arena(buffer_bytes: usize, pinning: Arc<dyn Pinning>) -> Arc<Arena
 
 fn find_or_make(arenas: &mut HashMap<Key, Arc<Arena>>, key: Key, pinning: Arc<dyn Pinning>) -> Arc<Arena> {
     let make = || {
-        let site = ArenaSpec { pinning: Some(pinning), node: key.node, backing: Backing::Anonymous };
+        let spec = ArenaSpec { pinning: Some(pinning), node: key.node, backing: Backing::Anonymous };
         let observer = Observer::new(Path::new("/"));
-        Arc::new(Arena::new(key.buffer_bytes, site, Box::new(move || observer.look())))
+        Arc::new(Arena::new(key.buffer_bytes, spec, Box::new(move || observer.look())))
     };
     Arc::clone(arenas.entry(key).or_insert_with(make))
 }

@@ -67,7 +67,7 @@ impl Bench {
     fn of(buffer_bytes: usize, chunk_slots: usize) -> Self {
         let pinning = Arc::new(Counting::default());
         let (spare_slots, pressure) = (Arc::new(AtomicU64::new(1 << 30)), Arc::new(AtomicU64::new(0)));
-        let site = ArenaSpec {
+        let spec = ArenaSpec {
             pinning: Some(Arc::clone(&pinning) as _),
             node: Some(0),
             backing: Backing::Anonymous,
@@ -80,7 +80,7 @@ impl Bench {
                 pressure: waits.load(SeqCst) as f64,
             })
         });
-        let arena = Arc::new(Arena::new(buffer_bytes, site, watch).with_chunks_of(chunk_slots));
+        let arena = Arc::new(Arena::new(buffer_bytes, spec, watch).with_chunks_of(chunk_slots));
         Self { arena, pinning, spare_slots, pressure }
     }
 
