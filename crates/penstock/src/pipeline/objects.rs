@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::queue::Kind;
+use super::queue::ReadKind;
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use crate::plan::Block;
@@ -60,10 +60,10 @@ impl Objects {
 
     /// What [`Objects::is_cached`] said of a block that is now read as work of that kind, so that its object need not
     /// find out again.
-    pub(super) fn was_cached(&self, block: &Block, kind: Kind) -> Option<bool> {
+    pub(super) fn was_cached(&self, block: &Block, kind: ReadKind) -> Option<bool> {
         match kind {
-            Kind::Copy => Some(true),
-            Kind::Fetch => (!self.silent[block.object as usize].load(Ordering::Relaxed)).then_some(false),
+            ReadKind::Copy => Some(true),
+            ReadKind::Fetch => (!self.silent[block.object as usize].load(Ordering::Relaxed)).then_some(false),
         }
     }
 

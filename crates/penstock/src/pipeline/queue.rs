@@ -23,7 +23,7 @@ const PROBE_BLOCKS: usize = 16;
 
 /// What kind of work a block is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ReadKind {
     Copy,
     Fetch,
 }
@@ -37,8 +37,8 @@ pub(super) struct Room {
 
 /// What a reader finds.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Found {
-    Block(usize, Kind),
+pub(super) enum Next {
+    Block(usize, ReadKind),
     /// First look at these blocks, and say what kind of work they are with [`Queue::enqueue`].
     Probe(Range<usize>),
     /// The next blocks lack destinations.
@@ -97,9 +97,9 @@ impl Queue {
     }
 
     /// What a reader should do next that fetched the block `after` just now, if it did.
-    pub(super) fn take(&mut self, room: Room, after: Option<usize>) -> Found {
+    pub(super) fn take(&mut self, room: Room, after: Option<usize>) -> Next {
         if self.is_over() {
-            return Found::Over;
+            return Next::Over;
         }
         let fetches = self.to_fetch.under_way() < room.fetches;
         let copies = self.copying < room.copies;
@@ -108,17 +108,17 @@ impl Queue {
             return self.probe();
         }
         if fetches && let Some(block) = self.to_fetch.take(after) {
-            return self.found(block, Kind::Fetch);
+            return self.found(block, ReadKind::Fetch);
         }
         if self.should_probe(room) {
             return self.probe();
         }
         if copies && let Some(block) = self.to_copy.pop_front() {
             self.copying += 1;
-            return self.found(block, Kind::Copy);
+            return self.found(block, ReadKind::Copy);
         }
         let all_taken = self.taken == self.ready;
-        if all_taken { Found::NotYet } else { Found::Enough }
+        if all_taken { Next::NotYet } else { Next::Enough }
     }
 
     /// Whether a reader should look further. Where there is room for a fetch, perhaps one comes soon: then one reader at a
@@ -129,29 +129,29 @@ impl Queue {
         self.probed < self.ready && (nothing_to_copy || (fetches && self.probing == 0))
     }
 
-    fn probe(&mut self) -> Found {
+    fn probe(&mut self) -> Next {
         let range = self.probed..self.ready.min(self.probed + PROBE_BLOCKS);
         self.probed = range.end;
         self.probing += 1;
-        Found::Probe(range)
+        Next::Probe(range)
     }
 
     /// Puts blocks that a reader has looked at in their lines.
-    pub(super) fn enqueue(&mut self, kinds: impl IntoIterator<Item = (usize, Kind)>) {
+    pub(super) fn enqueue(&mut self, kinds: impl IntoIterator<Item = (usize, ReadKind)>) {
         self.probing -= 1;
         for (block, kind) in kinds {
             match kind {
-                Kind::Copy => self.to_copy.push_back(block),
-                Kind::Fetch => self.to_fetch.add(block),
+                ReadKind::Copy => self.to_copy.push_back(block),
+                ReadKind::Fetch => self.to_fetch.add(block),
             }
         }
     }
 
     /// A reader has ended its work on a block.
-    pub(super) fn done(&mut self, block: usize, kind: Kind) {
+    pub(super) fn done(&mut self, block: usize, kind: ReadKind) {
         match kind {
-            Kind::Copy => self.copying -= 1,
-            Kind::Fetch => self.to_fetch.done(block),
+            ReadKind::Copy => self.copying -= 1,
+            ReadKind::Fetch => self.to_fetch.done(block),
         }
     }
 
@@ -164,10 +164,10 @@ impl Queue {
             || self.should_probe(room)
     }
 
-    fn found(&mut self, block: usize, kind: Kind) -> Found {
+    fn found(&mut self, block: usize, kind: ReadKind) -> Next {
         self.taken += 1;
         self.most_at_work = self.most_at_work.max(self.copying + self.to_fetch.under_way());
-        Found::Block(block, kind)
+        Next::Block(block, kind)
     }
 }
 
@@ -186,11 +186,11 @@ mod tests {
     }
 
     /// What a reader finds, having looked where it was told to.
-    fn take(queue: &mut Queue, room: Room, cached: impl Fn(usize) -> bool) -> Found {
+    fn take(queue: &mut Queue, room: Room, cached: impl Fn(usize) -> bool) -> Next {
         loop {
             match queue.take(room, None) {
-                Found::Probe(range) => {
-                    let kind = |block| if cached(block) { Kind::Copy } else { Kind::Fetch };
+                Next::Probe(range) => {
+                    let kind = |block| if cached(block) { ReadKind::Copy } else { ReadKind::Fetch };
                     queue.enqueue(range.map(|block| (block, kind(block))));
                 }
                 found => return found,
@@ -202,26 +202,26 @@ mod tests {
     fn what_must_be_fetched_goes_first_though_it_comes_later() {
         let mut queue = queue(12);
         let cached = |block: usize| block < 10;
-        assert_eq!(take(&mut queue, ROOM, cached), Found::Block(10, Kind::Fetch));
-        assert_eq!(take(&mut queue, ROOM, cached), Found::Block(11, Kind::Fetch));
-        assert_eq!(take(&mut queue, ROOM, cached), Found::Block(0, Kind::Copy));
-        assert_eq!(take(&mut queue, ROOM, cached), Found::Block(1, Kind::Copy));
-        assert_eq!(take(&mut queue, ROOM, cached), Found::Enough);
-        queue.done(10, Kind::Fetch);
-        assert_eq!(take(&mut queue, ROOM, cached), Found::Enough);
-        queue.done(0, Kind::Copy);
-        assert_eq!(take(&mut queue, ROOM, cached), Found::Block(2, Kind::Copy));
+        assert_eq!(take(&mut queue, ROOM, cached), Next::Block(10, ReadKind::Fetch));
+        assert_eq!(take(&mut queue, ROOM, cached), Next::Block(11, ReadKind::Fetch));
+        assert_eq!(take(&mut queue, ROOM, cached), Next::Block(0, ReadKind::Copy));
+        assert_eq!(take(&mut queue, ROOM, cached), Next::Block(1, ReadKind::Copy));
+        assert_eq!(take(&mut queue, ROOM, cached), Next::Enough);
+        queue.done(10, ReadKind::Fetch);
+        assert_eq!(take(&mut queue, ROOM, cached), Next::Enough);
+        queue.done(0, ReadKind::Copy);
+        assert_eq!(take(&mut queue, ROOM, cached), Next::Block(2, ReadKind::Copy));
     }
 
     #[test]
     fn while_one_reader_looks_others_copy_what_is_known_and_look_on_when_there_is_nothing() {
         let mut queue = queue(100);
-        assert_eq!(queue.take(ROOM, None), Found::Probe(0..16));
-        assert_eq!(queue.take(ROOM, None), Found::Probe(16..32));
-        queue.enqueue((0..16).map(|block| (block, Kind::Copy)));
-        assert_eq!(queue.take(ROOM, None), Found::Block(0, Kind::Copy));
-        queue.enqueue((16..32).map(|block| (block, Kind::Copy)));
-        assert_eq!(queue.take(ROOM, None), Found::Probe(32..48));
+        assert_eq!(queue.take(ROOM, None), Next::Probe(0..16));
+        assert_eq!(queue.take(ROOM, None), Next::Probe(16..32));
+        queue.enqueue((0..16).map(|block| (block, ReadKind::Copy)));
+        assert_eq!(queue.take(ROOM, None), Next::Block(0, ReadKind::Copy));
+        queue.enqueue((16..32).map(|block| (block, ReadKind::Copy)));
+        assert_eq!(queue.take(ROOM, None), Next::Probe(32..48));
     }
 
     #[test]
@@ -229,23 +229,23 @@ mod tests {
         let mut queue = Queue::new(100, true);
         queue.set_ready(100);
         let nothing_cached = |_| false;
-        assert_eq!(take(&mut queue, ROOM, nothing_cached), Found::Block(0, Kind::Fetch));
-        assert_eq!(take(&mut queue, ROOM, nothing_cached), Found::Block(50, Kind::Fetch));
-        queue.done(50, Kind::Fetch);
-        assert_eq!(queue.take(ROOM, Some(50)), Found::Block(51, Kind::Fetch));
+        assert_eq!(take(&mut queue, ROOM, nothing_cached), Next::Block(0, ReadKind::Fetch));
+        assert_eq!(take(&mut queue, ROOM, nothing_cached), Next::Block(50, ReadKind::Fetch));
+        queue.done(50, ReadKind::Fetch);
+        assert_eq!(queue.take(ROOM, Some(50)), Next::Block(51, ReadKind::Fetch));
     }
 
     #[test]
     fn blocks_wait_for_their_destinations() {
         let mut queue = Queue::new(2, false);
-        assert_eq!(queue.take(ROOM, None), Found::NotYet);
+        assert_eq!(queue.take(ROOM, None), Next::NotYet);
         queue.set_ready(1);
         assert!(queue.wants_more(ROOM));
-        assert_eq!(take(&mut queue, ROOM, |_| true), Found::Block(0, Kind::Copy));
-        assert_eq!(queue.take(ROOM, None), Found::NotYet);
+        assert_eq!(take(&mut queue, ROOM, |_| true), Next::Block(0, ReadKind::Copy));
+        assert_eq!(queue.take(ROOM, None), Next::NotYet);
         queue.set_ready(2);
-        assert_eq!(take(&mut queue, ROOM, |_| false), Found::Block(1, Kind::Fetch));
-        assert_eq!(queue.take(ROOM, None), Found::Over);
+        assert_eq!(take(&mut queue, ROOM, |_| false), Next::Block(1, ReadKind::Fetch));
+        assert_eq!(queue.take(ROOM, None), Next::Over);
     }
 
     proptest! {
@@ -262,7 +262,7 @@ mod tests {
             let mut taken = vec![false; cached.len()];
             let (mut at_work, mut probing) = (Vec::new(), Vec::new());
             let mut ready = 0;
-            let kind = |block: usize| (block, if cached[block] { Kind::Copy } else { Kind::Fetch });
+            let kind = |block: usize| (block, if cached[block] { ReadKind::Copy } else { ReadKind::Fetch });
             for choice in choices {
                 if choice % 4 == 0 {
                     ready = (ready + usize::from(choice / 4)).min(cached.len());
@@ -270,24 +270,24 @@ mod tests {
                 }
                 let wanted = queue.wants_more(room);
                 match queue.take(room, None) {
-                    Found::Block(block, found) => {
+                    Next::Block(block, found) => {
                         prop_assert!(wanted && block < ready && !std::mem::replace(&mut taken[block], true));
                         prop_assert_eq!(found, kind(block).1);
                         at_work.push((block, found));
                     }
-                    Found::Probe(range) => {
+                    Next::Probe(range) => {
                         prop_assert!(wanted && range.end <= ready);
                         probing.push(range);
                     }
-                    Found::Over => prop_assert!(taken.iter().all(|taken| *taken)),
-                    Found::NotYet => prop_assert!(!wanted && taken[..ready].iter().all(|taken| *taken)),
-                    Found::Enough => {
+                    Next::Over => prop_assert!(taken.iter().all(|taken| *taken)),
+                    Next::NotYet => prop_assert!(!wanted && taken[..ready].iter().all(|taken| *taken)),
+                    Next::Enough => {
                         prop_assert!(!wanted);
                         prop_assert!(!at_work.is_empty() || !probing.is_empty());
                     }
                 }
-                for kind in [Kind::Copy, Kind::Fetch] {
-                    let room = if kind == Kind::Copy { copies } else { fetches };
+                for kind in [ReadKind::Copy, ReadKind::Fetch] {
+                    let room = if kind == ReadKind::Copy { copies } else { fetches };
                     prop_assert!(at_work.iter().filter(|at| at.1 == kind).count() <= room);
                 }
                 if choice % 3 == 0 && !at_work.is_empty() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::landing::{Destinations, Fetched, Timing, fetch, land, requests, to_host};
-use super::queue::Kind;
+use super::queue::ReadKind;
 use super::shared::{Shared, Take};
 use crate::device::{CopyEvent, CopyRegion, CopyStream, Device};
 use crate::error::{Error, Result};
@@ -33,11 +33,11 @@ impl ReaderStats {
     }
 
     /// Says that a block of this kind is begun, in this thread.
-    fn begins(&mut self, shared: &Shared, block: &Block, kind: Kind) {
+    fn begins(&mut self, shared: &Shared, block: &Block, kind: ReadKind) {
         self.cx.cached = shared.objects.was_cached(block, kind);
     }
 
-    fn spent(&mut self, shared: &Arc<Shared>, block: &Block, kind: Kind, spent: &Timing) {
+    fn spent(&mut self, shared: &Arc<Shared>, block: &Block, kind: ReadKind, spent: &Timing) {
         if self.cx.throttled > self.stats.throttled {
             self.stats.throttled = self.cx.throttled;
             shared.on_throttle();
@@ -45,8 +45,8 @@ impl ReaderStats {
         self.stats.reading += spent.reading;
         self.stats.copying += spent.copying;
         match kind {
-            Kind::Copy => self.stats.cached_reading += spent.reading,
-            Kind::Fetch => shared.fetched(block, spent.reading),
+            ReadKind::Copy => self.stats.cached_reading += spent.reading,
+            ReadKind::Fetch => shared.fetched(block, spent.reading),
         }
     }
 
@@ -99,7 +99,7 @@ impl HostReader {
         Ok(())
     }
 
-    fn block(&mut self, shared: &Arc<Shared>, index: usize, kind: Kind) -> Result<()> {
+    fn block(&mut self, shared: &Arc<Shared>, index: usize, kind: ReadKind) -> Result<()> {
         let block = &shared.plan.blocks()[index];
         self.account.begins(shared, block, kind);
         let object = shared.objects.get(block.object)?;
@@ -207,7 +207,7 @@ impl DeviceReader {
         Ok(())
     }
 
-    fn block(&mut self, shared: &Arc<Shared>, index: usize, kind: Kind) -> Result<()> {
+    fn block(&mut self, shared: &Arc<Shared>, index: usize, kind: ReadKind) -> Result<()> {
         let block = &shared.plan.blocks()[index];
         self.account.begins(shared, block, kind);
         let object = shared.objects.get(block.object)?;
@@ -246,7 +246,7 @@ impl DeviceReader {
         };
         let request = shared.request_bytes();
         let copied = match (&mut buffer, &pinned) {
-            (Some(buffer), _) if kind == Kind::Fetch && way.goes_in_parts(block, request, buffer) => {
+            (Some(buffer), _) if kind == ReadKind::Fetch && way.goes_in_parts(block, request, buffer) => {
                 way.copy_pipelined(block, request, buffer).map(|spent| (spent, None))
             }
             (Some(buffer), _) => {

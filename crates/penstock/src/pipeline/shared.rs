@@ -9,7 +9,7 @@ use crossbeam_channel::Sender;
 
 use super::landing::Destinations;
 use super::objects::Objects;
-use super::queue::{Found, Kind, Queue, Room};
+use super::queue::{Next, Queue, ReadKind, Room};
 use super::reader_pool::ReaderPool;
 use super::sampler::ThroughputSampler;
 use crate::checkpoint::Checkpoint;
@@ -73,7 +73,7 @@ impl Work {
 /// What a reader is to do.
 pub(super) enum Take {
     /// Bring in this block.
-    Block(usize, Kind),
+    Block(usize, ReadKind),
     /// Wait for work.
     Nothing,
     /// End.
@@ -170,19 +170,19 @@ impl Shared {
     }
 
     /// What a reader is to do next, having ended its work on the block `done`.
-    pub(super) fn take(&self, done: Option<(usize, Kind)>) -> Take {
+    pub(super) fn take(&self, done: Option<(usize, ReadKind)>) -> Take {
         let mut work = lock(&self.work);
         let mut after = None;
         if let Some((block, kind)) = done {
             work.queue.done(block, kind);
-            after = (kind == Kind::Fetch).then_some(block);
+            after = (kind == ReadKind::Fetch).then_some(block);
         }
         loop {
             if self.is_cancelled() {
                 return Take::Over;
             }
             match work.queue.take(self.room(), after) {
-                Found::Block(block, kind) => {
+                Next::Block(block, kind) => {
                     if work.queue.is_over() {
                         self.wake.notify_all();
                     } else {
@@ -190,7 +190,7 @@ impl Shared {
                     }
                     return Take::Block(block, kind);
                 }
-                Found::Probe(blocks) => {
+                Next::Probe(blocks) => {
                     // Another may look on meanwhile, or copy.
                     self.wake_one(&work);
                     drop(work);
@@ -198,12 +198,12 @@ impl Shared {
                     work = lock(&self.work);
                     work.queue.enqueue(kinds);
                 }
-                Found::NotYet => {
+                Next::NotYet => {
                     work.starved_since.get_or_insert_with(Instant::now);
                     return Take::Nothing;
                 }
-                Found::Enough => return Take::Nothing,
-                Found::Over => return Take::Over,
+                Next::Enough => return Take::Nothing,
+                Next::Over => return Take::Over,
             }
         }
     }
@@ -229,12 +229,12 @@ impl Shared {
         Room { copies: self.copies, fetches: self.sampler.active() }
     }
 
-    fn classify(&self, block: usize) -> Kind {
+    fn classify(&self, block: usize) -> ReadKind {
         let block = &self.plan.blocks()[block];
         // What the store cannot tell is fetched, and so is what cannot be opened: its reader meets the failure again.
         match self.objects.is_cached(block) {
-            Some(true) => Kind::Copy,
-            _ => Kind::Fetch,
+            Some(true) => ReadKind::Copy,
+            _ => ReadKind::Fetch,
         }
     }
 
