@@ -160,14 +160,14 @@ fn check_read(object: &dyn Object, bytes: &[u8], offset: usize, len: usize, shif
     assert!(after[..shift].iter().chain(&after[shift + len..]).all(|byte| *byte == 0xA5), "written outside");
 }
 
-fn check_slot(object: &dyn Object, bytes: &[u8], offset: usize, len: usize) {
+fn check_buffer(object: &dyn Object, bytes: &[u8], offset: usize, len: usize) {
     let mut region = Region::reserve(len + ALIGNMENT_PADDING).unwrap();
     let range = offset as u64..(offset + len) as u64;
     let start = object.read_to_staging(range, region.window(), &mut ReadContext::default()).unwrap();
     let window = region.window();
     // SAFETY: the store says that it filled these bytes.
     let filled = unsafe { window.assume_filled(start, len) };
-    assert!(filled == &bytes[offset..offset + len], "slot {offset}..+{len}");
+    assert!(filled == &bytes[offset..offset + len], "buffer {offset}..+{len}");
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn reads_at_the_edges_of_pages_and_of_the_object_are_exact() {
                 place.forget_pages(&location);
                 check_read(object.as_ref(), &bytes, offset, len, shift);
             }
-            check_slot(object.as_ref(), &bytes, offset, len);
+            check_buffer(object.as_ref(), &bytes, offset, len);
         }
     }
 }
@@ -208,7 +208,7 @@ fn an_object_larger_than_any_buffer_inside_is_read_whole() {
         place.forget_pages(&location);
         check_read(object.as_ref(), &bytes, 3, bytes.len() - 5, 1);
         check_read(object.as_ref(), &bytes, 0, bytes.len(), 0);
-        check_slot(object.as_ref(), &bytes, 7, bytes.len() - 9);
+        check_buffer(object.as_ref(), &bytes, 7, bytes.len() - 9);
     }
 }
 
@@ -222,7 +222,7 @@ proptest! {
             let object = place.store.open(&place.put("object", &bytes)).unwrap();
             let len = len.min(bytes.len() - offset);
             check_read(object.as_ref(), &bytes, offset, len, shift);
-            check_slot(object.as_ref(), &bytes, offset, len);
+            check_buffer(object.as_ref(), &bytes, offset, len);
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::store::{ALIGNMENT_PADDING, Object, ReadContext};
 /// the processor's cache by the time the device reads them.
 pub(super) const DEPTH: usize = 2;
 /// How often a reader that waits for a buffer looks whether the load was cancelled.
-const SLOT_WAIT: Duration = Duration::from_millis(20);
+const BUFFER_WAIT: Duration = Duration::from_millis(20);
 
 /// What every reader keeps, whatever it reads to: scratch for its store and its own counts.
 struct ReaderStats {
@@ -304,7 +304,7 @@ impl DeviceReader {
                 if shared.is_cancelled() {
                     return Ok(None);
                 }
-                self.staging.wait(SLOT_WAIT);
+                self.staging.wait(BUFFER_WAIT);
             } else {
                 self.wait_first(shared)?;
             }

@@ -166,7 +166,7 @@ pub trait Object: Send + Sync {
     }
 
     /// The bytes of `range`, where they lie in pinned host memory already: then a load to a device copies them from there,
-    /// and neither reads nor takes a staging buffer for them.
+    /// and neither reads nor takes a staging buffer for them. Reading them into host memory is expected to be a copy too.
     fn pinned(&self, _range: &Range<u64>) -> Option<PinnedSpan> {
         None
     }

@@ -23,7 +23,7 @@ pub struct Control {
     pub block_from: AtomicUsize,
     /// How long every read takes at least.
     pub delay_us: AtomicU64,
-    /// Whether reads come in small pieces, and to an odd place of a slot.
+    /// Whether reads come in small pieces, and to an odd place of a buffer.
     pub piecemeal: AtomicBool,
     /// Whether objects cannot tell what of them is cached.
     pub silent: AtomicBool,

@@ -32,7 +32,7 @@ use simulated_device::SimulatedDevice;
 const LONG: Duration = Duration::from_secs(30);
 const KIB: u64 = 1 << 10;
 
-/// Threads, files and slots are the process's, so one test at a time counts them.
+/// Threads, files and buffers are the process's, so one test at a time counts them.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -316,7 +316,7 @@ fn nothing_remains(model: &Model, target: &LoadTarget) {
     // A thread that was joined leaves the list of threads a moment later.
     eventually("threads have ended", || threads() == 0);
     assert_eq!(open_files(model), 0, "files are open");
-    assert_eq!(Arena::usage_all().buffers_taken, 0, "slots are taken");
+    assert_eq!(Arena::usage_all().buffers_taken, 0, "buffers are taken");
     if let LoadTarget::Device(device, _) = target {
         let account = &device.account;
         assert_eq!(account.streams.load(SeqCst), 0, "streams remain");
@@ -803,7 +803,7 @@ fn dropping_a_load_half_way_ends_it_at_once_and_leaves_nothing() {
 }
 
 #[test]
-fn dropping_a_load_that_waits_for_destinations_or_slots_ends_it_at_once() {
+fn dropping_a_load_that_waits_for_destinations_or_buffers_ends_it_at_once() {
     let _alone = alone();
     let model = Model::new();
     let target = LoadTarget::Device(SimulatedDevice::new(), 1);

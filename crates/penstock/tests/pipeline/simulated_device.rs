@@ -1,5 +1,5 @@
 //! A device made of ordinary memory, whose copies are executed late, by another thread, from wherever the bytes lie
-//! by then: a slot that is reused or freed too early makes wrong bytes.
+//! by then: a buffer that is reused or freed too early makes wrong bytes.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};

@@ -15,7 +15,7 @@ use super::{KIB, Load, LoadTarget, Model, alone, load, nothing_remains};
 use crate::simulated_device::SimulatedDevice;
 
 #[test]
-fn many_readers_get_by_with_one_slot() {
+fn many_readers_get_by_with_one_buffer() {
     let _alone = alone();
     let model = Model::new();
     let target = LoadTarget::Device(SimulatedDevice::new(), 1);
@@ -59,14 +59,14 @@ fn memory_that_cannot_be_registered_is_used_and_noted() {
     assert!(!stats.pinned && stats.notes.iter().any(|note| note.contains("RLIMIT_MEMLOCK")), "{stats:?}");
 }
 
-/// Settings with requests that are smaller than blocks of 64 KiB, and two of which fit into their slots.
+/// Settings with requests that are smaller than blocks of 64 KiB, and two of which fit into their buffers.
 fn small_requests() -> Settings {
     let usual = Settings::choose(&Config::default(), &Storage::unknown(), true);
     Settings { request_bytes: 16 * KIB, ..usual }
 }
 
 #[test]
-fn blocks_are_fetched_by_requests_that_take_turns_in_one_slot() {
+fn blocks_are_fetched_by_requests_that_take_turns_in_one_buffer() {
     let _alone = alone();
     // Not from the page cache: what is there is copied a block at a time.
     let model = Model::cached_as(CachePolicy::Bypass);
@@ -131,7 +131,7 @@ fn a_load_makes_no_more_than_its_readers_and_its_blocks_can_use() {
         let target = LoadTarget::Device(Arc::clone(&device), 512 << 20);
         load(&model, &plan, &target, readers);
         let buffers = Arena::usage_all().buffers;
-        assert!((1..=at_most).contains(&buffers), "{buffers} slots for {readers} readers");
+        assert!((1..=at_most).contains(&buffers), "{buffers} buffers for {readers} readers");
         load(&model, &plan, &target, readers);
         assert!(Arena::usage_all().buffers <= at_most, "a later load uses the same");
     }
@@ -156,7 +156,7 @@ fn a_later_load_tries_again_to_register_memory() {
 }
 
 #[test]
-fn however_a_load_ends_its_slots_are_back_and_nothing_stays_registered_on_request() {
+fn however_a_load_ends_its_buffers_are_back_and_nothing_stays_registered_on_request() {
     let _alone = alone();
     let model = Model::new();
     for ending in

@@ -201,7 +201,7 @@ mod tests {
     use crate::memory::PAGE;
 
     #[test]
-    fn the_slots_of_a_chunk_lie_beside_each_other_and_are_its_own() {
+    fn the_buffers_of_a_chunk_lie_beside_each_other_and_are_its_own() {
         let spec = ArenaSpec { pinning: None, node: None, backing: Backing::Anonymous };
         let addresses = AddressRange::reserve(&spec, 4, PAGE).unwrap();
         let start = addresses.region().as_ptr().addr();
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slots_of_a_memfd_are_seen_by_whoever_maps_it() {
+    fn the_buffers_of_a_memfd_are_seen_by_whoever_maps_it() {
         let spec = ArenaSpec { pinning: None, node: None, backing: Backing::Memfd };
         let addresses = AddressRange::reserve(&spec, 2, PAGE).unwrap();
         let file = addresses.region().shared_file().unwrap().try_clone_to_owned().unwrap();

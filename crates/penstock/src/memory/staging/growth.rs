@@ -32,7 +32,7 @@ impl Arena {
                 )
             });
         }
-        useful.min(affordable).saturating_sub(state.buffers).min(self.chunk_slots)
+        useful.min(affordable).saturating_sub(state.buffers).min(self.chunk_buffers)
     }
 
     /// Where the next `buffers` buffers are to lie. All that the loads that run can use are reserved at once.

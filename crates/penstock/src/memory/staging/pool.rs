@@ -19,7 +19,7 @@ pub(super) type Watch = Box<dyn Fn() -> Option<Headroom> + Send + Sync>;
 /// Staging buffers of one size, shared by all loads of the process that use that size and kind of device.
 pub struct Arena {
     pub(super) buffer_bytes: usize,
-    pub(super) chunk_slots: usize,
+    pub(super) chunk_buffers: usize,
     pub(super) spec: ArenaSpec,
     pub(super) watch: Watch,
     owner: Owner,
@@ -58,7 +58,7 @@ impl Arena {
     pub(super) fn new(buffer_bytes: usize, spec: ArenaSpec, watch: Watch) -> Self {
         Self {
             buffer_bytes,
-            chunk_slots: CHUNK_BYTES.div_ceil(buffer_bytes),
+            chunk_buffers: CHUNK_BYTES.div_ceil(buffer_bytes),
             spec,
             watch,
             owner: Owner::current(),
@@ -84,7 +84,7 @@ impl Arena {
 
     #[cfg(test)]
     pub(super) fn with_chunks_of(mut self, buffers: usize) -> Self {
-        self.chunk_slots = buffers;
+        self.chunk_buffers = buffers;
         self
     }
 

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arena_is_shared_by_slots_of_one_size_one_kind_of_device_and_one_node() {
+    fn an_arena_is_shared_by_buffers_of_one_size_one_kind_of_device_and_one_node() {
         let mut arenas = HashMap::new();
         let mut find = |buffer_bytes, family, node| {
             find_or_make(&mut arenas, Key { buffer_bytes, family, node }, Arc::new(Plugged(family)))
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_whole_pages_and_the_process_has_one_arena_for_them() {
+    fn buffers_are_whole_pages_and_the_process_has_one_arena_for_them() {
         let one = arena(123 * PAGE, Arc::new(Plugged("whole pages")));
         assert!(Arc::ptr_eq(&one, &arena(123 * PAGE - 1, Arc::new(Plugged("whole pages")))));
         assert_eq!(one.buffer_bytes(), 123 * PAGE);

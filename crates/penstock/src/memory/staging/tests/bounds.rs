@@ -8,7 +8,7 @@ use crate::error::ErrorKind;
 use crate::memory::{PAGE, StagingBuffer};
 
 #[test]
-fn the_budget_bounds_the_slots_and_dropped_ones_are_reused() {
+fn the_budget_bounds_the_buffers_and_dropped_ones_are_reused() {
     let bench = Bench::new();
     let load = bench.load(6, 100);
     let mut held = all(&load);
@@ -21,7 +21,7 @@ fn the_budget_bounds_the_slots_and_dropped_ones_are_reused() {
 }
 
 #[test]
-fn a_budget_below_one_slot_still_allows_one() {
+fn a_budget_below_one_buffer_still_allows_one() {
     let bench = Bench::new();
     assert_eq!(all(&bench.load(0, 0)).len(), 1);
 }

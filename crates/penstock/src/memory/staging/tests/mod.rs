@@ -55,7 +55,7 @@ impl Pinning for Counting {
 struct Bench {
     arena: Arc<Arena>,
     pinning: Arc<Counting>,
-    spare_slots: Arc<AtomicU64>,
+    spare_buffers: Arc<AtomicU64>,
     pressure: Arc<AtomicU64>,
 }
 
@@ -64,15 +64,15 @@ impl Bench {
         Self::of(PAGE, 4)
     }
 
-    fn of(buffer_bytes: usize, chunk_slots: usize) -> Self {
+    fn of(buffer_bytes: usize, chunk_buffers: usize) -> Self {
         let pinning = Arc::new(Counting::default());
-        let (spare_slots, pressure) = (Arc::new(AtomicU64::new(1 << 30)), Arc::new(AtomicU64::new(0)));
+        let (spare_buffers, pressure) = (Arc::new(AtomicU64::new(1 << 30)), Arc::new(AtomicU64::new(0)));
         let spec = ArenaSpec {
             pinning: Some(Arc::clone(&pinning) as _),
             node: Some(0),
             backing: Backing::Anonymous,
         };
-        let (spare, waits) = (Arc::clone(&spare_slots), Arc::clone(&pressure));
+        let (spare, waits) = (Arc::clone(&spare_buffers), Arc::clone(&pressure));
         let watch = Box::new(move || {
             Some(Headroom {
                 bytes: spare.load(SeqCst).saturating_mul(buffer_bytes as u64),
@@ -80,8 +80,8 @@ impl Bench {
                 pressure: waits.load(SeqCst) as f64,
             })
         });
-        let arena = Arc::new(Arena::new(buffer_bytes, spec, watch).with_chunks_of(chunk_slots));
-        Self { arena, pinning, spare_slots, pressure }
+        let arena = Arc::new(Arena::new(buffer_bytes, spec, watch).with_chunks_of(chunk_buffers));
+        Self { arena, pinning, spare_buffers, pressure }
     }
 
     /// A load that can use `wanted` buffers of a budget of `budget` buffers.

@@ -72,7 +72,7 @@ impl User<'_> {
             Step::Release => {
                 self.bench.release();
             }
-            Step::Spare(buffers) => self.bench.spare_slots.store(*buffers, SeqCst),
+            Step::Spare(buffers) => self.bench.spare_buffers.store(*buffers, SeqCst),
         }
     }
 }
@@ -81,7 +81,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn one_user_s_slots_are_counted_exactly_and_given_whenever_there_is_room(
+    fn one_user_s_buffers_are_counted_exactly_and_given_whenever_there_is_room(
         steps in proptest::collection::vec(step(), 0..60)
     ) {
         let bench = Bench::new();
@@ -119,7 +119,7 @@ proptest! {
     }
 
     #[test]
-    fn several_users_never_share_a_slot_never_lose_one_and_stay_within_the_largest_budget(
+    fn several_users_never_share_a_buffer_never_lose_one_and_stay_within_the_largest_budget(
         steps in proptest::collection::vec(proptest::collection::vec(step(), 0..40), 2..5)
     ) {
         let bench = Bench::new();

@@ -66,7 +66,7 @@ fn pinned_chunks_stay_where_later_ones_were_refused() {
 #[test]
 fn an_arena_takes_no_more_than_a_quarter_of_what_is_to_spare_and_says_so() {
     let bench = Bench::new();
-    bench.spare_slots.store(40, SeqCst);
+    bench.spare_buffers.store(40, SeqCst);
     let load = bench.load(100, 64);
     assert_eq!(all(&load).len(), 10);
     let notes = load.notes();
@@ -78,7 +78,7 @@ fn an_arena_takes_no_more_than_a_quarter_of_what_is_to_spare_and_says_so() {
     );
     drop(load);
     // What it holds counts as its own: the next load gets the same.
-    bench.spare_slots.store(30, SeqCst);
+    bench.spare_buffers.store(30, SeqCst);
     assert_eq!(all(&bench.load(100, 64)).len(), 10);
     let unhindered = bench.load(100, 8);
     drop(all(&unhindered));
@@ -86,10 +86,10 @@ fn an_arena_takes_no_more_than_a_quarter_of_what_is_to_spare_and_says_so() {
 }
 
 #[test]
-fn a_load_gets_two_slots_however_little_there_is_and_one_where_the_budget_says_so() {
+fn a_load_gets_two_buffers_however_little_there_is_and_one_where_the_budget_says_so() {
     for (budget, buffers) in [(100, 2), (2, 2), (1, 1)] {
         let bench = Bench::new();
-        bench.spare_slots.store(0, SeqCst);
+        bench.spare_buffers.store(0, SeqCst);
         assert_eq!(all(&bench.load(budget, 64)).len(), buffers);
     }
 }
@@ -97,10 +97,10 @@ fn a_load_gets_two_slots_however_little_there_is_and_one_where_the_budget_says_s
 #[test]
 fn memory_that_runs_short_while_the_arena_grows_ends_the_growth() {
     let bench = Bench::of(1 << 20, 4);
-    bench.spare_slots.store(400, SeqCst);
+    bench.spare_buffers.store(400, SeqCst);
     let load = bench.load(100, 100);
     let held: Vec<_> = (0..8).map(|_| load.try_acquire().unwrap().unwrap()).collect();
-    bench.spare_slots.store(0, SeqCst);
+    bench.spare_buffers.store(0, SeqCst);
     let more = all(&load);
     assert_eq!(held.len() + more.len(), 32, "it looks every 32 MiB");
     assert_eq!(load.notes().len(), 1);
@@ -112,7 +112,7 @@ fn the_last_load_to_end_gives_everything_back_while_memory_is_tight() {
         let bench = Bench::new();
         let (load, other) = (bench.load(8, 8), bench.load(8, 8));
         drop(all(&load));
-        bench.spare_slots.store(spare, SeqCst);
+        bench.spare_buffers.store(spare, SeqCst);
         bench.pressure.store(pressure, SeqCst);
         drop(load);
         assert_eq!(bench.buffers(), 8, "another load is running");
