@@ -91,24 +91,29 @@ impl RemoteStore {
     /// # Errors
     /// `NotFound` where nothing is under the prefix, and for a plain HTTP server, which cannot list; `Access`, `Storage`.
     pub fn find(&self, prefix: &str, recursive: bool) -> Result<Listing> {
+        self.find_at(prefix, parsed(prefix)?.as_ref(), recursive)
+    }
+
+    /// The same of a prefix that is taken apart already.
+    fn find_at(&self, prefix: &str, address: Option<&Address>, recursive: bool) -> Result<Listing> {
         let mut beside = None;
-        let mut listing = if is_hub(prefix) {
-            self.hub().list(prefix, recursive)?
-        } else {
-            let (address, backend, path) = self.connect(prefix)?;
+        let mut listing = if let Some(address) = address {
+            let (backend, path) = self.connect(address)?;
             if address.provider == Provider::Web {
                 return Err(web::cannot_list().object(address.shown()));
             }
             let context = &self.context;
-            let (backend, listed) = in_its_region(&address, backend, context, |backend| {
-                listing::list(backend, &address, &path, recursive, context)
+            let (backend, listed) = in_its_region(address, backend, context, |backend| {
+                listing::list(backend, address, &path, recursive, context)
             });
             let listed = listed.map_err(|error| error.object(address.shown()))?;
             if listed.objects.is_empty() && listed.directories.is_empty() {
-                let told = self.neighbours(&address, &backend);
+                let told = self.neighbours(address, &backend);
                 beside = told.map(|told| backend.environment.scrub(&told));
             }
             listed
+        } else {
+            self.hub().list(prefix, recursive)?
         };
         if listing.objects.is_empty() && listing.directories.is_empty() {
             let letters = || "Check the prefix: it is compared letter by letter".to_owned();
@@ -181,10 +186,11 @@ impl RemoteStore {
                 resource
             }
         };
-        if Address::parse(location)?.provider == Provider::Web {
+        let address = Address::parse(location)?;
+        if address.provider == Provider::Web {
             return Ok(plain);
         }
-        let (_, backend, _) = self.connect(location)?;
+        let (backend, _) = self.connect(&address)?;
         Ok(format!("{}\n{plain}", backend.endpoint))
     }
 
@@ -198,13 +204,12 @@ impl RemoteStore {
         Self { context: Arc::new(LoadContext::of_load()), ..self.clone() }
     }
 
-    fn connect(&self, location: &str) -> Result<(Address, Arc<Backend>, Path)> {
-        let (address, environment) = (Address::parse(location)?, &self.environment);
-        hub::refuse_page(&address, environment)?;
-        let path = path(&address)?;
-        let backend = backend_of(&address, environment, self.policy, &self.context)
+    fn connect(&self, address: &Address) -> Result<(Arc<Backend>, Path)> {
+        hub::refuse_page(address, &self.environment)?;
+        let path = path(address)?;
+        let backend = backend_of(address, &self.environment, self.policy, &self.context)
             .map_err(|error| error.object(address.shown()))?;
-        Ok((address, backend, path))
+        Ok((backend, path))
     }
 }
 
@@ -219,7 +224,8 @@ impl Store for RemoteStore {
         if is_hub(location) {
             return self.hub().open(location);
         }
-        let (address, backend, path) = self.connect(location)?;
+        let address = Address::parse(location)?;
+        let (backend, path) = self.connect(&address)?;
         if address.provider != Provider::Web && address.key.is_empty() {
             return Err(Error::new(ErrorKind::NotFound, "the location names a bucket, not an object")
                 .object(address.shown()));
@@ -246,7 +252,8 @@ impl Store for RemoteStore {
         if is_hub(location) {
             return self.hub().reopen(location, identity);
         }
-        let (address, backend, path) = self.connect(location)?;
+        let address = Address::parse(location)?;
+        let (backend, path) = self.connect(&address)?;
         let meta =
             object::version(&path, identity).ok_or_else(|| failure::changed().object(address.shown()))?;
         let (head, context) = (Vec::new(), Arc::clone(&self.context));
@@ -254,14 +261,12 @@ impl Store for RemoteStore {
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
-        if !is_hub(prefix) {
-            let address = Address::parse(prefix)?;
-            if address.provider == Provider::Web {
-                hub::refuse_page(&address, &self.environment)?;
-                return web::list(self, &address);
-            }
+        let address = parsed(prefix)?;
+        if let Some(address) = address.as_ref().filter(|address| address.provider == Provider::Web) {
+            hub::refuse_page(address, &self.environment)?;
+            return web::list(self, address);
         }
-        let Listing { objects, directories } = self.find(prefix, false)?;
+        let Listing { objects, directories } = self.find_at(prefix, address.as_ref(), false)?;
         if objects.is_empty() {
             let below: Vec<_> = directories.iter().map(|directory| format!("{directory}/")).collect();
             let remedy = holds("It", &below).unwrap_or_else(|| "Check the prefix".to_owned());
@@ -288,6 +293,11 @@ impl Store for RemoteStore {
     fn interrupt(&self) {
         self.context.interrupt();
     }
+}
+
+/// A location taken apart; none of the hub's, which `hub` takes apart.
+fn parsed(location: &str) -> Result<Option<Address>> {
+    if is_hub(location) { Ok(None) } else { Address::parse(location).map(Some) }
 }
 
 /// The user that a URL names, and the URL without user, password, query and fragment.

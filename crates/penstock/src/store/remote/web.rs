@@ -30,7 +30,7 @@ pub(super) fn list(store: &RemoteStore, directory: &Address) -> Result<Vec<Entry
     let (path, query) = url.split_at(url.find('?').unwrap_or(url.len()));
     let look = |name: &&str| -> Result<Option<Entry>> {
         let location = format!("{}/{name}{query}", path.trim_end_matches('/'));
-        let (_, backend, path) = store.connect(&location)?;
+        let (backend, path) = store.connect(&Address::parse(&location)?)?;
         match inspect(&backend, &path, &store.context) {
             Ok(meta) => Ok(Some(Entry { location, bytes: meta.size })),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
