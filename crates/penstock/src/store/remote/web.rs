@@ -8,6 +8,7 @@ use crate::store::Entry;
 use crate::store::remote::RemoteStore;
 use crate::store::remote::objects::opening::inspect;
 use crate::store::remote::settings::address::Address;
+use crate::threads;
 
 /// What transformers, diffusers and peft call the files they save.
 const NAMES: [&str; 5] = [
@@ -28,7 +29,7 @@ pub(super) fn cannot_list() -> Error {
 pub(super) fn list(store: &RemoteStore, directory: &Address) -> Result<Vec<Entry>> {
     let url = directory.url();
     let (path, query) = url.split_at(url.find('?').unwrap_or(url.len()));
-    let look = |name: &&str| -> Result<Option<Entry>> {
+    let look = |name: &&str| {
         let location = format!("{}/{name}{query}", path.trim_end_matches('/'));
         let (backend, path) = store.connect(&Address::parse(&location)?)?;
         match inspect(&backend, &path, &store.context) {
@@ -37,14 +38,8 @@ pub(super) fn list(store: &RemoteStore, directory: &Address) -> Result<Vec<Entry
             Err(error) => Err(error.object(crate::store::shown(&location))),
         }
     };
-    let looked: Vec<_> = std::thread::scope(|scope| {
-        let looks: Vec<_> = NAMES.iter().map(|name| scope.spawn(move || look(name))).collect();
-        looks
-            .into_iter()
-            .map(|look| look.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect()
-    });
-    let found = looked.into_iter().filter_map(Result::transpose).collect::<Result<Vec<_>>>()?;
+    let found = threads::in_order(&NAMES, NAMES.len(), "penstock-find", look).map_err(|(_, error)| error)?;
+    let found: Vec<_> = found.into_iter().flatten().collect();
     if found.is_empty() {
         return Err(Error::new(
             ErrorKind::NotFound,
