@@ -10,15 +10,26 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock._native import LoadOptions
+from penstock.errors import (
+    InsufficientMemoryError,
+    LoadCancelledError,
+    MissingDependencyError,
+    PenstockError,
+    SelectionError,
+)
 from penstock.supply.streamed import Supply, groups_of
 
 if TYPE_CHECKING:
     from penstock.checkpoint import Checkpoint
     from penstock.selection import Selection
+
+
+_OF_OTHERS = (LoadCancelledError, SelectionError, MissingDependencyError, InsufficientMemoryError)
+"""What reading ahead may fail with though nothing is wrong with the tensor that was asked for: another thread ended it,
+the library lacks the dtype of another tensor, or there is memory for this one only. It is then read by itself."""
 
 
 class InOrder:
@@ -46,10 +57,13 @@ class InOrder:
         """The whole tensor, which is the caller's."""
         supply = self._supply_for(name)
         if supply is not None:
-            # Another thread may have ended it meanwhile, because it is done or the file was left. What failed may be a
-            # tensor that nobody has asked for: this one is then read by itself, and an error is about this one.
-            with suppress(Exception):
+            try:
                 return supply.take(name)
+            except _OF_OTHERS:
+                pass
+            except PenstockError as error:
+                if error.tensor in {None, name}:
+                    raise
         return self.part(name, ...)
 
     def part(self, name: str, selection: Selection) -> Any:
