@@ -68,14 +68,14 @@ impl ThroughputSampler {
         let active = self.active();
         let came = bytes.saturating_sub(open.bytes);
         let took = open.began.elapsed();
-        let is_first = open.tuner.is_first();
-        let blocks = if is_first { 1 } else { active as u64 * BLOCKS_OF_AN_EPOCH };
+        let is_initial = open.tuner.is_initial();
+        let blocks = if is_initial { 1 } else { active as u64 * BLOCKS_OF_AN_EPOCH };
         if came < blocks * self.block_bytes || took < EPOCH {
             return false;
         }
         let seconds = took.as_secs_f64();
         let busy = Duration::from_nanos(reading.saturating_sub(open.reading)).as_secs_f64();
-        let on_cpu = if is_first { on_cpu(took).unwrap_or(0.0) } else { 1.0 };
+        let on_cpu = if is_initial { on_cpu(took).unwrap_or(0.0) } else { 1.0 };
         let reading_share = busy / (seconds * active as f64);
         let now = open.tuner.observe(Epoch { bytes: came, seconds, reading: reading_share, on_cpu });
         (open.began, open.bytes, open.reading, open.throttled) = (Instant::now(), bytes, reading, false);

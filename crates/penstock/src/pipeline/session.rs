@@ -111,7 +111,7 @@ impl Session {
                 session.inline = Some(HostReader::new(&session.shared));
             }
             _ => {
-                session.shared.reader_pool.start(&session.shared, readers.first(), || {
+                session.shared.reader_pool.start(&session.shared, readers.initial(), || {
                     Box::new(|shared: &Arc<Shared>| HostReader::new(shared).run(shared))
                 })?;
             }
@@ -134,7 +134,7 @@ impl Session {
         let lease = Arc::new(Lease::begin(buffer_bytes, staging, buffers, device.pinning()));
         self.device = Some(Arc::clone(device));
         let device = Arc::clone(device);
-        self.shared.reader_pool.start(&self.shared, readers.first(), move || {
+        self.shared.reader_pool.start(&self.shared, readers.initial(), move || {
             let (device, lease) = (Arc::clone(&device), Arc::clone(&lease));
             Box::new(move |shared: &Arc<Shared>| {
                 let done = DeviceReader::new(shared, device, Arc::clone(&lease)).run(shared);

@@ -158,7 +158,7 @@ fn disk(members: usize, queue: Option<usize>) -> Bounds {
 fn requests(cores: usize) -> Bounds {
     const LEAST: usize = 4;
     let start = (2 * cores).clamp(24, 64);
-    Bounds { first: start.min(2 * cores).max(LEAST), start, least: LEAST, most: MOST_REQUESTS }
+    Bounds { initial: start.min(2 * cores).max(LEAST), start, least: LEAST, most: MOST_REQUESTS }
 }
 
 /// A range that holds its start and goes no higher than [`MOST`], whatever is given.
@@ -166,7 +166,7 @@ fn bounds(start: usize, least: usize, most: usize) -> Bounds {
     let least = least.clamp(1, MOST);
     let most = most.clamp(least, MOST);
     let start = start.clamp(least, most);
-    Bounds { first: start, start, least, most }
+    Bounds { initial: start, start, least, most }
 }
 
 /// The request that storage prefers, as a block.
@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn requests_over_a_network_begin_with_two_for_each_core_where_cores_are_few() {
         let fetches = |cores| Profile::of(&on(StorageKind::Remote), cores).fetches;
-        assert_eq!([1, 2, 6, 12, 16, 256].map(|cores| fetches(cores).first), [4, 4, 12, 24, 32, 64]);
+        assert_eq!([1, 2, 6, 12, 16, 256].map(|cores| fetches(cores).initial), [4, 4, 12, 24, 32, 64]);
         assert_eq!([1, 2, 6, 12, 16, 256].map(|cores| fetches(cores).start), [24, 24, 24, 24, 32, 64]);
     }
 
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn fuse_begins_with_one_direct_reader_in_order_and_blocks_of_2_mib() {
         let profile = Profile::of(&on(StorageKind::Fuse), 16);
-        assert_eq!(profile.fetches, Bounds { first: 1, start: 1, least: 1, most: 16 });
+        assert_eq!(profile.fetches, Bounds { initial: 1, start: 1, least: 1, most: 16 });
         assert!(profile.direct && profile.sequential && profile.per_reader_ranges);
         assert_eq!(profile.block_bytes, 2 << 20);
     }

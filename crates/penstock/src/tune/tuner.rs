@@ -7,7 +7,7 @@
 //! waited for the device or the consumer says nothing about the storage, so nothing is tried then. Once settled, the search
 //! begins anew only when the rate changes for good, as when a load comes from cached to uncached files.
 //!
-//! Where cores are few, a load from a network begins with fewer readers than slow connections want ([`Bounds::first`]):
+//! Where cores are few, a load from a network begins with fewer readers than slow connections want ([`Bounds::initial`]):
 //! beside a fast server each further one costs CPU time and brings nothing. What they spend their time on is known with
 //! the first blocks: if they wait for the network, all of `start` are set to work; if they keep the cores busy, they stay
 //! as few; in between, the search goes on from there.
@@ -45,8 +45,8 @@ impl Readers {
     }
 
     /// Those that may have work before the tuner wants more.
-    pub fn first(&self) -> usize {
-        (self.copies + self.fetches.first).min(self.most())
+    pub fn initial(&self) -> usize {
+        (self.copies + self.fetches.initial).min(self.most())
     }
 
     /// The staging buffers they need: one that copies from the cache fills `depth` before the first is free again, one that
@@ -66,7 +66,7 @@ impl Readers {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
     /// What a load begins with, until it is known whether it keeps the cores busy.
-    pub first: usize,
+    pub initial: usize,
     /// What it goes on with where it does not, and what the search begins with.
     pub start: usize,
     /// The fewest.
@@ -78,7 +78,7 @@ pub struct Bounds {
 impl Bounds {
     /// Always `readers`.
     pub fn fixed(readers: usize) -> Self {
-        Self { first: readers, start: readers, least: readers, most: readers }
+        Self { initial: readers, start: readers, least: readers, most: readers }
     }
 
     /// These bounds with at most `most` readers: a small load has work for no more.
@@ -86,7 +86,7 @@ impl Bounds {
     pub fn at_most(self, most: usize) -> Self {
         let most = most.max(1);
         Self {
-            first: self.first.min(most),
+            initial: self.initial.min(most),
             start: self.start.min(most),
             least: self.least.min(most),
             most: self.most.min(most),
@@ -145,7 +145,7 @@ const REMEMBERED: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Search {
     /// The first blocks say what few readers spend their time on.
-    First,
+    Initial,
     /// The next epoch is not counted: it began under another number of readers, or with files to open.
     Skip(Direction),
     /// The next epoch is the first half of a trial.
@@ -186,11 +186,11 @@ pub struct Tuner {
 }
 
 impl Tuner {
-    /// A search that begins at `bounds.first` or `bounds.start`.
+    /// A search that begins at `bounds.initial` or `bounds.start`.
     pub fn new(bounds: Bounds) -> Self {
         let start = bounds.start.clamp(bounds.least, bounds.most);
-        let readers = bounds.first.clamp(bounds.least, start);
-        let search = if readers < start { Search::First } else { Search::Skip(Direction::Stay) };
+        let readers = bounds.initial.clamp(bounds.least, start);
+        let search = if readers < start { Search::Initial } else { Search::Skip(Direction::Stay) };
         Self {
             bounds,
             readers,
@@ -208,8 +208,8 @@ impl Tuner {
     }
 
     /// Whether the first blocks are all that is waited for.
-    pub fn is_first(&self) -> bool {
-        self.search == Search::First
+    pub fn is_initial(&self) -> bool {
+        self.search == Search::Initial
     }
 
     /// Whether there is anything to find.
@@ -246,7 +246,7 @@ impl Tuner {
             self.begin_anew(self.readers);
         }
         match self.search {
-            Search::First => {
+            Search::Initial => {
                 let is_idle = epoch.on_cpu < IDLE;
                 let readers = if is_idle { self.bounds.start.min(self.ceiling) } else { self.readers };
                 self.begin_anew(readers);

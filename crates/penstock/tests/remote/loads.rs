@@ -18,7 +18,7 @@ use super::{content, says, soon};
 const TENSOR: usize = 300_000;
 pub(super) const READERS: Readers = Readers {
     copies: 1,
-    fetches: Bounds { first: 16, start: 16, least: 2, most: 32 },
+    fetches: Bounds { initial: 16, start: 16, least: 2, most: 32 },
     threads: 33,
     per_reader_ranges: false,
 };

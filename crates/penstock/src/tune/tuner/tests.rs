@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const BOUNDS: Bounds = Bounds { first: 8, start: 8, least: 1, most: 64 };
+const BOUNDS: Bounds = Bounds { initial: 8, start: 8, least: 1, most: 64 };
 
 /// Lets the tuner load from a storage with this rate for every number of readers; returns what it settles on.
 fn converge(tuner: &mut Tuner, rate: impl Fn(usize) -> f64, epochs: usize) -> usize {
@@ -43,7 +43,7 @@ fn a_disk_that_is_full_with_any_number_keeps_the_number_it_began_with() {
 fn fewer_readers_are_not_kept_for_a_rate_that_rose_by_itself() {
     // Faster by a quarter from some moment on, whatever the number of readers.
     for moment in 0..30 {
-        let mut tuner = Tuner::new(Bounds { first: 16, start: 16, least: 2, most: 16 });
+        let mut tuner = Tuner::new(Bounds { initial: 16, start: 16, least: 2, most: 16 });
         converge(&mut tuner, |_| 2e9, moment);
         assert_eq!(converge(&mut tuner, |_| 2.5e9, 60), 16, "{moment}");
     }
@@ -51,7 +51,7 @@ fn fewer_readers_are_not_kept_for_a_rate_that_rose_by_itself() {
 
 #[test]
 fn a_load_that_leaves_the_cores_idle_goes_on_with_all_of_its_readers_at_once() {
-    let few = Bounds { first: 4, start: 24, ..BOUNDS };
+    let few = Bounds { initial: 4, start: 24, ..BOUNDS };
     let after =
         |on_cpu| Tuner::new(few).observe(Epoch { bytes: 1 << 23, seconds: 0.1, reading: 1.0, on_cpu });
     assert_eq!(Tuner::new(few).readers(), 4);
@@ -60,7 +60,7 @@ fn a_load_that_leaves_the_cores_idle_goes_on_with_all_of_its_readers_at_once() {
 
 #[test]
 fn few_readers_that_keep_the_cores_busy_stay_as_few() {
-    let few = Bounds { first: 4, start: 24, ..BOUNDS };
+    let few = Bounds { initial: 4, start: 24, ..BOUNDS };
     let found = |on_cpu| {
         let mut tuner = Tuner::new(few);
         tuner.observe(Epoch { bytes: 1 << 23, seconds: 0.1, reading: 1.0, on_cpu });
@@ -91,7 +91,7 @@ fn a_lasting_change_of_the_rate_begins_the_search_anew_and_a_short_one_does_not(
 #[test]
 fn a_store_that_throttles_gets_half_and_later_a_little_more() {
     let rate = |readers: usize| readers as f64 * 1e8;
-    let mut tuner = Tuner::new(Bounds { first: 64, start: 64, ..BOUNDS });
+    let mut tuner = Tuner::new(Bounds { initial: 64, start: 64, ..BOUNDS });
     assert_eq!((tuner.on_throttle(), tuner.on_throttle()), (32, 16));
     // However well it goes, not where it said no.
     assert!(converge(&mut tuner, rate, CALM_FOR as usize - 1) < 32);
@@ -117,7 +117,7 @@ proptest! {
         least in 1usize..4, first in 1usize..17, start in 4usize..17, most in 17usize..128,
         knee in 1usize..100, fall in 0.0f64..0.02,
     ) {
-        let bounds = Bounds { first, start, least, most };
+        let bounds = Bounds { initial: first, start, least, most };
         let rate = |readers: usize| {
             let over = readers.saturating_sub(knee) as f64;
             1e8 * readers.min(knee) as f64 / (1.0 + fall * over)
@@ -140,7 +140,7 @@ proptest! {
     fn any_sequence_of_epochs_stays_within_bounds(
         epochs in prop::collection::vec((0u64..1 << 40, 0.0f64..1.0, 0.0f64..1.0, 0.0f64..1.0, 0u8..20), 0..200),
     ) {
-        let mut tuner = Tuner::new(Bounds { first: 2, ..BOUNDS });
+        let mut tuner = Tuner::new(Bounds { initial: 2, ..BOUNDS });
         for (bytes, seconds, reading, on_cpu, what) in epochs {
             let readers = match what {
                 0 => tuner.on_throttle(),
