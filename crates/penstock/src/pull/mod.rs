@@ -11,12 +11,12 @@
 //!
 //! * `source`: what a URL names; whoever pulls chooses from that.
 //! * `tree`: the directory, from which nothing escapes. * `ledger`: what was pulled before.
-//! * `part`: a file on its way. * `work`: who does what next. * `session`: threads, progress, endings.
+//! * `partial_file`: a file on its way. * `work`: who does what next. * `session`: threads, progress, endings.
 //!
 //! Pulls know stores; they know nothing of tensors or devices.
 
 mod ledger;
-mod part;
+mod partial_file;
 mod session;
 mod source;
 mod tree;

@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::ledger::{Known, Ledger};
-use super::part::{BLOCK_BYTES, MOST_BLOCKS, Part};
+use super::partial_file::{BLOCK_BYTES, MOST_BLOCKS, PartialFile};
 use super::source::Item;
 use super::tree::{self, Tree};
 use super::work::{RequestSize, Task, Work};
@@ -321,7 +321,7 @@ impl Shared {
         ledger: &Mutex<Ledger>,
         number: usize,
         buffer: &mut Region,
-    ) -> Result<Option<Arc<Part>>> {
+    ) -> Result<Option<Arc<PartialFile>>> {
         let item = &self.items[number];
         if self.is_there(tree, ledger, item, buffer)? {
             self.done(number, item.bytes, How::Kept);
@@ -341,7 +341,7 @@ impl Shared {
         if self.is_cancelled() {
             return Err(cancelled());
         }
-        let part = Arc::new(Part::begin(tree, number, item, object)?);
+        let part = Arc::new(PartialFile::begin(tree, number, item, object)?);
         if part.blocks() == 0 {
             self.finish(tree, ledger, &part)?;
             return Ok(None);
@@ -371,7 +371,7 @@ impl Shared {
         Ok(true)
     }
 
-    fn finish(&self, tree: &Tree, ledger: &Mutex<Ledger>, part: &Part) -> Result<()> {
+    fn finish(&self, tree: &Tree, ledger: &Mutex<Ledger>, part: &PartialFile) -> Result<()> {
         let stat = part.finish(tree)?;
         let item = &self.items[part.item];
         lock(ledger).add(&item.path, &part.identity(), &stat, part.checksum());

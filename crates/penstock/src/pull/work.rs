@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::part::{BLOCK_BYTES, Came, MOST_BLOCKS, Part};
+use super::partial_file::{BLOCK_BYTES, Came, MOST_BLOCKS, PartialFile};
 
 /// How long a request should take at most: what comes within it is lost when the process is killed.
 const REQUEST_TIME: Duration = Duration::from_secs(1);
@@ -45,7 +45,7 @@ pub(super) enum Task {
     /// Open the item of that number.
     Open(usize),
     /// Bring in these blocks, with one request where none of them is there.
-    Blocks(Arc<Part>, Range<usize>),
+    Blocks(Arc<PartialFile>, Range<usize>),
     /// Nothing is left.
     Over,
 }
@@ -54,7 +54,7 @@ pub(super) enum Task {
 struct State {
     items: VecDeque<usize>,
     /// Files with the blocks of each that no one has taken yet.
-    blocks: VecDeque<(Arc<Part>, Range<usize>)>,
+    blocks: VecDeque<(Arc<PartialFile>, Range<usize>)>,
     /// Files being opened: blocks may come of them.
     opening: usize,
     over: bool,
@@ -106,7 +106,7 @@ impl Work {
     }
 
     /// A file was opened, or turned out to need nothing.
-    pub(super) fn opened(&self, part: Option<&Arc<Part>>) {
+    pub(super) fn opened(&self, part: Option<&Arc<PartialFile>>) {
         let mut state = self.lock();
         state.opening -= 1;
         if let Some(part) = part {

@@ -30,7 +30,7 @@ pub(super) const BLOCK_BYTES: u64 = 512 << 10;
 pub(super) const MOST_BLOCKS: usize = 16;
 
 /// One file being pulled.
-pub(super) struct Part {
+pub(super) struct PartialFile {
     /// Which item of the pull.
     pub(super) item: usize,
     pub(super) object: Arc<dyn Object>,
@@ -54,7 +54,7 @@ pub(super) struct Came {
     pub(super) took: Duration,
 }
 
-impl Part {
+impl PartialFile {
     /// Begins a file, or goes on with it where a partial one of the same version is there.
     pub(super) fn begin(tree: &Tree, number: usize, item: &Item, object: Arc<dyn Object>) -> Result<Self> {
         let failed = |error: std::io::Error| Error::from_io("writing", &error).object(tree.shown(&item.path));
