@@ -69,7 +69,7 @@ pub fn or_skip<T>(test: &str, made: Result<T, String>) -> Option<T> {
     .ok()
 }
 
-/// ReaderRanges a command to its end; what it said where it failed.
+/// Runs a command to its end; what it said where it failed.
 pub fn run(command: &str, arguments: &[&str]) -> Result<(), String> {
     let done = Command::new(command).args(arguments).env("LC_ALL", "C").output();
     let done = done.map_err(|error| format!("{command}: {error}"))?;

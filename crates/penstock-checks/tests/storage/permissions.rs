@@ -34,7 +34,7 @@ fn write(path: &Path) {
     evict(path);
 }
 
-/// ReaderRanges `body` as an unprivileged user, in a child.
+/// Runs `body` as an unprivileged user, in a child.
 #[track_caller]
 fn as_nobody(body: impl FnOnce()) {
     // SAFETY: the child ends without returning; the C library keeps its allocator usable there.

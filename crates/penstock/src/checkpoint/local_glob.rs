@@ -19,10 +19,10 @@ const OPTIONS: MatchOptions =
 /// A pattern, part by part.
 pub(super) struct LocalGlob {
     root: &'static str,
-    parts: Vec<Part>,
+    parts: Vec<Component>,
 }
 
-enum Part {
+enum Component {
     Name(String),
     Pattern(Pattern),
     Directories,
@@ -34,9 +34,9 @@ impl LocalGlob {
     pub(super) fn new(pattern: &str) -> std::result::Result<Self, PatternError> {
         let parts = pattern.split('/').filter(|part| !part.is_empty()).map(|part| {
             Ok(match part {
-                "**" => Part::Directories,
-                _ if part.contains(['*', '?', '[']) => Part::Pattern(Pattern::new(part)?),
-                _ => Part::Name(part.to_owned()),
+                "**" => Component::Directories,
+                _ if part.contains(['*', '?', '[']) => Component::Pattern(Pattern::new(part)?),
+                _ => Component::Name(part.to_owned()),
             })
         });
         let root = if pattern.starts_with('/') { "/" } else { "" };
@@ -54,19 +54,19 @@ impl LocalGlob {
     }
 }
 
-fn walk(at: String, parts: &[Part], found: &mut Vec<String>) -> Result<()> {
+fn walk(at: String, parts: &[Component], found: &mut Vec<String>) -> Result<()> {
     let Some((part, rest)) = parts.split_first() else {
         found.push(at);
         return Ok(());
     };
     match part {
-        Part::Name(name) => {
+        Component::Name(name) => {
             let below = join(&at, name);
             if std::fs::symlink_metadata(path_of(&below)).is_ok() {
                 walk(below, rest, found)?;
             }
         }
-        Part::Pattern(pattern) => {
+        Component::Pattern(pattern) => {
             for name in names(&at, |_| true)? {
                 let below = join(&at, &name);
                 let leads_on = rest.is_empty() || Path::is_dir(&path_of(&below));
@@ -75,7 +75,7 @@ fn walk(at: String, parts: &[Part], found: &mut Vec<String>) -> Result<()> {
                 }
             }
         }
-        Part::Directories => {
+        Component::Directories => {
             for name in names(&at, |entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))? {
                 if !name.starts_with('.') {
                     walk(join(&at, &name), parts, found)?;

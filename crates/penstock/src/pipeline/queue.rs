@@ -103,7 +103,7 @@ impl Queue {
         }
         let fetches = self.to_fetch.under_way() < room.fetches;
         let copies = self.copying < room.copies;
-        // ReaderRanges are cut from all that there is.
+        // Ranges are cut from all that there is.
         if self.to_fetch.each_their_own() && self.should_probe(room) {
             return self.probe();
         }

@@ -11,7 +11,7 @@ use penstock::pipeline::Next;
 use super::{KIB, LONG, Load, LoadTarget, Model, alone, load, nothing_remains};
 use crate::simulated_device::SimulatedDevice;
 
-/// ReaderRanges `body` in a forked child and waits until it has ended.
+/// Runs `body` in a forked child and waits until it has ended.
 #[track_caller]
 pub fn in_child(body: impl FnOnce()) {
     // SAFETY: the child ends without returning; the C library keeps its allocator usable there.

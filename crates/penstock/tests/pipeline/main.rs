@@ -335,7 +335,7 @@ fn readers_are_added_while_that_pays_and_all_of_them_end() {
     model.control.delay_us.store(2_000, SeqCst);
     let readers = Readers {
         copies: 2,
-        fetches: Bounds { first: 2, start: 2, least: 1, most: 16 },
+        fetches: Bounds { initial: 2, start: 2, least: 1, most: 16 },
         threads: 18,
         per_reader_ranges: false,
     };
@@ -357,7 +357,7 @@ fn a_load_that_ends_while_most_readers_were_never_started_leaves_nothing_behind(
     let _alone = alone();
     let model = Model::cached_as(CachePolicy::Bypass);
     for target in LoadTarget::all() {
-        let fetches = Bounds { first: 2, start: 2, least: 1, most: 64 };
+        let fetches = Bounds { initial: 2, start: 2, least: 1, most: 64 };
         let readers = Readers { copies: 1, fetches, threads: 65, per_reader_ranges: false };
         let mut load = Load::begin_within(&model, &model.plan(4 * KIB), &target, readers);
         load.attach(1);
@@ -374,7 +374,7 @@ fn a_load_that_ends_while_readers_are_parked_leaves_none_behind() {
     for target in LoadTarget::all() {
         let readers = Readers {
             copies: 1,
-            fetches: Bounds { first: 1, start: 1, least: 1, most: 64 },
+            fetches: Bounds { initial: 1, start: 1, least: 1, most: 64 },
             threads: 65,
             per_reader_ranges: false,
         };
@@ -589,7 +589,7 @@ fn holds(model: &Model, file: &str, tensor: &str, range: &Range<u64>) -> bool {
     model.path(tensor.object as usize) == file && place.start < range.end && range.start < place.end
 }
 
-/// ReaderRanges a load that fails, and checks what is said and what remains.
+/// Runs a load that fails, and checks what is said and what remains.
 #[track_caller]
 fn fails(model: &Model, plan: &Arc<Plan>, target: &LoadTarget, readers: usize) -> Error {
     let mut failing = Load::begin(model, plan, target, readers);
@@ -912,7 +912,7 @@ fn readers_that_were_not_started_begin_however_busy_the_consumer_is() {
     let _alone = alone();
     let model = Model::cached_as(CachePolicy::Bypass);
     model.control.delay_us.store(20_000, SeqCst);
-    let fetches = Bounds { first: 1, start: 1, least: 1, most: 12 };
+    let fetches = Bounds { initial: 1, start: 1, least: 1, most: 12 };
     let readers = Readers { copies: 1, fetches, threads: 13, per_reader_ranges: false };
     for target in LoadTarget::all() {
         let mut load = Load::begin_within(&model, &model.plan(4 * KIB), &target, readers);

@@ -83,10 +83,10 @@ def _ours_for(original: Callable[..., Any], load_config: Any, model_config: Any 
     from sglang.srt.configs.load_config import LoadFormat
     from sglang.srt.model_loader.loader import DefaultModelLoader
 
-    from penstock.integrations.sglang.loader import PenstockModelLoader, otherwise
+    from penstock.integrations.sglang.loader import PenstockModelLoader, with_load_format
 
     ours = PenstockModelLoader(load_config)
-    stock = original(otherwise(load_config, LoadFormat.AUTO), model_config)
+    stock = original(with_load_format(load_config, LoadFormat.AUTO), model_config)
     if type(stock) is DefaultModelLoader:
         return ours
     # Loaders that quantise what they load; what is quantised already they load as the default loader does.
@@ -100,7 +100,7 @@ def _ours_for(original: Callable[..., Any], load_config: Any, model_config: Any 
 
 def _in_threads(original: Callable[..., bool], *args: Any, **kwargs: Any) -> bool:
     """``should_async_load``: recording copies is not for several threads at once, and takes no time."""
-    # Who loads otherwise need not import the loader.
+    # A process that loads with another loader need not import this one.
     loader = sys.modules.get("penstock.integrations.sglang.loader")
     if loader is not None and loader.PenstockModelLoader.recording:
         return False

@@ -89,7 +89,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         self.options = LoaderOptions.of(load_config.model_loader_extra_config or {})
         # The default loader's own constructor knows other extra settings.
         BaseModelLoader.__init__(self, load_config)
-        self._stock = DefaultModelLoader(otherwise(load_config, LoadFormat.SAFETENSORS))
+        self._stock = DefaultModelLoader(with_load_format(load_config, LoadFormat.SAFETENSORS))
         self._device = "cpu"
         self._together: Sharing | None = None
         self._built: tuple[Any, Any] | None = None
@@ -244,8 +244,8 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         return reference
 
 
-def otherwise(load_config: Any, load_format: LoadFormat) -> Any:
-    """The same with another format."""
+def with_load_format(load_config: Any, load_format: LoadFormat) -> Any:
+    """A copy of ``load_config`` with that format and no options of a loader."""
     # Making a new one would log what it ignores, once more.
     other = copy.copy(load_config)
     other.load_format, other.model_loader_extra_config = load_format, {}

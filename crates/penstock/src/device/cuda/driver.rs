@@ -161,7 +161,7 @@ impl Driver {
         })
     }
 
-    /// ReaderRanges `body` with `context` current on this thread, which gets its own context back afterwards.
+    /// Runs `body` with `context` current on this thread, which gets its own context back afterwards.
     pub(super) fn enter<T>(&self, context: Context, body: impl FnOnce() -> Result<T>) -> Result<T> {
         // SAFETY: a context retained by `primary_context`, which is never released.
         self.check("making the GPU current", unsafe { (self.ctx_push)(context) })?;

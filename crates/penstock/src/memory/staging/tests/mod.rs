@@ -112,7 +112,7 @@ fn eventually(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// ReaderRanges `body` in a forked child, in which nothing else runs.
+/// Runs `body` in a forked child, in which nothing else runs.
 #[track_caller]
 fn in_child(body: impl FnOnce()) {
     // SAFETY: the child runs `body`, which takes no lock that another thread may hold, and ends without returning.

@@ -41,7 +41,7 @@ pub(crate) struct Odd {
 }
 
 tokio::task_local! {
-    static SIEVE: KeyFilter;
+    static FILTER: KeyFilter;
 }
 
 /// What a listing holds that `object_store` cannot.
@@ -53,10 +53,10 @@ pub(crate) struct KeyFilter {
 }
 
 impl KeyFilter {
-    /// ReaderRanges `work`, whose listings go through a filter; returns what that kept.
+    /// Runs `work`, whose listings go through a filter; returns what that kept.
     pub(crate) async fn watch<T>(work: impl Future<Output = T>) -> (T, Odd) {
         let key_filter = Self::default();
-        let done = SIEVE.scope(key_filter.clone(), work).await;
+        let done = FILTER.scope(key_filter.clone(), work).await;
         let odd = std::mem::take(&mut *key_filter.odd.lock().unwrap_or_else(PoisonError::into_inner));
         (done, odd)
     }
@@ -64,7 +64,7 @@ impl KeyFilter {
     /// The filter that an answer to this query goes through: none, unless it is a page of a listing that someone watches.
     pub(crate) fn of(query: Option<&str>) -> Option<Self> {
         let is_page = |query: &str| query.split('&').any(|part| part == "list-type=2" || part == "comp=list");
-        SIEVE.try_with(Self::clone).ok().filter(|_| query.is_some_and(is_page))
+        FILTER.try_with(Self::clone).ok().filter(|_| query.is_some_and(is_page))
     }
 
     /// Whether this page was not asked for before: a server whose continuation tokens repeat would be followed for ever.
@@ -77,13 +77,13 @@ impl KeyFilter {
     pub(crate) fn filter_page(&self, page: Bytes) -> Bytes {
         let Ok(text) = std::str::from_utf8(&page) else { return page };
         let mut odd = self.odd.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut sifted = String::new();
+        let mut filtered = String::new();
         let (mut at, mut kept) = (0, 0);
         while let Some((begin, end, name, kind)) = next(text, at) {
             at = end;
             let entry = &text[begin..end];
             let Some(key) = element(entry.as_bytes(), name).filter(|key| !can_be_held(key)) else { continue };
-            sifted.push_str(&text[kept..begin]);
+            filtered.push_str(&text[kept..begin]);
             kept = end;
             let size = || ["Size", "Content-Length"].iter().find_map(|size| element(entry.as_bytes(), size));
             match kind {
@@ -97,8 +97,8 @@ impl KeyFilter {
         if kept == 0 {
             return page;
         }
-        sifted.push_str(&text[kept..]);
-        sifted.into()
+        filtered.push_str(&text[kept..]);
+        filtered.into()
     }
 }
 
@@ -129,7 +129,7 @@ fn can_be_held(key: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn sifted(page: &str) -> (String, Odd) {
+    fn filtered(page: &str) -> (String, Odd) {
         let key_filter = KeyFilter::default();
         let left = key_filter.filter_page(Bytes::from(page.to_owned()));
         let odd = std::mem::take(&mut *key_filter.odd.lock().unwrap());
@@ -146,7 +146,7 @@ mod tests {
         let head = "<?xml version=\"1.0\"?>\n<ListBucketResult><Prefix>p//</Prefix>";
         let page =
             format!("{head}{}{}{prefixes}</ListBucketResult>", odd.map(s3).concat(), plain.map(s3).concat());
-        let (left, kept) = sifted(&page);
+        let (left, kept) = filtered(&page);
         let of_q = "<CommonPrefixes><Prefix>p/q/</Prefix></CommonPrefixes>";
         assert_eq!(left, format!("{head}{}{of_q}</ListBucketResult>", plain.map(s3).concat()));
         let names = ["p//x", "/p/x", "p/../x", "p/./x", "p/\nx", "p//<x&y>"];
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn azures_pages_are_sifted_too() {
+    fn azures_pages_are_filtered_too() {
         let blob = |name: &str| {
             format!(
                 "<Blob><Name>{name}</Name><Properties><Content-Length>9</Content-Length></Properties></Blob>"
@@ -163,7 +163,7 @@ mod tests {
         };
         let prefix = |name: &str| format!("<BlobPrefix><Name>{name}</Name></BlobPrefix>");
         let page = |entries: &[String]| format!("\u{feff}<Blobs>{}</Blobs>", entries.concat());
-        let (left, odd) = sifted(&page(&[blob("a//b"), blob("a/b"), prefix("a//"), prefix("a/c/")]));
+        let (left, odd) = filtered(&page(&[blob("a//b"), blob("a/b"), prefix("a//"), prefix("a/c/")]));
         assert_eq!(left, page(&[blob("a/b"), prefix("a/c/")]));
         assert_eq!((odd.objects, odd.prefixes), (vec![("a//b".to_owned(), 9)], vec!["a//".to_owned()]));
     }
@@ -173,7 +173,7 @@ mod tests {
         for text in
             ["", "<", "<Contents>", "<Contents><Key>a//b</Key>", "<Contents></Contents>", "{}", "ü<Blob"]
         {
-            assert_eq!(sifted(text), (text.to_owned(), Odd::default()));
+            assert_eq!(filtered(text), (text.to_owned(), Odd::default()));
         }
         assert!(KeyFilter::of(Some("list-type=2")).is_none(), "nobody watches");
     }

@@ -98,7 +98,7 @@ impl CredentialError {
 pub(crate) struct ResponseRecorder(Arc<Mutex<Seen>>);
 
 impl ResponseRecorder {
-    /// ReaderRanges `work` with what it sees written down.
+    /// Runs `work` with what it sees written down.
     pub(crate) async fn watch<T>(work: impl Future<Output = T>) -> (T, Seen) {
         let recorder = Self::default();
         let done = RECORDER.scope(recorder.clone(), work).await;
