@@ -4,7 +4,7 @@
 //! exceptions of `penstock.errors`. What is convenient in Python is written in Python.
 //!
 //! * `checkpoint`: `Checkpoint`, `TensorInfo`: the catalogue.
-//! * `ahead`: `Prefetch`: files on their way into the page cache.
+//! * `prefetch`: `Prefetch`: files on their way into the page cache.
 //! * `session`: `Session`, `Mapped`, `LoadStats`: loads under way.
 //! * `host_array`: `HostArray`: the memory of one host tensor, for numpy and DLPack.
 //! * `objects`: listings, and the bytes of small objects.

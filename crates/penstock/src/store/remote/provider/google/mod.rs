@@ -3,16 +3,18 @@
 //! Application default credentials are a JSON file whose `type` says how it begins. Those that `object_store` does not
 //! know are read here:
 //!
-//! * `external_account`: workload (and workforce) identity federation. Whoever has an identity elsewhere (a Kubernetes
+//! * `"external_account"`: workload (and workforce) identity federation. Whoever has an identity elsewhere (a Kubernetes
 //!   cluster, a CI service, AWS, an identity provider of one's own) shows a *subject token* of it to Google's token
 //!   service.
-//! * `external_account_authorized_user`: someone of a workforce pool who signed in with `gcloud`; a refresh token.
-//! * `impersonated_service_account`: one of these, a person's login or a service account's key, that acts as a service
+//! * `"external_account_authorized_user"`: someone of a workforce pool who signed in with `gcloud`; a refresh token.
+//! * `"impersonated_service_account"`: one of these, a person's login or a service account's key, that acts as a service
 //!   account.
 //!
-//! An [`Account`] is an identity and the service accounts that it acts as, one after the other. `file` makes it of the
-//! file; `unusable` says what is wrong with files of the other kinds; `federated` (with `subject`, and `aws`), `login` and `key` are the identities; `impersonation` is the acting;
-//! `token_client` is how services are asked.
+//! An [`Account`] is an identity and the service accounts that it acts as, one after the other.
+//!
+//! * `file`: an account from a file. `unusable`: what is wrong with files of other kinds.
+//! * `federated`, `login`, `key`: the identities. `subject_token`, `aws`: what `federated` shows to the token service.
+//! * `impersonation`: acting as a service account. `token_client`: how services are asked.
 //!
 //! Tokens are fetched when the first request needs them, renewed by `credential_cache` while a load goes on, and never shown. A
 //! token service that is busy is asked again, as a store is; one that refuses is an error that says whose token it was,
