@@ -87,6 +87,13 @@ def decorated() -> bool:
     return is_ours(safetensors.safe_open)
 
 
+def test_the_log_says_that_a_file_is_opened_by_penstock(mixed: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", logger="penstock")
+    with penstock.patch_safetensors(), safetensors.safe_open(mixed[0], "pt"):
+        pass
+    assert f"safe_open of {mixed[0]} is Penstock's, to cpu" in caplog.text
+
+
 def test_it_decorates_functions_again_and_again() -> None:
     assert [decorated(), decorated()] == [True, True]
 

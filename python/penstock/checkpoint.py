@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,6 +30,8 @@ from penstock.state import IncompatibleKeys, report, report_misfits, state_of
 from penstock.storage_options import engine_options
 from penstock.tensor_info import TensorInfo
 from penstock.units import size
+
+logger = logging.getLogger(__name__)
 
 
 def open(  # noqa: A001
@@ -527,6 +530,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
 
     def _done(self, stats: LoadStats) -> None:
         self._last = self._here.stats = stats
+        logger.debug("loaded from %r: %r", self, stats)
 
 
 def _finished(

@@ -33,7 +33,7 @@ mod signals;
 use pyo3::prelude::*;
 
 /// The engine of Penstock. Import `penstock`, not this.
-#[pymodule]
+#[pymodule(gil_used = false)]
 mod _native {
     #[pymodule_export]
     use super::checkpoint::{Checkpoint, TensorInfo};

@@ -29,7 +29,7 @@ from functools import partial, wraps
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
-from penstock._native import LoadOptions
+from penstock._native import LoadOptions, shown
 from penstock.errors import MissingDependencyError, PenstockError, SafetensorError
 from penstock.patches import DISABLE, is_disabled, listed
 from penstock.safetensors import safe_open as our_safe_open
@@ -222,6 +222,7 @@ class _Opened(our_safe_open):
         self._own: Any = None
         with _as_theirs():
             super().__init__(filename, framework, device, mmap=settings.mmap, options=settings.options)
+        logger.debug("safetensors' safe_open of %s is Penstock's, to %s", shown(str(filename)), device)
 
     def _besides(self) -> Any:
         """The handle that safetensors has of the file, for what only that can do."""

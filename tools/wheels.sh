@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# The wheels of a release, built on any Linux with Rust: tools/wheels.sh DIRECTORY [TARGET…]
+#
+# For each target one wheel for all Python versions from 3.10 (abi3), and one for free-threaded 3.14, which cannot load
+# the other. zig links against glibc 2.28, so wheels run on RHEL 8, Debian 10, Ubuntu 20.04 and newer. maturin and
+# ziglang are taken from PyPI to an environment of their own.
+set -euo pipefail
+out=$(realpath -m "${1:?the directory for the wheels}")
+shift
+targets=("$@")
+[ $# -gt 0 ] || targets=(x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu)
+cd "$(dirname "$0")/.."
+tools=${XDG_CACHE_HOME:-$HOME/.cache}/penstock/wheel-tools
+if [ ! -x "$tools/bin/maturin" ]; then
+  "${PYTHON:-python3}" -m venv "$tools"
+  "$tools/bin/pip" install -q 'maturin>=1.16,<2' 'ziglang>=0.15'
+fi
+export PATH=$tools/bin:$PATH
+for target in "${targets[@]}"; do
+  rustup target add "$target" 2>/dev/null
+  for python in '' 'python3.14t'; do
+    maturin build --release --locked --zig --target "$target" --compatibility manylinux_2_28 \
+      ${python:+--interpreter "$python"} --out "$out"
+  done
+done
+maturin sdist --out "$out"
