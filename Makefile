@@ -39,6 +39,8 @@ test-libraries: $(VENV)/.tests  ## transformers, diffusers, peft, and the exampl
 ENGINE ?= vllm vllm-oldest sglang
 test-engines: $(VENV)/.venv  ## a real vLLM and SGLang on the CPU: ENGINE="vllm", or all
 	@rm -rf dist && VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin build -q --release --locked --out dist
+	@$(PYTHON) -m venv --clear target/try-wheel && target/try-wheel/bin/pip install -q numpy safetensors dist/*.whl && \
+	  target/try-wheel/bin/python tools/try_wheel.py
 	@for engine in $(ENGINE); do \
 	  case $$engine in \
 	    vllm-oldest) tests="tests/engines/test_vllm.py -k stock_loader";; \
