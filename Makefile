@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 DEMO_PACKAGES := numpy safetensors tqdm typer rich
 SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find crates -name '*.rs' -o -name Cargo.toml)
 
-.PHONY: demo test test-rust test-python test-stores test-libraries test-engines test-slow test-all lint sanitize build bench clean
+.PHONY: demo docs test test-rust test-python test-stores test-libraries test-engines test-slow test-all lint sanitize build bench clean
 
 demo: $(VENV)/.built  ## load a real checkpoint, prove it bit-equal to safetensors, print GB/s
 	@$(BIN)/pip install -q $(DEMO_PACKAGES)
@@ -59,7 +59,11 @@ test-slow: $(VENV)/.tests  ## what takes long by nature
 test-all: test test-stores test-libraries test-slow test-engines  ## everything; notes the commit that passed
 	@git diff --quiet HEAD && git rev-parse HEAD > tests/tested-commit || echo 'uncommitted changes: not noted as tested'
 
-lint: $(VENV)/.built-tests  ## formatting, clippy, ruff, mypy, stubs: warnings are errors
+docs: $(VENV)/.built-tests  ## the manual as a site, strictly
+	@$(BIN)/pip install -q -r docs/requirements.txt
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict --site-dir site
+
+lint: docs  ## formatting, clippy, ruff, mypy, stubs, the manual: warnings are errors
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo fmt --check --manifest-path benchmarks/http/Cargo.toml

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- needs [^\n]*-->\n)?```(python|bash)\n(.*?)```", re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/install.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/install.md", "docs/quickstart.md"])
 def test_the_page_runs_as_it_is_pasted(page: str, tmp_path: Path) -> None:
     # The command and the interpreter of this environment, by the names that people have them under.
     names = tmp_path / "bin"
