@@ -495,7 +495,7 @@ class TestCommand:
         lines = [line.strip() for line in shown.splitlines()]
         assert "Examples:" in lines
         assert any(line.startswith(f"- penstock {command} ") and "s3://" in line for line in lines)
-        assert "hf://" in shown
+        assert "hf://org/name[@revision]" in shown, "brackets are no markup"
 
     def test_python_runs_the_package(self) -> None:
         command = [sys.executable, "-m", "penstock", "--version"]

@@ -181,6 +181,27 @@ def test_the_command_pulls_and_says_so_in_json(bucket: servers.Remote, tmp_path:
     assert "error: s3://" in errors
 
 
+def test_a_dry_run_says_what_a_pull_would_do_and_makes_nothing(bucket: servers.Remote, tmp_path: Path) -> None:
+    url, to = f"{bucket.root}/model", tmp_path / "to"
+
+    def would() -> dict[str, str]:
+        planned = penstock.pull(url, to, ignore_patterns="unet/*", dry_run=True)
+        assert (planned.fetched_bytes, planned.nbytes) == (0, 40)
+        return {file.path: file.how for file in planned.files}
+
+    assert would() == dict.fromkeys(["a.safetensors", "b[1].safetensors", "config.json"], "pulled")
+    assert not to.exists()
+    penstock.pull(url, to, ignore_patterns="unet/*")
+    assert set(would().values()) == {"kept"}
+    out, _ = begin(url, to, "--dry-run").communicate(timeout=60)
+    *files, last = out.splitlines()
+    assert [line.split()[0] for line in files] == ["keep", "keep", "keep", "fetch", "fetch"]
+    assert "5 files" in last
+    assert "2 to fetch" in last
+    assert last.endswith("(dry run: nothing was fetched)")
+    assert not (to / "unet").exists()
+
+
 def test_inspect_lists_a_prefix_without_a_checkpoint(bucket: servers.Remote, tmp_path: Path) -> None:
     bucket.put("model/unet/deep/\x1b[31m.txt", b"12345")
     run = [sys.executable, "-m", "penstock.cli", "inspect"]

@@ -5,6 +5,7 @@ The engine does the work; here it is asked for, waited for and reported.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -61,6 +62,7 @@ def pull(
     progress: ProgressOption = None,
     storage_options: Mapping[str, Any] | None = None,
     options: LoadOptions | None = None,
+    dry_run: bool = False,
 ) -> Pulled:
     """Brings remote objects to a directory: many ranges at once, each file under its name only when it is complete.
 
@@ -80,6 +82,7 @@ def pull(
         progress: ``True`` for a bar, or a function of (bytes done, bytes in all).
         storage_options: credentials, endpoint and settings of the remote store, as for ``penstock.open``.
         options: settings; of them, ``readers`` counts here: the requests in flight (32 where nothing is said).
+        dry_run: fetch nothing and make nothing, only say what would become of each file.
 
     Raises:
         LocationNotFoundError: nothing is there, or nothing that is wanted.
@@ -93,6 +96,10 @@ def pull(
     directory = location(dst, "dst")
     source = Source(location(url, "url"), engine_options(storage_options))
     wanted = [index for index, (path, _) in enumerate(source.entries) if is_wanted(path, allowed, ignored)]
+    if dry_run:
+        began = time.perf_counter()
+        files = [PulledFile(*file) for file in source.preview(directory, wanted)]
+        return Pulled(Path(directory), files, 0, time.perf_counter() - began)
     return pull_entries(source, wanted, directory, progress=progress, options=options)
 
 

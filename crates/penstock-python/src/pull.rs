@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::sync::{Mutex, PoisonError};
 
 use penstock::memory::Owner;
-use penstock::pull::{self, How, Item};
+use penstock::pull::{self, How, Item, PulledFile};
 use penstock::store::{self, RemoteStore, RetryPolicy, Store};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
@@ -17,7 +17,8 @@ use crate::paths::{LocationArgument, PathArgument, to_python};
 use crate::signals::{SIGNAL_CHECK, interruptibly};
 
 /// Paths, bytes and how each came; bytes that came over the network; seconds.
-type Ended = (Vec<(String, u64, &'static str)>, u64, f64);
+type Entry = (String, u64, &'static str);
+type Ended = (Vec<Entry>, u64, f64);
 
 /// What a URL names: the objects under a prefix, the files of a repository, or one object.
 #[pyclass(frozen, module = "penstock._native")]
@@ -46,6 +47,20 @@ impl Source {
         self.items.iter().map(|item| (&*item.path, item.bytes)).collect()
     }
 
+    /// (path, bytes, how) of each of the entries with these indices: what a pull would do. Ctrl-C raises
+    /// KeyboardInterrupt from here.
+    fn preview(
+        &self,
+        py: Python<'_>,
+        destination: PathArgument,
+        indices: Vec<usize>,
+    ) -> PyResult<Vec<Entry>> {
+        let items = self.wanted(indices)?;
+        let preview = || pull::preview(&self.store, &items, &destination.0);
+        let files = interruptibly(py, preview, || self.store.interrupt())?;
+        Ok(files.into_iter().map(entry).collect())
+    }
+
     /// Begins to pull the entries with these indices.
     fn pull(
         &self,
@@ -54,6 +69,14 @@ impl Source {
         indices: Vec<usize>,
         readers: Option<usize>,
     ) -> Outcome<Pull> {
+        let items = self.wanted(indices)?;
+        let inner = py.detach(|| pull::Pull::start(&self.store, items, &destination.0, readers))?;
+        Ok(Pull { inner: Detached::new(Mutex::new(inner)), owner: Owner::current() })
+    }
+}
+
+impl Source {
+    fn wanted(&self, indices: Vec<usize>) -> Outcome<Vec<Item>> {
         let items: Vec<_> = indices.into_iter().filter_map(|index| self.items.get(index).cloned()).collect();
         if items.is_empty() {
             let cause = format!("none of the {} objects there is wanted", self.items.len());
@@ -63,9 +86,18 @@ impl Source {
                     .remedy("Check allow_patterns= and ignore_patterns=: they are compared with the whole path below the URL"),
             ));
         }
-        let inner = py.detach(|| pull::Pull::start(&self.store, items, &destination.0, readers))?;
-        Ok(Pull { inner: Detached::new(Mutex::new(inner)), owner: Owner::current() })
+        Ok(items)
     }
+}
+
+/// A file as Python has it.
+fn entry(file: PulledFile) -> Entry {
+    let how = match file.how {
+        How::Pulled => "pulled",
+        How::Resumed => "resumed",
+        How::Kept => "kept",
+    };
+    (file.path, file.bytes, how)
 }
 
 /// A pull under way.
@@ -104,12 +136,7 @@ impl Pull {
         let ended = ended?;
         py.check_signals()?;
         Ok(ended.map(|pulled| {
-            let how = |how| match how {
-                How::Pulled => "pulled",
-                How::Resumed => "resumed",
-                How::Kept => "kept",
-            };
-            let files = pulled.files.into_iter().map(|file| (file.path, file.bytes, how(file.how))).collect();
+            let files = pulled.files.into_iter().map(entry).collect();
             (files, pulled.fetched_bytes, pulled.wall.as_secs_f64())
         }))
     }

@@ -105,7 +105,7 @@ Paths = Annotated[
     _argument(
         metavar="PATH",
         help="A file, several, a directory, a quoted glob, a shard index, or a model of a Hugging Face cache; or a "
-        "URL: s3://, gs://, az://, abfss://, https://, hf://org/name[@revision].",
+        "URL: s3://, gs://, az://, abfss://, https://, hf://org/name\\[@revision].",
         autocompletion=completed_paths,
     ),
 ]
@@ -249,7 +249,7 @@ def pull_command(
         _argument(
             metavar="URL",
             parser=parse_remote,
-            help="A prefix of an object store, a repository (hf://org/name[@revision]), or one object.",
+            help="A prefix of an object store, a repository (hf://org/name\\[@revision]), or one object.",
         ),
     ],
     directory: Annotated[
@@ -269,6 +269,7 @@ def pull_command(
     ] = None,
     readers: Annotated[int | None, typer.Option(metavar="N", help="Requests in flight (32).")] = None,
     storage_option: StorageOption = None,
+    dry_run: Annotated[bool, _flag("--dry-run", help="List what would be fetched; fetch and make nothing.")] = False,
     verbose: Annotated[bool, _flag("--verbose", "-v", help="List each file, and how it came to be there.")] = False,
     quiet: Annotated[bool, _flag("--quiet", "-q", help="Show no progress bar.")] = False,
     json: Json = False,
@@ -285,6 +286,7 @@ def pull_command(
             exclude=exclude or [],
             storage_options=storage_options(storage_option),
             options=penstock.LoadOptions(readers=readers),
+            dry_run=dry_run,
             verbose=verbose,
             quiet=quiet,
             json=json,

@@ -21,12 +21,13 @@ def pull(
     exclude: list[str],
     storage_options: Mapping[str, str] | None,
     options: penstock.LoadOptions,
+    dry_run: bool,
     verbose: bool,
     quiet: bool,
     json: bool,
 ) -> None:
     """Pulls and reports."""
-    shown = not (quiet or json) and sys.stderr.isatty()
+    shown = not (quiet or json or dry_run) and sys.stderr.isatty()
     with bar("pulling", shown=shown) as report:
         pulled = penstock.pull(
             url,
@@ -36,11 +37,13 @@ def pull(
             progress=report,
             storage_options=storage_options,
             options=options,
+            dry_run=dry_run,
         )
     if json:
         as_json(
             {
                 "url": without_secrets(url),
+                "dry_run": dry_run,
                 "directory": str(pulled.directory),
                 "files": [file._asdict() for file in pulled.files],
                 "bytes": pulled.nbytes,
@@ -49,13 +52,27 @@ def pull(
             }
         )
         return
-    listed = map(each, pulled.files) if verbose else ()
-    Output().lines(map(printable, [*listed, summary(pulled)]))
+    listed = (each(file, dry_run=dry_run) for file in pulled.files if verbose or dry_run)
+    last = plan(pulled) if dry_run else summary(pulled)
+    Output().lines(map(printable, [*listed, last]))
 
 
-def each(file: penstock.PulledFile) -> str:
-    """One file in a line: how it came to be there, its size, its path."""
-    return f"{file.how:7}  {size(file.nbytes):>8}  {file.path}"
+_WOULD = {"pulled": "fetch", "resumed": "resume", "kept": "keep"}
+
+
+def each(file: penstock.PulledFile, *, dry_run: bool = False) -> str:
+    """One file in a line: how it came to be there, or would, its size, its path."""
+    return f"{_WOULD[file.how] if dry_run else file.how:7}  {size(file.nbytes):>8}  {file.path}"
+
+
+def plan(pulled: penstock.Pulled) -> str:
+    """What a pull would do, in one line."""
+    missing = [file for file in pulled.files if file.how != "kept"]
+    line = f"{plural(len(pulled.files), 'file')}, {size(pulled.nbytes)}: {len(missing):,} to fetch"
+    if missing:
+        at_most = "at most " if any(file.how == "resumed" for file in missing) else ""
+        line += f", {at_most}{size(sum(file.nbytes for file in missing))}"
+    return f"{line} (dry run: nothing was fetched)"
 
 
 def summary(pulled: penstock.Pulled) -> str:

@@ -17,7 +17,8 @@ use super::tree::Tree;
 use crate::error::{Error, Result};
 use crate::store::{Identity, RemoteStore};
 
-const NAME: &str = "pulled.jsonl";
+/// Its name in the directory of pulls' own files.
+pub(super) const NAME: &str = "pulled.jsonl";
 
 #[derive(Serialize, Deserialize)]
 struct Line {
@@ -43,30 +44,54 @@ pub(super) enum Known {
     No,
 }
 
-/// The ledger of one destination.
-pub(super) struct Ledger {
-    file: File,
-    known: HashMap<String, Line>,
-}
+/// What a ledger says of each path.
+#[derive(Default)]
+pub(super) struct Lines(HashMap<String, Line>);
 
-impl Ledger {
-    /// Reads the ledger, and rewrites it where most of it is of the past.
-    pub(super) fn open(tree: &Tree) -> Result<Self> {
-        let mut known = HashMap::new();
-        let mut lines = 0;
-        for line in BufReader::new(tree.state_file(NAME)?).lines().map_while(std::result::Result::ok) {
+impl Lines {
+    /// The lines of a ledger's file, and how many it has in all.
+    pub(super) fn read(file: File) -> (Self, usize) {
+        let (mut known, mut lines) = (HashMap::new(), 0);
+        for line in BufReader::new(file).lines().map_while(std::result::Result::ok) {
             lines += 1;
             if let Ok(line) = serde_json::from_str::<Line>(&line) {
                 known.insert(line.path.clone(), line);
             }
         }
+        (Self(known), lines)
+    }
+
+    /// Whether the file that is there is the version that was found.
+    pub(super) fn holds(&self, item: &Item, stat: &Stat) -> Known {
+        let line = self.0.get(&item.path).filter(|line| {
+            let same_file = line.modified == modified(stat) && u64::try_from(stat.st_size) == Ok(line.bytes);
+            same_file && RemoteStore::is_likely(&item.identity, &Identity(line.version.clone()))
+        });
+        match line {
+            None => Known::No,
+            Some(line) if line.changed.is_none_or(|then| then == changed(stat)) => Known::Same,
+            Some(line) => line.checksum.map_or(Known::No, Known::If),
+        }
+    }
+}
+
+/// The ledger of one destination.
+pub(super) struct Ledger {
+    file: File,
+    known: Lines,
+}
+
+impl Ledger {
+    /// Reads the ledger, and rewrites it where most of it is of the past.
+    pub(super) fn open(tree: &Tree) -> Result<Self> {
+        let (known, lines) = Lines::read(tree.state_file(NAME)?);
         let mut file = tree.state_file(NAME)?;
         let failed = |error: std::io::Error| Error::from_io("writing the ledger", &error);
-        if lines > 2 * known.len() + 100 {
+        if lines > 2 * known.0.len() + 100 {
             let name = format!("{NAME}.new");
             file = tree.state_file(&name)?;
             file.set_len(0).map_err(failed)?;
-            let all: String = known.values().map(written).collect();
+            let all: String = known.0.values().map(written).collect();
             file.write_all(all.as_bytes()).map_err(failed)?;
             tree.replace_state_file(&name, NAME)?;
         }
@@ -80,15 +105,7 @@ impl Ledger {
 
     /// Whether the file that is there is the version that was found.
     pub(super) fn holds(&self, item: &Item, stat: &Stat) -> Known {
-        let line = self.known.get(&item.path).filter(|line| {
-            let same_file = line.modified == modified(stat) && u64::try_from(stat.st_size) == Ok(line.bytes);
-            same_file && RemoteStore::is_likely(&item.identity, &Identity(line.version.clone()))
-        });
-        match line {
-            None => Known::No,
-            Some(line) if line.changed.is_none_or(|then| then == changed(stat)) => Known::Same,
-            Some(line) => line.checksum.map_or(Known::No, Known::If),
-        }
+        self.known.holds(item, stat)
     }
 
     /// Writes down a file that has got its name.

@@ -10,6 +10,7 @@
 //! directory is refused, and no link below the directory is followed.
 //!
 //! * `source`: what a URL names; whoever pulls chooses from that.
+//! * `preview`: what a pull would do.
 //! * `tree`: the directory, from which nothing escapes. * `ledger`: what was pulled before.
 //! * `partial_file`: a file on its way. * `work`: who does what next. * `session`: threads, progress, endings.
 //!
@@ -17,10 +18,12 @@
 
 mod ledger;
 mod partial_file;
+mod preview;
 mod session;
 mod source;
 mod tree;
 mod work;
 
+pub use preview::preview;
 pub use session::{How, Progress, Pull, Pulled, PulledFile};
 pub use source::{Item, find};

@@ -61,13 +61,10 @@ impl PartialFile {
         let directory = tree.directory_of(&item.path)?;
         tree.stat(&directory, &item.path)?;
         let (name, bytes) = (part_name(&item.path), object.bytes());
-        let (file, map) = (tree.part(&name)?, CloseOnForkFile::open(|| tree.part(&format!("{name}.map")))?);
-        // An object without a version of its own cannot be told from the one that came half before.
-        let version = Some(object.identity())
-            .filter(|identity| crate::store::RemoteStore::is_likely(identity, identity));
-        let label = format!("{}\n{}", item.path, version.as_ref().map_or("?", |identity| &*identity.0));
+        let (file, map) = (tree.part(&name)?, CloseOnForkFile::open(|| tree.part(&map_name(&item.path)))?);
+        let (label, has_version) = label(&item.path, &object.identity());
         let (map, known) = BlockMap::open(map, &label, bytes, BLOCK_BYTES).map_err(failed)?;
-        let resumed = known && version.is_some();
+        let resumed = known && has_version;
         if !resumed {
             file.set_len(0).map_err(failed)?;
             (0..map.blocks())
@@ -196,7 +193,7 @@ impl PartialFile {
         // Before its name: after a power failure there is a whole file of that name or none.
         fdatasync(&self.file).map_err(failed)?;
         tree.finish(&self.name, &self.directory, &self.path)?;
-        tree.forget_part(&format!("{}.map", self.name));
+        tree.forget_part(&map_name(&self.path));
         rustix::fs::fstat(&self.file).map_err(failed)
     }
 }
@@ -218,6 +215,23 @@ fn to_usize(n: u64) -> usize {
 fn no_room(bytes: u64) -> Error {
     Error::new(ErrorKind::Storage, format!("the disk is full: there is no room for {bytes} more bytes"))
         .remedy("Free some space and pull again: what came so far is kept")
+}
+
+/// Whether `map` is that of a partial file which a pull of this item would go on with.
+pub(super) fn can_resume(map: &File, item: &Item) -> bool {
+    let (label, has_version) = label(&item.path, &item.identity);
+    has_version && BlockMap::is_of(map, &label, item.bytes, BLOCK_BYTES)
+}
+
+/// What a map is of. An object without a version of its own cannot be told from the one that came half before.
+fn label(path: &str, identity: &Identity) -> (String, bool) {
+    let has_version = crate::store::RemoteStore::is_likely(identity, identity);
+    (format!("{path}\n{}", if has_version { &*identity.0 } else { "?" }), has_version)
+}
+
+/// The name of the map beside a path's partial file.
+pub(super) fn map_name(path: &str) -> String {
+    format!("{}.map", part_name(path))
 }
 
 /// The name of a path's partial file: the path as far as a name may be long, and a checksum of the whole.

@@ -88,6 +88,23 @@ struct Shared {
     fetched_bytes: AtomicU64,
 }
 
+/// Refuses items whose paths would lead out of the destination, or two that would be one file.
+///
+/// # Errors
+/// `Access`, naming the object.
+pub(super) fn check(items: &[Item]) -> Result<()> {
+    let mut paths = HashSet::new();
+    for item in items {
+        let refuse = |error: Error| error.object(shown(&item.location));
+        tree::check(&item.path).map_err(refuse)?;
+        if !paths.insert(&*item.path) {
+            let cause = format!("another object would be the same file, {:?}", item.path);
+            return Err(refuse(Error::new(ErrorKind::Access, cause)));
+        }
+    }
+    Ok(())
+}
+
 impl Pull {
     /// Begins to pull `items`, with at most `readers` requests in flight, to the directory `destination`. Waits for
     /// another pull to the same directory to end, then finds what that one has done.
@@ -100,15 +117,7 @@ impl Pull {
         destination: &Path,
         readers: Option<usize>,
     ) -> Result<Self> {
-        let mut paths = HashSet::new();
-        for item in &items {
-            let refuse = |error: Error| error.object(shown(&item.location));
-            tree::check(&item.path).map_err(refuse)?;
-            if !paths.insert(&*item.path) {
-                let cause = format!("another object would be the same file, {:?}", item.path);
-                return Err(refuse(Error::new(ErrorKind::Access, cause)));
-            }
-        }
+        check(&items)?;
         let shared = Arc::new(Shared {
             files: Mutex::new(vec![None; items.len()]),
             bytes: AtomicU64::new(items.iter().map(|item| item.bytes).sum()),

@@ -26,6 +26,8 @@ use crate::memory::CloseOnForkFile;
 
 /// The directory of what pulls keep for themselves.
 pub(super) const STATE: &str = ".penstock";
+/// The directory of partial files in it.
+pub(super) const PARTS: &str = "parts";
 /// How often a pull that waits for another looks whether it has ended.
 const LOCK_CHECK: Duration = Duration::from_millis(50);
 /// After which time a pull that waits says so.
@@ -67,7 +69,7 @@ impl Tree {
         let made = || -> Result<_, Errno> {
             let root = openat(CWD, path, DIRECTORY, Mode::empty())?;
             let state = descend(root.as_fd(), STATE)?;
-            let parts = descend(state.as_fd(), "parts")?;
+            let parts = descend(state.as_fd(), PARTS)?;
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
             let lock =
                 CloseOnForkFile::open(|| openat(&state, "lock", flags, Mode::from(0o666)).map(File::from))?;

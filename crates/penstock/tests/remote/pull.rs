@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use penstock::pull::{How, Pull, Pulled, find};
+use penstock::pull::{How, Pull, Pulled, find, preview};
 use penstock::store::{Environment, RemoteStore};
 use penstock::{Error, ErrorKind, Result};
 
@@ -41,6 +41,12 @@ fn end(pull: &mut Pull) -> Result<Pulled> {
             return Ok(pulled);
         }
     }
+}
+
+/// What a pull would do.
+fn would(store: &RemoteStore, url: &str, to: &Path) -> Vec<(String, u64, How)> {
+    let files = preview(store, &find(store, url).unwrap(), to).unwrap();
+    files.into_iter().map(|file| (file.path, file.bytes, file.how)).collect()
 }
 
 fn how(pulled: &Pulled) -> Vec<(&str, How)> {
@@ -274,12 +280,16 @@ fn cut_off(store: &RemoteStore, url: &str, to: &Path, bytes: u64) {
 fn a_pull_that_was_cut_off_goes_on_where_it_stopped() {
     let (server, url, free) = stuck(1);
     let (store, to) = (web_store(), tempfile::tempdir().unwrap());
+    assert_eq!(would(&store, &url, to.path()), [("m.bin".to_owned(), LARGE as u64, How::Pulled)]);
+    assert_eq!(fs::read_dir(to.path()).unwrap().count(), 0, "a preview makes nothing");
     cut_off(&store, &url, to.path(), 8 << 20);
+    assert_eq!(would(&store, &url, to.path()), [("m.bin".to_owned(), LARGE as u64, How::Resumed)]);
     // Half a file is not shown.
     assert_eq!(files(to.path()), []);
     assert_eq!(parts(to.path()), 2);
     free.store(true, Ordering::SeqCst);
     let pulled = pull(&store, &url, to.path()).unwrap();
+    assert_eq!(would(&store, &url, to.path()), [("m.bin".to_owned(), LARGE as u64, How::Kept)]);
     assert_eq!(how(&pulled), [("m.bin", How::Resumed)]);
     assert_eq!(pulled.fetched_bytes, LARGE as u64 - (8 << 20));
     assert!(files(to.path()) == [(to.path().join("m.bin"), content(LARGE))]);
@@ -313,6 +323,7 @@ fn half_of_another_version_is_not_used() {
     let other: Vec<u8> = content(LARGE).iter().map(|byte| byte ^ 1).collect();
     server.put("/m.bin", &other);
     free.store(true, Ordering::SeqCst);
+    assert_eq!(would(&store, &url, to.path()), [("m.bin".to_owned(), LARGE as u64, How::Pulled)]);
     let pulled = pull(&store, &url, to.path()).unwrap();
     assert_eq!((how(&pulled), pulled.fetched_bytes), (vec![("m.bin", How::Pulled)], LARGE as u64));
     assert!(fs::read(to.path().join("m.bin")).unwrap() == other);
