@@ -28,8 +28,13 @@ def commands() -> str:
 
     environment = {"COLUMNS": "78", "NO_COLOR": "1", "TERM": "dumb"}
     pages = []
-    for command in ("", *(command.name for command in app.registered_commands)):
-        arguments = [*([command] if command else []), "--help"]
+    names = ["", *(command.name for command in app.registered_commands)]
+    for group in app.registered_groups:
+        names += [
+            f"{group.typer_instance.info.name} {command.name}" for command in group.typer_instance.registered_commands
+        ]
+    for command in names:
+        arguments = [*command.split(), "--help"]
         shown = CliRunner().invoke(app, arguments, env=environment, prog_name="penstock")
         if shown.exit_code:
             raise RuntimeError(shown.output)

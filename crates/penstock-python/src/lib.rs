@@ -7,7 +7,7 @@
 //! * `prefetch`: `Prefetch`: files on their way into the page cache.
 //! * `session`: `Session`, `Mapped`, `LoadStats`: loads under way.
 //! * `host_array`: `HostArray`: the memory of one host tensor, for numpy and DLPack.
-//! * `objects`: listings, and the bytes of small objects.
+//! * `cache`: what is in a disk cache. `objects`: listings, and the bytes of small objects.
 //! * `pull`: `Source`, `Pull`: remote objects brought to a directory.
 //! * `config`: `LoadOptions`. `environment`: variables and storage options. `errors`: exceptions. `paths`: paths and URLs as
 //!   arguments and results. `logging`: the core's log. `signals`: Ctrl-C while waiting for a server.
@@ -16,6 +16,7 @@
 // PyO3's macros expand to unsafe code of their own; ours is in `host_array` and in `Session::attach`.
 #![allow(unsafe_code, unreachable_pub)]
 
+mod cache;
 mod checkpoint;
 mod config;
 mod detached;
@@ -35,6 +36,8 @@ use pyo3::prelude::*;
 /// The engine of Penstock. Import `penstock`, not this.
 #[pymodule(gil_used = false)]
 mod _native {
+    #[pymodule_export]
+    use super::cache::{cache_entries, cache_prune, cache_remove, cache_verify};
     #[pymodule_export]
     use super::checkpoint::{Checkpoint, TensorInfo};
     #[pymodule_export]

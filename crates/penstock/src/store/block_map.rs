@@ -46,6 +46,19 @@ impl BlockMap {
         file.read_exact_at(&mut there, 0).is_ok() && there == header
     }
 
+    /// The name of the object that `file` is the map of, its bytes, and those of a block; `None` where it is no map.
+    pub(crate) fn describe(file: &File) -> Option<(String, u64, u64)> {
+        let mut fixed = [0; FIXED as usize];
+        file.read_exact_at(&mut fixed, 0).ok()?;
+        let number = |at: usize| Some(u64::from_le_bytes(fixed[at * 8..at * 8 + 8].try_into().ok()?));
+        let (block_bytes, bytes, len) = (number(1)?, number(2)?, number(3)?);
+        // The file says how long the name is: no more is read than there is.
+        let is_map = fixed.starts_with(MAGIC) && block_bytes > 0 && len <= file.metadata().ok()?.len();
+        let mut name = vec![0; usize::try_from(len).ok().filter(|_| is_map)?];
+        file.read_exact_at(&mut name, FIXED).ok()?;
+        Some((String::from_utf8(name).ok()?, bytes, block_bytes))
+    }
+
     /// The map in `file` (open for reading, and for writing unless it is known to be the right one) if it is that of an object called `name` of so many bytes; else
     /// an empty one in its place. Says whether it was there.
     ///
@@ -157,6 +170,7 @@ mod tests {
         map.set(2, 88).unwrap();
         again.refresh().unwrap();
         assert_eq!(again.get(2), Some(88));
+        assert_eq!(BlockMap::describe(&File::open(&path).unwrap()), Some(("a\nv1".to_owned(), 2500, 1000)));
         for (name, bytes) in [("a\nv2", 2500), ("a\nv1", 2501)] {
             let (other, known) = opened(&path, name, bytes);
             assert!(!known && (0..3).all(|block| other.get(block).is_none()), "{name} {bytes}");
@@ -170,6 +184,7 @@ mod tests {
         let path = directory.path().join("map");
         for content in [&b""[..], b"PSTK", &[0xff; 500]] {
             std::fs::write(&path, content).unwrap();
+            assert_eq!(BlockMap::describe(&File::open(&path).unwrap()), None);
             let (map, known) = opened(&path, "a", 1);
             assert!(!known && map.get(0).is_none());
         }

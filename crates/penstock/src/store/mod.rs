@@ -29,7 +29,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileMapping, PinnedSpan, Window};
 
 #[cfg(feature = "remote")]
-pub use disk_cache::{CachingStore, DiskCache, flush_disk_caches};
+pub use disk_cache::{CacheEntry, CacheManager, CachingStore, DiskCache, flush_disk_caches};
 pub use local::{CachePolicy, LocalStore, location_of, path_of, readable};
 #[cfg(feature = "remote")]
 pub(crate) use location::is_key;

@@ -9,6 +9,7 @@ mod acting;
 mod answers;
 mod cache;
 mod cache_loads;
+mod cache_managed;
 mod cache_shared;
 mod credentials;
 mod faults;

@@ -221,6 +221,29 @@ impl Directory {
         }
     }
 
+    /// The directory of all entries.
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Removes the entry of that name; false where it is in use or not there.
+    ///
+    /// # Errors
+    /// Why the lock could not be had, in words.
+    pub(super) fn remove_named(&self, name: &str) -> Result<bool, String> {
+        let _lock = self.lock()?;
+        Ok(self.root.join(name).exists() && self.remove(&self.root.join(name)))
+    }
+
+    /// Removes entries, those used longest ago first, until all together have no more bytes than the bound.
+    ///
+    /// # Errors
+    /// Why that cannot be, in words.
+    pub(super) fn shrink(&self) -> Result<(), String> {
+        let _lock = self.lock()?;
+        self.make_room(0).map_err(|note| note.unwrap_or_else(|error| self.not_writable(&error)))
+    }
+
     /// Makes an empty entry, and room for it.
     fn make(&self, key: &Key) -> Result<(), String> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);

@@ -8,7 +8,7 @@
 //! * `key`: which version of which object. `directory`: entries on disk, their locks, their bound.
 //! * `entry`: an entry being filled: data, and a map of its blocks' checksums. `object`: reading through one.
 //!   `mark`: what says that one is full. `complete`: reading one that is. `trust`: whose files count.
-//! * `writers`: the process's threads that write.
+//! * `writers`: the process's threads that write. `manage`: what people do with entries.
 //!
 //! Promises:
 //! * An entry is used only for the very version it is of: the remote store says which that is, by strong tag or date; and
@@ -29,6 +29,7 @@ mod directory;
 mod entry;
 mod files;
 mod key;
+mod manage;
 mod mark;
 mod object;
 mod trust;
@@ -41,6 +42,8 @@ use std::time::Duration;
 
 use super::{CachePolicy, Entry, Identity, LocalStore, Object, RemoteStore, Store, location_of};
 use crate::error::Result;
+
+pub use manage::{CacheEntry, CacheManager};
 
 use complete::CompleteObject;
 use directory::Directory;
