@@ -155,14 +155,14 @@ def _request(port: int, method: str, path: str, body: bytes = b"", **headers: st
 
 
 @contextlib.contextmanager
-def s3(directory: Path, *more: str) -> Iterator[Remote]:
-    bucket = directory / BUCKET
-    bucket.mkdir()
+def s3(directory: Path, *more: str, bucket: str = BUCKET) -> Iterator[Remote]:
+    root = directory / bucket
+    root.mkdir()
     flags = ["--access", "sentinel-access", "--secret", "sentinel-secret-key", "--quiet", "--keep-alive"]
     with _server("versitygw", *flags, *more, "--port", "127.0.0.1:{port}", "posix", str(directory)) as port:
 
         def put(key: str, body: bytes) -> None:
-            path = bucket / key
+            path = root / key
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(body)
 
@@ -171,11 +171,11 @@ def s3(directory: Path, *more: str) -> Iterator[Remote]:
             "AWS_ACCESS_KEY_ID": "sentinel-access",
             "AWS_SECRET_ACCESS_KEY": "sentinel-secret-key",
         }
-        yield Remote(f"s3://{BUCKET}", environment, put)
+        yield Remote(f"s3://{bucket}", environment, put)
 
 
 @contextlib.contextmanager
-def moto(directory: Path) -> Iterator[Remote]:
+def moto(directory: Path, bucket: str = BUCKET) -> Iterator[Remote]:
     """S3 once more, as boto3's users imitate it: keys of any form, and Amazon's own listings and errors.
 
     It wants requests to be signed, but compares no signature.
@@ -185,17 +185,17 @@ def moto(directory: Path) -> Iterator[Remote]:
     with _running("moto", sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "{port}") as port:
         credential = "Credential=sentinel-access/20260101/us-east-1/s3/aws4_request"
         signed = f"AWS4-HMAC-SHA256 {credential}, SignedHeaders=host, Signature=0"
-        _request(port, "PUT", f"/{BUCKET}", Authorization=signed)
+        _request(port, "PUT", f"/{bucket}", Authorization=signed)
 
         def put(key: str, body: bytes) -> None:
-            _request(port, "PUT", f"/{BUCKET}/{urllib.parse.quote(key)}", body, Authorization=signed)
+            _request(port, "PUT", f"/{bucket}/{urllib.parse.quote(key)}", body, Authorization=signed)
 
         environment = {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
             "AWS_ACCESS_KEY_ID": "sentinel-access",
             "AWS_SECRET_ACCESS_KEY": "sentinel-secret-key",
         }
-        yield Remote(f"s3://{BUCKET}", environment, put)
+        yield Remote(f"s3://{bucket}", environment, put)
 
 
 def forget_settings(monkeypatch: pytest.MonkeyPatch, *prefixes: str) -> None:
@@ -225,20 +225,20 @@ def s3_without_credentials(home: Path, body: bytes, monkeypatch: pytest.MonkeyPa
 
 
 @contextlib.contextmanager
-def gcs(directory: Path) -> Iterator[Remote]:
+def gcs(directory: Path, bucket: str = BUCKET) -> Iterator[Remote]:
     flags = ["-backend", "memory", "-scheme", "http", "-host", "127.0.0.1", "-port", "{port}"]
     with _server("fake-gcs-server", *flags, "-public-host", "127.0.0.1:{port}") as port:
-        _request(port, "POST", "/storage/v1/b?project=p", b'{"name":"%s"}' % BUCKET.encode())
+        _request(port, "POST", "/storage/v1/b?project=p", b'{"name":"%s"}' % bucket.encode())
 
         def put(key: str, body: bytes) -> None:
             name = urllib.parse.quote(key, safe="")
-            _request(port, "POST", f"/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name={name}", body)
+            _request(port, "POST", f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name={name}", body)
 
-        yield Remote(f"gs://{BUCKET}", {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}, put)
+        yield Remote(f"gs://{bucket}", {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}, put)
 
 
 @contextlib.contextmanager
-def azure(directory: Path) -> Iterator[Remote]:
+def azure(directory: Path, bucket: str = BUCKET) -> Iterator[Remote]:
     flags = ["--silent", "--skipApiVersionCheck", "--inMemoryPersistence", "--disableTelemetry"]
     with _server("azurite", *flags, "--blobPort={port}") as port:
         # An account signature for making containers and writing objects.
@@ -254,7 +254,7 @@ def azure(directory: Path) -> Iterator[Remote]:
                 "sig": base64.b64encode(mac).decode(),
             }
         )
-        container = f"/{_AZURE_ACCOUNT}/{BUCKET}"
+        container = f"/{_AZURE_ACCOUNT}/{bucket}"
         _request(port, "PUT", f"{container}?restype=container&{query}", x_ms_version="2021-08-06")
 
         def put(key: str, body: bytes) -> None:
@@ -263,7 +263,7 @@ def azure(directory: Path) -> Iterator[Remote]:
 
         endpoint = f"http://127.0.0.1:{port}/{_AZURE_ACCOUNT}"
         connection = f"AccountName={_AZURE_ACCOUNT};AccountKey={_AZURE_KEY};BlobEndpoint={endpoint}"
-        yield Remote(f"az://{BUCKET}", {"AZURE_STORAGE_CONNECTION_STRING": connection}, put)
+        yield Remote(f"az://{bucket}", {"AZURE_STORAGE_CONNECTION_STRING": connection}, put)
 
 
 @contextlib.contextmanager

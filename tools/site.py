@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-_OUT = re.compile(r"\[([^\]]*)\]\((?:\.\./)+((?:benchmarks|crates|python|tests|examples|README|CONTRIBUTING)[^)]*)\)")
+_OUT = re.compile(r"\[([^\]]*)\]\((?:\.\./)+((?:benchmarks|crates|python|tests|examples|[A-Z]+\.md)[^)]*)\)")
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:

@@ -23,7 +23,8 @@ RULES: list[tuple[str, tuple[str, ...]]] = [
     (r"tests/tested-commit$", _NONE),
     (r"tests/engines/", ("engines",)),
     (r"docs/engines/|examples/", ("libraries",)),  # whose code is run by tests
-    (r"docs/|benchmarks/|fuzz/|README|CHANGELOG|CONTRIBUTING|LICENSE|\.gitignore", _NONE),
+    (r"docs/(s3|gcs|azure|huggingface|pull)\.md", ("stores",)),
+    (r"docs/|benchmarks/|fuzz/|[A-Z]+(\.md)?$|\.git|mkdocs\.yml|deny\.toml|tools/(notices|wheels|site)", _NONE),
     (r"python/penstock/integrations/(vllm|sglang)/", ("engines",)),
     (r"python/penstock/integrations/(transformers|diffusers|peft|safetensors)/", ("libraries",)),
     (r"python/penstock/(recording|distributed)/", ("engines",)),

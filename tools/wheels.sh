@@ -16,6 +16,10 @@ if [ ! -x "$tools/bin/maturin" ]; then
   "$tools/bin/pip" install -q 'maturin>=1.16,<2' 'ziglang>=0.15'
 fi
 export PATH=$tools/bin:$PATH
+# The licences of what is linked travel in the wheel, beside the list of it (SBOM) that maturin makes.
+[ -x "$tools/bin/cargo-about" ] || cargo install -q cargo-about --locked --features cli --root "$tools"
+cargo-about generate --locked -c tools/notices/about.toml --manifest-path crates/penstock-python/Cargo.toml \
+  tools/notices/notices.hbs -o THIRD_PARTY_NOTICES.txt
 for target in "${targets[@]}"; do
   rustup target add "$target" 2>/dev/null
   for python in '' 'python3.14t'; do
