@@ -1,7 +1,7 @@
 """README.md and the manual run as they are written: every block of Python and shell, in order, in an empty directory.
 
-A page about a store runs against a server of it. Blocks that need what is not here (a GPU, a cluster, an engine) say so in
-a comment above them: Python is then compiled only, and a shell only parses its commands.
+A page about a store runs against a server of it. Blocks that need what is not here (a GPU, a cluster, an engine) say so
+in a comment above them: Python is then compiled only, and a shell only parses its commands.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r"(<!-- needs [^\n]*-->\n)?```(python|bash)\n(.*?)```", re.DOTALL)
 # Commands that are indented are code blocks too, which nothing here would run.
-INDENTED = re.compile(r"\n\n    (?:sudo |[A-Z_]+=\S+ )?(?:pip|penstock|vllm|sglang|make|python|cargo|kubectl|docker|cp) ")
+INDENTED = re.compile(r"\n\n    (?:sudo |[A-Z_]+=\S+ )?(?:pip|penstock|vllm|sglang|make|python|cargo|kubectl|cp) ")
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in DOCS.rglob("*.md"))]
 STORES = {
     "docs/s3.md": ("moto", "bucket"),
