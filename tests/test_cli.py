@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import servers
+
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 
@@ -290,6 +292,16 @@ class TestLoad:
     @pytest.mark.parametrize("option", ["--quiet", "--json"])
     def test_shows_no_bar_where_none_is_wanted(self, single: Path, option: str) -> None:
         assert _stderr_of_a_terminal("load", single, "--framework", "np", option) == ""
+
+
+def test_a_pull_counts_files_on_a_terminal(sharded: Path, tmp_path: Path) -> None:
+    with servers.web(tmp_path) as remote:
+        for file in sharded.iterdir():
+            remote.put(f"model/{file.name}", file.read_bytes())
+        files = len(list(sharded.iterdir()))
+        seen = _stderr_of_a_terminal("pull", f"{remote.root}/model/", tmp_path / "here", NO_COLOR="1", COLUMNS="120")
+    assert f"pulling {files}/{files} files" in seen
+    assert "/0 bytes" not in seen, "a plain server tells sizes only when it is asked for the objects"
 
 
 def _stderr_of_a_terminal(*arguments: object, code: int = 0, **settings: str) -> str:

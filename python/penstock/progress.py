@@ -20,12 +20,18 @@ class Progress(Protocol):
     def advance(self, nbytes: int) -> None:
         """``nbytes`` more have landed and were taken by the consumer. 0 when the load begins."""
 
+    def expect(self, total: int) -> None:
+        """``total`` bytes are to come in all: sizes of some objects are known only once they are asked for."""
+
     def close(self) -> None:
         """The load has ended, in whatever way."""
 
 
 class _Silent:
     def advance(self, nbytes: int) -> None:
+        pass
+
+    def expect(self, total: int) -> None:
         pass
 
     def close(self) -> None:
@@ -35,8 +41,11 @@ class _Silent:
 class _Function(_Silent):
     def __init__(self, function: Callable[[int, int], object], total: int) -> None:
         self._function = function
-        self._total = total
         self._done = 0
+        self.expect(total)
+
+    def expect(self, total: int) -> None:
+        self._total = total
 
     def advance(self, nbytes: int) -> None:
         self._done += nbytes
@@ -64,6 +73,10 @@ class _Bar:
         if self._bar is None:
             self._bar = self._show()
         self._bar.update(nbytes)
+
+    def expect(self, total: int) -> None:
+        if self._bar is not None:
+            self._bar.total = total
 
     def close(self) -> None:
         if self._bar is not None:

@@ -6,7 +6,7 @@ The engine does the work; here it is asked for, waited for and reported.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -92,15 +92,25 @@ def pull(
         StorageError: the network or the disk failed, or the disk is full.
         ConfigError: a storage option is unknown.
     """
-    allowed, ignored = _patterns(allow_patterns), _patterns(ignore_patterns) or []
     directory = location(dst, "dst")
-    source = Source(location(url, "url"), engine_options(storage_options))
-    wanted = [index for index, (path, _) in enumerate(source.entries) if is_wanted(path, allowed, ignored)]
+    source, wanted = source_and_wanted(url, allow_patterns, ignore_patterns, storage_options)
     if dry_run:
         began = time.perf_counter()
         files = [PulledFile(*file) for file in source.preview(directory, wanted)]
         return Pulled(Path(directory), files, 0, time.perf_counter() - began)
     return pull_entries(source, wanted, directory, progress=progress, options=options)
+
+
+def source_and_wanted(
+    url: str,
+    allow_patterns: str | Iterable[str] | None,
+    ignore_patterns: str | Iterable[str] | None,
+    storage_options: Mapping[str, Any] | None,
+) -> tuple[Source, list[int]]:
+    """What is at ``url``, and the indices of its entries that the patterns let through."""
+    allowed, ignored = _patterns(allow_patterns), _patterns(ignore_patterns) or []
+    source = Source(location(url, "url"), engine_options(storage_options))
+    return source, [index for index, (path, _) in enumerate(source.entries) if is_wanted(path, allowed, ignored)]
 
 
 def pull_entries(
@@ -109,26 +119,33 @@ def pull_entries(
     dst: AnyPath,
     *,
     progress: ProgressOption = None,
+    files_done: Callable[[int, int], object] | None = None,
     options: LoadOptions | None = None,
 ) -> Pulled:
-    """As ``pull``, of those of the source's entries that have these indices."""
+    """As ``pull``, of those of the source's entries that have these indices.
+
+    ``files_done`` is called now and then, with the number of files that are complete and that of all.
+    """
     directory = location(dst, "dst")
     running = source.pull(directory, wanted, None if options is None else settings(options).readers)
-    _, total = running.progress()
+    _, total, *_ = running.progress()
     told = 0
     shown = progress_reporter(progress, total, "Pulling")
     try:
         ended = None
         while ended is None:
             ended = running.wait()
-            done, _ = running.progress()
+            done, total, *files = running.progress()
+            shown.expect(total)
+            if files_done is not None:
+                files_done(*files)
             shown.advance(done - told)
             told = done
     finally:
         running.stop()
         shown.close()
-    files, fetched_bytes, seconds = ended
-    return Pulled(Path(directory), [PulledFile(*file) for file in files], fetched_bytes, seconds)
+    pulled, fetched_bytes, seconds = ended
+    return Pulled(Path(directory), [PulledFile(*file) for file in pulled], fetched_bytes, seconds)
 
 
 def _patterns(given: str | Iterable[str] | None) -> list[str] | None:

@@ -141,10 +141,10 @@ impl Pull {
         }))
     }
 
-    /// (bytes done, bytes in all as far as known).
-    fn progress(&self, py: Python<'_>) -> Outcome<(u64, u64)> {
+    /// (bytes done, bytes in all as far as known, files done, files in all).
+    fn progress(&self, py: Python<'_>) -> Outcome<(u64, u64, usize, usize)> {
         let progress = self.locked(py, |pull| Ok(pull.progress()))?;
-        Ok((progress.done_bytes, progress.bytes))
+        Ok((progress.done_bytes, progress.bytes, progress.done_files, progress.files))
     }
 
     /// Stops it, and returns when nothing of it runs. What came so far is kept for the next pull. In a forked child nothing

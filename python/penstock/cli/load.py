@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,8 +27,6 @@ from penstock.units import rate, size
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-Report = Callable[[int, int], object]
 
 
 class Figure(NamedTuple):
@@ -184,9 +182,24 @@ def settle(framework: str, device: str) -> None:
         importlib.import_module("torch").cuda.synchronize(device)
 
 
+class Bar:
+    """A progress bar that is shown: a function of (bytes done, bytes in all)."""
+
+    def __init__(self, progress: Progress, description: str, total: int | None) -> None:
+        self._progress, self._description = progress, description
+        self._task = progress.add_task(description, total=total)
+
+    def __call__(self, done: int, total: int) -> None:
+        self._progress.update(self._task, completed=done, total=total)
+
+    def files(self, done: int, total: int) -> None:
+        """Of how many files how many are complete."""
+        self._progress.update(self._task, description=f"{self._description} {done:,}/{plural(total, 'file')}")
+
+
 @contextmanager
-def bar(description: str, *, shown: bool, total: int | None = None) -> Iterator[Report | None]:
-    """A progress bar on stderr, gone when the load is over; what it shows comes by a function of (done, total)."""
+def bar(description: str, *, shown: bool, total: int | None = None) -> Iterator[Bar | None]:
+    """A progress bar on stderr, gone when the load is over; None if none is to be shown."""
     if not shown:
         yield None
         return
@@ -198,8 +211,7 @@ def bar(description: str, *, shown: bool, total: int | None = None) -> Iterator[
         TimeRemainingColumn(compact=True),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as progress:
-        task = progress.add_task(description, total=total)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        yield Bar(progress, description, total)
 
 
 def summary(figures: dict[str, Any]) -> str:

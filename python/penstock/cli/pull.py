@@ -10,6 +10,7 @@ import penstock
 from penstock._native import shown as without_secrets
 from penstock.cli.load import bar
 from penstock.cli.output import Output, as_json, plural, printable
+from penstock.pulling import pull_entries, source_and_wanted
 from penstock.units import rate, size
 
 
@@ -27,18 +28,21 @@ def pull(
     json: bool,
 ) -> None:
     """Pulls and reports."""
-    shown = not (quiet or json or dry_run) and sys.stderr.isatty()
-    with bar("pulling", shown=shown) as report:
+    shown = not (quiet or json) and sys.stderr.isatty()
+    if dry_run:
         pulled = penstock.pull(
             url,
             directory,
             allow_patterns=include,
             ignore_patterns=exclude,
-            progress=report,
             storage_options=storage_options,
-            options=options,
-            dry_run=dry_run,
+            dry_run=True,
         )
+    else:
+        with bar("pulling", shown=shown) as report:
+            source, wanted = source_and_wanted(url, include, exclude, storage_options)
+            files_done = report.files if report else None
+            pulled = pull_entries(source, wanted, directory, progress=report, files_done=files_done, options=options)
     if json:
         as_json(
             {

@@ -66,6 +66,10 @@ pub struct Progress {
     pub done_bytes: u64,
     /// Bytes in all, as far as known.
     pub bytes: u64,
+    /// Files that are complete.
+    pub done_files: usize,
+    /// Files in all.
+    pub files: usize,
 }
 
 /// A pull under way. Dropping it stops it; what came so far is kept for the next one.
@@ -143,7 +147,13 @@ impl Pull {
     /// How far it is.
     pub fn progress(&self) -> Progress {
         let done_bytes = self.shared.done_bytes.load(Ordering::Relaxed);
-        Progress { done_bytes, bytes: self.shared.bytes.load(Ordering::Relaxed).max(done_bytes) }
+        let files = lock(&self.shared.files);
+        Progress {
+            done_bytes,
+            bytes: self.shared.bytes.load(Ordering::Relaxed).max(done_bytes),
+            done_files: files.iter().flatten().count(),
+            files: files.len(),
+        }
     }
 
     /// Waits for the end, at most for `timeout`; `None` while it goes on.
@@ -282,7 +292,7 @@ impl Shared {
             .collect();
         parents.into_iter().for_each(|parent| tree.sync_directory(parent));
         Ok(Pulled {
-            files: lock(&self.files).drain(..).flatten().collect(),
+            files: lock(&self.files).iter().flatten().cloned().collect(),
             fetched_bytes: self.fetched_bytes.load(Ordering::Relaxed),
             wall: began.elapsed(),
         })
