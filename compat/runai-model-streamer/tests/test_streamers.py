@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))
 
+import runai_model_streamer  # noqa: E402
 from runai_model_streamer import (  # noqa: E402
     DistributedStreamer,
     FileChunks,
@@ -487,12 +489,41 @@ def test_variables_for_other_stores_are_there_under_the_names_that_penstock_know
     assert storage_options(["gs://b/k"]) == {"application_credentials": "/keys/of-robot.json"}
     monkeypatch.setenv("CLOUD_STORAGE_EMULATOR_ENDPOINT", "127.0.0.1:9")
     assert storage_options(["gs://b/k"])["endpoint_url"] == "http://127.0.0.1:9"
+    monkeypatch.setenv("RUNAI_STREAMER_S3_ENDPOINT", "http://127.0.0.1:7")
+    assert storage_options(["s3://b/k"])["endpoint_url"] == "http://127.0.0.1:7"
+    monkeypatch.setenv("RUNAI_STREAMER_OVERRIDE_ENDPOINT_URL", "http://127.0.0.1:8")
+    assert storage_options(["s3://b/k"])["endpoint_url"] == "http://127.0.0.1:8"
     monkeypatch.setenv("AZURE_STORAGE_ENDPOINT_SUFFIX", "blob.core.usgovcloudapi.net")
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
     # The account is not named: no endpoint can be made of the suffix.
     assert storage_options(["az://c/k"]) == {}
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "models")
     assert storage_options(["az://c/k"]) == {"endpoint": "https://models.blob.core.usgovcloudapi.net"}
+
+
+# Of the original's page of variables (docs/src/env-vars.md), and what its wheels of 0.17 read besides.
+ORIGINAL = re.findall(
+    r"\w+",
+    """
+CONCURRENCY CHUNK_BYTESIZE MEMORY_LIMIT S3_USE_VIRTUAL_ADDRESSING GCS_CREDENTIAL_FILE DIST DIST_GLOBAL
+OVERRIDE_OBJ_PLUGIN OVERRIDE_ENDPOINT_URL CUDA_ALIGNMENT DIRECT_BLOCK DIST_BUFFER_MIN_BYTESIZE DIST_TIMEOUT
+FS_CHUNK_BYTESIZE FS_MAX_ENGINES FS_NO_REGISTER_BUFFERS FS_QUEUE_DEPTH FS_REGISTER_BUFFERS FS_STRATEGY
+LOG_FILE LOG_LEVEL LOG_TO_STDERR MAX_PADS_PER_BUFFER NO_BOTO3_SESSION OBJ_CONCURRENCY PARTITION_POLICY
+PINNED_MEMORY_MODE PROCESS_GROUP_SIZE RING_BUFFERS S3_TIMEOUT S3_UNSIGNED S3_MAX_INFLIGHT_MIB
+INFLIGHT_WINDOW_MARGIN GCS_USE_ANONYMOUS_CREDENTIALS EXPERIMENTAL_AZURE_CACHE_ENABLED
+EXPERIMENTAL_AZURE_CACHE_LIB
+""",
+)
+
+
+def test_every_variable_of_the_original_is_honoured_or_named_as_ignored() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "engines" / "runai.md").read_text()
+    honoured, _ignored = page.split("are read by the original 0.17 and ignored here:")
+    names = re.compile(r"`RUNAI_STREAMER_(\w+)`")
+    code = "".join(file.read_text() for file in Path(runai_model_streamer.__file__).parent.rglob("*.py"))
+    read = set(re.findall(r"""["']RUNAI_STREAMER_(\w+)["']""", code))
+    assert {*ORIGINAL, *read} <= set(names.findall(page))
+    assert set(names.findall(honoured)) <= read
 
 
 def test_the_log_goes_where_it_is_asked_to(files: Any) -> None:

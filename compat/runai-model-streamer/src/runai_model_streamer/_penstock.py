@@ -97,7 +97,9 @@ def storage_options(paths: Iterable[str], given: S3Credentials | None = None) ->
     """
     path = next(iter(paths), "")
     if is_s3_path(path):
-        endpoint = os.environ.get("RUNAI_STREAMER_S3_ENDPOINT")
+        endpoint = os.environ.get("RUNAI_STREAMER_OVERRIDE_ENDPOINT_URL") or os.environ.get(
+            "RUNAI_STREAMER_S3_ENDPOINT"
+        )
         options: dict[str, str | None] = {
             "endpoint_url": endpoint,
             "anon": _switch("RUNAI_STREAMER_S3_UNSIGNED"),
