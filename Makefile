@@ -35,8 +35,8 @@ test-stores: $(VENV)/.tests  ## every store against real servers, pulls, the dis
 test-libraries: $(VENV)/.tests  ## transformers, diffusers, peft, and the examples
 	$(PYTEST) -m libraries
 
-# In the engines' own environments, with the wheel that users get.
-ENGINE ?= vllm vllm-oldest sglang
+# In the engines' own environments, with the wheel that users get, installed as an image installs it.
+ENGINE ?= vllm vllm-oldest vllm-newest sglang
 test-engines: $(VENV)/.venv  ## a real vLLM and SGLang on the CPU: ENGINE="vllm", or all
 	@rm -rf dist && VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin build -q --release --locked --out dist
 	@$(PYTHON) -m venv --clear target/try-wheel && target/try-wheel/bin/pip install -q numpy safetensors dist/*.whl && \
@@ -44,11 +44,13 @@ test-engines: $(VENV)/.venv  ## a real vLLM and SGLang on the CPU: ENGINE="vllm"
 	@for engine in $(ENGINE); do \
 	  case $$engine in \
 	    vllm-oldest) tests="tests/engines/test_vllm.py -k stock_loader";; \
+	    vllm-newest) tests="tests/engines/test_vllm_classes.py";; \
 	    *) tests=$$(echo tests/engines/test_$$engine*.py);; \
 	  esac; \
 	  python=$$(PYTHON=$(PYTHON) tools/engines.sh $$engine) || exit 1; \
 	  test -z "$$python" || { \
-	    $$python -m pip uninstall -q -y penstock && $$python -m pip install -q --no-deps --force-reinstall dist/*.whl && \
+	    $$python -m pip uninstall -q -y penstock penstock-loader && \
+	    PATH=$$(dirname $$python):$$PATH sh examples/kubernetes/install.sh dist/*.whl && \
 	    $$python -m pytest -c tests/engines/pytest.ini --rootdir tests/engines $$tests; \
 	  } || exit 1; \
 	done
@@ -57,7 +59,8 @@ test-slow: $(VENV)/.tests  ## what takes long by nature
 	$(PYTEST) -m slow
 
 test-all: test test-stores test-libraries test-slow test-engines  ## everything; notes the commit that passed
-	@git diff --quiet HEAD && git rev-parse HEAD > tests/tested-commit || echo 'uncommitted changes: not noted as tested'
+	@$(BIN)/python tools/versions.py
+	@git diff --quiet HEAD -- . ':!docs/engines/index.md' && git rev-parse HEAD > tests/tested-commit || echo 'uncommitted changes: not noted as tested'
 
 docs: $(VENV)/.built-tests  ## the manual as a site, strictly
 	@$(BIN)/pip install -q -r docs/requirements.txt

@@ -40,6 +40,8 @@ def resources(path: Path) -> list[dict[str, Any]]:
         elif kind == "InferenceService":
             own = {"minReplicas"}
             found.append(pod({key: value for key, value in document["spec"]["predictor"].items() if key not in own}))
+        elif kind == "ScaledObject":
+            continue  # in test_kubernetes_server.py
         elif kind is None:
             own = {"modelCommand", "mountModelVolume"}
             containers = [
@@ -76,7 +78,7 @@ def test_the_schemas_do_refuse_what_is_wrong() -> None:
         kubernetes_validate.validate(wrong, "1.37", strict=True)
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if p.name != "credentials.yaml"], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [path for path in FILES if containers(path)], ids=lambda path: path.name)
 def test_servers_load_through_penstock_within_their_memory(path: Path) -> None:
     (container,) = containers(path)
     assert "--load-format=penstock" in container["args"]
@@ -92,6 +94,13 @@ def test_servers_load_through_penstock_within_their_memory(path: Path) -> None:
         .get("volumes", [])
     }
     assert mounted == volumes
+
+
+def test_what_scales_to_zero_is_the_deployment_that_loads_through_penstock() -> None:
+    (scaled,) = documents(EXAMPLES / "scale-to-zero.yaml")
+    deployments = [d for d in documents(EXAMPLES / "deployment.yaml") if d["kind"] == "Deployment"]
+    assert scaled["spec"]["scaleTargetRef"]["name"] in {deployment["metadata"]["name"] for deployment in deployments}
+    assert scaled["spec"]["minReplicaCount"] == 0
 
 
 def test_kserve_does_not_download_before_the_server_starts() -> None:

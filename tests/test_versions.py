@@ -1,0 +1,31 @@
+"""The manual's table of versions is what the tests run with."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+import versions
+
+
+def test_the_table_names_the_engines_that_the_tests_install() -> None:
+    page = versions.PAGE.read_text()
+    written = page.partition(versions.BEGIN)[2].partition(versions.END)[0]
+    rows = [row for row in versions.table().splitlines() if row.startswith(("| vLLM", "| SGLang"))]
+    assert len(rows) == 2
+    assert [row for row in rows if row not in written] == []
+    # The libraries' versions are those of the machine that ran everything last.
+    assert {row.split("|")[1].strip() for row in written.splitlines()} >= set(versions.LIBRARIES)
+
+
+def test_plugins_warn_of_engines_that_are_newer_than_the_tests() -> None:
+    known = versions.engines()
+    for engine, name in (("vllm", "vllm-newest"), ("sglang", "sglang")):
+        source = (ROOT / "python" / "penstock" / "integrations" / engine / "__init__.py").read_text()
+        newest = re.search(r"newest_tried=\(([\d, ]+)\)", source)
+        assert newest is not None
+        tried = newest[1].replace(" ", "").replace(",", ".")
+        assert f"{known[name][0]}.".startswith(f"{tried}."), (engine, tried)
