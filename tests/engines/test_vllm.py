@@ -153,6 +153,32 @@ def test_models_on_object_stores_fail_with_other_formats_as_without_penstock() -
     assert patched == untouched
 
 
+@pytest.mark.parametrize(
+    ("name", "candidates"),
+    [
+        ("style", ["s3://bucket/loras/style", "https://host/loras/style"]),
+        ("team/style", ["s3://bucket/loras/team/style", "https://host/loras/team/style"]),
+        ("s3://bucket/loras/style", ["s3://bucket/loras/style"]),
+        ("s3://bucket/loras", []),
+        ("s3://bucket/loras-of-others/style", []),
+        ("s3://bucket/loras/../private", []),
+        ("../private", []),
+        ("a//b", []),
+        ("/etc", []),
+        ("", []),
+        ("https://host/loras/..\\private", []),
+        ("https://host/loras/%2e%2e/private", []),
+        ("https://host/loras/style?of=another", []),
+        ("https://user@host/loras/style", []),
+        ("file:///etc", []),
+    ],
+)
+def test_names_of_adapters_lead_nowhere_but_below_what_was_allowed(name: str, candidates: list[str]) -> None:
+    from penstock.integrations.vllm.lora import PenstockLoRAResolver
+
+    assert PenstockLoRAResolver(["s3://bucket/loras/", "https://host/loras/"]).candidates(name) == candidates
+
+
 PLAIN = ["loaded", "penstock", None, {"record": False}]
 SHARED = ["loaded", "penstock", None, {"share": True}]
 WRITES = ["loaded", "penstock", None, {}, "writes to its weights"]

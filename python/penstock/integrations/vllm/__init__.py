@@ -1,15 +1,17 @@
 """vLLM: ``vllm serve … --load-format penstock``.
 
 vLLM finds ``register`` by its entry point (``vllm.general_plugins``) in each of its processes. What the format does is
-in ``loader``, what may be set in ``options``, what vLLM has to know of object stores in ``stores``. Importing this
-package imports nothing of vLLM.
+in ``loader``, what may be set in ``options``, what vLLM has to know of object stores in ``stores``, LoRA adapters of
+stores in ``lora``. Importing this package imports nothing of vLLM.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING
 
+from penstock.errors import ConfigError
 from penstock.integrations.shared.plugin import Plugin
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 FORMAT = "penstock"
 """What ``--load-format`` calls it."""
+LORA_LOCATIONS = "PENSTOCK_LORA_LOCATIONS"
+"""The environment variable that names where LoRA adapters may be fetched from."""
 
 PLUGIN = Plugin(
     engine="vLLM",
@@ -43,6 +47,18 @@ def register() -> None:
         loader.register()
 
     PLUGIN.register(set_up)
+    if os.environ.get(LORA_LOCATIONS):
+        PLUGIN.register(_set_up_lora)
+
+
+def _set_up_lora() -> None:
+    from penstock.integrations.vllm import lora
+
+    try:
+        lora.register()
+    except ConfigError as error:
+        # Who sets the variable wants adapters: not a matter for DEBUG.
+        PLUGIN.logger.warning("LoRA adapters are not found by Penstock: %s", error)
 
 
 def last_load() -> Statistics | None:
