@@ -87,6 +87,11 @@ def test_a_chart_can_be_read(name: str, tmp_path: Path) -> None:
     assert problems(seen) == []
 
 
+def test_the_picture_of_the_data_path_can_be_read(tmp_path: Path) -> None:
+    seen = look((ROOT / "docs" / "pictures" / "data-path.svg").read_text(), tmp_path)
+    assert problems(seen | {"bars": []}) == [], "its boxes hold text, unlike bars"
+
+
 def test_a_chart_that_cannot_be_read_is_found(tmp_path: Path) -> None:
     bad = (
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 100" font-size="14"><rect width="800" height="100"/>'
