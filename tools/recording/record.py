@@ -57,7 +57,6 @@ def main(svg_term: str) -> None:
         subprocess.run(
             [svg_term, "--in", str(cast), "--out", str(picture), "--window", "--no-cursor", *size], check=True
         )
-        print(f"{picture}: {picture.stat().st_size} bytes")
 
 
 if __name__ == "__main__":
