@@ -232,7 +232,7 @@ impl DeviceReader {
                 none.insert(self.device.stream()?)
             }
         };
-        if let Some((number, fence)) = shared.fence_after(self.fence) {
+        for (number, fence) in shared.fences_after(self.fence) {
             stream.wait_for(fence.as_ref())?;
             self.fence = number;
         }

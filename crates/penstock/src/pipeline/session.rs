@@ -208,7 +208,7 @@ impl Session {
             return Err(Error::new(ErrorKind::Destination, "this load brings its own memory"));
         }
         let fence = self.device.as_ref().map(|device| device.fence(consumer_stream)).transpose()?;
-        self.attach_all(addresses, fence)
+        self.attach_all(addresses, fence.map(|fence| (consumer_stream, fence)))
     }
 
     /// Lets the next `tensors` of the plan be read to the session's slab.
@@ -229,7 +229,7 @@ impl Session {
         self.attach_all(&addresses, None)
     }
 
-    fn attach_all(&mut self, addresses: &[u64], fence: Option<Arc<dyn Fence>>) -> Result<()> {
+    fn attach_all(&mut self, addresses: &[u64], fence: Option<(u64, Arc<dyn Fence>)>) -> Result<()> {
         let end = self.attached + addresses.len();
         if end > self.given.len() {
             return Err(Error::new(

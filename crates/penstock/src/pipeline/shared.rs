@@ -51,6 +51,13 @@ pub(super) struct Shared {
     messages: Sender<Message>,
 }
 
+/// A point in one of the consumer's streams that copies wait for.
+struct StreamFence {
+    number: u64,
+    stream: u64,
+    fence: Arc<dyn Fence>,
+}
+
 /// Who works on what, under one lock.
 struct Work {
     queue: Queue,
@@ -59,8 +66,10 @@ struct Work {
     /// Since when there has been nothing to read for want of destinations, and for how long there was before.
     starved_since: Option<Instant>,
     starved: Duration,
-    /// How many fences there were, and the last one, which covers those before it.
-    fence: Option<(u64, Arc<dyn Fence>)>,
+    /// Of each of the consumer's streams the last fence, which covers those before it in the same stream, and no other.
+    fences: Vec<StreamFence>,
+    /// Fences so far.
+    fence_count: u64,
 }
 
 impl Work {
@@ -99,7 +108,8 @@ impl Shared {
                 asleep: 0,
                 starved_since: None,
                 starved: Duration::ZERO,
-                fence: None,
+                fences: Vec::new(),
+                fence_count: 0,
             }),
             wake: Condvar::new(),
             sampler: ThroughputSampler::new(readers.fetches, plan.block_bytes()),
@@ -123,7 +133,7 @@ impl Shared {
     }
 
     /// Tells readers that these tensors have destinations now, and from when on copies to them may run.
-    pub(super) fn attached(&self, tensors: Range<usize>, fence: Option<Arc<dyn Fence>>) {
+    pub(super) fn attached(&self, tensors: Range<usize>, fence: Option<(u64, Arc<dyn Fence>)>) {
         for tensor in tensors.clone().filter(|tensor| self.has_landed(*tensor)) {
             // Nothing is to be read for an empty one.
             self.send(Message::Landed(u32::try_from(tensor).unwrap_or(u32::MAX)));
@@ -132,9 +142,11 @@ impl Shared {
         work.queue.set_ready(self.plan.blocks_ready(tensors.end));
         work.starved = work.starved();
         work.starved_since = None;
-        if let Some(fence) = fence {
-            let number = work.fence.as_ref().map_or(0, |(number, _)| *number) + 1;
-            work.fence = Some((number, fence));
+        if let Some((stream, fence)) = fence {
+            work.fence_count += 1;
+            let number = work.fence_count;
+            work.fences.retain(|earlier| earlier.stream != stream);
+            work.fences.push(StreamFence { number, stream, fence });
         }
         self.wake_one(&work);
     }
@@ -263,9 +275,11 @@ impl Shared {
         stats
     }
 
-    /// The consumer's latest fence, if it is later than number `seen`.
-    pub(super) fn fence_after(&self, seen: u64) -> Option<(u64, Arc<dyn Fence>)> {
-        lock(&self.work).fence.clone().filter(|(number, _)| *number > seen)
+    /// The consumer's fences that are later than number `seen`, in order.
+    pub(super) fn fences_after(&self, seen: u64) -> Vec<(u64, Arc<dyn Fence>)> {
+        let work = lock(&self.work);
+        let later = work.fences.iter().filter(|fence| fence.number > seen);
+        later.map(|fence| (fence.number, Arc::clone(&fence.fence))).collect()
     }
 
     /// Counts a block's bytes as landed and tells of the tensors that are complete with it.

@@ -198,6 +198,8 @@ struct Load {
     memory: Vec<Vec<u8>>,
     landed: Vec<bool>,
     slab: bool,
+    /// The consumer's.
+    stream: u64,
 }
 
 impl Load {
@@ -215,7 +217,7 @@ impl Load {
         let session =
             Session::start(Arc::clone(&model.checkpoint), Arc::clone(plan), target.target(), readers)
                 .unwrap();
-        Self { session, memory, landed, slab }
+        Self { stream: 0, session, memory, landed, slab }
     }
 
     /// Attaches the next `count` tensors.
@@ -228,7 +230,7 @@ impl Load {
             let addresses: Vec<_> =
                 self.memory[from..to].iter_mut().map(|m| m.as_mut_ptr() as usize as u64).collect();
             // SAFETY: this memory is long enough, outlives the session and is read only once its tensor has landed.
-            unsafe { self.session.attach(&addresses, 0) }.unwrap();
+            unsafe { self.session.attach(&addresses, self.stream) }.unwrap();
         }
     }
 
@@ -522,7 +524,7 @@ fn copies_wait_for_what_the_consumer_was_doing_with_the_memory() {
     let plan = model.plan(64 * KIB);
     let mut load = Load::begin(&model, &plan, &target, 4);
     let empty = plan.tensors().iter().filter(|tensor| tensor.bytes() == 0).count();
-    device.keep_consumer_busy();
+    let _busy = device.keep_consumer_busy();
     load.attach_all();
     load.take(empty);
     assert_eq!(
@@ -547,7 +549,7 @@ fn copies_wait_for_the_last_of_several_attachments() {
     let early = plan.tensors().iter().position(|tensor| &*tensor.name == "large").unwrap() + 1;
     load.attach(early);
     eventually("the first copies end", || device.account.ended.load(SeqCst) > 20);
-    device.keep_consumer_busy();
+    let _busy = device.keep_consumer_busy();
     load.attach_all();
     let late: Vec<_> = load.memory[early..].to_vec();
     std::thread::sleep(Duration::from_millis(50));
@@ -1124,6 +1126,31 @@ fn a_file_that_is_deleted_during_the_load_is_still_read() {
     model.control.wait_for_reads(3);
     fs::remove_file(model.path(0)).unwrap();
     model.control.release();
+    load.run().unwrap();
+    load.check(&model, &[]);
+    load.session.finish().unwrap();
+}
+
+#[test]
+fn copies_wait_for_every_stream_under_which_memory_was_attached() {
+    let _alone = alone();
+    let model = Model::new();
+    let device = SimulatedDevice::new();
+    let target = LoadTarget::Device(Arc::clone(&device), 16 << 20);
+    let plan = model.plan(64 * KIB);
+    let mut load = Load::begin(&model, &plan, &target, 1);
+    let first = plan.tensors().iter().position(|tensor| tensor.bytes() > 0).unwrap() + 1;
+    let busy = device.keep_consumer_busy();
+    load.attach(first);
+    // Another stream, whose work ends at once.
+    load.stream = 1;
+    let _busy = device.keep_consumer_busy();
+    load.attach_all();
+    device.let_consumer_end();
+    std::thread::sleep(Duration::from_millis(200));
+    let untouched = load.memory[first - 1].iter().all(|byte| *byte == 0xA5);
+    busy.open();
+    assert!(untouched, "a copy overtook the consumer's work in the first stream");
     load.run().unwrap();
     load.check(&model, &[]);
     load.session.finish().unwrap();

@@ -40,13 +40,13 @@ pub struct Account {
 
 /// A point that is passed once it is open.
 #[derive(Default)]
-struct Gate {
+pub struct Gate {
     open: Mutex<bool>,
     opened: Condvar,
 }
 
 impl Gate {
-    fn open(&self) {
+    pub fn open(&self) {
         *self.open.lock().unwrap() = true;
         self.opened.notify_all();
     }
@@ -91,9 +91,11 @@ impl SimulatedDevice {
         Arc::new(Self { account: Arc::new(account), pinning: Arc::new(pinning) })
     }
 
-    /// Gives the consumer's streams work that does not end: fences from now on are not passed.
-    pub fn keep_consumer_busy(&self) {
-        *self.account.consumer.lock().unwrap() = Some(Arc::default());
+    /// Gives the consumer's stream work that does not end: fences from now on are not passed until the gate is opened.
+    pub fn keep_consumer_busy(&self) -> Arc<Gate> {
+        let work = Arc::<Gate>::default();
+        *self.account.consumer.lock().unwrap() = Some(Arc::clone(&work));
+        work
     }
 
     /// Ends that work.
