@@ -108,6 +108,25 @@ def test_a_pull_that_was_killed_goes_on_where_it_stopped(slow: Slow, tmp_path: P
     assert penstock.pull(slow.url, tmp_path).files[0].how == "kept"
 
 
+def test_a_pull_goes_on_where_the_disk_has_room_for_the_rest_only(slow: Slow, tmp_path: Path) -> None:
+    megabytes = len(BODY) * 5 // 4 // 10**6
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(tmp_path)]
+    if subprocess.run(mount, stderr=subprocess.DEVNULL, check=False).returncode:
+        pytest.skip("this process may not mount")
+    try:
+        slow.pause = 0.5
+        process = begin(slow.url, tmp_path)
+        until_first_block(tmp_path)
+        process.kill()
+        process.communicate()
+        slow.pause = 0.0
+        assert penstock.pull(slow.url, tmp_path).files == [penstock.PulledFile("big.bin", len(BODY), "resumed")]
+        with pytest.raises(penstock.StorageError, match="the disk has room for"):
+            penstock.pull(slow.url, tmp_path / "again")
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
 def test_ctrl_c_ends_a_pull_at_once_and_keeps_what_came(slow: Slow, tmp_path: Path) -> None:
     slow.pause = 5.0
     process = begin(slow.url, tmp_path, "--json")

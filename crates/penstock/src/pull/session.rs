@@ -240,15 +240,17 @@ impl Shared {
                 _ => wanted.push(number),
             }
         }
-        let needed: u64 = wanted.iter().map(|number| self.items[*number].bytes).sum();
-        // What is already there of partial files is in `needed` too, so a tight disk is left to fail where it must.
-        if let Some(room) = tree.room().filter(|room| needed / 2 > *room) {
+        let bytes: u64 = wanted.iter().map(|number| self.items[*number].bytes).sum();
+        let needed = bytes.saturating_sub(tree.allocated());
+        if let Some(room) = tree.room().filter(|room| needed > *room) {
             return Err(Error::new(
                 ErrorKind::Storage,
                 format!("{needed} bytes are to come, and the disk has room for {room}"),
             )
             .object(tree.shown(""))
-            .remedy("Free some space, or pull to another disk"));
+            .remedy(
+                "Free some space, or pull to another disk. What came of earlier pulls is in .penstock there",
+            ));
         }
         let ends = wanted.clone();
         let blocks =

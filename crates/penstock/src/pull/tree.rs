@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crc_fast::CrcAlgorithm;
 use rustix::fs::{
-    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, fstatvfs, fsync, mkdirat,
+    AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, fstatvfs, fsync, mkdirat,
     openat, renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
@@ -214,6 +214,17 @@ impl Tree {
         if let Ok(directory) = self.directory_of(path) {
             let _ = fsync(directory);
         }
+    }
+
+    /// What partial files take on the disk already, in bytes.
+    pub(super) fn allocated(&self) -> u64 {
+        let entries = Dir::read_from(&self.parts).into_iter().flatten().flatten();
+        let stats = entries
+            .filter_map(|entry| statat(&self.parts, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW).ok());
+        stats
+            .filter(|stat| FileType::from_raw_mode(stat.st_mode).is_file())
+            .map(|stat| u64::try_from(stat.st_blocks).unwrap_or(0) * 512)
+            .sum()
     }
 
     /// Bytes that may be written, where the file system says.
