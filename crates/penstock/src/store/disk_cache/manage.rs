@@ -11,6 +11,7 @@ use rustix::fs::FlockOperation;
 
 use super::directory::Directory;
 use super::files::{lock, open, open_to_lock};
+use super::trust::distrust;
 use super::{DiskCache, mark};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::block_map::{BlockMap, checksum};
@@ -109,6 +110,7 @@ impl CacheManager {
     /// # Errors
     /// `Access` where the cache cannot be locked or written to.
     pub fn remove(&self, name: &str) -> Result<bool> {
+        self.check()?;
         match self.path_of(name).filter(|path| path.exists()) {
             Some(_) => self.directory.remove_named(name).map_err(|why| self.failed(why)),
             None => Ok(false),
@@ -123,6 +125,7 @@ impl CacheManager {
         if !self.directory.root().exists() {
             return Ok(());
         }
+        self.check()?;
         let settings = DiskCache { directory: self.path.clone(), bytes: Some(bytes) };
         Directory::new(settings).shrink().map_err(|why| self.failed(why))
     }
@@ -131,6 +134,11 @@ impl CacheManager {
     fn path_of(&self, name: &str) -> Option<PathBuf> {
         let is_name = name.len() == 16 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
         is_name.then(|| self.directory.root().join(name))
+    }
+
+    /// Nothing is removed from where loads would not read: it may be another's.
+    fn check(&self) -> Result<()> {
+        distrust(self.directory.root(), true).map_or(Ok(()), |why| Err(self.failed(why)))
     }
 
     fn failed(&self, why: String) -> Error {
