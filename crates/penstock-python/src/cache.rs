@@ -23,8 +23,9 @@ pub fn cache_entries(py: Python<'_>, directory: PathArgument) -> Vec<Entry> {
 }
 
 /// Compares an entry with its checksums: (bytes compared, bytes damaged). Damaged ones are fetched again when needed.
+/// None where there is no such entry by now.
 #[pyfunction]
-pub fn cache_verify(py: Python<'_>, directory: PathArgument, name: &str) -> Outcome<(u64, u64)> {
+pub fn cache_verify(py: Python<'_>, directory: PathArgument, name: &str) -> Outcome<Option<(u64, u64)>> {
     Ok(py.detach(|| CacheManager::new(&directory.0).verify(name))?)
 }
 

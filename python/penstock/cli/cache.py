@@ -105,12 +105,14 @@ def _percent(entry: Entry) -> int:
 
 def verify(directory: str, patterns: list[str], *, json: bool) -> None:
     """Compares entries with their checksums. Damaged blocks are fetched again by the next load that needs them."""
-    results = [(entry, *_native.cache_verify(directory, entry.name)) for entry in entries(directory, patterns)]
+    listed = [(entry, _native.cache_verify(directory, entry.name)) for entry in entries(directory, patterns)]
+    # A load may have evicted one meanwhile.
+    results = [(entry, *compared) for entry, compared in listed if compared is not None]
     damaged = [(entry, wrong) for entry, _, wrong in results if wrong]
     compared = sum(bytes_compared for _, bytes_compared, _ in results)
     if json:
-        listed = [{"location": entry.location, "name": entry.name, "damaged_bytes": wrong} for entry, wrong in damaged]
-        as_json({"directory": directory, "objects": len(results), "compared_bytes": compared, "damaged": listed})
+        wrongs = [{"location": entry.location, "name": entry.name, "damaged_bytes": wrong} for entry, wrong in damaged]
+        as_json({"directory": directory, "objects": len(results), "compared_bytes": compared, "damaged": wrongs})
         return
     lines = [f"damaged: {size(wrong)} of {entry.location}: fetched again when needed" for entry, wrong in damaged]
     verdict = f"{len(damaged):,} damaged" if damaged else "all intact"

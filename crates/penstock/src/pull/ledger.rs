@@ -52,13 +52,19 @@ impl Lines {
     /// The lines of a ledger's file, and how many it has in all.
     pub(super) fn read(file: File) -> (Self, usize) {
         let (mut known, mut lines) = (HashMap::new(), 0);
-        for line in BufReader::new(file).lines().map_while(std::result::Result::ok) {
+        // As bytes: a line may have been cut off in the middle of a character.
+        for line in BufReader::new(file).split(b'\n').map_while(std::result::Result::ok) {
             lines += 1;
-            if let Ok(line) = serde_json::from_str::<Line>(&line) {
+            if let Ok(line) = serde_json::from_slice::<Line>(&line) {
                 known.insert(line.path.clone(), line);
             }
         }
         (Self(known), lines)
+    }
+
+    /// Whether a file was pulled to the item's path before.
+    pub(super) fn names(&self, item: &Item) -> bool {
+        self.0.contains_key(&item.path)
     }
 
     /// Whether the file that is there is the version that was found.

@@ -15,7 +15,8 @@ use super::tree::{PARTS, STATE};
 use crate::error::Result;
 use crate::store::{RemoteStore, Store};
 
-/// What would become of each item in the directory `destination`. Objects that no listing describes are opened for it.
+/// What would become of each item in the directory `destination`. An object is opened where its listing does not say
+/// which version it is, and where something of it is there: listings name versions in other words than answers do.
 ///
 /// # Errors
 /// As `Pull::start`; what the store fails with.
@@ -24,23 +25,25 @@ pub fn preview(store: &RemoteStore, items: &[Item], destination: &Path) -> Resul
     let state = destination.join(STATE);
     let known = File::open(state.join(ledger::NAME)).map(|file| Lines::read(file).0).unwrap_or_default();
     let of = |item: &Item| -> Result<PulledFile> {
-        let item = match item.identity.0.is_empty() {
-            true => {
-                let object = store.open(&item.location)?;
-                Item { bytes: object.bytes(), identity: object.identity(), ..item.clone() }
-            }
-            false => item.clone(),
-        };
         let stat = lstat(destination.join(&item.path)).ok();
         let stat = stat.filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
-        let is_there = stat.is_some_and(|stat| !matches!(known.holds(&item, &stat), Known::No));
-        let map = || File::open(state.join(PARTS).join(map_name(&item.path)));
-        let how = match is_there {
-            true => How::Kept,
-            false if map().is_ok_and(|map| can_resume(&map, &item)) => How::Resumed,
-            false => How::Pulled,
+        let is_kept = |item: &Item| stat.is_some_and(|stat| !matches!(known.holds(item, &stat), Known::No));
+        let done = |item: &Item, how| Ok(PulledFile { path: item.path.clone(), bytes: item.bytes, how });
+        if is_kept(item) {
+            return done(item, How::Kept);
+        }
+        let map = File::open(state.join(PARTS).join(map_name(&item.path))).ok();
+        if !item.identity.0.is_empty() && map.is_none() && !(stat.is_some() && known.names(item)) {
+            return done(item, How::Pulled);
+        }
+        let object = store.open(&item.location)?;
+        let opened = Item { bytes: object.bytes(), identity: object.identity(), ..item.clone() };
+        let how = match map {
+            _ if is_kept(&opened) => How::Kept,
+            Some(map) if can_resume(&map, &opened) => How::Resumed,
+            _ => How::Pulled,
         };
-        Ok(PulledFile { path: item.path, bytes: item.bytes, how })
+        done(&opened, how)
     };
     items.iter().map(of).collect()
 }

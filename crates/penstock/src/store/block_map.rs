@@ -77,7 +77,8 @@ impl BlockMap {
         }
         let first_word = (FIXED + name.len() as u64).next_multiple_of(WORD);
         let count = usize::try_from(bytes.div_ceil(block_bytes)).map_err(|_| io::ErrorKind::OutOfMemory)?;
-        let mut map = Self { file, words: Vec::with_capacity(count), first_word, block_bytes, bytes };
+        let mut map = Self { file, words: Vec::new(), first_word, block_bytes, bytes };
+        map.words.try_reserve_exact(count)?;
         map.words.resize_with(count, AtomicU64::default);
         if known {
             map.refresh()?;

@@ -2,7 +2,6 @@
 
 use std::fs;
 
-use penstock::ErrorKind;
 use penstock::store::{CacheManager, Store};
 
 use super::cache::{BLOCK, Cached, flush, load, overwrite};
@@ -40,13 +39,13 @@ fn damaged_bytes_are_found_and_fetched_again() {
     load(&cached.store(), &url, &bytes);
     let manager = CacheManager::new(cached.directory.path());
     let name = manager.entries()[0].name.clone();
-    assert_eq!(manager.verify(&name).unwrap(), (bytes.len() as u64, 0));
+    assert_eq!(manager.verify(&name).unwrap(), Some((bytes.len() as u64, 0)));
     assert!(cached.is_complete("/m"));
     overwrite(&cached.entries()[0].join("data"), BLOCK as u64 + 7, b"damaged");
-    assert_eq!(manager.verify(&name).unwrap(), (bytes.len() as u64, BLOCK as u64));
+    assert_eq!(manager.verify(&name).unwrap(), Some((bytes.len() as u64, BLOCK as u64)));
     assert_eq!(manager.entries()[0].cached_bytes, (bytes.len() - BLOCK) as u64);
     load(&cached.store(), &url, &bytes);
-    assert_eq!(manager.verify(&name).unwrap(), (bytes.len() as u64, 0));
+    assert_eq!(manager.verify(&name).unwrap(), Some((bytes.len() as u64, 0)));
     assert!(cached.is_complete("/m"));
 }
 
@@ -65,8 +64,29 @@ fn an_entry_goes_unless_it_is_in_use() {
     flush();
     assert!(manager.remove(&name).unwrap());
     assert!(!manager.remove(&name).unwrap());
-    assert_eq!(manager.verify(&name).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(manager.verify(&name).unwrap(), None);
     assert_eq!(cached.entries().len(), 0);
+}
+
+#[test]
+fn an_entry_whose_map_is_damaged_is_passed_over_until_a_load_makes_it_anew() {
+    let cached = Cached::new();
+    let bytes = content(2 * BLOCK);
+    let url = cached.server.put("/m", &bytes);
+    load(&cached.store(), &url, &bytes);
+    let manager = CacheManager::new(cached.directory.path());
+    let name = manager.entries()[0].name.clone();
+    let map = cached.entries()[0].join("map");
+    let intact = fs::read(&map).unwrap();
+    // Magic, bytes of a block, bytes of the object, bytes of the label, the label.
+    for (at, word) in [(8, 1_u64), (8, u64::MAX), (16, 1 << 40), (16, 0), (24, 0), (24, 8), (32, 0)] {
+        fs::write(&map, &intact).unwrap();
+        overwrite(&map, at, &word.to_le_bytes());
+        assert_eq!(manager.entries(), [], "{word} at {at}");
+        assert_eq!(manager.verify(&name).unwrap(), None, "{word} at {at}");
+    }
+    load(&cached.store(), &url, &bytes);
+    assert_eq!(manager.verify(&name).unwrap(), Some((bytes.len() as u64, 0)));
 }
 
 #[test]
@@ -93,7 +113,7 @@ fn what_is_no_name_of_an_entry_leads_nowhere() {
     fs::write(outside.path().join("map"), "x").unwrap();
     for name in ["../..", "..", "", "/", "0123456789abcde/", "lock", "0123456789abcdef"] {
         assert!(!manager.remove(name).unwrap(), "{name}");
-        assert_eq!(manager.verify(name).unwrap_err().kind(), ErrorKind::NotFound, "{name}");
+        assert_eq!(manager.verify(name).unwrap(), None, "{name}");
     }
     assert!(outside.path().join("map").exists());
 }

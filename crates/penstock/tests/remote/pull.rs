@@ -53,6 +53,10 @@ fn how(pulled: &Pulled) -> Vec<(&str, How)> {
     pulled.files.iter().map(|file| (&*file.path, file.how)).collect()
 }
 
+fn how_of(pulled: &Pulled) -> Vec<How> {
+    pulled.files.iter().map(|file| file.how).collect()
+}
+
 /// Every file below a directory but the pull's own, with its bytes.
 fn files(below: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let mut found = Vec::new();
@@ -101,15 +105,64 @@ fn a_prefix_becomes_a_directory_and_is_not_fetched_again() {
             (expected.map(|path| (path, How::Kept)).to_vec(), 0),
             "{name}"
         );
+        let planned = |url: &str, to: &Path| would(&server.store, url, to).into_iter().map(|(.., how)| how);
+        assert!(planned(&prefix, &to).all(|how| how == How::Kept), "{name}");
         std::thread::sleep(Duration::from_millis(1100));
         server.put("pull/model/sub/deep/b.txt", b"B");
         fs::write(to.join("sub/c d.json"), b"[]").unwrap();
+        let plan: Vec<_> = planned(&prefix, &to).collect();
+        assert_eq!(plan, [How::Kept, How::Kept, How::Pulled, How::Pulled], "{name}");
         let third = pull(&server.store, &prefix, &to).unwrap();
         let kept: Vec<_> = third.files.iter().map(|file| file.how == How::Kept).collect();
         assert_eq!(kept, [true, true, false, false], "{name}");
         assert_eq!(fs::read(to.join("sub/deep/b.txt")).unwrap(), b"B");
         assert_eq!(fs::read(to.join("sub/c d.json")).unwrap(), b"{}");
     }
+}
+
+#[test]
+fn every_store_s_half_of_a_file_is_known_for_what_it_is() {
+    for server in servers::all().into_iter().filter(|server| server.name != "HTTP") {
+        server.put("pull/half/a.bin", &content(LARGE));
+        let prefix = format!("{}/pull/half", server.root);
+        // A pull may be over before it can be stopped.
+        let cut = (0..50).find_map(|_| {
+            let to = tempfile::tempdir().unwrap();
+            let items = find(&server.store, &prefix).unwrap();
+            let mut pull = Pull::start(&server.store, items, to.path(), Some(1)).unwrap();
+            while pull.progress().done_bytes < 1 << 20 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            pull.stop();
+            (parts(to.path()) == 2).then_some(to)
+        });
+        let to = cut.unwrap();
+        let expected = |how| [("a.bin".to_owned(), LARGE as u64, how)];
+        assert_eq!(would(&server.store, &prefix, to.path()), expected(How::Resumed), "{}", server.name);
+        let pulled = pull(&server.store, &prefix, to.path()).unwrap();
+        assert_eq!(how(&pulled), [("a.bin", How::Resumed)], "{}", server.name);
+        assert_eq!(would(&server.store, &prefix, to.path()), expected(How::Kept), "{}", server.name);
+    }
+}
+
+#[test]
+fn a_line_of_the_ledger_that_was_cut_off_costs_its_own_file_only() {
+    let server = Server::start(Source::default());
+    let (store, to) = (web_store(), tempfile::tempdir().unwrap());
+    let urls = [server.put("/%C3%A9.bin", b"one"), server.put("/other.bin", b"two")];
+    let all =
+        || urls.iter().flat_map(|url| how_of(&pull(&store, url, to.path()).unwrap())).collect::<Vec<_>>();
+    assert_eq!(all(), [How::Pulled, How::Pulled]);
+    let path = to.path().join(".penstock/pulled.jsonl");
+    let ledger = fs::read(&path).unwrap();
+    // In the middle of a character.
+    let cut = ledger.iter().position(|byte| *byte == 0xC3).unwrap() + 1;
+    let second = ledger.iter().position(|byte| *byte == b'\n').unwrap();
+    fs::write(&path, [&ledger[..cut], &ledger[second..]].concat()).unwrap();
+    assert_eq!(all(), [How::Pulled, How::Kept]);
+    fs::write(&path, &ledger[..cut]).unwrap();
+    assert_eq!(all(), [How::Pulled, How::Pulled]);
+    assert_eq!(all(), [How::Kept, How::Kept]);
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! Loads may use the cache meanwhile. An entry that is in use is not removed, as in eviction.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -10,7 +11,7 @@ use std::time::SystemTime;
 use rustix::fs::FlockOperation;
 
 use super::directory::Directory;
-use super::files::{lock, open, open_to_lock};
+use super::files::{BLOCK_BYTES, lock, open, open_to_lock};
 use super::trust::distrust;
 use super::{DiskCache, mark};
 use crate::error::{Error, ErrorKind, Result};
@@ -58,7 +59,8 @@ impl CacheManager {
 
     fn entry(&self, name: String) -> Option<CacheEntry> {
         let path = self.path_of(&name)?;
-        let (map, label, bytes) = opened(&path, false)?;
+        let Opened { map, label, data } = opened(&path, false).ok()??;
+        let bytes = data.metadata().ok()?.len();
         let used = fs::metadata(path.join("map")).and_then(|is| is.modified());
         let cached =
             (0..map.blocks()).filter(|block| map.get(*block).is_some()).map(|block| map.range(block));
@@ -73,20 +75,17 @@ impl CacheManager {
     }
 
     /// Compares what is there of an entry with its checksums: how many bytes were compared, and how many of them were
-    /// damaged. Those are fetched again by the next load.
+    /// damaged. Those are fetched again by the next load. None where there is no such entry, or it is being removed.
     ///
     /// # Errors
-    /// `NotFound` where there is no such entry, `Access` where its files cannot be written to.
-    pub fn verify(&self, name: &str) -> Result<(u64, u64)> {
-        let failed = |kind, cause: &str| Error::new(kind, cause.to_owned()).object(name.to_owned());
-        let none = || failed(ErrorKind::NotFound, "the disk cache has no such entry");
-        let path = self.path_of(name).filter(|path| path.exists()).ok_or_else(none)?;
-        let (map, ..) = opened(&path, true).ok_or_else(|| {
-            failed(ErrorKind::Access, "the entry is being removed, or cannot be written to")
-        })?;
-        let data = open(&path.join("data"), OpenOptions::new().read(true)).map_err(|error| {
-            Error::from_io("opening", &error).object(path.join("data").display().to_string())
-        })?;
+    /// `Access` where its files cannot be written to.
+    pub fn verify(&self, name: &str) -> Result<Option<(u64, u64)>> {
+        self.check()?;
+        let Some(path) = self.path_of(name) else { return Ok(None) };
+        let failed =
+            |cause, error: &io::Error| Error::from_io(cause, error).object(path.display().to_string());
+        let opened = opened(&path, true).map_err(|error| failed("opening the entry", &error))?;
+        let Some(Opened { map, data, .. }) = opened else { return Ok(None) };
         let (mut compared, mut damaged) = (0, 0);
         let mut buffer = Vec::new();
         for block in 0..map.blocks() {
@@ -98,11 +97,11 @@ impl CacheManager {
             if data.read_exact_at(&mut buffer, range.start).is_err() || checksum(&buffer) != expected {
                 damaged += length;
                 // In this order: who makes it complete in this moment looks at the map again after that.
-                map.set(block, 0).map_err(|error| Error::from_io("writing the map", &error))?;
+                map.set(block, 0).map_err(|error| failed("writing the map", &error))?;
                 mark::clear(&path);
             }
         }
-        Ok((compared, damaged))
+        Ok(Some((compared, damaged)))
     }
 
     /// Removes an entry; false where it is in use, or there is none.
@@ -146,13 +145,31 @@ impl CacheManager {
     }
 }
 
-/// The map of an entry, held so that the entry is not removed, what it is of, and that object's bytes.
-fn opened(path: &Path, write: bool) -> Option<(BlockMap, String, u64)> {
-    let file = open_to_lock(&path.join("map"), OpenOptions::new().read(true).write(write)).ok()?;
-    let held = lock(&file, FlockOperation::NonBlockingLockShared);
-    let (label, bytes, block_bytes) = BlockMap::describe(&file).filter(|_| held)?;
-    let (map, _) = BlockMap::open(file, &label, bytes, block_bytes).ok()?;
-    Some((map, label, bytes))
+/// The files of an entry, which is not removed as long as its map is held, and what it is of.
+struct Opened {
+    map: BlockMap,
+    label: String,
+    data: File,
+}
+
+/// Opens an entry; none where it is being removed, or is not what a load would have made.
+fn opened(path: &Path, write: bool) -> io::Result<Option<Opened>> {
+    let found = || -> io::Result<Option<Opened>> {
+        let file = open_to_lock(&path.join("map"), OpenOptions::new().read(true).write(write))?;
+        if !lock(&file, FlockOperation::NonBlockingLockShared) {
+            return Ok(None);
+        }
+        let data = open(&path.join("data"), OpenOptions::new().read(true))?;
+        // What a damaged map says is not to be believed: the label's own checksum is the entry's name.
+        let is_named = |label: &str| path.ends_with(format!("{:016x}", checksum(label.as_bytes())));
+        let bytes = data.metadata()?.len();
+        let label = BlockMap::describe(&file)
+            .filter(|(label, of, block)| (*of, *block) == (bytes, BLOCK_BYTES) && is_named(label));
+        let Some((label, ..)) = label else { return Ok(None) };
+        let (map, _) = BlockMap::open(file, &label, bytes, BLOCK_BYTES)?;
+        Ok(Some(Opened { map, label, data }))
+    };
+    found().or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(None) } else { Err(error) })
 }
 
 /// The location in a label: the line before the version, which begins with the object's bytes.

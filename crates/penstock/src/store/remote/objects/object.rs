@@ -231,7 +231,7 @@ pub(crate) fn is_likely(listed: &Identity, opened: &Identity) -> bool {
     let time = |meta: &ObjectMeta| Some(meta.last_modified.timestamp()).filter(|time| *time > 0);
     let of_one_time = || time(&listed).is_some() && time(&listed) == time(&opened);
     let equal = match (&listed.e_tag, &opened.e_tag, &listed.version, &opened.version) {
-        (Some(one), Some(other), ..) if is_strong(one) && is_strong(other) => one == other,
+        (Some(one), Some(other), ..) if is_strong(one) && is_strong(other) => opaque(one) == opaque(other),
         (Some(one), Some(other), ..) => opaque(one) == opaque(other) && of_one_time(),
         (_, _, Some(listed), Some(opened)) => listed == opened,
         _ => of_one_time(),
@@ -244,8 +244,9 @@ pub(crate) fn is_strong(tag: &str) -> bool {
     !tag.starts_with("W/")
 }
 
+/// A tag without what stands around it. Azure's listings leave the quotes out.
 fn opaque(tag: &str) -> &str {
-    tag.trim_start_matches("W/")
+    tag.trim_start_matches("W/").trim_matches('"')
 }
 
 /// Bytes of the version that an identity stands for, if something names these bytes and no others: a strong tag, a
