@@ -203,14 +203,7 @@ impl Session {
     fn host(&self, py: Python<'_>, tensors: Vec<u32>) -> Outcome<Vec<HostArray>> {
         self.locked(py, |session| {
             let array = |tensor: u32| {
-                let memory = session.take_host(tensor).ok_or_else(|| {
-                    session.ended_early().unwrap_or_else(|| {
-                        Error::new(
-                            ErrorKind::Destination,
-                            format!("tensor number {tensor} has not landed or was taken already"),
-                        )
-                    })
-                })?;
+                let memory = session.take_host(tensor)?;
                 let (_, dtype, shape, bytes) = &self.tensors[tensor as usize];
                 Ok(HostArray::new(Owner::Tensor(memory), *dtype, shape.clone(), *bytes))
             };

@@ -179,7 +179,6 @@ impl Session {
             return None;
         }
         let unfinished = self.delivered < self.given.len();
-        let cancelled = || Error::new(ErrorKind::Cancelled, "the load was cancelled");
         self.shared.failure().or_else(|| unfinished.then(cancelled))
     }
 
@@ -302,16 +301,27 @@ impl Session {
         Ok(())
     }
 
-    /// The memory of a landed tensor of a [`Target::Slab`] load; `None` the second time, or before it has landed.
-    pub fn take_host(&mut self, tensor: u32) -> Option<HostTensor> {
+    /// The memory of a landed tensor of a [`Target::Slab`] load, which can be had once.
+    ///
+    /// # Errors
+    /// `Destination` the second time, or before it has landed. Once the load has ended, its failure or `Cancelled`: by
+    /// then its memory may be gone, however many tensors were delivered.
+    pub fn take_host(&mut self, tensor: u32) -> Result<HostTensor> {
         let index = tensor as usize;
-        let (slab, layout) = self.slab.as_ref()?;
         let landed = index < self.attached && self.shared.has_landed(index);
-        if !landed || std::mem::replace(&mut self.given[index], true) {
-            return None;
-        }
+        let taken = match &self.slab {
+            Some(slab) if landed && !std::mem::replace(&mut self.given[index], true) => slab,
+            _ if self.shared.is_cancelled() => {
+                return Err(self.shared.failure().unwrap_or_else(cancelled));
+            }
+            _ => {
+                let cause = format!("tensor number {tensor} has not landed or was taken already");
+                return Err(Error::new(ErrorKind::Destination, cause));
+            }
+        };
+        let (slab, layout) = taken;
         let bytes = self.shared.plan.tensors()[index].bytes();
-        Some(host_tensor(slab, layout.offset(index), bytes))
+        Ok(host_tensor(slab, layout.offset(index), bytes))
     }
 
     /// Ends the load after its last tensor: checks that no object changed meanwhile, and says what was done.
@@ -400,4 +410,8 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+fn cancelled() -> Error {
+    Error::new(ErrorKind::Cancelled, "the load was cancelled")
 }

@@ -251,7 +251,7 @@ impl Load {
                     let filled = own.window();
                     // SAFETY: the tensor has landed, so all of it is filled.
                     self.memory[index][..len].copy_from_slice(unsafe { filled.assume_filled(0, len) });
-                    assert!(self.session.take_host(tensor).is_none(), "a tensor's memory is given once");
+                    assert!(self.session.take_host(tensor).is_err(), "a tensor's memory is given once");
                 }
                 Ok(Next::Landed(tensor))
             }
@@ -744,7 +744,21 @@ fn too_many_destinations_are_refused() {
     let mut slab = model.start(&plan, Target::Slab, 1);
     // SAFETY: as above.
     assert_eq!(unsafe { slab.attach(&[0], 0) }.unwrap_err().kind(), ErrorKind::Destination);
-    assert!(slab.take_host(0).is_none(), "it has not landed");
+    assert_eq!(slab.take_host(0).unwrap_err().kind(), ErrorKind::Destination, "it has not landed");
+}
+
+#[test]
+fn what_was_not_taken_when_a_load_was_stopped_is_cancelled_even_if_all_was_delivered() {
+    let _alone = alone();
+    let model = Model::new();
+    let plan = model.plan(64 * KIB);
+    let mut session = model.start(&plan, Target::Slab, 1);
+    session.attach_slab(plan.tensors().len()).unwrap();
+    while !matches!(session.next(Duration::from_secs(10)).unwrap(), Next::Done) {}
+    session.take_host(0).unwrap();
+    session.canceller().cancel();
+    session.stop();
+    assert_eq!(session.take_host(1).unwrap_err().kind(), ErrorKind::Cancelled);
 }
 
 #[test]

@@ -105,8 +105,10 @@ struct Candidate {
 
 impl Directory {
     pub(super) fn new(settings: DiskCache) -> Self {
-        let earlier = EARLIER.iter().map(|format| settings.directory.join(format)).collect();
-        let root = settings.directory.join(FORMAT);
+        // Whoever changes the working directory meanwhile does not mean another cache.
+        let directory = std::path::absolute(&settings.directory).unwrap_or(settings.directory);
+        let earlier = EARLIER.iter().map(|format| directory.join(format)).collect();
+        let root = directory.join(FORMAT);
         Self { root, earlier, bound: settings.bytes, locked_out: Arc::default() }
     }
 
