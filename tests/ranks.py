@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -24,6 +26,7 @@ from torch import distributed
 
 import penstock
 from penstock.distributed import Peers, Sharing, exchange, plan, sharing
+from penstock.progress import SharedProgress
 from penstock.recording import Recorder
 
 
@@ -87,14 +90,29 @@ def spoiled(wrong: str) -> Iterator[None]:
         def call(*arguments: Any, **named: Any) -> Any:
             nonlocal calls
             calls += 1
-            return failure() if calls == number else original(*arguments, **named)
+            return failure(*arguments, **named) if calls == number else original(*arguments, **named)
 
         return call
 
-    def broken() -> Future[None]:
+    def broken(*_: Any) -> Future[None]:
         future: Future[None] = Future()
         future.set_exception(penstock.StorageError("the disk is broken"))
         return future
+
+    advance = SharedProgress.advance
+
+    def shown(self: Any, nbytes: int) -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        advance(self, nbytes)
+
+    def signalled(original: Any) -> Any:
+        def first(*arguments: Any, **named: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)
+            return original(*arguments, **named)
+
+        return at(1, original, first)
 
     original = exchange.Exchange.__init__
 
@@ -102,6 +120,7 @@ def spoiled(wrong: str) -> Iterator[None]:
         original(self, *arguments)
         self._read = at(3 if "later" in wrong else 1, self._read, broken)
 
+    made_ready = exchange.Exchange._made_ready
     changes: dict[str, tuple[Any, str, Any]] = {
         "cannot propose": (sharing._Table, "proposal", fails("no reach")),
         "cannot plan": (sharing, "make_plan", fails("no plan")),
@@ -109,6 +128,11 @@ def spoiled(wrong: str) -> Iterator[None]:
         "cannot read later": (exchange.Exchange, "__init__", init),
         "cannot take": (exchange._Arriving, "arrived", at(4, exchange._Arriving.arrived, fails("no place"))),
         "raises without threads": (threading.Thread, "start", fails("can't start new thread")),
+        "is interrupted while it shows progress": (SharedProgress, "advance", shown),
+        "is interrupted while it reads": (exchange.Exchange, "_made_ready", at(2, made_ready, interrupts)),
+        "is interrupted while it hands on": (Peers, "_messages", signalled(Peers._messages)),
+        "is interrupted while it answers": (distributed, "all_reduce", signalled(distributed.all_reduce)),
+        "is interrupted while it plans": (sharing, "make_plan", interrupts),
         "is interrupted": (exchange.Exchange, "run", at(1, exchange.Exchange.run, interrupts)),
     }
     if wrong not in changes:
@@ -145,7 +169,7 @@ class Counted:
             self.most = max(self.most, self.now)
 
 
-def interrupts() -> None:
+def interrupts(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
 
 

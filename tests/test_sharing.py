@@ -247,6 +247,11 @@ WRONG = {
     "cannot read": WHAT_WAS_LEFT,
     "cannot read later": WHAT_WAS_LEFT,
     "cannot take": WHAT_WAS_LEFT,
+    "is interrupted while it shows progress": WHAT_WAS_LEFT,
+    "is interrupted while it reads": WHAT_WAS_LEFT,
+    "is interrupted while it hands on": WHAT_WAS_LEFT,
+    "is interrupted while it answers": WHAT_WAS_LEFT,
+    "is interrupted while it plans": WHAT_WAS_LEFT,
     "other version": f"{FOR_ITSELF}not all see the same version of the checkpoint",
     "dies": f"{FOR_ITSELF}a rank is gone",
 }
@@ -272,6 +277,8 @@ def test_where_a_rank_cannot_the_others_read_for_themselves(model: Path, tmp_pat
             assert "error" not in found[1]
         elif wrong.startswith("raises"):
             assert found[1]["error"] == "ValueError: a model's own"
+        elif wrong.startswith("is "):
+            assert found[1]["error"].startswith("KeyboardInterrupt"), wrong
 
 
 def test_a_load_that_is_stopped_ends_what_runs_beside_it(model: Path, tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from penstock.distributed.peers import Peers
 from penstock.distributed.plan import Box, ExchangePlan, Key, Stored, Unit, common, volume
 from penstock.parts import Part
 
+PATIENCE_SECONDS = 2.0
+"""How long a rank that is to stop (Ctrl-C) waits until the others have heard of it."""
 _ALIGN = 8
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
@@ -134,31 +136,41 @@ class Exchange:
     def run(self, ok: bool, on_bytes: Callable[[int], object]) -> bool:
         """Takes all rounds. Whether all ranks came to the end.
 
+        What ``on_bytes`` raises, or a signal's handler, comes through once the other ranks were told.
+
         Args:
             ok: whether this rank can begin.
             on_bytes: called with the number of bytes that have come.
         """
+        of_caller: BaseException | None = None
         for nbytes in self.rounds(ok):
             try:
                 on_bytes(nbytes)
-            except Exception as error:  # noqa: BLE001, PERF203 - the others are notified in the next round
-                self.failure = error
+            except BaseException as error:  # noqa: BLE001 - the others are notified in the next round
+                self.failure = of_caller = error
+        if of_caller is None and self.failure is not None and not isinstance(self.failure, Exception):
+            of_caller = self.failure
+        if of_caller is not None:
+            raise of_caller
         return self.is_complete
 
     def rounds(self, ok: bool = True) -> Iterator[int]:
         """Takes one round at a time, and yields how many bytes arrived in it; ``is_complete`` says how it ended.
 
         No rank depends on another any more when the last is yielded. Who stops before that has to notify the others.
+        A round ends as usual where this rank is interrupted in it (Ctrl-C), and ``failure`` is that.
 
         Args:
             ok: whether this rank can begin.
         """
         reading = self._begin(0) if ok else None
         for number, batch in enumerate(self._batches, start=1):
+            ready = None
             try:
-                ready = self._made_ready(reading, batch)
-            except Exception as error:  # noqa: BLE001 - the others are notified first, and who asked hears of it from `failure`
-                self.failure, ready = error, None
+                if self.failure is None:
+                    ready = self._made_ready(reading, batch)
+            except BaseException as error:  # noqa: BLE001 - the others are notified first, and who asked hears of it from `failure`
+                self.failure = error
             if not self._all_ok(ready is not None) or ready is None:
                 return
             memory, send, send_bytes, receive, sections, receive_bytes = ready
@@ -168,7 +180,7 @@ class Exchange:
             try:
                 self._peers.exchange(receive, receive_bytes, send, send_bytes)
                 nbytes = self._deliver(batch, memory, receive, sections)
-            except Exception as error:  # noqa: BLE001 - as above
+            except BaseException as error:  # noqa: BLE001 - as above
                 self.failure = error
             del memory, send, receive
             if number == len(self._batches):
@@ -179,11 +191,16 @@ class Exchange:
             self.is_complete = self._all_ok(ok)
 
     def _all_ok(self, ok: bool) -> bool:
+        self.failure = self.failure or self._peers.interruption
+        # Who is to stop does not wait for long until the others, who may be busy, have heard of it.
+        seconds = None if self.failure is None or isinstance(self.failure, Exception) else PATIENCE_SECONDS
         try:
-            return self._peers.all_ok(ok and self.failure is None)
+            is_ok = self._peers.all_ok(ok and self.failure is None, seconds)
         except RuntimeError as error:
             self.failure, self.is_cut_off = self.failure or error, True
             return False
+        self.failure = self.failure or self._peers.interruption
+        return is_ok
 
     def _begin(self, number: int) -> tuple[dict[int, torch.Tensor], Future[None]] | None:
         """Begins to read this rank's pieces of a batch: their memory by unit, and when it is filled."""
@@ -203,7 +220,7 @@ class Exchange:
                 if (piece := unit.pieces[rank]) is not None
             ]
             return memory, self._read(pieces)
-        except Exception as error:  # noqa: BLE001 - the others are notified in the next round
+        except BaseException as error:  # noqa: BLE001 - the others are notified in the next round
             self.failure = error
             return None
 

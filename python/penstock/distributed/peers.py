@@ -8,16 +8,19 @@ They are the ranks of a group of ``torch.distributed`` that an engine made, and 
 
 Nobody is left waiting by a rank that fails: whatever happens to a load, ``opt_out`` ends it by telling the others, if
 nothing was told yet; and after an agreement a rank that cannot go on says so in the next round, upon which all stop. A
-process that is gone ends the group's connections, which the others see as a failure. Loads of a rank alone, such as a
-draft model's, are given no peers and say nothing to anyone.
+rank that is interrupted (Ctrl-C) in a round takes part in it to its end, as the others wait for that. A process that is
+gone ends the group's connections, which the others see as a failure. Loads of a rank alone, such as a draft model's,
+are given no peers and say nothing to anyone.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
@@ -25,6 +28,8 @@ from torch import distributed
 from penstock.recording.lazy import unwatched
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 class Peers:
@@ -42,6 +47,8 @@ class Peers:
         self.rank: int = distributed.get_rank(control)
         self.size: int = distributed.get_world_size(control)
         self._has_spoken = False
+        self.interruption: BaseException | None = None
+        """What a signal's handler raised while this rank took part in a round, such as ``KeyboardInterrupt``."""
 
     def negotiate(self, proposal: object) -> list[Any]:
         """What every rank proposes, in their order; can be had once.
@@ -52,7 +59,7 @@ class Peers:
         if self._has_spoken:
             raise RuntimeError("the ranks have agreed already")
         self._has_spoken = True
-        return self._gathered(proposal)
+        return self._to_its_end(lambda: self._gathered(proposal))
 
     def _gathered(self, proposal: object) -> list[Any]:
         proposals: list[Any] = [None] * self.size
@@ -94,15 +101,23 @@ class Peers:
             return
         thread.join(seconds)
 
-    def all_ok(self, ok: bool) -> bool:
+    def all_ok(self, ok: bool, seconds: float | None = None) -> bool:
         """Whether all ranks are well, which this one is or is not.
 
+        Args:
+            ok: whether this one is.
+            seconds: how long to wait for the others. They are told even where they ask for it later.
+
         Raises:
-            RuntimeError: a rank is gone.
+            RuntimeError: a rank is gone, or did not answer in time.
         """
-        state = torch.tensor([int(ok)], device="cpu")
-        distributed.all_reduce(state, distributed.ReduceOp.MIN, group=self._control)
-        return bool(state.item())
+
+        def answer() -> bool:
+            state = torch.tensor([int(ok)], device="cpu")
+            distributed.all_reduce(state, distributed.ReduceOp.MIN, group=self._control)
+            return bool(state.item())
+
+        return self._to_its_end(answer, seconds)
 
     def exchange(
         self, into: torch.Tensor, into_bytes: Sequence[int], of: torch.Tensor, of_bytes: Sequence[int]
@@ -113,8 +128,14 @@ class Peers:
             RuntimeError: a rank is gone.
         """
         if into.device.type != "cpu":
+            # Queued on the current stream, and not waited for.
             distributed.all_to_all_single(into, of, list(into_bytes), list(of_bytes), group=self._data)
             return
+        self._to_its_end(lambda: self._messages(into, into_bytes, of, of_bytes))
+
+    def _messages(
+        self, into: torch.Tensor, into_bytes: Sequence[int], of: torch.Tensor, of_bytes: Sequence[int]
+    ) -> None:
         # Between CPUs messages take a third of the time that gloo's own collective does.
         comes, goes = torch.split(into, list(into_bytes)), torch.split(of, list(of_bytes))
         others = [rank for rank in range(self.size) if rank != self.rank]
@@ -127,6 +148,40 @@ class Peers:
         for message in under_way:
             if message is not None:
                 message.wait()
+
+    def _to_its_end(self, collective: Callable[[], _T], seconds: float | None = None) -> _T:
+        """Takes part in a collective until it has ended, even where a signal comes meanwhile.
+
+        Handlers of signals run in the main thread only, so another takes part where this is that. What they raise is
+        kept in ``interruption``; a second time it is raised at once.
+
+        Raises:
+            RuntimeError: a rank is gone, or none has answered after ``seconds``.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return collective()
+        done: Future[_T] = Future()
+        is_inference = torch.is_inference_mode_enabled()
+
+        def take_part() -> None:
+            with unwatched(), torch.inference_mode(mode=is_inference):
+                try:
+                    done.set_result(collective())
+                except BaseException as error:  # noqa: BLE001 - it is who waits that it is for
+                    done.set_exception(error)
+
+        threading.Thread(target=take_part, name="penstock-peers", daemon=True).start()
+        try:
+            return done.result(seconds)
+        except FutureTimeoutError:
+            if done.done():
+                raise
+            raise RuntimeError(f"the other ranks did not answer within {seconds} s") from None
+        except BaseException as error:
+            if (done.done() and done.exception() is error) or self.interruption is not None:
+                raise
+            self.interruption = error
+        return done.result(seconds)
 
     def failure_reasons(self, why: str | None) -> list[str | None]:
         """Why each rank is not well, where one is not; None of one that is.

@@ -12,12 +12,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock._native import LoadOptions
 from penstock.checkpoint import Checkpoint
 from penstock.distributed.background_loads import BackgroundLoads
-from penstock.distributed.exchange import Exchange, Piece, Wanted
+from penstock.distributed.exchange import PATIENCE_SECONDS, Exchange, Piece, Wanted
 from penstock.distributed.peers import Peers
 from penstock.distributed.plan import Box, Key, Stored, make_plan, volume
 from penstock.frameworks.torch import DTYPES
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 _PUT_TOGETHER_BYTES = 128 << 20
 """Parts that have to be converted are shared up to this size: they need as much memory besides their destination."""
-_PATIENCE_SECONDS = 2.0
-"""How long a rank that is to stop waits until the others, who may be busy, have heard of it."""
 
 SHARE_FROM: dict[str, set[str]] = {"cpu": {"network"}, "cuda": {"network", "disk"}}
 """Where bytes come from that are read once and handed on, by what they go to."""
@@ -69,7 +68,7 @@ class Sharing:
         Returns when they have heard. Where this rank is to stop (Ctrl-C, ``SystemExit``), that is not waited for long.
         """
         if isinstance(why, BaseException):
-            patience = None if isinstance(why, Exception) else _PATIENCE_SECONDS
+            patience = None if isinstance(why, Exception) else PATIENCE_SECONDS
             self._peers.opt_out(f"{type(why).__name__}: {why}".strip(": "), patience)
         else:
             self._peers.opt_out(why)
@@ -108,6 +107,8 @@ class Sharing:
         except RuntimeError as error:
             why = f"a rank is gone: {error}"
         if why is not None:
+            if self._peers.interruption is not None:
+                raise self._peers.interruption
             if why:
                 statistics.notes.append(f"each rank read for itself: {why}")
             alone(writes)
@@ -145,14 +146,18 @@ class Sharing:
             plan = make_plan(tensors, wants)
             shared = [(wanted, write) for wanted, write in mine if wanted.key in plan.keys]
             exchange = Exchange(self._peers, plan, tensors, wants, [wanted for wanted, _ in shared], device, read)
+            of_others = {id(write) for _, write in shared}
+            own = [write for write in writes if id(write) not in of_others]
+            rest = background.submit(lambda: alone(own, reporter, background.begun))
         except Exception as error:  # noqa: BLE001 - the others are notified, and reading alone shows what it is
             self._peers.all_ok(ok=False)
             statistics.notes.append(f"each rank read for itself: {type(error).__name__}: {error}")
             alone(writes, reporter, background.begun)
             return
-        of_others = {id(write) for _, write in shared}
-        own = [write for write in writes if id(write) not in of_others]
-        rest = background.submit(lambda: alone(own, reporter, background.begun))
+        except BaseException:
+            with suppress(RuntimeError):
+                self._peers.all_ok(ok=False, seconds=PATIENCE_SECONDS)
+            raise
         if not exchange.run(ok=True, on_bytes=reporter.advance):
             why = "another rank could not go on" if exchange.failure is None else str(exchange.failure)
             statistics.notes.append(f"what was left each rank read for itself: {why}")

@@ -163,7 +163,7 @@ class SharedStream:
         failure = exchange.failure
         why = None if failure is None else f"{type(failure).__name__}: {failure}"
         if exchange.is_cut_off:
-            return _gone(failure)
+            return failure if failure is not None and not isinstance(failure, Exception) else _gone(failure)
         try:
             reasons = self._peers.failure_reasons(why)
         except RuntimeError as error:

@@ -170,15 +170,20 @@ impl<'a> Hub<'a> {
         let address = HubAddress::parse(location)?;
         let listed = || {
             let commit = self.commit(&address)?;
-            if !self.settings.offline {
-                return self.ask(&address, |api| api.tree(&address, &commit, recursive));
+            let cached = || {
+                let cached = CachedRepository::of(&self.settings, &address);
+                let listing = cached.map(|cached| cached.list(&address, &commit, recursive)).unwrap_or_default();
+                Some(listing).filter(|of| !of.objects.is_empty() || !of.directories.is_empty())
+            };
+            if self.settings.offline {
+                return cached().ok_or_else(|| self.not_cached(&format!("any file of commit {commit} there")));
             }
-            let cached = CachedRepository::of(&self.settings, &address);
-            let listing = cached.map(|cached| cached.list(&address, &commit, recursive)).unwrap_or_default();
-            if listing.objects.is_empty() && listing.directories.is_empty() {
-                return Err(self.not_cached(&format!("any file of commit {commit} there")));
+            match self.ask(&address, |api| api.tree(&address, &commit, recursive)) {
+                Err(error) if error.kind() == ErrorKind::Storage => cached().ok_or(error).inspect(|_| {
+                    tracing::warn!(repository = %address.repository, %commit, "the hub cannot be reached: listing the files of its cache");
+                }),
+                asked => asked,
             }
-            Ok(listing)
         };
         listed().map_err(|error: Error| error.object(shown(location)))
     }
