@@ -372,7 +372,8 @@ class TestFailures:
         done = penstock("inspect", malformed, "--json")
         assert done.returncode == 4
         error = json.loads(done.stdout)["error"]
-        assert error.keys() == {"type", "code", "message", "location", "tensor", "byte_range", "cause", "remedy"}
+        named = {"type", "code", "message", "location", "tensor", "byte_range", "cause", "remedy", "details"}
+        assert error.keys() == named
         assert error["type"] == "FormatError"
         assert error["location"] == str(malformed)
         assert error["byte_range"] == [0, 8]

@@ -79,6 +79,17 @@ def test_no_credentials_are_told_at_once(bucket: str) -> None:
     assert "AWS_SKIP_SIGNATURE" in (raised.value.remedy or "")
 
 
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID")],
+)
+def test_half_of_a_key_is_told(bucket: str, monkeypatch: pytest.MonkeyPatch, given: str, missing: str) -> None:
+    monkeypatch.setenv(given, "SENTINEL")
+    with pytest.raises(penstock.LocationAccessError, match=f"{given} is set, and {missing} is not") as raised:
+        penstock.open(bucket)
+    assert "SENTINEL" not in str(raised.value)
+
+
 def of_sts(action: str) -> str:
     """What AWS's token service answers: the keys that the gateway knows."""
     return (

@@ -292,7 +292,7 @@ def test_waiting_for_a_server_is_logged_and_ends_with_ctrl_c(plain: None, caplog
     with service(lambda _: (503, "busy")) as (url, asked):
 
         def interrupt() -> None:
-            while not any("waiting for" in record.message for record in caplog.records):
+            while not any("kept this load waiting" in record.message for record in caplog.records):
                 time.sleep(0.05)
             signal.pthread_kill(main, signal.SIGINT)
 
@@ -302,7 +302,7 @@ def test_waiting_for_a_server_is_logged_and_ends_with_ctrl_c(plain: None, caplog
             penstock.open(f"{url}/m.safetensors")
         thread.join()
     assert len(asked) > 3
-    told = [record for record in caplog.records if "waiting for" in record.message]
+    told = [record for record in caplog.records if "kept this load waiting" in record.message]
     assert [record.name.partition(".")[0] for record in told] == ["penstock"]
     assert "HTTP 503" in told[0].message
 

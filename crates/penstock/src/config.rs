@@ -107,21 +107,25 @@ impl Config {
     }
 }
 
-/// A size in bytes with an optional binary (`K KiB M MiB G GiB`) or decimal (`KB MB GB`) unit.
+/// A size in bytes with an optional binary (`K KiB M MiB G GiB T TiB`) or decimal (`KB MB GB TB`) unit, in any case.
 pub fn parse_size(text: &str) -> Option<u64> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (number, unit) = text.split_at(digits);
-    let factor = match unit.trim() {
-        "" | "B" => 1,
-        "K" | "KiB" => 1 << 10,
-        "M" | "MiB" => 1 << 20,
-        "G" | "GiB" => 1 << 30,
-        "KB" => 1_000,
-        "MB" => 1_000_000,
-        "GB" => 1_000_000_000,
+    let unit = unit.trim().to_ascii_lowercase();
+    let (prefix, base): (_, u64) = match unit.strip_suffix('b').unwrap_or(&unit) {
+        binary if binary.len() == 2 => (binary.strip_suffix('i')?, 1024),
+        prefix if unit.ends_with('b') => (prefix, 1000),
+        prefix => (prefix, 1024),
+    };
+    let power = match prefix {
+        "" => 0,
+        "k" => 1,
+        "m" => 2,
+        "g" => 3,
+        "t" => 4,
         _ => return None,
     };
-    number.parse::<u64>().ok()?.checked_mul(factor)
+    number.parse::<u64>().ok()?.checked_mul(base.pow(power))
 }
 
 #[cfg(test)]
@@ -172,6 +176,11 @@ mod tests {
     fn sizes_take_binary_and_decimal_units() {
         assert_eq!(parse_size("512 MiB"), Some(512 << 20));
         assert_eq!(parse_size("2GB"), Some(2_000_000_000));
+        assert_eq!((parse_size("5tib"), parse_size("5 TB")), (Some(5 << 40), Some(5_000_000_000_000)));
+        assert_eq!((parse_size("7"), parse_size("7B"), parse_size("7m")), (Some(7), Some(7), Some(7 << 20)));
+        assert!(
+            ["GiBB", "1i", "1iB", "1XB", "1KiBx", "GB", ""].iter().all(|text| parse_size(text).is_none())
+        );
         assert_eq!(parse_size("99999999999G"), None);
         assert_eq!(parse_size("-1"), None);
     }

@@ -71,6 +71,7 @@ def describe(error: BaseException) -> dict[str, object]:
         "byte_range": getattr(error, "byte_range", None),
         "cause": getattr(error, "cause", message),
         "remedy": remedy,
+        "details": getattr(error, "details", {}),
     }
 
 

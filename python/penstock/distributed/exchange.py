@@ -146,7 +146,7 @@ class Exchange:
         for nbytes in self.rounds(ok):
             try:
                 on_bytes(nbytes)
-            except BaseException as error:  # noqa: BLE001 - the others are notified in the next round
+            except BaseException as error:  # noqa: BLE001, PERF203 - the others are notified in the next round
                 self.failure = of_caller = error
         if of_caller is None and self.failure is not None and not isinstance(self.failure, Exception):
             of_caller = self.failure

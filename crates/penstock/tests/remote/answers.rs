@@ -104,6 +104,32 @@ fn a_signature_in_a_url_is_not_shown() {
     assert!(!format!("{error} {error:?}").contains(SENTINEL), "{error}");
 }
 
+#[test]
+fn what_permissions_would_not_mend_has_a_remedy_of_its_own() {
+    let server = Server::start(Source::default());
+    let environment =
+        Environment::of([("AWS_ENDPOINT_URL", server.url("")), ("AWS_SKIP_SIGNATURE", "true".into())]);
+    let store = RemoteStore::new(environment, policy());
+    for (code, message, remedy) in [
+        (
+            "InvalidObjectState",
+            "The operation is not valid for the object's storage class",
+            "Restore the object",
+        ),
+        (
+            "AccessDenied",
+            "User: arn:aws:iam::1:user/u is not authorized to perform: kms:Decrypt",
+            "kms:Decrypt in",
+        ),
+    ] {
+        let body = format!("<Error><Code>{code}</Code><Message>{message}</Message></Error>");
+        server.script(move |_, _| Act::Refuse(403, Vec::new(), body.clone()));
+        let error = refused(&store, "s3://bucket/m.safetensors");
+        assert_eq!(error.kind(), ErrorKind::Access, "{error}");
+        says(&error, &[code, remedy, &format!("host http://{}", server.address())]);
+    }
+}
+
 /// S3 behind a proxy that says of requests signed for another region than `home` where the bucket is, with `status` and
 /// `code`, as AWS does; and a store that signs for another one.
 fn elsewhere(s3: &str, home: &'static str, status: u16, code: &'static str) -> (Server, RemoteStore) {

@@ -332,6 +332,11 @@ fn a_hub_that_cannot_be_reached_leaves_the_cache() {
     let store = at.again(&[("HF_ENDPOINT", "http://127.0.0.1:1")]);
     let object = store.open("hf://org/model/model.safetensors").unwrap();
     assert!(read(&*object, 0, 100).unwrap().0 == content(100));
+    for location in ["hf://org/model".to_owned(), format!("hf://org/model@{}", commit(1))] {
+        let listed = store.find(&location, true).unwrap().objects;
+        assert_eq!(listed.iter().map(|found| &*found.path).collect::<Vec<_>>(), ["model.safetensors"]);
+    }
+    assert_eq!(store.list("hf://org/other").unwrap_err().kind(), ErrorKind::Storage);
     let error = refused(&store, "hf://org/other/model.safetensors");
     assert_eq!(error.kind(), ErrorKind::Storage);
     says(&error, &["no connection", "hf://org/other/model.safetensors"]);

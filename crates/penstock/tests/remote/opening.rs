@@ -351,7 +351,8 @@ fn a_proxy_that_is_not_there_is_named() {
         let store = RemoteStore::new(Environment::of([(variable, proxy)]), policy());
         let error = super::soon(move || refused(&store, url));
         assert_eq!(error.error_code(), Code::Connection);
-        let named = format!("no connection to the proxy 127.0.0.1:1 ({variable}) for store.example");
+        let server = if variable == "HTTP_PROXY" { "http://store.example" } else { "store.example" };
+        let named = format!("no connection to the proxy 127.0.0.1:1 ({variable}) for {server}");
         says(&error, &[&named, "NO_PROXY"]);
         assert!(!error.to_string().contains("SENTINEL"), "{error}");
     }

@@ -13,7 +13,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -53,6 +53,7 @@ pub(super) struct Directory {
     bound: Option<u64>,
     /// When the lock could not be had in time: others do not wait for it again so soon.
     locked_out: Arc<Mutex<Option<Instant>>>,
+    has_warned: Arc<AtomicBool>,
 }
 
 /// A complete entry, which stays as long as this is held.
@@ -109,7 +110,7 @@ impl Directory {
         let directory = std::path::absolute(&settings.directory).unwrap_or(settings.directory);
         let earlier = EARLIER.iter().map(|format| directory.join(format)).collect();
         let root = directory.join(FORMAT);
-        Self { root, earlier, bound: settings.bytes, locked_out: Arc::default() }
+        Self { root, earlier, bound: settings.bytes, locked_out: Arc::default(), has_warned: Arc::default() }
     }
 
     /// The entry of that key, if it is complete.
@@ -127,6 +128,13 @@ impl Directory {
         }
         touch(&map);
         Some(Held { entry, data, written: Written::of(&is), _map: map })
+    }
+
+    /// Logs why the cache cannot be used: once, not for each shard.
+    pub(super) fn warn(&self, why: &str) {
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!("{why}");
+        }
     }
 
     /// The entry of that key, made where there is none.

@@ -119,7 +119,10 @@ impl CachingStore {
                 }
                 Arc::new(through)
             }
-            Err(note) => Arc::new(Noted::new(object, note)),
+            Err(note) => {
+                directory.warn(&note);
+                Arc::new(Noted::new(object, note))
+            }
         }
     }
 }

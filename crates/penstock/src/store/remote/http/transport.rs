@@ -110,11 +110,9 @@ impl HttpService for Service {
         let host = parts.uri.host().unwrap_or_default().to_owned();
         let client =
             self.0.for_host(&host).client().map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
-        let url = parts
-            .uri
-            .to_string()
-            .parse()
-            .map_err(|error| HttpError::new(HttpErrorKind::Unknown, Bad(error)))?;
+        let url = parts.uri.to_string().parse().map_err(|error: url::ParseError| {
+            HttpError::new(HttpErrorKind::Unknown, std::io::Error::other(format!("not a URL: {error}")))
+        })?;
         let (asked, signed) = (url::Url::clone(&url), parts.headers.contains_key(AUTHORIZATION));
         // A user and a password in the URL become a header here, as clients of HTTP do.
         let mut request = client.request::<url::Url>(parts.method, url).headers(parts.headers);
@@ -142,17 +140,6 @@ impl HttpService for Service {
     }
 }
 
-#[derive(Debug)]
-struct Bad(url::ParseError);
-
-impl std::fmt::Display for Bad {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "not a URL: {}", self.0)
-    }
-}
-
-impl std::error::Error for Bad {}
-
 /// Sends a request; a refusal's body is read, so that the recorder knows what it says.
 pub(crate) async fn send(
     key: &ClientKey,
@@ -162,15 +149,16 @@ pub(crate) async fn send(
 ) -> Result<(StatusCode, HeaderMap, HttpResponseBody), reqwest::Error> {
     let of_metadata = METADATA_HOSTS.contains(&host)
         || METADATA_HEADERS.iter().any(|name| request.headers().contains_key(*name));
+    let asked = server(request.url());
     let response = match client.execute(request).await {
         Ok(response) => response,
         Err(error) => {
-            note_failure(key, &error, host, of_metadata);
+            note_failure(key, &error, &asked, of_metadata);
             return Err(error.without_url());
         }
     };
     // Whoever it was sent on to.
-    let host = response.url().host_str().unwrap_or(host).to_owned();
+    let host = server(response.url());
     let (mut parts, body) = http::Response::<reqwest::Body>::from(response).into_parts();
     if parts.status.is_success() {
         without_illegible(&mut parts.headers);
@@ -196,6 +184,14 @@ pub(crate) async fn send(
     let refusal = Refusal { of_metadata, ..Refusal::of(parts.status, &host, &parts.headers, &text) };
     ResponseRecorder::note(|seen| seen.refusal = Some(refusal));
     Ok((parts.status, parts.headers, text.into()))
+}
+
+/// Whom a URL leads to, for errors: the host, with the scheme and the port where they are not those of HTTPS.
+fn server(url: &url::Url) -> String {
+    let host = url.host_str().unwrap_or_default();
+    let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
+    let scheme = if url.scheme() == "https" { "" } else { "http://" };
+    format!("{scheme}{host}{port}")
 }
 
 fn note_failure(key: &ClientKey, error: &reqwest::Error, host: &str, of_metadata: bool) {

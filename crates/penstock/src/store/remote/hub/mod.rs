@@ -172,11 +172,13 @@ impl<'a> Hub<'a> {
             let commit = self.commit(&address)?;
             let cached = || {
                 let cached = CachedRepository::of(&self.settings, &address);
-                let listing = cached.map(|cached| cached.list(&address, &commit, recursive)).unwrap_or_default();
+                let listing =
+                    cached.map(|cached| cached.list(&address, &commit, recursive)).unwrap_or_default();
                 Some(listing).filter(|of| !of.objects.is_empty() || !of.directories.is_empty())
             };
             if self.settings.offline {
-                return cached().ok_or_else(|| self.not_cached(&format!("any file of commit {commit} there")));
+                return cached()
+                    .ok_or_else(|| self.not_cached(&format!("any file of commit {commit} there")));
             }
             match self.ask(&address, |api| api.tree(&address, &commit, recursive)) {
                 Err(error) if error.kind() == ErrorKind::Storage => cached().ok_or(error).inspect(|_| {

@@ -232,6 +232,18 @@ fn refused(backend: &Backend, refusal: &Refusal, pinned: bool) -> Verdict {
         403 if OF_KEYS.contains(&code) || code == UNKNOWN_TO_AZURE => {
             tell(ErrorKind::Access, denied(backend, code)).with_code(Code::Credentials)
         }
+        // Archived, and not for want of permissions.
+        403 if code == "InvalidObjectState" => tell(
+            ErrorKind::Access,
+            "Restore the object from its archive (S3 Glacier), or copy it to a storage class that can be read at once"
+                .into(),
+        ),
+        403 if refusal.message.as_ref().is_some_and(|message| message.contains("kms:")) => tell(
+            ErrorKind::Access,
+            "Let these credentials use the KMS key that the object is encrypted with: kms:Decrypt in their policy, and in the \
+             key's"
+                .into(),
+        ),
         403 => tell(ErrorKind::Access, denied(backend, code)),
         501 if backend.provider == Provider::Gcs => tell(
             ErrorKind::Storage,

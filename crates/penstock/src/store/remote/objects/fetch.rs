@@ -88,7 +88,7 @@ pub(crate) async fn with_retries<T>(
         since = Some(failing);
         if failing.elapsed() + pause >= WORTH_A_WORD && context.is_first_warning() {
             tracing::warn!(
-                "waiting for {} since {:.0} s ({}); the request is repeated until it succeeds or is given up",
+                "{} has kept this load waiting for {:.0} s ({}); the request is repeated until it succeeds or is given up",
                 backend.provider.name(),
                 failing.elapsed().as_secs_f64(),
                 error.what

@@ -37,6 +37,8 @@ pub(crate) struct Chain {
     pub(crate) profile: Option<Profile>,
     /// Where keys are from that are given, for errors.
     pub(crate) given: Option<&'static str>,
+    /// What is missing of keys that were given by half.
+    pub(crate) half: Option<String>,
 }
 
 #[async_trait]
@@ -45,7 +47,8 @@ impl Source for Chain {
 
     async fn fetch(&self) -> Result<Fetched<AwsCredential>, CredentialError> {
         let asked = self.provider.provide_credentials().await;
-        let credentials = asked.map_err(|error| explain(&error, self.profile.as_ref()))?;
+        let credentials =
+            asked.map_err(|error| explain(&error, self.profile.as_ref(), self.half.as_deref()))?;
         let origin = self.given.unwrap_or_else(|| source(&credentials));
         let mut words = std::iter::once(credentials.access_key_id()).chain(credentials.session_token());
         if !words.all(fits_header) {
@@ -87,13 +90,20 @@ fn source(credentials: &Credentials) -> &'static str {
 }
 
 /// Why there are no credentials, and what to do about it: the innermost reason, which is the one that can be acted upon.
-pub(crate) fn explain(error: &CredentialsError, profile: Option<&Profile>) -> CredentialError {
+pub(crate) fn explain(
+    error: &CredentialsError,
+    profile: Option<&Profile>,
+    half: Option<&str>,
+) -> CredentialError {
+    if let Some(half) = half {
+        return CredentialError::new(format!("no AWS credentials were found: {half}"));
+    }
     if matches!(error, CredentialsError::CredentialsNotLoaded(_)) {
         return CredentialError::new("no AWS credentials were found");
     }
     let why = innermost(error);
     let Some(Profile { name, .. }) = profile.filter(|profile| profile.exists()) else {
-        return CredentialError::new(format!("AWS credentials could not be had: {why}"));
+        return CredentialError::new(format!("no AWS credentials were found: {why}"));
     };
     if profile.is_some_and(Profile::by_sso) {
         let remedy = format!("Sign in: aws sso login --profile {name}");

@@ -33,6 +33,7 @@ use crate::store::remote::settings::s3_hosts::{self, AccessPoint, Variant, is_ar
 const ANONYMOUS: [&str; 2] = ["AWS_SKIP_SIGNATURE", "AWS_NO_SIGN_REQUEST"];
 const IGNORE_ENDPOINTS: &str = "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS";
 const KEY_ID: &str = "AWS_ACCESS_KEY_ID";
+const SECRETS: [&str; 2] = ["AWS_SECRET_ACCESS_KEY", "SECRET_ACCESS_KEY"];
 /// What names another endpoint than AWS's; the first that is set counts.
 pub(crate) const ENDPOINTS: [&str; 3] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
 
@@ -97,12 +98,14 @@ pub(crate) fn make(
         (false, Some(keys), _) => Some(SharedCredentialsProvider::new(keys)),
         (false, None, Some(profile)) => Some(profile.credentials(environment, &client, &region)),
         (false, None, None) => {
-            return Err(Error::new(ErrorKind::Access, "no AWS credentials were found")
+            let cause = half_set(environment).map_or_else(String::new, |half| format!(": {half}"));
+            return Err(Error::new(ErrorKind::Access, format!("no AWS credentials were found{cause}"))
                 .object(address.shown())
                 .remedy("Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"));
         }
     };
-    let keys = keys.map(|provider| Arc::new(CredentialCache::new(Chain { provider, profile, given })));
+    let half = half_set(environment);
+    let keys = keys.map(|provider| Arc::new(CredentialCache::new(Chain { provider, profile, given, half })));
     if let Some(keys) = &keys {
         builder = builder.with_credentials(Arc::clone(keys) as _);
     }
@@ -141,11 +144,23 @@ fn check_names(address: &Address, region: &str, access_point: bool, by_host: boo
 /// Credentials in variables, which come first in AWS's chain too.
 pub(crate) fn own_keys(environment: &Environment) -> Option<Credentials> {
     let key = environment.get(&[KEY_ID])?;
-    let secret = environment.get(&["AWS_SECRET_ACCESS_KEY", "SECRET_ACCESS_KEY"])?;
+    let secret = environment.get(&SECRETS)?;
     let token = environment.get(&["AWS_SESSION_TOKEN"]).map(str::to_owned);
     let mut keys = Credentials::new(key, secret, token, None, "environment");
     keys.set_property(vec![AwsCredentialFeature::CredentialsEnvVars]);
     Some(keys)
+}
+
+/// Which half of a key is missing where the other is set.
+fn half_set(environment: &Environment) -> Option<String> {
+    let missing = |set: &str, missing| {
+        Some(format!("{} is set, and {} is not", environment.setting(set), environment.setting(missing)))
+    };
+    match (environment.get(&[KEY_ID]).is_some(), environment.get(&SECRETS).is_some()) {
+        (true, false) => missing(KEY_ID, SECRETS[0]),
+        (false, true) => missing(SECRETS[0], KEY_ID),
+        _ => None,
+    }
 }
 
 /// The endpoint that variables or the profile set, in AWS's order.

@@ -240,7 +240,7 @@ fn without_secrets(text: &str) -> String {
             // Marks may stand around it.
             let begin = word[..at].rfind(|c: char| !c.is_ascii_alphanumeric() && !"+-.".contains(c));
             let begin = begin.map_or(0, |at| at + word[at..].chars().next().map_or(1, char::len_utf8));
-            let end = word.trim_end_matches(|c: char| c.is_whitespace() || "\"'`,;)>".contains(c)).len();
+            let end = word.trim_end_matches(|c: char| c.is_whitespace() || "\"'`,;:)>".contains(c)).len();
             begin..end.max(begin)
         });
         match url {

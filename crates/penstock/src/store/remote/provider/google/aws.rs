@@ -40,7 +40,7 @@ pub(super) async fn token(cx: &TokenContext, url: &str, audience: &str) -> Resul
             let profile = profile.as_ref().ok_or_else(|| lacking("no AWS credentials were found"))?;
             let found = profile.credentials(environment, &cx.client, &region).provide_credentials().await;
             found.map_err(|error| {
-                let error = explain(&error, Some(profile));
+                let error = explain(&error, Some(profile), None);
                 CredentialError { remedy: error.remedy.or(Some(REMEDY.into())), ..error }
             })?
         }
