@@ -115,7 +115,7 @@ class Sharing:
         began, before = time.perf_counter(), statistics.seconds
         reporter = progress_reporter(progress, sum(write.nbytes for write in writes))
         try:
-            with BackgroundLoads(device, 2) as background:
+            with BackgroundLoads(2) as background:
                 self._together(
                     table, proposals, mine, writes, device, statistics, alone, background, SharedProgress(reporter)
                 )

@@ -182,7 +182,7 @@ class SharedStream:
             PeerError: another process could not go on. What this one fails with comes through; the others hear of it.
         """
         try:
-            with BackgroundLoads(self._device, 1) as background:
+            with BackgroundLoads(1) as background:
                 yield from self._stream(background)
         except GeneratorExit:
             self.leave("what it streams was not taken to the end")
