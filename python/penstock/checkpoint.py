@@ -427,21 +427,21 @@ class Checkpoint(Mapping[str, TensorInfo]):
         wanted = None if names is None else self._names(names, None)
         return self._native.prefetch(wanted, settings(options, self._options))
 
-    def prefault(self, names: Iterable[str], *, options: LoadOptions) -> None:
+    def prefault(self, names: Iterable[str]) -> None:
         """Brings the pages of these tensors of local files into memory, with many threads. For ``penstock.supply``.
 
         Raises:
             StorageError, LocationChangedError: naming what cannot be read, or is no longer what was opened.
         """
-        self._native.map(list(names), options).prefault()
+        self._native.map(list(names), self._options).prefault()
 
-    def begin(self, names: list[str], device: Any, framework: str, options: LoadOptions) -> Load:
+    def begin(self, names: list[str], device: Any, framework: str) -> Load:
         """A load of whole tensors that the caller drives, and may cancel from another thread. For ``penstock.supply``.
 
         Raises:
             PenstockError: as ``load``.
         """
-        return self._start(names, None, None, device, framework, None, options)[0]
+        return self._start(names, None, None, device, framework, None, self._options)[0]
 
     def _names(self, names: Iterable[str] | None, keep: Callable[[str], bool] | None) -> list[str]:
         wanted = self._native.offset_keys() if names is None else tensor_names(names)

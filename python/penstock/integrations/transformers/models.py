@@ -131,7 +131,6 @@ def from_pretrained(
         trust_remote_code=trust_remote_code,
         mmap=mmap,
         progress=progress,
-        options=options,
         **kwargs,
     )
     if found.alone:
@@ -153,14 +152,13 @@ def load(
     trust_remote_code: bool | None = None,
     mmap: bool = False,
     progress: ProgressOption = None,
-    options: LoadOptions | None = None,
     **kwargs: Any,
 ) -> Any:
     """What ``from_pretrained`` does once it is known where the model is; for other engines.
 
     Args:
         place: where the small files are.
-        weights: opens the weights of a model of that configuration.
+        weights: opens the weights of a model of that configuration, with the settings of the load.
         name: what the model was asked for by.
         device: ``"cpu"`` or ``"cuda:N"``.
     """
@@ -174,10 +172,10 @@ def load(
     if mmap:
         if device != "cpu" or is_url(place.weights):
             raise ConfigError(f"{called(name)}: mmap=True is for device='cpu' and local files")
-        source = Mapped(checkpoint, progress=progress, options=options)
+        source = Mapped(checkpoint, progress=progress)
     else:
         groups = one_group(checkpoint) if adopts else small_groups(checkpoint)
-        source = Supply(checkpoint, groups, device, progress=progress, options=options)
+        source = Supply(checkpoint, groups, device, progress=progress)
     try:
         with (
             supplied(place.local, checkpoint, source),
