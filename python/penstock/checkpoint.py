@@ -74,7 +74,9 @@ def open(  # noqa: A001
     paths = locations(path)
     options = settings(options)
     if cache_dir is not None or cache_bytes is not None:
-        options = options.with_disk_cache(_directory(cache_dir), cache_bytes)
+        # The empty directory says that there is no cache.
+        directory = location(cache_dir, "cache_dir") if cache_dir else cache_dir
+        options = options.with_disk_cache(directory, cache_bytes)
     if options.cache_dir is not None:
         _flush_at_exit()
     storage = engine_options(storage_options)
@@ -94,13 +96,6 @@ def _may_hold_secrets(path: str) -> bool:
         parts = urlsplit(path)
         return "@" in parts.netloc or bool(parts.query or parts.fragment)
     return shown(path) != path
-
-
-def _directory(given: AnyPath | None) -> str | None:
-    # The empty one says that there is no cache.
-    if given is None:
-        return None
-    return "" if isinstance(given, (str, bytes)) and not given else location(given, "cache_dir")
 
 
 @functools.cache
