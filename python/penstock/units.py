@@ -22,7 +22,7 @@ def size(nbytes: float, *, binary: bool = False) -> str:
 
 
 def size_meant(text: str) -> int | None:
-    """The bytes of ``4194304``, ``4MiB`` or ``4M`` (powers of 1024), ``4MB`` (of 1000), in any case; None for no size."""
+    """The bytes of ``4194304``, ``4MiB`` or ``4M`` (powers of 1024), ``4MB`` (of 1000), in any case; else None."""
     match = re.fullmatch(r"([0-9]+)\s*(?:([kmgt])(ib|b)?|b)?", text.strip().lower())
     if match is None:
         return None
