@@ -64,7 +64,7 @@ def has_no_overlap(tensor: torch.Tensor) -> bool:
     return not overlaps_itself(tensor.shape, tensor.stride())
 
 
-def memory_of(tensor: torch.Tensor) -> int:
+def storage_address(tensor: torch.Tensor) -> int:
     """The address of a tensor's storage; 0 where it has none."""
     try:
         with torch._C.DisableTorchFunctionSubclass():

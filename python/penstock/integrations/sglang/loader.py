@@ -224,7 +224,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         is_first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
         progress = True if is_first else None
         options = self.extra.load_options()
-        return Recorder(self._device, progress=progress, options=options, sharing=sharing, keep="real")
+        return Recorder(self._device, progress=progress, options=options, sharing=sharing, keep="eager")
 
     def _reference(self, model: Any, why_eager: str | None) -> Any:
         """A second model like one that is not loaded yet, with the same bytes; None where nothing is recorded."""

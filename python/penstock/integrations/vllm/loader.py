@@ -212,7 +212,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
     def _recorder(self, sharing: Sharing | None = None) -> Recorder:
         progress = True if enable_tqdm(self.load_config.use_tqdm_on_load) else None
         device, options = _device(self.load_config), self.extra.load_options()
-        return Recorder(device, progress=progress, options=options, sharing=sharing, keep="real")
+        return Recorder(device, progress=progress, options=options, sharing=sharing, keep="eager")
 
     def _reference(self, model: nn.Module, model_config: Any, why_eager: str | None) -> Any:
         """A second model like one that is not loaded yet, with the same bytes; None where nothing is recorded."""
