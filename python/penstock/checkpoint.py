@@ -22,7 +22,7 @@ from penstock.arguments import AnyPath, location, locations, name_filter, settin
 from penstock.destinations import DtypeMismatch, fit, plan
 from penstock.errors import ConfigError, SelectionError, TensorNotFoundError
 from penstock.frameworks.base import Framework, framework, writable_framework
-from penstock.loading import FreshDevice, FreshHost, Load, Planned, collection_paused, window_of
+from penstock.loading import FreshDevice, FreshHost, Load, SessionTensors, collection_paused, window_of
 from penstock.parts import load_parts
 from penstock.progress import ProgressOption, SharedProgress, progress_reporter
 from penstock.selection import Selection, resolve
@@ -465,7 +465,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
             library.check_cast((self[name] for name in (self if wanted is None else wanted)), dtype)
         boxes, indices = self._boxes({} if slices is None else slices, wanted)
         session = self._native.session(wanted, boxes, "slab" if where == "cpu" else where, options)
-        planned = Planned(*session.tensors)
+        planned = SessionTensors(*session.tensors)
         fresh = FreshHost(session, library) if where == "cpu" else FreshDevice(session, planned, library, where)
         return (
             Load(session, planned, fresh, progress_reporter(progress, sum(planned.nbytes)), self._done),

@@ -34,7 +34,7 @@ _INTEGERS = {"BOOL": (0, 1), "U8": (0, 8), "U16": (0, 16), "U32": (0, 32), "U64"
 """Of an integer dtype, whether it has a sign, and the bits besides."""
 
 
-class Planned(NamedTuple):
+class FillPlan(NamedTuple):
     """The parts of a ``load_into``."""
 
     parts: dict[str, list[Part]]
@@ -72,14 +72,14 @@ def fit(
     return list(fills.values()), misfits
 
 
-def plan(fills: Sequence[Fill], library: WritableFramework) -> Planned:
+def plan(fills: Sequence[Fill], library: WritableFramework) -> FillPlan:
     """Says what is read where.
 
     Raises:
         DestinationError: for the first destination that overlaps another.
     """
     _check_apart(fills)
-    planned = Planned({}, 0, [])
+    planned = FillPlan({}, 0, [])
     nbytes = 0
     for fill in fills:
         planned.written.append(fill.tensor)

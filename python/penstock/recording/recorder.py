@@ -269,10 +269,10 @@ class Recorder:
 
     def _read_now(self, value: Value, device: torch.device) -> torch.Tensor:
         """Reads a value, to memory of its own that is laid out as the value is."""
-        source = value.source()
+        read = value.deferred_read()
         # Tensors made under inference mode could not be written to outside of it.
         with unwatched(), torch.inference_mode(mode=False), torch.no_grad():
-            made = source.make(self._eager_reader.box(value.stored(), source.ranges)).to(device)
+            made = read.make(self._eager_reader.box(value.stored(), read.ranges)).to(device)
             packed = (
                 made.storage_offset() == 0 and made.untyped_storage().nbytes() == made.numel() * made.element_size()
             )
@@ -352,9 +352,9 @@ class Recorder:
             return False
         for place, copy in copies.items():
             self.statistics.eager.setdefault(copy.part.name, "a use of what it was copied to")
-            packed = self._eager_reader.box(copy.source.stored, copy.source.ranges)
+            packed = self._eager_reader.box(copy.read.stored, copy.read.ranges)
             with self._noticed():
-                PendingCopy(copy.source, copy.device, {place: copy.copies[place]}, None).fill(packed)
+                PendingCopy(copy.read, copy.device, {place: copy.copies[place]}, None).fill(packed)
             self._plan.filled(place)
         return True
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.selection import Selection
 
 
-class Mapped:
+class MappedSource:
     """Hands out views of the tensors of a checkpoint in local files.
 
     Args:

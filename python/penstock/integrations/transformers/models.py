@@ -29,7 +29,7 @@ from penstock.integrations.transformers import own_adapters
 from penstock.integrations.transformers.supplied import supplied, unreserved
 from penstock.optional import required
 from penstock.progress import ProgressOption
-from penstock.supply.mapped import Mapped
+from penstock.supply.mapped import MappedSource
 from penstock.supply.streamed import Supply, one_group, small_groups
 
 if TYPE_CHECKING:
@@ -168,11 +168,11 @@ def load(
     builds = _built(cls, settings, place, trust_remote_code)
     checkpoint = weights(settings)
     adopts = _adopts(builds, settings, checkpoint, dtype, kwargs)
-    source: Supply | Mapped
+    source: Supply | MappedSource
     if mmap:
         if device != "cpu" or is_url(place.weights):
             raise ConfigError(f"{called(name)}: mmap=True is for device='cpu' and local files")
-        source = Mapped(checkpoint, progress=progress)
+        source = MappedSource(checkpoint, progress=progress)
     else:
         groups = one_group(checkpoint) if adopts else small_groups(checkpoint)
         source = Supply(checkpoint, groups, device, progress=progress)
