@@ -563,12 +563,15 @@ class TestCommand:
         assert absent.isdisjoint(done.stdout.split())
 
     @pytest.mark.parametrize(
-        ("text", "size"), [("4096", 4096), ("4KiB", 4096), ("2M", 2 << 20), ("1 GiB", 1 << 30), ("4MB", 4_000_000)]
-    )
-    def test_sizes_are_written_as_in_the_environment(self, text: str, size: int) -> None:
-        from penstock.cli.app import parse_size
+        ("text", "size"),
+        [("4096", 4096), ("4KiB", 4096), ("2M", 2 << 20), ("1 GiB", 1 << 30), ("4MB", 4_000_000), ("5TB", 5 * 10**12),
+         ("500gb", 500 * 10**9), ("1 tib", 1 << 40), ("7b", 7), ("", None), ("-1", None), ("1.5G", None), ("4i", None),
+         ("4PB", None), ("GB", None), ("\u0664", None)],
+    )  # fmt: skip
+    def test_sizes_are_written_with_units_of_any_case(self, text: str, size: int | None) -> None:
+        from penstock.units import size_meant
 
-        assert parse_size(text) == size
+        assert size_meant(text) == size
 
     @pytest.mark.parametrize(
         ("nbytes", "shown"),

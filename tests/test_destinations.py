@@ -326,16 +326,16 @@ def test_a_storage_that_was_resized_before_its_turn_is_not_written_to(tmp_path: 
     raw = {f"w{i}": Raw("F32", (1000,), raw_bytes("F32", (1000,), i)) for i in range(3)}
     ckpt = penstock.open(write_raw(tmp_path / "x.safetensors", raw))
     into = {name: torch.zeros(1000) for name in raw}
-    from penstock.parts import Places
+    from penstock.parts import PartDestinations
 
-    attach = Places.attach
+    attach = PartDestinations.attach
 
     def attaching(self: Any, begin: int, end: int) -> None:
         into["w1"].untyped_storage().resize_(0)
         attach(self, begin, end)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Places, "attach", attaching)
+        patch.setattr(PartDestinations, "attach", attaching)
         with pytest.raises(penstock.DestinationError, match="'w1': its destination was resized"):
             ckpt.load_into(into)
 

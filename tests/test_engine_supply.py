@@ -24,7 +24,7 @@ from penstock.patterns import natural_sort_key
 from penstock.safetensors import safe_open
 from penstock.supply import InOrder
 from penstock.supply.read_ahead import ReadAhead
-from penstock.supply.streamed import Supply, groups_of, one_group, small_groups
+from penstock.supply.streamed import Supply, one_group, small_groups
 
 pytestmark = pytest.mark.libraries
 
@@ -46,9 +46,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> penstock.Checkpoint:
 
 
 @pytest.fixture(params=["one group", "small groups", "one group, read ahead"])
-def supply(request: pytest.FixtureRequest, checkpoint: penstock.Checkpoint) -> Iterator[Supply]:
+def supply(
+    request: pytest.FixtureRequest, checkpoint: penstock.Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Supply]:
+    monkeypatch.setattr("penstock.supply.streamed.GROUP_BYTES", 20_000)
     small = request.param == "small groups"
-    made = Supply(checkpoint, small_groups(checkpoint, 20_000) if small else one_group(checkpoint), "cpu")
+    made = Supply(checkpoint, small_groups(checkpoint) if small else one_group(checkpoint), "cpu")
     if "ahead" in request.param:
         made.begin()
     yield made
@@ -89,8 +92,9 @@ def test_parts_are_read_by_themselves(supply: Supply, checkpoint: penstock.Check
     assert torch.equal(lazy[:, 7].contiguous().view(torch.int16), whole[:, 7])
 
 
-def test_what_nobody_asks_for_is_hardly_read(checkpoint: penstock.Checkpoint) -> None:
-    groups = small_groups(checkpoint, 20_000)
+def test_what_nobody_asks_for_is_hardly_read(checkpoint: penstock.Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.supply.streamed.GROUP_BYTES", 20_000)
+    groups = small_groups(checkpoint)
     made = Supply(checkpoint, groups, "cpu")
     made.take("layer.0.a")
     made.close()
@@ -208,7 +212,7 @@ class Counted(InOrder):
 
 @pytest.fixture
 def in_order(checkpoint: penstock.Checkpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
-    monkeypatch.setattr("penstock.supply.in_order.groups_of", lambda of, names: groups_of(of, names, 20_000))
+    monkeypatch.setattr("penstock.supply.in_order.GROUP_BYTES", 20_000)
     made = Counted(checkpoint)
     yield made
     made.close()
@@ -322,8 +326,11 @@ def test_where_no_thread_can_be_started_tensors_come_when_they_are_asked_for(che
 
 
 @pytest.mark.usefixtures("no_threads")
-def test_where_no_thread_can_be_started_nothing_is_faulted_in_ahead(checkpoint: penstock.Checkpoint) -> None:
-    ahead = ReadAhead(checkpoint, penstock.LoadOptions(), 1000)
+def test_where_no_thread_can_be_started_nothing_is_faulted_in_ahead(
+    checkpoint: penstock.Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.supply.read_ahead.STRETCH_BYTES", 1000)
+    ahead = ReadAhead(checkpoint)
     for name in checkpoint.offset_keys():
         ahead.want(name)
     ahead.close()

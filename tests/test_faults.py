@@ -308,8 +308,8 @@ def test_ctrl_c_during_a_read_that_hangs_is_raised_when_the_read_returns(model: 
     faults = {"hang": 2000, "at": model.byte_of(10)}
     answer = run(model, shim=shim, faults=faults, how=how, interrupt_after=0.3, cache="use")
     failed(answer, "KeyboardInterrupt")
-    assert 1.5 < answer["seconds"] < 2.0 + 1.0
-    assert answer["longest_pause"] < 0.5
+    assert answer["seconds"] > 1.5  # it has waited for the read
+    assert answer["ticks"] > 50  # of 170
 
 
 @pytest.mark.parametrize(

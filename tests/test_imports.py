@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "python" / "penstock"
 
 LAYERS = [
-    {"_native", "errors", "namesake", "units"},
+    {"_native", "errors", "namesake", "strides", "units"},
     {"arguments", "optional", "patches", "patterns", "progress", "selection", "storage_options", "tensor_info"},
     {"frameworks"},
     {"loading"},
@@ -187,6 +187,32 @@ def test_no_cycle_of_imports_has_more_than_four_files(crate: str) -> None:
     graph = Graph(crate)
     assert any(graph.uses.values())
     assert [cycle for cycle in graph.cycles() if len(cycle) > 4] == []
+
+
+STATIONS = [
+    {"error", "closest"},
+    {"memory", "threads"},
+    {"device", "store"},
+    {"checkpoint", "config"},
+    {"plan", "tune"},
+    {"stats"},
+    {"pipeline", "pull"},
+]
+"""Rooms of the core: each uses those of earlier lines, and itself. ``lib`` hands all of them on."""
+
+
+def test_stations_use_those_before_them() -> None:
+    uses = Graph("penstock").uses
+    order = {name: number for number, names in enumerate(STATIONS) for name in names}
+    assert {module[0] for module in uses if module} == order.keys()
+    upwards = {
+        ("/".join(module), "/".join(used))
+        for module, of in uses.items()
+        for used in of
+        if module and used and module[0] != used[0] and order[used[0]] >= order[module[0]]
+    }
+    # How a path is written for people.
+    assert upwards == {("error", "store/local/path")}
 
 
 REMOTE = ["settings", "request", "http", "provider", "objects"]

@@ -125,7 +125,10 @@ def test_what_the_page_does_not_run_is_well_formed(page: str) -> None:
             assert parsed.returncode == 0, parsed.stderr
 
 
-@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "SECURITY.md", "SUPPORT.md", "benchmarks/NOTEBOOK.md"])
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, *(page.name for page in ROOT.glob("[A-Z]*.md") if page.name != "README.md"), "benchmarks/NOTEBOOK.md"],
+)
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text()
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", text):

@@ -15,7 +15,6 @@ import pytest
 
 import penstock
 from conftest import Raw, as_bytes, assert_bits, drop_cache, raw_bytes, write_raw
-from penstock.supply import read_ahead
 from penstock.supply.read_ahead import ReadAhead
 
 torch = pytest.importorskip("torch")
@@ -318,8 +317,9 @@ def test_without_safetensors_it_says_so() -> None:
 
 
 @pytest.fixture
-def shards(tmp_path: Path) -> Path:
-    """Twelve tensors of 1 MiB in two files."""
+def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Twelve tensors of 1 MiB in two files, of which two are read at once."""
+    monkeypatch.setattr("penstock.supply.read_ahead.STRETCH_BYTES", 2 << 20)
     for number in range(2):
         tensors = {f"t{number}.{i}": Raw("U8", (1 << 20,), raw_bytes("U8", (1 << 20,), i)) for i in range(6)}
         write_raw(tmp_path / f"s{number}.safetensors", tensors)
@@ -341,7 +341,7 @@ class Noted(ReadAhead):
 def test_reading_goes_on_behind_what_is_taken_and_a_single_tensor_costs_itself(shards: Path) -> None:
     checkpoint = penstock.open(shards)
     names = checkpoint.offset_keys()
-    ahead = Noted(checkpoint, penstock.LoadOptions(), 2 << 20)
+    ahead = Noted(checkpoint)
     ahead.want(names[5])
     assert ahead.brought == [[names[5]]]
     for name in names[:3]:
@@ -357,7 +357,7 @@ def test_reading_goes_on_behind_what_is_taken_and_a_single_tensor_costs_itself(s
 def test_any_order_brings_everything_once(shards: Path) -> None:
     checkpoint = penstock.open(shards)
     names = checkpoint.offset_keys()
-    ahead = Noted(checkpoint, penstock.LoadOptions(), 2 << 20)
+    ahead = Noted(checkpoint)
     for name in [names[0], *reversed(names)]:
         ahead.want(name)
     ahead.close()
@@ -367,7 +367,7 @@ def test_any_order_brings_everything_once(shards: Path) -> None:
 def test_a_file_that_changed_is_an_error_for_whoever_wants_it(shards: Path, nothing_remains: None) -> None:
     checkpoint = penstock.open(shards)
     names = checkpoint.offset_keys()
-    ahead = ReadAhead(checkpoint, penstock.LoadOptions(), 2 << 20)
+    ahead = ReadAhead(checkpoint)
     ahead.want(names[0])
     changed = shards / "s1.safetensors"
     data = changed.read_bytes()
@@ -381,10 +381,11 @@ def test_a_file_that_changed_is_an_error_for_whoever_wants_it(shards: Path, noth
 
 def test_taking_tensors_one_by_one_reads_ahead(mixed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = mixed
+    monkeypatch.setattr("penstock.supply.read_ahead.STRETCH_BYTES", 1 << 20)
     made: list[Noted] = []
 
     def note(*arguments: Any) -> Noted:
-        made.append(Noted(*arguments, 1 << 20))
+        made.append(Noted(*arguments))
         return made[-1]
 
     monkeypatch.setattr("penstock.supply.mapped.ReadAhead", note)
@@ -393,4 +394,3 @@ def test_taking_tensors_one_by_one_reads_ahead(mixed: Any, monkeypatch: pytest.M
             file.get_tensor(name)
     # The first tensor was asked for alone, and is a stretch by itself.
     assert sorted(name for names in made[0].brought for name in names) == sorted(penstock.open(path))
-    assert read_ahead.STRETCH_BYTES == 128 << 20

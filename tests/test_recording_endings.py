@@ -266,7 +266,7 @@ def test_every_attribute_that_a_recording_replaces_is_listed_and_goes(checkpoint
     sys.modules["elsewhere"] = elsewhere
 
     def records(during: Callable[[], Any]) -> Any:
-        with Recorder(keep="real") as recorder:
+        with Recorder(keep="eager") as recorder:
             module = nn.Linear(8, 8)
             module.weight.data.copy_(dict(recorder.weights(checkpoint))["a"])
             return during()
@@ -311,7 +311,7 @@ def test_weights_that_frozen_objects_keep_become_ordinary_tensors(checkpoint: pe
     try:
         if when != "during":
             gc.freeze()
-        with Recorder(keep="real") as recorder:
+        with Recorder(keep="eager") as recorder:
             holder.weights = dict(recorder.weights(checkpoint))  # type: ignore[attr-defined]
             holder.part = holder.weights["a"][2:, 3]  # type: ignore[attr-defined]
             if when != "before":
@@ -330,7 +330,7 @@ def test_weights_that_frozen_objects_keep_become_ordinary_tensors(checkpoint: pe
 def test_what_loading_code_freezes_stays_frozen(checkpoint: penstock.Checkpoint) -> None:
     parameter = torch.zeros(8, 8)
     try:
-        with Recorder(keep="real") as recorder:
+        with Recorder(keep="eager") as recorder:
             for _, weight in recorder.weights(checkpoint):
                 parameter.copy_(weight)
                 del weight
@@ -348,7 +348,7 @@ def test_a_recording_that_leaves_no_weight_searches_no_objects(
 ) -> None:
     calls: list[str] = []
     parameter = torch.zeros(8, 8)
-    with Recorder(keep="real") as recorder:
+    with Recorder(keep="eager") as recorder:
         for _, weight in recorder.weights(checkpoint):
             parameter.copy_(weight)
             del weight
@@ -391,7 +391,7 @@ def test_a_weight_that_cannot_be_made_real_is_told_to_the_other_ranks(
     kept: list[Any] = []
 
     def records() -> None:
-        with Recorder(sharing=ranks, keep="real") as recorder:  # type: ignore[arg-type]
+        with Recorder(sharing=ranks, keep="eager") as recorder:  # type: ignore[arg-type]
             kept.extend(weight for _, weight in recorder.weights(checkpoint))
             monkeypatch.setattr("penstock.recording.recorder.empty_for", full)
 

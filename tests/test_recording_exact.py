@@ -86,7 +86,7 @@ SETTERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("keep", ["lazy", "real"])
+@pytest.mark.parametrize("keep", ["lazy", "eager"])
 @pytest.mark.parametrize("setter", SETTERS)
 def test_a_weight_that_becomes_a_parameters_memory_is_read(
     checkpoint: penstock.Checkpoint, setter: Callable[[Any, Any], Any], keep: str
@@ -120,7 +120,7 @@ def test_kept_weights_become_ordinary_tensors(checkpoint: penstock.Checkpoint) -
             module.register_buffer(name, weight)
             module.kept = [weight[2:]]
 
-    with Recorder(keep="real") as recorder:
+    with Recorder(keep="eager") as recorder:
         load(recorder.weights(checkpoint))
     assert (type(module.a), type(module.kept[0]), recorder.statistics.plans) == (torch.Tensor, torch.Tensor, 1)
     module.b.zero_()
@@ -287,7 +287,7 @@ class Model(nn.Module):
 def filled(checkpoint: penstock.Checkpoint, load: Callable[[Pairs], Any], why_eager: str | None = None) -> Any:
     offered = [Weights(checkpoint, sorted(checkpoint), "")]
     return fill(
-        load, offered, lambda sharing: Recorder(sharing=sharing, keep="real"), why_eager=why_eager, sharing=None
+        load, offered, lambda sharing: Recorder(sharing=sharing, keep="eager"), why_eager=why_eager, sharing=None
     )
 
 
@@ -332,7 +332,7 @@ SHAPING = [
 ]
 
 
-@pytest.mark.parametrize("keep", ["lazy", "real"])
+@pytest.mark.parametrize("keep", ["lazy", "eager"])
 @pytest.mark.parametrize("shaping", SHAPING)
 def test_a_function_that_changes_a_weights_shape_changes_the_same_object(
     checkpoint: penstock.Checkpoint, shaping: Callable[[Any], Any], keep: str
@@ -346,7 +346,7 @@ def test_a_function_that_changes_a_weights_shape_changes_the_same_object(
     check(checkpoint, load, keep=keep)
 
 
-@pytest.mark.parametrize("keep", ["lazy", "real"])
+@pytest.mark.parametrize("keep", ["lazy", "eager"])
 @pytest.mark.parametrize("same", [lambda v: v.flatten(), torch.flatten, lambda v: v.flatten(-1)])
 def test_a_view_that_is_the_weight_itself_follows_it(
     checkpoint: penstock.Checkpoint, same: Callable[[Any], Any], keep: str
@@ -361,7 +361,7 @@ def test_a_view_that_is_the_weight_itself_follows_it(
     check(checkpoint, load, keep=keep)
 
 
-@pytest.mark.parametrize("keep", ["lazy", "real"])
+@pytest.mark.parametrize("keep", ["lazy", "eager"])
 def test_a_function_that_returns_its_argument_returns_the_same_object(
     checkpoint: penstock.Checkpoint, keep: str
 ) -> None:
@@ -376,7 +376,7 @@ def test_a_function_that_returns_its_argument_returns_the_same_object(
     check(checkpoint, load, keep=keep)
 
 
-@pytest.mark.parametrize("keep", ["lazy", "real"])
+@pytest.mark.parametrize("keep", ["lazy", "eager"])
 def test_a_weight_that_was_given_another_dtype_is_of_that_dtype_to_all_of_torch(
     checkpoint: penstock.Checkpoint, keep: str
 ) -> None:
@@ -402,10 +402,10 @@ def test_a_weights_gradient_may_be_given_another_dtype(checkpoint: penstock.Chec
         assert weight.grad is parameter
         return [weight, weight.grad]
 
-    check(checkpoint, load, keep="real")
+    check(checkpoint, load, keep="eager")
 
 
-@pytest.mark.parametrize("keep", ["lazy", "real"])
+@pytest.mark.parametrize("keep", ["lazy", "eager"])
 def test_a_weight_that_is_a_gradient_stays_the_same_object(checkpoint: penstock.Checkpoint, keep: str) -> None:
     def load(weights: Pairs) -> list[Any]:
         weight = dict(weights)["a"]
@@ -515,7 +515,7 @@ def test_views_of_a_converted_weight_that_torch_has_to_copy_hold_its_values(
         # Kept beside what was made of it: they share no memory.
         return [converted, copies[copying](windows)]
 
-    check(checkpoint, load, keep="real")
+    check(checkpoint, load, keep="eager")
 
 
 def test_elements_are_viewed_as_larger_ones_whatever_dimensions_of_one_there_are(
@@ -525,7 +525,7 @@ def test_elements_are_viewed_as_larger_ones_whatever_dimensions_of_one_there_are
         weight = dict(weights)["a"]
         return [weight[2:3].view(torch.int64), weight[:, None].view(torch.float64), weight[3:4, 2:6].view(torch.int64)]
 
-    check(checkpoint, load, keep="real")
+    check(checkpoint, load, keep="eager")
 
 
 def test_an_index_out_of_bounds_is_an_error_where_it_is_used(checkpoint: penstock.Checkpoint) -> None:
@@ -541,7 +541,7 @@ def test_an_index_out_of_bounds_is_an_error_where_it_is_used(checkpoint: penstoc
             weight.index_select(1, torch.tensor([-1]))
         return [weight[:, [0, -1]], weight[..., torch.tensor([7, 0])], weight.index_select(1, torch.tensor([7]))]
 
-    check(checkpoint, load, keep="real")
+    check(checkpoint, load, keep="eager")
 
 
 def test_tensors_of_inference_mode_that_were_given_other_memory_are_filled(checkpoint: penstock.Checkpoint) -> None:
@@ -583,7 +583,7 @@ def test_copies_that_still_run_when_weights_become_ordinary_tensors_are_made(che
     with ThreadPoolExecutor(4) as pool:
         for at in range(200):
             parameters = [torch.zeros(8, 8) for _ in range(8)]
-            with Recorder(keep="real") as recorder:
+            with Recorder(keep="eager") as recorder:
                 (_, weight), *_ = recorder.weights(checkpoint, ["a"])
                 copies = [
                     pool.submit(
@@ -602,7 +602,7 @@ def test_a_weight_that_another_thread_uses_is_real_when_it_is_known_to_be_read(
     seen = []
 
     def note(self: Recorder, memory: Any, value: Any) -> bool:
-        seen.append(weight.lazy_memory.real)
+        seen.append(weight.lazy_storage.materialised)
         return False
 
     with Recorder() as recorder:
@@ -681,7 +681,7 @@ def test_a_deep_copy_of_weights_and_tensors_shares_what_they_share(checkpoint: p
 
 
 def test_attributes_that_loading_code_sets_on_a_weight_stay(checkpoint: penstock.Checkpoint) -> None:
-    with Recorder(keep="real") as recorder:
+    with Recorder(keep="eager") as recorder:
         weight = dict(recorder.weights(checkpoint))["a"]
         weight.is_scale = True
     assert weight.is_scale
@@ -715,7 +715,7 @@ def test_threads_make_parameters_of_weights_while_they_become_ordinary_tensors(c
     with ThreadPoolExecutor(2) as pool:
         for _ in range(20):
             stop = threading.Event()
-            with Recorder(keep="real") as recorder:
+            with Recorder(keep="eager") as recorder:
                 running = [pool.submit(work, weight, stop) for weight in dict(recorder.weights(checkpoint)).values()]
             stop.set()
             for ended in running:
@@ -737,7 +737,7 @@ def test_threads_of_others_make_tuples_while_kept_weights_are_searched_for(check
     with ThreadPoolExecutor(2) as pool:
         running = [pool.submit(work) for _ in range(2)]
         for _ in range(20):
-            with Recorder(keep="real") as recorder:
+            with Recorder(keep="eager") as recorder:
                 kept = dict(recorder.weights(checkpoint))
         stop.set()
         for ended in running:
@@ -820,7 +820,7 @@ def pickled(tensor: Any) -> Any:
     return pickle.loads(pickle.dumps(tensor))  # noqa: S301 - ours
 
 
-@pytest.mark.parametrize("keep", ["lazy", "real"])
+@pytest.mark.parametrize("keep", ["lazy", "eager"])
 @pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, pickled])
 def test_copies_of_a_weight_have_the_attributes_that_it_was_given(
     checkpoint: penstock.Checkpoint, copied: Callable[[Any], Any], keep: Any

@@ -13,7 +13,7 @@ import pytest
 import penstock
 from penstock.integrations import sglang
 from penstock.integrations.shared import plugin
-from penstock.integrations.shared.options import LoaderOptions
+from penstock.integrations.shared.extra_config import ExtraConfig
 
 
 @pytest.fixture
@@ -88,10 +88,10 @@ def test_sglang_finds_the_plugin_by_its_entry_point() -> None:
 
 
 def test_settings_are_checked() -> None:
-    assert LoaderOptions.of({}) == LoaderOptions()
-    assert LoaderOptions.of({}).share is None
-    assert LoaderOptions.of({"share": True}).share is True
-    assert LoaderOptions.of({"record": False, "readers": 3, "cache": "use"}).load_options().readers == 3
+    assert ExtraConfig.of({}) == ExtraConfig()
+    assert ExtraConfig.of({}).share is None
+    assert ExtraConfig.of({"share": True}).share is True
+    assert ExtraConfig.of({"record": False, "readers": 3, "cache": "use"}).load_options().readers == 3
     for wrong, words in (
         (
             {"readrs": 1},
@@ -104,4 +104,4 @@ def test_settings_are_checked() -> None:
         ([], "must be a dict"),
     ):
         with pytest.raises(penstock.ConfigError, match=words):
-            LoaderOptions.of(wrong)
+            ExtraConfig.of(wrong)

@@ -11,7 +11,7 @@ import pytest
 import penstock
 from penstock.integrations import vllm
 from penstock.integrations.shared import plugin
-from penstock.integrations.vllm.options import VllmLoaderOptions
+from penstock.integrations.vllm.extra_config import VllmExtraConfig
 
 
 @pytest.fixture
@@ -81,8 +81,8 @@ def test_a_newer_engine_gets_no_word_until_the_format_is_used_and_then_one_warni
 
 
 def test_settings_are_checked() -> None:
-    assert VllmLoaderOptions.of({}) == VllmLoaderOptions()
-    assert VllmLoaderOptions.of({"record": False, "readers": 3, "cache": "use"}).load_options().readers == 3
+    assert VllmExtraConfig.of({}) == VllmExtraConfig()
+    assert VllmExtraConfig.of({"record": False, "readers": 3, "cache": "use"}).load_options().readers == 3
     for wrong, words in (
         ({"readrs": 1, "x": 2}, "does not know 'readrs', 'x'. It knows block_bytes, cache, enable_weights_track"),
         ({"readers": "3"}, "'readers' must be of type int, not '3'"),
@@ -91,4 +91,4 @@ def test_settings_are_checked() -> None:
         ([], "must be a dict"),
     ):
         with pytest.raises(penstock.ConfigError, match=words):
-            VllmLoaderOptions.of(wrong)
+            VllmExtraConfig.of(wrong)

@@ -27,7 +27,7 @@ _EMPTY = {
 _EMPTY_LOCATION = ("file, directory or URL", "Give the path of a .safetensors file or of a directory, or a URL")
 
 
-def locations(given: AnyPath | Iterable[AnyPath], argument: str = "path") -> list[str]:
+def locations(given: AnyPath | Iterable[AnyPath]) -> list[str]:
     """What ``penstock.open`` was given, as a list of paths and URLs.
 
     Raises:
@@ -35,10 +35,10 @@ def locations(given: AnyPath | Iterable[AnyPath], argument: str = "path") -> lis
         LocationNotFoundError: for text that no file name can be made of.
     """
     if isinstance(given, (str, bytes, os.PathLike)):
-        return [location(given, argument)]
+        return [location(given)]
     if isinstance(given, Mapping) or hasattr(given, "read") or not isinstance(given, Iterable):
-        raise _no_path(given, argument)
-    return [location(item, f"{argument}[{at}]") for at, item in enumerate(given)]
+        raise _no_path(given, "path")
+    return [location(item, f"path[{at}]") for at, item in enumerate(given)]
 
 
 def location(given: AnyPath, argument: str = "path") -> str:

@@ -22,7 +22,7 @@ from penstock.arguments import AnyPath, location, locations, name_filter, settin
 from penstock.destinations import DtypeMismatch, fit, plan
 from penstock.errors import ConfigError, SelectionError, TensorNotFoundError
 from penstock.frameworks.base import Framework, framework, writable_framework
-from penstock.loading import FreshDevice, FreshHost, Load, Planned, collection_paused, window_of
+from penstock.loading import FreshDevice, FreshHost, Load, SessionTensors, collection_paused, window_of
 from penstock.parts import load_parts
 from penstock.progress import ProgressOption, SharedProgress, progress_reporter
 from penstock.selection import Selection, resolve
@@ -74,7 +74,9 @@ def open(  # noqa: A001
     paths = locations(path)
     options = settings(options)
     if cache_dir is not None or cache_bytes is not None:
-        options = options.with_disk_cache(_directory(cache_dir), cache_bytes)
+        # The empty directory says that there is no cache.
+        directory = location(cache_dir, "cache_dir") if cache_dir else cache_dir
+        options = options.with_disk_cache(directory, cache_bytes)
     if options.cache_dir is not None:
         _flush_at_exit()
     storage = engine_options(storage_options)
@@ -94,13 +96,6 @@ def _may_hold_secrets(path: str) -> bool:
         parts = urlsplit(path)
         return "@" in parts.netloc or bool(parts.query or parts.fragment)
     return shown(path) != path
-
-
-def _directory(given: AnyPath | None) -> str | None:
-    # The empty one says that there is no cache.
-    if given is None:
-        return None
-    return "" if isinstance(given, (str, bytes)) and not given else location(given, "cache_dir")
 
 
 @functools.cache
@@ -427,21 +422,21 @@ class Checkpoint(Mapping[str, TensorInfo]):
         wanted = None if names is None else self._names(names, None)
         return self._native.prefetch(wanted, settings(options, self._options))
 
-    def prefault(self, names: Iterable[str], *, options: LoadOptions) -> None:
+    def prefault(self, names: Iterable[str]) -> None:
         """Brings the pages of these tensors of local files into memory, with many threads. For ``penstock.supply``.
 
         Raises:
             StorageError, LocationChangedError: naming what cannot be read, or is no longer what was opened.
         """
-        self._native.map(list(names), options).prefault()
+        self._native.map(list(names), self._options).prefault()
 
-    def begin(self, names: list[str], device: Any, framework: str, options: LoadOptions) -> Load:
+    def begin(self, names: list[str], device: Any, framework: str) -> Load:
         """A load of whole tensors that the caller drives, and may cancel from another thread. For ``penstock.supply``.
 
         Raises:
             PenstockError: as ``load``.
         """
-        return self._start(names, None, None, device, framework, None, options)[0]
+        return self._start(names, None, None, device, framework, None, self._options)[0]
 
     def _names(self, names: Iterable[str] | None, keep: Callable[[str], bool] | None) -> list[str]:
         wanted = self._native.offset_keys() if names is None else tensor_names(names)
@@ -470,7 +465,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
             library.check_cast((self[name] for name in (self if wanted is None else wanted)), dtype)
         boxes, indices = self._boxes({} if slices is None else slices, wanted)
         session = self._native.session(wanted, boxes, "slab" if where == "cpu" else where, options)
-        planned = Planned(*session.tensors)
+        planned = SessionTensors(*session.tensors)
         fresh = FreshHost(session, library) if where == "cpu" else FreshDevice(session, planned, library, where)
         return (
             Load(session, planned, fresh, progress_reporter(progress, sum(planned.nbytes)), self._done),

@@ -18,15 +18,13 @@ from typing import Any, Literal, NamedTuple
 from penstock.errors import DestinationError
 from penstock.frameworks.base import Destination, WritableFramework
 from penstock.parts import Part
+from penstock.strides import Strided, are_disjoint, overlaps_itself
 from penstock.tensor_info import TensorInfo
 
 DtypeMismatch = Literal["convert", "error"]
 
 PIECE_BYTES = 64 << 20
 """The most bytes of one piece that is converted."""
-
-_TRIES = 10_000
-"""After so many steps, two destinations that lie scattered count as overlapping."""
 
 _PRECISION = {"F64": 53, "F32": 24, "F16": 11, "BF16": 8, "F8_E4M3": 4, "F8_E5M2": 3, "F8_E4M3FNUZ": 4,
               "F8_E5M2FNUZ": 3, "F8_E8M0": 0, "F4": 0, "C64": 24}  # fmt: skip
@@ -36,7 +34,7 @@ _INTEGERS = {"BOOL": (0, 1), "U8": (0, 8), "U16": (0, 16), "U32": (0, 32), "U64"
 """Of an integer dtype, whether it has a sign, and the bits besides."""
 
 
-class Planned(NamedTuple):
+class FillPlan(NamedTuple):
     """The parts of a ``load_into``."""
 
     parts: dict[str, list[Part]]
@@ -74,14 +72,14 @@ def fit(
     return list(fills.values()), misfits
 
 
-def plan(fills: Sequence[Fill], library: WritableFramework) -> Planned:
+def plan(fills: Sequence[Fill], library: WritableFramework) -> FillPlan:
     """Says what is read where.
 
     Raises:
         DestinationError: for the first destination that overlaps another.
     """
     _check_apart(fills)
-    planned = Planned({}, 0, [])
+    planned = FillPlan({}, 0, [])
     nbytes = 0
     for fill in fills:
         planned.written.append(fill.tensor)
@@ -207,86 +205,30 @@ def _share(info: TensorInfo, destination: Destination) -> int:
     return info.nbytes * elements // whole if whole else 0
 
 
-def overlaps_itself(sizes: Sequence[int], strides: Sequence[int], nbytes: int = 1) -> bool:
-    """Whether two elements of ``nbytes`` may share memory. True where that is not clear."""
-    reach = nbytes
-    for stride, size in sorted((abs(stride), size) for size, stride in zip(sizes, strides, strict=True) if size > 1):
-        if stride < reach:
-            return True
-        reach += stride * (size - 1)
-    return False
-
-
 def _check_apart(fills: Iterable[Fill]) -> None:
     """Refuses destinations that share memory without being the same: one would end as a mixture."""
-    by_device: dict[str, list[tuple[TensorInfo, Destination]]] = {}
+    by_device: dict[str, list[tuple[TensorInfo, Strided]]] = {}
     for fill in fills:
         for target in fill.targets:
-            by_device.setdefault(target.destination.device, []).append((fill.info, target.destination))
+            by_device.setdefault(target.destination.device, []).append((fill.info, _strided(target.destination)))
     for destinations in by_device.values():
-        spans = sorted((*_span(destination), at) for at, (_, destination) in enumerate(destinations))
+        spans = sorted((*strided.span(), at) for at, (_, strided) in enumerate(destinations))
         for number, (_, end, at) in enumerate(spans):
             later = number + 1
             while later < len(spans) and spans[later][0] < end:
                 (info, one), (other_info, other) = destinations[at], destinations[spans[later][2]]
-                if not _are_apart(one, other):
+                if not are_disjoint(one, other):
                     cause = f"its destination overlaps that of {info.name!r} and is not the same tensor"
                     remedy = "Give each tensor memory of its own, or load them one after the other with names="
                     raise _wrong(other_info, cause, remedy)
                 later += 1
 
 
-def _span(destination: Destination) -> tuple[int, int]:
-    """The first byte, and the one after the last."""
+def _strided(destination: Destination) -> Strided:
     if destination.strides is None:
-        return destination.address, destination.address + destination.nbytes
-    moves = [(size - 1) * stride for size, stride in zip(destination.shape, destination.strides, strict=True)]
+        return Strided(destination.address, (destination.nbytes,), (1,), 1)
     element = destination.nbytes // prod(destination.shape)
-    below, above = sum(min(move, 0) for move in moves), sum(max(move, 0) for move in moves)
-    return destination.address + below, destination.address + above + element
-
-
-def _are_apart(one: Destination, other: Destination) -> bool:
-    """Whether two destinations share no byte. False where that would take long to find out."""
-    if one.strides is None and other.strides is None:
-        return one.nbytes == 0 or other.nbytes == 0 or not _meet(_span(one), _span(other))
-    # A byte of both is a solution of first + i·strides = other first + j·other strides, in as many steps each way as
-    # the shapes allow. Steps of the same size are one unknown.
-    steps: dict[int, tuple[int, int]] = {}
-    for sign, destination in ((1, one), (-1, other)):
-        for size, stride in _walk(destination):
-            least, most = steps.get(stride, (0, 0))
-            steps[stride] = (least, most + size - 1) if sign > 0 else (least - size + 1, most)
-    unknowns = [(stride, *steps[stride]) for stride in sorted(steps, reverse=True)]
-    bounds = [(0, 0)]
-    for stride, least, most in reversed(unknowns):
-        bounds.insert(0, (bounds[0][0] + stride * least, bounds[0][1] + stride * most))
-    tries = iter(range(_TRIES))
-
-    def solvable(at: int, rest: int) -> bool:
-        if at == len(unknowns):
-            return rest == 0
-        stride, least, most = unknowns[at]
-        low, high = bounds[at + 1]
-        return any(
-            next(tries, None) is None or solvable(at + 1, rest - stride * count)
-            for count in range(max(least, -((high - rest) // stride)), min(most, (rest - low) // stride) + 1)
-        )
-
-    return not solvable(0, _span(other)[0] - _span(one)[0])
-
-
-def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    return one[0] < other[1] and other[0] < one[1]
-
-
-def _walk(destination: Destination) -> list[tuple[int, int]]:
-    """A destination's bytes as (size, stride) of dimensions. Which way one is walked is no matter."""
-    if destination.strides is None:
-        return [(destination.nbytes, 1)]
-    element = destination.nbytes // prod(destination.shape)
-    dimensions = zip(destination.shape, destination.strides, strict=True)
-    return [(size, abs(stride)) for size, stride in dimensions if size > 1 and stride] + [(element, 1)]
+    return Strided(destination.address, destination.shape, destination.strides, element)
 
 
 def _wrong(info: TensorInfo, cause: str, remedy: str | None) -> DestinationError:

@@ -37,7 +37,7 @@ _LARGE_BYTES = 1 << 20
 _MAKE_FIRST_SECONDS = 0.02
 
 
-class Planned(NamedTuple):
+class SessionTensors(NamedTuple):
     """The tensors of a session, in the order in which destinations are attached: a column for each property."""
 
     names: list[str]
@@ -85,7 +85,7 @@ class FreshHost(Destinations):
 class FreshDevice(Destinations):
     """Fresh device memory: from the framework's allocator, on the consumer's stream."""
 
-    def __init__(self, session: Session, planned: Planned, framework: Framework, device: str) -> None:
+    def __init__(self, session: Session, planned: SessionTensors, framework: Framework, device: str) -> None:
         self._session = session
         self._framework = framework
         self._device = device
@@ -254,7 +254,7 @@ class Load:
     def __init__(
         self,
         session: Session,
-        planned: Planned,
+        planned: SessionTensors,
         destinations: Destinations,
         progress: Progress,
         done: Done,

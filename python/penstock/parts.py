@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock._native import LoadOptions, LoadStats, Session
 from penstock.errors import DestinationError
 from penstock.frameworks.base import Destination, WritableFramework, writable_framework
-from penstock.loading import Destinations, Load, Planned, window_of
+from penstock.loading import Destinations, Load, SessionTensors, window_of
 from penstock.progress import Progress
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ class Part(NamedTuple):
     """What the framework says of ``out``, where that was asked already."""
 
 
-class Places(Destinations):
+class PartDestinations(Destinations):
     """The destinations of a session of parts. See ``penstock.loading.Destinations``."""
 
     def __init__(
-        self, session: Session, planned: Planned, parts: Sequence[Part], library: WritableFramework, device: str
+        self, session: Session, planned: SessionTensors, parts: Sequence[Part], library: WritableFramework, device: str
     ) -> None:
         self._session = session
         self._planned = planned
@@ -123,9 +123,11 @@ def load_parts(
     wanted = [(part.name, list(part.ranges)) for part in parts]
     target = "host" if device == "cpu" else device
     session = checkpoint.core.session_of_parts(wanted, target, options)
-    planned = Planned(*session.tensors)
+    planned = SessionTensors(*session.tensors)
     ordered = [parts[item] for item in session.items]
-    places = Places(session, planned, ordered, writable_framework("pt") if library is None else library, device)
+    places = PartDestinations(
+        session, planned, ordered, writable_framework("pt") if library is None else library, device
+    )
     # What goes into existing memory needs no room: only the rest counts towards the window.
     counted = [0 if part.out is not None else size for part, size in zip(ordered, planned.nbytes, strict=True)]
     load = Load(session, planned, places, progress, _nobody, counted)

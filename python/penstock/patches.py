@@ -1,4 +1,4 @@
-"""What Penstock replaces in other packages: the complete list, the switch that turns it off, and one safe way to do it.
+"""What Penstock replaces in other packages: the complete list, a switch, and one safe way to do it.
 
 Promises: an attribute of another package is only replaced if it is listed in ``PATCHES`` (docs/engines/patches.md says
 what each replacement does, and a test compares the two lists); a replacement that has no active user calls the original
@@ -19,7 +19,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 DISABLE = "PENSTOCK_DISABLE"
-"""The environment variable that turns integrations off."""
+"""The environment variable that turns off what happens without a call by name: plugins, and ``patch_safetensors``."""
 
 PATCHES = {
     "vLLM loads its plugins, in each process": (
@@ -78,7 +78,7 @@ _TARGETS = {target for targets in PATCHES.values() for target in targets}
 
 
 def is_disabled() -> bool:
-    """Whether ``PENSTOCK_DISABLE`` turns Penstock's integrations off. Empty, ``0`` and ``false`` do not."""
+    """Whether ``PENSTOCK_DISABLE`` turns plugins and ``patch_safetensors`` off. Empty, 0, false and no do not."""
     return os.environ.get(DISABLE, "").strip().lower() not in {"", "0", "false", "no"}
 
 

@@ -3,8 +3,8 @@
 Names, arguments and results are those of safetensors; bytes come the way of Penstock. Loaded tensors own their memory,
 unless ``mmap=True`` asks for views. Writing is safetensors' business and delegated to it.
 
-``safe_open`` is one lazy file over a ``Source`` (``penstock.supply``): views of mapped files, or a stream that reads
-ahead. ``patch_safetensors`` and the engine for transformers use the same.
+``safe_open`` is one lazy file over a ``TensorSource`` (``penstock.supply``): views of mapped files, or a stream that
+reads ahead. ``patch_safetensors`` and the engine for transformers use the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.checkpoint import Checkpoint, open
 from penstock.errors import ConfigError, MissingDependencyError, PenstockError, SafetensorError, SelectionError
 from penstock.frameworks.base import framework
 from penstock.selection import Selection, is_basic, resolve
-from penstock.supply import InOrder, Mapped, Source
+from penstock.supply import InOrder, MappedSource, TensorSource
 from penstock.tensor_info import TensorInfo
 
 
@@ -143,14 +143,14 @@ class safe_open:  # noqa: N801 - the name people know
         checkpoint = open(filename, storage_options=storage_options, options=options)
         on_host = str(device) == "cpu" and not any("://" in location for location, _ in checkpoint.files)
         self._checkpoint = checkpoint
-        self._source: Source = (
-            Mapped(checkpoint, framework) if mmap and on_host else InOrder(checkpoint, framework, device)
+        self._source: TensorSource = (
+            MappedSource(checkpoint, framework) if mmap and on_host else InOrder(checkpoint, framework, device)
         )
         self._framework = framework
         self._shares = self._closed = False
 
     @classmethod
-    def of_source(cls, checkpoint: Checkpoint, source: Source) -> safe_open:
+    def of_source(cls, checkpoint: Checkpoint, source: TensorSource) -> safe_open:
         """A lazy file of torch tensors that come from ``source``, which the caller closes. For engines."""
         made = object.__new__(safe_open)
         made._checkpoint, made._source, made._framework = checkpoint, source, "pt"

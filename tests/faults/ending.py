@@ -82,8 +82,7 @@ def stop_while_waiting(ckpt: penstock.Checkpoint, file: Path) -> list[str]:
 def cancel(ckpt: penstock.Checkpoint, _: Path) -> list[str]:
     """A thread iterates, another cancels."""
     os.environ["FAULT_HANG"] = "30"
-    config = penstock.LoadOptions(readers=2, block_bytes=4096)
-    load, *_rest = ckpt._start(None, None, None, "cpu", "np", None, config)
+    load = ckpt.begin(ckpt.offset_keys(), "cpu", "np")
     begun = threading.Event()
 
     def iterate() -> None:
@@ -104,7 +103,7 @@ def close_supply(ckpt: penstock.Checkpoint, _: Path) -> list[str]:
     from penstock.supply.streamed import Supply, one_group
 
     os.environ["FAULT_HANG"] = "30"
-    supply = Supply(ckpt, one_group(ckpt), "cpu", options=penstock.LoadOptions(readers=2, block_bytes=4096))
+    supply = Supply(ckpt, one_group(ckpt), "cpu")
     supply.begin()
     waiter, told = in_thread(lambda: supply.take(ckpt.offset_keys()[-1]))
     time.sleep(0.1)
@@ -136,7 +135,7 @@ def abandon(ckpt: penstock.Checkpoint, file: Path) -> list[str]:
 
 def main() -> None:
     what, file, *paths = sys.argv[1:]
-    ckpt = penstock.open(paths)
+    ckpt = penstock.open(paths, options=penstock.LoadOptions(readers=2, block_bytes=4096))
     ways = {way.__name__: way for way in (stop_while_waiting, cancel, close_supply, abandon)}
     sys.stdout.write(json.dumps(ways[what](ckpt, Path(file))))
     sys.stdout.flush()

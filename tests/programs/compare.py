@@ -81,7 +81,7 @@ def make(seed: int) -> Program:
         "order": chance.sample(sorted(WEIGHTS), len(WEIGHTS)),
         "destinations": specs,
         "operations": operations,
-        "keep": chance.choice(["lazy", "real"]),
+        "keep": chance.choice(["lazy", "eager"]),
         "small": chance.choice([8, 1 << 18]),
         "inference": inference,
     }

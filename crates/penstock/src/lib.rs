@@ -16,6 +16,7 @@
 //! * [`pipeline`]: readers that move blocks, and the delivery of finished tensors.
 //! * `pull`: remote objects brought to a directory.
 //! * [`tune`]: what storage is like, start values for it, and the search for the number of readers.
+//! * [`config`], [`stats`], [`error`]: settings, figures, failures. [`threads`], `closest`: what several of these need.
 //!
 //! Dependencies point one way: `pipeline → plan → {checkpoint, store, memory, device}`. The crate knows no Python.
 //! `unsafe` is allowed in `memory`, `device`, the file readers of `store` and its disk cache, and where `pipeline` takes

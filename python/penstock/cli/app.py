@@ -19,6 +19,7 @@ import penstock
 from penstock.arguments import device_meant, is_url
 from penstock.cli.failures import CODES_HELP, handled
 from penstock.errors import ConfigError
+from penstock.units import size_meant
 
 app = typer.Typer(
     name="penstock",
@@ -87,16 +88,12 @@ def completed_paths(incomplete: str) -> list[str]:
     return sorted(f"{path}/" if os.path.isdir(path) else path for path in found)  # noqa: PTH112
 
 
-_UNITS = {"": 1, "B": 1, "K": 1 << 10, "KiB": 1 << 10, "M": 1 << 20, "MiB": 1 << 20, "G": 1 << 30, "GiB": 1 << 30}
-_UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9}
-
-
 def parse_size(text: str) -> int:
-    """Bytes, as the environment variables spell them: ``4194304``, ``4MiB``, ``4M`` or ``4MB`` (1e6)."""
-    match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text.strip())
-    if match is None or match[2] not in _UNITS:
-        raise typer.BadParameter(f"{text!r} is not a size in bytes such as 4194304 or 4MiB")
-    return int(match[1]) * _UNITS[match[2]]
+    """Bytes, as people and the environment variables write them."""
+    nbytes = size_meant(text)
+    if nbytes is None:
+        raise typer.BadParameter(f"{text!r} is not a size in bytes such as 4194304, 4MiB or 500GB")
+    return nbytes
 
 
 _argument = partial(typer.Argument, show_default=False)

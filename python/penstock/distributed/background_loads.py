@@ -1,6 +1,6 @@
 """Loads that run beside the thread that works on what others of them have read, and end when that does.
 
-It knows torch, for the stream and the mode of the thread that asked hold for the others too, and no ranks.
+It knows no ranks.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
 from typing import TypeVar
 
-import torch
-
 from penstock.errors import LoadCancelledError
+from penstock.frameworks.streams import as_here
 from penstock.loading import Load
 from penstock.recording.lazy import unwatched
 
@@ -22,11 +20,9 @@ T = TypeVar("T")
 
 
 class BackgroundLoads:
-    """Loads in threads of their own, on the stream of the thread that asked, all of which can be stopped."""
+    """Loads in threads of their own, as the thread that asks would do them, all of which can be stopped."""
 
-    def __init__(self, device: torch.device, threads: int) -> None:
-        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        self._inference = torch.is_inference_mode_enabled()
+    def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="penstock-sharing")
         self._lock = threading.Lock()
         # Those that have ended need not be kept for this.
@@ -34,13 +30,12 @@ class BackgroundLoads:
         self._stopped = False
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        def here() -> T:
-            on_stream = nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        def unseen() -> T:
             # Not watched: whoever asked may hold the recorder's lock, and waits for this.
-            with torch.inference_mode(self._inference), on_stream, unwatched():
+            with unwatched():
                 return work()
 
-        return self._pool.submit(here)
+        return self._pool.submit(as_here(unseen))
 
     def begun(self, load: Load) -> None:
         """A load has been made, and has not begun."""

@@ -37,7 +37,7 @@ class Wanted(NamedTuple):
     """The tensor's."""
 
 
-class Piece(NamedTuple):
+class ReadPiece(NamedTuple):
     """Consecutive bytes of a tensor to be read into memory."""
 
     key: Key
@@ -106,7 +106,7 @@ class Exchange:
         wants: Sequence[Mapping[Key, Sequence[Box]]],
         mine: Iterable[Wanted],
         device: torch.device,
-        read: Callable[[list[Piece]], Future[None]],
+        read: Callable[[list[ReadPiece]], Future[None]],
     ) -> None:
         self._peers = peers
         self._batches = plan.batches
@@ -215,7 +215,7 @@ class Exchange:
             }
             memory = _parted(sizes, self._device)
             pieces = [
-                Piece(unit.key, piece, memory[index])
+                ReadPiece(unit.key, piece, memory[index])
                 for index, unit in enumerate(batch)
                 if (piece := unit.pieces[rank]) is not None
             ]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock._native import LoadOptions
 from penstock.checkpoint import Checkpoint
 from penstock.distributed.background_loads import BackgroundLoads
-from penstock.distributed.exchange import PATIENCE_SECONDS, Exchange, Piece, Wanted
+from penstock.distributed.exchange import PATIENCE_SECONDS, Exchange, ReadPiece, Wanted
 from penstock.distributed.peers import Peers
 from penstock.distributed.plan import Box, Key, Stored, make_plan, volume
 from penstock.frameworks.torch import DTYPES
@@ -116,7 +116,7 @@ class Sharing:
         began, before = time.perf_counter(), statistics.seconds
         reporter = progress_reporter(progress, sum(write.nbytes for write in writes))
         try:
-            with BackgroundLoads(device, 2) as background:
+            with BackgroundLoads(2) as background:
                 self._together(
                     table, proposals, mine, writes, device, statistics, alone, background, SharedProgress(reporter)
                 )
@@ -137,7 +137,7 @@ class Sharing:
         background: BackgroundLoads,
         reporter: Progress,
     ) -> None:
-        def read(pieces: list[Piece]) -> Future[None]:
+        def read(pieces: list[ReadPiece]) -> Future[None]:
             return background.submit(lambda: table.read(pieces, str(device), statistics, background))
 
         try:
@@ -210,7 +210,7 @@ class _Table:
         info = self._checkpoints[place][self._names[place][number]]
         return Stored(tuple(info.shape), DTYPES[info.dtype].itemsize, coalesce_gap_bytes)
 
-    def read(self, pieces: list[Piece], device: str, statistics: Statistics, background: BackgroundLoads) -> None:
+    def read(self, pieces: list[ReadPiece], device: str, statistics: Statistics, background: BackgroundLoads) -> None:
         if pieces:
             place = pieces[0].key[0]
             parts = [Part(self._names[place][piece.key[1]], piece.box, out=piece.into) for piece in pieces]

@@ -1,6 +1,7 @@
 """What becomes of each call of torch with lazy tensors: what is a view of them, what is worked out, what is recorded.
 
-Handlers return NotImplemented for what they do not know: it is then done with real tensors. ``register`` enters them.
+Handlers return NotImplemented for what they do not know: they are then done with materialised
+tensors. ``register`` enters them.
 """
 
 from __future__ import annotations
@@ -88,25 +89,25 @@ def _is_basic(index: Any) -> bool:
 
 
 def _same(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What gives the same values in the same memory."""
+    """What gives the same values in the same storage."""
     del func, kwargs
     return args[0].viewed(args[0].lazy_value.meta) if first_is_lazy(args) else NotImplemented
 
 
 def _offset(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     del func, kwargs
-    return args[0].lazy_memory.offset_of(args[0].lazy_value)
+    return args[0].lazy_storage.offset_of(args[0].lazy_value)
 
 
 def _placed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Where it is: torch's C++ code does not know."""
     if len(args) > 1 or kwargs or not first_is_lazy(args):
         return NotImplemented
-    return _PLACED[func](args[0].lazy_memory.device)
+    return _PLACED[func](args[0].lazy_storage.device)
 
 
 def _packed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``contiguous``, ``clone`` of what is in row-major order: itself, and the same in another memory."""
+    """``contiguous``, ``clone`` of what is in row-major order: itself, and the same in another storage."""
     if not first_is_lazy(args) or len(args) > 1 or kwargs:
         return NotImplemented
     lazy: LazyTensor = args[0]
@@ -128,8 +129,8 @@ def _made_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     like = lazy.lazy_value.as_meta()
     if not like.numel():
         # Of these, torch keeps other strides on the meta device than elsewhere.
-        like = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=lazy.lazy_memory.device)
-    return func(like, *args[1:], **{"device": lazy.lazy_memory.device, **kwargs})
+        like = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=lazy.lazy_storage.device)
+    return func(like, *args[1:], **{"device": lazy.lazy_storage.device, **kwargs})
 
 
 def _converted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -145,7 +146,7 @@ def _converted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         device = torch.device("cuda", torch.cuda.current_device())
     value = lazy.lazy_value
     dtype = value.dtype if dtype is None else dtype
-    if not copies and dtype == value.dtype and device in {None, lazy.lazy_memory.device}:
+    if not copies and dtype == value.dtype and device in {None, lazy.lazy_storage.device}:
         return lazy
     with unwatched():
         if dtype != value.dtype and copy_refused(value.dtype, dtype, "cpu") is not None:
@@ -183,20 +184,20 @@ def _target(
 
 
 def _overwritten(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``zero_``, ``fill_`` of a whole memory: none of it is read."""
+    """``zero_``, ``fill_`` of a whole storage: none of it is read."""
     if not first_is_lazy(args) or has_lazy(args[1:]) or has_lazy(kwargs):
         return NotImplemented
     lazy: LazyTensor = args[0]
-    if lazy.lazy_memory.parent is not None or not lazy.lazy_memory.is_all(lazy.lazy_value):
+    if lazy.lazy_storage.parent is not None or not lazy.lazy_storage.is_all(lazy.lazy_value):
         return NotImplemented
     lazy.lazy_recorder.flush_overlapping((args[1:], kwargs))
     with unwatched():
-        real = empty_for(lazy.lazy_memory)
+        tensor = empty_for(lazy.lazy_storage)
     # Nobody else sees it before it holds what it shall, and nobody at all if this raises.
-    func(lazy.lazy_memory.tensor_in(real, lazy.lazy_value), *args[1:], **kwargs)
-    if lazy.lazy_recorder.is_now(lazy.lazy_memory, real):
-        return lazy.made()
-    return func(lazy.made(), *args[1:], **kwargs)
+    func(lazy.lazy_storage.tensor_in(tensor, lazy.lazy_value), *args[1:], **kwargs)
+    if lazy.lazy_recorder.materialised_as(lazy.lazy_storage, tensor):
+        return lazy.materialised()
+    return func(lazy.materialised(), *args[1:], **kwargs)
 
 
 def _copied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -231,7 +232,7 @@ def _kept(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 2 or kwargs or isinstance(args[0], LazyTensor):  # noqa: PLR2004
         return NotImplemented
     memory, lazy = args
-    return func(memory, lazy.lazy_recorder.real_later(lazy))
+    return func(memory, lazy.lazy_recorder.materialise_later(lazy))
 
 
 _T: Any = torch.Tensor

@@ -84,7 +84,7 @@ def _is_joining(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
 
 
 def _is_selecting(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """From the end they are not counted here, and real tensors raise IndexError for elements that are not there."""
+    """From the end they are not counted here, and materialised ones raise IndexError for what is not there."""
     del func
     tensor, dim, index = (*args, None, None)[:3]
     if kwargs or not isinstance(tensor, LazyTensor) or not isinstance(dim, int):
@@ -181,7 +181,7 @@ def _result(call: DeferredOp, of: list[LazyTensor]) -> Any:
     metas = [value.as_meta() for value in call.of]
     try:
         meta = call.of_values(metas)
-    except Exception:  # noqa: BLE001 - its shape depends on its values, or torch refuses it: a real tensor tells which
+    except Exception:  # noqa: BLE001 - its shape depends on its values, or torch refuses it: a materialised one tells
         return NotImplemented
     if type(meta) is not torch.Tensor or not meta.is_meta:
         return NotImplemented
@@ -198,8 +198,8 @@ def _result(call: DeferredOp, of: list[LazyTensor]) -> Any:
     value = torch.empty(in_order.shape, dtype=meta.dtype, device="meta")
     result = of[0].copied(Value(call._replace(order=order if is_turned else None), value))
     if is_part:
-        result.lazy_memory.parent = of[0].lazy_memory, of[0].lazy_value
-        result.lazy_memory.part = lambda tensor: call.of_values([tensor]).permute(order)
+        result.lazy_storage.parent = of[0].lazy_storage, of[0].lazy_value
+        result.lazy_storage.part = lambda tensor: call.of_values([tensor]).permute(order)
     if not is_turned:
         return result
     return result.viewed(value.permute([order.index(dimension) for dimension in range(meta.dim())]))

@@ -1,4 +1,4 @@
-"""Views as numbers: what of a stored tensor a view needs, and whether two views of one memory overlap.
+"""Views as numbers: what of a stored tensor a view needs.
 
 A view is what torch makes of ``narrow``, ``transpose``, ``view`` and the like: sizes and strides over the elements of a
 memory, and where the first one lies. Pure arithmetic; knows neither tensors nor files.
@@ -7,7 +7,6 @@ memory, and where the first one lies. Pure arithmetic; knows neither tensors nor
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -101,31 +100,3 @@ def _rows(shape: Sequence[int], strides: Sequence[int], view: View) -> Reading:
 
 def _coordinates(element: int, shape: Sequence[int], strides: Sequence[int]) -> list[int]:
     return [element // stride % max(size, 1) for size, stride in zip(shape, strides, strict=True)]
-
-
-def are_disjoint(one: View, other: View) -> bool:
-    """Whether two views, not empty, of one memory and size of element share none. False where that is not clear."""
-    if one.last() < other.offset or other.last() < one.offset:
-        return True
-    pairs = [*zip(one.sizes, one.strides, strict=True), *zip(other.sizes, other.strides, strict=True)]
-    strides = sorted({stride for size, stride in pairs if size > 1 and stride > 0}, reverse=True)
-    if any(outer % inner for outer, inner in pairwise(strides)):
-        return False
-    boxes = [_box(view, strides) for view in (one, other)]
-    first, second = boxes
-    if first is None or second is None:
-        return False
-    return any(a_end < b or b_end < a for (a, a_end), (b, b_end) in zip(first, second, strict=True))
-
-
-def _box(view: View, strides: Sequence[int]) -> list[tuple[int, int]] | None:
-    """The view as ranges (first, last) of coordinates along ``strides``, or None where it is no such box."""
-    ranges, rest, outer = [], view.offset, 0
-    for stride in strides:
-        extent = sum(size - 1 for size, own in zip(view.sizes, view.strides, strict=True) if own == stride and size > 1)
-        first, rest = divmod(rest, stride)
-        if outer and first + extent >= outer // stride:
-            return None
-        ranges.append((first, first + extent))
-        outer = stride
-    return [*ranges, (rest, rest)]

@@ -1,6 +1,6 @@
 """Lazy tensors that are there still: which of them loading code has kept when a recording ends.
 
-The memories that lazy tensors are views of are the recorder's own, so it knows which are there still, by weak
+The storages that lazy tensors are views of are the recorder's own, so it knows which are there still, by weak
 references, and a load that keeps nothing costs no search. (Not the tensors themselves: ``torch.utils.swap_tensors``
 refuses those that have weak references.) Where some are left, their tensors are searched for among the objects that
 are new since the recording began, and where that does not find all, since loading code called ``gc.freeze``, among all.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 if TYPE_CHECKING:
-    from penstock.recording.lazy import Memory
+    from penstock.recording.lazy import LazyStorage
 
 
 _FEW = 10_000
@@ -33,29 +33,29 @@ class Kept:
     """How often ``gc.freeze`` was called while a recorder was active: counting what is frozen takes 20 ms and more."""
 
     def __init__(self) -> None:
-        self._memories: WeakSet[Memory] = WeakSet()
+        self._storages: WeakSet[LazyStorage] = WeakSet()
         self._froze = False
         self._freezes = 0
 
-    def add(self, memory: Memory) -> None:
+    def add(self, storage: LazyStorage) -> None:
         """One more."""
-        self._memories.add(memory)
+        self._storages.add(storage)
 
     def release(self, of: type, found: Callable[[object], object]) -> None:
-        """Has every object that may hold a memory looked at until none is there any more.
+        """Has every object that may hold a storage looked at until none is there any more.
 
         Args:
             of: the type of those objects.
-            found: is called with objects, of other types too, and makes those of the type let go of their memories.
+            found: is called with objects, of other types too, and makes those of the type let go of their storages.
         """
-        if not self._memories:
+        if not self._storages:
             return
         # Some are in cycles, such as functions of loading code that call themselves.
         gc.collect()
-        if not self._memories:
+        if not self._storages:
             return
         self._search(of, found)
-        if self._memories:
+        if self._storages:
             # Loading code has frozen what it made. As it is found it is left.
             gc.unfreeze()
             self._search(of, found)

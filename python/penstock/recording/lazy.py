@@ -6,10 +6,10 @@ tensor on the meta device, so sizes, strides and offsets are right by constructi
 ``float``) and what is computed from one weight alone (``contiguous``, ``exp``, ``cat`` of its parts …) are noted.
 ``copy_`` and assignment into existing memory go to the recorder, which reads all such places together later.
 
-Everything else is done by torch with a materialised tensor. Lazy tensors that alias each other share a ``Memory``. A
-function that only reads gets a tensor of what it reads. A function that may write to its argument, or keep an alias of
-it, makes the whole memory real, once; all lazy tensors of that memory are views of it from then on. So nobody can tell
-a lazy tensor from a regular (eager) one by writing to it.
+Everything else is done by torch with a materialised tensor. Lazy tensors that alias each other share a ``LazyStorage``.
+A function that only reads gets a tensor of what it reads. A function that may write to its argument, or keep an alias
+of it, materialises the whole storage, once; all lazy tensors of that storage are views of it from then on. So nobody
+can tell a lazy tensor from an eager one by writing to it.
 
 Which function of torch is treated how is in ``calls``. This module knows recorders by what it asks of them only.
 """
@@ -35,7 +35,7 @@ Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 DEEPCOPY: Any = torch.Tensor.__deepcopy__
 
 HANDLERS: dict[Any, list[Handler]] = {}
-"""By functions of torch, what does them, or returns NotImplemented: then the next, at last torch with real tensors."""
+"""By functions of torch, what does them, or returns NotImplemented: then the next, at last torch, materialised."""
 READS: set[Any] = set()
 """Functions that read their arguments, and neither write to them nor return or keep an alias of them."""
 READS_OTHERS: set[Any] = set()
@@ -60,63 +60,63 @@ def unwatched() -> Iterator[None]:
         yield
 
 
-class Memory:
+class LazyStorage:
     """What lazy tensors that alias each other have in common.
 
     Attributes:
-        value: what all of the memory holds, as it was read.
+        value: what all of the storage holds, as it was read.
         device: where it is, or will be.
-        real: the memory itself as a tensor of ``value``'s sizes and strides, once there has to be one.
-        parent: the memory, and the value in it, that this one is in truth: the same elements, read in a way that is no
+        materialised: the storage itself as a tensor of ``value``'s sizes and strides, once there has to be one.
+        parent: the storage, and the value in it, that this one is in truth: the same elements, read in a way that is no
             view by strides (as elements of another size).
-        part: makes ``real`` of the parent's tensor.
+        part: makes ``materialised`` of the parent's tensor.
     """
 
-    __slots__ = ("__weakref__", "device", "parent", "part", "real", "value")
+    __slots__ = ("__weakref__", "device", "materialised", "parent", "part", "value")
 
     def __init__(self, value: Value, device: torch.device) -> None:
         self.value = value
         self.device = device
-        self.real: torch.Tensor | None = None
-        self.parent: tuple[Memory, Value] | None = None
+        self.materialised: torch.Tensor | None = None
+        self.parent: tuple[LazyStorage, Value] | None = None
         self.part: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def is_all(self, value: Value) -> bool:
-        """Whether a value of this memory is all of it."""
+        """Whether a value of this storage is all of it."""
         whole, part = view_of(self.value.meta), view_of(value.meta)
         same = value.meta.element_size() == self.value.meta.element_size() and whole.offset == part.offset
         return same and whole.numel() == part.numel() and (whole == part or part._replace(offset=0).is_packed())
 
-    def is_real(self) -> bool:
+    def is_materialised(self) -> bool:
         """Whether there is a tensor for it."""
-        if self.real is None and self.parent is not None and self.part is not None:
-            memory, value = self.parent
-            if memory.is_real():
+        if self.materialised is None and self.parent is not None and self.part is not None:
+            storage, value = self.parent
+            if storage.is_materialised():
                 with unwatched(), torch.inference_mode(mode=False):
-                    self.real = self.part(memory.tensor(value))
-        return self.real is not None
+                    self.materialised = self.part(storage.tensor(value))
+        return self.materialised is not None
 
     def offset_of(self, value: Value) -> int:
-        """The storage offset, in its elements, of a value in this memory."""
+        """The storage offset, in its elements, of a value in this storage."""
         base, view = self.value.meta, value.meta
         nbytes = view.storage_offset() * view.element_size() - base.storage_offset() * base.element_size()
         return int(nbytes // view.element_size())
 
     def tensor(self, value: Value) -> torch.Tensor:
-        """The tensor of a value in this memory, which is real."""
-        if self.real is None:
-            raise RuntimeError("this memory is not real yet")
-        return self.tensor_in(self.real, value)
+        """The tensor of a value in this storage, which is materialised."""
+        if self.materialised is None:
+            raise RuntimeError("this storage is not materialised yet")
+        return self.tensor_in(self.materialised, value)
 
-    def tensor_in(self, real: torch.Tensor, value: Value) -> torch.Tensor:
-        """The tensor of a value in this memory, if that were ``real``."""
+    def tensor_in(self, whole: torch.Tensor, value: Value) -> torch.Tensor:
+        """The tensor of a value in this storage, if that were ``whole``."""
         meta = value.meta
         with unwatched(), torch.inference_mode(mode=False):
-            begin = int(real.storage_offset()) * real.element_size()
+            begin = int(whole.storage_offset()) * whole.element_size()
             offset = self.offset_of(value) + begin // value.dtype.itemsize
             # To autograd it is no view, which it would not let be written to in another mode than it was made in.
-            empty = torch.empty(0, dtype=value.dtype, device=real.device)
-            return empty.set_(real.untyped_storage(), offset, meta.shape, meta.stride())
+            empty = torch.empty(0, dtype=value.dtype, device=whole.device)
+            return empty.set_(whole.untyped_storage(), offset, meta.shape, meta.stride())
 
 
 class LazyTensor(torch.Tensor):
@@ -124,9 +124,9 @@ class LazyTensor(torch.Tensor):
 
     lazy_recorder: Recorder
     lazy_value: Value
-    lazy_memory: Memory
+    lazy_storage: LazyStorage
     _tensor: torch.Tensor | None
-    """The tensor in its place, an alias of the memory, once that is real."""
+    """The tensor in its place, an alias of the storage, once that is materialised."""
     lazy_part: torch.Tensor | None
     """Its elements, for who reads them only."""
 
@@ -136,15 +136,15 @@ class LazyTensor(torch.Tensor):
         recorder: Recorder,
         value: Value,
         device: torch.device,
-        memory: Memory | None = None,
+        storage: LazyStorage | None = None,
     ) -> LazyTensor:
         """A lazy tensor.
 
         Args:
             recorder: is notified of its uses.
             value: what it holds.
-            device: where it says it is, and where a real tensor in its place is made.
-            memory: of what it is a view; a memory of its own by default.
+            device: where it says it is, and where a materialised tensor in its place is.
+            storage: of what it is a view; one of its own by default.
         """
         meta = value.meta
         # To torch's C++ code it is on the meta device, and names another only if asked: setters that do not look for
@@ -159,34 +159,34 @@ class LazyTensor(torch.Tensor):
             dispatch_device=True,
         )
         lazy.lazy_recorder, lazy.lazy_value, lazy._tensor, lazy.lazy_part = recorder, value, None, None
-        lazy.lazy_memory = recorder.memory(value, device) if memory is None else memory
+        lazy.lazy_storage = recorder.storage(value, device) if storage is None else storage
         return lazy
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override, unused-ignore]
         value = self.lazy_value
         return f"LazyTensor({value.stored().name!r}, shape={list(value.meta.shape)}, dtype={value.dtype})"
 
-    def made(self) -> torch.Tensor | None:
-        """The tensor in its place, if its memory is real."""
-        if self._tensor is None and self.lazy_memory.is_real():
-            self._tensor = self.lazy_memory.tensor(self.lazy_value)
+    def materialised(self) -> torch.Tensor | None:
+        """The tensor in its place, if its storage is materialised."""
+        if self._tensor is None and self.lazy_storage.is_materialised():
+            self._tensor = self.lazy_storage.tensor(self.lazy_value)
         return self._tensor
 
-    def made_now(self) -> torch.Tensor:
-        """The tensor in its place; its memory is real."""
-        made = self.made()
-        return self.lazy_memory.tensor(self.lazy_value) if made is None else made
+    def materialised_now(self) -> torch.Tensor:
+        """The tensor in its place; its storage is materialised."""
+        tensor = self.materialised()
+        return self.lazy_storage.tensor(self.lazy_value) if tensor is None else tensor
 
     def viewed(self, meta: torch.Tensor) -> LazyTensor:
-        """Another lazy tensor of the same memory."""
+        """Another lazy tensor of the same storage."""
         return LazyTensor(
-            self.lazy_recorder, self.lazy_value._replace(meta=meta), self.lazy_memory.device, self.lazy_memory
+            self.lazy_recorder, self.lazy_value._replace(meta=meta), self.lazy_storage.device, self.lazy_storage
         )
 
     def copied(self, value: Value | None = None, device: torch.device | None = None) -> LazyTensor:
-        """A lazy tensor of a memory of its own."""
+        """A lazy tensor of a storage of its own."""
         value = self.lazy_value if value is None else value
-        return LazyTensor(self.lazy_recorder, value, self.lazy_memory.device if device is None else device)
+        return LazyTensor(self.lazy_recorder, value, self.lazy_storage.device if device is None else device)
 
     @classmethod
     def __torch_function__(
@@ -197,7 +197,7 @@ class LazyTensor(torch.Tensor):
         try:
             return cls._called(func, args, named)
         except AttributeError as error:
-            if not _has_become_real(error):
+            if not _was_materialised(error):
                 raise
         return func(*args, **named)
 
@@ -206,28 +206,28 @@ class LazyTensor(torch.Tensor):
         if func is DEEPCOPY:
             return _deepcopied(*args, **named)
         found = _Found()
-        lazy, made, recorders = found.lazy, found.made, found.recorders
+        lazy, materialised, recorders = found.lazy, found.materialised, found.recorders
         at = KEEPS.get(func)
         if at is not None and at < len(args) and isinstance(args[at], LazyTensor):
             # C++ code that does not call this function sees the wrapper, of the shape and dtype that it had.
-            first = args[at].made()
+            first = args[at].materialised()
             if first is None or first.is_leaf:
                 recorders[id(args[at].lazy_recorder)] = args[at].lazy_recorder
-                become_real(args[at])
+                materialise_in_place(args[at])
 
-        args, named = found.real(args), found.real(named)
+        args, named = found.arguments(args), found.arguments(named)
         if lazy:
-            # Modes of others may change what operators do: they see the calls, with real tensors.
+            # Modes of others may change what operators do: they see the calls, with materialised tensors.
             for handler in HANDLERS.get(func, ()) if func in DESCRIBES or not others_watch() else ():
                 result = handler(func, args, named)
                 if result is not NotImplemented:
                     return result
-            result = really(func, args, named)
+            result = call_materialised(func, args, named)
         else:
             for recorder in recorders.values():
                 recorder.before(func, args, named)
             result = func(*args, **named)
-        return _object_of(result, [*lazy, *made])
+        return _object_of(result, [*lazy, *materialised])
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override, unused-ignore]
@@ -238,10 +238,10 @@ class LazyTensor(torch.Tensor):
         named = {} if kwargs is None else dict(kwargs)
         try:
             if func is torch.ops.prim.device.default:
-                return args[0].lazy_memory.device
-            result = really(func, args, named)
+                return args[0].lazy_storage.device
+            result = call_materialised(func, args, named)
         except AttributeError as error:
-            if not _has_become_real(error):
+            if not _was_materialised(error):
                 raise
             return func(*args, **named)
         # Under inference mode nobody else puts the argument back that an in-place operator returns.
@@ -267,63 +267,63 @@ def _deepcopied(lazy: LazyTensor, *memo: Any, **named: Any) -> Any:
     tensor = recorder.materialise(lazy, DEEPCOPY, only_read=False)
     recorder.before(DEEPCOPY, (tensor,), {})
     # Of the object itself, with the attributes that it was given.
-    become_real(lazy)
+    materialise_in_place(lazy)
     return DEEPCOPY(lazy, *memo, **named)
 
 
 class _Found:
     """Lazy tensors among the arguments of a call. (Functions that call themselves would keep them, in a cycle.)"""
 
-    __slots__ = ("lazy", "made", "recorders")
+    __slots__ = ("lazy", "materialised", "recorders")
 
     def __init__(self) -> None:
         self.lazy: list[LazyTensor] = []
-        self.made: list[LazyTensor] = []
+        self.materialised: list[LazyTensor] = []
         self.recorders: dict[int, Recorder] = {}
 
-    def real(self, value: Any) -> Any:
-        """Arguments with tensors in the places of lazy ones whose memory is real."""
+    def arguments(self, value: Any) -> Any:
+        """Arguments with tensors in the places of lazy ones whose storage is materialised."""
         if isinstance(value, LazyTensor):
             self.recorders[id(value.lazy_recorder)] = value.lazy_recorder
-            tensor = value.made()
-            (self.lazy if tensor is None else self.made).append(value)
+            tensor = value.materialised()
+            (self.lazy if tensor is None else self.materialised).append(value)
             return value if tensor is None else tensor
-        return mapped(self.real, value)
+        return mapped(self.arguments, value)
 
 
 def in_place_of(value: Any, make: Callable[[Recorder, LazyTensor], torch.Tensor]) -> Any:
-    """What ``make`` makes in the place of a lazy tensor; other values, and one that has become real, as they are."""
+    """What ``make`` makes in the place of a lazy tensor; other values, and one that was materialised, as they are."""
     if not isinstance(value, LazyTensor):
         return value
     try:
         return make(value.lazy_recorder, value)
     except AttributeError as error:
-        if not _has_become_real(error):
+        if not _was_materialised(error):
             raise
         return value
 
 
-def become_real(lazy: LazyTensor, swap: Callable[[Any, Any], None] | None = None) -> None:
+def materialise_in_place(lazy: LazyTensor, swap: Callable[[Any, Any], None] | None = None) -> None:
     """Makes the Python object a regular tensor, if another thread has not."""
-    in_place_of(lazy, lambda recorder, _: recorder.locked(lambda: _become_real(lazy, swap)))
+    in_place_of(lazy, lambda recorder, _: recorder.locked(lambda: _materialise_in_place(lazy, swap)))
 
 
-def _become_real(lazy: LazyTensor, swap: Callable[[Any, Any], None] | None) -> Any:
+def _materialise_in_place(lazy: LazyTensor, swap: Callable[[Any, Any], None] | None) -> Any:
     if type(lazy) is not LazyTensor:
         return
-    real = lazy.lazy_recorder.real_later(lazy)
+    tensor = lazy.lazy_recorder.materialise_later(lazy)
     with unwatched(), torch.inference_mode(mode=False):
-        grad = real.grad if real.is_leaf else None
+        grad = tensor.grad if tensor.is_leaf else None
         if grad is None:
-            alias = real.detach()
+            alias = tensor.detach()
         else:
             # The gradient's dtype or shape may have been changed since, with which torch would refuse it.
             alias = torch.empty_like(grad)
             alias.grad = grad
-            alias.data = real
-        if real.requires_grad and real.is_leaf:
+            alias.data = tensor
+        if tensor.requires_grad and tensor.is_leaf:
             alias.requires_grad_(True)
-        # In this order: to another thread it is a lazy tensor that is real, or a regular one (``_has_become_real``).
+        # In this order: to another thread it is a materialised lazy tensor, or a regular one (``_was_materialised``).
         (swap or torch._C._swap_tensor_impl)(lazy, alias)
         lazy.__class__ = torch.Tensor  # type: ignore[assignment]
         # What loading code has set stays.
@@ -331,17 +331,17 @@ def _become_real(lazy: LazyTensor, swap: Callable[[Any, Any], None] | None) -> A
             vars(lazy).pop(name, None)
 
 
-def _has_become_real(error: AttributeError) -> bool:
+def _was_materialised(error: AttributeError) -> bool:
     """Whether a call failed since a lazy tensor of its arguments has become a regular one meanwhile."""
     return type(error.obj) is torch.Tensor and error.name in _OF_LAZY
 
 
-def empty_for(memory: Memory) -> torch.Tensor:
+def empty_for(storage: LazyStorage) -> torch.Tensor:
     """Memory for what is still to be read."""
-    value = memory.value
+    value = storage.value
     # Tensors made under inference mode could not be written to outside of it.
     with torch.inference_mode(mode=False):
-        return torch.empty_strided(value.meta.shape, value.meta.stride(), dtype=value.dtype, device=memory.device)
+        return torch.empty_strided(value.meta.shape, value.meta.stride(), dtype=value.dtype, device=storage.device)
 
 
 def has_lazy(value: Any) -> bool:
@@ -367,24 +367,24 @@ def is_alias(one: Any, other: torch.Tensor) -> bool:
     return isinstance(one, torch.Tensor) and bool(torch._C._is_alias_of(one, other))  # type: ignore[attr-defined, unused-ignore]
 
 
-def really(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Does ``func`` with real tensors in the places of lazy ones."""
+def call_materialised(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls ``func`` with materialised tensors in the places of lazy ones."""
     recorders: dict[int, Recorder] = {}
     reads = _reads(func)
     args = tuple(
-        _real(value, func, recorders, reads(number) and "out" not in kwargs) for number, value in enumerate(args)
+        _argument(value, func, recorders, reads(number) and "out" not in kwargs) for number, value in enumerate(args)
     )
-    kwargs = {name: _real(value, func, recorders, reads(name) and name != "out") for name, value in kwargs.items()}
+    kwargs = {name: _argument(value, func, recorders, reads(name) and name != "out") for name, value in kwargs.items()}
     for recorder in recorders.values():
         recorder.before(func, args, kwargs)
     return func(*args, **kwargs)
 
 
-def _real(value: Any, func: Any, recorders: dict[int, Recorder], only_read: bool) -> Any:
+def _argument(value: Any, func: Any, recorders: dict[int, Recorder], only_read: bool) -> Any:
     if isinstance(value, LazyTensor):
         recorders[id(value.lazy_recorder)] = value.lazy_recorder
         return value.lazy_recorder.materialise(value, func, only_read=only_read)
-    return mapped(lambda item: _real(item, func, recorders, only_read), value)
+    return mapped(lambda item: _argument(item, func, recorders, only_read), value)
 
 
 def _reads(func: Any) -> Callable[[int | str], bool]:

@@ -12,7 +12,7 @@ from penstock.frameworks.torch import Torch
 from penstock.parts import Part
 from penstock.recording.geometry import View
 from penstock.recording.places import Places
-from penstock.recording.sources import DeferredOp, Source, Value, computed
+from penstock.recording.sources import DeferredOp, DeferredRead, Value, computed
 
 if TYPE_CHECKING:
     from penstock.recording.statistics import Statistics
@@ -34,20 +34,20 @@ class PendingCopy:
 
     def __init__(
         self,
-        source: Source,
+        read: DeferredRead,
         device: str,
         copies: dict[Place, Copy],
         into: torch.Tensor | None,
         keeps: object = None,
     ) -> None:
         """``keeps`` is kept as long as this is, so that its ``id`` means it."""
-        self.checkpoint = source.stored.checkpoint
-        self.source = source
+        self.checkpoint = read.stored.checkpoint
+        self.read = read
         self.device = device
         self._keeps = keeps
         self.copies = copies
         take = self.fill if into is None else None
-        self.part = Part(source.stored.name, source.ranges, out=into, on_ready=take)
+        self.part = Part(read.stored.name, read.ranges, out=into, on_ready=take)
 
     @property
     def nbytes(self) -> int:
@@ -56,7 +56,7 @@ class PendingCopy:
     def fill(self, packed: torch.Tensor) -> None:
         """Makes the copies, of the box."""
         with torch.inference_mode(mode=False), torch.no_grad():
-            value = self.source.make(packed)
+            value = self.read.make(packed)
             for copy in self.copies.values():
                 copy.memory.copy_(copy.make(value))
 
@@ -105,11 +105,11 @@ class Pending:
             self.copies[number].copies[place] = Copy(memory, value.of_computed)
             self._statistics.converted += 1
             return number
-        source = value.source()
-        plain = source.is_plain and memory.shape == value.meta.shape and memory.is_contiguous()
+        read = value.deferred_read()
+        plain = read.is_plain and memory.shape == value.meta.shape and memory.is_contiguous()
         # Bytes are bytes: what was reinterpreted as another dtype goes there as it is.
         out = memory if plain and memory.dtype == value.meta.dtype else None
-        self.copies[number] = PendingCopy(source, device, {place: Copy(memory, _as_it_is)}, out)
+        self.copies[number] = PendingCopy(read, device, {place: Copy(memory, _as_it_is)}, out)
         self._count(self.copies[number], 1)
         return number
 

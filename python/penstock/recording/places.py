@@ -10,39 +10,38 @@ from operator import itemgetter
 
 import torch
 
-from penstock.destinations import overlaps_itself
-from penstock.recording.geometry import View, are_disjoint
+from penstock.recording.geometry import View
+from penstock.strides import Strided, are_disjoint, overlaps_itself
 
 
 class Places:
     """Places in one memory that something is still to be read into, by their first byte."""
 
     def __init__(self) -> None:
-        self._views: list[tuple[int, int, View]] = []
+        self._views: list[Strided] = []
         self._longest = 0
 
     def add(self, memory: torch.Tensor) -> None:
         """Something is to be read there."""
-        begin, size, view = place_of(memory)
-        insort(self._views, (begin, size, view))
-        self._longest = max(self._longest, view.last() * size - begin + size)
+        strided = _strided(memory)
+        begin, end = strided.span()
+        insort(self._views, strided)
+        self._longest = max(self._longest, end - begin)
 
     def are_clear_of(self, tensor: torch.Tensor) -> bool:
         """Whether nothing is to be read to where a tensor lies; False where that is not clear."""
         try:
-            begin, size, view = place_of(tensor)
-            end = (view.last() + 1) * size
+            strided = _strided(tensor)
         except (RuntimeError, NotImplementedError):
             return False
-        if view.numel() == 0:
+        if 0 in strided.sizes:
             return True
+        begin, end = strided.span()
         first = bisect_left(self._views, begin - self._longest, key=itemgetter(0))
-        for other, other_size, other_view in self._views[first:]:
-            if other >= end:
+        for other in self._views[first:]:
+            if other.begin >= end:
                 break
-            if (other_view.last() + 1) * other_size <= begin:
-                continue
-            if size != other_size or not are_disjoint(view, other_view):
+            if not are_disjoint(strided, other):
                 return False
         return True
 
@@ -55,12 +54,17 @@ def place_of(tensor: torch.Tensor) -> tuple[int, int, View]:
     return view.offset * size, size, view
 
 
+def _strided(tensor: torch.Tensor) -> Strided:
+    begin, size, view = place_of(tensor)
+    return Strided(begin, view.sizes, [stride * size for stride in view.strides], size)
+
+
 def has_no_overlap(tensor: torch.Tensor) -> bool:
     """Whether each element of a tensor has memory of its own. False where that is not clear."""
     return not overlaps_itself(tensor.shape, tensor.stride())
 
 
-def memory_of(tensor: torch.Tensor) -> int:
+def storage_address(tensor: torch.Tensor) -> int:
     """The address of a tensor's storage; 0 where it has none."""
     try:
         with torch._C.DisableTorchFunctionSubclass():

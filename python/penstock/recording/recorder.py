@@ -30,9 +30,17 @@ from penstock.recording.calls import EXPOSES, MAY_COPY, METADATA_ONLY, is_static
 from penstock.recording.eager_reader import EagerReader, is_small
 from penstock.recording.here import is_watched
 from penstock.recording.kept import Kept
-from penstock.recording.lazy import LazyTensor, Memory, NotRecordableError, become_real, empty_for, name_of, unwatched
+from penstock.recording.lazy import (
+    LazyStorage,
+    LazyTensor,
+    NotRecordableError,
+    empty_for,
+    materialise_in_place,
+    name_of,
+    unwatched,
+)
 from penstock.recording.pending import Pending, PendingCopy
-from penstock.recording.places import has_no_overlap, memory_of, place_of
+from penstock.recording.places import has_no_overlap, place_of, storage_address
 from penstock.recording.sources import TensorRef, Value
 from penstock.recording.statistics import Statistics
 from penstock.recording.waiting import ACTIVE, flush_overlapping, is_hidden, others_than
@@ -68,7 +76,7 @@ class Recorder:
         sharing: the other ranks of the model, to read with them what several want. They are notified how it ends,
             whatever happens in the context.
         keep: what becomes of lazy tensors that the loading code has kept when the context ends. ``"lazy"``: they stay
-            lazy, and each is read when it is used. ``"real"``: they become eager tensors, read with all else.
+            lazy, and each is read when it is used. ``"eager"``: they become eager tensors, read with all else.
     """
 
     def __init__(
@@ -78,7 +86,7 @@ class Recorder:
         progress: ProgressOption = None,
         options: LoadOptions | None = None,
         sharing: Sharing | None = None,
-        keep: Literal["lazy", "real"] = "lazy",
+        keep: Literal["lazy", "eager"] = "lazy",
     ) -> None:
         self._device = torch.device(Torch().device(device))
         self._progress = progress
@@ -113,7 +121,7 @@ class Recorder:
         *,
         prefix: str = "",
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields ``(prefix + name, lazy tensor)``; eager tensors where it turned out that most have to be real.
+        """Yields ``(prefix + name, lazy tensor)``; eager tensors where it turned out that most are needed at once.
 
         Args:
             checkpoint: where from.
@@ -159,12 +167,12 @@ class Recorder:
 
     # Recording
 
-    def memory(self, value: Value, device: torch.device) -> Memory:
-        """A memory for lazy tensors."""
-        memory = Memory(value, device)
-        if self._keep == "real":
-            self._kept.add(memory)
-        return memory
+    def storage(self, value: Value, device: torch.device) -> LazyStorage:
+        """A storage for lazy tensors."""
+        storage = LazyStorage(value, device)
+        if self._keep == "eager":
+            self._kept.add(storage)
+        return storage
 
     def record(self, memory: torch.Tensor, lazy: LazyTensor) -> bool:
         """Notes that ``memory`` gets the value of ``lazy``. False where that has to be copied now."""
@@ -188,7 +196,7 @@ class Recorder:
                 return False
             if memory.numel() == 0:
                 return True
-            place = (memory_of(memory), *place_of(memory))
+            place = (storage_address(memory), *place_of(memory))
             # NumPy and others who share memory with torch forbid torch to resize it.
             if place[0] in self._exposed or not place[0] or not memory.untyped_storage().resizable():
                 return False
@@ -220,51 +228,51 @@ class Recorder:
             if type(lazy) is not LazyTensor:
                 # It has become one while this thread waited for the lock.
                 return lazy
-            real = lazy.made()
-            if real is None:
-                memory, value = lazy.lazy_memory, lazy.lazy_value
+            tensor = lazy.materialised()
+            if tensor is None:
+                storage, value = lazy.lazy_storage, lazy.lazy_value
                 self.statistics.eager.setdefault(value.stored().name, name_of(func))
-                if only_read and not (memory.parent is None and memory.is_all(value)):
+                if only_read and not (storage.parent is None and storage.is_all(value)):
                     if lazy.lazy_part is None:
-                        lazy.lazy_part = self._made(value, memory.device)
+                        lazy.lazy_part = self._read_now(value, storage.device)
                     return lazy.lazy_part
-                while memory.parent is not None:
-                    memory = memory.parent[0]
-                memory.real = self._made(memory.value, memory.device)
-            return lazy.made_now()
+                while storage.parent is not None:
+                    storage = storage.parent[0]
+                storage.materialised = self._read_now(storage.value, storage.device)
+            return lazy.materialised_now()
 
-    def is_now(self, memory: Memory, real: torch.Tensor) -> bool:
-        """Makes ``real`` the tensor of a memory. False where another thread has given it one meanwhile."""
+    def materialised_as(self, storage: LazyStorage, tensor: torch.Tensor) -> bool:
+        """Makes ``tensor`` that of a storage. False where another thread has given it one meanwhile."""
         with self._lock:
-            if memory.is_real():
+            if storage.is_materialised():
                 return False
-            memory.real = real
+            storage.materialised = tensor
             return True
 
-    def real_later(self, lazy: LazyTensor) -> torch.Tensor:
+    def materialise_later(self, lazy: LazyTensor) -> torch.Tensor:
         """A tensor in the place of a lazy one, which is filled with what else is recorded."""
         with self._lock:
             if type(lazy) is not LazyTensor:
                 return lazy
-            memory = lazy.lazy_memory
-            while memory.parent is not None:
-                memory = memory.parent[0]
-            if lazy.made() is None:
+            storage = lazy.lazy_storage
+            while storage.parent is not None:
+                storage = storage.parent[0]
+            if lazy.materialised() is None:
                 with unwatched():
-                    real = empty_for(memory)
-                    recorded = self._active and is_watched(self) and self._record(real, memory.value)
+                    tensor = empty_for(storage)
+                    recorded = self._active and is_watched(self) and self._record(tensor, storage.value)
                 if not recorded:
                     return self.materialise(lazy, torch.Tensor.detach, only_read=False)
                 # Not before: other threads would use it as memory that nothing is to be read into.
-                memory.real = real
-            return lazy.made_now()
+                storage.materialised = tensor
+            return lazy.materialised_now()
 
-    def _made(self, value: Value, device: torch.device) -> torch.Tensor:
-        """A value, in a memory of its own that is laid out as the value is."""
-        source = value.source()
+    def _read_now(self, value: Value, device: torch.device) -> torch.Tensor:
+        """Reads a value, to memory of its own that is laid out as the value is."""
+        read = value.deferred_read()
         # Tensors made under inference mode could not be written to outside of it.
         with unwatched(), torch.inference_mode(mode=False), torch.no_grad():
-            made = source.make(self._eager_reader.box(value.stored(), source.ranges)).to(device)
+            made = read.make(self._eager_reader.box(value.stored(), read.ranges)).to(device)
             packed = (
                 made.storage_offset() == 0 and made.untyped_storage().nbytes() == made.numel() * made.element_size()
             )
@@ -299,7 +307,7 @@ class Recorder:
     def expose(self, tensor: torch.Tensor) -> None:
         """From now on the memory of a tensor, all of it, may be used without calling torch."""
         with self._lock, unwatched():
-            memory = memory_of(tensor)
+            memory = storage_address(tensor)
             if not self._active or not memory:
                 return
             if memory in self._places and not self._flush_small(memory):
@@ -326,7 +334,7 @@ class Recorder:
 
     def _flush_overlapping(self, tensor: torch.Tensor) -> None:
         if self._pending:
-            memory = memory_of(tensor)
+            memory = storage_address(tensor)
             places = self._places.get(memory)
             if is_hidden(tensor, memory) or not (
                 places is None or places.are_clear_of(tensor) or self._flush_small(memory)
@@ -344,9 +352,9 @@ class Recorder:
             return False
         for place, copy in copies.items():
             self.statistics.eager.setdefault(copy.part.name, "a use of what it was copied to")
-            packed = self._eager_reader.box(copy.source.stored, copy.source.ranges)
+            packed = self._eager_reader.box(copy.read.stored, copy.read.ranges)
             with self._noticed():
-                PendingCopy(copy.source, copy.device, {place: copy.copies[place]}, None).fill(packed)
+                PendingCopy(copy.read, copy.device, {place: copy.copies[place]}, None).fill(packed)
             self._plan.filled(place)
         return True
 
@@ -415,7 +423,7 @@ class Recorder:
     def __enter__(self) -> Recorder:  # noqa: PYI034 - Self is newer than Python 3.10
         with ExitStack() as entered:
             entered.enter_context(replaced())
-            if self._keep == "real":
+            if self._keep == "eager":
                 entered.enter_context(self._kept)
             entered.enter_context(watched(self))
             self._entered = entered.pop_all()
@@ -448,16 +456,16 @@ class Recorder:
         # Weights that loading code kept become eager tensors, read with all else. Whoever uses them from here on, in
         # work that has not ended, waits until they are.
         self._reading = True
-        self._kept.release(LazyTensor, self._become_real)
+        self._kept.release(LazyTensor, self._materialise_kept)
         with self._lock, unwatched():
             # From here on nothing is recorded, in other threads neither.
             self._active = False
             self._check()
             self._finish()
 
-    def _become_real(self, kept: object) -> None:
+    def _materialise_kept(self, kept: object) -> None:
         if type(kept) is LazyTensor and getattr(kept, "lazy_recorder", None) is self:
-            become_real(kept)
+            materialise_in_place(kept)
 
     def after_fork(self) -> None:
         """In a child of this process: another thread may have held the lock, and is not there to end what it read."""
@@ -475,7 +483,7 @@ class Recorder:
         """Raises NotRecordableError if memory was replaced in a way that was not seen."""
         for write in self._pending.values():
             for (address, *_), copy in write.copies.items():
-                if memory_of(copy.memory) != address:
+                if storage_address(copy.memory) != address:
                     cause = "the memory that it was copied to was replaced, past torch's functions"
                     raise NotRecordableError(
                         tensor=write.part.name,

@@ -60,7 +60,7 @@ class Value(NamedTuple):
         memory = torch.empty(view.last() + 1 if view.numel() else 0, dtype=self.casts[-1], device="meta")
         return memory.as_strided(view.sizes, view.strides, view.offset if view.numel() else 0)
 
-    def source(self) -> Source:
+    def deferred_read(self) -> DeferredRead:
         """What to read for it."""
         if isinstance(self.root, DeferredOp):
             value = computed(self.root)
@@ -121,7 +121,7 @@ def _filled_in(value: Any, values: Sequence[torch.Tensor], device: torch.device)
     return mapped(lambda item: _filled_in(item, values, device), value)
 
 
-class Source(NamedTuple):
+class DeferredRead(NamedTuple):
     """What to read for a lazy tensor, and how to make it of what was read."""
 
     stored: TensorRef
@@ -149,21 +149,21 @@ def converted(value: torch.Tensor, casts: Sequence[torch.dtype]) -> torch.Tensor
     return value
 
 
-def _of_stored(stored: TensorRef, view: View, bits: torch.dtype) -> Source:
+def _of_stored(stored: TensorRef, view: View, bits: torch.dtype) -> DeferredRead:
     box: Reading = reading(stored.shape, view)
 
     def cut(packed: torch.Tensor) -> torch.Tensor:
         return _strided(packed.view(bits), box.view)
 
     plain = box.view.is_packed() and _count(box.ranges) == view.numel()
-    return Source(stored, box.ranges, cut, plain)
+    return DeferredRead(stored, box.ranges, cut, plain)
 
 
-def computed(root: DeferredOp) -> Source:
+def computed(root: DeferredOp) -> DeferredRead:
     """What to read for a computed value, and how to work it out."""
-    sources = [value.source() for value in root.of]
+    reads = [value.deferred_read() for value in root.of]
     # One box that holds what each needs: they are parts of the same tensor.
-    some = [source.ranges for source in sources if _count(source.ranges)] or [sources[0].ranges]
+    some = [read.ranges for read in reads if _count(read.ranges)] or [reads[0].ranges]
     box = [(min(first for first, _ in at), max(end for _, end in at)) for at in zip(*some, strict=True)]
 
     def part(packed: torch.Tensor, ranges: list[tuple[int, int]]) -> torch.Tensor:
@@ -173,11 +173,11 @@ def computed(root: DeferredOp) -> Source:
 
     def compute(packed: torch.Tensor) -> torch.Tensor:
         packed = packed.view([end - first for first, end in box])
-        values = [source.make(part(packed, source.ranges)) for source in sources]
+        values = [read.make(part(packed, read.ranges)) for read in reads]
         value = root.of_values(values)
         return (value if root.order is None else value.permute(root.order)).contiguous()
 
-    return Source(sources[0].stored, box, compute, is_plain=False)
+    return DeferredRead(reads[0].stored, box, compute, is_plain=False)
 
 
 def is_contiguous(meta: torch.Tensor) -> bool:

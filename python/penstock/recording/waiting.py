@@ -13,7 +13,7 @@ import torch
 
 from penstock.recording import watching
 from penstock.recording.lazy import LazyTensor, unwatched
-from penstock.recording.places import memory_of
+from penstock.recording.places import storage_address
 
 if TYPE_CHECKING:
     from penstock.recording.recorder import Recorder
@@ -35,7 +35,7 @@ def flush_overlapping(value: Any, recorders: Sequence[Recorder]) -> None:
     if isinstance(value, torch.Tensor):
         if not isinstance(value, LazyTensor):
             with unwatched():
-                memory = memory_of(value)
+                memory = storage_address(value)
                 for recorder in recorders:
                     if recorder.is_to_fill(memory) or is_hidden(value, memory):
                         recorder.flush_for(value)

@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from penstock.patches import Replacement
 from penstock.recording.here import Watch, here, is_watched, others_watch
 from penstock.recording.kept import Kept
-from penstock.recording.lazy import DEEPCOPY, LazyTensor, become_real, has_lazy, in_place_of
+from penstock.recording.lazy import DEEPCOPY, LazyTensor, has_lazy, in_place_of, materialise_in_place
 
 if TYPE_CHECKING:
     from penstock.recording.recorder import Recorder
@@ -265,7 +265,7 @@ def _new(original: Any) -> Any:
 
 
 def _later(recorder: Recorder, lazy: LazyTensor) -> torch.Tensor:
-    return recorder.real_later(lazy)
+    return recorder.materialise_later(lazy)
 
 
 def _swap(original: Any) -> Any:
@@ -275,7 +275,7 @@ def _swap(original: Any) -> Any:
         for tensor in (one, other):
             # torch.utils.swap_tensors has exchanged their classes and attributes before.
             if isinstance(tensor, LazyTensor):
-                become_real(tensor, original)
+                materialise_in_place(tensor, original)
 
     return swap
 

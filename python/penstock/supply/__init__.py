@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.supply.in_order import InOrder
-from penstock.supply.mapped import Mapped
-from penstock.supply.source import Source
+from penstock.supply.mapped import MappedSource
+from penstock.supply.source import TensorSource
 from penstock.supply.streamed import Supply
 
-__all__ = ["InOrder", "Mapped", "Source", "Supply"]
+__all__ = ["InOrder", "MappedSource", "Supply", "TensorSource"]

@@ -7,12 +7,9 @@ Where the order breaks off, tensors are loaded one by one again; nothing is lost
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from penstock._native import LoadOptions
 from penstock.errors import (
     InsufficientMemoryError,
     LoadCancelledError,
@@ -20,7 +17,8 @@ from penstock.errors import (
     PenstockError,
     SelectionError,
 )
-from penstock.supply.streamed import Supply, groups_of
+from penstock.supply.own_process import OwnProcess
+from penstock.supply.streamed import GROUP_BYTES, Supply, groups_of
 
 if TYPE_CHECKING:
     from penstock.checkpoint import Checkpoint
@@ -32,26 +30,24 @@ _OF_OTHERS = (LoadCancelledError, SelectionError, MissingDependencyError, Insuff
 the library lacks the dtype of another tensor, or there is memory for this one only. It is then read by itself."""
 
 
-class InOrder:
+class InOrder(OwnProcess):
     """Hands out tensors of a checkpoint, each in memory of its own. May be asked by several threads at once.
 
     Args:
         checkpoint: whose tensors.
-        framework, device, options: as for ``Checkpoint.load``.
+        framework, device: as for ``Checkpoint.load``.
     """
 
-    def __init__(
-        self, checkpoint: Checkpoint, framework: str = "pt", device: Any = "cpu", options: LoadOptions | None = None
-    ) -> None:
+    _last: str | None
+    _supply: Supply | None
+
+    def __init__(self, checkpoint: Checkpoint, framework: str = "pt", device: Any = "cpu") -> None:
+        super().__init__()
         self._checkpoint = checkpoint
         self._framework = framework
         self._device = device
-        self._options = options
         self._closed = False
         self._orders: list[tuple[list[str], dict[str, int]]] = []
-        self._last: str | None = None
-        self._supply: Supply | None = None
-        self._begin_anew()
 
     def take(self, name: str) -> Any:
         """The whole tensor, which is the caller's."""
@@ -68,32 +64,27 @@ class InOrder:
 
     def part(self, name: str, selection: Selection) -> Any:
         """A part of a tensor, of which nothing else is read."""
-        return self._checkpoint.get_tensor(
-            name, selection, device=self._device, framework=self._framework, options=self._options
-        )
+        return self._checkpoint.get_tensor(name, selection, device=self._device, framework=self._framework)
 
     def take_all(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """Several tensors by one load, or all."""
-        return self._checkpoint.load(names, device=self._device, framework=self._framework, options=self._options)
+        return self._checkpoint.load(names, device=self._device, framework=self._framework)
 
     def close(self) -> None:
         """Ends reading ahead. What is asked for later is read by itself."""
-        with self._lock:
+        with self._locked():
             self._closed = True
             supply, self._supply = self._supply, None
-        if supply is not None and self._process == os.getpid():
+        if supply is not None:
             supply.close()
 
     def _begin_anew(self) -> None:
-        self._process = os.getpid()
-        self._lock = threading.Lock()
+        super()._begin_anew()
         self._last = self._supply = None
 
     def _supply_for(self, name: str) -> Supply | None:
         """What reads ahead and has this tensor next; None where it is to be read by itself."""
-        if self._process != os.getpid():
-            self._begin_anew()  # no thread that reads is in a forked child, and locks may be held for ever
-        with self._lock:
+        with self._locked():
             last, self._last = self._last, name
             if self._supply is not None and (self._supply.failure is not None or self._supply.is_idle(name)):
                 # What failed is tried again by whoever asks again.
@@ -105,10 +96,8 @@ class InOrder:
                 return None
             for names, position in self._sequences():
                 if position[name] == position[last] + 1:
-                    groups = groups_of(self._checkpoint, names[position[name] :])
-                    self._supply = Supply(
-                        self._checkpoint, groups, self._device, framework=self._framework, options=self._options
-                    )
+                    groups = groups_of(self._checkpoint, names[position[name] :], GROUP_BYTES)
+                    self._supply = Supply(self._checkpoint, groups, self._device, framework=self._framework)
                     break
             return self._supply
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from penstock._native import LoadOptions
 from penstock.errors import MissingDependencyError, SelectionError
 from penstock.progress import ProgressOption, progress_reporter
 from penstock.supply.read_ahead import ReadAhead
@@ -21,37 +20,29 @@ if TYPE_CHECKING:
     from penstock.selection import Selection
 
 
-class Mapped:
+class MappedSource:
     """Hands out views of the tensors of a checkpoint in local files.
 
     Args:
         checkpoint: whose tensors.
         framework: as for ``Checkpoint.load``.
-        progress, options: as for ``Checkpoint.load``.
+        progress: as for ``Checkpoint.load``.
 
     Attributes:
         failure: the first exception that reading raised. Libraries may wrap it or lose it.
         bytes: bytes of the tensors handed out.
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        framework: str = "pt",
-        *,
-        progress: ProgressOption = None,
-        options: LoadOptions | None = None,
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, framework: str = "pt", *, progress: ProgressOption = None) -> None:
         self.failure: BaseException | None = None
         self.bytes = 0
         self._checkpoint = checkpoint
         self._framework = framework
-        self._options = options
         self._views: dict[str, Any] = {}
         # Where the framework lacks the dtype of one, each is mapped by itself.
         with suppress(SelectionError, MissingDependencyError):
-            self._views = checkpoint.load(mmap=True, framework=framework, options=options)
-        self._ahead = ReadAhead(checkpoint, checkpoint.options if options is None else options)
+            self._views = checkpoint.load(mmap=True, framework=framework)
+        self._ahead = ReadAhead(checkpoint)
         self._progress = progress_reporter(progress, checkpoint.nbytes)
         self._lock = threading.Lock()
 
@@ -67,7 +58,7 @@ class Mapped:
         """A part of a tensor: a view of the same memory where that is contiguous."""
         whole = self._ready(name)
         if not hasattr(whole, "__getitem__"):  # an array for DLPack's consumers
-            return self._checkpoint.get_tensor(name, selection, framework=self._framework, options=self._options)
+            return self._checkpoint.get_tensor(name, selection, framework=self._framework)
         part = whole[selection]
         return part.contiguous() if hasattr(part, "contiguous") else part
 
@@ -91,7 +82,7 @@ class Mapped:
     def _ready(self, name: str) -> Any:
         view = self._views.get(name)
         if view is None:
-            return self._checkpoint.load([name], mmap=True, framework=self._framework, options=self._options)[name]
+            return self._checkpoint.load([name], mmap=True, framework=self._framework)[name]
         try:
             self._ahead.want(name)
         except BaseException as error:

@@ -8,44 +8,36 @@ file that holds the tensor at once, the next stretch on the side. A tensor that 
 
 from __future__ import annotations
 
-import os
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from penstock.errors import PenstockError
+from penstock.supply.own_process import OwnProcess
+from penstock.supply.streamed import groups_of
+
 if TYPE_CHECKING:
-    from penstock._native import LoadOptions
     from penstock.checkpoint import Checkpoint
 
 STRETCH_BYTES = 128 << 20
 """What is read at once: long enough for all threads, short enough to be used before memory runs short."""
 
 
-class ReadAhead:
+class ReadAhead(OwnProcess):
     """The stretches of one checkpoint's files. May be asked by several threads at once.
 
     Args:
         checkpoint: local files.
-        options: settings of reading.
-        stretch_bytes: about how much is read at once.
     """
 
-    def __init__(self, checkpoint: Checkpoint, options: LoadOptions, stretch_bytes: int = STRETCH_BYTES) -> None:
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__()
         self._checkpoint = checkpoint
-        self._options = options
-        self._stretches: list[list[str]] = []
-        room = 0
-        for name in checkpoint.offset_keys():
-            if not self._stretches or room <= 0:
-                self._stretches.append([])
-                room = stretch_bytes
-            self._stretches[-1].append(name)
-            room -= checkpoint[name].nbytes
+        self._stretches = groups_of(checkpoint, checkpoint.offset_keys(), STRETCH_BYTES)
         self._of = {name: number for number, names in enumerate(self._stretches) for name in names}
         self._brought: set[int] = set()
         self._asked = 0
         self._closed = False
-        self._begin_anew()
 
     def want(self, name: str) -> None:
         """Returns when the tensor's bytes are in memory (as far as the kernel keeps them there).
@@ -81,14 +73,8 @@ class ReadAhead:
             self._wait()
 
     def _begin_anew(self) -> None:
-        self._process = os.getpid()
-        self._lock = threading.Lock()
+        super()._begin_anew()
         self._next: threading.Thread | None = None
-
-    def _locked(self) -> threading.Lock:
-        if self._process != os.getpid():
-            self._begin_anew()  # no thread that reads is in a forked child, and the lock may be held for ever
-        return self._lock
 
     def _begin(self, number: int) -> None:
         busy = self._next is not None and self._next.is_alive()
@@ -106,8 +92,6 @@ class ReadAhead:
 
     def _quietly(self, number: int) -> None:
         # Whoever wants what cannot be read gets the error.
-        from penstock.errors import PenstockError
-
         try:
             self._bring(self._stretches[number])
         except PenstockError:
@@ -115,4 +99,4 @@ class ReadAhead:
         self._brought.add(number)
 
     def _bring(self, names: list[str]) -> None:
-        self._checkpoint.prefault(names, options=self._options)
+        self._checkpoint.prefault(names)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from penstock.selection import Selection
 
 
-class Source(Protocol):
+class TensorSource(Protocol):
     """Delivers tensors of one checkpoint. May be asked by several threads at once."""
 
     def take(self, name: str) -> Any:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from penstock._native import LoadOptions, LoadStats
+from penstock._native import LoadStats
 from penstock.errors import LoadCancelledError
 from penstock.frameworks.streams import as_here
 from penstock.loading import Load, window_of
@@ -41,12 +41,12 @@ def one_group(checkpoint: Checkpoint) -> list[list[str]]:
     return [checkpoint.offset_keys()]
 
 
-def small_groups(checkpoint: Checkpoint, limit: int = GROUP_BYTES) -> list[list[str]]:
-    """Groups of about ``limit`` bytes in the order in which libraries ask for tensors."""
-    return groups_of(checkpoint, sorted(checkpoint.offset_keys(), key=natural_sort_key), limit)
+def small_groups(checkpoint: Checkpoint) -> list[list[str]]:
+    """Groups in the order in which libraries ask for tensors."""
+    return groups_of(checkpoint, sorted(checkpoint.offset_keys(), key=natural_sort_key), GROUP_BYTES)
 
 
-def groups_of(checkpoint: Checkpoint, names: Iterable[str], limit: int = GROUP_BYTES) -> list[list[str]]:
+def groups_of(checkpoint: Checkpoint, names: Iterable[str], limit: int) -> list[list[str]]:
     """Groups of about ``limit`` bytes in the order of ``names``. A tensor larger than that is a group of its own."""
     groups: list[list[str]] = []
     room = 0
@@ -67,7 +67,7 @@ class Supply:
         checkpoint: whose tensors.
         groups: names of tensors that are read together; a group is begun when one of its tensors is asked for.
         device: ``"cpu"`` or ``"cuda:N"``.
-        framework, progress, options: as for ``Checkpoint.load``.
+        framework, progress: as for ``Checkpoint.load``.
 
     Attributes:
         failure: the first exception that a load raised. Libraries may wrap it or lose it.
@@ -83,7 +83,6 @@ class Supply:
         *,
         framework: str = "pt",
         progress: ProgressOption = None,
-        options: LoadOptions | None = None,
     ) -> None:
         self.failure: BaseException | None = None
         self.bytes = 0
@@ -91,7 +90,6 @@ class Supply:
         self._checkpoint = checkpoint
         self._device = device
         self._framework = framework
-        self._options = checkpoint.options if options is None else options
         self._groups = groups
         self._group_of = {name: number for number, group in enumerate(groups) for name in group}
         self._streams: dict[int, Iterator[tuple[str, Any]]] = {}
@@ -200,8 +198,8 @@ class Supply:
     def _next(self, number: int) -> tuple[str, Any]:
         if number not in self._unread:
             names = list(self._groups[number])
-            load = self._checkpoint.begin(names, self._device, self._framework, self._options)
-            self._loads[number], self._streams[number] = load, load.stream(window_of(self._options))
+            load = self._checkpoint.begin(names, self._device, self._framework)
+            self._loads[number], self._streams[number] = load, load.stream(window_of(self._checkpoint.options))
             self._unread[number] = len(names)
             self._check_open()
         stream = self._streams[number]
@@ -226,9 +224,7 @@ class Supply:
 
     def _load(self, name: str, selection: Selection) -> Any:
         self._check_open()
-        return self._checkpoint.get_tensor(
-            name, selection, device=self._device, framework=self._framework, options=self._options
-        )
+        return self._checkpoint.get_tensor(name, selection, device=self._device, framework=self._framework)
 
     def _guarded(self, act: Callable[[], Any]) -> Any:
         try:

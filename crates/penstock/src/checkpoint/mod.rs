@@ -6,6 +6,13 @@
 //! * [`ShardIndex`]: which shard holds which tensor.
 //! * [`resolve`]: from what the user typed to the objects.
 //!
+//! * `source`: which objects a location means; `hub_cache`, `local_glob`, `location`: what it asks for that. `index`:
+//!   the index of shards.
+//! * `open_all`: the headers of many objects at once; `json`, `layout`: what is checked of one. `sniff`: what a file is
+//!   that is no safetensors file. `errors`: what to say when there is nothing to load.
+//! * `catalogue`: the tensors of all objects; `tensor`, `dtype`: one of them. `sharing`: what processes that load one
+//!   checkpoint together have to know of it.
+//!
 //! Nothing here reads a tensor's bytes, and nothing knows where they will go.
 
 mod catalogue;

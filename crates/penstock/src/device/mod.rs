@@ -4,6 +4,8 @@
 //! That is all the pipeline knows, so that CUDA, and later HIP, are tables of functions behind one interface, and
 //! tests can put a device of their own in place. Nothing here allocates device memory: destinations belong to the
 //! framework that asked, so that its allocator owns them.
+//!
+//! * `cuda`: NVIDIA's.
 #![allow(unsafe_code)]
 
 mod cuda;

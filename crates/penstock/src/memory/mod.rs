@@ -1,14 +1,16 @@
 //! Memory that bytes are read into: who owns it, how it is aligned, when it goes back.
 //!
-//! * [`Window`]: a borrowed span of raw, possibly uninitialised memory; what a store is told to fill.
-//! * [`Region`]: an owned mapping, huge-paged where that pays; anonymous, or shared through a memfd ([`Backing`]).
-//! * [`HostSlab`]: the final home of host tensors: laid out as the file is, each tensor freed when it is dropped.
-//! * [`FileMapping`]: a private mapping of a file, for views without a copy.
-//! * [`Arena`]: the staging buffers of the process, reused by every load; a load has a [`Lease`] of one.
-//! * [`PinnedSpan`]: bytes that lie in pinned memory already.
+//! * [`Window`] (`window`): a borrowed span of raw, possibly uninitialised memory; what a store is told to fill.
+//! * [`Region`] (`region`): an owned mapping, huge-paged where that pays; anonymous, or shared through a memfd
+//!   ([`Backing`]).
+//! * [`HostSlab`] (`slab`): the final home of host tensors: laid out as the file is, each tensor freed when it is
+//!   dropped.
+//! * [`FileMapping`] (`file_mapping`): a private mapping of a file, for views without a copy.
+//! * [`Arena`] (`staging`): the staging buffers of the process, reused by every load; a load has a [`Lease`] of one.
+//! * [`PinnedSpan`] (`pinned`): bytes that lie in pinned memory already.
 //! * `headroom`: how much memory there is to spare. `numa`: which memory lies beside which device.
-//! * [`Owner`]: which process something was made by, for children after `fork`. `close_on_fork`: files that they do not
-//!   inherit, for locks.
+//! * [`Owner`] (`fork`): which process something was made by, for children after `fork`. `close_on_fork`: files that
+//!   they do not inherit, for locks.
 //!
 //! Nothing here reads files or talks to a device: registering buffers with one is a callback of its caller.
 #![allow(unsafe_code)]

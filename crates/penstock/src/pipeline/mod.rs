@@ -1,15 +1,17 @@
 //! Blocks in motion: readers, the way to host or device memory, and the delivery of finished tensors.
 //!
-//! * [`Session`]: one load. Its owner attaches destinations in plan order, as many as it wants in flight, and takes
-//!   tensors as they land; readers wait for destinations (back-pressure) and for nothing else.
+//! * [`Session`] (`session`): one load. Its owner attaches destinations in plan order, as many as it wants in flight,
+//!   and takes tensors as they land; readers wait for destinations (back-pressure) and for nothing else.
 //! * [`Canceller`]: ends a load from another thread.
-//! * [`Mapped`]: the other way to have tensors, as views of mapped files; nothing moves but pages.
-//! * [`Prefetch`]: what may be done before either, bringing files into the page cache.
-//! * `reader`: the two loops, to host memory in place and to a device through staging buffers; `reader_pool`: their threads.
-//! * `shared`: what the owner and the readers share; `queue`: the blocks, and who takes which.
+//! * [`Mapped`] (`mapped`): the other way to have tensors, as views of mapped files; nothing moves but pages.
+//! * [`Prefetch`] (`prefetch`): what may be done before either, bringing files into the page cache.
+//! * `reader`: the two loops, to host memory in place and to a device through staging buffers; `reader_pool`: their
+//!   threads.
+//! * `shared`: what the owner and the readers share; `queue`: the blocks, and who takes which; `reader_ranges`: those
+//!   that are to be fetched, as runs of neighbours.
 //! * `sampler`: what readers bring in, told to the tuner, which says how many of them run.
-//! * `landing`: where offsets of a plan become addresses; with `Session::attach`, which takes them from callers, the only
-//!   unsafe code of this module.
+//! * `landing`: where offsets of a plan become addresses; with `Session::attach`, which takes them from callers, the
+//!   only unsafe code of this module.
 //! * `objects`: the load's objects, opened when first needed and checked to be the version that was catalogued.
 //!
 //! A tensor has **landed** when its last byte is in its final memory, copies included: the reader saw the event of the

@@ -4,6 +4,10 @@
 //! here allocates result buffers, knows what a tensor is, or has heard of a device: the pipeline decides where bytes
 //! go, the store decides how they are fetched (cached or direct, one request or several).
 //!
+//! * `local`: files. `remote`: object stores and HTTP servers. `disk_cache`: a store in front of the remote one.
+//! * `router`: which of them a location leads to. `location`: what can be said of one without asking anyone.
+//! * `block_map`: which blocks of a partial copy are there. `local_replica`: a file that stands for a remote object.
+//!
 //! Promises of every store, checked by one conformance suite (`tests/store_conformance.rs`):
 //! a read fills exactly the memory it was given or fails; it never writes outside of it; an object that changed
 //! since it was opened is an error, never a mixture of two versions; errors name the object and the range.

@@ -1,8 +1,10 @@
 //! Where a load begins, and how it finds the rest: readers and blocks for the storage and the destination at hand.
 //!
-//! * [`Storage`]: what a path lies on, as the kernel tells it. [`Survey`]: the same for the objects of a checkpoint.
-//! * [`Profile`]: start values and bounds for that storage. It holds no behaviour: the store and the pipeline read it.
-//! * [`Tuner`]: finds the number of readers while a load runs, within the profile's bounds.
+//! * [`Storage`] (`storage`): what a path lies on, as the kernel tells it. [`Survey`]: the same for the objects of a
+//!   checkpoint.
+//! * [`Profile`] (`profile`): start values and bounds for that storage. It holds no behaviour: the store and the
+//!   pipeline read it.
+//! * [`Tuner`] (`tuner`): finds the number of readers while a load runs, within the profile's bounds.
 //! * [`Settings`]: a profile with what a person set in [`Config`] in place of what was found.
 //!
 //! Nothing here can fail a load. Where the kernel does not answer, or answers nonsense, storage is an unknown disk.

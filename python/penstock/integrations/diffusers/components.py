@@ -78,7 +78,6 @@ def begin(
             device=device,
             dtype=dtype,
             progress=progress,
-            options=options,
             **kwargs,
         )
 

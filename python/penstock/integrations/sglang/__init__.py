@@ -46,6 +46,4 @@ def register() -> None:
 
 def last_load() -> Statistics | None:
     """Figures of the latest load of this process by the format, or None."""
-    from penstock.integrations.sglang import loader
-
-    return loader.LATEST[-1] if loader.LATEST else None
+    return PLUGIN.last_load

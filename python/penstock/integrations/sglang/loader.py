@@ -37,6 +37,7 @@ from penstock.distributed import Sharing
 from penstock.errors import ConfigError, LocationNotFoundError
 from penstock.integrations.sglang import PLUGIN
 from penstock.integrations.sglang.stores import small_files_of
+from penstock.integrations.shared.extra_config import ExtraConfig
 from penstock.integrations.shared.filling import (
     Pairs,
     Weights,
@@ -48,14 +49,10 @@ from penstock.integrations.shared.filling import (
     sharing_of,
     verify,
 )
-from penstock.integrations.shared.options import LoaderOptions
 from penstock.integrations.shared.small_files import joined
-from penstock.recording import Recorder, Statistics, copy_state
+from penstock.recording import Recorder, copy_state
 
 logger = logging.getLogger(__name__)
-
-LATEST: list[Statistics] = []
-"""Figures of the latest load of this process."""
 
 
 class Offered:
@@ -86,7 +83,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def __init__(self, load_config: Any) -> None:
         PLUGIN.warn_if_untried()
-        self.options = LoaderOptions.of(load_config.model_loader_extra_config or {})
+        self.extra = ExtraConfig.of(load_config.model_loader_extra_config or {})
         # The default loader's own constructor knows other extra settings.
         BaseModelLoader.__init__(self, load_config)
         self._stock = DefaultModelLoader(with_load_format(load_config, LoadFormat.SAFETENSORS))
@@ -133,7 +130,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             [url] if patterns is None else [joined(url, pattern) for pattern in patterns], 1
         ):
             try:
-                return penstock.open(place, options=self.options.load_options())
+                return penstock.open(place, options=self.extra.load_options())
             except LocationNotFoundError:  # noqa: PERF203 - few, and the first is there
                 if number == len(patterns or [url]):
                     raise
@@ -149,7 +146,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             hf_config = source.model_config.hf_config
             files = maybe_add_mtp_safetensors(files, folder, "model.safetensors.index.json", hf_config)
         # SGLang may have each rank begin with another file (SGLANG_SORT_WEIGHT_FILES); here all go by one order.
-        return penstock.open(sorted(files), options=self.options.load_options())
+        return penstock.open(sorted(files), options=self.extra.load_options())
 
     # Loading
 
@@ -187,7 +184,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             return None
         if get_exec().moe.elastic_ep_backend is not None:
             return None
-        return sharing_of(get_tp_group(), self.options, is_cpu=device == "cpu", logger=logger)
+        return sharing_of(get_tp_group(), self.extra, is_cpu=device == "cpu", logger=logger)
 
     def load_weights_and_postprocess(
         self, model: Any, weights: Any, target_device: Any, *, model_config: Any = None
@@ -202,12 +199,12 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             # Some of them, in an update.
             DefaultModelLoader.load_weights_only(model, weights, target_device)
         else:
-            reason = reason if self.options.record else "record is False"
+            reason = reason if self.extra.record else "record is False"
 
             def load(pairs: Pairs, filled: Any = model) -> None:
                 DefaultModelLoader.load_weights_only(filled, weights.renamed(pairs), target_device)
 
-            reference = self._reference(model, reason) if self.options.record == "verify" else None
+            reference = self._reference(model, reason) if self.extra.record == "verify" else None
             PenstockModelLoader.recording = reason is None
             try:
                 _, statistics = fill(load, weights.weights, self.recorder, why_eager=reason, sharing=self._together)
@@ -216,7 +213,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             if reference is not None:
                 load_reference = partial(load, filled=reference)
                 verify(load_reference, weights.weights, self.recorder, model=model, reference=reference, logger=logger)
-            LATEST[:] = [statistics]
+            PLUGIN.last_load = statistics
             log_load(logger, time.perf_counter() - self.counter_before_loading_weights, statistics)
         if model_config is not None:
             DefaultModelLoader.pre_weight_processing_hook(model, model_config)
@@ -226,8 +223,8 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         """A recorder for the device of the latest load."""
         is_first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
         progress = True if is_first else None
-        options = self.options.load_options()
-        return Recorder(self._device, progress=progress, options=options, sharing=sharing, keep="real")
+        options = self.extra.load_options()
+        return Recorder(self._device, progress=progress, options=options, sharing=sharing, keep="eager")
 
     def _reference(self, model: Any, why_eager: str | None) -> Any:
         """A second model like one that is not loaded yet, with the same bytes; None where nothing is recorded."""

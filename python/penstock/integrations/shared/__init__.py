@@ -1,5 +1,5 @@
 """What integrations share.
 
-* ``plugin``, ``options``, ``filling``: of the inference engines, vLLM and SGLang.
+* ``plugin``, ``extra_config``, ``filling``: of the inference engines, vLLM and SGLang.
 * ``files``, ``small_files``, ``objects``: the small files beside weights, on the local disk.
 """

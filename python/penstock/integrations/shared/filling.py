@@ -20,7 +20,7 @@ from penstock._native import shown
 from penstock.checkpoint import Checkpoint
 from penstock.distributed import Peers, Sharing
 from penstock.errors import FormatError
-from penstock.integrations.shared.options import LoaderOptions
+from penstock.integrations.shared.extra_config import ExtraConfig
 from penstock.recording import Recorder, Statistics
 from penstock.recording.verifying import verify_equal
 
@@ -44,7 +44,7 @@ class Group(Protocol):
     device_group: Any
 
 
-def sharing_of(group: Group, options: LoaderOptions, *, is_cpu: bool, logger: logging.Logger) -> Sharing | None:
+def sharing_of(group: Group, extra: ExtraConfig, *, is_cpu: bool, logger: logging.Logger) -> Sharing | None:
     """What the ranks of ``group`` read together with, or None where each reads for itself.
 
     It comes out the same on every rank, and nothing is said to any. A rank that was given it has to use it or to
@@ -52,11 +52,11 @@ def sharing_of(group: Group, options: LoaderOptions, *, is_cpu: bool, logger: lo
 
     Args:
         group: ranks each of which is about to load the same model, and says nothing else in the group until it has.
-        options: ``share`` among them.
+        extra: ``share`` among the rest.
         is_cpu: whether weights go to the CPU.
         logger: reports where the group is of a kind that does not serve.
     """
-    if options.share is False or group.world_size == 1:
+    if extra.share is False or group.world_size == 1:
         return None
     try:
         peers = Peers(group.cpu_group, group.cpu_group if is_cpu else group.device_group)
@@ -64,7 +64,7 @@ def sharing_of(group: Group, options: LoaderOptions, *, is_cpu: bool, logger: lo
         # Groups that torch.distributed does not know, which some modes make; it is so on every rank.
         logger.info("Penstock: each rank reads for itself: %s", in_short(error))
         return None
-    return Sharing(peers, always=bool(options.share))
+    return Sharing(peers, always=bool(extra.share))
 
 
 def lazy(recorder: Recorder, offered: Sequence[Weights]) -> Pairs:

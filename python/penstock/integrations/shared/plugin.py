@@ -11,16 +11,20 @@ import importlib.util
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from penstock.errors import MissingDependencyError
 from penstock.optional import dotted, installed_version
 from penstock.patches import DISABLE, is_disabled
 
+if TYPE_CHECKING:
+    from penstock.recording import Statistics
+
 _warned: set[str] = set()
 """Engines whose users were warned in this process."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Plugin:
     """A plugin's engine, and what of it is known."""
 
@@ -35,6 +39,8 @@ class Plugin:
     instead: str
     """What to do with one that is too old, besides updating it."""
     logger: logging.Logger
+    last_load: Statistics | None = None
+    """Figures of the latest load of this process by the format."""
 
     def register(self, setting_up: Callable[[], None]) -> None:
         """Does what makes the engine know the format. If that fails, or is turned off, it is logged at DEBUG."""

@@ -29,7 +29,7 @@ from penstock.integrations.transformers import own_adapters
 from penstock.integrations.transformers.supplied import supplied, unreserved
 from penstock.optional import required
 from penstock.progress import ProgressOption
-from penstock.supply.mapped import Mapped
+from penstock.supply.mapped import MappedSource
 from penstock.supply.streamed import Supply, one_group, small_groups
 
 if TYPE_CHECKING:
@@ -131,7 +131,6 @@ def from_pretrained(
         trust_remote_code=trust_remote_code,
         mmap=mmap,
         progress=progress,
-        options=options,
         **kwargs,
     )
     if found.alone:
@@ -153,14 +152,13 @@ def load(
     trust_remote_code: bool | None = None,
     mmap: bool = False,
     progress: ProgressOption = None,
-    options: LoadOptions | None = None,
     **kwargs: Any,
 ) -> Any:
     """What ``from_pretrained`` does once it is known where the model is; for other engines.
 
     Args:
         place: where the small files are.
-        weights: opens the weights of a model of that configuration.
+        weights: opens the weights of a model of that configuration, with the settings of the load.
         name: what the model was asked for by.
         device: ``"cpu"`` or ``"cuda:N"``.
     """
@@ -170,14 +168,14 @@ def load(
     builds = _built(cls, settings, place, trust_remote_code)
     checkpoint = weights(settings)
     adopts = _adopts(builds, settings, checkpoint, dtype, kwargs)
-    source: Supply | Mapped
+    source: Supply | MappedSource
     if mmap:
         if device != "cpu" or is_url(place.weights):
             raise ConfigError(f"{called(name)}: mmap=True is for device='cpu' and local files")
-        source = Mapped(checkpoint, progress=progress, options=options)
+        source = MappedSource(checkpoint, progress=progress)
     else:
         groups = one_group(checkpoint) if adopts else small_groups(checkpoint)
-        source = Supply(checkpoint, groups, device, progress=progress, options=options)
+        source = Supply(checkpoint, groups, device, progress=progress)
     try:
         with (
             supplied(place.local, checkpoint, source),

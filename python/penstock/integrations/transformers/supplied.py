@@ -1,4 +1,4 @@
-"""transformers' own loader with its tensors from a ``Source``, in the thread that loads.
+"""transformers' own loader with its tensors from a ``TensorSource``, in the thread that loads.
 
 Within ``supplied``, the files of one model are one lazy file that hands out tensors on the target device, wherever they
 are stored. Which class to build, quantisation, renaming, generation and adapters stay transformers' business: it only
@@ -24,7 +24,7 @@ from penstock.safetensors import safe_open
 
 if TYPE_CHECKING:
     from penstock.checkpoint import Checkpoint
-    from penstock.supply import Source
+    from penstock.supply import TensorSource
 
 FILE = "penstock/model.safetensors"
 """What transformers takes for the model's one file. There is none of this name."""
@@ -33,14 +33,14 @@ FILE = "penstock/model.safetensors"
 class _Model(NamedTuple):
     path: str
     checkpoint: Checkpoint
-    source: Source
+    source: TensorSource
 
 
 _here = threading.local()
 
 
 @contextmanager
-def supplied(path: str, checkpoint: Checkpoint, source: Source) -> Iterator[None]:
+def supplied(path: str, checkpoint: Checkpoint, source: TensorSource) -> Iterator[None]:
     """While this is active, the model of ``path`` that this thread loads has the tensors of ``source``.
 
     Args:

@@ -1,8 +1,8 @@
 """vLLM: ``vllm serve … --load-format penstock``.
 
 vLLM finds ``register`` by its entry point (``vllm.general_plugins``) in each of its processes. What the format does is
-in ``loader``, what may be set in ``options``, what vLLM has to know of object stores in ``stores``, LoRA adapters of
-stores in ``lora``. Importing this package imports nothing of vLLM.
+in ``loader``, what may be set in ``extra_config``, what vLLM has to know of object stores in ``stores``, LoRA adapters
+of stores in ``lora``. Importing this package imports nothing of vLLM.
 """
 
 from __future__ import annotations
@@ -63,6 +63,4 @@ def _set_up_lora() -> None:
 
 def last_load() -> Statistics | None:
     """Figures of the latest load of this process by the format, or None."""
-    from penstock.integrations.vllm import loader
-
-    return loader.LATEST[-1] if loader.LATEST else None
+    return PLUGIN.last_load

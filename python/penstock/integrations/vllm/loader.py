@@ -50,16 +50,13 @@ from penstock.integrations.shared.filling import (
 )
 from penstock.integrations.shared.objects import list_safetensors
 from penstock.integrations.vllm import FORMAT, PLUGIN
-from penstock.integrations.vllm.options import VllmLoaderOptions
+from penstock.integrations.vllm.extra_config import VllmExtraConfig
 from penstock.integrations.vllm.stores import install
 from penstock.patterns import matches_any
-from penstock.recording import Recorder, Statistics, copy_state
+from penstock.recording import Recorder, copy_state
 
 # Under vLLM's own name, so that vLLM's handlers show what is logged.
 logger = init_logger("vllm.penstock")
-
-LATEST: list[Statistics] = []
-"""Figures of the latest load of this process."""
 
 _CONFIGURED: dict[str, str] = {}
 """From models on object stores to the directories of their configurations, as they were first loaded."""
@@ -71,7 +68,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
     def __init__(self, load_config: Any) -> None:
         PLUGIN.warn_if_untried()
         install()
-        self.options = VllmLoaderOptions.of(load_config.model_loader_extra_config or {})
+        self.extra = VllmExtraConfig.of(load_config.model_loader_extra_config or {})
         # The default loader's own constructor knows other extra settings.
         BaseModelLoader.__init__(self, load_config)
         self._stock = DefaultModelLoader(
@@ -81,7 +78,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         self.local_expert_ids = None
         self._encoder_only_lm_prefixes = None
         self._encoder_only_weights_mapper = None
-        self.enable_weights_track = self.options.enable_weights_track
+        self.enable_weights_track = self.extra.enable_weights_track
 
     # What is where
 
@@ -108,7 +105,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
                 where: Any = self._objects(location, source, model_config)
             else:
                 where = self._files(location, source, model_config)
-            checkpoint = penstock.open(where, options=self.options.load_options())
+            checkpoint = penstock.open(where, options=self.extra.load_options())
             names = [
                 name
                 for name in checkpoint.offset_keys()
@@ -171,7 +168,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         """Fills the model's parameters."""
         if model_config.quantization == "torchao":
             logger.warning("torchao's checkpoints keep tensors in pieces that vLLM joins itself: loaded as by 'auto'")
-            if self.options.record == "verify":
+            if self.extra.record == "verify":
                 nothing_to_verify(logger, "torchao's checkpoints are loaded as by 'auto'")
             self._stock.load_weights(model, model_config)
             return
@@ -188,11 +185,11 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         self._init_ep_weight_filter(model_config)
         offered = list(self.weights(model_config, model))
         reason = self._reason_for_eager(model)
-        reference = self._reference(model, model_config, reason) if self.options.record == "verify" else None
+        reference = self._reference(model, model_config, reason) if self.extra.record == "verify" else None
         loaded, statistics = fill(model.load_weights, offered, self._recorder, why_eager=reason, sharing=sharing)
         if reference is not None:
             verify(reference.load_weights, offered, self._recorder, model=model, reference=reference, logger=logger)
-        LATEST[:] = [statistics]
+        PLUGIN.last_load = statistics
         log_load(logger, time.perf_counter() - began, statistics)
         track = self.enable_weights_track
         if track is None:
@@ -210,12 +207,12 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         if is_draft or not model_parallel_is_initialized():
             return None
         is_cpu = _device(self.load_config) == "cpu"
-        return sharing_of(get_tp_group(), self.options, is_cpu=is_cpu, logger=logger)
+        return sharing_of(get_tp_group(), self.extra, is_cpu=is_cpu, logger=logger)
 
     def _recorder(self, sharing: Sharing | None = None) -> Recorder:
         progress = True if enable_tqdm(self.load_config.use_tqdm_on_load) else None
-        device, options = _device(self.load_config), self.options.load_options()
-        return Recorder(device, progress=progress, options=options, sharing=sharing, keep="real")
+        device, options = _device(self.load_config), self.extra.load_options()
+        return Recorder(device, progress=progress, options=options, sharing=sharing, keep="eager")
 
     def _reference(self, model: nn.Module, model_config: Any, why_eager: str | None) -> Any:
         """A second model like one that is not loaded yet, with the same bytes; None where nothing is recorded."""
@@ -240,7 +237,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def _reason_for_eager(self, model: nn.Module) -> str | None:
         """Why this model is not to be recorded, or None."""
-        if not self.options.record:
+        if not self.extra.record:
             return "record is False"
         for module in model.modules():
             if getattr(getattr(module, "quant_method", None), "uses_meta_device", False):

@@ -24,7 +24,7 @@ import torch
 
 from penstock import Checkpoint, LoadOptions, LoadStats, PeerError
 from penstock.distributed.background_loads import BackgroundLoads
-from penstock.distributed.exchange import Exchange, Piece, Wanted
+from penstock.distributed.exchange import Exchange, ReadPiece, Wanted
 from penstock.distributed.peers import Peers
 from penstock.distributed.plan import Box, ExchangePlan, Stored, Unit
 from penstock.frameworks.torch import Torch
@@ -37,7 +37,7 @@ _LEAST_SHARE_BYTES = 64 << 10
 _ALIGN = 512
 
 
-class Source(NamedTuple):
+class SharedSource(NamedTuple):
     """Tensors of one checkpoint, in the order of their bytes."""
 
     checkpoint: Checkpoint
@@ -83,7 +83,7 @@ class SharedStream:
     def __init__(
         self,
         peers: Peers,
-        sources: Sequence[Source],
+        sources: Sequence[SharedSource],
         device: str,
         *,
         memory_bytes: int = MEMORY_BYTES,
@@ -182,7 +182,7 @@ class SharedStream:
             PeerError: another process could not go on. What this one fails with comes through; the others hear of it.
         """
         try:
-            with BackgroundLoads(self._device, 1) as background:
+            with BackgroundLoads(1) as background:
                 yield from self._stream(background)
         except GeneratorExit:
             self.leave("what it streams was not taken to the end")
@@ -220,7 +220,7 @@ class SharedStream:
             self._is_talking = not exchange.is_complete
             yield from self._handed_out(own)
 
-    def _read(self, background: BackgroundLoads, pieces: list[Piece]) -> Future[None]:
+    def _read(self, background: BackgroundLoads, pieces: list[ReadPiece]) -> Future[None]:
         parts: dict[int, list[Part]] = {}
         for (source, number), box, into in pieces:
             parts.setdefault(source, []).append(Part(self._places[number].name, box, out=into))

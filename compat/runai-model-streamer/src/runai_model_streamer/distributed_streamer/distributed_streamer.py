@@ -15,7 +15,7 @@ from penstock.errors import PenstockError
 from penstock.integrations.shared.filling import in_short
 from runai_model_streamer import _penstock
 from runai_model_streamer.distributed_streamer import _ranks
-from runai_model_streamer.distributed_streamer._shared_stream import MEMORY_BYTES, SharedStream, Source
+from runai_model_streamer.distributed_streamer._shared_stream import MEMORY_BYTES, SharedSource, SharedStream
 from runai_model_streamer.file_streamer.file_streamer import FileStreamer, failing
 from runai_model_streamer.file_streamer.requests_iterator import FileChunks
 from runai_model_streamer.s3_utils.s3_utils import S3Credentials
@@ -64,7 +64,7 @@ class DistributedStreamer:
 
     # Streaming together
 
-    def share(self, prepare: Callable[[], Sequence[Source]]) -> SharedStream | None:
+    def share(self, prepare: Callable[[], Sequence[SharedSource]]) -> SharedStream | None:
         """Has the processes agree on a stream; None where each had better read for itself.
 
         Args:
@@ -122,7 +122,7 @@ class DistributedStreamer:
         self.set_is_distributed(is_distributed, where)
         if self.is_distributed:
 
-            def prepare() -> list[Source]:
+            def prepare() -> list[SharedSource]:
                 self.file_streamer.check(file_stream_requests, device)
                 return _ranges(file_stream_requests, credentials)
 
@@ -160,9 +160,9 @@ def _memory(ranks: int) -> dict[str, Any]:
     return {"memory_bytes": most, "share_bytes": _penstock.number(_SHARE, least=0)}
 
 
-def _ranges(requests: list[FileChunks], credentials: S3Credentials | None) -> list[Source]:
+def _ranges(requests: list[FileChunks], credentials: S3Credentials | None) -> list[SharedSource]:
     checkpoint = FileStreamer.catalogue(requests, _penstock.load_options(), credentials)
-    return [Source(checkpoint, checkpoint.offset_keys())]
+    return [SharedSource(checkpoint, checkpoint.offset_keys())]
 
 
 def _numbered(stream: SharedStream, ids: list[int]) -> Iterator[tuple[int, int, Any]]:

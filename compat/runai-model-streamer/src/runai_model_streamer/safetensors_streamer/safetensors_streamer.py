@@ -17,7 +17,7 @@ import penstock
 from penstock._native import shown
 from penstock.integrations.shared import objects
 from runai_model_streamer import _penstock
-from runai_model_streamer.distributed_streamer._shared_stream import SharedStream, Source
+from runai_model_streamer.distributed_streamer._shared_stream import SharedSource, SharedStream
 from runai_model_streamer.distributed_streamer.distributed_streamer import DistributedStreamer
 from runai_model_streamer.s3_utils.s3_utils import S3Credentials, is_object_storage
 from runai_model_streamer.safetensors_streamer import safetensors_pytorch
@@ -210,9 +210,9 @@ class SafetensorsStreamer:
         self.device_str = self.file_streamer.file_streamer.device_str = _penstock.device_of(device)
         self.file_streamer.set_is_distributed(is_distributed, self.device_str)
         self.start_time = time.perf_counter()
-        sources: list[Source] = []
+        sources: list[SharedSource] = []
 
-        def prepare() -> list[Source]:
+        def prepare() -> list[SharedSource]:
             sources.extend(self._sources([os.fspath(path) for path in paths], s3_credentials, tensor_names))
             return sources
 
@@ -228,7 +228,7 @@ class SafetensorsStreamer:
 
     def _sources(
         self, paths: list[str], credentials: S3Credentials | None, tensor_names: Collection[str] | None
-    ) -> list[Source]:
+    ) -> list[SharedSource]:
         """What is to be streamed; what ``files_to_tensors_metadata`` says is that."""
         if isinstance(tensor_names, str):
             raise ValueError("tensor_names must be a collection of names, not a single str")  # noqa: TRY004
@@ -246,7 +246,7 @@ class SafetensorsStreamer:
         _penstock.check_memory_limit(max(sizes, default=0))
         held = {tensor.name for tensors in files for tensor in tensors}
         kept = [
-            Source(checkpoint, [name for name in checkpoint.offset_keys() if name in held])
+            SharedSource(checkpoint, [name for name in checkpoint.offset_keys() if name in held])
             for checkpoint in checkpoints
         ]
         return [source for source in kept if source.names]
@@ -258,7 +258,7 @@ class SafetensorsStreamer:
                 yield name, _as_told(_aligned(tensor), checkpoint[name].dtype).to(device)
 
     @staticmethod
-    def _shared(stream: SharedStream, sources: Sequence[Source]) -> Iterator[tuple[str, Any]]:
+    def _shared(stream: SharedStream, sources: Sequence[SharedSource]) -> Iterator[tuple[str, Any]]:
         with _penstock.as_value_errors():
             for number, name, memory in stream.tensors():
                 info = sources[number].checkpoint[name]

@@ -8,6 +8,7 @@
 //! * `key`: which version of which object. `directory`: entries on disk, their locks, their bound.
 //! * `entry`: an entry being filled: data, and a map of its blocks' checksums. `object`: reading through one.
 //!   `mark`: what says that one is full. `complete`: reading one that is. `trust`: whose files count.
+//!   `files`: how files are opened and locked.
 //! * `writers`: the process's threads that write. `manage`: what people do with entries.
 //!
 //! Promises:

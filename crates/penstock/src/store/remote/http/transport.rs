@@ -308,8 +308,8 @@ fn words(error: &reqwest::Error, host: &str, proxy: Option<String>) -> String {
     }
 }
 
-/// Whether nobody is there: a name without an address, or an address where nothing listens. Metadata services answer
-/// immediately or are not there.
+/// Whether nobody is there: a name without an address, an address where nothing listens, or a proxy that leads nowhere.
+/// Metadata services answer immediately or are not there.
 fn is_unreachable(error: &reqwest::Error, of_metadata: bool) -> bool {
     use std::io::ErrorKind as Io;
     let refused = |cause: &(dyn std::error::Error + 'static)| {
@@ -317,7 +317,9 @@ fn is_unreachable(error: &reqwest::Error, of_metadata: bool) -> bool {
         matches!(kind, Some(Io::ConnectionRefused | Io::NetworkUnreachable | Io::HostUnreachable))
     };
     let unknown = |cause: &(dyn std::error::Error + 'static)| cause.to_string() == "dns error";
-    error.is_connect() && (of_metadata || causes(error).any(|cause| refused(cause) || unknown(cause)))
+    let barred = |cause: &(dyn std::error::Error + 'static)| cause.to_string() == PROXY_REFUSES;
+    let is_nobody = |cause| refused(cause) || unknown(cause) || barred(cause);
+    error.is_connect() && (of_metadata || causes(error).any(is_nobody))
 }
 
 /// What to do where the same would happen again: a certificate that is not trusted stays so.

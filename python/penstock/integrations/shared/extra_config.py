@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LoaderOptions:
+class ExtraConfig:
     """Settings of a load. None has to be set: each is found, or has a default that suits."""
 
     record: bool | Literal["verify"] = True
@@ -34,7 +34,7 @@ class LoaderOptions:
 
     @classmethod
     def of(cls, extra: Any) -> Self:
-        """The options of a dict.
+        """What a dict says.
 
         Raises:
             ConfigError: for what is no dict, has unknown keys (it lists the known ones), or a value of another type.
@@ -56,9 +56,9 @@ class LoaderOptions:
                 raise ConfigError(
                     f"model_loader_extra_config: {key!r} must be of type {wanted.__name__}, not {value!r}"
                 )
-        options = cls(**extra)
-        options.load_options()
-        return options
+        made = cls(**extra)
+        made.load_options()  # which refuses impossible values
+        return made
 
     def load_options(self) -> LoadOptions:
         """The engine's settings among them."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.integrations.shared.options import LoaderOptions
+from penstock.integrations.shared.extra_config import ExtraConfig
 
 
 @dataclass(frozen=True)
-class VllmLoaderOptions(LoaderOptions):
+class VllmExtraConfig(ExtraConfig):
     """Settings of a load. None has to be set: each is found, or has a default that suits."""
 
     enable_weights_track: bool | None = None
