@@ -170,15 +170,18 @@ class Peers:
                 except BaseException as error:  # noqa: BLE001 - it is who waits that it is for
                     done.set_exception(error)
 
-        threading.Thread(target=take_part, name="penstock-peers", daemon=True).start()
+        thread = threading.Thread(target=take_part, name="penstock-peers", daemon=True)
         try:
+            # A signal may come while this waits for the thread to run.
+            thread.start()
             return done.result(seconds)
         except FutureTimeoutError:
             if done.done():
                 raise
             raise RuntimeError(f"the other ranks did not answer within {seconds} s") from None
         except BaseException as error:
-            if (done.done() and done.exception() is error) or self.interruption is not None:
+            not_started = thread.ident is None and isinstance(error, RuntimeError)
+            if not_started or (done.done() and done.exception() is error) or self.interruption is not None:
                 raise
             self.interruption = error
         return done.result(seconds)
