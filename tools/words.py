@@ -38,7 +38,8 @@ IDENTIFIERS = {
     # Python
     "penstock_config": "options", "ObjectNotFoundError": "LocationNotFoundError",
     "ObjectAccessError": "LocationAccessError", "ObjectChangedError": "LocationChangedError",
-    "read_ahead_bytes": "window_bytes",
+    "read_ahead_bytes": "window_bytes", "become_real": "materialise_in_place", "real_later": "materialise_later",
+    "lazy_memory": "lazy_storage", "LoaderOptions": "ExtraConfig",
 }  # fmt: skip
 
 PHRASES = {

@@ -71,6 +71,11 @@ def is_url(path: AnyPath) -> bool:
     return bool(re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", text)) and not text.startswith("file://")
 
 
+def is_http(location: str) -> bool:
+    """Whether a location is on a plain HTTP server, which cannot list."""
+    return location.lower().startswith(("http://", "https://"))
+
+
 def _no_path(given: object, argument: str) -> ConfigError:
     cause = f"{argument} must be a path or a URL (str, bytes, os.PathLike), not {_described(given)}"
     remedy = None

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from penstock import _native
 from penstock._native import LoadOptions, LoadStats, Prefetch, shown
-from penstock.arguments import AnyPath, location, locations, name_filter, settings, tensor_names
+from penstock.arguments import AnyPath, is_http, location, locations, name_filter, settings, tensor_names
 from penstock.destinations import DtypeMismatch, fit, plan
 from penstock.errors import ConfigError, SelectionError, TensorNotFoundError
 from penstock.frameworks.base import Framework, framework, writable_framework
@@ -91,7 +91,7 @@ def _anywhere(paths: list[str]) -> list[str]:
 
 def _may_hold_secrets(path: str) -> bool:
     """Whether the location of a checkpoint, which was opened, has a user, a password or a query."""
-    if path.lower().startswith(("http://", "https://")):
+    if is_http(path):
         # What may be a password where nobody knows (``http://host:9000/models@v1``) was a port.
         parts = urlsplit(path)
         return "@" in parts.netloc or bool(parts.query or parts.fragment)

@@ -72,8 +72,8 @@ def read_alone(stored: Stored, box: Box) -> int:
     amount = span = pitch = stored.itemsize
     for (start, end), size in zip(reversed(box), reversed(stored.shape), strict=True):
         more = (end - start - 1) * pitch
-        bridged = amount == span and pitch - span <= stored.coalesce_gap_bytes
-        amount = more + span if bridged else amount * (end - start)
+        coalesced = amount == span and pitch - span <= stored.coalesce_gap_bytes
+        amount = more + span if coalesced else amount * (end - start)
         span += more
         pitch *= size
     return amount

@@ -43,7 +43,7 @@ class Proposal(NamedTuple):
 
     fingerprints: list[int]
     """Of the checkpoints, in the order in which they were handed out."""
-    bridges: list[int]
+    coalesce_gaps: list[int]
     """The largest gap that a load of each reads rather than skips."""
     worth_sharing: bool
     """Whether this rank wants tensors to be shared."""
@@ -68,8 +68,8 @@ class Sharing:
         Returns when they have heard. Where this rank is to stop (Ctrl-C, ``SystemExit``), that is not waited for long.
         """
         if isinstance(why, BaseException):
-            patience = None if isinstance(why, Exception) else PATIENCE_SECONDS
-            self._peers.opt_out(f"{type(why).__name__}: {why}".strip(": "), patience)
+            seconds = None if isinstance(why, Exception) else PATIENCE_SECONDS
+            self._peers.opt_out(f"{type(why).__name__}: {why}".strip(": "), seconds)
         else:
             self._peers.opt_out(why)
 
@@ -142,7 +142,7 @@ class Sharing:
 
         try:
             wants = [proposal.wants for proposal in proposals]
-            tensors = {key: table.stored(key, proposals[0].bridges[key[0]]) for want in wants for key in want}
+            tensors = {key: table.stored(key, proposals[0].coalesce_gaps[key[0]]) for want in wants for key in want}
             plan = make_plan(tensors, wants)
             shared = [(wanted, write) for wanted, write in mine if wanted.key in plan.keys]
             exchange = Exchange(self._peers, plan, tensors, wants, [wanted for wanted, _ in shared], device, read)
@@ -203,7 +203,7 @@ class _Table:
         reaches = [checkpoint.core.locality(self._options or checkpoint.options) for checkpoint in self._checkpoints]
         fingerprints = [checkpoint.core.fingerprint() for checkpoint in self._checkpoints]
         worth_sharing = any(origin in share_from for origin, _ in reaches)
-        return Proposal(fingerprints, [bridge for _, bridge in reaches], worth_sharing, wants)
+        return Proposal(fingerprints, [gap for _, gap in reaches], worth_sharing, wants)
 
     def stored(self, key: Key, coalesce_gap_bytes: int) -> Stored:
         place, number = key

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from penstock import _native
+from penstock.arguments import is_http
 from penstock.errors import LocationAccessError, LocationNotFoundError
 from penstock.patterns import matches_any
 
@@ -108,7 +109,7 @@ def _may_be_absent(error: LocationAccessError) -> bool:
 
 def _listed(url: str) -> Iterable[str] | None:
     """Names of the small files under a URL, or None where its server cannot list."""
-    if url.startswith(("http://", "https://")):
+    if is_http(url):
         return None
     try:
         entries, _ = _native.list_objects(f"{url.rstrip('/')}/")

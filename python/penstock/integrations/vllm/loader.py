@@ -35,7 +35,7 @@ from vllm.model_executor.model_loader.weight_utils import enable_tqdm
 from vllm.platforms import current_platform
 
 import penstock
-from penstock.arguments import is_url
+from penstock.arguments import is_http, is_url
 from penstock.distributed import Sharing
 from penstock.errors import ConfigError
 from penstock.integrations.shared.filling import (
@@ -119,7 +119,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         where = f"{location.rstrip('/')}/{source.subfolder}" if source.subfolder else location
         of_mistral = getattr(model_config, "config_format", None) == "mistral"
         patterns = source.allow_patterns_overrides or (["consolidated*.safetensors"] if of_mistral else [])
-        if not patterns or where.startswith(("http://", "https://")):  # whose servers cannot list
+        if not patterns or is_http(where):
             return where
         present = list_safetensors(where)
         found = ([file for file in present if matches_any(file.rpartition("/")[2], [pattern])] for pattern in patterns)
