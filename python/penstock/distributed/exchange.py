@@ -21,7 +21,7 @@ from penstock.distributed.peers import Peers
 from penstock.distributed.plan import Box, ExchangePlan, Key, Stored, Unit, common, volume
 from penstock.parts import Part
 
-PATIENCE_SECONDS = 2.0
+INTERRUPT_WAIT_SECONDS = 2.0
 """How long a rank that is to stop (Ctrl-C) waits until the others have heard of it."""
 _ALIGN = 8
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -193,7 +193,7 @@ class Exchange:
     def _all_ok(self, ok: bool) -> bool:
         self.failure = self.failure or self._peers.interruption
         # Who is to stop does not wait for long until the others, who may be busy, have heard of it.
-        seconds = None if self.failure is None or isinstance(self.failure, Exception) else PATIENCE_SECONDS
+        seconds = None if self.failure is None or isinstance(self.failure, Exception) else INTERRUPT_WAIT_SECONDS
         try:
             is_ok = self._peers.all_ok(ok and self.failure is None, seconds)
         except RuntimeError as error:

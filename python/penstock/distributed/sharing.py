@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock._native import LoadOptions
 from penstock.checkpoint import Checkpoint
 from penstock.distributed.background_loads import BackgroundLoads
-from penstock.distributed.exchange import PATIENCE_SECONDS, Exchange, ReadPiece, Wanted
+from penstock.distributed.exchange import INTERRUPT_WAIT_SECONDS, Exchange, ReadPiece, Wanted
 from penstock.distributed.peers import Peers
 from penstock.distributed.plan import Box, Key, Stored, make_plan, volume
 from penstock.frameworks.torch import DTYPES
@@ -68,7 +68,7 @@ class Sharing:
         Returns when they have heard. Where this rank is to stop (Ctrl-C, ``SystemExit``), that is not waited for long.
         """
         if isinstance(why, BaseException):
-            seconds = None if isinstance(why, Exception) else PATIENCE_SECONDS
+            seconds = None if isinstance(why, Exception) else INTERRUPT_WAIT_SECONDS
             self._peers.opt_out(f"{type(why).__name__}: {why}".strip(": "), seconds)
         else:
             self._peers.opt_out(why)
@@ -156,7 +156,7 @@ class Sharing:
             return
         except BaseException:
             with suppress(RuntimeError):
-                self._peers.all_ok(ok=False, seconds=PATIENCE_SECONDS)
+                self._peers.all_ok(ok=False, seconds=INTERRUPT_WAIT_SECONDS)
             raise
         if not exchange.run(ok=True, on_bytes=reporter.advance):
             why = "another rank could not go on" if exchange.failure is None else str(exchange.failure)
