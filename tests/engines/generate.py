@@ -87,7 +87,7 @@ class Looks:
                 loads = model.load_weights
                 model.load_weights = lambda weights: loads((name, weight.detach().mul_(1)) for name, weight in weights)
             if "rank 1 does not record" in how and worker.rank == 1:
-                loader.options = dataclasses.replace(loader.options, record=False)
+                loader.extra = dataclasses.replace(loader.extra, record=False)
             if "is processed while it loads" in how:
                 # As vLLM marks layers that it processes one by one.
                 def online_process_loader(*_: Any) -> None:
