@@ -476,6 +476,23 @@ class TestFailures:
         assert code_of(raised) == code
         assert block(raised).startswith("error: ")
 
+    @pytest.mark.parametrize(
+        ("message", "happened", "to_try"),
+        [
+            ("no x. Install it (pip install x), or wait", "no x", "Install it (pip install x), or wait"),
+            ("no x. Install it: pip install x", "no x", "Install it: pip install x"),
+            ("there is no x (pip install x)", "there is no x", "pip install x"),
+            ("s3://b/x: no x. pip install x", "s3://b/x: no x", "pip install x"),
+            ("there is no x", "there is no x", "pip install x"),
+        ],
+    )
+    def test_what_to_try_is_never_half_a_sentence(self, message: str, happened: str, to_try: str) -> None:
+        import penstock as package
+        from penstock.cli.failures import block
+
+        error = package.MissingDependencyError(message, remedy="pip install x")
+        assert block(error) == f"error: {happened}\n  try: {to_try}\n"
+
 
 class TestCommand:
     """The command as a whole."""

@@ -55,6 +55,14 @@ def test_a_file_without_metadata_has_none(tmp_path: Path) -> None:
         assert file.metadata() is None
 
 
+@pytest.mark.parametrize("url", ["s3://bucket/x.safetensors", "https://user:secret@host/x.safetensors"])
+def test_saving_to_an_object_store_is_refused_by_name(url: str) -> None:
+    with pytest.raises(penstock.ConfigError, match="saving to an object store or a server is not supported") as refused:
+        penstock.save_file({"a": torch.zeros(1)}, url)
+    assert "secret" not in str(refused.value)
+    assert refused.value.remedy
+
+
 def test_a_closed_file_says_so(path: Path) -> None:
     with penstock.safe_open(path, "pt") as file:
         pass

@@ -141,6 +141,12 @@ def test_refusals_are_exceptions_that_say_what_to_do(
     assert {authorization for who, *_, authorization in running.requests if who == "network"} == {""}
 
 
+def test_directories_below_one_without_weights_are_named(running: Hub) -> None:
+    running.push("org/pipeline", {"model_index.json": b"{}", "unet/model.safetensors": b"x", "vae/config.json": b"{}"})
+    with pytest.raises(penstock.LocationNotFoundError, match=r"holds model_index.json and the directories unet, vae"):
+        penstock.open("hf://org/pipeline")
+
+
 def test_a_repository_is_pulled_and_the_command_shows_it(running: Hub, tmp_path: Path) -> None:
     files, _ = sharded(tmp_path)
     commit = running.push("org/model", files)

@@ -198,6 +198,9 @@ def test_the_command_pulls_and_says_so_in_json(bucket: servers.Remote, tmp_path:
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 3
     assert "error: s3://" in errors
+    process = begin(f"{bucket.root}/model/", tmp_path / "to", "--include", "*.gguf")
+    _, errors = process.communicate(timeout=60)
+    assert "try: Check --include and --exclude: " in errors
 
 
 def test_a_dry_run_says_what_a_pull_would_do_and_makes_nothing(bucket: servers.Remote, tmp_path: Path) -> None:

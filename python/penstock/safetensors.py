@@ -15,8 +15,8 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any
 
-from penstock._native import LoadOptions
-from penstock.arguments import AnyPath, tensor_names
+from penstock._native import LoadOptions, shown
+from penstock.arguments import AnyPath, is_url, tensor_names
 from penstock.checkpoint import Checkpoint, open
 from penstock.errors import ConfigError, MissingDependencyError, PenstockError, SafetensorError, SelectionError
 from penstock.frameworks.base import framework
@@ -62,11 +62,16 @@ def save_file(
     *,
     framework: str = "pt",
 ) -> None:
-    """Writes tensors to a safetensors file, through the ``safetensors`` package.
+    """Writes tensors to a safetensors file of this machine, through the ``safetensors`` package.
 
     Raises:
+        ConfigError: for a URL: Penstock reads object stores, and does not write to them.
         MissingDependencyError: where safetensors is not installed.
     """
+    if is_url(filename):
+        cause = "save_file writes to files of this machine; saving to an object store or a server is not supported"
+        remedy = "Save to a path, and upload the file"
+        raise ConfigError(location=shown(os.fsdecode(filename)), cause=cause, remedy=remedy)
     try:
         name = "numpy" if framework in {"np", "numpy"} else "torch"
         save = import_module(f"safetensors.{name}").save_file

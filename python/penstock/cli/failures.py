@@ -177,10 +177,15 @@ def _split(error: BaseException) -> tuple[str, str | None]:
     if not isinstance(error, errors.PenstockError):
         return f"{type(error).__name__}: {error}", "--debug shows where this comes from"
     message, remedy = error.message, error.remedy
-    if remedy and remedy in message:
-        begin = message.rindex(remedy)
-        message, remedy = message[:begin].rstrip(". "), message[begin:]
-    return message, remedy
+    if not remedy or remedy not in message:
+        return message, remedy
+    if message.endswith(f" ({remedy})"):
+        return message.removesuffix(f" ({remedy})"), remedy
+    begin = message.rindex(remedy)
+    if message[:begin].endswith(("(", ": ")):
+        # Within a sentence, such as "Install it (pip install x), or ...": what to try is all of it.
+        begin = message.rfind(". ", 0, begin) + 2 if ". " in message[:begin] else begin
+    return message[:begin].rstrip(". "), message[begin:]
 
 
 def _is_outputs(error: BaseException) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import penstock
 from penstock._native import shown as without_secrets
@@ -14,6 +15,20 @@ from penstock.pulling import pull_entries, source_and_wanted
 from penstock.units import rate, size
 
 
+@contextmanager
+def in_words_of_options() -> Iterator[None]:
+    """Errors that name arguments of ``penstock.pull`` name the command's options instead."""
+    try:
+        yield
+    except penstock.PenstockError as error:
+        if error.remedy:
+            remedy = error.remedy.replace("allow_patterns=", "--include").replace("ignore_patterns=", "--exclude")
+            error.message, error.remedy = error.message.replace(error.remedy, remedy), remedy
+            error.args = (error.message,)
+        raise
+
+
+@in_words_of_options()
 def pull(
     url: str,
     directory: str,

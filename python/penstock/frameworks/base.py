@@ -186,9 +186,10 @@ def framework(name: str) -> Framework:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in {"torch", "numpy", "jax"}:
             raise
+        others = "framework=" + " or ".join(repr(short) for short in ("pt", "np", "dlpack") if _ALIASES[short] != known)
         raise MissingDependencyError(
-            f"framework={name!r} needs the package {error.name!r}, which is not installed. Install it, or use another "
-            "framework ('pt', 'np', 'dlpack')",
+            f"framework={name!r} needs the package {error.name!r}, which is not installed. Install it, or give "
+            f"{others}",
             cause=str(error),
             remedy=f"pip install {error.name}",
         ) from error
