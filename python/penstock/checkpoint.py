@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 
 from penstock import _native
 from penstock._native import LoadOptions, LoadStats, Prefetch, shown
-from penstock.arguments import AnyPath, is_http, is_url, location, locations, name_filter, settings, tensor_names
+from penstock.arguments import AnyPath, is_http, location, locations, name_filter, settings, tensor_names
 from penstock.destinations import DtypeMismatch, fit, plan
-from penstock.errors import ConfigError, LocationNotFoundError, PenstockError, SelectionError, TensorNotFoundError
+from penstock.errors import ConfigError, SelectionError, TensorNotFoundError
 from penstock.frameworks.base import Framework, framework, writable_framework
 from penstock.loading import FreshDevice, FreshHost, Load, SessionTensors, collection_paused, window_of
 from penstock.parts import load_parts
@@ -32,9 +32,6 @@ from penstock.tensor_info import TensorInfo
 from penstock.units import size
 
 logger = logging.getLogger(__name__)
-
-_LISTED = 8
-"""How many directories an error names."""
 
 
 def open(  # noqa: A001
@@ -84,31 +81,7 @@ def open(  # noqa: A001
         _flush_at_exit()
     storage = engine_options(storage_options)
     # Storage options may be secrets: a checkpoint that was opened with some is not pickled.
-    try:
-        opened = _native.Checkpoint(paths, options, storage)
-    except LocationNotFoundError as error:
-        raise _naming_directories(error, paths, storage) from None
-    return Checkpoint(opened, options, None if storage else _anywhere(paths))
-
-
-def _naming_directories(
-    error: LocationNotFoundError, paths: list[str], storage: list[tuple[str, str]] | None
-) -> LocationNotFoundError:
-    """Names the directories below a remote one without weights, as is done for local ones: a pipeline of diffusers has
-    its weights in such. They cost a request, so they are listed after the failure only.
-    """
-    without_weights = error.cause is not None and error.cause.startswith("no .safetensors file is there")
-    if len(paths) != 1 or not is_url(paths[0]) or not without_weights:
-        return error
-    try:
-        _, names = _native.list_objects(paths[0], storage)
-    except PenstockError:
-        return error
-    if not names:
-        return error
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    cause = f"{error.cause} and the directories {', '.join(sorted(names)[:_LISTED])}{more}"
-    return LocationNotFoundError(location=error.location, cause=cause, remedy=error.remedy)
+    return Checkpoint(_native.Checkpoint(paths, options, storage), options, None if storage else _anywhere(paths))
 
 
 def _anywhere(paths: list[str]) -> list[str]:

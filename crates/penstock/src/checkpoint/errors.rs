@@ -30,10 +30,13 @@ const HELD: &[(&[&str], &str)] = &[
 ];
 
 /// The refusal of a directory that holds these objects, none of them weights.
-pub(super) fn no_weights(directory: &str, locations: &[String]) -> Error {
+pub(super) fn no_weights(store: &dyn Store, directory: &str, locations: &[String]) -> Error {
     let names: Vec<_> = locations.iter().map(|location| location::name(location).to_owned()).collect();
-    let directories =
-        if location::is_url(directory) { Vec::new() } else { location::sub_directories(directory) };
+    let directories = if location::is_url(directory) {
+        store.directories(directory)
+    } else {
+        location::sub_directories(directory)
+    };
     let held = match (names.is_empty(), directories.is_empty()) {
         (true, true) => "is empty".into(),
         (false, true) => format!("holds {}", list(&names)),

@@ -171,7 +171,7 @@ impl Resolver<'_> {
         }
         let weights = choose_weights(&locations);
         if weights.is_empty() {
-            return Err(errors::no_weights(directory, &locations));
+            return Err(errors::no_weights(self.store, directory, &locations));
         }
         weights.into_iter().try_for_each(|location| self.add(location).map(drop))
     }

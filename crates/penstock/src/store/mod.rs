@@ -86,6 +86,12 @@ pub trait Store: Send + Sync {
     /// `NotFound` where there is no such prefix, `Access` or `Storage` as for [`Store::open`].
     fn list(&self, prefix: &str) -> Result<Vec<Entry>>;
 
+    /// The names of the directories directly under `prefix`, sorted, for an error to name; none where they cannot be
+    /// told. May cost a request.
+    fn directories(&self, _prefix: &str) -> Vec<String> {
+        Vec::new()
+    }
+
     /// The file of this machine from which that version of the object at `location` would be read now, where there is
     /// one. How to read is decided by what it lies on.
     fn file_of(&self, _location: &str, _identity: &Identity) -> Option<PathBuf> {

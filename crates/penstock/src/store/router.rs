@@ -88,6 +88,10 @@ impl Store for Router {
         self.store(prefix).list(prefix)
     }
 
+    fn directories(&self, prefix: &str) -> Vec<String> {
+        self.store(prefix).directories(prefix)
+    }
+
     fn file_of(&self, location: &str, identity: &Identity) -> Option<PathBuf> {
         self.store(location).file_of(location, identity)
     }

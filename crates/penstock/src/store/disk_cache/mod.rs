@@ -148,6 +148,10 @@ impl Store for CachingStore {
         self.inner.list(prefix)
     }
 
+    fn directories(&self, prefix: &str) -> Vec<String> {
+        self.inner.directories(prefix)
+    }
+
     fn file_of(&self, location: &str, identity: &Identity) -> Option<PathBuf> {
         let cached = || {
             let key = self.key(location, identity)?.ok()?;

@@ -282,6 +282,10 @@ impl Store for RemoteStore {
         Ok(entries)
     }
 
+    fn directories(&self, prefix: &str) -> Vec<String> {
+        self.find(prefix, false).map_or_else(|_| Vec::new(), |listing| listing.directories)
+    }
+
     fn file_of(&self, location: &str, identity: &Identity) -> Option<PathBuf> {
         is_hub(location).then(|| self.hub().file_of(location, identity))?
     }
