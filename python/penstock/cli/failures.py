@@ -181,11 +181,11 @@ def _split(error: BaseException) -> tuple[str, str | None]:
         return message, remedy
     if message.endswith(f" ({remedy})"):
         return message.removesuffix(f" ({remedy})"), remedy
-    begin = message.rindex(remedy)
-    if message[:begin].endswith(("(", ": ")):
+    happened = message[: message.rindex(remedy)]
+    if happened.endswith(("(", ": ")):
         # Within a sentence, such as "Install it (pip install x), or ...": what to try is all of it.
-        begin = message.rfind(". ", 0, begin) + 2 if ". " in message[:begin] else begin
-    return message[:begin].rstrip(". "), message[begin:]
+        happened = happened.rpartition(". ")[0] or happened
+    return happened.rstrip(". "), message[len(happened) :].removeprefix(". ")
 
 
 def _is_outputs(error: BaseException) -> bool:
