@@ -151,10 +151,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }  # fmt: skip
 
 
-def _text(output: bytes | None) -> str:
-    return (output or b"").decode(errors="replace")
-
-
 @pytest.fixture(scope="session")
 def vllm() -> Run:
     """Runs engines, one after the other, in one process; gives what each printed as its result."""
@@ -167,21 +163,21 @@ def vllm() -> Run:
                 command,
                 env=os.environ | SETTINGS | (environment or {}),
                 capture_output=True,
-                timeout=900,
+                text=True,
+                timeout=1200,
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            # A rank that failed says so only here: the others wait for it.
-            pytest.fail(f"did not end within 900 s:\n{_text(error.stderr)[-6000:]}")
-        output, log = _text(done.stdout), _text(done.stdout + done.stderr)
+            # A rank that failed says so only here: the others wait for it. These are bytes whatever `text` is.
+            pytest.fail(f"did not end within 1200 s:\n{(error.stderr or b'').decode(errors='replace')[-6000:]}")
         if fails:
             assert done.returncode != 0
-            return log
-        assert done.returncode == 0, log[-6000:]
-        results = [json.loads(line[7:]) for line in output.splitlines() if line.startswith("RESULT ")]
+            return done.stdout + done.stderr
+        assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+        results = [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("RESULT ")]
         assert len(results) == len(settings)
         for result in results:
-            result["log"] = log
+            result["log"] = done.stdout + done.stderr
         return results
 
     return run
