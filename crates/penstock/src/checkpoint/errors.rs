@@ -32,11 +32,7 @@ const HELD: &[(&[&str], &str)] = &[
 /// The refusal of a directory that holds these objects, none of them weights.
 pub(super) fn no_weights(store: &dyn Store, directory: &str, locations: &[String]) -> Error {
     let names: Vec<_> = locations.iter().map(|location| location::name(location).to_owned()).collect();
-    let directories = if location::is_url(directory) {
-        store.directories(directory)
-    } else {
-        location::sub_directories(directory)
-    };
+    let directories = store.directories(location::or_here(directory));
     let held = match (names.is_empty(), directories.is_empty()) {
         (true, true) => "is empty".into(),
         (false, true) => format!("holds {}", list(&names)),
@@ -115,8 +111,9 @@ fn like(store: &dyn Store, location: &str) -> Option<String> {
         missing = location::parent(missing);
     }
     let directory = location::parent(missing);
-    let mut names = location::sub_directories(directory);
-    let entries = store.list(location::or_here(directory)).unwrap_or_default();
+    let directory_or_here = location::or_here(directory);
+    let mut names = store.directories(directory_or_here);
+    let entries = store.list(directory_or_here).unwrap_or_default();
     names.extend(entries.iter().map(|entry| location::name(&entry.location).to_owned()));
     let like = *closest(location::name(missing), names.iter().map(String::as_str)).first()?;
     Some(location::join(directory, like))

@@ -36,7 +36,7 @@ pub(super) fn snapshot(store: &dyn Store, directory: &str) -> Result<Option<Stri
             )),
         };
     }
-    match &location::sub_directories(&snapshots)[..] {
+    match &store.directories(&snapshots)[..] {
         [] => Err(refuse("the cache holds no snapshot of the model".into(), download)),
         [only] => Ok(Some(location::join(&snapshots, only))),
         several => Err(refuse(

@@ -7,7 +7,6 @@
 use std::ffi::OsStr;
 use std::io::ErrorKind as Io;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 
@@ -58,17 +57,6 @@ pub(super) fn classify(location: &str) -> LocationKind {
         Err(error) if matches!(error.kind(), Io::NotFound | Io::NotADirectory) => LocationKind::Missing,
         _ => LocationKind::Object,
     }
-}
-
-/// The names of the directories in a local directory, sorted; none where it cannot be read.
-pub(super) fn sub_directories(directory: &str) -> Vec<String> {
-    let entries = std::fs::read_dir(path_of(or_here(directory))).into_iter().flatten().flatten();
-    let mut names: Vec<_> = entries
-        .filter(|entry| Path::is_dir(&entry.path()))
-        .map(|entry| location_of(entry.file_name()))
-        .collect();
-    names.sort_unstable();
-    names
 }
 
 /// The path that a `file://` URL names; any other location is itself.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::{Error, Result};
 use crate::memory::Window;
-use crate::store::{Entry, Identity, Object, ReadContext, Store};
+use crate::store::{Entry, Identity, LocalStore, Object, ReadContext, Store};
 
 /// Opens and lists with `std::fs`; counts the reads.
 #[derive(Default)]
@@ -44,6 +44,10 @@ impl Store for PlainStore {
         }
         entries.sort_by(|a, b| a.location.cmp(&b.location));
         Ok(entries)
+    }
+
+    fn directories(&self, prefix: &str) -> Vec<String> {
+        LocalStore::default().directories(prefix)
     }
 }
 

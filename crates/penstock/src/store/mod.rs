@@ -88,9 +88,7 @@ pub trait Store: Send + Sync {
 
     /// The names of the directories directly under `prefix`, sorted, for an error to name; none where they cannot be
     /// told. May cost a request.
-    fn directories(&self, _prefix: &str) -> Vec<String> {
-        Vec::new()
-    }
+    fn directories(&self, prefix: &str) -> Vec<String>;
 
     /// The file of this machine from which that version of the object at `location` would be read now, where there is
     /// one. How to read is decided by what it lies on.

@@ -105,6 +105,10 @@ impl Store for FaultyStore {
         self.inner.list(prefix)
     }
 
+    fn directories(&self, prefix: &str) -> Vec<String> {
+        self.inner.directories(prefix)
+    }
+
     fn file_of(&self, location: &str, identity: &Identity) -> Option<PathBuf> {
         self.control.located.fetch_add(1, SeqCst);
         self.inner.file_of(location, identity)

@@ -38,6 +38,10 @@ impl Store for PinningStore {
     fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
         self.inner.list(prefix)
     }
+
+    fn directories(&self, prefix: &str) -> Vec<String> {
+        self.inner.directories(prefix)
+    }
 }
 
 impl Object for PinnedObject {

@@ -109,6 +109,10 @@ impl Store for Kept {
         unreachable!("nothing is listed")
     }
 
+    fn directories(&self, _: &str) -> Vec<String> {
+        unreachable!("nothing is listed")
+    }
+
     fn file_of(&self, _: &str, _: &Identity) -> Option<PathBuf> {
         Some(self.file.clone())
     }

@@ -95,6 +95,10 @@ impl Store for Failing {
     fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
         LocalStore::default().list(prefix)
     }
+
+    fn directories(&self, prefix: &str) -> Vec<String> {
+        LocalStore::default().directories(prefix)
+    }
 }
 
 impl Object for Unreadable {

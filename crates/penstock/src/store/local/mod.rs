@@ -118,6 +118,16 @@ impl Store for LocalStore {
         Ok(entries)
     }
 
+    fn directories(&self, prefix: &str) -> Vec<String> {
+        let entries = std::fs::read_dir(path_of(prefix)).into_iter().flatten().flatten();
+        let mut names: Vec<_> = entries
+            .filter(|entry| entry.path().is_dir())
+            .map(|entry| location_of(entry.file_name()))
+            .collect();
+        names.sort_unstable();
+        names
+    }
+
     fn file_of(&self, location: &str, _: &Identity) -> Option<PathBuf> {
         Some(path_of(location).into_owned())
     }

@@ -283,7 +283,7 @@ impl Store for RemoteStore {
     }
 
     fn directories(&self, prefix: &str) -> Vec<String> {
-        self.find(prefix, false).map_or_else(|_| Vec::new(), |listing| listing.directories)
+        self.find(prefix, false).map(|listing| listing.directories).unwrap_or_default()
     }
 
     fn file_of(&self, location: &str, identity: &Identity) -> Option<PathBuf> {
