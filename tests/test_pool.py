@@ -1,4 +1,4 @@
-"""A pool of models: masters, residency under a budget, leases, switching. On the CPU, whose copies are host memory too."""
+"""A pool of models: masters, residency under a budget, leases, switching. On the CPU: copies are host memory too."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
-import penstock  # noqa: E402
-from penstock.errors import PoolError  # noqa: E402
-from penstock.pool import ModelPool  # noqa: E402
+import penstock
+from penstock.errors import PoolError
+from penstock.pool import ModelPool
 
 WIDTH = 256
 NBYTES = 4 * (WIDTH * WIDTH + WIDTH)  # of a linear layer; a multiple of 256

@@ -11,14 +11,14 @@ import pytest
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
-from hypothesis import settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule  # noqa: E402
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-import penstock  # noqa: E402
-from penstock.errors import PoolError  # noqa: E402
-from penstock.pool import ModelPool  # noqa: E402
-from penstock.pool.component import Component  # noqa: E402
+import penstock
+from penstock.errors import PoolError
+from penstock.pool import ModelPool
+from penstock.pool.component import Component
 
 WIDTHS = [16, 32, 64, 32, 48]
 """Of the layers in the files; a component has as many squared numbers."""

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from penstock.pool.component import Component
 
 if TYPE_CHECKING:
+    import torch
+
     from penstock.pool.pool import Part
     from penstock.pool.residency import Residency
 
@@ -31,45 +33,23 @@ def keep_changes(residency: Residency, part: Part) -> None:
         part.component = _own(residency, component, part, values)
         return
     component.kept.update(values)
-    _write(component, values)
-    bound.seen()
-
-
-def _write(component: Component, values: dict[int, object]) -> None:
-    """Changes the master, where there is one."""
     if component.host is not None:
         views = component.layout.views(component.host)
         for number, value in values.items():
             views[number].copy_(value)
+    bound.seen()
 
 
-def _own(residency: Residency, shared: Component, part: Part, values: dict[int, object]) -> Component:
+def _own(residency: Residency, shared: Component, part: Part, values: dict[int, torch.Tensor]) -> Component:
     """A component of this model alone, with the changed values; the shared one becomes what it was."""
     logger.info("%s was written to, and is shared: its model has a copy of its own now", shared)
     own = Component(shared.name, shared.layout, shared.source)
     own.kept = {**shared.kept, **values}
     residency.add(own)
-    if shared.source is None:
-        own.host = shared.master().clone()
-        residency.host.hold(own, own.nbytes)
-        _write(own, values)
     shared.bound.remove(part.bound)
     own.bound.append(part.bound)
     own.rebind_one(part.bound)
-    _restore(residency, shared, values)
+    if shared.device is not None:
+        views = shared.layout.views(shared.device)
+        shared.restore({number: views[number] for number in values})
     return own
-
-
-def _restore(residency: Residency, shared: Component, numbers: dict[int, object]) -> None:
-    """Brings the tensors of a shared component's copy back to what the master has."""
-    device = shared.layout.views(shared.device)
-    if shared.host is not None:
-        master = shared.layout.views(shared.host)
-        for number in numbers:
-            device[number].copy_(master[number])
-        return
-    again = {number: device[number] for number in numbers}
-    shared.source.read({number: view for number, view in again.items() if number not in shared.kept})
-    for number, view in again.items():
-        if number in shared.kept:
-            view.copy_(shared.kept[number])

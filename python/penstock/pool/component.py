@@ -40,7 +40,7 @@ class Component:
         """The master, or None while it has to be fetched again."""
         self.device: torch.Tensor | None = None
         self.kept: dict[int, torch.Tensor] = {}
-        """What no checkpoint holds, by the number of the tensor: buffers as construction left them, and changed ones."""
+        """Tensors that no checkpoint holds, by number: buffers as construction left them, and changed ones."""
         self.bound: list[Bound] = []
         self.read_seconds: float | None = None
         """What fetching it took last."""
@@ -56,17 +56,28 @@ class Component:
         return self.layout.nbytes
 
     def fill(self, slab: torch.Tensor) -> None:
-        """Reads its tensors from storage to a slab, of host memory or of the device.
+        """Brings its tensors from storage to a slab, of host memory or of the device.
 
         Raises:
             PenstockError: what the checkpoint's load raises; the slab's content is undefined then.
         """
+        self._read(dict(enumerate(self.layout.views(slab))))
+
+    def restore(self, views: Mapping[int, torch.Tensor]) -> None:
+        """Gives views the values of the tensors of these numbers, from the master or from storage."""
+        if self.host is None:
+            self._read(views)
+            return
+        for number, view in views.items():
+            view.copy_(self.layout.places[number].of(self.host))
+
+    def _read(self, views: Mapping[int, torch.Tensor]) -> None:
         if self.source is None:
             raise AssertionError(f"{self} comes from nowhere")
-        views = self.layout.views(slab)
-        self.source.read({number: view for number, view in enumerate(views) if number not in self.kept})
-        for number, value in self.kept.items():
-            views[number].copy_(value)
+        self.source.read({number: view for number, view in views.items() if number not in self.kept})
+        for number, view in views.items():
+            if number in self.kept:
+                view.copy_(self.kept[number])
 
     def master(self) -> torch.Tensor:
         """The master, which must be there."""
@@ -99,7 +110,7 @@ class Bound:
         self.module = module
         self.tensors = [tensor for _, tensor in named_tensors(module)]
         numbers = {id(tensor): number for number, tensor in enumerate(self.tensors)}
-        self._places = [
+        self._places: list[tuple[dict[str, Any], str, int]] = [
             (owned, name, numbers[id(tensor)])
             for part in module.modules()
             for owned in (part._parameters, part._buffers)
@@ -160,7 +171,7 @@ class Source:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What tells its content from others' without reading it: the versions of its files, and which tensor goes where."""
+        """What tells its content without reading it: the versions of its files, and which tensor goes where."""
         return self.checkpoint.core.fingerprint(), tuple(sorted(self.names.items()))
 
     def read(self, views: Mapping[int, torch.Tensor]) -> None:
@@ -238,7 +249,9 @@ def built(name: str, build: Callable[[], Any], checkpoint: Checkpoint, dtype: An
         for number, (_, tensor) in enumerate(named)
         if number not in source_names
     }
-    templates = [(of, _typed(tensor, checkpoint, source_names.get(number), dtype)) for number, (of, tensor) in enumerate(named)]
+    templates = [
+        (of, _typed(tensor, checkpoint, source_names.get(number), dtype)) for number, (of, tensor) in enumerate(named)
+    ]
     source = Source(checkpoint, {stored_name: number for number, stored_name in source_names.items()})
     component = Component(name, layout_of(templates), source)
     component.kept = kept

@@ -95,7 +95,7 @@ def _containing(runs: Iterable[_Run], start: int) -> _Run | None:
 
 
 def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
-    start = tensor.storage_offset() * tensor.element_size()
+    start = int(tensor.storage_offset()) * tensor.element_size()
     return start, start + _span(tuple(tensor.shape), tuple(tensor.stride())) * tensor.element_size()
 
 

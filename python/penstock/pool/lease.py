@@ -10,6 +10,7 @@ from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Self
 
     from penstock.pool.pool import Model, ModelPool
     from penstock.pool.residency import Request
@@ -52,7 +53,7 @@ class Lease(Mapping[str, "torch.nn.Module"]):
         return len(self.model.parts)
 
     def wait(self) -> Any:
-        """Waits for all components. Returns the pipeline or module that was adopted; of a registered model, the lease."""
+        """Waits for all components. Returns the pipeline or module that was adopted, else the lease."""
         for component in self:
             self[component]
         return self if self.model.whole is None else self.model.whole
@@ -63,7 +64,7 @@ class Lease(Mapping[str, "torch.nn.Module"]):
             self._open = False
             self._pool.end(self)
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

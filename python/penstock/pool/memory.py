@@ -97,7 +97,7 @@ class Memory:
 
     def _copies(self) -> Any:
         if self._stream is None:
-            self._stream = torch.cuda.Stream(self.device)
+            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         return self._stream
 
     def _on_stream(self) -> Any:
@@ -111,5 +111,4 @@ class Memory:
 def host_available() -> int:
     """Bytes that this process could take: of the machine, and of its control group."""
     with open("/proc/meminfo", encoding="ascii") as meminfo:  # noqa: PTH123
-        available = next(int(line.split()[1]) << 10 for line in meminfo if line.startswith("MemAvailable:"))
-    return available
+        return next(int(line.split()[1]) << 10 for line in meminfo if line.startswith("MemAvailable:"))

@@ -20,6 +20,7 @@ from penstock.units import size_meant
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Self
 
 Size = int | str
 """Bytes, as a number or with a unit: ``"96GiB"``."""
@@ -275,7 +276,6 @@ class ModelPool:
             ConfigError: for a model that is not pinned.
         """
         with self._residency.changed:
-            model = self._model(name)
             of = next((one for one in self._residency.granted if one.name == f"{name} (pinned)"), None)
             if of is None:
                 raise ConfigError(cause=f"model {name!r} is not pinned")
@@ -327,7 +327,7 @@ class ModelPool:
             self._residency.close()
             self._models.clear()
 
-    def __enter__(self) -> ModelPool:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

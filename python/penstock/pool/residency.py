@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,8 +64,13 @@ class Request:
     priority: float = 0
     thread: int | None = None
     """Who waits for it, and so cannot end leases meanwhile; None for a prefetch."""
-    future: Future[None] | None = None
+    future: Future[None] = field(default_factory=Future)
     """Of a prefetch."""
+
+    @property
+    def is_prefetch(self) -> bool:
+        """Whether nobody waits for room in a call."""
+        return self.thread is None
 
     @property
     def sizes(self) -> list[tuple[Component, int]]:
@@ -146,8 +151,7 @@ class Residency:
         with self.changed:
             self._check_open()
             self.host.check_fits(request.name, _bytes(request.components))
-            if request.future is not None and not request.future.set_running_or_notify_cancel():
-                return
+            request.future.set_running_or_notify_cancel()
             for component in request.components:
                 self._want_on_host(component, request.priority, f"prefetch of {request.name}")
             self._arriving.append(request)
@@ -190,9 +194,7 @@ class Residency:
         missing = [component for component in request.components if component not in self.device]
         holders = {granted.thread for granted in self.granted}
         # Whoever holds what others wait for comes first, or nobody would go on.
-        if missing and request.thread not in holders and any(
-            other.thread is not None for other in self._before(request)
-        ):
+        if missing and request.thread not in holders and any(not other.is_prefetch for other in self._before(request)):
             return False
         reserved = sum(granted.workspace for granted in self.granted)
         victims = self.device.room_for(request.sizes, request.workspace + reserved)
@@ -202,7 +204,7 @@ class Residency:
         for victim in victims:
             self.evict_from_device(victim, f"made room for {request.name}")
         for component in request.components:
-            if request.thread is not None:
+            if not request.is_prefetch:
                 self.device.hold(component, component.nbytes)
             self._want_on_device(component, request)
             self.device.touch(component)
@@ -214,14 +216,12 @@ class Residency:
     def _go_on(self) -> None:
         """Lets those who wait look again, and begins prefetches for which there is room now."""
         self._shrink()
-        for request in sorted((one for one in self._waiting if one.future), key=lambda one: -one.priority):
-            future = request.future
-            assert future is not None
-            if future.cancelled():
+        for request in sorted((one for one in self._waiting if one.is_prefetch), key=lambda one: -one.priority):
+            if request.future.cancelled():
                 self._waiting.remove(request)
             elif self._try(request):
                 self._waiting.remove(request)
-                if future.set_running_or_notify_cancel():
+                if request.future.set_running_or_notify_cancel():
                     self._arriving.append(request)
         for request in [one for one in self._arriving if not self._is_moving(one.components)]:
             self._arriving.remove(request)
@@ -243,7 +243,9 @@ class Residency:
         if not holders or moving or not holders <= waiting or stuck[-1] is not request:
             return
         held = ", ".join(sorted({granted.name for granted in self.granted}))
-        cause = f"there is no room for {request.name} beside {held}, whose leases are held by threads that wait for room"
+        cause = (
+            f"there is no room for {request.name} beside {held}, whose leases are held by threads that wait for room"
+        )
         remedy = "End a lease before using another model, use both in one lease, or raise device_budget"
         raise PoolError(cause=cause, remedy=remedy)
 
@@ -274,46 +276,52 @@ class Residency:
         state, began = self.states.get(component), time.monotonic()
         if state is None:
             return
-        with self.changed:
-            room = self.host.room_for([(component, component.nbytes)])
-            straight = room is None and state.copying
-            error: BaseException | None = None
-            if room is not None:
-                for victim in room:
-                    self.evict_from_host(victim, f"made room for {component.name}")
-                self.host.hold(component, component.nbytes)
-        slab = None
+        on_host = self._take_room_on_host(component)
+        slab, error = None, None
         try:
-            if room is None and not straight:
-                cause = f"masters that are in use leave no room for {component.name!r}, {size(component.nbytes)}"
-                raise InsufficientMemoryError(cause=cause, remedy="Raise host_budget, or end leases")  # noqa: TRY301
-            if straight:
+            if on_host:
+                slab = self.memory.host_slab(component.nbytes)
+            elif state.copying:
                 slab = self.memory.device_slab(component.nbytes)
             else:
-                slab = self.memory.host_slab(component.nbytes)
+                cause = f"masters that are in use leave no room for {component.name!r}, {size(component.nbytes)}"
+                raise InsufficientMemoryError(cause=cause, remedy="Raise host_budget, or end leases")  # noqa: TRY301
             component.fill(slab)
         except BaseException as raised:  # noqa: BLE001 - whatever it is, it belongs to those who wait
-            error, slab = raised, None
+            slab, error = None, raised
         with self.changed:
             state.fetching = False
-            component.read_seconds = time.monotonic() - began
-            if error is not None:
-                self._failed(component, state, error, on_host=room is not None)
-            elif straight:
-                self._arrived(component, state, slab)
+            if slab is None or error is not None:
+                self._failed(component, state, error, on_host=on_host)
             else:
-                component.host = slab
-                component.rebind()
-                if state.copying:
-                    # Held until it is copied.
-                    self._copier.submit(component)
-                else:
-                    self.host.release(component)
-            if error is None:
-                self.stats.fetched += 1
-                self.stats.fetched_bytes += component.nbytes
-                self.stats.fetch_seconds += component.read_seconds
+                self._fetched(component, state, slab, on_host, time.monotonic() - began)
             self._go_on()
+
+    def _take_room_on_host(self, component: Component) -> bool:
+        """Evicts what is in a master's way, and holds its room; or says that there is none."""
+        with self.changed:
+            room = self.host.room_for([(component, component.nbytes)])
+            for victim in room or ():
+                self.evict_from_host(victim, f"made room for {component.name}")
+            if room is not None:
+                self.host.hold(component, component.nbytes)
+            return room is not None
+
+    def _fetched(self, component: Component, state: State, slab: Any, on_host: bool, seconds: float) -> None:
+        component.read_seconds = seconds
+        self.stats.fetched += 1
+        self.stats.fetched_bytes += component.nbytes
+        self.stats.fetch_seconds += seconds
+        if not on_host:
+            self._arrived(component, state, slab)
+            return
+        component.host = slab
+        component.rebind()
+        if state.copying:
+            # Held until it is copied.
+            self._copier.submit(component)
+        else:
+            self.host.release(component)
 
     def _copy(self, component: Component) -> None:
         """Copies a master to the device."""
@@ -344,7 +352,7 @@ class Residency:
         state.copying = False
         self.device.release(component)
 
-    def _failed(self, component: Component, state: State, error: BaseException, *, on_host: bool) -> None:
+    def _failed(self, component: Component, state: State, error: BaseException | None, *, on_host: bool) -> None:
         state.error = error
         state.note(f"failed: {error}")
         if on_host:
@@ -411,8 +419,7 @@ class Residency:
         with self.changed:
             self.closed = True
             for request in self._waiting:
-                if request.future is not None:
-                    request.future.cancel()
+                request.future.cancel()
             self.changed.notify_all()
         self._fetcher.close()
         self._copier.close()
