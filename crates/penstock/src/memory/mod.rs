@@ -9,14 +9,11 @@
 //! * [`Arena`] (`staging`): the staging buffers of the process, reused by every load; a load has a [`Lease`] of one.
 //! * [`PinnedSpan`] (`pinned`): bytes that lie in pinned memory already.
 //! * `headroom`: how much memory there is to spare. `numa`: which memory lies beside which device.
-//! * [`Owner`] (`fork`): which process something was made by, for children after `fork`. `close_on_fork`: files that
-//!   they do not inherit, for locks.
+//! * [`Owner`] (`fork`): which process something was made by, for children after `fork`.
 //!
 //! Nothing here reads files or talks to a device: registering buffers with one is a callback of its caller.
 #![allow(unsafe_code)]
 
-#[cfg(feature = "remote")]
-mod close_on_fork;
 mod file_mapping;
 mod fork;
 mod headroom;
@@ -27,8 +24,6 @@ mod slab;
 mod staging;
 mod window;
 
-#[cfg(feature = "remote")]
-pub(crate) use close_on_fork::CloseOnForkFile;
 pub use file_mapping::FileMapping;
 pub use fork::{Owner, PerProcess};
 pub(crate) use headroom::spare_bytes;
