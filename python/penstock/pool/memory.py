@@ -14,11 +14,14 @@ from typing import Any
 
 import torch
 
+from penstock._native import HostArray
 from penstock.errors import InsufficientMemoryError
 from penstock.units import size
 
 logger = logging.getLogger(__name__)
 
+_PIECE = 1 << 30
+"""Bytes of pinned memory that are registered as one."""
 _OUT_OF_MEMORY: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 
 
@@ -51,6 +54,11 @@ class Memory:
         Raises:
             InsufficientMemoryError: where it cannot be had.
         """
+        if self.is_gpu:
+            pinned, refused = HostArray.pinned(nbytes, self.device.index)
+            if refused is not None:
+                logger.warning("host memory of the pool is pageable, so copies are slower: %s", refused)
+            return torch.from_dlpack(pinned)
         try:
             return torch.empty(nbytes, dtype=torch.uint8)
         except RuntimeError as error:
@@ -74,7 +82,9 @@ class Memory:
     def to_device(self, slab: torch.Tensor, host: torch.Tensor) -> None:
         """Fills a slab of the device from host memory."""
         with self._on_stream():
-            slab.copy_(host, non_blocking=True)
+            # A copy must not reach from one registered piece of the master into the next.
+            for part, of in zip(slab.split(_PIECE), host.split(_PIECE), strict=True):
+                part.copy_(of, non_blocking=True)
         self._wait()
 
     def to_host(self, host: torch.Tensor, device: torch.Tensor) -> None:
