@@ -19,8 +19,9 @@ use rustix::io::Errno;
 use super::source::Item;
 use super::tree::Tree;
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::{CloseOnForkFile, Region};
+use crate::memory::Region;
 use crate::store::block_map::{BlockMap, checksum};
+use crate::store::locked_file::LockedFile;
 use crate::store::{Identity, Object, ReadContext};
 
 /// Bytes of a block, which is kept if it has come whole. Also what is written at once: how long a pull that is stopped may
@@ -61,7 +62,7 @@ impl PartialFile {
         let directory = tree.directory_of(&item.path)?;
         tree.stat(&directory, &item.path)?;
         let (name, bytes) = (part_name(&item.path), object.bytes());
-        let (file, map) = (tree.part(&name)?, CloseOnForkFile::open(|| tree.part(&map_name(&item.path)))?);
+        let (file, map) = (tree.part(&name)?, LockedFile::new(tree.part(&map_name(&item.path))?));
         let (label, has_version) = label(&item.path, &object.identity());
         let (map, known) = BlockMap::open(map, &label, bytes, BLOCK_BYTES).map_err(failed)?;
         let resumed = known && has_version;

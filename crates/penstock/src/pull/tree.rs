@@ -22,7 +22,7 @@ use rustix::io::Errno;
 
 use super::ledger::changed;
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::CloseOnForkFile;
+use crate::store::locked_file::LockedFile;
 
 /// The directory of what pulls keep for themselves.
 pub(super) const STATE: &str = ".penstock";
@@ -41,7 +41,7 @@ pub(super) struct Tree {
     root: OwnedFd,
     state: OwnedFd,
     parts: OwnedFd,
-    _lock: CloseOnForkFile,
+    _lock: LockedFile,
 }
 
 impl Tree {
@@ -71,8 +71,7 @@ impl Tree {
             let state = descend(root.as_fd(), STATE)?;
             let parts = descend(state.as_fd(), PARTS)?;
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            let lock =
-                CloseOnForkFile::open(|| openat(&state, "lock", flags, Mode::from(0o666)).map(File::from))?;
+            let lock = LockedFile::new(openat(&state, "lock", flags, Mode::from(0o666))?.into());
             Ok((root, state, parts, lock))
         };
         let (root, state, parts, lock) =

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crc_fast::CrcAlgorithm;
 
-use crate::memory::CloseOnForkFile;
+use super::locked_file::LockedFile;
 
 const MAGIC: &[u8; 8] = b"PSTKMAP1";
 const WORD: u64 = 8;
@@ -31,7 +31,7 @@ pub(crate) fn checksum(bytes: &[u8]) -> u64 {
 /// The map of one partial copy.
 #[derive(Debug)]
 pub(crate) struct BlockMap {
-    file: CloseOnForkFile,
+    file: LockedFile,
     words: Vec<AtomicU64>,
     first_word: u64,
     block_bytes: u64,
@@ -65,7 +65,7 @@ impl BlockMap {
     /// # Errors
     /// What the file system fails with.
     pub(crate) fn open(
-        file: CloseOnForkFile,
+        file: LockedFile,
         name: &str,
         bytes: u64,
         block_bytes: u64,
@@ -152,8 +152,8 @@ mod tests {
     use super::*;
 
     fn opened(path: &std::path::Path, name: &str, bytes: u64) -> (BlockMap, bool) {
-        let open = || File::options().read(true).write(true).create(true).truncate(false).open(path);
-        BlockMap::open(CloseOnForkFile::open(open).unwrap(), name, bytes, 1000).unwrap()
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap();
+        BlockMap::open(LockedFile::new(file), name, bytes, 1000).unwrap()
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! * `local`: files. `remote`: object stores and HTTP servers. `disk_cache`: a store in front of the remote one.
 //! * `router`: which of them a location leads to. `location`: what can be said of one without asking anyone.
 //! * `block_map`: which blocks of a partial copy are there. `local_replica`: a file that stands for a remote object.
+//! * `locked_file`: a file that is locked by one process, and not by its forked children.
 //!
 //! Promises of every store, checked by one conformance suite (`tests/store_conformance.rs`):
 //! a read fills exactly the memory it was given or fails; it never writes outside of it; an object that changed
@@ -20,6 +21,8 @@ mod local;
 #[cfg(feature = "remote")]
 mod local_replica;
 mod location;
+#[cfg(feature = "remote")]
+pub(crate) mod locked_file;
 #[cfg(feature = "remote")]
 mod remote;
 mod router;

@@ -29,8 +29,8 @@ use super::files::{BLOCK_BYTES, FILE, FOLDER, lock, open, open_to_lock};
 use super::key::Key;
 use super::mark;
 use super::trust::distrust;
-use crate::memory::CloseOnForkFile;
 use crate::store::block_map::BlockMap;
+use crate::store::locked_file::LockedFile;
 
 /// The version of what is on disk: another would be another directory.
 const FORMAT: &str = "penstock-3";
@@ -62,7 +62,7 @@ pub(in crate::store) struct Held {
     entry: PathBuf,
     data: File,
     written: Written,
-    _map: CloseOnForkFile,
+    _map: LockedFile,
 }
 
 impl Held {
@@ -194,7 +194,7 @@ impl Directory {
     }
 
     /// Waits for whoever makes or removes entries, and keeps others from it.
-    fn lock(&self) -> Result<CloseOnForkFile, String> {
+    fn lock(&self) -> Result<LockedFile, String> {
         let how = &mut OpenOptions::new();
         let how = how.write(true).create(true).truncate(false).mode(FILE);
         let lock = open_to_lock(&self.root.join("lock"), how).map_err(|error| self.not_writable(&error))?;

@@ -17,14 +17,15 @@ use rustix::fs::{FlockOperation, flock};
 use super::files::{BLOCK_BYTES, lock};
 use super::mark;
 use crate::error::Error;
-use crate::memory::{CloseOnForkFile, PAGE};
+use crate::memory::PAGE;
 use crate::store::block_map::{BlockMap, checksum};
+use crate::store::locked_file::LockedFile;
 
 /// The file of one object's blocks, and the map of those that are there. Its map keeps it from being removed.
 #[derive(Debug)]
 pub(super) struct Entry {
     path: PathBuf,
-    data: CloseOnForkFile,
+    data: LockedFile,
     /// The same file for writing past the page cache, where the file system can.
     direct: Option<File>,
     map: BlockMap,
@@ -45,7 +46,7 @@ pub(super) struct Entry {
 
 impl Entry {
     /// An entry; `read_only` where its files could only be opened for reading.
-    pub(super) fn new(path: PathBuf, data: CloseOnForkFile, map: BlockMap, read_only: bool) -> Self {
+    pub(super) fn new(path: PathBuf, data: LockedFile, map: BlockMap, read_only: bool) -> Self {
         let direct = OpenOptions::new()
             .write(true)
             .custom_flags(libc::O_DIRECT | libc::O_NOFOLLOW | libc::O_CLOEXEC)
@@ -224,6 +225,10 @@ impl Entry {
     }
 
     fn try_complete(&self) -> io::Result<()> {
+        // A forked child leaves it to its parent, whose lock it would end.
+        if !self.data.is_own() {
+            return Ok(());
+        }
         // Another process may have brought what is missing here. Where something is, others must be able to write.
         self.map.refresh()?;
         // Whoever writes to it now makes it complete afterwards.

@@ -9,7 +9,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use super::trust::is_trusted;
-use crate::memory::CloseOnForkFile;
+use crate::store::locked_file::LockedFile;
 
 /// Bytes of a block. No more than what the request that opens an object brings, so that the first block, in which
 /// the header is, comes whole.
@@ -26,8 +26,8 @@ pub(super) fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
 }
 
 /// As [`open`], for a file that will be locked.
-pub(super) fn open_to_lock(path: &Path, options: &mut OpenOptions) -> io::Result<CloseOnForkFile> {
-    CloseOnForkFile::open(|| open(path, options))
+pub(super) fn open_to_lock(path: &Path, options: &mut OpenOptions) -> io::Result<LockedFile> {
+    open(path, options).map(LockedFile::new)
 }
 
 /// Locks a file, if that can be done now. A file system without locks has no one to keep out either.

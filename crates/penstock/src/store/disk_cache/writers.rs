@@ -230,15 +230,13 @@ mod tests {
 
     use super::super::files::BLOCK_BYTES;
     use super::*;
-    use crate::memory::CloseOnForkFile;
     use crate::store::block_map::BlockMap;
+    use crate::store::locked_file::LockedFile;
 
     fn entry(directory: &Path, bytes: u64) -> Arc<Entry> {
         let file = |name| {
-            let open = || {
-                File::options().read(true).write(true).create(true).truncate(false).open(directory.join(name))
-            };
-            CloseOnForkFile::open(open).unwrap()
+            let how = File::options().read(true).write(true).create(true).truncate(false).to_owned();
+            LockedFile::new(how.open(directory.join(name)).unwrap())
         };
         let data = file("data");
         data.set_len(bytes).unwrap();
