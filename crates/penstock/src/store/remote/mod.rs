@@ -43,6 +43,7 @@ use provider::connect::backend_of;
 use settings::address::{Address, Provider};
 
 pub use objects::listing::{ListedObject, Listing};
+pub use provider::google::set_google_token_command;
 pub use request::retry::RetryPolicy;
 pub use settings::environment::Environment;
 

@@ -85,12 +85,6 @@ impl CredentialError {
     pub(crate) fn with_remedy(self, remedy: impl Into<String>) -> Self {
         Self { remedy: Some(remedy.into()), ..self }
     }
-
-    /// The same, without what a service may have repeated of what it was sent.
-    pub(crate) fn without(self, secrets: &[&str]) -> Self {
-        let said = secrets.iter().filter(|secret| !secret.is_empty());
-        Self { why: said.fold(self.why, |why, secret| why.replace(secret, "***")), ..self }
-    }
 }
 
 /// Where the transport writes down what it sees.

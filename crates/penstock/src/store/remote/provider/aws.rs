@@ -90,11 +90,7 @@ fn source(credentials: &Credentials) -> &'static str {
 }
 
 /// Why there are no credentials, and what to do about it: the innermost reason, which is the one that can be acted upon.
-pub(crate) fn explain(
-    error: &CredentialsError,
-    profile: Option<&Profile>,
-    half: Option<&str>,
-) -> CredentialError {
+fn explain(error: &CredentialsError, profile: Option<&Profile>, half: Option<&str>) -> CredentialError {
     if let Some(half) = half {
         return CredentialError::new(format!("no AWS credentials were found: {half}"));
     }

@@ -92,7 +92,7 @@ fn make(
     let connector = Connector(client.clone());
     let made = match address.provider {
         Provider::S3 => s3::make(address, environment, client, region, context)?,
-        Provider::Gcs => gcs::make(address, environment, &client, connector)?,
+        Provider::Gcs => gcs::make(address, environment, connector)?,
         Provider::Azure => azure::make(address, environment, connector)?,
         Provider::Web | Provider::Hub => web(address, connector)?,
     };

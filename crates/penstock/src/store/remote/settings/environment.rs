@@ -15,8 +15,8 @@ use super::address::Provider;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::location::{HIDDEN, shown};
 
-/// Variables of the cloud providers' own tools, by how their names begin.
-const PREFIXES: [&str; 27] = [
+/// Variables of the cloud providers' own tools, and of the programs that they run, by how their names begin.
+const PREFIXES: [&str; 31] = [
     "AWS_",
     "AZURE_",
     "AZURITE_",
@@ -44,6 +44,10 @@ const PREFIXES: [&str; 27] = [
     "REQUEST_METHOD",
     "REQUESTS_CA_BUNDLE",
     "CURL_CA_BUNDLE",
+    "PATH",
+    "PYTHON",
+    "LD_LIBRARY_PATH",
+    "TMPDIR",
 ];
 /// What the names of secret variables hold.
 const SECRET: [&str; 8] =
