@@ -231,7 +231,7 @@ fn a_token_service_that_is_busy_is_asked_again() {
     );
     let error = soon(move || refused(&store, &location));
     assert_eq!(error.kind(), ErrorKind::Storage);
-    says(&error, &["10 times", "Google's token service (127.0.0.1) answered HTTP 503"]);
+    says(&error, &["10 failed requests", "Google's token service (127.0.0.1) answered HTTP 503"]);
 }
 
 #[test]

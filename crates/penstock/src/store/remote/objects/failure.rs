@@ -314,25 +314,22 @@ pub(crate) fn encoded(provider: Provider, how: &str) -> Error {
 /// A request whose bytes did not come, however often it was asked for. `loading` says that it was one of a load.
 pub(crate) fn gave_up(backend: &Backend, exhausted: &RetriesExhausted, loading: bool) -> Error {
     let cause = exhausted.to_string();
-    if exhausted.code == Code::Credentials {
-        let error = Error::new(ErrorKind::Access, cause).code(exhausted.code);
-        return error.remedy(no_credentials(backend));
+    let TransientError { code, throttled, .. } = exhausted.last;
+    if code == Code::Credentials {
+        return Error::new(ErrorKind::Access, cause).code(code).remedy(no_credentials(backend));
     }
     let remedy = if cause.contains("no connection to the proxy") {
         "Check the proxy that the variable names, or unset the variable; what is to be reached without it goes to NO_PROXY"
-    } else if backend.provider == Provider::Azure && cause.contains("failed to lookup") {
-        "Check the storage account's name, of which the host is made (AZURE_STORAGE_ACCOUNT_NAME, the storage option \
-         account_name, or the location); then the network"
     } else if cause.contains("no connection") {
         "Check the endpoint, the network and its proxies (HTTP_PROXY, HTTPS_PROXY, NO_PROXY)"
-    } else if exhausted.throttled && loading {
+    } else if throttled && loading {
         "The store is overloaded: load later, or with fewer readers (PENSTOCK_READERS)"
-    } else if exhausted.throttled {
+    } else if throttled {
         "The store is overloaded: open the checkpoint later"
     } else {
         "Check the network between here and the store, and load again"
     };
-    Error::new(ErrorKind::Storage, cause).code(exhausted.code).remedy(remedy)
+    Error::new(ErrorKind::Storage, cause).code(code).remedy(remedy)
 }
 
 fn sentence(backend: &Backend, refusal: &Refusal) -> String {
