@@ -26,10 +26,8 @@ use reqwest::redirect::Policy;
 
 use super::client_key::{ClientKey, METADATA_HOSTS};
 use super::connections::{self, ConnectionPool};
-use super::key_filter::KeyFilter;
+use super::dns::Resolver;
 use super::response_recorder::{Lost, MAX_ERROR_BODY, Refusal, ResponseRecorder};
-use super::tls;
-use super::total::{self, Totals};
 use super::whole;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -57,7 +55,7 @@ impl ClientKey {
 
     /// The settings of TLS.
     pub(crate) fn tls(&self) -> Result<rustls::ClientConfig> {
-        ConnectionPool::global().tls(self.bundle.as_ref(), || tls::tls(self.bundle.as_ref()))
+        ConnectionPool::global().tls(&self.bundle)
     }
 
     fn make(&self) -> Result<reqwest::Client> {
@@ -69,7 +67,7 @@ impl ClientKey {
             .connect_timeout(self.policy.connect)
             .read_timeout(self.policy.idle)
             .tcp_nodelay(true)
-            .dns_resolver(Arc::clone(&ConnectionPool::global().names))
+            .dns_resolver(Arc::new(Resolver))
             .redirect(if self.follow { Policy::limited(10) } else { Policy::none() })
             .referer(false)
             .build()

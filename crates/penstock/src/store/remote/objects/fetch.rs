@@ -46,8 +46,7 @@ pub(crate) async fn with_retries<T>(
     counters: &Counters,
     mut attempt: impl AsyncFnMut() -> Result<T, (Fault, bool)>,
 ) -> Result<T, Stop> {
-    let policy = context.policy(backend.policy);
-    let mut attempts = Attempts::new(&policy, &context.budget, !known);
+    let mut attempts = Attempts::new(&backend.policy, &context.budget, !known);
     let began = Instant::now();
     // Since when nothing has come.
     let mut since = None;
@@ -121,7 +120,7 @@ pub(crate) fn named(mut meta: ObjectMeta) -> ObjectMeta {
 }
 
 /// Whether two answers speak of the same version.
-pub(crate) fn is_same(one: &ObjectMeta, other: &ObjectMeta) -> bool {
+fn is_same(one: &ObjectMeta, other: &ObjectMeta) -> bool {
     let differ = |one: &Option<String>, other: &Option<String>| match (one, other) {
         (Some(one), Some(other)) => one != other,
         _ => false,
