@@ -63,20 +63,17 @@ pub(crate) async fn with_retries<T>(
             Err(failed) => failed,
         };
         let error = match fault {
-            Fault::Changed => return Err(Stop::Tell(changed())),
-            Fault::Encoded(how) => return Err(Stop::Tell(encoded(backend.provider, &how))),
+            Fault::Tell(error) => return Err(Stop::Tell(error)),
             Fault::TransientError(error) => error,
             Fault::Store(error) => match judge(backend, &error, &seen, known) {
                 Verdict::Again(error) => error,
-                Verdict::Expired(error) if renewed => return Err(Stop::Tell(error)),
-                Verdict::Expired(_) => {
+                Verdict::Expired(_) if !renewed => {
                     renewed = true;
                     backend.renew(asked);
                     continue;
                 }
-                Verdict::Region(region) => return Err(Stop::Region(region)),
-                Verdict::Empty => return Err(Stop::Empty),
-                Verdict::Tell(error) => return Err(Stop::Tell(error)),
+                Verdict::Expired(error) => return Err(Stop::Tell(error)),
+                Verdict::Stop(stop) => return Err(stop),
             },
         };
         tracing::debug!(store = backend.provider.name(), failure = error.what, "a request failed");
@@ -161,10 +158,10 @@ pub(crate) async fn once(
     let answer = backend.store.get_opts(path, options).await?;
     let meta = named(answer.meta.clone());
     if of.is_some_and(|of| !is_same(of, &meta)) {
-        return Err(Fault::Changed);
+        return Err(Fault::Tell(changed()));
     }
     if let Some(how) = encoding(&answer.attributes) {
-        return Err(Fault::Encoded(how));
+        return Err(Fault::Tell(encoded(backend.provider, &how)));
     }
     let end = range.end.min(meta.size);
     if answer.range != (range.start..end) {
