@@ -16,7 +16,6 @@ from penstock.pulling import pull_entries
 from penstock.storage_options import engine_options
 
 
-
 def list_files(
     prefix: str, *, recursive: bool = False, storage_options: Mapping[str, Any] | None = None
 ) -> list[tuple[str, int]]:
