@@ -205,7 +205,7 @@ impl RemoteStore {
     }
 
     fn connect(&self, address: &Address) -> Result<(Arc<Backend>, Path)> {
-        hub::refuse_page(address, &self.environment)?;
+        hub::refuse_page(address)?;
         let path = path(address)?;
         let backend = backend_of(address, &self.environment, self.policy, &self.context)
             .map_err(|error| error.object(address.shown()))?;
@@ -263,7 +263,7 @@ impl Store for RemoteStore {
     fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
         let address = parsed(prefix)?;
         if let Some(address) = address.as_ref().filter(|address| address.provider == Provider::Web) {
-            hub::refuse_page(address, &self.environment)?;
+            hub::refuse_page(address)?;
             return web::list(self, address);
         }
         let Listing { objects, directories } = self.find_at(prefix, address.as_ref(), false)?;

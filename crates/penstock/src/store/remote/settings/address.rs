@@ -8,7 +8,6 @@ use std::sync::Arc;
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 
 use super::environment::Environment;
-use super::s3_hosts::{AccessPoint, is_arn};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::location::{doubtful_words, provider};
 
@@ -88,23 +87,6 @@ impl Address {
             Self { provider, bucket, account, key, root, query: String::new() }
         };
         let address = match provider(location) {
-            Some(Provider::S3) if is_arn(rest) => {
-                // The first slash may be one of the ARN itself.
-                let at = rest.find(":accesspoint/").map_or(0, |at| at + ":accesspoint/".len());
-                let (name, key) = rest[at..].split_once('/').unwrap_or((&rest[at..], ""));
-                let bucket = &rest[..at + name.len()];
-                AccessPoint::parse(bucket).map_err(|cause| {
-                    refuse(
-                        cause,
-                        "Write s3://arn:aws:s3:REGION:ACCOUNT:accesspoint/NAME/key, or the access point's alias as the \
-                         bucket",
-                    )
-                })?;
-                let key = key.trim_end_matches('/').to_owned();
-                let root = format!("{scheme}://{bucket}/");
-                let (account, query, bucket) = (None, String::new(), bucket.to_owned());
-                Self { provider: Provider::S3, bucket, account, key, root, query }
-            }
             Some(Provider::S3) => made(Provider::S3, None, bucket_and_key(rest)),
             Some(Provider::Gcs) => made(Provider::Gcs, None, bucket_and_key(rest)),
             Some(Provider::Azure) => {
@@ -137,11 +119,11 @@ impl Address {
         if address.bucket.is_empty() {
             return Err(refuse("the location names no bucket", "Write scheme://bucket/key"));
         }
-        if address.bucket.contains(['@', ':']) && !is_arn(&address.bucket) {
+        if address.bucket.contains(['@', ':']) {
             return Err(refuse(
                 NO_BUCKET,
                 "Write scheme://bucket/key: the host of a server goes to storage_options or AWS_ENDPOINT_URL_S3, \
-                 credentials to storage_options or to the environment",
+                 credentials to storage_options or to the environment; an access point is named by its alias",
             ));
         }
         Ok(address)
@@ -263,11 +245,6 @@ mod tests {
         assert_eq!(parts("s3://b/a/m.safetensors"), expect(Provider::S3, "b", "a/m.safetensors"));
         assert_eq!(parts("S3A://b"), expect(Provider::S3, "b", ""));
         assert_eq!(parts("s3://b/what?#100%/"), expect(Provider::S3, "b", "what?#100%"));
-        let arn = "arn:aws:s3:us-west-2:123456789012:accesspoint/ap";
-        assert_eq!(parts(&format!("s3://{arn}/a/b/")), expect(Provider::S3, arn, "a/b"));
-        assert_eq!(parts(&format!("s3://{arn}")), expect(Provider::S3, arn, ""));
-        let colon = "arn:aws:s3:us-west-2:123456789012:accesspoint:ap";
-        assert_eq!(parts(&format!("s3://{colon}/a")), expect(Provider::S3, colon, "a"));
         assert_eq!(parts("gs://b/a/"), expect(Provider::Gcs, "b", "a"));
         assert_eq!(parts("az://c/a"), expect(Provider::Azure, "c", "a"));
         assert_eq!(parts("abfss://c@acc.dfs.core.windows.net/a/b"), expect(Provider::Azure, "c", "a/b"));
@@ -307,9 +284,6 @@ mod tests {
         let other = |location: &str, key| Address::parse(location).unwrap().with_key(key);
         assert_eq!(other("s3://b/a/x", "a/y z"), "s3://b/a/y z");
         assert_eq!(other("gs://b", "y"), "gs://b/y");
-        let arn = "s3://arn:aws:s3:us-west-2:1:accesspoint/ap";
-        assert_eq!(other(arn, "y"), format!("{arn}/y"));
-        assert_eq!(other(&format!("{arn}/a/x"), "a/y"), format!("{arn}/a/y"));
         assert_eq!(
             other("https://acc.blob.core.windows.net/c/a?sig=s", "a/y z"),
             "https://acc.blob.core.windows.net/c/a/y%20z?sig=s"
