@@ -96,7 +96,7 @@ fn make(
         Provider::Azure => azure::make(address, environment, connector)?,
         Provider::Web | Provider::Hub => web(address, connector)?,
     };
-    Ok(Backend::assemble(address.provider, made, address.hidden_in(environment), policy))
+    Ok(Backend::assemble(address.provider, made, Arc::clone(environment), policy))
 }
 
 fn key(address: &Address, environment: &Arc<Environment>, policy: RetryPolicy) -> BackendKey {

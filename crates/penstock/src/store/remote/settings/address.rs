@@ -3,13 +3,10 @@
 //! What a person types is kept apart from what may be shown: user names, passwords and query strings (which carry
 //! signatures) are part of the address but never of [`Address::shown`].
 
-use std::sync::Arc;
-
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 
-use super::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::location::{doubtful_words, provider};
+use crate::store::location::{HIDDEN, provider};
 
 pub(crate) use crate::store::location::Provider;
 
@@ -133,14 +130,14 @@ impl Address {
         let plain = location.split('#').next().unwrap_or(location);
         let (plain, query) = plain.split_at(plain.find('?').unwrap_or(plain.len()));
         let host = rest.split(['/', '?', '#']).next().unwrap_or(rest);
-        // What follows the mark is never sent: with an `@` in it, it is the rest of a password and the host.
-        let is_cut = location.split_once('#').is_some_and(|(_, rest)| rest.contains('@'));
+        // Of a password that is not escaped, a part would be taken for a host and asked for.
+        let is_doubtful = shown(location).contains(HIDDEN);
         // Requests are made of what both take for a URL.
         let is_url = match url::Url::parse(location) {
             Ok(url) => url.as_str().parse::<http::Uri>().is_ok(),
             Err(error) => error == url::ParseError::EmptyHost,
         };
-        if is_cut || !is_url {
+        if is_doubtful || !is_url {
             return Err(Error::new(ErrorKind::NotFound, "this is not a URL")
                 .object(shown(location))
                 .remedy(ESCAPE));
@@ -201,11 +198,6 @@ impl Address {
     /// The location without what may be secret.
     pub(crate) fn shown(&self) -> String {
         shown(&self.with_key(&self.key))
-    }
-
-    /// The environment with what of the location must not be in errors, although it is taken for a host, a bucket or a key.
-    pub(crate) fn hidden_in(&self, environment: &Arc<Environment>) -> Arc<Environment> {
-        environment.hiding(&doubtful_words(&self.with_key(&self.key)))
     }
 }
 
