@@ -67,8 +67,7 @@ pub(super) fn missing(store: &dyn Store, location: &str) -> Error {
                 .remedy(format!(
                     "For a model on the Hugging Face Hub, write hf://{owner}/{model}; else check the path"
                 )),
-            _ => error
-                .remedy(format!("The directory {directory} does not exist either: check the path")),
+            _ => error.remedy(format!("The directory {directory} does not exist either: check the path")),
         };
     }
     let entries = store.list(location::or_here(directory)).unwrap_or_default();

@@ -15,7 +15,10 @@ const FILES: [&str; 3] = ["/resolve/", "/raw/", "/api/"];
 pub(in crate::store::remote) fn refuse_page(address: &Address) -> Result<()> {
     let url = address.url();
     let has = |part: &&str| url.contains(*part);
-    if address.provider != Provider::Web || !HUB.iter().any(|hub| url.starts_with(hub)) || FILES.iter().any(has) {
+    if address.provider != Provider::Web
+        || !HUB.iter().any(|hub| url.starts_with(hub))
+        || FILES.iter().any(has)
+    {
         return Ok(());
     }
     Err(Error::new(ErrorKind::NotFound, "this is a page of the Hugging Face hub, not a file")

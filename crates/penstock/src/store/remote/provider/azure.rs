@@ -78,8 +78,7 @@ pub(crate) fn make(address: &Address, environment: &Environment, connector: Conn
     let account = builder.get_config_value(&AzureConfigKey::AccountName).unwrap_or_default();
     let endpoint = builder.get_config_value(&AzureConfigKey::Endpoint);
     if account.is_empty() && endpoint.is_none() {
-        let cause =
-            "no storage account is named: the location does not say it, and AZURE_STORAGE_ACCOUNT_NAME is not set";
+        let cause = "no storage account is named: the location does not say it, and AZURE_STORAGE_ACCOUNT_NAME is not set";
         return Err(Error::new(ErrorKind::Config, cause).object(address.shown()).remedy(
             "Set AZURE_STORAGE_ACCOUNT_NAME or the storage option account_name, or write the location as \
              abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH",

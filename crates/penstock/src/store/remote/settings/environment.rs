@@ -198,7 +198,7 @@ impl Environment {
     /// of URLs.
     pub(crate) fn scrub(&self, text: &str) -> String {
         let is_secret = |name: &str, value: &str| {
-            SECRET.iter().any(|part| name.contains(part))
+            is_secret(name)
                 && !name.ends_with("_FILE")
                 && !name.ends_with("_PATH")
                 && (name != PATH_OF_CREDENTIALS || value.contains('{'))
@@ -212,6 +212,11 @@ impl Environment {
         }
         without_secrets(&text)
     }
+}
+
+/// Whether the value of a variable of that name is secret, unless it is the path of a file.
+pub(crate) fn is_secret(name: &str) -> bool {
+    SECRET.iter().any(|part| name.contains(part))
 }
 
 /// Whether a key or a token can be part of a request's header.

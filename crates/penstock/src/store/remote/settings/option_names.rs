@@ -83,7 +83,6 @@ pub(super) const ALL: [Options; 4] = [
             SESSION,
             AWS_ANONYMOUS,
             "AWS_PROFILE",
-            "SECRET_ACCESS_KEY",
             "AWS_NO_SIGN_REQUEST",
             "AWS_DEFAULT_PROFILE",
             "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -165,7 +164,6 @@ pub(super) const ALL: [Options; 4] = [
             "AZURE_STORAGE_MASTER_KEY",
             "AZURE_STORAGE_SAS_KEY",
             "AZURE_STORAGE_CLIENT_SECRET",
-            "AZURE_STORAGE_USE_EMULATOR",
             "AZURE_CLIENT_ID",
             "AZURE_TENANT_ID",
             "AZURE_STORAGE_CLIENT_ID",
@@ -199,9 +197,6 @@ pub(super) const OF_ACCOUNT: [&str; 9] = [
 
 /// Variables that name a profile.
 pub(super) const PROFILES: [&str; 2] = ["AWS_PROFILE", "AWS_DEFAULT_PROFILE"];
-/// Variables that name who asks, and do not prove it.
-pub(super) const AZURE_NAMES: [&str; 4] =
-    ["AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_STORAGE_TENANT_ID", "AZURE_STORAGE_CLIENT_ID"];
 /// Variables that are on or off.
 pub(super) const SWITCHES: [&str; 6] = [
     AWS_ANONYMOUS,
