@@ -1,10 +1,10 @@
 //! Azure Blob Storage.
 //!
-//! The account comes from the location (`abfss://container@account.dfs.core.windows.net/…`,
-//! `https://account.blob.core.windows.net/container/…`) or from `AZURE_STORAGE_ACCOUNT_NAME` (`az://container/…`).
-//! Credentials, in this order: a signature in the location, `AZURE_STORAGE_CONNECTION_STRING`, an account key, a bearer
-//! token, a client secret, a workload identity, a SAS token, the Azure command line (`AZURE_USE_AZURE_CLI=true`), the
-//! machine's managed identity. `AZURE_SKIP_SIGNATURE=true` asks for public blobs without any. A connection string with
+//! The account comes from the location (`abfss://container@account.dfs.core.windows.net/…`) or from
+//! `AZURE_STORAGE_ACCOUNT_NAME` (`az://container/…`). An `https://` URL of a blob is one of any server, signed or not.
+//! Credentials, in this order: `AZURE_STORAGE_CONNECTION_STRING`, an account key, a bearer token, a client secret, a
+//! workload identity, a SAS token, the Azure command line (`AZURE_USE_AZURE_CLI=true`), the machine's managed identity.
+//! `AZURE_SKIP_SIGNATURE=true` asks for public blobs without any. A connection string with
 //! `UseDevelopmentStorage=true` leads to Azurite.
 
 use std::collections::HashMap;
@@ -66,14 +66,6 @@ pub(crate) fn make(address: &Address, environment: &Environment, connector: Conn
             credentials = environment.origin(CONNECTION_STRING);
         }
         builder = connected(builder, parts);
-    }
-    if let (true, Some((account, host))) = (address.query.contains("sig="), of_location) {
-        credentials = "the URL's signature";
-        // Anew, as a key of the environment would come before it.
-        builder = MicrosoftAzureBuilder::new()
-            .with_account(account)
-            .with_endpoint(format!("https://{host}"))
-            .with_config(AzureConfigKey::SasKey, address.query.trim_start_matches('?'));
     }
     let account = builder.get_config_value(&AzureConfigKey::AccountName).unwrap_or_default();
     let endpoint = builder.get_config_value(&AzureConfigKey::Endpoint);

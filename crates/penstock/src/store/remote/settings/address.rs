@@ -3,25 +3,10 @@
 //! What a person types is kept apart from what may be shown: user names, passwords and query strings (which carry
 //! signatures) are part of the address but never of [`Address::shown`].
 
-use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
-
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::location::{HIDDEN, provider};
 
 pub(crate) use crate::store::location::Provider;
-
-/// What must be escaped in the path of an HTTP URL; slashes stay.
-const PATH: &AsciiSet = &CONTROLS
-    .add(b' ')
-    .add(b'"')
-    .add(b'#')
-    .add(b'%')
-    .add(b'<')
-    .add(b'>')
-    .add(b'?')
-    .add(b'[')
-    .add(b']')
-    .add(b'`');
 
 /// What to do about a URL that is none.
 pub(crate) const ESCAPE: &str = "Write https://host/path or https://host:port/path; what is special in a user and a password is \
@@ -147,7 +132,7 @@ impl Address {
                 .object(shown(location))
                 .remedy("Write https://host/path"));
         }
-        let web = Self {
+        Ok(Self {
             provider: Provider::Web,
             bucket: String::new(),
             account: None,
@@ -155,34 +140,12 @@ impl Address {
             // Which the rules of URLs would take for a slash.
             root: plain.replace('\\', "%5C"),
             query: query.to_owned(),
-        };
-        let path = plain.splitn(4, '/').nth(3).unwrap_or("");
-        let (container, key) = path.split_once('/').unwrap_or((path, ""));
-        if !is_azure(host) || container.is_empty() {
-            return Ok(web);
-        }
-        let key = percent_decode_str(key.trim_end_matches('/')).decode_utf8().map_err(|_| {
-            Error::new(ErrorKind::NotFound, "the URL is not UTF-8 once its escapes are decoded")
-                .object(shown(location))
-        })?;
-        let end = plain.len() - path.len() + container.len();
-        Ok(Self {
-            provider: Provider::Azure,
-            bucket: container.to_owned(),
-            account: Some((account_of(host), host.replacen(".dfs.", ".blob.", 1))),
-            key: key.into_owned(),
-            root: format!("{}/", &plain[..end]),
-            query: query.to_owned(),
         })
     }
 
     /// The location of another key of the same bucket, in the form that this one was given in.
     pub(crate) fn with_key(&self, key: &str) -> String {
-        if self.root.starts_with("http") {
-            format!("{}{}{}", self.root, utf8_percent_encode(key, PATH), self.query)
-        } else {
-            format!("{}{key}", self.root)
-        }
+        format!("{}{key}{}", self.root, self.query)
     }
 
     /// For a plain HTTP server: the whole URL.
@@ -240,10 +203,7 @@ mod tests {
         assert_eq!(parts("gs://b/a/"), expect(Provider::Gcs, "b", "a"));
         assert_eq!(parts("az://c/a"), expect(Provider::Azure, "c", "a"));
         assert_eq!(parts("abfss://c@acc.dfs.core.windows.net/a/b"), expect(Provider::Azure, "c", "a/b"));
-        assert_eq!(
-            parts("https://acc.blob.core.windows.net/c/a%20b?sig=x"),
-            expect(Provider::Azure, "c", "a b")
-        );
+        assert_eq!(parts("https://acc.blob.core.windows.net/c/a%20b?sig=x"), expect(Provider::Web, "", ""));
         assert_eq!(parts("https://host:1/x?y"), expect(Provider::Web, "", ""));
         assert_eq!(Address::parse("https://host/a\\b?c\\d").unwrap().url(), "https://host/a%5Cb?c\\d");
     }
@@ -256,11 +216,8 @@ mod tests {
             let error = Address::parse(&format!("abfss://c@{host}/a")).err().unwrap();
             assert_eq!(error.kind(), ErrorKind::NotFound, "{host}");
         }
-        assert_eq!(parts("https://acc.blob.core.evil.example/c/a").0, Provider::Web);
-        assert_eq!(parts("https://evil.example/acc.blob.core.windows.net/a").0, Provider::Web);
-        assert_eq!(parts("https://u:p@acc.blob.core.windows.net/c/a").0, Provider::Web);
-        assert_eq!(parts("https://acc.z21.blob.storage.azure.net/c/a").0, Provider::Azure);
-        assert_eq!(parts("https://acc.blob.core.usgovcloudapi.net/c/a").0, Provider::Azure);
+        assert_eq!(parts("abfss://c@acc.z21.blob.storage.azure.net/a").0, Provider::Azure);
+        assert_eq!(parts("abfss://c@acc.blob.core.usgovcloudapi.net/a").0, Provider::Azure);
     }
 
     #[test]
@@ -268,7 +225,7 @@ mod tests {
         let account = |location| Address::parse(location).unwrap().account.unwrap();
         let expect = ("acc".to_owned(), "acc.blob.core.windows.net".to_owned());
         assert_eq!(account("abfss://c@acc.dfs.core.windows.net/a"), expect);
-        assert_eq!(account("https://acc.blob.core.windows.net/c/a"), expect);
+        assert_eq!(account("abfss://c@acc.blob.core.windows.net/a"), expect);
     }
 
     #[test]
@@ -276,10 +233,6 @@ mod tests {
         let other = |location: &str, key| Address::parse(location).unwrap().with_key(key);
         assert_eq!(other("s3://b/a/x", "a/y z"), "s3://b/a/y z");
         assert_eq!(other("gs://b", "y"), "gs://b/y");
-        assert_eq!(
-            other("https://acc.blob.core.windows.net/c/a?sig=s", "a/y z"),
-            "https://acc.blob.core.windows.net/c/a/y%20z?sig=s"
-        );
     }
 
     #[test]

@@ -194,9 +194,9 @@ fn meaning<'a>(variable: &'static str, value: &'a str) -> (&'static str, String)
 }
 
 fn unknown(name: &str, meant: &[&Options]) -> Error {
-    let known = meant.iter().flat_map(|of| of.names());
+    let known: Vec<_> = meant.iter().flat_map(|of| of.names()).map(|(_, name)| name).collect();
     let stores: Vec<_> = meant.iter().map(|of| of.provider.name()).collect();
-    let remedy = match closest(&name.to_ascii_lowercase(), known).first() {
+    let remedy = match closest(&name.to_ascii_lowercase(), known.iter().map(String::as_str)).first() {
         Some(like) => format!("Did you mean {like:?}?"),
         None => "Names are those of s3fs, gcsfs, adlfs and object_store: docs/remote.md lists them".into(),
     };
