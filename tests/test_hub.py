@@ -160,9 +160,7 @@ def test_a_repository_is_pulled_and_the_command_shows_it(running: Hub, tmp_path:
     assert shown["files"][0]["location"] == f"hf://org/model@{commit}/model-0.safetensors"
 
 
-def test_an_endpoint_with_a_password_is_refused_and_never_shown(
-    running: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endpoint_with_a_password_is_refused_and_never_shown(running: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", running.endpoint.replace("://", "://me:SENTINEL@"))
     with pytest.raises(penstock.ConfigError, match="is not the URL of a hub") as raised:
         penstock.open("hf://org/model")

@@ -77,7 +77,7 @@ pub(super) fn missing(store: &dyn Store, location: &str) -> Error {
         .filter(|name| name.ends_with(".safetensors") || name.ends_with(INDEX_SUFFIX))
         .collect();
     if candidates.is_empty() {
-        return error.remedy(format!("Check the path"));
+        return error.remedy("Check the path");
     }
     error.remedy(format!("Check the path: its directory holds {}", list(&candidates)))
 }

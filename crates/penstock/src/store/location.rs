@@ -114,7 +114,7 @@ fn shown_url<'a>(location: &'a str, scheme: &str) -> Cow<'a, str> {
     let nothing = || Cow::Owned(format!("{scheme}://{HIDDEN}"));
     let Some((before, after)) = rest.rsplit_once('@') else {
         let is_plain = match is_key || is_hub {
-            true => !authority.contains(':') && !(is_hub && holds_token(authority)),
+            true => !(authority.contains(':') || (is_hub && holds_token(authority))),
             false => authority.is_empty() || is_host_and_port(authority),
         };
         return if is_plain { all() } else { nothing() };
@@ -123,12 +123,12 @@ fn shown_url<'a>(location: &'a str, scheme: &str) -> Cow<'a, str> {
     if before == HIDDEN || (!may_be_secret && (has_at || !authority.contains('@'))) {
         return all();
     }
-    let (after, is_user) = (without_query(after), before.len() < authority.len() && !has_at);
-    match is_user && is_host_and_port(up_to(after, &ENDS)) {
+    let after = without_query(after);
+    match before.len() < authority.len() && !has_at {
         // It may be a signature's query as well.
         _ if before.contains(['?', '#']) => nothing(),
-        true => Cow::Owned(format!("{scheme}://{after}")),
-        false if is_user => nothing(),
+        true if is_host_and_port(up_to(after, &ENDS)) => Cow::Owned(format!("{scheme}://{after}")),
+        true => nothing(),
         false => Cow::Owned(format!("{scheme}://{HIDDEN}@{after}")),
     }
 }
