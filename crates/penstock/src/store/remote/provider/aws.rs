@@ -20,7 +20,8 @@ use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::body::SdkBody;
 use object_store::aws::AwsCredential;
 
-use super::aws_profile::{Profile, innermost};
+use super::aws_profile::Profile;
+use super::backend::innermost;
 use super::credential_cache::{Fetched, Source};
 use crate::store::remote::http::client_key::ClientKey;
 use crate::store::remote::http::response_recorder::CredentialError;
