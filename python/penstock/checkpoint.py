@@ -204,13 +204,8 @@ class Checkpoint(Mapping[str, TensorInfo]):
 
     @property
     def storage(self) -> str:
-        """What most of the bytes lie on, in a few words: ``"ext4 on nvme"``, ``"nfs4 (nconnect missing)"``."""
-        return self._native.storage()[0]
-
-    @property
-    def storage_notes(self) -> list[str]:
-        """What could be done to read from the storage faster, one sentence each. Often nothing."""
-        return self._native.storage()[1]
+        """What most of the bytes lie on, in a few words: ``"ext4 on nvme0n1p2"``, ``"nfs4"``, ``"s3"``."""
+        return self._native.storage()
 
     def get_tensor(
         self,

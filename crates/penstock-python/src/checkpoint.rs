@@ -234,13 +234,10 @@ impl Checkpoint {
         self.inner.bytes()
     }
 
-    /// What most of the checkpoint's bytes lie on, in a few words, and what could be done to make it faster.
-    fn storage(&self, py: Python<'_>) -> (String, Vec<String>) {
-        let storage = py.detach(|| {
-            let tensors = self.inner.tensors().iter();
-            self.storage_of(&self.inner, tensors.map(|tensor| (tensor.object, tensor.bytes())))
-        });
-        (storage.name.clone(), storage.notes.clone())
+    /// What most of the checkpoint's bytes lie on, in a few words.
+    fn storage(&self, py: Python<'_>) -> String {
+        let tensors = self.inner.tensors().iter().map(|tensor| (tensor.object, tensor.bytes()));
+        py.detach(|| self.storage_of(&self.inner, tensors)).name.clone()
     }
 
     /// What tells it from every other checkpoint: the same in all processes that opened the same versions of its objects.
