@@ -64,6 +64,7 @@ FIGURES = {
     "pinned": Figure("memory", "pinned", "whether staging memory was registered with the device"),
 }
 
+
 def load(
     paths: list[str],
     names: list[str],
