@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock._native import Source, list_objects, shown
-from penstock.arguments import is_url
 from penstock.patterns import matches_any
 from penstock.pulling import pull_entries
 from penstock.storage_options import engine_options
@@ -19,31 +18,20 @@ from penstock.storage_options import engine_options
 logger = logging.getLogger(__name__)
 
 
-def list_files(
-    prefix: str, *, recursive: bool = False, storage_options: Mapping[str, Any] | None = None
-) -> list[tuple[str, int]]:
-    """(location, bytes) of the objects under a prefix, or the files directly in a directory, sorted by location.
-
-    Args:
-        prefix: the prefix, or a directory of this machine.
-        recursive: of a prefix, also what lies deeper.
-        storage_options: as for ``penstock.open``.
+def list_files(prefix: str, storage_options: Mapping[str, Any] | None = None) -> list[tuple[str, int]]:
+    """(location, bytes) of the objects directly under a prefix or in a directory, sorted by location.
 
     Raises:
         LocationNotFoundError: nothing is there.
         LocationAccessError, StorageError: as ``penstock.open`` does.
     """
-    options = engine_options(storage_options)
-    if recursive and is_url(prefix):
-        return sorted((f"{prefix.rstrip('/')}/{path}", nbytes) for path, nbytes in Source(prefix, options).entries)
-    objects, _ = list_objects(prefix, options)
+    objects, _ = list_objects(prefix, engine_options(storage_options))
     return [(location, nbytes) for location, _, nbytes in objects]
 
 
 def list_safetensors(path: str = "", storage_options: Mapping[str, Any] | None = None) -> list[str]:
     """Locations of the safetensors files directly under a prefix or in a directory."""
-    found = list_files(path, storage_options=storage_options)
-    return [location for location, _ in found if location.endswith(".safetensors")]
+    return [location for location, _ in list_files(path, storage_options) if location.endswith(".safetensors")]
 
 
 def pull(
