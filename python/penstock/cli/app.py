@@ -166,10 +166,7 @@ def inspect_command(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show what a checkpoint holds: tensors, dtypes, shapes, files. Reads headers only.
-
-    Of a prefix on an object store without a checkpoint directly in it: the objects and prefixes that are there.
-    """
+    """Show what a checkpoint holds: tensors, dtypes, shapes, files. Reads headers only."""
     with handled(as_json=json, debug=debug):
         from penstock.cli.inspect import inspect
 

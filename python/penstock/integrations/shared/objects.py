@@ -10,37 +10,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock._native import Source, list_objects
-from penstock.arguments import is_url
 from penstock.patterns import matches_any
 from penstock.pulling import pull_entries
 from penstock.storage_options import engine_options
 
 
-def list_files(
-    prefix: str, *, recursive: bool = False, storage_options: Mapping[str, Any] | None = None
-) -> list[tuple[str, int]]:
-    """(location, bytes) of the objects under a prefix, or the files directly in a directory, sorted by location.
-
-    Args:
-        prefix: the prefix, or a directory of this machine.
-        recursive: of a prefix, also what lies deeper.
-        storage_options: as for ``penstock.open``.
+def list_safetensors(path: str = "", storage_options: Mapping[str, Any] | None = None) -> list[str]:
+    """Locations of the safetensors files directly under a prefix or in a directory, sorted.
 
     Raises:
         LocationNotFoundError: nothing is there.
         LocationAccessError, StorageError: as ``penstock.open`` does.
     """
-    options = engine_options(storage_options)
-    if recursive and is_url(prefix):
-        return sorted((f"{prefix.rstrip('/')}/{path}", nbytes) for path, nbytes in Source(prefix, options).entries)
-    objects, _ = list_objects(prefix, options)
-    return [(location, nbytes) for location, _, nbytes in objects]
-
-
-def list_safetensors(path: str = "", storage_options: Mapping[str, Any] | None = None) -> list[str]:
-    """Locations of the safetensors files directly under a prefix or in a directory."""
-    found = list_files(path, storage_options=storage_options)
-    return [location for location, _ in found if location.endswith(".safetensors")]
+    objects, _ = list_objects(path, engine_options(storage_options))
+    return [location for location, _, _ in objects if location.endswith(".safetensors")]
 
 
 def pull(
@@ -51,8 +34,6 @@ def pull(
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Copies the objects under a prefix, at any depth, to a directory, as ``penstock.pull`` does. It may copy nothing.
-
-    An engine cannot say what to leave out. So what has no place in a directory (``a//b``) is left out, with a warning.
 
     Args:
         model_path: the prefix.

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from types import TracebackType
 from typing import Any
 
 from penstock import LoadOptions
 from penstock._native import Checkpoint as Catalogue
-from penstock._native import shown
 from penstock.checkpoint import Checkpoint
-from penstock.errors import LocationNotFoundError, PenstockError
-from penstock.integrations.shared import objects
 from penstock.storage_options import engine_options
 from runai_model_streamer import _penstock
 from runai_model_streamer._penstock import RunaiStreamerInvalidInputException
@@ -22,7 +18,6 @@ from runai_model_streamer.s3_utils.s3_utils import (
     S3Credentials,
     is_azure_path,
     is_gs_path,
-    is_object_storage,
     is_s3_path,
 )
 
@@ -36,7 +31,7 @@ def homogeneous_paths(paths: list[str]) -> bool:
 
 
 class FileStreamer:
-    """Streams ranges of files. A context manager; ``list_files`` also works outside of it."""
+    """Streams ranges of files. A context manager."""
 
     def __init__(self) -> None:
         self.device_str: str | None = None
@@ -88,28 +83,18 @@ class FileStreamer:
                 "cannot start a new stream while responses are outstanding from the previous one - consume or close "
                 "get_chunks() before calling stream_files again"
             )
-        self.check(file_stream_requests, device, memory_limit)
-        ids = [request.id for request in file_stream_requests]
-        try:
-            catalogue = self.catalogue(file_stream_requests, _penstock.load_options(memory_limit), credentials)
-        except PenstockError as error:
-            # Callers expect what is wrong with files where they take what was read of them.
-            self._chunks = failing(error)
-        else:
-            self._chunks = self._stream(catalogue, ids, self.device_str or "cpu")
-
-    def check(self, requests: list[FileChunks], device: Any, memory_limit: int | None = None) -> None:
-        """Takes the device, and refuses what cannot be streamed; see ``stream_files``."""
         if not self._entered:
             raise ValueError("Streamer not initialized")
-        if not homogeneous_paths([request.path for request in requests]):
+        if not homogeneous_paths([request.path for request in file_stream_requests]):
             raise RunaiStreamerInvalidInputException("Cannot stream files from multiple source types in parallel")
         self.device_str = _penstock.device_of(device)
-        sizes = [size for request in requests for size in request.sizes]
+        sizes = [size for request in file_stream_requests for size in request.sizes]
         _penstock.check_memory_limit(max(sizes, default=0), memory_limit)
+        options = _penstock.load_options(memory_limit)
+        self._chunks = self._stream(file_stream_requests, options, credentials, self.device_str)
 
     @staticmethod
-    def catalogue(requests: list[FileChunks], options: LoadOptions, credentials: S3Credentials | None) -> Checkpoint:
+    def _catalogue(requests: list[FileChunks], options: LoadOptions, credentials: S3Credentials | None) -> Checkpoint:
         """Ranges of files as tensors of bytes, called "file:range" by their numbers.
 
         Raises:
@@ -125,12 +110,15 @@ class FileStreamer:
         storage = engine_options(_penstock.storage_options((path for path, _ in wanted), credentials))
         return Checkpoint(Catalogue.of_ranges(wanted, options, storage), options)
 
-    @staticmethod
-    def _stream(catalogue: Checkpoint, ids: list[int], device: str) -> Iterator[tuple[int, int, Any]]:
+    def _stream(
+        self, requests: list[FileChunks], options: LoadOptions, credentials: S3Credentials | None, device: str
+    ) -> Iterator[tuple[int, int, Any]]:
+        # Callers expect what is wrong with files where they take what was read of them: nothing is opened before.
         with _penstock.as_value_errors():
+            catalogue = self._catalogue(requests, options, credentials)
             for name, tensor in catalogue.stream(device=_penstock.loads_to(device)):
                 file, _, index = name.partition(":")
-                yield ids[int(file)], int(index), tensor.to(device).view(1, -1)
+                yield requests[int(file)].id, int(index), tensor.to(device).view(1, -1)
 
     def get_chunks(self) -> Iterator[tuple[int, int, Any]]:
         """Yields ``(id of the file, index of the range, bytes)`` as ranges arrive; bytes are a tensor of shape (1, n).
@@ -147,48 +135,3 @@ class FileStreamer:
             # Whoever drops this late may drop it during the next stream.
             if self._chunks is chunks:
                 self.close()
-
-    def list_files(
-        self,
-        prefix: str,
-        is_recursive: bool = True,
-        allow_patterns: list[str] | None = None,
-        ignore_patterns: list[str] | None = None,
-    ) -> list[tuple[str, int]]:
-        """(path, bytes) of what is under a prefix, of which patterns are shell patterns for the whole path.
-
-        Raises:
-            ValueError: where there is no such directory, or the store cannot be asked.
-        """
-        found = _below(prefix, is_recursive)
-        return [
-            (path, size)
-            for path, size in found
-            if (not allow_patterns or any(fnmatch(path, pattern) for pattern in allow_patterns))
-            and not any(fnmatch(path, pattern) for pattern in ignore_patterns or [])
-        ]
-
-
-def failing(error: PenstockError) -> Iterator[tuple[int, int, Any]]:
-    """A stream of which the first range cannot be had."""
-    with _penstock.as_value_errors():
-        raise error
-    yield  # so that it fails when it is asked for the first range
-
-
-def _below(prefix: str, recursive: bool) -> list[tuple[str, int]]:
-    if is_object_storage(prefix):
-        with _penstock.as_value_errors():
-            options = _penstock.storage_options([prefix])
-            try:
-                return objects.list_files(prefix, recursive=recursive, storage_options=options)
-            except LocationNotFoundError:
-                return []
-    if not os.path.exists(prefix):
-        raise ValueError(f"Could not list {shown(prefix)!r}: there is no such directory")
-    found = []
-    for directory, folders, files in os.walk(prefix):
-        found += [(path := os.path.join(directory, file), os.path.getsize(path)) for file in files]
-        if not recursive:
-            folders.clear()
-    return sorted(found)
