@@ -235,6 +235,7 @@ def test_engines_list_and_pull_by_the_same_means(bucket: servers.Remote, tmp_pat
 
     where, to = f"{bucket.root}/model/", tmp_path / "to"
     names = ["a.safetensors", "b[1].safetensors", "config.json"]
+    assert objects.list_files(where) == [(f"{where}{name}", len(name)) for name in names]
     assert objects.list_safetensors(where) == [f"{where}{name}" for name in names[:2]]
 
     def there() -> list[str]:
@@ -251,7 +252,7 @@ def test_engines_list_and_pull_by_the_same_means(bucket: servers.Remote, tmp_pat
         objects.pull(f"{bucket.root}/nothing/", str(to))
     (to / "b").mkdir()
     (to / "b" / "c.safetensors").write_bytes(b"12345")
-    assert objects.list_safetensors(str(to / "b")) == [str(to / "b" / "c.safetensors")]
+    assert objects.list_files(str(to / "b")) == [(str(to / "b" / "c.safetensors"), 5)]
 
 
 @pytest.mark.parametrize("kind", ["moto", "gcs", "azure"])

@@ -15,15 +15,20 @@ from penstock.pulling import pull_entries
 from penstock.storage_options import engine_options
 
 
-def list_safetensors(path: str = "", storage_options: Mapping[str, Any] | None = None) -> list[str]:
-    """Locations of the safetensors files directly under a prefix or in a directory, sorted.
+def list_files(prefix: str, storage_options: Mapping[str, Any] | None = None) -> list[tuple[str, int]]:
+    """(location, bytes) of the objects directly under a prefix or in a directory, sorted by location.
 
     Raises:
         LocationNotFoundError: nothing is there.
         LocationAccessError, StorageError: as ``penstock.open`` does.
     """
-    objects, _ = list_objects(path, engine_options(storage_options))
-    return [location for location, _, _ in objects if location.endswith(".safetensors")]
+    objects, _ = list_objects(prefix, engine_options(storage_options))
+    return [(location, nbytes) for location, _, nbytes in objects]
+
+
+def list_safetensors(path: str = "", storage_options: Mapping[str, Any] | None = None) -> list[str]:
+    """Locations of the safetensors files directly under a prefix or in a directory."""
+    return [location for location, _ in list_files(path, storage_options) if location.endswith(".safetensors")]
 
 
 def pull(

@@ -10,6 +10,7 @@ from typing import Any
 from penstock import LoadOptions
 from penstock._native import Checkpoint as Catalogue
 from penstock.checkpoint import Checkpoint
+from penstock.errors import PenstockError
 from penstock.storage_options import engine_options
 from runai_model_streamer import _penstock
 from runai_model_streamer._penstock import RunaiStreamerInvalidInputException
@@ -90,11 +91,17 @@ class FileStreamer:
         self.device_str = _penstock.device_of(device)
         sizes = [size for request in file_stream_requests for size in request.sizes]
         _penstock.check_memory_limit(max(sizes, default=0), memory_limit)
-        options = _penstock.load_options(memory_limit)
-        self._chunks = self._stream(file_stream_requests, options, credentials, self.device_str)
+        ids = [request.id for request in file_stream_requests]
+        try:
+            catalogue = self.catalogue(file_stream_requests, _penstock.load_options(memory_limit), credentials)
+        except PenstockError as error:
+            # Callers expect what is wrong with files where they take what was read of them.
+            self._chunks = failing(error)
+        else:
+            self._chunks = self._stream(catalogue, ids, self.device_str or "cpu")
 
     @staticmethod
-    def _catalogue(requests: list[FileChunks], options: LoadOptions, credentials: S3Credentials | None) -> Checkpoint:
+    def catalogue(requests: list[FileChunks], options: LoadOptions, credentials: S3Credentials | None) -> Checkpoint:
         """Ranges of files as tensors of bytes, called "file:range" by their numbers.
 
         Raises:
@@ -110,15 +117,12 @@ class FileStreamer:
         storage = engine_options(_penstock.storage_options((path for path, _ in wanted), credentials))
         return Checkpoint(Catalogue.of_ranges(wanted, options, storage), options)
 
-    def _stream(
-        self, requests: list[FileChunks], options: LoadOptions, credentials: S3Credentials | None, device: str
-    ) -> Iterator[tuple[int, int, Any]]:
-        # Callers expect what is wrong with files where they take what was read of them: nothing is opened before.
+    @staticmethod
+    def _stream(catalogue: Checkpoint, ids: list[int], device: str) -> Iterator[tuple[int, int, Any]]:
         with _penstock.as_value_errors():
-            catalogue = self._catalogue(requests, options, credentials)
             for name, tensor in catalogue.stream(device=_penstock.loads_to(device)):
                 file, _, index = name.partition(":")
-                yield requests[int(file)].id, int(index), tensor.to(device).view(1, -1)
+                yield ids[int(file)], int(index), tensor.to(device).view(1, -1)
 
     def get_chunks(self) -> Iterator[tuple[int, int, Any]]:
         """Yields ``(id of the file, index of the range, bytes)`` as ranges arrive; bytes are a tensor of shape (1, n).
@@ -135,3 +139,10 @@ class FileStreamer:
             # Whoever drops this late may drop it during the next stream.
             if self._chunks is chunks:
                 self.close()
+
+
+def failing(error: PenstockError) -> Iterator[tuple[int, int, Any]]:
+    """A stream of which the first range cannot be had."""
+    with _penstock.as_value_errors():
+        raise error
+    yield  # so that it fails when it is asked for the first range
