@@ -22,7 +22,7 @@
 #   vllm                      engines_vllm; FORMATS may be set
 #   sleep                     vLLM's sleep levels
 #   sharing                   sharing, on two GPUs
-#   two                       tests that need two GPUs: vLLM's ranks
+#   two                       tests that need two GPUs: vLLM's ranks, and those of compat/runai-model-streamer
 #   remote                    remote over loopback, to the GPU
 set -euo pipefail
 if [ $# -lt 3 ]; then
@@ -98,7 +98,11 @@ part() {
       ;;
     two)
       unpack_vllm
-      (cd "$here/../tests/engines" && PYTHONPATH=$PYTHONPATH:$sites/vllm "$python" -m pytest -q -rs test_vllm_two_gpus.py)
+      local compat=$here/../compat/runai-model-streamer passed=0
+      PYTHONPATH=$PYTHONPATH:$compat/src "$python" -m pytest -q -rs -m gpu "$compat/tests" || passed=$?
+      (cd "$here/../tests/engines" && PYTHONPATH=$PYTHONPATH:$sites/vllm \
+        "$python" -m pytest -q -rs test_vllm_two_gpus.py) || passed=$?
+      return $passed
       ;;
     sharing) "$python" -m benchmarks sharing "$data" --device cuda --output "$out/sharing.json" ;;
     remote)

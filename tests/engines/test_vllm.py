@@ -515,19 +515,35 @@ def test_runai_streamer_is_served_by_the_stand_in(
         assert result["log"].count("[RunAI Streamer] Overall time to stream") == len(places)
 
 
-def test_the_stand_in_serves_two_ranks(
-    vllm: Run, columns: Any, models: dict[str, Path], bucket: Any, tmp_path: Path
+def test_the_stand_in_reads_each_byte_once_for_two_ranks(
+    vllm: Run, columns: Any, models: dict[str, Path], tmp_path: Path
 ) -> None:
-    model = str(models["columns"])
-    path = os.pathsep.join([str(COMPAT), os.environ.get("PYTHONPATH", "")])
-    case = {
-        "model": model,
-        "load_format": "runai_streamer",
-        "tensor_parallel_size": 2,
-        "model_loader_extra_config": {"distributed": True},
-        "calls": ["weights"],
-    }
-    stock = {**case, "load_format": "auto", "model_loader_extra_config": {}}
-    local, stock = vllm(case, stock, environment={**reaching(bucket, tmp_path), "PYTHONPATH": path})
-    assert local["weights"] == stock["weights"]
-    assert local["tokens"] == stock["tokens"] == columns["tokens"]
+    model, size = models["columns"], checkpoint_bytes(models["columns"])
+    with servers.s3(tmp_path) as remote:
+        for file in model.iterdir():
+            remote.put(f"model/{file.name}", file.read_bytes())
+        counted = servers.Counted(int(remote.environment["AWS_ENDPOINT_URL"].rpartition(":")[2]))
+        environment = {
+            **reaching(remote, tmp_path),
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{counted.port}",
+            "PYTHONPATH": os.pathsep.join([str(COMPAT), os.environ.get("PYTHONPATH", "")]),
+            "RUNAI_STREAMER_LOG_TO_STDERR": "1",
+            # Between CPUs the ranks read together only if it is asked for in both places.
+            "RUNAI_STREAMER_DIST": "1",
+        }
+        case = {
+            "load_format": "runai_streamer",
+            "tensor_parallel_size": 2,
+            "model_loader_extra_config": {"distributed": True},
+            "calls": ["weights"],
+        }
+        stock = {**case, "load_format": "auto", "model_loader_extra_config": {}, "model": str(model)}
+        local, there, stock = vllm(
+            {**case, "model": str(model)}, {**case, "model": f"{remote.root}/model"}, stock, environment=environment
+        )
+        counted.close()
+    assert local["weights"] == there["weights"] == stock["weights"]
+    assert local["tokens"] == there["tokens"] == stock["tokens"] == columns["tokens"]
+    for rank in range(2):
+        assert local["log"].count(f"process {rank} of 2 reads its share") == 2, "once for each model"
+    assert sum(counted.served.values()) <= 1.1 * size

@@ -31,6 +31,7 @@ ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "HF_HUB_OFFLINE": "1",
+    "RUNAI_STREAMER_LOG_TO_STDERR": "1",
 }
 ENGINES: dict[str, dict[str, Any]] = {
     "auto": {"calls": ["weights"]},
@@ -93,3 +94,8 @@ def test_together_the_ranks_read_each_byte_once(engines: Any, model: Path) -> No
     assert [rank["shared"] for rank in figures] == [8, 8], "o_proj and down_proj of four layers"
     assert all(rank["received_bytes"] > 0 and rank["read_bytes"] <= 0.55 * size for rank in figures)
     assert sum(rank["read_bytes"] for rank in figures) <= 1.1 * size
+
+
+def test_through_the_stand_in_the_ranks_read_together(engines: Any) -> None:
+    for rank in range(2):
+        assert engines["runai_streamer"]["log"].count(f"process {rank} of 2 reads its share") == 1

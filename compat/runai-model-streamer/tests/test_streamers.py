@@ -344,14 +344,14 @@ def test_a_file_streamer_refuses_what_cannot_be(tmp_path: Path) -> None:
         assert len(list(streamer.get_chunks())) == 1
 
 
-def test_distributed_streaming_reads_in_each_process(tmp_path: Path, files: Any) -> None:
+def test_distributed_streaming_reads_in_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "f").write_bytes(bytes(range(10)))
     with DistributedStreamer() as streamer:
         streamer.stream_files([FileChunks(0, str(tmp_path / "f"), [2], [3])], None, "cpu", is_distributed=True)
         assert [tensor.tolist() for _, _, tensor in streamer.get_chunks()] == [[[2, 3, 4]]]
-    with SafetensorsStreamer() as whole:
-        whole.stream_files(files[0], device="cpu", is_distributed=True)
-        assert sorted(name for name, _ in whole.get_tensors()) == sorted(files[1])
+        monkeypatch.setenv("RUNAI_STREAMER_DIST", "perhaps")
+        with pytest.raises(ValueError, match="RUNAI_STREAMER_DIST: perhaps"):
+            streamer.stream_files([], None, "cpu", is_distributed=True)
 
 
 def test_files_of_a_directory_are_listed(tmp_path: Path) -> None:

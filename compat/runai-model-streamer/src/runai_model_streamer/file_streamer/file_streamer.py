@@ -84,13 +84,7 @@ class FileStreamer:
                 "cannot start a new stream while responses are outstanding from the previous one - consume or close "
                 "get_chunks() before calling stream_files again"
             )
-        if not self._entered:
-            raise ValueError("Streamer not initialized")
-        if not homogeneous_paths([request.path for request in file_stream_requests]):
-            raise RunaiStreamerInvalidInputException("Cannot stream files from multiple source types in parallel")
-        self.device_str = _penstock.device_of(device)
-        sizes = [size for request in file_stream_requests for size in request.sizes]
-        _penstock.check_memory_limit(max(sizes, default=0), memory_limit)
+        self.check(file_stream_requests, device, memory_limit)
         ids = [request.id for request in file_stream_requests]
         try:
             catalogue = self.catalogue(file_stream_requests, _penstock.load_options(memory_limit), credentials)
@@ -99,6 +93,16 @@ class FileStreamer:
             self._chunks = failing(error)
         else:
             self._chunks = self._stream(catalogue, ids, self.device_str or "cpu")
+
+    def check(self, requests: list[FileChunks], device: Any, memory_limit: int | None = None) -> None:
+        """Takes the device, and refuses what cannot be streamed; see ``stream_files``."""
+        if not self._entered:
+            raise ValueError("Streamer not initialized")
+        if not homogeneous_paths([request.path for request in requests]):
+            raise RunaiStreamerInvalidInputException("Cannot stream files from multiple source types in parallel")
+        self.device_str = _penstock.device_of(device)
+        sizes = [size for request in requests for size in request.sizes]
+        _penstock.check_memory_limit(max(sizes, default=0), memory_limit)
 
     @staticmethod
     def catalogue(requests: list[FileChunks], options: LoadOptions, credentials: S3Credentials | None) -> Checkpoint:

@@ -17,6 +17,7 @@ import penstock
 from penstock._native import shown
 from penstock.integrations.shared import objects
 from runai_model_streamer import _penstock
+from runai_model_streamer.distributed_streamer._shared_stream import SharedSource, SharedStream
 from runai_model_streamer.distributed_streamer.distributed_streamer import DistributedStreamer
 from runai_model_streamer.s3_utils.s3_utils import S3Credentials, is_object_storage
 from runai_model_streamer.safetensors_streamer import safetensors_pytorch
@@ -165,7 +166,7 @@ class SafetensorsStreamer:
         for stream in streams:
             if hasattr(stream, "close"):
                 stream.close()
-        self.file_streamer.file_streamer.close()
+        self.file_streamer.end()
 
     def stream_file(
         self,
@@ -194,24 +195,40 @@ class SafetensorsStreamer:
             paths: files, or URLs of objects.
             s3_credentials: for this call.
             device: where tensors go, straight from the storage where it is a CUDA device.
-            is_distributed: not needed: each process reads for itself.
+            is_distributed: whether all processes stream this together, each byte read by one of them; where
+                ``DistributedStreamer`` can do that.
             tensor_names: only these; what lies between them is not read.
             owned: not needed: every tensor is the caller's to keep.
 
         Raises:
             ValueError: for names that no file holds or several do, files that are absent or malformed, unknown dtypes.
             RunaiStreamerMemoryLimitException: for a limit smaller than the largest tensor.
+            In all processes that stream together, whichever it is wrong in.
         """
-        del is_distributed, owned
+        del owned
         self._close()
         self.device_str = self.file_streamer.file_streamer.device_str = _penstock.device_of(device)
+        self.file_streamer.set_is_distributed(is_distributed, self.device_str)
         self.start_time = time.perf_counter()
-        sources = self._sources([os.fspath(path) for path in paths], s3_credentials, tensor_names)
+        sources: list[SharedSource] = []
+
+        def prepare() -> list[SharedSource]:
+            sources.extend(self._sources([os.fspath(path) for path in paths], s3_credentials, tensor_names))
+            return sources
+
+        if self.file_streamer.is_distributed:
+            with _penstock.as_value_errors():
+                stream = self.file_streamer.share(prepare)
+            if stream is not None:
+                self._streams.append(self._shared(stream, sources))
+                return
+        else:
+            prepare()
         self._streams.extend(self._stream(*source) for source in sources)
 
     def _sources(
         self, paths: list[str], credentials: S3Credentials | None, tensor_names: Collection[str] | None
-    ) -> list[tuple[penstock.Checkpoint, list[str]]]:
+    ) -> list[SharedSource]:
         """What is to be streamed; what ``files_to_tensors_metadata`` says is that."""
         if isinstance(tensor_names, str):
             raise ValueError("tensor_names must be a collection of names, not a single str")  # noqa: TRY004
@@ -228,14 +245,24 @@ class SafetensorsStreamer:
         self.total_size = sum(sizes)
         _penstock.check_memory_limit(max(sizes, default=0))
         held = {tensor.name for tensors in files for tensor in tensors}
-        kept = [(checkpoint, [name for name in checkpoint.offset_keys() if name in held]) for checkpoint in checkpoints]
-        return [(checkpoint, names) for checkpoint, names in kept if names]
+        kept = [
+            SharedSource(checkpoint, [name for name in checkpoint.offset_keys() if name in held])
+            for checkpoint in checkpoints
+        ]
+        return [source for source in kept if source.names]
 
     def _stream(self, checkpoint: penstock.Checkpoint, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
         device = self.device_str or "cpu"
         with _penstock.as_value_errors():
             for name, tensor in checkpoint.stream(names, device=_penstock.loads_to(device)):
                 yield name, _as_told(_aligned(tensor), checkpoint[name].dtype).to(device)
+
+    @staticmethod
+    def _shared(stream: SharedStream, sources: Sequence[SharedSource]) -> Iterator[tuple[str, Any]]:
+        with _penstock.as_value_errors():
+            for number, name, memory in stream.tensors():
+                info = sources[number].checkpoint[name]
+                yield name, memory.view(safetensors_pytorch.safetensors_to_torch_dtype[info.dtype]).view(info.shape)
 
     def _chosen(self) -> Iterator[tuple[str, Any]]:
         for file, index, memory in self.file_streamer.get_chunks():
