@@ -236,6 +236,8 @@ def test_engines_list_and_pull_by_the_same_means(bucket: servers.Remote, tmp_pat
     where, to = f"{bucket.root}/model/", tmp_path / "to"
     names = ["a.safetensors", "b[1].safetensors", "config.json"]
     assert objects.list_files(where) == [(f"{where}{name}", len(name)) for name in names]
+    deeper = [(f"{where}{name}", len(name)) for name in ("unet/a.safetensors", "unet/deep/x.bin")]
+    assert objects.list_files(where, recursive=True) == [*objects.list_files(where), *deeper]
     assert objects.list_safetensors(where) == [f"{where}{name}" for name in names[:2]]
 
     def there() -> list[str]:
@@ -274,9 +276,7 @@ def test_a_key_with_an_empty_part_is_named(kind: str, tmp_path: Path, monkeypatc
         assert not (tmp_path / "to").exists()
         # The object itself, and what is beside its directory.
         assert penstock.open(f"{where}m.safetensors").load(framework="np")["w"].tobytes() == b"abcd"
-        shown = [sys.executable, "-m", "penstock.cli", "inspect", "--json", where.replace("model/", "")]
-        listed = json.loads(subprocess.run(shown, check=True, stdout=subprocess.PIPE, text=True).stdout)
-        assert listed["directories"] == ["model"]
+        assert list_objects(where.replace("model/", ""))[1] == ["model"]
 
 
 FORKED = """

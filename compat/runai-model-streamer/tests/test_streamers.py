@@ -6,7 +6,6 @@ import json
 import os
 import random
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -37,6 +36,7 @@ from runai_model_streamer._penstock import (  # noqa: E402
 from runai_model_streamer.s3_utils.s3_utils import S3Credentials  # noqa: E402
 from runai_model_streamer.safetensors_streamer import safetensors_pytorch  # noqa: E402
 from runai_model_streamer.safetensors_streamer.safetensors_pytorch import prepare_request  # noqa: E402
+from runai_model_streamer.safetensors_streamer.streamer_mock import StreamerPatcher  # noqa: E402
 
 import penstock  # noqa: E402
 import servers  # noqa: E402
@@ -354,11 +354,19 @@ def test_distributed_streaming_reads_in_each_process(tmp_path: Path, monkeypatch
             streamer.stream_files([], None, "cpu", is_distributed=True)
 
 
-def test_files_of_a_directory_are_listed(tmp_path: Path) -> None:
+def test_files_are_listed_with_patterns(tmp_path: Path) -> None:
     for name in ("a.safetensors", "b.json", "sub/c.safetensors"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"12345")
+    listed = FileStreamer().list_files(str(tmp_path))
+    assert listed == [(str(tmp_path / name), 5) for name in ("a.safetensors", "b.json", "sub/c.safetensors")]
+    assert len(FileStreamer().list_files(str(tmp_path), is_recursive=False)) == 2
+    assert (
+        len(FileStreamer().list_files(str(tmp_path), allow_patterns=["*.safetensors"], ignore_patterns=["*sub*"])) == 1
+    )
     assert list_safetensors(str(tmp_path)) == [str(tmp_path / "a.safetensors")], "not below"
+    with pytest.raises(ValueError, match="absent"):
+        FileStreamer().list_files(str(tmp_path / "absent"))
 
 
 # Settings
@@ -536,22 +544,26 @@ def test_the_log_goes_where_it_is_asked_to(files: Any) -> None:
 
 
 @pytest.fixture
-def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory in the place of the bucket."""
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamerPatcher:
     model = tmp_path / "bucket" / "model"
     model.mkdir(parents=True)
     penstock.save_file({"w": torch.arange(4.0)}, model / "w.safetensors")
     (model / "config.json").write_text("{}")
-
-    def bring(url: str, to: str, allow: list[str] | None = None, *_: object) -> None:
-        source = tmp_path / "bucket" / url.split("/", 3)[3]
-        for file in {file for pattern in allow or ["*"] for file in source.glob(pattern)}:
-            shutil.copy(file, to)
-
-    monkeypatch.setattr("runai_model_streamer.safetensors_streamer.safetensors_streamer.pull_files", bring)
+    patcher = StreamerPatcher(str(tmp_path / "bucket"))
+    monkeypatch.setattr(
+        "runai_model_streamer.safetensors_streamer.safetensors_streamer.pull_files", patcher.shim_pull_files
+    )
+    return patcher
 
 
-def test_a_model_is_brought_once_and_again_after_a_failure(bucket: None, tmp_path: Path) -> None:
+def test_a_patched_streamer_reads_a_directory_as_a_bucket(bucket: StreamerPatcher) -> None:
+    assert bucket.shim_list_safetensors("s3://any/model") == ["s3://any/model/w.safetensors"]
+    with bucket.create_mock_streamer() as streamer:
+        streamer.stream_files(["gs://any/model/w.safetensors"])
+        assert {name: tensor.tolist() for name, tensor in streamer.get_tensors()} == {"w": [0, 1, 2, 3]}
+
+
+def test_a_model_is_brought_once_and_again_after_a_failure(bucket: StreamerPatcher, tmp_path: Path) -> None:
     target = str(tmp_path / "cache")
     with pytest.raises(KeyError), ObjectStorageModel("s3://any/model", target) as model:
         model.pull_files(allow_pattern=["*.json"])
@@ -570,7 +582,7 @@ def test_a_model_is_brought_once_and_again_after_a_failure(bucket: None, tmp_pat
         ObjectStorageModel("/local", target)
 
 
-def test_others_wait_for_the_one_who_brings_the_model(bucket: None, tmp_path: Path) -> None:
+def test_others_wait_for_the_one_who_brings_the_model(bucket: StreamerPatcher, tmp_path: Path) -> None:
     brought = []
 
     def bring() -> None:

@@ -10,25 +10,37 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock._native import Source, list_objects
+from penstock.arguments import is_url
 from penstock.patterns import matches_any
 from penstock.pulling import pull_entries
 from penstock.storage_options import engine_options
 
 
-def list_files(prefix: str, storage_options: Mapping[str, Any] | None = None) -> list[tuple[str, int]]:
-    """(location, bytes) of the objects directly under a prefix or in a directory, sorted by location.
+def list_files(
+    prefix: str, *, recursive: bool = False, storage_options: Mapping[str, Any] | None = None
+) -> list[tuple[str, int]]:
+    """(location, bytes) of the objects under a prefix, or the files directly in a directory, sorted by location.
+
+    Args:
+        prefix: the prefix, or a directory of this machine.
+        recursive: of a prefix, also what lies deeper.
+        storage_options: as for ``penstock.open``.
 
     Raises:
         LocationNotFoundError: nothing is there.
         LocationAccessError, StorageError: as ``penstock.open`` does.
     """
-    objects, _ = list_objects(prefix, engine_options(storage_options))
+    options = engine_options(storage_options)
+    if recursive and is_url(prefix):
+        return sorted((f"{prefix.rstrip('/')}/{path}", nbytes) for path, nbytes in Source(prefix, options).entries)
+    objects, _ = list_objects(prefix, options)
     return [(location, nbytes) for location, _, nbytes in objects]
 
 
 def list_safetensors(path: str = "", storage_options: Mapping[str, Any] | None = None) -> list[str]:
     """Locations of the safetensors files directly under a prefix or in a directory."""
-    return [location for location, _ in list_files(path, storage_options) if location.endswith(".safetensors")]
+    found = list_files(path, storage_options=storage_options)
+    return [location for location, _ in found if location.endswith(".safetensors")]
 
 
 def pull(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from types import TracebackType
 from typing import Any
 
 from penstock import LoadOptions
 from penstock._native import Checkpoint as Catalogue
+from penstock._native import shown
 from penstock.checkpoint import Checkpoint
-from penstock.errors import PenstockError
+from penstock.errors import LocationNotFoundError, PenstockError
+from penstock.integrations.shared import objects
 from penstock.storage_options import engine_options
 from runai_model_streamer import _penstock
 from runai_model_streamer._penstock import RunaiStreamerInvalidInputException
@@ -19,6 +22,7 @@ from runai_model_streamer.s3_utils.s3_utils import (
     S3Credentials,
     is_azure_path,
     is_gs_path,
+    is_object_storage,
     is_s3_path,
 )
 
@@ -32,7 +36,7 @@ def homogeneous_paths(paths: list[str]) -> bool:
 
 
 class FileStreamer:
-    """Streams ranges of files. A context manager."""
+    """Streams ranges of files. A context manager; ``list_files`` also works outside of it."""
 
     def __init__(self) -> None:
         self.device_str: str | None = None
@@ -144,9 +148,47 @@ class FileStreamer:
             if self._chunks is chunks:
                 self.close()
 
+    def list_files(
+        self,
+        prefix: str,
+        is_recursive: bool = True,
+        allow_patterns: list[str] | None = None,
+        ignore_patterns: list[str] | None = None,
+    ) -> list[tuple[str, int]]:
+        """(path, bytes) of what is under a prefix, of which patterns are shell patterns for the whole path.
+
+        Raises:
+            ValueError: where there is no such directory, or the store cannot be asked.
+        """
+        found = _below(prefix, is_recursive)
+        return [
+            (path, size)
+            for path, size in found
+            if (not allow_patterns or any(fnmatch(path, pattern) for pattern in allow_patterns))
+            and not any(fnmatch(path, pattern) for pattern in ignore_patterns or [])
+        ]
+
 
 def failing(error: PenstockError) -> Iterator[tuple[int, int, Any]]:
     """A stream of which the first range cannot be had."""
     with _penstock.as_value_errors():
         raise error
     yield  # so that it fails when it is asked for the first range
+
+
+def _below(prefix: str, recursive: bool) -> list[tuple[str, int]]:
+    if is_object_storage(prefix):
+        with _penstock.as_value_errors():
+            options = _penstock.storage_options([prefix])
+            try:
+                return objects.list_files(prefix, recursive=recursive, storage_options=options)
+            except LocationNotFoundError:
+                return []
+    if not os.path.exists(prefix):
+        raise ValueError(f"Could not list {shown(prefix)!r}: there is no such directory")
+    found = []
+    for directory, folders, files in os.walk(prefix):
+        found += [(path := os.path.join(directory, file), os.path.getsize(path)) for file in files]
+        if not recursive:
+            folders.clear()
+    return sorted(found)

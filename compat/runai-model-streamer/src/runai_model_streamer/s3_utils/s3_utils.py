@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+
 from penstock._native import shown_setting
 
 
@@ -45,3 +47,18 @@ def is_azure_path(path: str) -> bool:
 def is_object_storage(path: str) -> bool:
     """Whether it is on any of them."""
     return is_s3_path(path) or is_gs_path(path) or is_azure_path(path)
+
+
+def filter_allow(paths: list[str], patterns: list[str]) -> list[str]:
+    """Those that match any of the shell patterns."""
+    return [path for path in paths if any(fnmatch.fnmatch(path, pattern) for pattern in patterns)]
+
+
+def filter_ignore(paths: list[str], patterns: list[str]) -> list[str]:
+    """Those that match none of the shell patterns."""
+    return [path for path in paths if not any(fnmatch.fnmatch(path, pattern) for pattern in patterns)]
+
+
+def removeprefix(s: str, prefix: str) -> str:
+    """``s`` without ``prefix`` at its beginning."""
+    return s.removeprefix(prefix)
