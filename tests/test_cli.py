@@ -98,6 +98,11 @@ class TestInspect:
         assert ["model.layers.2.self_attn.q_proj.weight", "F32", "2×1000", "8.00", "kB",
                 "model-00002-of-00002.safetensors"] in rows  # fmt: skip
 
+    def test_numbers_shards_where_the_terminal_is_narrow(self, sharded: Path) -> None:
+        lines = penstock("inspect", sharded, columns=80).stdout.splitlines()
+        assert all(len(line) <= 80 for line in lines)
+        assert any("q_proj.weight" in line and line.rstrip().endswith("2/2") for line in lines)
+
     @pytest.mark.parametrize("columns", [40, 60, 80, 120])
     def test_fits_terminals_of_every_width(self, sharded: Path, columns: int) -> None:
         lines = penstock("inspect", sharded, columns=columns).stdout.splitlines()
@@ -107,6 +112,13 @@ class TestInspect:
         assert len(rows) == 2, "a row for each tensor, however narrow"
         assert all("self_attn" in row or "…" in row for row in rows)
         assert all(" kB" in row for row in rows), "sizes are not cut off"
+
+    def test_models_that_have_nothing_in_common_are_noted(self, tmp_path: Path) -> None:
+        for part in ("unet", "vae"):
+            save_file({f"{part}.w": np.zeros(1, np.float32)}, tmp_path / f"{part}.safetensors")
+        assert "note: 2 files without an index" in penstock("inspect", tmp_path).stdout
+        save_file({"unet.v": np.zeros(1, np.float32)}, tmp_path / "more.safetensors")
+        assert "note:" not in penstock("inspect", tmp_path).stdout
 
     def test_tells_files_of_one_name_apart(self, tmp_path: Path) -> None:
         for part in ("unet", "vae"):
@@ -213,11 +225,14 @@ class TestLoad:
         for figure in FIGURES.values():
             assert any(line.startswith(f"{figure.label} ") for line in shown), figure
 
-    def test_stats_leave_out_what_is_zero(self, single: Path) -> None:
+    def test_stats_leave_out_what_is_zero_and_end_in_what_limits(self, single: Path) -> None:
+        from penstock.cli.load import ADVICE
+
         shown = load(single, "--stats", "--cache", "use").stdout
         assert "load time" in shown
         assert "throttled" not in shown
         assert "from network" not in shown
+        assert any(advice in shown for advice in ADVICE.values())
 
     def test_figures_that_are_not_known_are_shown_all_the_same(self) -> None:
         from penstock.cli.load import table
@@ -370,14 +385,25 @@ class TestFailures:
         assert "Traceback" in done.stderr
         assert "FormatError" in done.stderr
 
+    @pytest.mark.parametrize(
+        "arguments", [["load", "--json"], ["load", "x", "--json", "--cache", "no"], ["nope", "--json"]]
+    )
+    def test_wrong_usage_is_json_where_json_was_asked_for(self, arguments: list[str]) -> None:
+        done = penstock(*arguments)
+        assert done.returncode == 2
+        error = json.loads(done.stdout)["error"]
+        assert error["type"] == "UsageError"
+        assert error["message"]
+        assert done.stderr.startswith("error: ")
+
     @pytest.mark.parametrize("json_option", [[], ["--json"]])
-    def test_a_full_disk_under_stdout_is_a_failure_of_storage(self, single: Path, json_option: list[str]) -> None:
+    def test_a_full_disk_under_stdout_is_named(self, single: Path, json_option: list[str]) -> None:
         command = [*COMMAND, "inspect", str(single), *json_option]
         with Path("/dev/full").open("w") as full:
             done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
         assert done.returncode == 6
         error, remedy = done.stderr.splitlines()
-        assert "No space left on device" in error
+        assert error == "error: the output could not be written: No space left on device"
         assert remedy.startswith("  try: ")
 
     @pytest.mark.parametrize(
@@ -390,6 +416,28 @@ class TestFailures:
         assert ("\x1b[1;31merror:\x1b[0m" in seen) == colored
         assert ("\x1b[36mtry:\x1b[0m" in seen) == colored
         assert "error:" in seen
+
+    @pytest.mark.parametrize("json_option", ["False", "True"])
+    def test_an_interrupt_that_a_library_would_swallow_ends_it(self, json_option: str) -> None:
+        program = (
+            "import os, signal; from penstock.cli.failures import interrupt_ends_process\n"
+            f"with interrupt_ends_process(as_json={json_option}):\n"
+            "    try: os.kill(os.getpid(), signal.SIGINT); [None for _ in range(1000)]\n"
+            "    except KeyboardInterrupt: pass\n"
+            "    print('went on')"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+        assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+        assert "went on" not in done.stdout
+        assert json_option != "True" or json.loads(done.stdout)["error"]["type"] == "KeyboardInterrupt"
+
+    def test_interrupts_are_python_s_again_afterwards(self) -> None:
+        from penstock.cli.failures import interrupt_ends_process
+
+        before = signal.getsignal(signal.SIGINT)
+        with interrupt_ends_process(as_json=False):
+            assert signal.getsignal(signal.SIGINT) is not before or before is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGINT) is before
 
     @pytest.mark.parametrize("options", ["", "--json"])
     def test_a_reader_that_has_seen_enough_is_no_failure(self, tmp_path: Path, options: str) -> None:

@@ -1,4 +1,4 @@
-"""Pulls: files whole or not there, what came is kept, nothing is left behind."""
+"""Pulls: files whole or not there, what came is kept, nothing is left behind; ``ls`` of a remote prefix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pytest
 import penstock
 import servers
 from conftest import Raw, Remains, raw_bytes, write_raw
-from penstock._native import Source, list_objects
+from penstock._native import Source
 
 pytestmark = pytest.mark.stores
 
@@ -224,6 +224,24 @@ def test_a_dry_run_says_what_a_pull_would_do_and_makes_nothing(bucket: servers.R
     assert not (to / "unet").exists()
 
 
+def test_inspect_lists_a_prefix_without_a_checkpoint(bucket: servers.Remote, tmp_path: Path) -> None:
+    bucket.put("model/unet/deep/\x1b[31m.txt", b"12345")
+    run = [sys.executable, "-m", "penstock.cli", "inspect"]
+    for url in (f"{bucket.root}/", bucket.root):
+        shown = json.loads(subprocess.run([*run, "--json", url], check=True, stdout=subprocess.PIPE, text=True).stdout)
+        assert (shown["directories"], shown["objects"]) == (["model"], [])
+    out = subprocess.run([*run, f"{bucket.root}/model/unet/deep"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert "x.bin" in out
+    assert "2 objects, 20 B" in out
+    assert "\x1b" not in out
+    tensors = {"w": Raw("U8", (4,), b"abcd")}
+    body = write_raw(tmp_path / "x.safetensors", tensors).read_bytes()
+    bucket.put("real/x.safetensors", body)
+    command = [*run, "--json", f"{bucket.root}/real/"]
+    shown = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    assert shown["total"]["tensors"] == 1
+
+
 def test_a_directory_that_cannot_be_made_is_told(bucket: servers.Remote, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(penstock.PenstockError, match="file"):
@@ -276,7 +294,9 @@ def test_a_key_with_an_empty_part_is_named(kind: str, tmp_path: Path, monkeypatc
         assert not (tmp_path / "to").exists()
         # The object itself, and what is beside its directory.
         assert penstock.open(f"{where}m.safetensors").load(framework="np")["w"].tobytes() == b"abcd"
-        assert list_objects(where.replace("model/", ""))[1] == ["model"]
+        shown = [sys.executable, "-m", "penstock.cli", "inspect", "--json", where.replace("model/", "")]
+        listed = json.loads(subprocess.run(shown, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        assert listed["directories"] == ["model"]
 
 
 FORKED = """
@@ -324,7 +344,7 @@ def test_a_forked_child_does_not_keep_the_lock(slow: Slow, tmp_path: Path) -> No
 IN_CHILD = """
 import os, sys, time
 import penstock
-from penstock._native import Source, list_objects
+from penstock._native import Source
 
 source = Source(sys.argv[1])
 running = source.pull(sys.argv[2], [0], None)

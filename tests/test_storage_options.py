@@ -429,6 +429,7 @@ def test_the_command_takes_options_and_shows_no_value(
 
     for line in (
         ("inspect", f"{remote.root}/m/"),
+        ("inspect", f"{remote.root}/"),
         ("load", "--framework", "np", f"{remote.root}/m/"),
         ("pull", "-v", f"{remote.root}/m/", str(tmp_path / "to")),
     ):

@@ -25,7 +25,14 @@ def main() -> None:
         sys.stdout.write(f"penstock {__version__}\n")
         return
     try:
-        _app()(prog_name="penstock")
+        app = _app()
+        if "--json" in sys.argv[1:]:
+            from penstock.cli.failures import usage_as_json
+
+            with usage_as_json():
+                app(prog_name="penstock", standalone_mode=False)
+        else:
+            app(prog_name="penstock")
     except KeyboardInterrupt:  # before a command began; afterwards it is the command's
         sys.stderr.write("error: interrupted\n")
         sys.exit(130)
@@ -35,9 +42,8 @@ def _app() -> typer.Typer:
     try:
         from penstock.cli.app import app
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in {"typer", "rich", "click"}:
+        if error.name is None or error.name.partition(".")[0] not in {"typer", "rich", "click"}:
             raise
-        sys.stderr.write(f"error: the penstock command needs the package {missing!r}: pip install typer rich\n")
+        sys.stderr.write(f"error: the penstock command needs the package {error.name!r}: pip install typer rich\n")
         sys.exit(1)
     return app

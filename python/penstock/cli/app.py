@@ -166,7 +166,10 @@ def inspect_command(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show what a checkpoint holds: tensors, dtypes, shapes, files. Reads headers only."""
+    """Show what a checkpoint holds: tensors, dtypes, shapes, files. Reads headers only.
+
+    Of a prefix on an object store without a checkpoint directly in it: the objects and prefixes that are there.
+    """
     with handled(as_json=json, debug=debug):
         from penstock.cli.inspect import inspect
 

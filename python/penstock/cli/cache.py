@@ -10,11 +10,13 @@ from typing import NamedTuple
 from rich.text import Text
 
 from penstock import _native
-from penstock.cli.output import Output, as_json, bare_table, name_column, plural, printable
+from penstock.cli.output import NARROW, Output, as_json, bare_table, plural, printable, shortened
 from penstock.errors import ConfigError, LocationNotFoundError
 from penstock.units import size
 
 DIRECTORY = "PENSTOCK_CACHE_DIR"
+_BESIDES = 30
+"""Columns that a table needs besides the location."""
 
 
 class Entry(NamedTuple):
@@ -81,14 +83,15 @@ def ls(directory: str, patterns: list[str], *, json: bool) -> None:
     out = Output()
     if found:
         table = bare_table()
-        name_column(table, "location")
+        table.add_column("location", overflow="fold")
         table.add_column("size", justify="right", no_wrap=True)
         table.add_column("there", justify="right", no_wrap=True)
         table.add_column("used", justify="right", no_wrap=True)
         for entry in found:
+            location = printable(entry.location)
+            shown = shortened(location, max(out.width - _BESIDES, _BESIDES)) if out.width < NARROW else location
             share = "all" if entry.is_complete else f"{_percent(entry)} %"
-            location = Text(printable(entry.location))
-            table.add_row(location, size(entry.nbytes), share, age(time.time() - entry.used))
+            table.add_row(Text(shown), size(entry.nbytes), share, age(time.time() - entry.used))
         out.print(table)
         out.print()
     there = sum(entry.cached_bytes for entry in found)

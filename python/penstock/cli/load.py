@@ -20,7 +20,8 @@ from rich.text import Text
 
 import penstock
 from penstock._native import shown as without_secrets
-from penstock.cli.output import Output, as_json, bare_table, plural, printable
+from penstock.cli.failures import interrupt_ends_process
+from penstock.cli.output import NARROW, Output, as_json, bare_table, plural, printable
 from penstock.cli.selecting import matching, no_match
 from penstock.units import rate, size
 
@@ -64,6 +65,17 @@ FIGURES = {
     "pinned": Figure("memory", "pinned", "whether staging memory was registered with the device"),
 }
 
+ADVICE = {
+    "disk": "the disk is what limits: a faster disk, or files that are in the page cache, would load faster",
+    "network": "the network or the store is what limits: --cache-dir keeps what comes for the next load",
+    "cores": "the CPU cores are what limits: give the process more of them",
+    "page cache": "copying from the page cache is what limits: the storage is not",
+    "pcie": "the copies to the device are what limits: check that the GPU has its full PCIe width (nvidia-smi -q)",
+    "memory": "host memory is what limits: copying and page faults, not the storage",
+    "consumer": "the consumer is what limits: storage waited for memory to read into",
+}
+"""What follows from ``limited_by``, in a sentence."""
+
 
 def load(
     paths: list[str],
@@ -83,7 +95,8 @@ def load(
     """Loads and reports."""
     shown = not (quiet or json) and sys.stderr.isatty()
     framework = framework or default_framework()
-    device = wake(framework, device)
+    with interrupt_ends_process(as_json=json):
+        device = wake(framework, device)
     began = time.perf_counter()
     ckpt = penstock.open(paths, storage_options=storage_options, options=options)
     opened = time.perf_counter()
@@ -118,9 +131,10 @@ def load(
     if ckpt.stats:
         found = ckpt.stats.as_dict()
         out.print()
-        out.print(table(found, every=all_stats))
+        out.print(table(found, every=all_stats, explained=out.width >= NARROW))
         out.print()
-        out.lines(f"note: {printable(str(note))}" for note in found["notes"])
+        advice = ADVICE.get(found["limited_by"]) if nbytes else None
+        out.lines(filter(None, [advice, *(f"note: {printable(str(note))}" for note in found["notes"])]))
     else:
         out.lines(["a mapped load has no further figures: the kernel does the reading"], style="dim")
 
@@ -210,15 +224,16 @@ def summary(figures: dict[str, Any]) -> str:
     return f"{plural(figures['tensors'], 'tensor')}, {size(nbytes)} {how} in {times}: {rate(nbytes, total)}{limit}"
 
 
-def table(stats: dict[str, Any], *, every: bool) -> Table:
-    """Figures by group, with what they mean; without ``every``, those that say something.
+def table(stats: dict[str, Any], *, every: bool, explained: bool = True) -> Table:
+    """Figures by group, with what they mean if ``explained``; without ``every``, those that say something.
 
     Figures that this version of the command does not know are shown all the same.
     """
     made = bare_table()
     made.add_column("figure", no_wrap=True)
     made.add_column("value", justify="right", overflow="fold")
-    made.add_column("meaning", style="dim")
+    if explained:
+        made.add_column("meaning", style="dim")
     groups = dict.fromkeys(figure.group for figure in FIGURES.values()) | {"other": None}
     for group in groups:
         known = [name for name, figure in FIGURES.items() if figure.group == group and name in stats]
@@ -228,7 +243,8 @@ def table(stats: dict[str, Any], *, every: bool) -> Table:
             made.add_row(Text(group, style="bold"))
         for name in shown:
             figure = FIGURES.get(name, Figure("other", name.replace("_", " "), ""))
-            made.add_row(*map(Text, (f"  {figure.label}", _figure(name, stats[name]), figure.meaning)))
+            cells = [f"  {figure.label}", _figure(name, stats[name]), *([figure.meaning] if explained else [])]
+            made.add_row(*map(Text, cells))
     return made
 
 

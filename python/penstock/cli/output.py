@@ -20,6 +20,8 @@ from rich.text import Text
 
 UNBOUNDED = 100_000
 """The width of what is no terminal."""
+NARROW = 60
+"""The columns of a terminal below which tables show only what matters most."""
 
 
 class Output(Console):
@@ -55,6 +57,15 @@ def printable(text: str) -> str:
     return shown.encode(encoding, "backslashreplace").decode(encoding)
 
 
+def shortened(text: str, width: int) -> str:
+    """``text`` in at most ``width`` characters, without its middle if need be: both ends tell names apart."""
+    mark = glyph("…", "~")
+    if len(text) <= width:
+        return text
+    tail = max(width - len(mark), 0) * 2 // 3
+    return text[: max(width - len(mark) - tail, 0)] + mark + text[len(text) - tail :]
+
+
 def glyph(wanted: str, plain: str) -> str:
     """``wanted`` where stdout can show it, else ``plain``."""
     return wanted if printable(wanted) == wanted else plain
@@ -81,8 +92,3 @@ def shape(dimensions: Sequence[int]) -> str:
 def bare_table() -> Table:
     """A table without frames: what one copies from a terminal is text."""
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold", padding=(0, 1))
-
-
-def name_column(table: Table, title: str) -> None:
-    """Adds a column of names, which are cut off where the terminal has no room for them."""
-    table.add_column(title, overflow="ellipsis" if glyph("…", "") else "crop")
