@@ -18,6 +18,7 @@ pytestmark = pytest.mark.libraries
 ENGINES = {
     "transformers": ("transformers", "from_pretrained('auto', 'm')"),
     "diffusers": ("diffusers", "from_pretrained(None, 'm')"),
+    "peft": ("peft", "from_pretrained(None, 'm')"),
 }
 
 

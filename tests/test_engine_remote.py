@@ -130,6 +130,17 @@ def test_diffusers(remote: servers.Remote, tmp_path: Path) -> None:
     assert_same_model(single, theirs.vae)
 
 
+def test_peft(remote: servers.Remote, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    from penstock.integrations.peft import from_pretrained
+
+    made = peft.get_peft_model(llama(), peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
+    made.save_pretrained(tmp_path / "a")
+    url = put(remote, tmp_path / "a", "adapter")
+    theirs = peft.PeftModel.from_pretrained(randomise(llama()), tmp_path / "a")
+    assert_same_model(from_pretrained(randomise(llama()), url), theirs)
+
+
 def test_safetensors_within_a_patch(remote: servers.Remote, tmp_path: Path) -> None:
     import safetensors.torch
 

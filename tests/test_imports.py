@@ -25,7 +25,7 @@ LAYERS = [
     {"recording"},
     {"distributed"},
     {"integrations.safetensors", "integrations.shared"},
-    {"integrations.sglang", "integrations.transformers", "integrations.vllm"},
+    {"integrations.peft", "integrations.sglang", "integrations.transformers", "integrations.vllm"},
     {"integrations.diffusers"},
     {"integrations", "cli"},
     {"__init__", "__main__"},

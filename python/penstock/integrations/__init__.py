@@ -1,7 +1,7 @@
 """Penstock in the programs and libraries that run models.
 
 * ``vllm``, ``sglang``: ``--load-format penstock``.
-* ``transformers``, ``diffusers``: ``from_pretrained``.
+* ``transformers``, ``diffusers``, ``peft``: ``from_pretrained`` and its like.
 * ``safetensors``: ``patch_safetensors``, for libraries that call safetensors themselves.
 * ``shared``: what they have in common.
 
