@@ -22,7 +22,6 @@ torch = pytest.importorskip("torch")
 
 import numpy as np
 from torch import nn
-from torch.utils.dlpack import to_dlpack
 
 from penstock.integrations.shared.filling import Weights, fill
 from penstock.recording import Recorder, VerificationError, copy_state, differing, eager_reader, verify_equal
@@ -211,14 +210,10 @@ def test_what_others_than_torch_see_is_filled_when_it_is_copied_to(checkpoint: p
 @pytest.mark.parametrize(
     "capsule",
     [
-        lambda tensor: to_dlpack(tensor),  # noqa: PLW0108 - looked up when it is called
-        lambda tensor: torch.to_dlpack(tensor),  # noqa: PLW0108 - looked up when it is called
-        lambda tensor: torch.utils.dlpack.to_dlpack(tensor),  # noqa: PLW0108 - looked up when it is called
-        lambda tensor: torch._C._to_dlpack(tensor),  # noqa: PLW0108 - looked up when it is called
         lambda tensor: tensor.__dlpack__(),
         lambda tensor: tensor.__dlpack__(max_version=(1, 0)),
     ],
-    ids=["imported", "torch", "utils", "C", "method", "versioned"],
+    ids=["method", "versioned"],
 )
 def test_what_a_dlpack_capsule_shares_is_filled_when_it_is_copied_to(
     checkpoint: penstock.Checkpoint, capsule: Callable[[Any], Any]
@@ -710,7 +705,7 @@ def test_threads_make_parameters_of_weights_while_they_become_ordinary_tensors(c
     def work(weight: Any, stop: threading.Event) -> None:
         while not stop.is_set():
             nn.Parameter(weight, requires_grad=False)
-            to_dlpack(weight)
+            weight.__dlpack__()
 
     with ThreadPoolExecutor(2) as pool:
         for _ in range(20):

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.dlpack import to_dlpack
 
 warnings.filterwarnings("ignore")
 
@@ -427,7 +426,7 @@ def dlpack(s: State, x: int, y: int, z: int) -> Any:
     t = s.get(x).detach()
     if y % 3 == 0:
         return s.add(torch.from_dlpack(t))
-    capsule = to_dlpack(t)
+    capsule = t.__dlpack__()
     return s.add(torch.from_dlpack(capsule)) if y % 3 == 1 else s.arrays.append(np.from_dlpack(Capsule(capsule)))
 
 
