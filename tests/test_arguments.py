@@ -273,7 +273,7 @@ class TestConfig:
 
 
 class TestConversion:
-    """Dtypes and devices: what is none is named, with the one that was meant."""
+    """Dtypes and devices: what is none is named, with those that there are."""
 
     @pytest.mark.parametrize("framework", ["pt", "np"])
     @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ class TestConversion:
 
     @pytest.mark.parametrize(
         ("device", "meant"),
-        [("gpu", "'cuda'"), ("cuda:x", "'cuda:0'"), ("GPU:1", "'cuda:1'"), ("CUDA", "'cuda'"), ("host", "'cpu'"),
+        [("gpu", "'cuda'"), ("CUDA", "'cuda'"), ("host", "'cpu'"),
          ("nonsense", "'cuda:N'"), (True, "'cuda:N'"), (None, "'cuda:N'")],
     )  # fmt: skip
     def test_a_device_that_is_none(self, ckpt: penstock.Checkpoint, device: Any, meant: str) -> None:

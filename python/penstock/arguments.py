@@ -150,26 +150,10 @@ def settings(given: LoadOptions | None, default: LoadOptions | None = None) -> L
     raise ConfigError(cause=cause, remedy=remedy)
 
 
-_DTYPES = {
-    "fp8": "float8_e4m3fn",
-    "fp16": "float16",
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "fp32": "float32",
-    "f32": "float32",
-    "fp64": "float64",
-    "f64": "float64",
-}
-"""What people call dtypes, and what frameworks do."""
-
-
 def no_dtype(given: object, library: str) -> SelectionError:
     """``given`` is no dtype of ``library``."""
-    text = str(given).strip().lower().rpartition(".")[2]
-    known = next((name for name in _DTYPES.values() if name == text), _DTYPES.get(text))
-    remedy = f"Did you mean {known!r}?" if known else "Give one such as 'float16', 'bfloat16' or 'float32'"
     cause = f"dtype={given!r} is not a dtype of {library}"
-    return SelectionError(cause=cause, remedy=remedy)
+    return SelectionError(cause=cause, remedy="Give one such as 'float16', 'bfloat16' or 'float32'")
 
 
 def no_floating_dtype(given: object) -> SelectionError:
@@ -179,13 +163,3 @@ def no_floating_dtype(given: object) -> SelectionError:
     )
     remedy = "Give a floating-point dtype; for quantised weights, use a quantised checkpoint"
     return SelectionError(cause=cause, remedy=remedy)
-
-
-def device_meant(given: object) -> str | None:
-    """The device that a text which is none may mean: of ``"gpu"``, ``"GPU:1"`` or ``"cuda:x"``."""
-    if not isinstance(given, str):
-        return None
-    kind, _, index = given.strip().lower().partition(":")
-    if kind in {"gpu", "cuda", "nvidia"}:
-        return f"cuda:{int(index)}" if index.isdecimal() else "cuda:0" if index else "cuda"
-    return "cpu" if kind in {"cpu", "host", "ram"} else None
