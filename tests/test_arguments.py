@@ -150,11 +150,10 @@ class TestPaths:
         with pytest.raises(penstock.ConfigError, match=r"path(\[\d\])? must be a path or a URL"):
             penstock.open(given)
 
-    def test_open_files_are_answered_with_their_path(self, tmp_path: Path) -> None:
+    def test_open_files_are_refused(self, tmp_path: Path) -> None:
         path = write_raw(tmp_path / "m.safetensors", {})
-        with path.open("rb") as file, pytest.raises(penstock.ConfigError, match="BufferedReader") as raised:
+        with path.open("rb") as file, pytest.raises(penstock.ConfigError, match="BufferedReader"):
             penstock.open(file)  # type: ignore[arg-type]
-        assert str(path) in str(raised.value.remedy)
         with pytest.raises(penstock.ConfigError, match="BytesIO"):
             penstock.open(io.BytesIO())  # type: ignore[arg-type]
 

@@ -18,15 +18,6 @@ AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 """A path of this machine (bytes and surrogate escapes for names that are not UTF-8), or a URL."""
 
 
-_EMPTY = {
-    "url": ("URL", "Give a URL such as s3://bucket/model/"),
-    "dst": ("directory", "Give the directory that the files go to"),
-    "cache_dir": ("directory", 'Give a directory of this machine, or cache_dir="" for no cache'),
-}
-"""By argument: what an empty one does not name, and what to give instead."""
-_EMPTY_LOCATION = ("file, directory or URL", "Give the path of a .safetensors file or of a directory, or a URL")
-
-
 def locations(given: AnyPath | Iterable[AnyPath]) -> list[str]:
     """What ``penstock.open`` was given, as a list of paths and URLs.
 
@@ -52,9 +43,8 @@ def location(given: AnyPath, argument: str = "path") -> str:
     except TypeError:
         raise _no_path(given, argument) from None
     if not text.strip() and not os.path.lexists(text):
-        names, give = _EMPTY.get(argument, _EMPTY_LOCATION)
-        cause, remedy = f"{argument} is empty: it names no {names}", f"{give}; a variable it is made of may be unset"
-        raise LocationNotFoundError(cause=cause, remedy=remedy)
+        remedy = "Give the path of a file or directory, or a URL; a variable it is made of may be unset"
+        raise LocationNotFoundError(cause=f"{argument} is empty: it names nothing", remedy=remedy)
     try:
         os.fsencode(text)
     except UnicodeEncodeError as error:
@@ -78,11 +68,7 @@ def is_http(location: str) -> bool:
 
 def _no_path(given: object, argument: str) -> ConfigError:
     cause = f"{argument} must be a path or a URL (str, bytes, os.PathLike), not {_described(given)}"
-    remedy = None
-    if hasattr(given, "read"):
-        name = getattr(given, "name", None)
-        is_path = isinstance(name, (str, bytes)) and "://" not in os.fsdecode(name)
-        remedy = f"Give its path: {name!r}" if is_path else "Write it to a file, or give its URL"
+    remedy = "Give its path or URL, or write it to a file" if hasattr(given, "read") else None
     return ConfigError(cause=cause, remedy=remedy)
 
 

@@ -56,7 +56,6 @@ PATCHES = {
         "torch.nn.Buffer.__new__",
         "torch.Tensor._make_subclass",
         "torch.Tensor.as_subclass",
-        "torch._C._swap_tensor_impl",
     ),
     "`penstock.integrations.transformers.from_pretrained` loads to a GPU": (
         "transformers.modeling_utils.caching_allocator_warmup",

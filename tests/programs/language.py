@@ -371,14 +371,6 @@ def state_dict(s: State, x: int, y: int, z: int) -> Any:
 
 
 @operation
-def swap(s: State, x: int, y: int, z: int) -> Any:
-    # Of its own: tensors with views torch refuses to swap, and counts them otherwise than by what can be seen.
-    s.tensors.append(nn.Parameter(torch.ones(2, 3), requires_grad=x % 2 == 0))
-    s.tensors.append(next(s.weights)[1])
-    torch.utils.swap_tensors(s.tensors[-2], s.tensors[-1])
-
-
-@operation
 def half(s: State, x: int, y: int, z: int) -> Any:
     s.module.to(torch.bfloat16) if z % 2 else s.module.float()
 

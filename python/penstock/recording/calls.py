@@ -194,9 +194,8 @@ def _overwritten(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         tensor = empty_for(lazy.lazy_storage)
     # Nobody else sees it before it holds what it shall, and nobody at all if this raises.
     func(lazy.lazy_storage.tensor_in(tensor, lazy.lazy_value), *args[1:], **kwargs)
-    if lazy.lazy_recorder.materialised_as(lazy.lazy_storage, tensor):
-        return lazy.materialised()
-    return func(lazy.materialised(), *args[1:], **kwargs)
+    lazy.lazy_storage.materialised = tensor
+    return lazy.materialised()
 
 
 def _copied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

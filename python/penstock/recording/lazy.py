@@ -147,7 +147,7 @@ class LazyTensor(torch.Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A deep copy, of the object itself: with the attributes that it was given."""
-        in_place_of(self, lambda recorder, lazy: recorder.materialise(lazy, torch.Tensor.__deepcopy__))
+        self.lazy_recorder.materialise(self, torch.Tensor.__deepcopy__)
         materialise_in_place(self)
         return copy.deepcopy(self, memo)
 
@@ -179,15 +179,6 @@ class LazyTensor(torch.Tensor):
     ) -> Any:
         del types
         named = {} if kwargs is None else dict(kwargs)
-        try:
-            return cls._called(func, args, named)
-        except AttributeError as error:
-            if not _was_materialised(error):
-                raise
-        return func(*args, **named)
-
-    @staticmethod
-    def _called(func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         found = _Found()
         lazy, materialised = found.lazy, found.materialised
         at = KEEPS.get(func)
@@ -217,14 +208,9 @@ class LazyTensor(torch.Tensor):
         """For what reaches torch's dispatcher without passing ``__torch_function__``: never lazily."""
         del types
         named = {} if kwargs is None else dict(kwargs)
-        try:
-            if func is torch.ops.prim.device.default:
-                return args[0].lazy_storage.device
-            result = call_materialised(func, args, named)
-        except AttributeError as error:
-            if not _was_materialised(error):
-                raise
-            return func(*args, **named)
+        if func is torch.ops.prim.device.default:
+            return args[0].lazy_storage.device
+        result = call_materialised(func, args, named)
         # Under inference mode nobody else puts the argument back that an in-place operator returns.
         return _object_of(result, args)
 
@@ -234,10 +220,6 @@ def _object_of(result: Any, args: Iterable[Any]) -> Any:
     if not isinstance(result, torch.Tensor):
         return result
     return next((value for value in args if getattr(value, "_tensor", None) is result), result)
-
-
-_OF_LAZY = {*vars(LazyTensor), *LazyTensor.__annotations__} - set(dir(torch.Tensor))
-"""Attributes and methods that regular tensors do not have."""
 
 
 class _Found:
@@ -258,26 +240,8 @@ class _Found:
         return mapped(self.arguments, value)
 
 
-def in_place_of(value: Any, make: Callable[[Recorder, LazyTensor], torch.Tensor]) -> Any:
-    """What ``make`` makes in the place of a lazy tensor; other values, and one that was materialised, as they are."""
-    if not isinstance(value, LazyTensor):
-        return value
-    try:
-        return make(value.lazy_recorder, value)
-    except AttributeError as error:
-        if not _was_materialised(error):
-            raise
-        return value
-
-
-def materialise_in_place(lazy: LazyTensor, swap: Callable[[Any, Any], None] | None = None) -> None:
-    """Makes the Python object a regular tensor, if another thread has not."""
-    in_place_of(lazy, lambda recorder, _: recorder.locked(lambda: _materialise_in_place(lazy, swap)))
-
-
-def _materialise_in_place(lazy: LazyTensor, swap: Callable[[Any, Any], None] | None) -> Any:
-    if type(lazy) is not LazyTensor:
-        return
+def materialise_in_place(lazy: LazyTensor) -> None:
+    """Makes the Python object a regular tensor, which is filled with what else is recorded."""
     tensor = lazy.lazy_recorder.materialise_later(lazy)
     with unwatched(), torch.inference_mode(mode=False):
         grad = tensor.grad if tensor.is_leaf else None
@@ -290,17 +254,11 @@ def _materialise_in_place(lazy: LazyTensor, swap: Callable[[Any, Any], None] | N
             alias.data = tensor
         if tensor.requires_grad and tensor.is_leaf:
             alias.requires_grad_(True)
-        # In this order: to another thread it is a materialised lazy tensor, or a regular one (``_was_materialised``).
-        (swap or torch._C._swap_tensor_impl)(lazy, alias)
+        torch._C._swap_tensor_impl(lazy, alias)
         lazy.__class__ = torch.Tensor  # type: ignore[assignment]
         # What loading code has set stays.
         for name in LazyTensor.__annotations__:
             vars(lazy).pop(name, None)
-
-
-def _was_materialised(error: AttributeError) -> bool:
-    """Whether a call failed since a lazy tensor of its arguments has become a regular one meanwhile."""
-    return type(error.obj) is torch.Tensor and error.name in _OF_LAZY
 
 
 def empty_for(storage: LazyStorage) -> torch.Tensor:

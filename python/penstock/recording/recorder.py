@@ -162,9 +162,13 @@ class Recorder:
         self, checkpoint: Checkpoint, names: Iterable[str] | None = None, *, prefix: str = ""
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields ``(prefix + name, tensor)``: eager tensors on the device, in the order of their bytes."""
-        for name, tensor in checkpoint.stream(
-            names, device=self._device, progress=self._progress, options=self._options
-        ):
+        tensors = checkpoint.stream(names, device=self._device, progress=self._progress, options=self._options)
+        while True:
+            # What a load does with addresses of tensors concerns no recording.
+            with unwatched():
+                name, tensor = next(tensors, (None, None))
+            if name is None or tensor is None:
+                break
             self.statistics.tensors += 1
             self.statistics.fallback += 1
             self.statistics.available_bytes += tensor.numel() * tensor.element_size()
@@ -216,36 +220,18 @@ class Recorder:
                 torch.autograd.graph.increment_version(written)
             return True
 
-    def locked(self, do: Callable[[], Any]) -> Any:
-        """Does something while no other thread changes what lazy tensors are."""
-        with self._lock:
-            return do()
-
     def materialise(self, lazy: LazyTensor, func: Callable[..., Any]) -> torch.Tensor:
         """The tensor in the place of a lazy one, for ``func``, which needs it."""
         with self._lock:
-            if type(lazy) is not LazyTensor:
-                # It has become one while this thread waited for the lock.
-                return lazy
             if lazy.materialised() is None:
                 storage = lazy.lazy_storage
                 self.statistics.eager.setdefault(storage.value.stored().name, name_of(func))
                 storage.materialised = self._read_now(storage.value, storage.device)
             return lazy.materialised_now()
 
-    def materialised_as(self, storage: LazyStorage, tensor: torch.Tensor) -> bool:
-        """Makes ``tensor`` that of a storage. False where another thread has given it one meanwhile."""
-        with self._lock:
-            if storage.materialised is not None:
-                return False
-            storage.materialised = tensor
-            return True
-
     def materialise_later(self, lazy: LazyTensor) -> torch.Tensor:
         """A tensor in the place of a lazy one, which is filled with what else is recorded."""
         with self._lock:
-            if type(lazy) is not LazyTensor:
-                return lazy
             storage = lazy.lazy_storage
             if lazy.materialised() is None:
                 with unwatched():

@@ -6,8 +6,7 @@ that a watched thread starts, and functions that it submits to a ``ThreadPoolExe
 modes of a thread that outlives the recording do nothing any more, and hold nothing of it.
 
 What no mode sees is replaced while a recorder is active (``patches`` lists it all): the constructors of
-``nn.Parameter`` and ``nn.Buffer`` and ``torch._C._swap_tensor_impl``, which do not know lazy tensors. All is put back
-when the recorder ends.
+``nn.Parameter`` and ``nn.Buffer``, which do not know lazy tensors. All is put back when the recorder ends.
 
 Not seen are threads that existed before and are given work by other means, C++ code that uses a tensor's address
 without calling torch, ``torch.to_dlpack`` (``torch.from_dlpack`` and ``__dlpack__`` are), ``numpy()`` under
@@ -31,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.patches import Replacement
 from penstock.recording.here import Watch, here, others_watch
-from penstock.recording.lazy import LazyTensor, has_lazy, in_place_of, materialise_in_place
+from penstock.recording.lazy import LazyTensor, has_lazy
 
 if TYPE_CHECKING:
     from penstock.recording.recorder import Recorder
@@ -187,8 +186,7 @@ def _taking(original: Any) -> Any:
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        kwargs = {name: in_place_of(value, _later) for name, value in kwargs.items()}
-        return original(*(in_place_of(value, _later) for value in args), **kwargs)
+        return original(*map(_later, args), **{name: _later(value) for name, value in kwargs.items()})
 
     return call
 
@@ -197,20 +195,8 @@ def _new(original: Any) -> Any:
     return staticmethod(_taking(original))
 
 
-def _later(recorder: Recorder, lazy: LazyTensor) -> torch.Tensor:
-    return recorder.materialise_later(lazy)
-
-
-def _swap(original: Any) -> Any:
-    @functools.wraps(original)
-    def swap(one: torch.Tensor, other: torch.Tensor) -> None:
-        original(one, other)
-        for tensor in (one, other):
-            # torch.utils.swap_tensors has exchanged their classes and attributes before.
-            if isinstance(tensor, LazyTensor):
-                materialise_in_place(tensor, original)
-
-    return swap
+def _later(value: Any) -> Any:
+    return value.lazy_recorder.materialise_later(value) if isinstance(value, LazyTensor) else value
 
 
 _REPLACEMENTS: list[tuple[Any, Replacement]] = [
@@ -220,5 +206,4 @@ _REPLACEMENTS: list[tuple[Any, Replacement]] = [
     (torch.nn.Buffer, Replacement("torch.nn.Buffer.__new__", _new)),
     (torch.Tensor, Replacement("torch.Tensor._make_subclass", _new)),
     (torch.Tensor, Replacement("torch.Tensor.as_subclass", _taking)),
-    (torch._C, Replacement("torch._C._swap_tensor_impl", _swap)),
 ]
