@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,34 @@ def test_of_two_recorders_the_later_copy_stays(checkpoint: penstock.Checkpoint) 
         other.copy_(dict(outer.weights(checkpoint))["a"])
     assert parameter.numpy().tobytes() == eager["b"].numpy().tobytes()
     assert torch.equal(other, eager["a"])
+
+
+def test_a_recorder_in_another_hands_out_ordinary_tensors_and_says_so(checkpoint: penstock.Checkpoint) -> None:
+    with Recorder() as outer, Recorder() as inner:
+        assert all(type(weight) is torch.Tensor for _, weight in inner.weights(checkpoint))
+    assert inner.statistics.fallback == len(checkpoint)
+    assert inner.statistics.notes == ["eager tensors: another load of this process is being recorded"]
+    assert outer.statistics.notes == []
+
+
+def test_ordinary_tensors_are_gone_when_loading_code_has_dropped_them(
+    checkpoint: penstock.Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load to a GPU takes the address of every tensor; that concerns no recording, and keeps none of them."""
+    stream = penstock.Checkpoint.stream
+
+    def addressed(self: Any, *args: Any, **named: Any) -> Iterator[tuple[str, Any]]:
+        for name, tensor in stream(self, *args, **named):
+            torch.Tensor.data_ptr(tensor)
+            yield name, tensor
+
+    monkeypatch.setattr(penstock.Checkpoint, "stream", addressed)
+    with Recorder() as recorder:
+        for _, tensor in recorder.eager(checkpoint):
+            with torch._C.DisableTorchFunction():
+                memory = weakref.ref(tensor.untyped_storage())
+        del tensor
+        assert memory() is None
 
 
 @pytest.mark.parametrize(
