@@ -145,11 +145,10 @@ class TestPaths:
         with pytest.raises(penstock.ConfigError, match=r"path(\[\d\])? must be a path or a URL"):
             penstock.open(given)
 
-    def test_open_files_are_answered_with_their_path(self, tmp_path: Path) -> None:
+    def test_open_files_are_refused(self, tmp_path: Path) -> None:
         path = write_raw(tmp_path / "m.safetensors", {})
-        with path.open("rb") as file, pytest.raises(penstock.ConfigError, match="BufferedReader") as raised:
+        with path.open("rb") as file, pytest.raises(penstock.ConfigError, match="BufferedReader"):
             penstock.open(file)  # type: ignore[arg-type]
-        assert str(path) in str(raised.value.remedy)
         with pytest.raises(penstock.ConfigError, match="BytesIO"):
             penstock.open(io.BytesIO())  # type: ignore[arg-type]
 
@@ -258,7 +257,7 @@ class TestConfig:
 
 
 class TestConversion:
-    """Dtypes and devices: what is none is named, with the one that was meant."""
+    """Dtypes and devices: what is none is named, with those that there are."""
 
     @pytest.mark.parametrize("framework", ["pt", "np"])
     @pytest.mark.parametrize(
@@ -317,7 +316,7 @@ class TestConversion:
 
     @pytest.mark.parametrize(
         ("device", "meant"),
-        [("gpu", "'cuda'"), ("cuda:x", "'cuda:0'"), ("GPU:1", "'cuda:1'"), ("CUDA", "'cuda'"), ("host", "'cpu'"),
+        [("gpu", "'cuda'"), ("CUDA", "'cuda'"), ("host", "'cpu'"),
          ("nonsense", "'cuda:N'"), (True, "'cuda:N'"), (None, "'cuda:N'")],
     )  # fmt: skip
     def test_a_device_that_is_none(self, ckpt: penstock.Checkpoint, device: Any, meant: str) -> None:

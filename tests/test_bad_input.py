@@ -118,18 +118,12 @@ def test_an_empty_location_is_said_to_be_empty(given: Any) -> None:
     assert raised.value.code == "not_found"
 
 
-def test_what_to_give_instead_of_nothing_is_of_that_argument(tmp_path: Path) -> None:
-    with pytest.raises(
-        penstock.LocationNotFoundError, match=r"^dst is empty: it names no directory\. Give the directory"
-    ):
+def test_an_empty_argument_is_named(tmp_path: Path) -> None:
+    with pytest.raises(penstock.LocationNotFoundError, match=r"^dst is empty"):
         penstock.pull("s3://bucket/model/", " ")
-    with pytest.raises(
-        penstock.LocationNotFoundError, match=r"^url is empty: it names no URL\. Give a URL such as s3://"
-    ):
+    with pytest.raises(penstock.LocationNotFoundError, match=r"^url is empty"):
         penstock.pull("", tmp_path)
-    with pytest.raises(
-        penstock.LocationNotFoundError, match=r"^cache_dir is empty: it names no directory\. Give a dir"
-    ):
+    with pytest.raises(penstock.LocationNotFoundError, match=r"^cache_dir is empty"):
         penstock.open(tmp_path, cache_dir="\t")
 
 

@@ -17,12 +17,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock import namesake
-
-namesake.refuse()
-
-from penstock._native import LoadOptions, LoadStats, __version__  # noqa: E402
-from penstock.errors import (  # noqa: E402
+from penstock._native import LoadOptions, LoadStats, __version__
+from penstock.errors import (
     ConfigError,
     DestinationError,
     DeviceError,

@@ -340,16 +340,16 @@ class Checkpoint(Mapping[str, TensorInfo]):
                 torch tensors or numpy arrays. Of the checkpoint's shapes; on any mix of devices.
             names: of the checkpoint's tensors, only these.
             strict: whether names that only one side has are an error.
-            dtype_mismatch: ``"convert"`` rounds floating-point numbers to the destination's dtype as ``copy_`` does,
-                and converts integers where every value fits; ``"error"`` refuses any other dtype than the checkpoint's.
+            dtype_mismatch: ``"convert"`` rounds floating-point numbers to the destination's dtype as ``copy_`` does;
+                ``"error"`` refuses any other dtype than the checkpoint's, as it is for integers in any case.
             progress, options: as for ``load``.
 
         Returns:
             The names that only the destinations have, and those that only the checkpoint has, as torch does.
 
         Raises:
-            DestinationError: naming the tensor, and what of its destination does not fit: another shape; a conversion
-                that would cut off numbers; no memory of its own (meta tensors, wrapper subclasses, ``Partial``
+            DestinationError: naming the tensor, and what of its destination does not fit: another shape; another
+                dtype of integers; no memory of its own (meta tensors, wrapper subclasses, ``Partial``
                 placements, a module that FSDP has gathered at the moment); memory that overlaps another's. Of
                 several that do not fit, ``tensor`` is the first, and the message lists them.
             ConfigError: for another ``dtype_mismatch``.
