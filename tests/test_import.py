@@ -1,8 +1,14 @@
 """Importing Penstock costs nothing and does nothing."""
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from penstock import namesake
 
 PROBE = """
 import json, os, sys, threading, time
@@ -37,3 +43,26 @@ def test_everything_that_is_promised_can_be_reached() -> None:
 
     assert all(getattr(penstock, name) is not None for name in penstock.__all__)
     assert set(penstock.__all__) <= set(dir(penstock))
+
+
+def test_another_projects_distribution_of_the_import_name_is_named(tmp_path: Path) -> None:
+    shutil.copytree(Path(namesake.__file__).parent, tmp_path / "penstock", ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-c", "import penstock; print(penstock.__file__)"]
+    for ours in ("penstock_loader-0.1.0.dist-info", "penstock_runai_compat-0.17.0.dist-info"):
+        (tmp_path / ours).mkdir()
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()).is_relative_to(tmp_path)
+    (tmp_path / "penstock-0.1.0.dist-info").mkdir()
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "ImportError: another project's distribution 'penstock-0.1.0' is installed" in done.stderr
+
+
+def test_what_holds_the_package_need_not_be_a_directory(tmp_path: Path) -> None:
+    namesake.refuse(str(tmp_path / "archive.zip"))
+
+
+def test_an_installation_of_eggs_is_looked_at_too(tmp_path: Path) -> None:
+    (tmp_path / "penstock-2.egg-info").touch()
+    with pytest.raises(ImportError, match="pip install penstock-loader"):
+        namesake.refuse(str(tmp_path))

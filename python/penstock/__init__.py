@@ -17,8 +17,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock._native import LoadOptions, LoadStats, __version__
-from penstock.errors import (
+from penstock import namesake
+
+namesake.refuse()
+
+from penstock._native import LoadOptions, LoadStats, __version__  # noqa: E402
+from penstock.errors import (  # noqa: E402
     ConfigError,
     DestinationError,
     DeviceError,
