@@ -276,12 +276,8 @@ def test_engines_list_and_pull_by_the_same_means(bucket: servers.Remote, tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["moto", "gcs", "azure"])
-def test_a_key_with_an_empty_part_hides_no_others(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_key_with_an_empty_part_is_named(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not with versitygw, which keeps objects in a file system, which has no such names."""
-    from penstock.integrations.shared import objects
-
     with servers.ALL[kind](tmp_path) as remote:
         for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "STORAGE_EMULATOR"))]:
             monkeypatch.delenv(name)
@@ -289,27 +285,18 @@ def test_a_key_with_an_empty_part_hides_no_others(
             monkeypatch.setenv(name, value)
         tensors = {"w": Raw("U8", (4,), b"abcd")}
         remote.put("model/m.safetensors", write_raw(tmp_path / "m.safetensors", tensors).read_bytes())
-        remote.put("model/config.json", b"{}")
         remote.put("model//lost.json", b"12345")
         where = f"{remote.root}/model/"
-        assert penstock.open(where).load(framework="np")["w"].tobytes() == b"abcd"
-        assert objects.list_safetensors(where) == [f"{where}m.safetensors"]
-        assert (f"{where}/lost.json", 5) in objects.list_files(where, recursive=True)
-        # As a directory without a name, which is what it is there.
+        for use in (penstock.open, lambda where: penstock.pull(where, tmp_path / "to")):
+            with pytest.raises(penstock.StorageError, match=r"a key that cannot be read: .*model//") as raised:
+                use(where)
+            assert "Give the objects themselves" in (raised.value.remedy or "")
+        assert not (tmp_path / "to").exists()
+        # The object itself, and what is beside its directory.
+        assert penstock.open(f"{where}m.safetensors").load(framework="np")["w"].tobytes() == b"abcd"
         shown = [sys.executable, "-m", "penstock.cli", "inspect", "--json", where.replace("model/", "")]
         listed = json.loads(subprocess.run(shown, check=True, stdout=subprocess.PIPE, text=True).stdout)
         assert listed["directories"] == ["model"]
-        # Not left out without a word: whoever pulls says so.
-        with pytest.raises(penstock.LocationAccessError, match=r"/lost\.json") as raised:
-            penstock.pull(where, tmp_path / "to")
-        assert "ignore_patterns=" in (raised.value.remedy or "")
-        assert not (tmp_path / "to").exists()
-        pulled = penstock.pull(where, tmp_path / "to", ignore_patterns="/*")
-        assert [file.path for file in pulled.files] == ["config.json", "m.safetensors"]
-        objects.pull(where, str(tmp_path / "engine"), allow_pattern=["*.json"])
-        there = [file.name for file in (tmp_path / "engine").iterdir() if file.is_file()]
-        assert there == ["config.json"]
-        assert "'/lost.json' is left out" in caplog.text
 
 
 FORKED = """

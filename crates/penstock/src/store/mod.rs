@@ -43,7 +43,7 @@ pub(crate) use location::is_key;
 pub use location::{is_doubtful_path, shown, shown_setting};
 pub(crate) use location::{is_http, is_known_scheme, is_url};
 #[cfg(feature = "remote")]
-pub use remote::{Environment, ListedObject, Listing, RemoteStore, RetryPolicy};
+pub use remote::{Environment, ListedObject, Listing, RemoteStore, RetryPolicy, set_google_token_command};
 pub use router::{Router, is_remote};
 
 /// What tells one version of an object from another: compared between opening a checkpoint and loading from it.

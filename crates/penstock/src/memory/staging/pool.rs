@@ -1,6 +1,6 @@
 //! The buffers of one size and kind: which are free, how many there are and may be, when they go. See the module's essay.
 
-use std::mem;
+use std::mem::{self, ManuallyDrop};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -149,7 +149,7 @@ impl Arena {
             tracing::warn!(because, "staging memory could not be pinned; copies will be slower");
             lock(&self.state).unpinned_because.get_or_insert(because);
         }
-        mem::forget(made);
+        let _ = ManuallyDrop::new(made);
         Ok(buffer)
     }
 
@@ -210,7 +210,7 @@ impl Drop for Arena {
         if !self.is_ours() {
             // A child: what was registered is its parent's, and the addresses may be used for something else by now.
             let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-            mem::forget((mem::take(&mut state.free), state.addresses.take()));
+            let _ = ManuallyDrop::new((mem::take(&mut state.free), state.addresses.take()));
         }
     }
 }
