@@ -98,11 +98,10 @@ class Replacement:
         target: the attribute, from the list.
         make: makes the replacement from the original. It has to behave as the original where nobody uses it, and to
             work if it replaces another of its kind.
-        name: of the attribute, in a module that has it by another name.
     """
 
-    def __init__(self, target: str, make: Callable[[Any], Any], name: str | None = None) -> None:
-        self._name = listed(target).rpartition(".")[2] if name is None else name
+    def __init__(self, target: str, make: Callable[[Any], Any]) -> None:
+        self._name = listed(target).rpartition(".")[2]
         self._make = make
         self._is_own = True
         self._users = 0

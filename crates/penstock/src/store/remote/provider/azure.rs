@@ -2,8 +2,8 @@
 //!
 //! The account comes from the location (`abfss://container@account.dfs.core.windows.net/…`) or from
 //! `AZURE_STORAGE_ACCOUNT_NAME` (`az://container/…`). An `https://` URL of a blob is one of any server, signed or not.
-//! Credentials, in this order: `AZURE_STORAGE_CONNECTION_STRING`, an account key, a bearer token, a client secret, a
-//! workload identity, a SAS token, the Azure command line (`AZURE_USE_AZURE_CLI=true`), the machine's managed identity.
+//! Credentials, in this order: a bearer token, the key of `AZURE_STORAGE_CONNECTION_STRING`, an account key, a workload
+//! identity, a client secret, a SAS token, the Azure command line (`AZURE_USE_AZURE_CLI=true`), the machine's managed identity.
 //! `AZURE_SKIP_SIGNATURE=true` asks for public blobs without any. A connection string with
 //! `UseDevelopmentStorage=true` leads to Azurite.
 
@@ -96,13 +96,13 @@ pub(crate) fn make(address: &Address, environment: &Environment, connector: Conn
 fn source(environment: &Environment) -> &'static str {
     [
         "AZURE_SKIP_SIGNATURE",
+        "AZURE_STORAGE_TOKEN",
         "AZURE_STORAGE_ACCOUNT_KEY",
         "AZURE_STORAGE_ACCESS_KEY",
         "AZURE_STORAGE_KEY",
-        "AZURE_STORAGE_TOKEN",
+        "AZURE_FEDERATED_TOKEN_FILE",
         "AZURE_CLIENT_SECRET",
         "AZURE_STORAGE_CLIENT_SECRET",
-        "AZURE_FEDERATED_TOKEN_FILE",
         "AZURE_STORAGE_SAS_TOKEN",
         "AZURE_STORAGE_SAS_KEY",
         "AZURE_USE_AZURE_CLI",
