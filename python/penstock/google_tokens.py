@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl
 
-COMMAND = [sys.executable, __file__] if sys.executable else []
+COMMAND = [sys.executable, __file__] if sys.executable and not getattr(sys, "frozen", False) else []
 """How the engine runs it; nothing where Python is part of another program and no interpreter is known."""
 
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
@@ -26,7 +26,8 @@ _LONGEST = 400
 def main() -> None:
     """Answers one question."""
     # What lies beside this file has the names of other packages.
-    del sys.path[0]
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
     if bundle := os.environ.get("SSL_CERT_FILE"):
         os.environ.setdefault("REQUESTS_CA_BUNDLE", bundle)
     answer = _answer(json.loads(sys.stdin.readline()))
