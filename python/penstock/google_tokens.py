@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from datetime import timezone
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -26,8 +27,8 @@ _LONGEST = 400
 def main() -> None:
     """Answers one question."""
     # What lies beside this file has the names of other packages.
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
+    here = Path(__file__).parent.resolve()
+    sys.path[:] = [path for path in sys.path if Path(path).resolve() != here]
     if bundle := os.environ.get("SSL_CERT_FILE"):
         os.environ.setdefault("REQUESTS_CA_BUNDLE", bundle)
     answer = _answer(json.loads(sys.stdin.readline()))
