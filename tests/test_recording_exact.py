@@ -557,6 +557,51 @@ def test_a_script_that_returns_its_argument_returns_that_very_tensor(
         assert script(weight) is weight
 
 
+def test_what_is_called_when_a_future_is_done_is_seen_and_what_that_starts_and_submits_too(
+    checkpoint: penstock.Checkpoint,
+) -> None:
+    def load(weights: Pairs) -> list[Any]:
+        kept = dict(weights)
+        of_worker, of_thread, of_task, here = (torch.zeros(8, 8) for _ in range(4))
+        added, started = threading.Event(), []
+
+        def copies() -> None:
+            added.wait(60)
+            for parameter in (of_worker, of_thread, of_task):
+                parameter.copy_(kept["a"])
+
+        def ended(future: Any) -> None:
+            assert future.result() is None
+            of_worker.view(torch.int32).bitwise_xor_(1)
+            started.append(threading.Thread(target=of_thread.view(torch.int32).bitwise_xor_, args=(2,)))
+            started[0].start()
+            pool.submit(of_task.view(torch.int32).bitwise_xor_, 3)
+
+        with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as first:
+            future = first.submit(copies)
+            future.add_done_callback(ended)
+            added.set()
+            first.shutdown()
+            # It is called in this thread, since the future is done.
+            here.copy_(kept["b"])
+            future.add_done_callback(lambda _: here.view(torch.int32).bitwise_xor_(4))
+        started[0].join()
+        return [of_worker, of_thread, of_task, here]
+
+    check(checkpoint, load)
+
+
+def test_a_future_that_outlives_the_recording_calls_what_it_was_given(checkpoint: penstock.Checkpoint) -> None:
+    goes_on, stacks = threading.Event(), []
+    with ThreadPoolExecutor(1) as pool:
+        with Recorder() as recorder:
+            dict(recorder.weights(checkpoint))
+            future = pool.submit(goes_on.wait, 60)
+            future.add_done_callback(lambda done: stacks.append((done, torch._C._len_torch_dispatch_stack())))
+        goes_on.set()
+    assert stacks == [(future, 0)]
+
+
 def test_a_pool_that_outlives_the_recording_is_not_watched_any_more(checkpoint: penstock.Checkpoint) -> None:
     with ThreadPoolExecutor(1) as pool:
         with Recorder() as recorder:

@@ -52,6 +52,7 @@ PATCHES = {
     "a `Recorder` is entered: vLLM's or SGLang's loader fills a model with lazy tensors": (
         "threading.Thread.start",
         "concurrent.futures.ThreadPoolExecutor.submit",
+        "concurrent.futures.Future.add_done_callback",
         "torch.nn.Parameter.__new__",
         "torch.nn.Buffer.__new__",
         "torch.Tensor._make_subclass",

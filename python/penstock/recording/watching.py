@@ -2,13 +2,15 @@
 
 Two modes of torch do it. Functions called from Python pass a ``TorchFunctionMode``. What they are made of, and what
 ``torch.jit`` and C++ extensions call, passes a ``TorchDispatchMode``. Torch's modes are a thread's own. So threads
-that a watched thread starts, and functions that it submits to a ``ThreadPoolExecutor``, are run under them too. The
-modes of a thread that outlives the recording do nothing any more, and hold nothing of it.
+that a watched thread starts, and functions that it submits to a ``ThreadPoolExecutor`` or gives a ``Future`` to call when
+it is done, are run under them too. The modes of a thread that outlives the recording do nothing any more, and hold
+nothing of it.
 
 What no mode sees is replaced while a recorder is active (``patches`` lists it all): the constructors of
 ``nn.Parameter`` and ``nn.Buffer``, which do not know lazy tensors. All is put back when the recorder ends.
 
-Not seen are threads that existed before and are given work by other means, C++ code that uses a tensor's address
+Not seen are threads that existed before and are given work by other means, threads of ``_thread.start_new_thread``,
+initializers of pools, C++ code that uses a tensor's address
 without calling torch, ``torch.to_dlpack`` (``torch.from_dlpack`` and ``__dlpack__`` are), ``numpy()`` under
 ``torch._C.DisableTorchFunction``, and settings of the processor that are changed around arithmetic
 (``set_flush_denormal``).
@@ -20,7 +22,7 @@ import concurrent.futures.thread
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -70,9 +72,9 @@ def _seen_by(watch: Watch) -> Iterator[None]:
         functions.__exit__(None, None, None)
 
 
-def _under(watch: Watch, function: Callable[[], Any]) -> Any:
+def _under(watch: Watch, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     with _seen_by(watch):
-        return function()
+        return function(*args, **kwargs)
 
 
 @contextmanager
@@ -176,9 +178,19 @@ def _submit(original: Any) -> Any:
         watch = here.lasting()
         if watch is None:
             return original(self, fn, *args, **kwargs)
-        return original(self, _under, watch, functools.partial(fn, *args, **kwargs))
+        return original(self, _under, watch, fn, *args, **kwargs)
 
     return submit
+
+
+def _add_done_callback(original: Any) -> Any:
+    @functools.wraps(original)
+    def add_done_callback(self: Future[Any], fn: Callable[[Future[Any]], Any]) -> None:
+        # The worker calls it when what was submitted, which is watched, has ended.
+        watch = here.lasting()
+        original(self, fn if watch is None else functools.partial(_under, watch, fn))
+
+    return add_done_callback
 
 
 def _taking(original: Any) -> Any:
@@ -202,6 +214,7 @@ def _later(value: Any) -> Any:
 _REPLACEMENTS: list[tuple[Any, Replacement]] = [
     (threading.Thread, Replacement("threading.Thread.start", _start)),
     (ThreadPoolExecutor, Replacement("concurrent.futures.ThreadPoolExecutor.submit", _submit)),
+    (Future, Replacement("concurrent.futures.Future.add_done_callback", _add_done_callback)),
     (torch.nn.Parameter, Replacement("torch.nn.Parameter.__new__", _new)),
     (torch.nn.Buffer, Replacement("torch.nn.Buffer.__new__", _new)),
     (torch.Tensor, Replacement("torch.Tensor._make_subclass", _new)),
