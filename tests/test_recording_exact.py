@@ -205,10 +205,12 @@ def test_what_others_than_torch_see_is_filled_when_it_is_copied_to(checkpoint: p
 @pytest.mark.parametrize(
     "capsule",
     [
+        lambda tensor: torch.to_dlpack(tensor),  # noqa: PLW0108 - looked up when it is called
+        lambda tensor: torch.utils.dlpack.to_dlpack(tensor),  # noqa: PLW0108 - looked up when it is called
         lambda tensor: tensor.__dlpack__(),
         lambda tensor: tensor.__dlpack__(max_version=(1, 0)),
     ],
-    ids=["method", "versioned"],
+    ids=["torch", "utils", "method", "versioned"],
 )
 def test_what_a_dlpack_capsule_shares_is_filled_when_it_is_copied_to(
     checkpoint: penstock.Checkpoint, capsule: Callable[[Any], Any]
@@ -229,7 +231,12 @@ def test_what_a_dlpack_capsule_shares_is_filled_when_it_is_copied_to(
         ctypes.memset(array(written).ctypes.data, 7, 128)
         of_weight = array(kept["b"])
         kept["b"].view(torch.uint8).bitwise_xor_(1)
-        return [seen, late, written, torch.from_numpy(of_weight.copy())]
+        # Of a part, whose memory begins elsewhere.
+        parted = torch.zeros(8, 8)
+        alias = torch.from_dlpack(Capsule(capsule(parted[4:])))
+        parted.copy_(kept["a"])
+        alias.view(torch.uint8).bitwise_xor_(1)
+        return [seen, late, written, torch.from_numpy(of_weight.copy()), parted]
 
     check(checkpoint, load)
 

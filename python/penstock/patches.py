@@ -57,6 +57,8 @@ PATCHES = {
         "torch.nn.Buffer.__new__",
         "torch.Tensor._make_subclass",
         "torch.Tensor.as_subclass",
+        "torch.to_dlpack",
+        "torch.utils.dlpack.to_dlpack",
     ),
     "`penstock.integrations.transformers.from_pretrained` loads to a GPU": (
         "transformers.modeling_utils.caching_allocator_warmup",

@@ -7,11 +7,12 @@ it is done, are run under them too. The modes of a thread that outlives the reco
 nothing of it.
 
 What no mode sees is replaced while a recorder is active (``patches`` lists it all): the constructors of
-``nn.Parameter`` and ``nn.Buffer``, which do not know lazy tensors. All is put back when the recorder ends.
+``nn.Parameter`` and ``nn.Buffer``, which do not know lazy tensors, and ``torch.to_dlpack``, a function of C++ that looks at
+no mode. All is put back when the recorder ends.
 
 Not seen are threads that existed before and are given work by other means, threads of ``_thread.start_new_thread``,
 initializers of pools, C++ code that uses a tensor's address
-without calling torch, ``torch.to_dlpack`` (``torch.from_dlpack`` and ``__dlpack__`` are), ``numpy()`` under
+without calling torch, ``to_dlpack`` where a module has imported it by name, ``numpy()`` under
 ``torch._C.DisableTorchFunction``, and settings of the processor that are changed around arithmetic
 (``set_flush_denormal``).
 """
@@ -27,12 +28,14 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils.dlpack
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.patches import Replacement
 from penstock.recording.here import Watch, here, others_watch
 from penstock.recording.lazy import LazyTensor, has_lazy
+from penstock.recording.waiting import before
 
 if TYPE_CHECKING:
     from penstock.recording.recorder import Recorder
@@ -211,6 +214,18 @@ def _later(value: Any) -> Any:
     return value.lazy_recorder.materialise_later(value) if isinstance(value, LazyTensor) else value
 
 
+def _to_dlpack(original: Any) -> Any:
+    @functools.wraps(original)
+    def to_dlpack(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(tensor, LazyTensor):
+            tensor = tensor.lazy_recorder.materialise(tensor, original)
+        # What torch's own method means to a recorder.
+        before(torch.Tensor.__dlpack__, (tensor,), {})
+        return original(tensor, *args, **kwargs)
+
+    return to_dlpack
+
+
 _REPLACEMENTS: list[tuple[Any, Replacement]] = [
     (threading.Thread, Replacement("threading.Thread.start", _start)),
     (ThreadPoolExecutor, Replacement("concurrent.futures.ThreadPoolExecutor.submit", _submit)),
@@ -219,4 +234,6 @@ _REPLACEMENTS: list[tuple[Any, Replacement]] = [
     (torch.nn.Buffer, Replacement("torch.nn.Buffer.__new__", _new)),
     (torch.Tensor, Replacement("torch.Tensor._make_subclass", _new)),
     (torch.Tensor, Replacement("torch.Tensor.as_subclass", _taking)),
+    (torch, Replacement("torch.to_dlpack", _to_dlpack)),
+    (torch.utils.dlpack, Replacement("torch.utils.dlpack.to_dlpack", _to_dlpack)),
 ]
