@@ -6,6 +6,7 @@ import contextlib
 import copy
 import ctypes
 import pickle
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -618,6 +619,88 @@ def test_a_pool_that_outlives_the_recording_is_not_watched_any_more(checkpoint: 
         assert torch.equal(parameter, checkpoint.load(["a"])["a"])
         assert pool.submit(torch._C._len_torch_function_stack).result() == 0
         assert pool.submit(torch._C._len_torch_dispatch_stack).result() == 0
+
+
+def test_copies_that_still_run_when_weights_become_ordinary_tensors_are_made(checkpoint: penstock.Checkpoint) -> None:
+    eager = checkpoint.load(["a"])["a"]
+    with ThreadPoolExecutor(4) as pool:
+        for at in range(200):
+            parameters = [torch.zeros(8, 8) for _ in range(8)]
+            with Recorder(keep="eager") as recorder:
+                (_, weight), *_ = recorder.weights(checkpoint, ["a"])
+                copies = [
+                    pool.submit(
+                        lambda into, weight, wait: (time.sleep(wait), into.copy_(weight)), into, weight, 1e-5 * at
+                    )
+                    for into in parameters
+                ]
+            for copied in copies:
+                copied.result()
+            assert all(torch.equal(parameter, eager) for parameter in parameters)
+
+
+@pytest.fixture
+def switching() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("switching")
+def test_threads_take_parts_of_weights_while_they_become_ordinary_tensors(checkpoint: penstock.Checkpoint) -> None:
+    eager = checkpoint.load()
+
+    def work(name: str, weight: Any, stop: threading.Event) -> None:
+        while not stop.is_set():
+            into = torch.zeros(8, 8)
+            into[2:].copy_(weight[2:])
+            into[:2] = weight.narrow(0, 0, 2)
+            assert into.numpy().tobytes() == eager[name].numpy().tobytes()
+
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(60):
+            stop = threading.Event()
+            with Recorder(keep="eager") as recorder:
+                weights = dict(recorder.weights(checkpoint))
+                running = [pool.submit(work, name, weights[name], stop) for name in ("a", "b", "a", "b")]
+                time.sleep(1e-3)
+            stop.set()
+            for ended in running:
+                ended.result()
+
+
+@pytest.mark.usefixtures("switching")
+def test_threads_make_parameters_of_weights_while_they_become_ordinary_tensors(checkpoint: penstock.Checkpoint) -> None:
+    def work(weight: Any, stop: threading.Event) -> None:
+        while not stop.is_set():
+            nn.Parameter(weight, requires_grad=False)
+            torch.to_dlpack(weight)
+
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(20):
+            stop = threading.Event()
+            with Recorder(keep="eager") as recorder:
+                running = [pool.submit(work, weight, stop) for weight in dict(recorder.weights(checkpoint)).values()]
+            stop.set()
+            for ended in running:
+                ended.result()
+
+
+@pytest.mark.usefixtures("switching")
+def test_threads_use_a_weight_that_others_copy_deeply(checkpoint: penstock.Checkpoint) -> None:
+    eager = checkpoint.load(["a"])["a"].numpy().tobytes()
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(60):
+            with Recorder() as recorder:
+                (_, weight), *_ = recorder.weights(checkpoint, ["a"])
+                into = [torch.zeros(8, 8) for _ in range(16)]
+                running = [pool.submit(lambda to, of: to.copy_(of[:]), to, weight) for to in into]
+                copies = [pool.submit(copy.deepcopy, weight) for _ in range(2)]
+                for ended in [*running, *copies]:
+                    ended.result()
+            assert {made.numpy().tobytes() for made in [*into, *(ended.result() for ended in copies)]} == {eager}
 
 
 def test_a_weight_that_another_thread_uses_is_real_when_it_is_known_to_be_read(

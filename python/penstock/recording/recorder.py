@@ -220,6 +220,11 @@ class Recorder:
                 torch.autograd.graph.increment_version(written)
             return True
 
+    def alone(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Does what no other thread may see half of."""
+        with self._lock:
+            return work()
+
     def materialise(self, lazy: LazyTensor, func: Callable[..., Any]) -> torch.Tensor:
         """The tensor in the place of a lazy one, for ``func``, which needs it."""
         with self._lock:

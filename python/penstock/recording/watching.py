@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.patches import Replacement
 from penstock.recording.here import Watch, here, others_watch
-from penstock.recording.lazy import LazyTensor, has_lazy
+from penstock.recording.lazy import LazyTensor, has_lazy, in_place_of
 from penstock.recording.waiting import before
 
 if TYPE_CHECKING:
@@ -211,14 +211,13 @@ def _new(original: Any) -> Any:
 
 
 def _later(value: Any) -> Any:
-    return value.lazy_recorder.materialise_later(value) if isinstance(value, LazyTensor) else value
+    return in_place_of(value, lambda recorder, lazy: recorder.materialise_later(lazy))
 
 
 def _to_dlpack(original: Any) -> Any:
     @functools.wraps(original)
     def to_dlpack(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(tensor, LazyTensor):
-            tensor = tensor.lazy_recorder.materialise(tensor, original)
+        tensor = in_place_of(tensor, lambda recorder, lazy: recorder.materialise(lazy, original))
         # What torch's own method means to a recorder.
         before(torch.Tensor.__dlpack__, (tensor,), {})
         return original(tensor, *args, **kwargs)
