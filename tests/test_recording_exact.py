@@ -9,6 +9,7 @@ import pickle
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -240,6 +241,23 @@ def test_what_a_dlpack_capsule_shares_is_filled_when_it_is_copied_to(
         return [seen, late, written, torch.from_numpy(of_weight.copy()), parted]
 
     check(checkpoint, load)
+
+
+def test_memory_whose_address_was_taken_goes_when_loading_code_drops_it(checkpoint: penstock.Checkpoint) -> None:
+    with Recorder() as recorder:
+        weights = dict(recorder.weights(checkpoint))
+        argument = torch.zeros(8, 8)
+        argument.data_ptr()
+        with torch._C.DisableTorchFunction():
+            memory = weakref.ref(argument.untyped_storage())
+        del argument
+        assert memory() is None
+        # What lies there next may be copied to.
+        parameters = [torch.zeros(8, 8) for _ in range(16)]
+        for parameter in parameters:
+            parameter.copy_(weights["a"])
+    eager = checkpoint.load(["a"])["a"]
+    assert all(torch.equal(parameter, eager) for parameter in parameters)
 
 
 def test_whose_address_was_taken_by_a_part_is_filled_all(checkpoint: penstock.Checkpoint) -> None:

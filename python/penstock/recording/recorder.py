@@ -99,8 +99,11 @@ class Recorder:
         self._kept = Kept()
         self._failed: BaseException | None = None
         """The first read that failed: loading code may have caught it, and what it was to fill is not filled."""
-        self._exposed: dict[int, torch.UntypedStorage] = {}
-        """Storages, by address, whose address was taken: others than torch may read or write them."""
+        self._exposed: set[int] = set()
+        """Addresses of storages that were taken: others than torch may read or write there.
+
+        What is copied to a later storage at such an address is read at once too, which is never wrong.
+        """
         self._active = False
         self._is_aside = False
         """Whether another recorder was active when this one was entered."""
@@ -290,7 +293,7 @@ class Recorder:
                 return
             if memory in self._places and not self._flush_small(memory):
                 self.flush()
-            self._exposed[memory] = tensor.untyped_storage()
+            self._exposed.add(memory)
 
     def flush_overlapping(self, value: Any) -> None:
         """Flushes if any tensor in ``value`` shares memory with what is still to be read; waits for what another thread
