@@ -26,7 +26,8 @@ import numpy as np
 from torch import nn
 
 from penstock.integrations.shared.filling import Weights, fill
-from penstock.recording import Recorder, VerificationError, copy_state, differing, eager_reader, verify_equal
+from penstock.recording import Recorder, VerificationError, calls, copy_state, differing, eager_reader, verify_equal
+from penstock.recording.lazy import empty_for
 from programs.compare import Runner, described, make
 from programs.language import Capsule
 
@@ -746,6 +747,25 @@ def test_a_fill_that_fails_leaves_the_weight_as_it_was(checkpoint: penstock.Chec
         assert torch.equal(weight, checkpoint.load(["a"])["a"])
         assert weight.zero_() is weight
         assert not weight.any()
+
+
+def test_a_weight_is_filled_where_another_thread_has_made_it_real_meanwhile(
+    checkpoint: penstock.Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    views: list[Any] = []
+
+    def empty(storage: Any) -> Any:
+        if not views:
+            views.append(None)
+            in_thread(lambda: views.append(weight.view(torch.int32).bitwise_xor_(1)))
+        return empty_for(storage)
+
+    with Recorder() as recorder:
+        (_, weight), *_ = recorder.weights(checkpoint, ["a"])
+        monkeypatch.setattr(calls, "empty_for", empty)
+        weight.zero_()
+        weight[0].add_(1)
+        assert views[1].view(torch.float32).tolist() == weight.tolist() == [[1.0] * 8, *([0.0] * 8 for _ in range(7))]
 
 
 @pytest.mark.parametrize(

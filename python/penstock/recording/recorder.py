@@ -251,6 +251,14 @@ class Recorder:
                 storage.materialised = tensor
             return lazy.materialised_now()
 
+    def overwrite(self, lazy: LazyTensor, tensor: torch.Tensor) -> bool:
+        """Makes a tensor the storage of a lazy one, of which nothing is read. False where it is materialised already."""
+        with self._lock:
+            if lazy.materialised() is not None:
+                return False
+            lazy.lazy_storage.materialised = tensor
+            return True
+
     def _read_now(self, value: Value, device: torch.device) -> torch.Tensor:
         """Reads a value, to memory of its own that is laid out as the value is."""
         read = value.deferred_read()
