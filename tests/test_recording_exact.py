@@ -768,6 +768,28 @@ def test_a_weight_is_filled_where_another_thread_has_made_it_real_meanwhile(
         assert views[1].view(torch.float32).tolist() == weight.tolist() == [[1.0] * 8, *([0.0] * 8 for _ in range(7))]
 
 
+def test_a_thread_that_fills_small_tensors_on_a_gpu_waits_for_it(
+    checkpoint: penstock.Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    with Recorder() as recorder:
+        weights = dict(recorder.weights(checkpoint))
+        parameters = {name: torch.zeros(8, 8) for name in weights}
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+        for pending in recorder._pending.values():
+            pending.device = "cuda:0"
+        parameters["a"].sum()
+        assert waited == []
+        in_thread(parameters["b"].sum)
+    assert waited == ["cuda:0"]
+    assert all(
+        parameter.numpy().tobytes() == checkpoint.load([name])[name].numpy().tobytes()
+        for name, parameter in parameters.items()
+    )
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -348,6 +348,7 @@ class Recorder:
             with self._noticed():
                 PendingCopy(copy.read, copy.device, {place: copy.copies[place]}, None).fill(packed)
             self._plan.filled(place)
+        _wait_for(copies.values())
         return True
 
     # Reading
@@ -372,10 +373,7 @@ class Recorder:
                     self._read(writes)
             finally:
                 self._reading, self._filling = before
-            if threading.current_thread() is not threading.main_thread():
-                # Other threads' streams do not wait for this one's.
-                for device in {write.device for write in writes} - {"cpu"}:
-                    torch.cuda.synchronize(device)
+            _wait_for(writes)
 
     def _take_pending(self) -> list[PendingCopy]:
         self._filling |= self._places.keys()
@@ -486,6 +484,13 @@ class Recorder:
                         cause=cause,
                         remedy='Load this model with {"record": false}',
                     )
+
+
+def _wait_for(copies: Iterable[PendingCopy]) -> None:
+    """Other threads' streams do not wait for that of this one, which has filled something."""
+    if threading.current_thread() is not threading.main_thread():
+        for device in {copy.device for copy in copies} - {"cpu"}:
+            torch.cuda.synchronize(device)
 
 
 _ASIDE = "eager tensors: another load of this process is being recorded"
