@@ -52,10 +52,13 @@ PATCHES = {
     "a `Recorder` is entered: vLLM's or SGLang's loader fills a model with lazy tensors": (
         "threading.Thread.start",
         "concurrent.futures.ThreadPoolExecutor.submit",
+        "concurrent.futures.Future.add_done_callback",
         "torch.nn.Parameter.__new__",
         "torch.nn.Buffer.__new__",
         "torch.Tensor._make_subclass",
         "torch.Tensor.as_subclass",
+        "torch.to_dlpack",
+        "torch.utils.dlpack.to_dlpack",
     ),
     "`penstock.integrations.transformers.from_pretrained` loads to a GPU": (
         "transformers.modeling_utils.caching_allocator_warmup",
