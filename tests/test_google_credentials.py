@@ -481,6 +481,8 @@ def silent() -> Iterator[tuple[str, Callable[[], bool]]]:
 
 def test_ctrl_c_ends_a_wait_for_a_token_within_200_ms_and_leaves_nothing(google: Google) -> None:
     pressed = []
+    # Servers of other tests may be running.
+    before = psutil.Process().children(recursive=True)
     with silent() as (url, is_waited_for):
 
         def press() -> None:
@@ -495,7 +497,7 @@ def test_ctrl_c_ends_a_wait_for_a_token_within_200_ms_and_leaves_nothing(google:
             google.open(google.of_file() | {"token_url": f"{url}/token"})
         assert time.monotonic() - pressed[0] < 0.2
         presser.join()
-        assert psutil.Process().children(recursive=True) == []
+        assert set(psutil.Process().children(recursive=True)) <= set(before)
 
 
 def test_ctrl_c_ends_the_program_that_makes_tokens_too(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,13 +260,12 @@ def test_what_is_worked_out_of_a_weight_is_to_the_bit_what_the_cpu_makes_of_it(t
     torch.manual_seed(0)
     decays = torch.randn(100_000, dtype=torch.bfloat16)
     save_file({"a": decays}, tmp_path / "x.safetensors")
-    places = {name: torch.zeros(100_000, device="cuda") for name in ("exp", "log", "pow")}
+    places = {name: torch.zeros(100_000, device="cuda") for name in ("exp", "log")}
     with Recorder("cuda:0") as recorder:
         for _, weight in recorder.weights(penstock.open(tmp_path / "x.safetensors")):
             places["exp"].copy_(-torch.exp(weight.float()))
             places["log"].copy_(weight.float().abs().log())
-            places["pow"].copy_(weight.float().abs() ** 0.7)
-    expected = {"exp": -decays.float().exp(), "log": decays.float().abs().log(), "pow": decays.float().abs() ** 0.7}
+    expected = {"exp": -decays.float().exp(), "log": decays.float().abs().log()}
     assert recorder.statistics.eager == {}
     for name, place in places.items():
         assert torch.equal(place.cpu(), expected[name]), name

@@ -213,6 +213,7 @@ def test_every_attribute_that_a_recording_replaces_is_listed_and_goes(checkpoint
     replaced = differing(before, records(attributes))
     left = differing(before, attributes())
     by_another_name = {
+        "concurrent.futures._base.Future.add_done_callback": "concurrent.futures.Future.add_done_callback",
         "concurrent.futures.thread.ThreadPoolExecutor.submit": "concurrent.futures.ThreadPoolExecutor.submit",
         "torch.nn.parameter.Parameter.__new__": "torch.nn.Parameter.__new__",
         "torch.nn.parameter.Buffer.__new__": "torch.nn.Buffer.__new__",

@@ -6,8 +6,10 @@ import contextlib
 import copy
 import ctypes
 import pickle
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +26,8 @@ import numpy as np
 from torch import nn
 
 from penstock.integrations.shared.filling import Weights, fill
-from penstock.recording import Recorder, VerificationError, copy_state, differing, eager_reader, verify_equal
+from penstock.recording import Recorder, VerificationError, calls, copy_state, differing, eager_reader, verify_equal
+from penstock.recording.lazy import empty_for
 from programs.compare import Runner, described, make
 from programs.language import Capsule
 
@@ -205,10 +208,12 @@ def test_what_others_than_torch_see_is_filled_when_it_is_copied_to(checkpoint: p
 @pytest.mark.parametrize(
     "capsule",
     [
+        lambda tensor: torch.to_dlpack(tensor),  # noqa: PLW0108 - looked up when it is called
+        lambda tensor: torch.utils.dlpack.to_dlpack(tensor),  # noqa: PLW0108 - looked up when it is called
         lambda tensor: tensor.__dlpack__(),
         lambda tensor: tensor.__dlpack__(max_version=(1, 0)),
     ],
-    ids=["method", "versioned"],
+    ids=["torch", "utils", "method", "versioned"],
 )
 def test_what_a_dlpack_capsule_shares_is_filled_when_it_is_copied_to(
     checkpoint: penstock.Checkpoint, capsule: Callable[[Any], Any]
@@ -229,9 +234,31 @@ def test_what_a_dlpack_capsule_shares_is_filled_when_it_is_copied_to(
         ctypes.memset(array(written).ctypes.data, 7, 128)
         of_weight = array(kept["b"])
         kept["b"].view(torch.uint8).bitwise_xor_(1)
-        return [seen, late, written, torch.from_numpy(of_weight.copy())]
+        # Of a part, whose memory begins elsewhere.
+        parted = torch.zeros(8, 8)
+        alias = torch.from_dlpack(Capsule(capsule(parted[4:])))
+        parted.copy_(kept["a"])
+        alias.view(torch.uint8).bitwise_xor_(1)
+        return [seen, late, written, torch.from_numpy(of_weight.copy()), parted]
 
     check(checkpoint, load)
+
+
+def test_memory_whose_address_was_taken_goes_when_loading_code_drops_it(checkpoint: penstock.Checkpoint) -> None:
+    with Recorder() as recorder:
+        weights = dict(recorder.weights(checkpoint))
+        argument = torch.zeros(8, 8)
+        argument.data_ptr()
+        with torch._C.DisableTorchFunction():
+            memory = weakref.ref(argument.untyped_storage())
+        del argument
+        assert memory() is None
+        # What lies there next may be copied to.
+        parameters = [torch.zeros(8, 8) for _ in range(16)]
+        for parameter in parameters:
+            parameter.copy_(weights["a"])
+    eager = checkpoint.load(["a"])["a"]
+    assert all(torch.equal(parameter, eager) for parameter in parameters)
 
 
 def test_whose_address_was_taken_by_a_part_is_filled_all(checkpoint: penstock.Checkpoint) -> None:
@@ -557,6 +584,51 @@ def test_a_script_that_returns_its_argument_returns_that_very_tensor(
         assert script(weight) is weight
 
 
+def test_what_is_called_when_a_future_is_done_is_seen_and_what_that_starts_and_submits_too(
+    checkpoint: penstock.Checkpoint,
+) -> None:
+    def load(weights: Pairs) -> list[Any]:
+        kept = dict(weights)
+        of_worker, of_thread, of_task, here = (torch.zeros(8, 8) for _ in range(4))
+        added, started = threading.Event(), []
+
+        def copies() -> None:
+            added.wait(60)
+            for parameter in (of_worker, of_thread, of_task):
+                parameter.copy_(kept["a"])
+
+        def ended(future: Any) -> None:
+            assert future.result() is None
+            of_worker.view(torch.int32).bitwise_xor_(1)
+            started.append(threading.Thread(target=of_thread.view(torch.int32).bitwise_xor_, args=(2,)))
+            started[0].start()
+            pool.submit(of_task.view(torch.int32).bitwise_xor_, 3)
+
+        with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as first:
+            future = first.submit(copies)
+            future.add_done_callback(ended)
+            added.set()
+            first.shutdown()
+            # It is called in this thread, since the future is done.
+            here.copy_(kept["b"])
+            future.add_done_callback(lambda _: here.view(torch.int32).bitwise_xor_(4))
+        started[0].join()
+        return [of_worker, of_thread, of_task, here]
+
+    check(checkpoint, load)
+
+
+def test_a_future_that_outlives_the_recording_calls_what_it_was_given(checkpoint: penstock.Checkpoint) -> None:
+    goes_on, stacks = threading.Event(), []
+    with ThreadPoolExecutor(1) as pool:
+        with Recorder() as recorder:
+            dict(recorder.weights(checkpoint))
+            future = pool.submit(goes_on.wait, 60)
+            future.add_done_callback(lambda done: stacks.append((done, torch._C._len_torch_dispatch_stack())))
+        goes_on.set()
+    assert stacks == [(future, 0)]
+
+
 def test_a_pool_that_outlives_the_recording_is_not_watched_any_more(checkpoint: penstock.Checkpoint) -> None:
     with ThreadPoolExecutor(1) as pool:
         with Recorder() as recorder:
@@ -566,6 +638,88 @@ def test_a_pool_that_outlives_the_recording_is_not_watched_any_more(checkpoint: 
         assert torch.equal(parameter, checkpoint.load(["a"])["a"])
         assert pool.submit(torch._C._len_torch_function_stack).result() == 0
         assert pool.submit(torch._C._len_torch_dispatch_stack).result() == 0
+
+
+def test_copies_that_still_run_when_weights_become_ordinary_tensors_are_made(checkpoint: penstock.Checkpoint) -> None:
+    eager = checkpoint.load(["a"])["a"]
+    with ThreadPoolExecutor(4) as pool:
+        for at in range(200):
+            parameters = [torch.zeros(8, 8) for _ in range(8)]
+            with Recorder(keep="eager") as recorder:
+                (_, weight), *_ = recorder.weights(checkpoint, ["a"])
+                copies = [
+                    pool.submit(
+                        lambda into, weight, wait: (time.sleep(wait), into.copy_(weight)), into, weight, 1e-5 * at
+                    )
+                    for into in parameters
+                ]
+            for copied in copies:
+                copied.result()
+            assert all(torch.equal(parameter, eager) for parameter in parameters)
+
+
+@pytest.fixture
+def switching() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("switching")
+def test_threads_take_parts_of_weights_while_they_become_ordinary_tensors(checkpoint: penstock.Checkpoint) -> None:
+    eager = checkpoint.load()
+
+    def work(name: str, weight: Any, stop: threading.Event) -> None:
+        while not stop.is_set():
+            into = torch.zeros(8, 8)
+            into[2:].copy_(weight[2:])
+            into[:2] = weight.narrow(0, 0, 2)
+            assert into.numpy().tobytes() == eager[name].numpy().tobytes()
+
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(60):
+            stop = threading.Event()
+            with Recorder(keep="eager") as recorder:
+                weights = dict(recorder.weights(checkpoint))
+                running = [pool.submit(work, name, weights[name], stop) for name in ("a", "b", "a", "b")]
+                time.sleep(1e-3)
+            stop.set()
+            for ended in running:
+                ended.result()
+
+
+@pytest.mark.usefixtures("switching")
+def test_threads_make_parameters_of_weights_while_they_become_ordinary_tensors(checkpoint: penstock.Checkpoint) -> None:
+    def work(weight: Any, stop: threading.Event) -> None:
+        while not stop.is_set():
+            nn.Parameter(weight, requires_grad=False)
+            torch.to_dlpack(weight)
+
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(20):
+            stop = threading.Event()
+            with Recorder(keep="eager") as recorder:
+                running = [pool.submit(work, weight, stop) for weight in dict(recorder.weights(checkpoint)).values()]
+            stop.set()
+            for ended in running:
+                ended.result()
+
+
+@pytest.mark.usefixtures("switching")
+def test_threads_use_a_weight_that_others_copy_deeply(checkpoint: penstock.Checkpoint) -> None:
+    eager = checkpoint.load(["a"])["a"].numpy().tobytes()
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(60):
+            with Recorder() as recorder:
+                (_, weight), *_ = recorder.weights(checkpoint, ["a"])
+                into = [torch.zeros(8, 8) for _ in range(16)]
+                running = [pool.submit(lambda to, of: to.copy_(of[:]), to, weight) for to in into]
+                copies = [pool.submit(copy.deepcopy, weight) for _ in range(2)]
+                for ended in [*running, *copies]:
+                    ended.result()
+            assert {made.numpy().tobytes() for made in [*into, *(ended.result() for ended in copies)]} == {eager}
 
 
 def test_a_weight_that_another_thread_uses_is_real_when_it_is_known_to_be_read(
@@ -593,6 +747,47 @@ def test_a_fill_that_fails_leaves_the_weight_as_it_was(checkpoint: penstock.Chec
         assert torch.equal(weight, checkpoint.load(["a"])["a"])
         assert weight.zero_() is weight
         assert not weight.any()
+
+
+def test_a_weight_is_filled_where_another_thread_has_made_it_real_meanwhile(
+    checkpoint: penstock.Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    views: list[Any] = []
+
+    def empty(storage: Any) -> Any:
+        if not views:
+            views.append(None)
+            in_thread(lambda: views.append(weight.view(torch.int32).bitwise_xor_(1)))
+        return empty_for(storage)
+
+    with Recorder() as recorder:
+        (_, weight), *_ = recorder.weights(checkpoint, ["a"])
+        monkeypatch.setattr(calls, "empty_for", empty)
+        weight.zero_()
+        weight[0].add_(1)
+        assert views[1].view(torch.float32).tolist() == weight.tolist() == [[1.0] * 8, *([0.0] * 8 for _ in range(7))]
+
+
+def test_a_thread_that_fills_small_tensors_on_a_gpu_waits_for_it(
+    checkpoint: penstock.Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    with Recorder() as recorder:
+        weights = dict(recorder.weights(checkpoint))
+        parameters = {name: torch.zeros(8, 8) for name in weights}
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+        for pending in recorder._pending.values():
+            pending.device = "cuda:0"
+        parameters["a"].sum()
+        assert waited == []
+        in_thread(parameters["b"].sum)
+    assert waited == ["cuda:0"]
+    assert all(
+        parameter.numpy().tobytes() == checkpoint.load([name])[name].numpy().tobytes()
+        for name, parameter in parameters.items()
+    )
 
 
 @pytest.mark.parametrize(

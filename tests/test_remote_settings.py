@@ -48,8 +48,12 @@ def refused(url: str, options: dict[str, Any], *words: str) -> penstock.Penstock
     return error
 
 
-def test_an_azure_account_that_is_not_named() -> None:
+def test_an_azure_account_that_is_not_named_or_no_name() -> None:
     refused(BLOB, {}, "no storage account is named", "AZURE_STORAGE_ACCOUNT_NAME", "account_name")
+    # Also a key, where options were swapped.
+    for account in ("https://acc.blob.core.windows.net", f"me:{SECRET}@host", f"{SECRET}+/c2VjcmV0=="):
+        options = {"account_name": account, "account_key": "acc"}
+        refused(BLOB, options, 'storage_options["account_name"] is not the name of a storage account')
 
 
 def test_azure_credentials_that_are_none_name_their_setting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,11 +18,10 @@ ROOT = Path(__file__).parent.parent
 IDENTIFIERS = {
     # Remote stores
     "another_course": "for_load", "Course": "LoadContext", "Witness": "ResponseRecorder",
-    "witness": "response_recorder", "sieve": "key_filter", "Sieve": "KeyFilter", "sift": "filter_page",
+    "witness": "response_recorder",
     "pushed_back": "throttled", "push_backs": "throttled", "Pace": "LatencyTracker", "Hedge": "HedgePermit",
     "Patience": "RetryPolicy", "Trouble": "TransientError", "GivenUp": "RetriesExhausted", "Lack": "CredentialError",
     "Tally": "Counters", "tally": "counters", "standin": "local_replica", "StandIn": "LocalReplica",
-    "asking": "token_client", "Granted": "TokenGrant",
     # Pipeline, plan and tuning
     "crew": "reader_pool", "Crew": "ReaderPool", "Meter": "ThroughputSampler", "Lane": "ReadContext",
     "Way": "BlockCopy", "Spent": "Timing", "Look": "Probe", "kind_of": "classify", "own_runs": "per_reader_ranges",
@@ -30,8 +29,7 @@ IDENTIFIERS = {
     "bridge_bytes": "coalesce_gap_bytes", "Ahead": "Prefetch", "first_readers": "cpu_seconds",
     "cores_share": "cpu_seconds",
     # Memory and devices
-    "Ground": "AddressRange", "Plot": "ChunkRange", "Plots": "RangeAllocator", "Site": "ArenaSpec",
-    "Terms": "LeaseLimits", "Slot": "StagingBuffer", "SLOT_SLACK": "ALIGNMENT_PADDING",
+    "Slot": "StagingBuffer", "SLOT_SLACK": "ALIGNMENT_PADDING",
     "read_to_slot": "read_to_staging", "copy_past_caches": "non_temporal_copy",
     # Checkpoints and objects
     "remarks": "notes", "lies_at": "local_path", "rulers": "owners",

@@ -45,11 +45,11 @@ def open(  # noqa: A001
     """Opens a checkpoint: reads the headers of its safetensors files, all of them in parallel, and nothing else.
 
     Args:
-        path: a safetensors file, several of them, a directory, a glob, a shard index
-            (``model.safetensors.index.json``), or a model of a Hugging Face cache (``models--org--name``). Or any
-            of these on an object store or HTTP server: ``s3://``, ``gs://``, ``az://``, ``abfss://``, ``https://``; or
-            a repository of the Hugging Face hub: ``hf://org/name[@revision][/path]``. Paths may be ``bytes`` or hold
-            surrogate escapes, as file names need not be UTF-8; a leading ``~`` is the home directory.
+        path: a safetensors file, several of them, a directory, a glob, or a shard index
+            (``model.safetensors.index.json``). Or any of these on an object store or HTTP server: ``s3://``,
+            ``gs://``, ``az://``, ``abfss://``, ``https://``; or a repository of the Hugging Face hub:
+            ``hf://org/name[@revision][/path]``. Paths may be ``bytes`` or hold surrogate escapes, as file names need
+            not be UTF-8; a leading ``~`` is the home directory.
         cache_dir: a local directory in which what comes over the network is kept for the next load; by default
             ``PENSTOCK_CACHE_DIR``, else nothing is kept. ``""`` for nothing in any case.
         cache_bytes: the most bytes kept there (``PENSTOCK_CACHE_BYTES``); those used longest ago go first. By default

@@ -23,7 +23,7 @@ class PenstockError(Exception):
         remedy: what to try, or None.
         errno: the operating system's error number, where one was the cause.
         code: what went wrong, for programs: ``"not_found"``, ``"throttled"``, ``"truncated"`` and others. Codes are
-            added to, never renamed; the documentation of remote stores lists them.
+            added to, never renamed; docs/errors.md lists them.
         details: values that the message speaks of, by name, for codes that have any.
     """
 

@@ -12,10 +12,11 @@ import sys
 from collections.abc import Iterator
 from datetime import timezone
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-COMMAND = [sys.executable, __file__] if sys.executable else []
+COMMAND = [sys.executable, __file__] if sys.executable and not getattr(sys, "frozen", False) else []
 """How the engine runs it; nothing where Python is part of another program and no interpreter is known."""
 
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
@@ -26,7 +27,8 @@ _LONGEST = 400
 def main() -> None:
     """Answers one question."""
     # What lies beside this file has the names of other packages.
-    del sys.path[0]
+    here = Path(__file__).parent.resolve()
+    sys.path[:] = [path for path in sys.path if Path(path).resolve() != here]
     if bundle := os.environ.get("SSL_CERT_FILE"):
         os.environ.setdefault("REQUESTS_CA_BUNDLE", bundle)
     answer = _answer(json.loads(sys.stdin.readline()))

@@ -52,10 +52,13 @@ PATCHES = {
     "a `Recorder` is entered: vLLM's or SGLang's loader fills a model with lazy tensors": (
         "threading.Thread.start",
         "concurrent.futures.ThreadPoolExecutor.submit",
+        "concurrent.futures.Future.add_done_callback",
         "torch.nn.Parameter.__new__",
         "torch.nn.Buffer.__new__",
         "torch.Tensor._make_subclass",
         "torch.Tensor.as_subclass",
+        "torch.to_dlpack",
+        "torch.utils.dlpack.to_dlpack",
     ),
     "`penstock.integrations.transformers.from_pretrained` loads to a GPU": (
         "transformers.modeling_utils.caching_allocator_warmup",
@@ -98,11 +101,10 @@ class Replacement:
         target: the attribute, from the list.
         make: makes the replacement from the original. It has to behave as the original where nobody uses it, and to
             work if it replaces another of its kind.
-        name: of the attribute, in a module that has it by another name.
     """
 
-    def __init__(self, target: str, make: Callable[[Any], Any], name: str | None = None) -> None:
-        self._name = listed(target).rpartition(".")[2] if name is None else name
+    def __init__(self, target: str, make: Callable[[Any], Any]) -> None:
+        self._name = listed(target).rpartition(".")[2]
         self._make = make
         self._is_own = True
         self._users = 0

@@ -418,7 +418,7 @@ def dlpack(s: State, x: int, y: int, z: int) -> Any:
     t = s.get(x).detach()
     if y % 3 == 0:
         return s.add(torch.from_dlpack(t))
-    capsule = t.__dlpack__()
+    capsule = t.__dlpack__() if z % 2 else torch.to_dlpack(t)
     return s.add(torch.from_dlpack(capsule)) if y % 3 == 1 else s.arrays.append(np.from_dlpack(Capsule(capsule)))
 
 

@@ -194,8 +194,7 @@ def _overwritten(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         tensor = empty_for(lazy.lazy_storage)
     # Nobody else sees it before it holds what it shall, and nobody at all if this raises.
     func(lazy.lazy_storage.tensor_in(tensor, lazy.lazy_value), *args[1:], **kwargs)
-    lazy.lazy_storage.materialised = tensor
-    return lazy.materialised()
+    return lazy.materialised() if lazy.lazy_recorder.overwrite(lazy, tensor) else NotImplemented
 
 
 def _copied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -147,7 +147,7 @@ class LazyTensor(torch.Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A deep copy, of the object itself: with the attributes that it was given."""
-        self.lazy_recorder.materialise(self, torch.Tensor.__deepcopy__)
+        in_place_of(self, lambda recorder, lazy: recorder.materialise(lazy, torch.Tensor.__deepcopy__))
         materialise_in_place(self)
         return copy.deepcopy(self, memo)
 
@@ -179,6 +179,16 @@ class LazyTensor(torch.Tensor):
     ) -> Any:
         del types
         named = {} if kwargs is None else dict(kwargs)
+        try:
+            return cls._called(func, args, named)
+        except AttributeError as error:
+            if not _is_of_materialised(error):
+                raise
+        before(func, args, named)
+        return func(*args, **named)
+
+    @staticmethod
+    def _called(func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         found = _Found()
         lazy, materialised = found.lazy, found.materialised
         at = KEEPS.get(func)
@@ -208,11 +218,38 @@ class LazyTensor(torch.Tensor):
         """For what reaches torch's dispatcher without passing ``__torch_function__``: never lazily."""
         del types
         named = {} if kwargs is None else dict(kwargs)
-        if func is torch.ops.prim.device.default:
-            return args[0].lazy_storage.device
-        result = call_materialised(func, args, named)
+        try:
+            if func is torch.ops.prim.device.default:
+                return args[0].lazy_storage.device
+            result = call_materialised(func, args, named)
+        except AttributeError as error:
+            if not _is_of_materialised(error):
+                raise
+            before(func, args, named)
+            return func(*args, **named)
         # Under inference mode nobody else puts the argument back that an in-place operator returns.
         return _object_of(result, args)
+
+
+_OF_LAZY = {*vars(LazyTensor), *LazyTensor.__annotations__} - set(dir(torch.Tensor))
+"""Attributes and methods that regular tensors do not have."""
+
+
+def _is_of_materialised(error: AttributeError) -> bool:
+    """Whether a call failed since another thread has made a regular tensor of a lazy one among its arguments."""
+    return type(error.obj) is torch.Tensor and error.name in _OF_LAZY
+
+
+def in_place_of(value: Any, make: Callable[[Recorder, LazyTensor], torch.Tensor]) -> Any:
+    """What ``make`` makes in the place of a lazy tensor; what is none, or none any more, as it is."""
+    if not isinstance(value, LazyTensor):
+        return value
+    try:
+        return make(value.lazy_recorder, value)
+    except AttributeError as error:
+        if not _is_of_materialised(error):
+            raise
+        return value
 
 
 def _object_of(result: Any, args: Iterable[Any]) -> Any:
@@ -241,8 +278,14 @@ class _Found:
 
 
 def materialise_in_place(lazy: LazyTensor) -> None:
-    """Makes the Python object a regular tensor, which is filled with what else is recorded."""
-    tensor = lazy.lazy_recorder.materialise_later(lazy)
+    """Makes the Python object a regular tensor, which is filled with what else is recorded, if no thread has yet."""
+    in_place_of(lazy, lambda recorder, _: recorder.alone(lambda: _materialise_in_place(recorder, lazy)))
+
+
+def _materialise_in_place(recorder: Recorder, lazy: LazyTensor) -> torch.Tensor:
+    if type(lazy) is not LazyTensor:
+        return lazy
+    tensor = recorder.materialise_later(lazy)
     with unwatched(), torch.inference_mode(mode=False):
         grad = tensor.grad if tensor.is_leaf else None
         if grad is None:
@@ -254,11 +297,13 @@ def materialise_in_place(lazy: LazyTensor) -> None:
             alias.data = tensor
         if tensor.requires_grad and tensor.is_leaf:
             alias.requires_grad_(True)
+        # In this order: to another thread it is a materialised lazy tensor, or a regular one (``_is_of_materialised``).
         torch._C._swap_tensor_impl(lazy, alias)
         lazy.__class__ = torch.Tensor  # type: ignore[assignment]
         # What loading code has set stays.
         for name in LazyTensor.__annotations__:
             vars(lazy).pop(name, None)
+    return lazy
 
 
 def empty_for(storage: LazyStorage) -> torch.Tensor:

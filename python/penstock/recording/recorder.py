@@ -99,8 +99,11 @@ class Recorder:
         self._kept = Kept()
         self._failed: BaseException | None = None
         """The first read that failed: loading code may have caught it, and what it was to fill is not filled."""
-        self._exposed: dict[int, torch.UntypedStorage] = {}
-        """Storages, by address, whose address was taken: others than torch may read or write them."""
+        self._exposed: set[int] = set()
+        """Addresses of storages that were taken: others than torch may read or write there.
+
+        What is copied to a later storage at such an address is read at once too, which is never wrong.
+        """
         self._active = False
         self._is_aside = False
         """Whether another recorder was active when this one was entered."""
@@ -220,6 +223,11 @@ class Recorder:
                 torch.autograd.graph.increment_version(written)
             return True
 
+    def alone(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Does what no other thread may see half of."""
+        with self._lock:
+            return work()
+
     def materialise(self, lazy: LazyTensor, func: Callable[..., Any]) -> torch.Tensor:
         """The tensor in the place of a lazy one, for ``func``, which needs it."""
         with self._lock:
@@ -242,6 +250,14 @@ class Recorder:
                 # Not before: other threads would use it as memory that nothing is to be read into.
                 storage.materialised = tensor
             return lazy.materialised_now()
+
+    def overwrite(self, lazy: LazyTensor, tensor: torch.Tensor) -> bool:
+        """Makes a tensor the storage of a lazy one, of which nothing is read. False where it is materialised already."""
+        with self._lock:
+            if lazy.materialised() is not None:
+                return False
+            lazy.lazy_storage.materialised = tensor
+            return True
 
     def _read_now(self, value: Value, device: torch.device) -> torch.Tensor:
         """Reads a value, to memory of its own that is laid out as the value is."""
@@ -285,7 +301,7 @@ class Recorder:
                 return
             if memory in self._places and not self._flush_small(memory):
                 self.flush()
-            self._exposed[memory] = tensor.untyped_storage()
+            self._exposed.add(memory)
 
     def flush_overlapping(self, value: Any) -> None:
         """Flushes if any tensor in ``value`` shares memory with what is still to be read; waits for what another thread
@@ -332,6 +348,7 @@ class Recorder:
             with self._noticed():
                 PendingCopy(copy.read, copy.device, {place: copy.copies[place]}, None).fill(packed)
             self._plan.filled(place)
+        _wait_for(copies.values())
         return True
 
     # Reading
@@ -356,10 +373,7 @@ class Recorder:
                     self._read(writes)
             finally:
                 self._reading, self._filling = before
-            if threading.current_thread() is not threading.main_thread():
-                # Other threads' streams do not wait for this one's.
-                for device in {write.device for write in writes} - {"cpu"}:
-                    torch.cuda.synchronize(device)
+            _wait_for(writes)
 
     def _take_pending(self) -> list[PendingCopy]:
         self._filling |= self._places.keys()
@@ -470,6 +484,13 @@ class Recorder:
                         cause=cause,
                         remedy='Load this model with {"record": false}',
                     )
+
+
+def _wait_for(copies: Iterable[PendingCopy]) -> None:
+    """Other threads' streams do not wait for that of this one, which has filled something."""
+    if threading.current_thread() is not threading.main_thread():
+        for device in {copy.device for copy in copies} - {"cpu"}:
+            torch.cuda.synchronize(device)
 
 
 _ASIDE = "eager tensors: another load of this process is being recorded"

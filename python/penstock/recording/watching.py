@@ -2,14 +2,17 @@
 
 Two modes of torch do it. Functions called from Python pass a ``TorchFunctionMode``. What they are made of, and what
 ``torch.jit`` and C++ extensions call, passes a ``TorchDispatchMode``. Torch's modes are a thread's own. So threads
-that a watched thread starts, and functions that it submits to a ``ThreadPoolExecutor``, are run under them too. The
-modes of a thread that outlives the recording do nothing any more, and hold nothing of it.
+that a watched thread starts, and functions that it submits to a ``ThreadPoolExecutor`` or gives a ``Future`` to call when
+it is done, are run under them too. The modes of a thread that outlives the recording do nothing any more, and hold
+nothing of it.
 
 What no mode sees is replaced while a recorder is active (``patches`` lists it all): the constructors of
-``nn.Parameter`` and ``nn.Buffer``, which do not know lazy tensors. All is put back when the recorder ends.
+``nn.Parameter`` and ``nn.Buffer``, which do not know lazy tensors, and ``torch.to_dlpack``, a function of C++ that looks at
+no mode. All is put back when the recorder ends.
 
-Not seen are threads that existed before and are given work by other means, C++ code that uses a tensor's address
-without calling torch, ``torch.to_dlpack`` (``torch.from_dlpack`` and ``__dlpack__`` are), ``numpy()`` under
+Not seen are threads that existed before and are given work by other means, threads of ``_thread.start_new_thread``,
+initializers of pools, C++ code that uses a tensor's address
+without calling torch, ``to_dlpack`` where a module has imported it by name, ``numpy()`` under
 ``torch._C.DisableTorchFunction``, and settings of the processor that are changed around arithmetic
 (``set_flush_denormal``).
 """
@@ -20,17 +23,19 @@ import concurrent.futures.thread
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils.dlpack
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.patches import Replacement
 from penstock.recording.here import Watch, here, others_watch
-from penstock.recording.lazy import LazyTensor, has_lazy
+from penstock.recording.lazy import LazyTensor, has_lazy, in_place_of
+from penstock.recording.waiting import before
 
 if TYPE_CHECKING:
     from penstock.recording.recorder import Recorder
@@ -70,9 +75,9 @@ def _seen_by(watch: Watch) -> Iterator[None]:
         functions.__exit__(None, None, None)
 
 
-def _under(watch: Watch, function: Callable[[], Any]) -> Any:
+def _under(watch: Watch, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     with _seen_by(watch):
-        return function()
+        return function(*args, **kwargs)
 
 
 @contextmanager
@@ -176,9 +181,19 @@ def _submit(original: Any) -> Any:
         watch = here.lasting()
         if watch is None:
             return original(self, fn, *args, **kwargs)
-        return original(self, _under, watch, functools.partial(fn, *args, **kwargs))
+        return original(self, _under, watch, fn, *args, **kwargs)
 
     return submit
+
+
+def _add_done_callback(original: Any) -> Any:
+    @functools.wraps(original)
+    def add_done_callback(self: Future[Any], fn: Callable[[Future[Any]], Any]) -> None:
+        # The worker calls it when what was submitted, which is watched, has ended.
+        watch = here.lasting()
+        original(self, fn if watch is None else functools.partial(_under, watch, fn))
+
+    return add_done_callback
 
 
 def _taking(original: Any) -> Any:
@@ -196,14 +211,28 @@ def _new(original: Any) -> Any:
 
 
 def _later(value: Any) -> Any:
-    return value.lazy_recorder.materialise_later(value) if isinstance(value, LazyTensor) else value
+    return in_place_of(value, lambda recorder, lazy: recorder.materialise_later(lazy))
+
+
+def _to_dlpack(original: Any) -> Any:
+    @functools.wraps(original)
+    def to_dlpack(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        tensor = in_place_of(tensor, lambda recorder, lazy: recorder.materialise(lazy, original))
+        # What torch's own method means to a recorder.
+        before(torch.Tensor.__dlpack__, (tensor,), {})
+        return original(tensor, *args, **kwargs)
+
+    return to_dlpack
 
 
 _REPLACEMENTS: list[tuple[Any, Replacement]] = [
     (threading.Thread, Replacement("threading.Thread.start", _start)),
     (ThreadPoolExecutor, Replacement("concurrent.futures.ThreadPoolExecutor.submit", _submit)),
+    (Future, Replacement("concurrent.futures.Future.add_done_callback", _add_done_callback)),
     (torch.nn.Parameter, Replacement("torch.nn.Parameter.__new__", _new)),
     (torch.nn.Buffer, Replacement("torch.nn.Buffer.__new__", _new)),
     (torch.Tensor, Replacement("torch.Tensor._make_subclass", _new)),
     (torch.Tensor, Replacement("torch.Tensor.as_subclass", _taking)),
+    (torch, Replacement("torch.to_dlpack", _to_dlpack)),
+    (torch.utils.dlpack, Replacement("torch.utils.dlpack.to_dlpack", _to_dlpack)),
 ]

@@ -1,8 +1,7 @@
 //! Questions about locations that a [`Store`] cannot answer, and reading small objects whole.
 //!
 //! A store opens objects and lists what is directly in a directory; it does not say whether a name *is* a directory, nor
-//! what sub-directories there are. For local paths that is asked of the file system here, in two functions and nowhere
-//! else in this module; for URLs the name itself decides.
+//! what sub-directories there are. For local paths that is asked of the file system here, in one function; for URLs the name itself decides.
 
 use std::ffi::OsStr;
 use std::io::ErrorKind as Io;
@@ -16,7 +15,7 @@ use crate::memory::Window;
 use crate::store::{Object, ReadContext, Store, location_of, path_of};
 pub(super) use crate::store::{is_http, is_url, shown};
 
-/// The most that is read of an object that is read whole: an index, a reference.
+/// The most that is read of an object that is read whole: an index.
 const MAX_WHOLE_BYTES: u64 = 100_000_000;
 
 /// What is escaped in the path of an HTTP URL: everything that RFC 3986 does not allow there.

@@ -9,13 +9,12 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use glob::MatchOptions;
-
 use super::ShardIndex;
 use super::errors;
+use super::local_glob::LocalGlob;
 use super::location::{self, LocationKind, classify};
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{Store, location_of};
+use crate::store::Store;
 
 /// How a shard index is named.
 pub(super) const INDEX_SUFFIX: &str = ".safetensors.index.json";
@@ -220,18 +219,11 @@ impl Resolver<'_> {
                 .object(location::shown(pattern))
                 .remedy("Check the pattern; quote it if the shell must not expand it")
         };
-        if pattern.contains("**") {
-            return Err(refuse("no such file, and `**` is not supported: name the directories".into()));
-        }
-        let options = MatchOptions { require_literal_leading_dot: true, ..MatchOptions::default() };
-        let matches = glob::glob_with(pattern, options)
-            .map_err(|error| refuse(format!("no such file, and not a valid pattern: {error}")))?;
+        let matches = LocalGlob::new(pattern)
+            .map_err(|error| refuse(format!("no such file, and not a valid pattern: {error}")))?
+            .matches()?;
         let (mut files, mut directories) = (Vec::new(), Vec::new());
-        for found in matches {
-            let location = location_of(found.map_err(|error| {
-                let object = location_of(error.path());
-                Error::from_io("listing the directory", error.error()).object(location::shown(&object))
-            })?);
+        for location in matches {
             if classify(&location) == LocationKind::Directory {
                 directories.push(location);
             } else {

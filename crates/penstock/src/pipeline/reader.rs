@@ -194,7 +194,7 @@ impl DeviceReader {
         let block = &shared.plan.blocks()[index];
         self.account.begins(shared, block, kind);
         let object = shared.objects.get(block.object)?;
-        let mut source = match object.pinned(&block.range) {
+        let source = match object.pinned(&block.range) {
             Some(span) => {
                 while self.in_flight.len() >= DEPTH {
                     self.wait_first(shared)?;
@@ -227,7 +227,8 @@ impl DeviceReader {
             account: &mut self.account,
         };
         let request = shared.request_bytes();
-        let copied = match &mut source {
+        // Held by the reader, after its stream, however this ends: a panic included.
+        let copied = match self.failed.insert(source) {
             Source::Staging(buffer)
                 if kind == ReadKind::Fetch && way.goes_in_parts(block, request, buffer) =>
             {
@@ -243,6 +244,7 @@ impl DeviceReader {
         match copied {
             Ok((spent, mark)) => {
                 self.account.spent(shared, block, kind, &spent);
+                let Some(source) = self.failed.take() else { return Ok(()) };
                 if let Some(mark) = mark {
                     self.in_flight.push_back(InFlight { source, mark, block: index });
                 } else {
@@ -251,10 +253,7 @@ impl DeviceReader {
                 }
                 Ok(())
             }
-            Err(error) => {
-                self.failed = Some(source);
-                Err(name_tensor(error, shared, block, object.as_ref()))
-            }
+            Err(error) => Err(name_tensor(error, shared, block, object.as_ref())),
         }
     }
 

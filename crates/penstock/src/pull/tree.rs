@@ -4,8 +4,8 @@
 //! missing. So neither a key with `..` nor a link that someone put there leads out. The destination itself may be a link:
 //! that is its owner's choice.
 //!
-//! `.penstock` in it belongs to pulls: partial files, the ledger, and a lock that ends with the process that holds it, and
-//! is not inherited by its forked children.
+//! `.penstock` in it belongs to pulls: partial files, the ledger, and a lock that ends with the process that holds it
+//! (`locked_file`).
 
 use std::fs::File;
 use std::io::{self, Read};

@@ -167,8 +167,9 @@ pub fn is_doubtful_path(location: &str) -> bool {
     !is_url(location) && shown(location) != location
 }
 
+/// Whether a location begins as paths do, and has nothing that URLs begin with.
 fn is_plainly_path(location: &str) -> bool {
-    location.starts_with(['/', '.', '~'])
+    location.starts_with(['/', '.', '~']) && !location.starts_with("//") && !location.contains("://")
 }
 
 /// What comes before the last `@`, which may end a user and a password, and what begins there. The `@` may be escaped, as
@@ -250,7 +251,9 @@ mod tests {
             "hf://org/name@refs/pr/1/a b@c",
             "hf://gpt2@main",
             "https://",
-            "/a:b://c@d",
+            "/a:b@c",
+            "//a@c",
+            "./a://b",
             "a@c",
             "./a:b@c",
             "./a?b=c",
@@ -279,6 +282,13 @@ mod tests {
             ("me:x@host/m", "***@host/m"),
             ("me:x%40host/m", "***%40host/m"),
             (" https://me:x%40h/m", "***%40h/m"),
+            // What begins as a path does, and goes on as a URL.
+            ("/a:b://c@d", "***@d"),
+            ("//me:x@host/m", "***@host/m"),
+            ("//host/m?sig=x", "//host/m"),
+            ("/https://me:x@host/m", "***@host/m"),
+            ("./https://me:x/y@host/m", "***@host/m"),
+            ("~/s3://me:x%40bucket/m", "***%40bucket/m"),
             ("hf://hf_x%40org/name", "hf://***"),
             ("me:x?y=z@host/m", "***"),
             ("acc.blob.core.windows.net/c/m?sv=1&sig=x", "acc.blob.core.windows.net/c/m"),

@@ -81,13 +81,13 @@ impl Profile {
         match storage.kind {
             // What is not in memory after all is in swap.
             StorageKind::Memory => {
-                Self { fetches: bounds(cores.clamp(2, 8), 1, solid.copies), direct: false, ..solid }
+                Self { fetches: bounds(cores.clamp(2, 8), solid.copies), direct: false, ..solid }
             }
             StorageKind::Disk => match &storage.disk {
                 None => solid,
                 Some(disk) if disk.rotational => Self {
                     // One stream for each arm; a second one makes them seek.
-                    fetches: bounds(disk.members, 1, disk.members.saturating_mul(4)),
+                    fetches: bounds(disk.members, disk.members.saturating_mul(4)),
                     coalesce_gap_bytes: FAR_BRIDGE,
                     request_bytes: u64::MAX,
                     sequential: true,
@@ -96,19 +96,19 @@ impl Profile {
                 Some(disk) => Self { fetches: solid_state(disk.members), ..solid },
             },
             // Threads share the mount's connections: where it has one, a few fill it.
-            StorageKind::Nfs => Self { fetches: bounds(16, 2, MOST), ..far },
-            StorageKind::Smb => Self { fetches: bounds(8, 2, 32), ..far },
+            StorageKind::Nfs => Self { fetches: bounds(16, MOST), ..far },
+            StorageKind::Smb => Self { fetches: bounds(8, 32), ..far },
             // Files are striped over servers, and the preferred request is a stripe.
             StorageKind::Parallel => {
-                Self { fetches: bounds(16, 4, MOST), block_bytes: request(storage.preferred_bytes), ..far }
+                Self { fetches: bounds(16, MOST), block_bytes: request(storage.preferred_bytes), ..far }
             }
             // The daemon looks ahead of a reader that goes from front to back, and loses that with every jump.
             StorageKind::Fuse => {
-                Self { fetches: bounds(1, 1, 16), sequential: true, per_reader_ranges: true, ..far }
+                Self { fetches: bounds(1, 16), sequential: true, per_reader_ranges: true, ..far }
             }
             // The host's page cache behind one or a few queues.
-            StorageKind::Virtiofs => Self { fetches: bounds(8, 1, 32), ..solid },
-            StorageKind::NineP => Self { fetches: bounds(4, 1, 16), ..solid },
+            StorageKind::Virtiofs => Self { fetches: bounds(8, 32), ..solid },
+            StorageKind::NineP => Self { fetches: bounds(4, 16), ..solid },
             // Every request waits tens of milliseconds for its first byte, and a connection brings tens of megabytes a
             // second however fast the network is. So many are in flight, each large enough that the wait is a small part
             // of it and small enough that a slow one does not hold up the end of the load.
@@ -123,7 +123,7 @@ impl Profile {
                 ..far
             },
             // The readers decompress.
-            StorageKind::Image => Self { fetches: bounds(cores, 1, 2 * cores), direct: false, ..solid },
+            StorageKind::Image => Self { fetches: bounds(cores, 2 * cores), direct: false, ..solid },
         }
     }
 }
@@ -135,7 +135,7 @@ fn solid_state(members: usize) -> Bounds {
     const START: usize = 12;
     const MOST_OF_ONE: usize = 32;
     let start = members.saturating_mul(8).clamp(START, MOST_OF_ONE);
-    bounds(start, 2, members.saturating_mul(MOST_OF_ONE))
+    bounds(start, members.saturating_mul(MOST_OF_ONE))
 }
 
 /// Requests to an object store: 24 and more, for connections are slow as a rule. Where the network is fast, few cores have
@@ -148,12 +148,11 @@ fn requests(cores: usize) -> Bounds {
     Bounds { initial: start.min(2 * cores).max(LEAST), start, least: LEAST, most: MOST_REQUESTS }
 }
 
-/// A range that holds its start and goes no higher than [`MOST`], whatever is given.
-fn bounds(start: usize, least: usize, most: usize) -> Bounds {
-    let least = least.clamp(1, MOST);
-    let most = most.clamp(least, MOST);
-    let start = start.clamp(least, most);
-    Bounds { initial: start, start, least, most }
+/// From `start` up to `most`, at most [`MOST`]. Only a store that throttles gets fewer than it began with.
+fn bounds(start: usize, most: usize) -> Bounds {
+    let most = most.clamp(1, MOST);
+    let start = start.clamp(1, most);
+    Bounds { initial: start, start, least: start, most }
 }
 
 /// The request that storage prefers, as a block.

@@ -139,7 +139,7 @@ const BUSY: f64 = 0.8;
 const CHANGED: f64 = 1.4;
 /// For how many epochs in a row it must have changed.
 const CHANGED_FOR: u32 = 4;
-/// For how many epochs a store that had pushed back must be quiet until more is asked of it again.
+/// For how many epochs a store that had throttled must be quiet until more is asked of it again.
 const CALM_FOR: u32 = 16;
 /// How many trials are remembered for the statistics.
 const REMEMBERED: usize = 64;

@@ -198,3 +198,60 @@ fn another_kind_of_load_gets_the_budget_that_idle_memory_would_exceed() {
         assert!(usage.bytes <= 256 << 10, "{usage:?} after blocks of {block_bytes} KiB");
     }
 }
+
+#[test]
+fn a_reader_that_panics_keeps_its_buffer_until_its_copies_have_ended() {
+    let _alone = alone();
+    let model = Model::cached_as(CachePolicy::Bypass);
+    let device = SimulatedDevice::new();
+    let target = LoadTarget::Device(Arc::clone(&device), 1);
+    let mut load = Load::begin(&model, &model.plan(64 * KIB), &target, 1);
+    load.session.on_storage(&Storage::unknown(), &small_requests());
+    device.account.delay_us.store(300_000, SeqCst);
+    model.control.panic_at.store(2, SeqCst);
+    load.attach_all();
+    // While the copy of the first request is on its way, the reader panics in the second.
+    let began = std::time::Instant::now();
+    while began.elapsed() < Duration::from_secs(5) {
+        if Arena::release_all() > 0 {
+            let (enqueued, ended) = (device.account.enqueued.load(SeqCst), device.account.ended.load(SeqCst));
+            assert_eq!(enqueued, ended, "memory went with copies in flight");
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    load.run().unwrap_err();
+}
+
+/// Registers with nothing.
+struct Nothing;
+
+impl penstock::memory::Pinning for Nothing {
+    fn family(&self) -> &'static str {
+        "test"
+    }
+
+    unsafe fn register(&self, _: *mut u8, _: usize) -> penstock::Result<()> {
+        Ok(())
+    }
+
+    unsafe fn unregister(&self, _: *mut u8) {}
+}
+
+#[test]
+fn addresses_that_cannot_all_be_had_leave_room_for_a_few_buffers() {
+    let _alone = alone();
+    let mapped = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = mapped.split_whitespace().next().unwrap().parse().unwrap();
+    let before = rustix::process::getrlimit(rustix::process::Resource::As);
+    let limit = |current| {
+        let limits = rustix::process::Rlimit { current, ..before };
+        rustix::process::setrlimit(rustix::process::Resource::As, limits).unwrap();
+    };
+    let lease = penstock::memory::Lease::begin(4 << 20, 512 << 20, 1000, Arc::new(Nothing));
+    // 200 MiB are there, and a buffer takes 4.
+    limit(Some(pages * rustix::param::page_size() as u64 + (200 << 20)));
+    let got = lease.try_acquire();
+    limit(before.current);
+    assert!(got.unwrap().is_some());
+}

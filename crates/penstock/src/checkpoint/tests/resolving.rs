@@ -1,5 +1,8 @@
 //! From what the user typed to the objects.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
 use super::super::testing::{Files, PlainStore};
 use super::super::{Resolved, resolve};
 use crate::error::{Error, ErrorKind, Result};
@@ -124,6 +127,29 @@ fn globs() {
     assert_eq!(objects(&files, &[&files.path("?.safetensors")]), ["n.safetensors"]);
     refused(&files.path("x*"), &["no file matches"]);
     refused(&files.path("m[*"), &["not a valid pattern"]);
+}
+
+#[test]
+fn a_glob_finds_names_that_are_not_utf8_and_passes_by_others() {
+    let files = Files::new();
+    let odd = files.weights("odd", &[]);
+    let renamed = std::path::Path::new(&odd).with_file_name(OsStr::from_bytes(b"m-\xff.safetensors"));
+    std::fs::rename(&odd, renamed).unwrap();
+    files.weights("m-1.safetensors", &[]);
+    files.weights("n.safetensors", &[]);
+    assert_eq!(objects(&files, &[&files.path("m-*")]), ["m-\0ff.safetensors", "m-1.safetensors"]);
+    assert_eq!(objects(&files, &[&files.path("n*")]), ["n.safetensors"]);
+}
+
+#[test]
+fn a_glob_looks_into_directories_of_any_depth() {
+    let files = Files::new();
+    for name in ["a/m.safetensors", "a/b/m.safetensors", "m.safetensors"] {
+        files.weights(name, &[]);
+    }
+    let expected = ["a/b/m.safetensors", "a/m.safetensors", "m.safetensors"];
+    assert_eq!(objects(&files, &[&files.path("**/*.safetensors")]), expected);
+    refused(&files.path("**.safetensors"), &["not a valid pattern"]);
 }
 
 #[test]

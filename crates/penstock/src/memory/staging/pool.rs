@@ -162,7 +162,9 @@ impl Arena {
             return Ok((Arc::clone(addresses), *given - self.buffer_bytes));
         }
         let more = most.saturating_sub(state.buffers).max(1);
-        let addresses = Arc::new(Region::reserve(more.saturating_mul(self.buffer_bytes))?);
+        // Where addresses are limited, as many as must be.
+        let all = Region::reserve(more.saturating_mul(self.buffer_bytes));
+        let addresses = Arc::new(all.or_else(|_| Region::reserve(self.buffer_bytes))?);
         if !addresses.keep_from_children() {
             tracing::debug!("staging memory cannot be left out of forked children");
         }

@@ -44,7 +44,7 @@ fn arenas() -> Vec<Arc<Arena>> {
 }
 
 impl Arena {
-    /// Frees the chunks of every arena of the process that no reader holds a buffer of; returns the bytes given back.
+    /// Frees the idle buffers of every arena of the process that no reader holds a buffer of; returns the bytes given back.
     pub fn release_all() -> usize {
         arenas().iter().map(|arena| arena.give_back(0, |_| true)).sum()
     }

@@ -3,8 +3,7 @@
 //! An entry is a directory, named by its key: `data`, a sparse file as large as the object; `map`, its block map; and
 //! once all is there `complete`, which says what `data` was like then. Whoever uses an entry holds a shared lock on its
 //! map; who removes one, an exclusive lock, and moves it out of the way first. Locks on `data` are for writing to it. Making and removing is done by one process
-//! at a time, under the lock of the whole. All locks are the kernel's and end with their process; forked children do not
-//! inherit them.
+//! at a time, under the lock of the whole. All locks are the kernel's and end with their process (`locked_file`).
 //!
 //! Bytes of a complete entry are not compared any more, so whoever can write to one decides what is loaded. Only what
 //! belongs to this process's user or to root, and is not writable for everyone, is trusted (`trust`).

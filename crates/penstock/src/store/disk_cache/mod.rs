@@ -20,9 +20,9 @@
 //! * Nobody writes to a complete entry, unless a block of it was found damaged: writing goes with a shared lock on the
 //!   data, completing with an exclusive one.
 //! * Nothing of this fails a load: a full disk, a directory that cannot be written to, a disk that cannot be read end in
-//!   a remark. (But bytes that another program changed in the very moment are an error, as in any file.)
-//! * Locks end with the process that holds them, and not later with its children; nothing needs to be cleaned up after a
-//!   crash. No load waits for one longer than some seconds.
+//!   a note. (But bytes that another program changed in the very moment are an error, as in any file.)
+//! * Locks end with the process that holds them, and not later with its children, unless it is killed (`locked_file`);
+//!   nothing needs to be cleaned up after a crash. No load waits for one longer than some seconds.
 //! * Entries of other users are not used.
 
 mod complete;

@@ -9,7 +9,7 @@
 
 use std::error::Error as _;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use chrono::DateTime;
@@ -257,13 +257,16 @@ fn without_illegible(headers: &mut HeaderMap) {
     }
 }
 
-/// Adds the date and the tag of an object's version where they are missing. `object_store` would refuse the answer for
-/// that, or for a date that it cannot read, though nothing hangs on it: the epoch and an empty tag stand for none.
+/// Tells the date and the tag of an object's version as `object_store` wants them. It would refuse the answer for a date
+/// that is missing or in another form, as the two older ones of HTTP, though nothing hangs on it: the epoch and an empty
+/// tag stand for none.
 fn with_version(mut headers: HeaderMap) -> HeaderMap {
-    let is_date =
-        |date: &HeaderValue| date.to_str().is_ok_and(|date| DateTime::parse_from_rfc2822(date).is_ok());
-    if !headers.get(LAST_MODIFIED).is_some_and(is_date) {
-        headers.insert(LAST_MODIFIED, HeaderValue::from_static("Thu, 01 Jan 1970 00:00:00 GMT"));
+    let told = headers.get(LAST_MODIFIED).and_then(|date| date.to_str().ok()).unwrap_or_default();
+    if DateTime::parse_from_rfc2822(told).is_err() {
+        let date = httpdate::parse_http_date(told.trim()).unwrap_or(SystemTime::UNIX_EPOCH);
+        if let Ok(date) = HeaderValue::try_from(httpdate::fmt_http_date(date)) {
+            headers.insert(LAST_MODIFIED, date);
+        }
     }
     headers.entry(ETAG).or_insert(HeaderValue::from_static("\"\""));
     headers
@@ -325,6 +328,9 @@ mod tests {
         for (told, expected) in [
             (Some(date), date),
             (Some("Sat, 21 Nov 2026 06:47:41 +0000"), "Sat, 21 Nov 2026 06:47:41 +0000"),
+            // The two older forms of HTTP.
+            (Some("Saturday, 21-Nov-26 06:47:41 GMT"), date),
+            (Some("Sat Nov 21 06:47:41 2026"), date),
             (Some("2026-11-21T06:47:41Z"), epoch),
             // Of another day of the week.
             (Some("Fri, 21 Nov 2026 06:47:41 GMT"), epoch),

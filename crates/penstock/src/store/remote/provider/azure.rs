@@ -2,8 +2,8 @@
 //!
 //! The account comes from the location (`abfss://container@account.dfs.core.windows.net/…`) or from
 //! `AZURE_STORAGE_ACCOUNT_NAME` (`az://container/…`). An `https://` URL of a blob is one of any server, signed or not.
-//! Credentials, in this order: `AZURE_STORAGE_CONNECTION_STRING`, an account key, a bearer token, a client secret, a
-//! workload identity, a SAS token, the Azure command line (`AZURE_USE_AZURE_CLI=true`), the machine's managed identity.
+//! Credentials, in this order: a bearer token, the key of `AZURE_STORAGE_CONNECTION_STRING`, an account key, a workload
+//! identity, a client secret, a SAS token, the Azure command line (`AZURE_USE_AZURE_CLI=true`), the machine's managed identity.
 //! `AZURE_SKIP_SIGNATURE=true` asks for public blobs without any. A connection string with
 //! `UseDevelopmentStorage=true` leads to Azurite.
 
@@ -76,6 +76,13 @@ pub(crate) fn make(address: &Address, environment: &Environment, connector: Conn
              abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH",
         ));
     }
+    let makes_host = match &parts {
+        Some(parts) => !parts.contains_key("BlobEndpoint"),
+        None => endpoint.is_none(),
+    };
+    if makes_host && of_location.is_none() && !is_name(&account) {
+        return Err(no_name(environment, parts.is_some()).object(address.shown()));
+    }
     let endpoint = endpoint.unwrap_or_else(|| format!("https://{account}.blob.core.windows.net"));
     check_endpoint("the endpoint of Azure's storage", &endpoint)?;
     let endpoint = format!("{account} {}", normal(&endpoint));
@@ -93,16 +100,38 @@ pub(crate) fn make(address: &Address, environment: &Environment, connector: Conn
     Ok(Made { store: Arc::new(store), credentials: credentials.into(), keys: None, region: None, endpoint })
 }
 
+/// Whether a text may be the name of a storage account: of Azure's, or of an emulator's.
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+}
+
+/// The refusal of an account's name that is none, before a host is made of it: that would go to servers of names and into
+/// errors, and may be a key in the wrong place.
+fn no_name(environment: &Environment, connected: bool) -> Error {
+    let variables = ["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"];
+    let set = variables.into_iter().find(|name| environment.get(&[name]).is_some());
+    let setting = match connected {
+        true => format!("AccountName of {}", environment.setting(CONNECTION_STRING)),
+        false => environment.setting(set.unwrap_or(variables[0])),
+    };
+    Error::new(ErrorKind::Config, format!("{setting} is not the name of a storage account"))
+        .detail("setting", setting)
+        .remedy(
+            "Give the name alone, 3 to 24 small letters and digits, without https:// and .blob.core.windows.net; a key \
+             is given as AZURE_STORAGE_ACCOUNT_KEY or the storage option account_key",
+        )
+}
+
 fn source(environment: &Environment) -> &'static str {
     [
         "AZURE_SKIP_SIGNATURE",
+        "AZURE_STORAGE_TOKEN",
         "AZURE_STORAGE_ACCOUNT_KEY",
         "AZURE_STORAGE_ACCESS_KEY",
         "AZURE_STORAGE_KEY",
-        "AZURE_STORAGE_TOKEN",
+        "AZURE_FEDERATED_TOKEN_FILE",
         "AZURE_CLIENT_SECRET",
         "AZURE_STORAGE_CLIENT_SECRET",
-        "AZURE_FEDERATED_TOKEN_FILE",
         "AZURE_STORAGE_SAS_TOKEN",
         "AZURE_STORAGE_SAS_KEY",
         "AZURE_USE_AZURE_CLI",
@@ -194,3 +223,55 @@ pub(crate) fn of_identity(what: &str, environment: &Environment) -> String {
 pub(crate) const REMEDY: &str = "Set AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME and \
                                  AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or sign in with `az login` and set \
                                  AZURE_USE_AZURE_CLI=true; for a public container set AZURE_SKIP_SIGNATURE=true";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::remote::http::client_key::ClientKey;
+    use crate::store::remote::request::retry::RetryPolicy;
+    use crate::store::remote::settings::address::Provider;
+
+    /// The endpoint of what is made of these variables.
+    fn endpoint(location: &str, variables: &[(&str, &str)]) -> Result<String> {
+        let environment = Arc::new(Environment::of(variables.iter().copied()));
+        let client = ClientKey::of(&environment, Provider::Azure, RetryPolicy::default(), false)?;
+        make(&Address::parse(location)?, &environment, Connector(client)).map(|made| made.endpoint)
+    }
+
+    #[test]
+    fn what_is_no_accounts_name_makes_no_host_and_is_not_shown() {
+        for value in
+            ["U0VOVElORUw+c2VjcmV0==", "me:SENTINEL@host", "sv=1&sig=SENTINEL", "acc.blob.core.windows.net"]
+        {
+            let connection = format!("AccountName={value};AccountKey=c2VjcmV0");
+            for (name, given) in [
+                ("AZURE_STORAGE_ACCOUNT_NAME", value),
+                ("AZURE_STORAGE_ACCOUNT", value),
+                (CONNECTION_STRING, &connection),
+            ] {
+                let error = endpoint("az://container/m", &[(name, given)]).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+                let shown = format!("{error} {error:?}");
+                assert!(shown.contains(&format!("{name} is not the name of a storage account")), "{shown}");
+                assert!(!shown.contains(value) && shown.contains("account_key"), "{shown}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_accounts_name_is_not_judged_where_it_makes_no_host() {
+        let name = ("AZURE_STORAGE_ACCOUNT_NAME", "my_account");
+        let key = ("AZURE_STORAGE_ACCOUNT_KEY", "c2VjcmV0");
+        let elsewhere = ("AZURE_STORAGE_ENDPOINT", "https://host/my_account");
+        let connection = (CONNECTION_STRING, "AccountName=my_account;BlobEndpoint=https://host/my_account");
+        let url = "abfss://container@acc.dfs.core.windows.net/m";
+        for (location, variables) in [
+            ("az://container/m", &[name, key, elsewhere][..]),
+            ("az://container/m", &[connection]),
+            (url, &[name, key]),
+            ("az://container/m", &[("AZURE_STORAGE_ACCOUNT_NAME", "Acc-1"), key]),
+        ] {
+            assert!(endpoint(location, variables).is_ok(), "{location} {variables:?}");
+        }
+    }
+}

@@ -71,9 +71,26 @@ impl<S: Source> CredentialCache<S> {
     fn usable(&self, even_late: bool) -> Option<Arc<S::Credential>> {
         let held = self.held();
         let held = held.as_ref()?;
-        let end = if even_late { held.expires } else { held.renew };
-        end.is_none_or(|end| SystemTime::now() < end).then(|| Arc::clone(&held.credential))
+        let ends = [held.expires, if even_late { None } else { held.renew }];
+        let now = SystemTime::now();
+        ends.into_iter().flatten().all(|end| now < end).then(|| Arc::clone(&held.credential))
     }
+
+    /// What is held after a renewal that failed, if it is not over. Not every request tries again: the next one does so
+    /// when half of the time that is left has passed.
+    fn still_usable(&self) -> Option<Arc<S::Credential>> {
+        let credential = self.usable(true)?;
+        if let Some(held) = self.held().as_mut() {
+            held.renew = held.expires.map(|expires| renewal(SystemTime::now(), expires));
+        }
+        forget_answers();
+        Some(credential)
+    }
+}
+
+/// What the credentials' service answered is not the store's answer to the request that needs them.
+fn forget_answers() {
+    ResponseRecorder::note(|seen| (seen.refusal, seen.transport) = (None, None));
 }
 
 /// When credentials that are good until `expires` are to be renewed.
@@ -110,7 +127,16 @@ where
         if let Some(credential) = self.usable(false) {
             return Ok(credential);
         }
-        let _one_at_a_time = self.renewing.lock().await;
+        let _one_at_a_time = match self.renewing.try_lock() {
+            Ok(alone) => alone,
+            Err(_) => {
+                // While someone renews them, what is still valid serves.
+                if let Some(credential) = self.usable(true) {
+                    return Ok(credential);
+                }
+                self.renewing.lock().await
+            }
+        };
         if let Some(credential) = self.usable(false) {
             return Ok(credential);
         }
@@ -121,9 +147,10 @@ where
                 let since = Instant::now();
                 *self.held() =
                     Some(Held { credential: Arc::clone(&credential), renew, expires, origin, since });
+                forget_answers();
                 Ok(credential)
             }
-            Err(error) => self.usable(true).ok_or_else(|| {
+            Err(error) => self.still_usable().ok_or_else(|| {
                 let why = error.why.clone();
                 ResponseRecorder::note(|seen| seen.credentials = Some(error));
                 object_store::Error::Unauthenticated { path: String::new(), source: why.into() }
@@ -193,5 +220,15 @@ mod tests {
         assert_eq!((ask(&keys), asked.load(SeqCst)), (Ok(1), 3));
         keys.held().as_mut().unwrap().expires = Some(SystemTime::now());
         assert!(ask(&keys).unwrap_err().contains("gone"));
+    }
+
+    #[test]
+    fn a_renewal_that_failed_is_not_tried_for_every_request() {
+        let asked = Arc::new(AtomicU32::new(1));
+        let keys = CredentialCache::new(Counting(Arc::clone(&asked), Some(Duration::from_secs(3600))));
+        assert_eq!(ask(&keys), Ok(1));
+        keys.held().as_mut().unwrap().renew = Some(SystemTime::now());
+        assert_eq!([ask(&keys), ask(&keys), ask(&keys)], [Ok(1), Ok(1), Ok(1)]);
+        assert_eq!(asked.load(SeqCst), 3, "the first, and one renewal");
     }
 }

@@ -227,9 +227,17 @@ impl Account {
             let mut line = String::new();
             if let (Some(mut stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) {
                 stdin.write_all(asked.as_bytes()).await?;
-                BufReader::new(stdout).read_line(&mut line).await?;
+                let mut lines = BufReader::new(stdout);
+                // What an interpreter's own start prints is no answer.
+                while !line.starts_with('{') {
+                    line.clear();
+                    if lines.read_line(&mut line).await? == 0 {
+                        break;
+                    }
+                }
             }
-            child.wait().await?;
+            // The program that this is part of may have reaped it.
+            let _ = child.wait().await;
             io::Result::Ok(line)
         });
         let line = answered.await.map_err(io::Error::from).and_then(|line| line).map_err(failed)?;

@@ -7,6 +7,7 @@
 //! Nothing in `store/remote` reads the process's environment otherwise: reader threads run while Python may call
 //! `setenv`, which frees what `getenv` returns.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -207,13 +208,14 @@ impl Environment {
                 && !name.ends_with("_PATH")
                 && (name != PATH_OF_CREDENTIALS || value.contains('{'))
         };
-        let mut text = text.to_owned();
-        for (name, value) in &self.variables {
-            let value = value.trim();
-            if value.len() >= SHORTEST_SECRET && is_secret(name, value) && text.contains(value) {
-                text = text.replace(value, "***");
-            }
-        }
+        let variables = self.variables.iter().map(|(name, value)| (name, value.trim()));
+        let mut secrets: Vec<_> = variables
+            .filter(|(name, value)| value.len() >= SHORTEST_SECRET && is_secret(name, value))
+            .map(|(_, value)| value)
+            .collect();
+        // One may be part of another, of which the rest must not stay.
+        secrets.sort_unstable_by_key(|value| Reverse(value.len()));
+        let text = secrets.iter().fold(text.to_owned(), |text, secret| text.replace(secret, "***"));
         without_secrets(&text)
     }
 }
@@ -273,6 +275,14 @@ mod tests {
         assert_eq!(text, "at \"ftp://h\", abfss://c@acc.dfs.core.windows.net/a and a@b");
         let text = environment.scrub("(url=https://me:SENT/INEL@h/x), s3://b/k?X-Amz-Signature=SENTINEL");
         assert_eq!(text, "(url=https://***@h/x), s3://b/k");
+    }
+
+    #[test]
+    fn a_secret_that_is_part_of_another_leaves_none_of_it() {
+        for (short, long) in [("AWS_A_TOKEN", "AWS_B_TOKEN"), ("AWS_B_TOKEN", "AWS_A_TOKEN")] {
+            let environment = Environment::of([(short, "SENTINEL"), (long, "before-SENTINEL-after")]);
+            assert_eq!(environment.scrub("before-SENTINEL-after, SENTINEL"), "***, ***", "{short}");
+        }
     }
 
     #[test]
