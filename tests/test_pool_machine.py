@@ -191,7 +191,7 @@ class Pool(RuleBasedStateMachine):
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-pool")]
 
 
-Pool.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+Pool.TestCase.settings = settings(max_examples=30, stateful_step_count=50, deadline=None)
 TestPool = Pool.TestCase
 
 

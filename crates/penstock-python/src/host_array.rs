@@ -9,8 +9,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use penstock::checkpoint::Dtype;
-use penstock::device::{CudaDevice, Device};
-use penstock::memory::{FileMapping, HostTensor, PinnedMemory};
+use penstock::device::{CudaDevice, Device, PinnedMemory};
+use penstock::memory::{FileMapping, HostTensor};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -64,12 +64,12 @@ impl HostArray {
     /// to register them, if it did: then they are pageable.
     #[staticmethod]
     fn pinned(py: Python<'_>, nbytes: usize, ordinal: i32) -> Outcome<(Self, Option<String>)> {
-        let make = || {
+        let make = || -> penstock::Result<PinnedMemory> {
             let device = CudaDevice::open(ordinal)?;
             let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(8));
-            Ok::<_, penstock::Error>(PinnedMemory::make(nbytes, device.pinning(), threads)?)
+            PinnedMemory::make(nbytes, device.pinning(), threads)
         };
-        let memory: PinnedMemory = py.detach(make)?;
+        let memory = py.detach(make)?;
         let refused = memory.refused().map(str::to_owned);
         Ok((Self::new(Owner::Pinned(memory), Dtype::U8, vec![nbytes as u64], nbytes as u64), refused))
     }

@@ -231,7 +231,7 @@ def built(name: str, build: Callable[[], Any], checkpoint: Checkpoint, dtype: An
     owner, tensors, aliases = state_of(module)
     stored = set(checkpoint.keys())
     missing = [one for one in tensors if stored.isdisjoint(aliases[one])]
-    report(owner, IncompatibleKeys(missing, [one for one in stored if one not in tensors]), built=True)
+    report(owner, IncompatibleKeys(missing, [one for one in stored if one not in tensors]))
     named = named_tensors(module)
     numbers = {id(tensor): number for number, (_, tensor) in enumerate(named)}
     misfits = []

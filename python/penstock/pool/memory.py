@@ -13,6 +13,7 @@ import logging
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 
 from penstock._native import HostArray
 from penstock.errors import InsufficientMemoryError
@@ -58,7 +59,8 @@ class Memory:
             pinned, refused = HostArray.pinned(nbytes, self.device.index)
             if refused is not None:
                 logger.warning("host memory of the pool is pageable, so copies are slower: %s", refused)
-            return torch.from_dlpack(pinned)
+            made: torch.Tensor = torch.utils.dlpack.from_dlpack(pinned)
+            return made
         try:
             return torch.empty(nbytes, dtype=torch.uint8)
         except RuntimeError as error:
@@ -83,8 +85,8 @@ class Memory:
         """Fills a slab of the device from host memory."""
         with self._on_stream():
             # A copy must not reach from one registered piece of the master into the next.
-            for part, of in zip(slab.split(_PIECE), host.split(_PIECE), strict=True):
-                part.copy_(of, non_blocking=True)
+            for start in range(0, host.numel(), _PIECE):
+                slab[start : start + _PIECE].copy_(host[start : start + _PIECE], non_blocking=True)
         self._wait()
 
     def to_host(self, host: torch.Tensor, device: torch.Tensor) -> None:

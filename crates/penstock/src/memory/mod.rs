@@ -7,7 +7,6 @@
 //! * [`FileMapping`] (`file_mapping`): a private mapping of a file, for views without a copy.
 //! * [`Arena`] (`staging`): the staging buffers of the process, reused by every load; a load has a [`Lease`] of one.
 //! * [`PinnedSpan`] (`pinned`): bytes that lie in pinned memory already.
-//! * [`PinnedMemory`] (`pinned_memory`): memory that stays pinned as long as it exists.
 //! * `headroom`: how much memory there is to spare.
 //! * [`Owner`] (`fork`): which process something was made by, for children after `fork`.
 //!
@@ -18,7 +17,6 @@ mod file_mapping;
 mod fork;
 mod headroom;
 mod pinned;
-mod pinned_memory;
 mod region;
 mod slab;
 mod staging;
@@ -28,7 +26,6 @@ pub use file_mapping::FileMapping;
 pub use fork::{Owner, PerProcess};
 pub(crate) use headroom::spare_bytes;
 pub use pinned::PinnedSpan;
-pub use pinned_memory::{PINNED_PIECE, PinnedMemory};
 pub(crate) use region::page_bytes;
 pub use region::{HUGE_PAGE, PAGE, Region};
 pub use slab::{HostSlab, HostTensor};

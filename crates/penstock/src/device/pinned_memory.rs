@@ -11,8 +11,8 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use super::{Owner, PAGE, Pinning, Region, Window};
 use crate::error::Result;
+use crate::memory::{Owner, PAGE, Pinning, Region, Window};
 use crate::threads;
 
 /// Bytes that are registered at once. A copy must not reach from one piece into the next.
