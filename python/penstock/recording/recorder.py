@@ -131,7 +131,8 @@ class Recorder:
 
         Args:
             checkpoint: where from.
-            names: which tensors, in this order; all in the order of their bytes by default.
+            names: which tensors; all by default. Lazy tensors come in this order, or in that of their bytes by default,
+                eager ones always in the order of their bytes.
             prefix: put before the names.
         """
         order = list(checkpoint.offset_keys() if names is None else names)
