@@ -7,8 +7,8 @@ it is done, are run under them too. The modes of a thread that outlives the reco
 nothing of it.
 
 What no mode sees is replaced while a recorder is active (``patches`` lists it all): the constructors of
-``nn.Parameter`` and ``nn.Buffer``, which do not know lazy tensors, and ``torch.to_dlpack``, a function of C++ that looks at
-no mode. All is put back when the recorder ends.
+``nn.Parameter`` and ``nn.Buffer``, which do not know lazy tensors, and ``torch.to_dlpack``, a function of C++ that looks
+at no mode. All is put back when the recorder ends.
 
 Not seen are threads that existed before and are given work by other means, threads of ``_thread.start_new_thread``,
 initializers of pools, C++ code that uses a tensor's address
