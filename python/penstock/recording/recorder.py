@@ -253,7 +253,7 @@ class Recorder:
             return lazy.materialised_now()
 
     def overwrite(self, lazy: LazyTensor, tensor: torch.Tensor) -> bool:
-        """Makes a tensor the storage of a lazy one, of which nothing is read. False where it is materialised already."""
+        """Makes a tensor a lazy one's storage, of which nothing is read. False where it is materialised already."""
         with self._lock:
             if lazy.materialised() is not None:
                 return False
