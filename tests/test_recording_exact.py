@@ -338,6 +338,16 @@ def test_verifying_names_what_differs_and_takes_a_nan_for_a_nan() -> None:
     with pytest.raises(VerificationError, match=r"1 of 2 .* differ .*: scale\. .*record.*false") as raised:
         verify_equal(*models)
     assert raised.value.differing == ["scale"]
+    bits = torch.tensor([0x7FC0, 0x3F80], dtype=torch.int16)
+    nan, other = (made.view(torch.bfloat16) for made in (bits, bits ^ torch.tensor([-0x7FFF, 0], dtype=torch.int16)))
+    assert differing({"x": nan}, {"x": other}) == []
+    assert differing({"x": nan[0]}, {"x": other[0]}) == []
+    assert differing({"x": nan.float().view(torch.complex64)}, {"x": other.float().view(torch.complex64)}) == []
+    assert differing({"x": -nan.float().view(torch.complex64)}, {"x": nan.float().view(torch.complex64)}) == ["x"]
+    assert differing({"x": nan}, {"x": nan.flip(0)}) == ["x"]
+    assert differing({"x": bits}, {"x": other.view(torch.int16)}) == ["x"]
+    nans = torch.tensor([0x7F, -1], dtype=torch.int8).view(torch.float8_e4m3fn)
+    assert differing({"x": nans}, {"x": nans.view(torch.int8).flip(0).view(torch.float8_e4m3fn)}) == []
     assert differing({"x": torch.zeros(2)}, {"x": torch.zeros(3), "y": torch.zeros(1)}) == ["y", "x"]
 
 

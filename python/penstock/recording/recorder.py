@@ -131,7 +131,8 @@ class Recorder:
 
         Args:
             checkpoint: where from.
-            names: which tensors, in this order; all in the order of their bytes by default.
+            names: which tensors; all by default. Lazy tensors come in this order, or in that of their bytes by default,
+                eager ones always in the order of their bytes.
             prefix: put before the names.
         """
         order = list(checkpoint.offset_keys() if names is None else names)
@@ -252,7 +253,7 @@ class Recorder:
             return lazy.materialised_now()
 
     def overwrite(self, lazy: LazyTensor, tensor: torch.Tensor) -> bool:
-        """Makes a tensor the storage of a lazy one, of which nothing is read. False where it is materialised already."""
+        """Makes a tensor a lazy one's storage, of which nothing is read. False where it is materialised already."""
         with self._lock:
             if lazy.materialised() is not None:
                 return False

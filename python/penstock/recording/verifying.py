@@ -59,7 +59,8 @@ def differing(
 ) -> list[str]:
     """The names of parameters and buffers that are not the same in two models, bit by bit.
 
-    Dtype, shape and bytes are compared; a NaN is equal to a NaN of the same bits. Devices and strides may differ.
+    Dtype, shape and bytes are compared. Devices and strides may differ, and the bits of NaNs: torch converts a NaN to
+    others where memory is contiguous than where it is strided.
 
     Args:
         one: a module, or tensors by name.
@@ -101,7 +102,26 @@ def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
             return True
         these, those = _bytes(one), _bytes(other)
         pieces = range(0, len(these), _PIECE)
-        return all(torch.equal(these[at : at + _PIECE], those[at : at + _PIECE].to(these.device)) for at in pieces)
+        return all(
+            _pieces_are_equal(these[at : at + _PIECE], those[at : at + _PIECE].to(these.device), one.dtype)
+            for at in pieces
+        )
+
+
+def _pieces_are_equal(these: torch.Tensor, those: torch.Tensor, dtype: torch.dtype) -> bool:
+    if torch.equal(these, those):
+        return True
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return False
+    real = dtype.to_real() if dtype.is_complex else dtype
+    try:
+        # As float32: not all dtypes have ``isnan``.
+        nans = these.view(real).float().isnan() & those.view(real).float().isnan()
+    except (RuntimeError, NotImplementedError):
+        # float4, which has none.
+        return False
+    differ = (these.view(-1, real.itemsize) != those.view(-1, real.itemsize)).any(1)
+    return not bool((differ & ~nans).any())
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

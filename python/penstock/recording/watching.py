@@ -1,20 +1,19 @@
 """Seeing every use of torch while something is recorded, in the thread that records and in those it starts.
 
 Two modes of torch do it. Functions called from Python pass a ``TorchFunctionMode``. What they are made of, and what
-``torch.jit`` and C++ extensions call, passes a ``TorchDispatchMode``. Torch's modes are a thread's own. So threads
-that a watched thread starts, and functions that it submits to a ``ThreadPoolExecutor`` or gives a ``Future`` to call when
-it is done, are run under them too. The modes of a thread that outlives the recording do nothing any more, and hold
-nothing of it.
+``torch.jit`` and C++ extensions call, passes a ``TorchDispatchMode``. Torch's modes are a thread's own. So threads that
+a watched thread starts, functions that it submits to a ``ThreadPoolExecutor``, and what it has a ``Future`` call when
+done, are run under them too. The modes of a thread that outlives the recording do nothing any more, and hold nothing of
+it.
 
 What no mode sees is replaced while a recorder is active (``patches`` lists it all): the constructors of
-``nn.Parameter`` and ``nn.Buffer``, which do not know lazy tensors, and ``torch.to_dlpack``, a function of C++ that looks at
-no mode. All is put back when the recorder ends.
+``nn.Parameter`` and ``nn.Buffer``, which do not know lazy tensors, and ``torch.to_dlpack``, a function of C++. All is
+put back when the recorder ends.
 
 Not seen are threads that existed before and are given work by other means, threads of ``_thread.start_new_thread``,
-initializers of pools, C++ code that uses a tensor's address
-without calling torch, ``to_dlpack`` where a module has imported it by name, ``numpy()`` under
-``torch._C.DisableTorchFunction``, and settings of the processor that are changed around arithmetic
-(``set_flush_denormal``).
+initializers of pools, C++ code that uses a tensor's address without calling torch, ``to_dlpack`` where a module has
+imported it by name, ``numpy()`` under ``torch._C.DisableTorchFunction``, and settings of the processor that are changed
+around arithmetic (``set_flush_denormal``).
 """
 
 from __future__ import annotations
