@@ -89,11 +89,11 @@ fn the_first_memory_that_cannot_be_had_is_an_error() {
 #[test]
 fn memory_that_cannot_be_had_later_ends_the_growth_and_not_the_load() {
     in_child(|| {
-        let bench = Bench::of(1 << 20);
+        let bench = Bench::of(4 << 20);
         // A small load reserves what it can use, so that the next one needs more addresses.
         let small = bench.load(4, 4);
         let held = small.try_acquire().unwrap();
-        // Two MiB more than there are: too little for all of these, enough for everything else.
+        // Two MiB more than there are: too little for another buffer, enough for everything else.
         let limit =
             libc::rlimit { rlim_cur: pages(0) * PAGE as u64 + (2 << 20), rlim_max: libc::RLIM_INFINITY };
         // SAFETY: reads one structure.
@@ -101,7 +101,7 @@ fn memory_that_cannot_be_had_later_ends_the_growth_and_not_the_load() {
         let load = bench.load(100, 100);
         let more = all(&load);
         assert!(held.is_some() && more.len() == 3, "{}", more.len());
-        assert!(load.notes()[0].contains("4.0 MiB of the 100.0 MiB"), "{:?}", load.notes());
+        assert!(load.notes()[0].contains("16.0 MiB of the 400.0 MiB"), "{:?}", load.notes());
         assert!(load.notes()[0].contains("host memory failed"), "{:?}", load.notes());
     });
 }
