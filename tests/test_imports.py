@@ -22,6 +22,7 @@ LAYERS = [
     {"checkpoint"},
     {"supply"},
     {"model", "pulling", "safetensors"},
+    {"pool"},
     {"recording"},
     {"distributed"},
     {"integrations.safetensors", "integrations.shared"},

@@ -153,6 +153,8 @@ class Mapped:
 
 @final
 class HostArray:
+    @staticmethod
+    def pinned(nbytes: int, ordinal: int) -> tuple[HostArray, str | None]: ...
     @property
     def address(self) -> int: ...
     @property

@@ -154,6 +154,12 @@ class PeerError(PenstockError, RuntimeError):
     code = "peer"
 
 
+class PoolError(PenstockError, RuntimeError):
+    """Requests for models of a pool that could only wait for each other."""
+
+    code = "pool"
+
+
 class MissingDependencyError(PenstockError, ImportError):
     """A package that the call needs is not installed."""
 

@@ -9,11 +9,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use penstock::checkpoint::Dtype;
+use penstock::device::{CudaDevice, Device, PinnedMemory};
 use penstock::memory::{FileMapping, HostTensor};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
+
+use crate::errors::Outcome;
 
 /// Who keeps the bytes.
 #[derive(Debug)]
@@ -22,6 +25,8 @@ pub enum Owner {
     Tensor(HostTensor),
     /// Part of a mapped file.
     View(Arc<FileMapping>, Range<u64>),
+    /// Memory that is registered with a device.
+    Pinned(PinnedMemory),
 }
 
 impl Owner {
@@ -32,6 +37,7 @@ impl Owner {
             Self::View(mapping, range) => unsafe {
                 mapping.as_ptr().add(usize::try_from(range.start).unwrap_or(0))
             },
+            Self::Pinned(memory) => memory.as_ptr(),
         }
     }
 }
@@ -54,6 +60,20 @@ impl HostArray {
 
 #[pymethods]
 impl HostArray {
+    /// `nbytes` bytes that are registered with the GPU of that ordinal, uninitialised. Also says why the driver refused
+    /// to register them, if it did: then they are pageable.
+    #[staticmethod]
+    fn pinned(py: Python<'_>, nbytes: usize, ordinal: i32) -> Outcome<(Self, Option<String>)> {
+        let make = || -> penstock::Result<PinnedMemory> {
+            let device = CudaDevice::open(ordinal)?;
+            let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(8));
+            PinnedMemory::make(nbytes, device.pinning(), threads)
+        };
+        let memory = py.detach(make)?;
+        let refused = memory.refused().map(str::to_owned);
+        Ok((Self::new(Owner::Pinned(memory), Dtype::U8, vec![nbytes as u64], nbytes as u64), refused))
+    }
+
     /// Where it begins.
     #[getter]
     fn address(&self) -> usize {

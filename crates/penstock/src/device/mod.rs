@@ -5,10 +5,11 @@
 //! tests can put a device of their own in place. Nothing here allocates device memory: destinations belong to the
 //! framework that asked, so that its allocator owns them.
 //!
-//! * `cuda`: NVIDIA's.
+//! * `cuda`: NVIDIA's. `pinned_memory`: host memory that stays registered with one.
 #![allow(unsafe_code)]
 
 mod cuda;
+mod pinned_memory;
 
 use std::sync::Arc;
 
@@ -16,6 +17,7 @@ use crate::error::Result;
 use crate::memory::Pinning;
 
 pub use cuda::CudaDevice;
+pub use pinned_memory::{PINNED_PIECE, PinnedMemory};
 
 /// A moment in the life of a stream: everything enqueued before it.
 ///

@@ -1,0 +1,224 @@
+"""Thousands of operations on a pool in any order: after each, the books are exact and every byte is right."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+safetensors_torch = pytest.importorskip("safetensors.torch")
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+import penstock
+from penstock.errors import PoolError
+from penstock.pool import ModelPool
+from penstock.pool.component import Component
+
+WIDTHS = [16, 32, 64, 32, 48]
+"""Of the layers in the files; a component has as many squared numbers."""
+MODELS = {"a": [0], "b": [1, 2], "c": [2, 3], "d": [4], "e": [0, 4]}
+"""Files by model: some are shared."""
+
+
+def layer(width: int) -> Any:
+    return lambda: torch.nn.Linear(width, width, bias=False)
+
+
+def nbytes(file: int) -> int:
+    return 4 * WIDTHS[file] ** 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("pool")
+    for file, width in enumerate(WIDTHS):
+        value = torch.full((width, width), float(file + 1))
+        safetensors_torch.save_file({"weight": value}, made / f"{file}.safetensors")
+    Pool.directory = made
+    return made
+
+
+def check_books(pool: ModelPool) -> None:
+    """That the books and the components agree, once nothing is on its way."""
+    residency = pool._residency
+    with residency.changed:
+        residency.settle(list(residency.states))
+        for ledger, of in ((residency.device, "device"), (residency.host, "host")):
+            there = {component for component in residency.states if getattr(component, of) is not None}
+            held = {component for component in ledger if ledger.is_held(component)}
+            assert set(ledger) == there | (held - there), of
+            assert held <= there or of == "host" or not held - there
+            assert ledger.used <= max(ledger.budget, ledger.held)
+        leased: dict[Component, int] = {}
+        for granted in residency.granted:
+            for component in granted.components:
+                leased[component] = leased.get(component, 0) + 1
+        for component in residency.states:
+            entry = residency.device._entries.get(component)
+            assert (0 if entry is None else entry.holds) == leased.get(component, 0), component
+
+
+class Pool(RuleBasedStateMachine):
+    """A pool beside a model of it: the value that each weight must have."""
+
+    directory: Path
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = ModelPool("cpu", host_budget=20_000, device_budget=24_000)
+        self.values: dict[str, list[float]] = {}
+        self.leases: list[Any] = []
+        self.adopted: set[str] = set()
+
+    names = st.sampled_from(sorted(MODELS))
+
+    @rule(name=names)
+    def register(self, name: str) -> None:
+        files = MODELS[name]
+        arguments = (
+            {str(file): self.directory / f"{file}.safetensors" for file in files},
+            {str(file): layer(WIDTHS[file]) for file in files},
+        )
+        if name in self.values:
+            with pytest.raises(penstock.ConfigError):
+                self.pool.register(name, arguments[0], build=arguments[1])
+        else:
+            self.pool.register(name, arguments[0], build=arguments[1])
+            self.values[name] = [float(file + 1) for file in files]
+
+    @rule(width=st.sampled_from([8, 40]))
+    def adopt(self, width: int) -> None:
+        name = f"adopted {width}"
+        if name in self.values:
+            return
+        module = layer(width)()
+        with torch.no_grad():
+            module.weight.fill_(width)
+        try:
+            self.pool.adopt(name, module)
+        except penstock.InsufficientMemoryError:
+            assert module.weight[0, 0] == width
+        else:
+            self.values[name] = [float(width)]
+            self.adopted.add(name)
+
+    @precondition(lambda self: self.values)
+    @rule(data=st.data(), workspace=st.sampled_from([0, 0, 2_000]))
+    def use(self, data: st.DataObject, workspace: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.values)))
+        try:
+            lease = self.pool.use(name, workspace=workspace)
+        except (penstock.InsufficientMemoryError, PoolError):
+            return
+        self.leases.append(lease)
+        for module, value in zip(lease.values(), self.values[name], strict=True):
+            assert torch.equal(module.weight, torch.full_like(module.weight, value))
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1))).close()
+
+    @precondition(lambda self: self.leases)
+    @rule(value=st.integers(50, 99))
+    def write(self, value: int) -> None:
+        """Writes to the newest lease's model and ends it, if nobody else uses it."""
+        lease = self.leases[-1]
+        users = [other for other in self.leases if set(other.model.components) & set(lease.model.components)]
+        if len(users) > 1:
+            return
+        module = next(iter(lease.values()))
+        with torch.no_grad():
+            module.weight.fill_(value)
+        self.leases.pop().close()
+        self.values[lease.model.name][0] = float(value)
+
+    @precondition(lambda self: self.values)
+    @rule(data=st.data(), to=st.sampled_from(["host", "device"]))
+    def prefetch(self, data: st.DataObject, to: Any) -> None:
+        name = data.draw(st.sampled_from(sorted(self.values)))
+        try:
+            future = self.pool.prefetch(name, to=to)
+        except penstock.InsufficientMemoryError:
+            return
+        if not future.cancel():
+            try:
+                future.result(10)
+            except penstock.InsufficientMemoryError:
+                assert to == "host"
+
+    @precondition(lambda self: self.values)
+    @rule(data=st.data(), level=st.sampled_from([1, 2]))
+    def sleep(self, data: st.DataObject, level: Any) -> None:
+        name = data.draw(st.sampled_from(sorted(self.values)))
+        used = any(lease.model.name == name for lease in self.leases)
+        if used or (level == 2 and name in self.adopted):
+            with pytest.raises(penstock.ConfigError):
+                self.pool.sleep(name, level)
+        else:
+            self.pool.sleep(name, level)
+
+    @precondition(lambda self: self.values)
+    @rule(data=st.data())
+    def unload(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.values)))
+        if any(lease.model.name == name for lease in self.leases):
+            with pytest.raises(penstock.ConfigError):
+                self.pool.unload(name)
+            return
+        self.pool.unload(name)
+        del self.values[name]
+        self.adopted.discard(name)
+
+    @rule(host=st.integers(0, 40_000), device=st.integers(0, 40_000))
+    def resize(self, host: int, device: int) -> None:
+        self.pool.resize(host=host, device=device)
+
+    @invariant()
+    def books_are_exact(self) -> None:
+        check_books(self.pool)
+
+    def teardown(self) -> None:
+        for lease in self.leases:
+            lease.close()
+        self.pool.close()
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-pool")]
+
+
+Pool.TestCase.settings = settings(max_examples=30, stateful_step_count=50, deadline=None)
+TestPool = Pool.TestCase
+
+
+def test_threads_that_switch_between_models_get_the_right_bytes(directory: Path) -> None:
+    with ModelPool("cpu", host_budget=30_000, device_budget=34_000) as pool:
+        for name, files in MODELS.items():
+            pool.register(
+                name,
+                {str(file): directory / f"{file}.safetensors" for file in files},
+                build={str(file): layer(WIDTHS[file]) for file in files},
+            )
+        wrong: list[Any] = []
+
+        def work(seed: int) -> None:
+            names = sorted(MODELS)
+            for turn in range(60):
+                name = names[(seed * 7 + turn * (seed + 1)) % len(names)]
+                with pool.use(name) as model:
+                    for file, module in model.items():
+                        if not torch.equal(module.weight, torch.full_like(module.weight, int(file) + 1.0)):
+                            wrong.append((name, file))
+
+        threads = [threading.Thread(target=work, args=[seed]) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+        assert not wrong
+        check_books(pool)
