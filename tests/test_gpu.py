@@ -260,12 +260,13 @@ def test_what_is_worked_out_of_a_weight_is_to_the_bit_what_the_cpu_makes_of_it(t
     torch.manual_seed(0)
     decays = torch.randn(100_000, dtype=torch.bfloat16)
     save_file({"a": decays}, tmp_path / "x.safetensors")
-    places = {name: torch.zeros(100_000, device="cuda") for name in ("exp", "log")}
+    places = {name: torch.zeros(100_000, device="cuda") for name in ("exp", "log", "div")}
     with Recorder("cuda:0") as recorder:
         for _, weight in recorder.weights(penstock.open(tmp_path / "x.safetensors")):
             places["exp"].copy_(-torch.exp(weight.float()))
             places["log"].copy_(weight.float().abs().log())
-    expected = {"exp": -decays.float().exp(), "log": decays.float().abs().log()}
+            places["div"].copy_(weight.float() / 3)
+    expected = {"exp": -decays.float().exp(), "log": decays.float().abs().log(), "div": decays.float() / 3}
     assert recorder.statistics.eager == {}
     for name, place in places.items():
         assert torch.equal(place.cpu(), expected[name]), name

@@ -80,8 +80,11 @@ def view_of(tensor: torch.Tensor) -> View:
     return View(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
 
-_ROUNDED = frozenset([torch.exp, torch.Tensor.exp, torch.log, torch.Tensor.log])
-"""Functions whose last bit differs from processor to processor. The engines' own loaders do them on the CPU."""
+_ROUNDED = frozenset(
+    [torch.exp, torch.Tensor.exp, torch.log, torch.Tensor.log, torch.div, torch.Tensor.div, torch.Tensor.__truediv__]
+)
+"""Functions whose last bit differs from processor to processor: a GPU divides by a number by multiplying with one over
+it. The engines' own loaders do them on the CPU."""
 
 
 class DeferredOp(NamedTuple):
