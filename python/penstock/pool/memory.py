@@ -42,8 +42,10 @@ class Memory:
         self.virtual: DeviceMemory | None = None
         """Where the addresses of slabs stay; None where that is not to be had."""
         self._stream: Any = None
+        """That of copies."""
         if self.is_gpu:
             torch.cuda.init()  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             try:
                 self.virtual = DeviceMemory(self.device.index, debug=debug)
             except DeviceError as error:
@@ -143,13 +145,14 @@ class Memory:
         """A point in the work on a stream, by default the thread's current one, for ``after`` and ``wait_for``."""
         if not self.is_gpu:
             return None
-        return (stream or torch.cuda.current_stream(self.device)).record_event()
+        with self._beside_captures():
+            return (stream or torch.cuda.current_stream(self.device)).record_event()
 
     def after(self, points: Iterable[Any]) -> None:
         """Has copies, and memory of torch's allocator that is reused for them, wait for these points."""
         for event in points:
             if event is not None:
-                self._copies().wait_event(event)
+                self._stream.wait_event(event)
 
     def wait_for(self, points: Iterable[Any]) -> None:
         """Waits for these points."""
@@ -166,14 +169,9 @@ class Memory:
             torch.cuda.empty_cache()
         return True
 
-    def _copies(self) -> Any:
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        return self._stream
-
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
-        with self._beside_captures(), torch.cuda.stream(self._copies() if self.is_gpu else None):
+        with self._beside_captures(), torch.cuda.stream(self._stream):
             yield
 
     @contextmanager
@@ -190,7 +188,7 @@ class Memory:
 
     def _wait(self) -> None:
         if self.is_gpu:
-            self._copies().synchronize()
+            self._stream.synchronize()
 
 
 def host_available() -> int:
