@@ -4,18 +4,17 @@
 //! What a consumer gets shares ownership: the memory goes when the last of this object and its consumers goes, and
 //! consumers may free their share without the GIL, from any thread.
 
-use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
 
 use penstock::checkpoint::Dtype;
 use penstock::device::{CudaDevice, Device, PinnedMemory};
-use penstock::memory::{FileMapping, HostTensor};
+use penstock::memory::{FileMapping, HostTensor, spare_bytes};
 use pyo3::exceptions::PyBufferError;
-use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use crate::dlpack::{DlDataType, DlDevice, capsule, dlpack_dtype};
 use crate::errors::Outcome;
 
 /// Who keeps the bytes.
@@ -105,12 +104,13 @@ impl HostArray {
     fn dlpack(&self, py: Python<'_>, raw: bool) -> PyResult<Py<PyAny>> {
         let (dtype, shape) = match (raw, dlpack_dtype(self.dtype)) {
             (false, Some(dtype)) => (dtype, self.shape.clone()),
-            (true, _) => (DlDataType { code: 1, bits: 8, contexts: 1 }, vec![self.bytes]),
+            (true, _) => (DlDataType::BYTE, vec![self.bytes]),
             (false, None) => {
                 return Err(PyBufferError::new_err(format!("DLPack has no dtype for {}", self.dtype.name())));
             }
         };
-        capsule(py, Arc::clone(&self.owner), dtype, &shape)
+        let address = self.owner.address().cast();
+        capsule(py, address, DlDevice::CPU, dtype, &shape, Arc::clone(&self.owner) as _)
     }
 
     /// The DLPack protocol. The memory is the host's, so `stream` means nothing; copies are the consumer's business.
@@ -133,115 +133,13 @@ impl HostArray {
 
     /// The DLPack protocol: the CPU.
     fn __dlpack_device__(&self) -> (i32, i32) {
-        (1, 0)
+        DlDevice::CPU.pair()
     }
 }
 
-// The structures of dlpack.h, version 0.8 (the unversioned ones, which every consumer takes).
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct DlDataType {
-    code: u8,
-    bits: u8,
-    contexts: u16,
-}
-
-#[repr(C)]
-struct DlTensor {
-    data: *mut c_void,
-    device_type: i32,
-    device_id: i32,
-    ndim: i32,
-    dtype: DlDataType,
-    shape: *mut i64,
-    strides: *mut i64,
-    byte_offset: u64,
-}
-
-#[repr(C)]
-struct DlManagedTensor {
-    tensor: DlTensor,
-    manager: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut DlManagedTensor)>,
-}
-
-/// What a capsule keeps: the structure that consumers see, and what its pointers lead to.
-struct Managed {
-    seen: DlManagedTensor,
-    _owner: Arc<Owner>,
-    _shape: Box<[i64]>,
-    _strides: Box<[i64]>,
-}
-
-fn dlpack_dtype(dtype: Dtype) -> Option<DlDataType> {
-    let code = match dtype {
-        Dtype::I8 | Dtype::I16 | Dtype::I32 | Dtype::I64 => 0,
-        Dtype::U8 | Dtype::U16 | Dtype::U32 | Dtype::U64 => 1,
-        Dtype::F16 | Dtype::F32 | Dtype::F64 => 2,
-        Dtype::Bf16 => 4,
-        Dtype::C64 => 5,
-        Dtype::Bool => 6,
-        _ => return None,
-    };
-    Some(DlDataType { code, bits: u8::try_from(dtype.bits()).ok()?, contexts: 1 })
-}
-
-fn capsule(py: Python<'_>, owner: Arc<Owner>, dtype: DlDataType, shape: &[u64]) -> PyResult<Py<PyAny>> {
-    let too_large = |_| PyBufferError::new_err("the tensor is too large for DLPack");
-    let mut shape: Box<[i64]> =
-        shape.iter().map(|n| i64::try_from(*n)).collect::<Result<_, _>>().map_err(too_large)?;
-    let mut strides = vec![1i64; shape.len()].into_boxed_slice();
-    for i in (0..shape.len().saturating_sub(1)).rev() {
-        strides[i] = strides[i + 1].saturating_mul(shape[i + 1]);
-    }
-    let seen = DlManagedTensor {
-        tensor: DlTensor {
-            data: owner.address().cast(),
-            device_type: 1,
-            device_id: 0,
-            ndim: i32::try_from(shape.len()).map_err(too_large)?,
-            dtype,
-            shape: shape.as_mut_ptr(),
-            strides: strides.as_mut_ptr(),
-            byte_offset: 0,
-        },
-        manager: std::ptr::null_mut(),
-        deleter: Some(delete),
-    };
-    let managed = Box::into_raw(Box::new(Managed { seen, _owner: owner, _shape: shape, _strides: strides }));
-    // SAFETY: `managed` was just made from a box; the manager pointer leads back to it for `delete`.
-    unsafe { (*managed).seen.manager = managed.cast() };
-    // SAFETY: a non-null pointer, a static name, a destructor for capsules of that name; the GIL is held.
-    let capsule = unsafe {
-        ffi::PyCapsule_New((&raw mut (*managed).seen).cast(), NAME.as_ptr(), Some(destroy_capsule))
-    };
-    if capsule.is_null() {
-        // SAFETY: no capsule was made, so this is still the only owner.
-        drop(unsafe { Box::from_raw(managed) });
-        return Err(PyErr::fetch(py));
-    }
-    // SAFETY: a new reference, checked not to be null.
-    Ok(unsafe { Bound::from_owned_ptr(py, capsule) }.unbind())
-}
-
-const NAME: &std::ffi::CStr = c"dltensor";
-
-/// Called by the consumer when it is done with the tensor; needs no GIL.
-unsafe extern "C" fn delete(seen: *mut DlManagedTensor) {
-    // SAFETY: the consumer passes what it was given, once; its manager is the box made in `capsule`.
-    drop(unsafe { Box::from_raw((*seen).manager.cast::<Managed>()) });
-}
-
-/// Called when a capsule is freed: one that no consumer took (which would have renamed it) still owns its tensor.
-unsafe extern "C" fn destroy_capsule(capsule: *mut ffi::PyObject) {
-    // SAFETY: called by Python with a capsule made above, with the GIL held.
-    unsafe {
-        if ffi::PyCapsule_IsValid(capsule, NAME.as_ptr()) == 1 {
-            let seen = ffi::PyCapsule_GetPointer(capsule, NAME.as_ptr()).cast::<DlManagedTensor>();
-            if !seen.is_null() {
-                delete(seen);
-            }
-        }
-    }
+/// Bytes of host memory that this process could take: of the machine, and within its control groups' limits, page cache
+/// counted as free. None where the system says nothing about it.
+#[pyfunction]
+pub fn spare_memory() -> Option<u64> {
+    spare_bytes()
 }

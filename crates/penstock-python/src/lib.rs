@@ -6,20 +6,23 @@
 //! * `checkpoint`: `Checkpoint`, `TensorInfo`: the catalogue.
 //! * `prefetch`: `Prefetch`: files on their way into the page cache.
 //! * `session`: `Session`, `Mapped`, `LoadStats`: loads under way.
-//! * `host_array`: `HostArray`: the memory of one host tensor, for numpy and DLPack.
+//! * `host_array`: `HostArray`: the memory of one host tensor, for numpy and DLPack. `dlpack`: capsules.
+//! * `device_memory`: `DeviceMemory`, `DeviceRange`: memory of a GPU at addresses that stay.
 //! * `cache`: what is in a disk cache. `objects`: listings, and the bytes of small objects.
 //! * `pull`: `Source`, `Pull`: remote objects brought to a directory.
 //! * `config`: `LoadOptions`. `environment`: variables and storage options. `errors`: exceptions. `paths`: paths and URLs as
 //!   arguments and results. `logging`: the core's log. `signals`: Ctrl-C while waiting for a server.
 //! * `detached`: what is dropped without the GIL.
 
-// PyO3's macros expand to unsafe code of their own; ours is in `host_array` and in `Session::attach`.
+// PyO3's macros expand to unsafe code of their own; ours is in `dlpack`, `host_array`, `device_memory` and in `Session::attach`.
 #![allow(unsafe_code, unreachable_pub)]
 
 mod cache;
 mod checkpoint;
 mod config;
 mod detached;
+mod device_memory;
+mod dlpack;
 mod environment;
 mod errors;
 mod host_array;
@@ -43,7 +46,9 @@ mod _native {
     #[pymodule_export]
     use super::config::LoadOptions;
     #[pymodule_export]
-    use super::host_array::HostArray;
+    use super::device_memory::{DeviceMemory, DeviceRange};
+    #[pymodule_export]
+    use super::host_array::{HostArray, spare_memory};
     #[pymodule_export]
     use super::objects::{list_objects, read_object};
     #[pymodule_export]

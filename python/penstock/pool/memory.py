@@ -1,37 +1,55 @@
-"""Slabs of host memory and of a device, and copies between them.
+"""Host memory and one device: slabs, copies between them, how much there is.
 
-The only module of the pool that speaks to CUDA, through torch. A slab is a one-dimensional tensor of bytes. Host slabs
-for a GPU are pinned as a whole, so that a component travels in one copy; where pinning is refused they stay pageable.
+With ``device_slab``, the only module of the pool that speaks to CUDA, through torch. A slab is a one-dimensional tensor
+of bytes. Host slabs for a GPU are pinned as a whole, so that a component travels in a few copies; where pinning is
+refused they stay pageable. Slabs of a GPU have addresses that stay, where its driver has virtual memory management.
 
-Promises that ``to_device`` and ``to_host`` return when the bytes have arrived, and that memory of a device is given to
-no one else before work that was queued on it when its lease ended is done.
+Promises that ``to_device`` and ``to_host`` return when the bytes have arrived; that memory of a device is given to no
+one else before work that was queued on it when its lease ended is done; and that nothing here disturbs a thread that
+captures a CUDA graph meanwhile.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.utils.dlpack
 
-from penstock._native import HostArray
-from penstock.errors import InsufficientMemoryError
+from penstock._native import DeviceMemory, HostArray, spare_memory
+from penstock.errors import ConfigError, DeviceError, InsufficientMemoryError
+from penstock.pool.device_slab import DeviceSlab, PlainSlab, StableSlab
 from penstock.units import size
 
 logger = logging.getLogger(__name__)
 
 _PIECE = 1 << 30
 """Bytes of pinned memory that are registered as one."""
+_RELAXED = 2
+"""The capture mode of a thread whose calls heed no capture: ``cudaStreamCaptureModeRelaxed``."""
 _OUT_OF_MEMORY: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 
 
 class Memory:
     """Host memory and one device: ``cpu``, or ``cuda:N``."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, *, debug: bool = False) -> None:
+        """With ``debug``, addresses without memory lead to scratch memory that holds NaN; see ``was_written_late``."""
         self.device = torch.device(device)
+        self.virtual: DeviceMemory | None = None
+        """Where the addresses of slabs stay; None where that is not to be had."""
         self._stream: Any = None
+        """That of copies."""
+        if self.is_gpu:
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            try:
+                self.virtual = DeviceMemory(self.device.index, debug=debug)
+            except DeviceError as error:
+                logger.warning("addresses on %s change whenever a component returns: %s", self.device, error)
 
     @property
     def is_gpu(self) -> bool:
@@ -46,8 +64,34 @@ class Memory:
         if self.is_gpu:
             free, _ = torch.cuda.mem_get_info(self.device)
             reserved = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-            return int(free) + int(reserved)
+            return int(free) + int(reserved) + self.kept()
         return host_available() // 2
+
+    def kept(self) -> int:
+        """Bytes of the device that evicted components left for the next ones."""
+        return 0 if self.virtual is None else self.virtual.usage()[2]
+
+    def trim(self, keep: int = 0) -> int:
+        """Gives kept memory to the driver, so that torch can have it. Keeps at least ``keep`` bytes, if there are.
+
+        Returns:
+            The bytes given back.
+        """
+        return 0 if self.virtual is None else self.virtual.trim(keep)
+
+    def was_written_late(self) -> bool:
+        """Waits for the device, and says whether an evicted component was written to since the last call.
+
+        Always False without ``debug``.
+        """
+        if self.virtual is None:
+            return False
+        torch.cuda.synchronize(self.device)
+        return not self.virtual.scratch_is_clean()
+
+    def slab(self, nbytes: int) -> DeviceSlab:
+        """The place of one component on the device, without memory yet."""
+        return PlainSlab(self, nbytes) if self.virtual is None else StableSlab(self, self.virtual, nbytes)
 
     def host_slab(self, nbytes: int) -> torch.Tensor:
         """Uninitialised host memory.
@@ -68,7 +112,7 @@ class Memory:
             raise InsufficientMemoryError(cause=cause, remedy="Lower host_budget, or unload models") from error
 
     def device_slab(self, nbytes: int) -> torch.Tensor:
-        """Uninitialised memory of the device.
+        """Uninitialised memory of the device, from torch's allocator.
 
         Raises:
             InsufficientMemoryError: where it cannot be had.
@@ -81,46 +125,80 @@ class Memory:
             remedy = "Lower device_budget, or raise reserve: memory outside of the pool is in use"
             raise InsufficientMemoryError(cause=cause, remedy=remedy) from error
 
-    def to_device(self, slab: torch.Tensor, host: torch.Tensor) -> None:
-        """Fills a slab of the device from host memory."""
+    def to_device(self, slab: torch.Tensor, host: torch.Tensor, start: int = 0) -> None:
+        """Fills a slab of the device from host memory, from byte ``start`` on."""
         with self._on_stream():
-            # A copy must not reach from one registered piece of the master into the next.
-            for start in range(0, host.numel(), _PIECE):
-                slab[start : start + _PIECE].copy_(host[start : start + _PIECE], non_blocking=True)
-        self._wait()
+            while start < host.numel():
+                # A copy must not reach from one registered piece of the master into the next.
+                end = min(start - start % _PIECE + _PIECE, host.numel())
+                slab[start:end].copy_(host[start:end], non_blocking=True)
+                start = end
+            self._wait()
 
     def to_host(self, host: torch.Tensor, device: torch.Tensor) -> None:
         """Copies tensors or slabs from the device."""
         with self._on_stream():
             host.copy_(device, non_blocking=True)
-        self._wait()
+            self._wait()
 
-    def now(self) -> Any:
-        """A point in the calling thread's work on the device, for ``after``."""
+    def now(self, stream: Any = None) -> Any:
+        """A point in the work on a stream, by default the thread's current one, for ``after`` and ``wait_for``."""
         if not self.is_gpu:
             return None
-        return torch.cuda.current_stream(self.device).record_event()
+        with self._beside_captures():
+            return (stream or torch.cuda.current_stream(self.device)).record_event()
 
-    def after(self, points: list[Any]) -> None:
-        """Has copies and reused memory wait for these points."""
+    def after(self, points: Iterable[Any]) -> None:
+        """Has copies, and memory of torch's allocator that is reused for them, wait for these points."""
         for event in points:
             if event is not None:
-                self._copies().wait_event(event)
+                self._stream.wait_event(event)
 
-    def _copies(self) -> Any:
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        return self._stream
+    def wait_for(self, points: Iterable[Any]) -> None:
+        """Waits for these points."""
+        with self._beside_captures():
+            for event in points:
+                if event is not None:
+                    event.synchronize()
 
-    def _on_stream(self) -> Any:
-        return torch.cuda.stream(self._copies() if self.is_gpu else None)
+    def empty_torch_cache(self) -> bool:
+        """Has torch give memory back that its allocator keeps unused. Says whether there was any."""
+        if torch.cuda.memory_reserved(self.device) == torch.cuda.memory_allocated(self.device):
+            return False
+        with self._beside_captures():
+            torch.cuda.empty_cache()
+        return True
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        with self._beside_captures(), torch.cuda.stream(self._stream):
+            yield
+
+    @contextmanager
+    def _beside_captures(self) -> Iterator[None]:
+        """Leaves alone what other threads capture: by default some calls of any thread would end a capture."""
+        if self.virtual is None:
+            yield
+            return
+        before = self.virtual.exchange_capture_mode(_RELAXED)
+        try:
+            yield
+        finally:
+            self.virtual.exchange_capture_mode(before)
 
     def _wait(self) -> None:
         if self.is_gpu:
-            self._copies().synchronize()
+            self._stream.synchronize()
 
 
 def host_available() -> int:
-    """Bytes that this process could take: of the machine, and of its control group."""
-    with open("/proc/meminfo", encoding="ascii") as meminfo:  # noqa: PTH123
-        return next(int(line.split()[1]) << 10 for line in meminfo if line.startswith("MemAvailable:"))
+    """Bytes that this process could take: of the machine, and of its control groups.
+
+    Raises:
+        ConfigError: where the system does not say.
+    """
+    available = spare_memory()
+    if available is None:
+        cause = "the system does not say how much memory it has"
+        raise ConfigError(cause=cause, remedy="Give the pool's budgets in bytes")
+    return available

@@ -2,14 +2,16 @@
 //!
 //! A [`Device`] registers host memory and makes [`CopyStream`]s; a stream copies and says when its copies have ended.
 //! That is all the pipeline knows, so that CUDA, and later HIP, are tables of functions behind one interface, and
-//! tests can put a device of their own in place. Nothing here allocates device memory: destinations belong to the
-//! framework that asked, so that its allocator owns them.
+//! tests can put a device of their own in place. Destinations of a load belong to the framework that asked, so that its
+//! allocator owns them.
 //!
 //! * `cuda`: NVIDIA's. `pinned_memory`: host memory that stays registered with one.
+//! * `virtual_memory`: device memory at addresses that stay, for model pools; the one kind that is allocated here.
 #![allow(unsafe_code)]
 
 mod cuda;
 mod pinned_memory;
+mod virtual_memory;
 
 use std::sync::Arc;
 
@@ -18,6 +20,7 @@ use crate::memory::Pinning;
 
 pub use cuda::CudaDevice;
 pub use pinned_memory::{PINNED_PIECE, PinnedMemory};
+pub use virtual_memory::{DEVICE_CHUNK, DeviceMemory, DeviceRange, DeviceUsage, Space};
 
 /// A moment in the life of a stream: everything enqueued before it.
 ///

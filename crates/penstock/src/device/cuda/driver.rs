@@ -2,12 +2,13 @@
 //! than a number.
 
 use libloading::Library;
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
+use std::ops::Deref;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::PerProcess;
 
-type Code = c_int;
+pub(super) type Code = c_int;
 
 /// `CUDA_ERROR_NOT_READY`: an event that has not happened yet. Not a failure.
 const NOT_READY: Code = 600;
@@ -58,16 +59,15 @@ handles! {
     EventHandle
 }
 
-macro_rules! driver {
-    ($($field:ident = $symbol:literal ( $($arg:ty),* );)*) => {
-        /// The functions of the driver that Penstock calls.
-        pub(super) struct Driver {
-            _library: Library,
-            $($field: unsafe extern "C" fn($($arg),*) -> Code,)*
+macro_rules! functions {
+    ($(#[$doc:meta])* $name:ident { $($field:ident = $symbol:literal ( $($arg:ty),* );)* }) => {
+        $(#[$doc])*
+        pub(super) struct $name {
+            $(pub(super) $field: unsafe extern "C" fn($($arg),*) -> Code,)*
         }
 
-        impl Driver {
-            fn look_up(library: Library) -> Result<Self> {
+        impl $name {
+            fn look_up(library: &Library) -> Result<Self> {
                 $(
                     // SAFETY: the signature is the one of cuda.h for this versioned symbol.
                     let $field = *unsafe { library.get::<unsafe extern "C" fn($($arg),*) -> Code>($symbol) }
@@ -76,13 +76,15 @@ macro_rules! driver {
                                 .remedy("Update the NVIDIA driver")
                         })?;
                 )*
-                Ok(Self { _library: library, $($field,)* })
+                Ok(Self { $($field,)* })
             }
         }
     };
 }
 
-driver! {
+functions! {
+    /// The functions of the driver that Penstock cannot do without.
+    Functions {
     init = b"cuInit\0" (c_uint);
     get_error_name = b"cuGetErrorName\0" (Code, *mut *const c_char);
     get_error_string = b"cuGetErrorString\0" (Code, *mut *const c_char);
@@ -104,6 +106,78 @@ driver! {
     event_record = b"cuEventRecord\0" (EventHandle, StreamHandle);
     event_query = b"cuEventQuery\0" (EventHandle);
     event_synchronize = b"cuEventSynchronize\0" (EventHandle);
+    }
+}
+
+functions! {
+    /// Virtual memory management, and what it needs. Drivers before CUDA 10.2 do not have it.
+    VirtualFunctions {
+    device_get_attribute = b"cuDeviceGetAttribute\0" (*mut c_int, c_int, c_int);
+    thread_exchange_capture_mode = b"cuThreadExchangeStreamCaptureMode\0" (*mut c_int);
+    ctx_synchronize = b"cuCtxSynchronize\0" ();
+    mem_get_info = b"cuMemGetInfo_v2\0" (*mut usize, *mut usize);
+    mem_get_granularity = b"cuMemGetAllocationGranularity\0" (*mut usize, *const AllocationProperties, c_int);
+    mem_address_reserve = b"cuMemAddressReserve\0" (*mut u64, usize, usize, u64, c_ulonglong);
+    mem_address_free = b"cuMemAddressFree\0" (u64, usize);
+    mem_create = b"cuMemCreate\0" (*mut c_ulonglong, usize, *const AllocationProperties, c_ulonglong);
+    mem_release = b"cuMemRelease\0" (c_ulonglong);
+    mem_map = b"cuMemMap\0" (u64, usize, usize, c_ulonglong, c_ulonglong);
+    mem_unmap = b"cuMemUnmap\0" (u64, usize);
+    mem_set_access = b"cuMemSetAccess\0" (u64, usize, *const AccessDescription, usize);
+    memset_async = b"cuMemsetD8Async\0" (u64, c_uchar, usize, StreamHandle);
+    memcpy_dtoh_async = b"cuMemcpyDtoHAsync_v2\0" (*mut c_void, u64, usize, StreamHandle);
+    }
+}
+
+/// `CUmemLocation`.
+#[repr(C)]
+pub(super) struct Location {
+    pub(super) kind: c_int,
+    pub(super) id: c_int,
+}
+
+/// `CUmemAllocationProp`.
+#[repr(C)]
+pub(super) struct AllocationProperties {
+    pub(super) kind: c_int,
+    pub(super) handle_types: c_int,
+    pub(super) location: Location,
+    pub(super) win32_handle_metadata: *mut c_void,
+    /// `allocFlags`: compression, RDMA, usage, reserved. All zero.
+    pub(super) flags: [u8; 8],
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+pub(super) struct AccessDescription {
+    pub(super) location: Location,
+    pub(super) flags: c_int,
+}
+
+// As the C compiler lays out those of cuda.h, CUDA 10.2 to 13.
+const _: () = {
+    assert!(size_of::<Location>() == 8);
+    assert!(size_of::<AllocationProperties>() == 32);
+    assert!(std::mem::offset_of!(AllocationProperties, location) == 8);
+    assert!(std::mem::offset_of!(AllocationProperties, win32_handle_metadata) == 16);
+    assert!(std::mem::offset_of!(AllocationProperties, flags) == 24);
+    assert!(size_of::<AccessDescription>() == 12);
+    assert!(std::mem::offset_of!(AccessDescription, flags) == 8);
+};
+
+/// The driver's library, and its functions.
+pub(super) struct Driver {
+    functions: Functions,
+    virtual_memory: Option<VirtualFunctions>,
+    _library: Library,
+}
+
+impl Deref for Driver {
+    type Target = Functions;
+
+    fn deref(&self) -> &Functions {
+        &self.functions
+    }
 }
 
 impl Driver {
@@ -120,7 +194,9 @@ impl Driver {
                 Error::new(ErrorKind::Device, format!("there is no NVIDIA driver on this machine: {error}"))
                     .remedy("Load to device=\"cpu\", or run where libcuda.so.1 can be found")
             })?;
-            Driver::look_up(library)
+            let (functions, virtual_memory) =
+                (Functions::look_up(&library)?, VirtualFunctions::look_up(&library));
+            Ok(Driver { functions, virtual_memory: virtual_memory.ok(), _library: library })
         })?;
         // Every time: cheap once done, and in a forked child it is what says that CUDA cannot be used there.
         // SAFETY: cuInit may be called from any thread at any time; its flags must be zero.
@@ -185,10 +261,21 @@ impl Driver {
         Ok(count)
     }
 
-    pub(super) fn primary_context(&self, ordinal: i32) -> Result<Context> {
-        let (mut device, mut context) = (0, Context(std::ptr::null_mut()));
+    /// Virtual memory management, where the driver has it.
+    pub(super) fn virtual_memory(&self) -> Option<&VirtualFunctions> {
+        self.virtual_memory.as_ref()
+    }
+
+    /// The driver's number of a GPU.
+    pub(super) fn device(&self, ordinal: i32) -> Result<c_int> {
+        let mut device = 0;
         // SAFETY: writes one int.
         self.check("finding the GPU", unsafe { (self.device_get)(&raw mut device, ordinal) })?;
+        Ok(device)
+    }
+
+    pub(super) fn primary_context(&self, ordinal: i32) -> Result<Context> {
+        let (device, mut context) = (self.device(ordinal)?, Context(std::ptr::null_mut()));
         // SAFETY: writes one handle; `device` was just obtained.
         self.check("opening the GPU", unsafe { (self.primary_ctx_retain)(&raw mut context, device) })?;
         Ok(context)

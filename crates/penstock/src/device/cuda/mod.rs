@@ -2,6 +2,7 @@
 //!
 //! * `driver`: the library, its functions, its errors.
 //! * `stream`: copies and events, and those that wait for the next load.
+//! * `virtual_memory`: addresses and physical memory, apart.
 //!
 //! The context is the device's primary one, which is the one torch uses; it is retained once and never released,
 //! since the process's frameworks live in it. Only driver calls are made: a failed *runtime* call would leave an error
@@ -9,19 +10,22 @@
 
 mod driver;
 mod stream;
+mod virtual_memory;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{CopyStream, Device, Fence};
+use super::{CopyStream, Device, Fence, Space};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{PerProcess, Pinning};
 
 use driver::{Context, Driver, EventHandle, StreamHandle};
 use stream::{CudaStream, Idle};
+use virtual_memory::CudaSpace;
 
 /// One GPU.
 pub struct CudaDevice {
     name: String,
+    ordinal: i32,
     driver: &'static Driver,
     context: Context,
     idle: Arc<Idle>,
@@ -60,9 +64,27 @@ impl CudaDevice {
             .remedy("Check the device's number and CUDA_VISIBLE_DEVICES"));
         }
         let context = driver.primary_context(ordinal).map_err(|error| error.object(&name))?;
-        let device = Arc::new(Self { name, driver, context, idle: Arc::default() });
+        let device = Arc::new(Self { name, ordinal, driver, context, idle: Arc::default() });
         devices.push((ordinal, Arc::clone(&device)));
         Ok(device)
+    }
+
+    /// Its addresses and physical memory.
+    ///
+    /// # Errors
+    /// `Device` where the driver or the GPU has no virtual memory management.
+    pub fn space(&self) -> Result<Box<dyn Space>> {
+        let made = CudaSpace::new(&self.name, self.driver, self.context, self.ordinal);
+        Ok(Box::new(made.map_err(|error| error.on(&self.name))?))
+    }
+
+    /// Has the calling thread's CUDA calls heed graph captures of other threads (0), of its own alone (1), or none (2);
+    /// returns what it was.
+    ///
+    /// # Errors
+    /// `Device` where the driver is too old to tell, or refuses.
+    pub fn exchange_capture_mode(&self, mode: i32) -> Result<i32> {
+        virtual_memory::exchange_capture_mode(self.driver, mode).map_err(|error| error.on(&self.name))
     }
 }
 

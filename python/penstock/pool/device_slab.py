@@ -1,0 +1,165 @@
+"""The place of one component on a device: memory that comes and goes, at addresses that stay where that can be.
+
+``StableSlab`` has the same addresses for as long as it exists, by CUDA's virtual memory management: CUDA graphs and
+compiled code that know them go on after an eviction and a return. Part of it can be evicted, from its end; a return
+copies only what is missing. ``PlainSlab`` takes memory of torch's allocator, or of the host, anew each time.
+
+Promises that the first ``filled`` bytes are the component's, and that memory goes to no one else before the points that
+``evict`` is given. One thread at a time may use a slab. Knows neither budgets nor who uses it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils.dlpack
+
+from penstock.errors import InsufficientMemoryError
+
+if TYPE_CHECKING:
+    from penstock._native import DeviceMemory
+    from penstock.pool.memory import Memory
+
+
+class DeviceSlab(ABC):
+    """The place of a component on a device."""
+
+    is_stable = False
+    """Whether its addresses stay."""
+
+    def __init__(self, memory: Memory, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.filled = 0
+        """Bytes from the beginning that are there and right. Whoever fills it otherwise than by ``fill`` sets it."""
+        self._memory = memory
+
+    @property
+    @abstractmethod
+    def tensor(self) -> torch.Tensor | None:
+        """Its bytes, of which some may have no memory; None where it has no addresses at present."""
+
+    @property
+    @abstractmethod
+    def device_bytes(self) -> int:
+        """Bytes of the device that it has now."""
+
+    @abstractmethod
+    def map(self) -> torch.Tensor:
+        """Has memory for all of it. What was there stays; the content of the rest is undefined.
+
+        Raises:
+            InsufficientMemoryError: where it cannot be had; then nothing has changed.
+        """
+
+    @abstractmethod
+    def evict(self, points: Iterable[Any], keep: int = 0) -> int:
+        """Gives memory up, but for at least the first ``keep`` bytes if that can be. Copies nothing.
+
+        A stable slab waits for the points, so this is not to be called with a lock held.
+
+        Args:
+            points: work that may still use it, from ``Memory.now``.
+            keep: bytes that may stay. Memory goes in whole chunks, and a plain slab goes as a whole.
+
+        Returns:
+            The bytes of the device that are free now, or as soon as the points have passed.
+        """
+
+    def fill(self, master: torch.Tensor) -> int:
+        """Has memory for all of it and copies what is missing from its master. Returns when it has arrived.
+
+        Returns:
+            The bytes copied.
+
+        Raises:
+            InsufficientMemoryError: as ``map``.
+        """
+        tensor, start = self.map(), self.filled
+        self._memory.to_device(tensor, master, start)
+        self.filled = self.nbytes
+        return self.nbytes - start
+
+    def close(self, points: Iterable[Any] = ()) -> None:
+        """Gives everything up for good. Addresses stay reserved as long as a tensor of them exists."""
+        self.evict(points)
+
+
+class PlainSlab(DeviceSlab):
+    """Memory of torch's allocator, another each time."""
+
+    _tensor: torch.Tensor | None = None
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """As of every slab."""
+        return self._tensor
+
+    @property
+    def device_bytes(self) -> int:
+        """As of every slab."""
+        return 0 if self._tensor is None else self.nbytes
+
+    def map(self) -> torch.Tensor:
+        """As of every slab."""
+        if self._tensor is None:
+            self._tensor = self._memory.device_slab(self.nbytes)
+        return self._tensor
+
+    def evict(self, points: Iterable[Any], keep: int = 0) -> int:
+        """As of every slab. Waits for nothing: whoever gets the memory next does."""
+        freed = self.device_bytes
+        if freed and keep < self.nbytes:
+            self._memory.after(points)
+            self._tensor, self.filled = None, 0
+            return freed
+        return 0
+
+
+class StableSlab(DeviceSlab):
+    """Addresses for good, with memory while it is wanted."""
+
+    is_stable = True
+
+    def __init__(self, memory: Memory, virtual: DeviceMemory, nbytes: int) -> None:
+        super().__init__(memory, nbytes)
+        self._range = virtual.reserve(nbytes)
+        # Once: views of it share its storage, which keeps the addresses reserved.
+        self._tensor: torch.Tensor = torch.utils.dlpack.from_dlpack(self._range.dlpack())
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """As of every slab; always the same."""
+        return self._tensor
+
+    @property
+    def device_bytes(self) -> int:
+        """As of every slab."""
+        return self._range.mapped_bytes
+
+    def map(self) -> torch.Tensor:
+        """As of every slab."""
+        try:
+            self._range.map(self.nbytes)
+        except InsufficientMemoryError:
+            # What torch keeps unused would be given to a plain slab too.
+            if not self._memory.empty_torch_cache():
+                raise
+            self._range.map(self.nbytes)
+        return self._tensor
+
+    def evict(self, points: Iterable[Any], keep: int = 0) -> int:
+        """As of every slab. Another component can have the memory at once; torch, after ``Memory.trim``."""
+        # Memory is unmapped without regard to what is queued on the device.
+        self._memory.wait_for(points)
+        try:
+            return self._range.unmap(keep)
+        finally:
+            self.filled = min(self.filled, self._range.mapped_bytes)
+
+    def close(self, points: Iterable[Any] = ()) -> None:
+        """As of every slab."""
+        self.evict(points)
+        self._range.close()
