@@ -1,8 +1,8 @@
 """README.md and the manual run as they are written: every block of Python and shell, in order, in an empty directory.
 
 A page about a store runs against a server of it. A block of Python whose first line is a comment with a file's name is
-written to that file, for the commands below it. Blocks that need what is not here (a GPU, a cluster, an engine) say so in
-a comment above them: Python is then compiled only, and a shell only parses its commands.
+written to that file, for the commands below it. Blocks that need what is not here (a GPU, a cluster, an engine) say so
+in a comment above them: Python is then compiled only, and a shell only parses its commands.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _llama() -> Iterator[tuple[str, bytes]]:
 
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64}
     model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2))
-    words = WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")
+    words = WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")  # noqa: S106
     with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory)
         PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words)).save_pretrained(directory)

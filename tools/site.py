@@ -1,8 +1,8 @@
 """Hooks of mkdocs: what the site has besides ``docs/``.
 
-The address of the repository comes from ``[project.urls]`` of pyproject.toml, the one place that has it. Changes, support,
-security and contributing are pages too, and other files are linked to in the repository. The command line describes
-itself.
+The address of the repository comes from ``[project.urls]`` of pyproject.toml, the one place that has it. Changes,
+support, security and contributing are pages too, and other files are linked to in the repository. The command line
+describes itself.
 """
 
 from __future__ import annotations
@@ -96,6 +96,6 @@ def names() -> list[str]:
     found = ["", *(str(command.name) for command in app.registered_commands)]
     for group in app.registered_groups:
         inner = group.typer_instance
-        assert inner is not None
-        found += [f"{inner.info.name} {command.name}" for command in inner.registered_commands]
+        if inner is not None:
+            found += [f"{inner.info.name} {command.name}" for command in inner.registered_commands]
     return found
