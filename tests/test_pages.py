@@ -41,6 +41,20 @@ STORES = {
     "docs/engines/index.md": ("moto", "bucket"),
     "docs/engines/transformers.md": ("moto", "bucket"),
 }
+# What blocks may need that is not here: engines run in tests/engines, wheels in tools/try_wheel.py.
+NEEDS = {
+    *("vLLM and a model", "vLLM and a bucket", "vLLM, a model and a bucket", "SGLang and a model"),
+    *(
+        "the package index",
+        "the release page",
+        "Rust",
+        "minutes",
+        "minutes, and a model",
+        "a LoRA",
+        "the file of a model",
+    ),
+    *("a GPU", "a GPU and an image", "docker", "a cluster", "a project of Google Cloud", "a subscription of Azure"),
+}
 # Addresses of servers that are nobody's.
 ELSEWHERE = "https://minio.example.com:9000"
 FILE = re.compile(r"# ([\w/]+\.\w+)\n")
@@ -149,7 +163,8 @@ def test_the_page_runs_as_it_is_written(page: str, tmp_path: Path, monkeypatch: 
 def test_what_the_page_does_not_run_is_well_formed(page: str) -> None:
     text = (ROOT / page).read_text()
     assert not INDENTED.search(text), "commands go into a fenced block"
-    for _, language, block in blocks(page):
+    for needs, language, block in blocks(page):
+        assert not needs or needs.removeprefix("<!-- needs ").removesuffix(" -->\n") in NEEDS
         if language == "python":
             compile(block, page, "exec")
         else:

@@ -30,6 +30,16 @@ def test_each_page_of_an_integration_says_its_row_of_the_table() -> None:
             assert f"| {library} {row}" in table
 
 
+def test_the_pages_of_engines_begin_with_the_versions_that_work() -> None:
+    known = versions.engines()
+    newest = {"vLLM": known["vllm-newest"][0].rpartition(".")[0], "SGLang": known["sglang"][0]}
+    for engine, last in newest.items():
+        path = versions.page(engine)
+        assert path is not None
+        text = " ".join(path.read_text().partition("```")[0].split())
+        assert f"It works with {engine} {versions.ENGINES[engine][0]} to {last} " in text
+
+
 def test_plugins_warn_of_engines_that_are_newer_than_the_tests() -> None:
     known = versions.engines()
     for engine, name in (("vllm", "vllm-newest"), ("sglang", "sglang")):

@@ -47,6 +47,8 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """A page before it is rendered."""
     uri = page.file.src_uri
+    if uri == "compare.md":
+        page.meta["hide"] = ["toc"]  # the table is wide
     if uri == "cli.md":
         markdown = markdown.replace("<!-- commands -->", commands())
     beside = {page: name for name, page in PAGES.items()}
