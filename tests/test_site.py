@@ -80,3 +80,11 @@ def test_what_variables_mean_to_stores_is_on_that_page_too() -> None:
     source = "".join(path.read_text() for path in (ROOT / "crates/penstock/src/store").rglob("*.rs"))
     other = {name for name in page if f'"{name}"' not in source and not name.startswith("PENSTOCK_")}
     assert other <= {"NO_COLOR", "FORCE_COLOR"}, "variables that nothing reads"
+
+
+def test_the_page_of_slow_loads_has_a_row_for_everything_that_can_limit_one() -> None:
+    from penstock.cli.load import ADVICE
+
+    page = (ROOT / "docs" / "slow.md").read_text()
+    rows = page.partition("| limited by |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `([\w ]+)` \|", rows, re.MULTILINE)) == set(ADVICE)
