@@ -51,6 +51,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         page.meta["hide"] = ["toc"]  # the table is wide
     if uri == "cli.md":
         markdown = markdown.replace("<!-- commands -->", commands())
+    markdown = re.sub(r"In a clone this page .*?\n\n", "", markdown, flags=re.DOTALL)
     beside = {page: name for name, page in PAGES.items()}
     return linked(markdown, beside.get(uri) or f"docs/{uri}", repository())
 
