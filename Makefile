@@ -60,7 +60,7 @@ test-slow: $(VENV)/.tests  ## what takes long by nature
 
 test-all: test test-stores test-libraries test-slow test-engines  ## everything; notes the commit that passed
 	@$(BIN)/python tools/versions.py
-	@git diff --quiet HEAD -- . ':!docs/engines/index.md' && git rev-parse HEAD > tests/tested-commit || echo 'uncommitted changes: not noted as tested'
+	@git diff --quiet HEAD -- . ':!docs/engines' && git rev-parse HEAD > tests/tested-commit || echo 'uncommitted changes: not noted as tested'
 
 docs: $(VENV)/.built-tests  ## the manual as a site, strictly
 	@$(BIN)/pip install -q -r docs/requirements.txt

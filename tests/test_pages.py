@@ -1,16 +1,19 @@
 """README.md and the manual run as they are written: every block of Python and shell, in order, in an empty directory.
 
-A page about a store runs against a server of it. Blocks that need what is not here (a GPU, a cluster, an engine) say so
+A page about a store runs against a server of it. A block of Python whose first line is a comment with a file's name is
+written to that file, for the commands below it. Blocks that need what is not here (a GPU, a cluster, an engine) say so
 in a comment above them: Python is then compiled only, and a shell only parses its commands.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,15 +37,35 @@ STORES = {
     "docs/gcs.md": ("gcs", "bucket"),
     "docs/azure.md": ("azure", "container"),
     "docs/pull.md": ("moto", "bucket"),
+    "docs/remote.md": ("moto", "models"),
+    "docs/engines/index.md": ("moto", "bucket"),
+    "docs/engines/transformers.md": ("moto", "bucket"),
 }
+# What blocks may need that is not here: engines run in tests/engines, wheels in tools/try_wheel.py.
+NEEDS = {
+    *("vLLM and a model", "vLLM and a bucket", "vLLM, a model and a bucket", "SGLang and a model"),
+    *(
+        "the package index",
+        "the release page",
+        "Rust",
+        "minutes",
+        "minutes, and a model",
+        "a LoRA",
+        "the file of a model",
+    ),
+    *("a GPU", "a GPU and an image", "docker", "a cluster", "a project of Google Cloud", "a subscription of Azure"),
+}
+# Addresses of servers that are nobody's.
+ELSEWHERE = "https://minio.example.com:9000"
+FILE = re.compile(r"# ([\w/]+\.\w+)\n")
 # Pages that take a model.safetensors for granted.
 WITH_A_FILE = {"docs/engines/runai.md", "docs/slow.md"}
 
 
 def _tier(page: str) -> list[pytest.MarkDecorator]:
-    if page in STORES or page == "docs/huggingface.md":
-        return [pytest.mark.stores]
-    return [pytest.mark.libraries] if page.startswith("docs/engines/") else []
+    if page.startswith("docs/engines/"):
+        return [pytest.mark.libraries]
+    return [pytest.mark.stores] if page in STORES or page == "docs/huggingface.md" else []
 
 
 def blocks(page: str) -> list[tuple[str, str, str]]:
@@ -52,6 +75,22 @@ def blocks(page: str) -> list[tuple[str, str, str]]:
 def _sample(path: Path) -> Path:
     shape = (64, 32)
     return write_raw(path, {f"experts.{i}.weight": Raw("F32", shape, raw_bytes("F32", shape, i)) for i in range(4)})
+
+
+def _llama() -> Iterator[tuple[str, bytes]]:
+    """The files of a model of transformers, with a tokenizer."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2))
+    words = WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")  # noqa: S106
+    with tempfile.TemporaryDirectory() as directory:
+        model.save_pretrained(directory)
+        PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words)).save_pretrained(directory)
+        for file in Path(directory).iterdir():
+            yield file.name, file.read_bytes()
 
 
 @contextlib.contextmanager
@@ -67,9 +106,12 @@ def _stores(page: str, tmp_path: Path) -> Iterator[dict[str, str]]:
             server, bucket = STORES[page]
             (tmp_path / "server").mkdir()
             remote = stack.enter_context(servers.ALL[server](tmp_path / "server", bucket=bucket))
+            of_model = {"model.safetensors": body, "config.json": b"{}"}
+            if page.startswith("docs/engines/"):
+                of_model = dict(_llama())
             for prefix in ("llama-3-8b", "model"):
-                remote.put(f"{prefix}/model.safetensors", body)
-                remote.put(f"{prefix}/config.json", b"{}")
+                for name, content in of_model.items():
+                    remote.put(f"{prefix}/{name}", content)
             environment |= remote.environment
         yield environment
 
@@ -82,14 +124,14 @@ def test_the_page_runs_as_it_is_written(page: str, tmp_path: Path, monkeypatch: 
     if page.startswith("docs/engines/"):
         for library in ("transformers", "diffusers", "peft", "accelerate"):
             pytest.importorskip(library)
-    # The command and the interpreter of this environment, by the names that people have them under.
+    # The commands and the interpreter of this environment, by the names that people have them under.
     names, here = tmp_path / "bin", tmp_path / "here"
     names.mkdir()
     here.mkdir()
-    (names / "penstock").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m penstock "$@"\n')
-    (names / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    for name in names.iterdir():
-        name.chmod(0o755)
+    commands = {"penstock": "-m penstock", "python": "", "torchrun": "-m torch.distributed.run"}
+    for name, arguments in commands.items():
+        (names / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
+        (names / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{names}:{os.environ['PATH']}")
     monkeypatch.chdir(here)
     if page in WITH_A_FILE:
@@ -104,6 +146,10 @@ def test_the_page_runs_as_it_is_written(page: str, tmp_path: Path, monkeypatch: 
         for needs, language, text in blocks(page):
             if needs:
                 continue
+            text = text.replace(ELSEWHERE, environment.get("AWS_ENDPOINT_URL", ELSEWHERE))  # noqa: PLW2901
+            if language == "python" and (file := FILE.match(text)):
+                (here / file[1]).write_text(text)
+                continue
             if language == "python":
                 exec(compile(text, page, "exec"), namespace)  # noqa: S102
                 continue
@@ -117,12 +163,17 @@ def test_the_page_runs_as_it_is_written(page: str, tmp_path: Path, monkeypatch: 
 def test_what_the_page_does_not_run_is_well_formed(page: str) -> None:
     text = (ROOT / page).read_text()
     assert not INDENTED.search(text), "commands go into a fenced block"
-    for _, language, block in blocks(page):
+    for needs, language, block in blocks(page):
+        assert not needs or needs.removeprefix("<!-- needs ").removesuffix(" -->\n") in NEEDS
         if language == "python":
             compile(block, page, "exec")
         else:
             parsed = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True, check=False)
             assert parsed.returncode == 0, parsed.stderr
+    for block in re.findall(r"```json\n(.*?)```", text, re.DOTALL):
+        json.loads(block)
+    for block in re.findall(r"```dockerfile\n(.*?)```", text, re.DOTALL):
+        assert block in (ROOT / "examples" / "kubernetes" / "Dockerfile").read_text()
 
 
 @pytest.mark.parametrize(

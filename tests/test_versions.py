@@ -12,13 +12,32 @@ import versions
 
 
 def test_the_table_names_the_engines_that_the_tests_install() -> None:
-    page = versions.PAGE.read_text()
-    written = page.partition(versions.BEGIN)[2].partition(versions.END)[0]
+    written = versions.written(versions.PAGE)
     rows = [row for row in versions.table().splitlines() if row.startswith(("| vLLM", "| SGLang"))]
     assert len(rows) == 2
     assert [row for row in rows if row not in written] == []
     # The libraries' versions are those of the machine that ran everything last.
     assert {row.split("|")[1].strip() for row in written.splitlines()} >= set(versions.LIBRARIES)
+
+
+def test_each_page_of_an_integration_says_its_row_of_the_table() -> None:
+    table = versions.written(versions.PAGE)
+    pages = {library: versions.page(library) for library in versions.rows()}
+    assert [library for library, page in pages.items() if page is None] == ["accelerate", "torch"]
+    for library, page in pages.items():
+        if page is not None:
+            row = versions.written(page).splitlines()[-1]
+            assert f"| {library} {row}" in table
+
+
+def test_the_pages_of_engines_begin_with_the_versions_that_work() -> None:
+    known = versions.engines()
+    newest = {"vLLM": known["vllm-newest"][0].rpartition(".")[0], "SGLang": known["sglang"][0]}
+    for engine, last in newest.items():
+        path = versions.page(engine)
+        assert path is not None
+        text = " ".join(path.read_text().partition("```")[0].split())
+        assert f"It works with {engine} {versions.ENGINES[engine][0]} to {last} " in text
 
 
 def test_plugins_warn_of_engines_that_are_newer_than_the_tests() -> None:

@@ -1,4 +1,4 @@
-"""The lint of retired words: `tools/words.py`."""
+"""The lint of retired words and long sentences: `tools/words.py`."""
 
 from __future__ import annotations
 
@@ -39,3 +39,38 @@ def test_a_retired_word_is_refused_where_it_is_a_name(path: str, text: str) -> N
 )
 def test_prose_and_messages_may_use_the_english_word(path: str, text: str) -> None:
     assert not list(words.found_in(path, text))
+
+
+LONG = "This is " + "word " * 24
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LONG,
+        f"Short. {LONG}. Short.",
+        f"- {LONG}\n- short",
+        f"1. {LONG}",
+        f"[{LONG}](a.md)",
+        LONG.replace(" word", "\nword"),
+    ],
+)
+def test_a_long_sentence_is_refused(text: str) -> None:
+    assert len(list(words.long_sentences("docs/a.md", text))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " ".join(["word"] * 25),
+        "Ten words are here, and that is fine. " * 9,
+        f"| {LONG} |",
+        f"```text\n{LONG}\n```",
+        f"# {LONG}",
+        f"`{LONG}`",
+        "\n".join(f"- {number} words, in items" for number in range(20)),
+        f"`a` → `b` {LONG}",
+    ],
+)
+def test_other_text_is_not(text: str) -> None:
+    assert list(words.long_sentences("docs/a.md", text)) == []

@@ -1,7 +1,8 @@
-"""The versions that the tests ran with, as the table of docs/engines/index.md: ``python tools/versions.py`` writes it.
+"""The versions that the tests ran with, in docs/engines: ``python tools/versions.py`` writes them.
 
-Of vLLM and SGLang they are those that ``tools/engines.sh`` installs; of libraries, those of the environment that this
-runs in. ``make test-all`` runs it when everything has passed, so the table is what passed last.
+The page of all integrations has a table, and each integration's page its row of that. Of vLLM and SGLang they are those
+that ``tools/engines.sh`` installs; of libraries, those of the environment that this runs in. ``make test-all`` runs it
+when everything has passed, so the pages say what passed last.
 """
 
 from __future__ import annotations
@@ -34,27 +35,53 @@ def engines() -> dict[str, tuple[str, str]]:
     return {name: (engine, torch) for name, engine, torch in found}
 
 
-def table() -> str:
-    """The table, with the page's order of columns."""
-    rows = ["| library | at least | in CI | by hand |", "|---|---|---|---|"]
+def rows() -> dict[str, tuple[str, str, str]]:
+    """By library: the oldest version that is supported, what CI runs, and what was run by hand."""
+    found = {}
     known = engines()
     for engine, (least, names) in ENGINES.items():
         ran = "; ".join(f"{known[name][0]} (torch {known[name][1]}, {HOW[name]})" for name in names)
-        by_hand = "0.24.0 on an H200" if engine == "vLLM" else "0.5.20, 0.5.22"
-        rows.append(f"| {engine} | {least} | {ran} | {by_hand} |")
+        found[engine] = (least, ran, "0.24.0 on an H200" if engine == "vLLM" else "0.5.20, 0.5.22")
     for library, (least, by_hand) in LIBRARIES.items():
         try:
             installed = version(library).partition("+")[0]
         except PackageNotFoundError:
             installed = re.search(rf"\| {library} \|[^|]*\| (\S*) \|", PAGE.read_text())[1]  # type: ignore[index]
-        rows.append(f"| {library} | {least} | {installed} | {by_hand} |")
-    return "\n".join(rows) + "\n"
+        found[library] = (least, installed, by_hand)
+    return found
+
+
+def table() -> str:
+    """The table of all, with the page's order of columns."""
+    lines = ["| library | at least | in CI | by hand |", "|---|---|---|---|"]
+    lines += [f"| {library} | {' | '.join(row)} |" for library, row in rows().items()]
+    return "\n".join(lines) + "\n"
+
+
+def of_page(library: str) -> str:
+    """The same of one library, for its page."""
+    least, ran, by_hand = rows()[library]
+    return f"| at least | in CI | by hand |\n|---|---|---|\n| {least} | {ran} | {by_hand} |\n"
+
+
+def page(library: str) -> Path | None:
+    """The page of an integration that says its versions, if there is one."""
+    path = PAGE.with_name(f"{library.lower()}.md")
+    return path if path.exists() else None
+
+
+def written(path: Path, text: str | None = None) -> str:
+    """What a page says between the marks, or, given other text, the page with that."""
+    before, rest = path.read_text().split(BEGIN)
+    return rest[: rest.index(END)] if text is None else before + BEGIN + text + rest[rest.index(END) :]
 
 
 def main() -> None:
-    """Writes the table."""
-    before, rest = PAGE.read_text().split(BEGIN)
-    PAGE.write_text(before + BEGIN + table() + rest[rest.index(END) :])
+    """Writes the pages."""
+    PAGE.write_text(written(PAGE, table()))
+    for library in rows():
+        if path := page(library):
+            path.write_text(written(path, of_page(library)))
 
 
 if __name__ == "__main__":

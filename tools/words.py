@@ -1,8 +1,9 @@
-"""Refuses retired words: ``python tools/words.py`` names each place that uses one, and what to write instead.
+"""Refuses retired words and long sentences: ``python tools/words.py`` names each place, and what to write instead.
 
 One word for one thing (docs/glossary.md). Identifiers are compared whole, so that ``course`` is refused and "of course"
 is not: in Python and Rust, names in code and in backticks; in Markdown, names in backticks and code blocks. Phrases are
-looked for everywhere.
+looked for everywhere. A sentence of the manual has at most 25 words; tables, code and walks through functions (with an
+arrow) are left out.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ PHRASES = {
     r"\bSee the module\.": "what it is for",
 }
 
+LONGEST = 25
+"""Words of a sentence of the manual."""
+
 _TELLS_OF_THEM = {"CHANGELOG.md", "benchmarks/NOTEBOOK.md", "tests/test_words.py", "tools/words.py"}
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _QUOTED = re.compile(r"`[^`\n]*`")
@@ -82,12 +86,44 @@ def found_in(path: str, text: str) -> Iterator[str]:
             yield f"{path}:{text[: match.start()].count(chr(10)) + 1}: {match[0]}: write {instead}"
 
 
+def paragraphs(text: str) -> Iterator[tuple[int, str]]:
+    """Paragraphs and items of lists of a page, each with its first line: no tables, headings, code, pictures."""
+    in_block, began, lines = False, 0, list[str]()
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        stripped = line.strip()
+        item = re.match(r"(?:[*-]|\d+\.) +", stripped)
+        fence = stripped.startswith("```")
+        other = not stripped or stripped.startswith(("|", "#", "<!--", "![", ":::", "!!!"))
+        if lines and (item or fence or other):
+            yield began, " ".join(lines)
+            lines = []
+        in_block ^= fence
+        if in_block or fence or other or (line.startswith("    ") and not lines and not item):
+            continue
+        began = began if lines else number
+        lines.append(stripped[item.end() :] if item else stripped)
+
+
+def long_sentences(path: str, text: str) -> Iterator[str]:
+    """Each sentence that is too long, as ``path:line: words: its beginning``."""
+    for number, paragraph in paragraphs(text):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", _QUOTED.sub("Code", paragraph)).replace("**", "")
+        for sentence in re.split(r"[.!?][\"')]*\s+", plain):
+            words = sum(bool(re.search(r"\w", word)) for word in sentence.split())
+            if words > LONGEST and "→" not in sentence:
+                yield f"{path}:{number}: {words} words in a sentence: {sentence[:60]}…"
+
+
 def main() -> None:
     """Looks through the files that git knows; exits with 1 where it finds something."""
     listed = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True).stdout
     kinds = (".py", ".pyi", ".rs", ".md", ".toml", ".yaml", "Dockerfile")
     paths = [path for path in listed.splitlines() if path.endswith(kinds) and path not in _TELLS_OF_THEM]
-    found = [place for path in paths if (ROOT / path).exists() for place in found_in(path, (ROOT / path).read_text())]
+    paths = [path for path in paths if (ROOT / path).exists()]
+    found = [place for path in paths for place in found_in(path, (ROOT / path).read_text())]
+    for path in (path for path in paths if path.endswith(".md")):
+        if path.startswith("docs/") or "/" not in path:
+            found += long_sentences(path, (ROOT / path).read_text())
     sys.stdout.writelines(f"{place}\n" for place in found)
     sys.exit(bool(found))
 

@@ -340,18 +340,18 @@ class Checkpoint(Mapping[str, TensorInfo]):
                 torch tensors or numpy arrays. Of the checkpoint's shapes; on any mix of devices.
             names: of the checkpoint's tensors, only these.
             strict: whether names that only one side has are an error.
-            dtype_mismatch: ``"convert"`` rounds floating-point numbers to the destination's dtype as ``copy_`` does;
-                ``"error"`` refuses any other dtype than the checkpoint's, as it is for integers in any case.
+            dtype_mismatch: ``"convert"`` rounds floating-point numbers to the destination's dtype as ``copy_`` does.
+                ``"error"`` refuses any other dtype than the checkpoint's. Integers are never converted.
             progress, options: as for ``load``.
 
         Returns:
             The names that only the destinations have, and those that only the checkpoint has, as torch does.
 
         Raises:
-            DestinationError: naming the tensor, and what of its destination does not fit: another shape; another
-                dtype of integers; no memory of its own (meta tensors, wrapper subclasses, ``Partial``
-                placements, a module that FSDP has gathered at the moment); memory that overlaps another's. Of
-                several that do not fit, ``tensor`` is the first, and the message lists them.
+            DestinationError: a destination does not fit. It has another shape, another dtype of integers, or memory
+                that overlaps another's. Or it has no memory of its own: meta tensors, wrapper subclasses, ``Partial``
+                placements, a module that FSDP has gathered at the moment. Of several that do not fit, ``tensor`` is
+                the first, and the message lists them.
             ConfigError: for another ``dtype_mismatch``.
             TensorNotFoundError: with ``strict``, for names that only one side has.
             StorageError, LocationChangedError, LocationNotFoundError, LocationAccessError, DeviceError,
@@ -398,10 +398,9 @@ class Checkpoint(Mapping[str, TensorInfo]):
                 model = build()  # whatever takes time and needs no disk
             checkpoint.load_into(model)
 
-        A load takes what is cached from the cache and reads the rest as always. A hint: fills at most half of the
-        memory that is free, and does nothing for what is no file of this machine, for files that a load reads better
-        in another way (FUSE mounts, parallel file systems), and with ``cache="bypass"``. What cannot be read is the
-        load's to report.
+        A load takes what is cached from the cache and reads the rest as always. This is a hint: it fills at most half
+        of the memory that is free. It does nothing for object stores, for FUSE mounts and parallel file systems, which
+        a load reads better in another way, and with ``cache="bypass"``. What cannot be read is the load's to report.
 
         Args:
             names: of which tensors; all by default.

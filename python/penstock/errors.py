@@ -1,8 +1,8 @@
 """What Penstock raises.
 
-Every exception says, where it is known, which **location** (path or URL), which **tensor**, which **byte_range** of the
-object, the **cause** and the **remedy** (what to try), as attributes and in its message. All derive from
-``PenstockError``; each also derives from the built-in exception that people already catch for its kind of failure.
+Every exception says what is known of these, as attributes and in its message: **location** (path or URL), **tensor**,
+**byte_range** of the object, **cause** and **remedy** (what to try). All derive from ``PenstockError``. Each also
+derives from the built-in exception that people already catch for its kind of failure.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ class PulledFile(NamedTuple):
     Attributes:
         path: where it is, relative to the directory, with slashes.
         nbytes: its size in bytes.
-        how: ``"pulled"``: it was fetched whole; ``"resumed"``: part of it was there from a pull that was cut off;
-            ``"kept"``: it was there, of the same size and version.
+        how: ``"pulled"`` if it was fetched whole, ``"resumed"`` if part of it was there from a pull that was cut off,
+            ``"kept"`` if it was there, of the same size and version.
     """
 
     path: str
@@ -67,14 +67,15 @@ def pull(
     """Brings remote objects to a directory: many ranges at once, each file under its name only when it is complete.
 
     What is there already, of the same size and version, is not fetched again. A pull that was cut off, even by a kill,
-    is taken up where it stopped by the next one to the same directory; what it needs for that is in ``dst/.penstock``.
-    Pulls to one directory take turns, so every process of a job may call this; one that waits for another for some
-    seconds says so in the log, with the lock's path.
+    is continued by the next one to the same directory. What that needs is in ``dst/.penstock``. Pulls to one directory
+    take turns, so every process of a job may call this. One that waits for another for some seconds says so in the
+    log, with the lock's path.
 
     Args:
-        url: a prefix of an object store (``s3://``, ``gs://``, ``az://``, …), with everything below it; a repository of
-            the Hugging Face hub or a directory of one (``hf://org/name[@revision][/path]``); one object. Of a plain
-            HTTP server, which cannot list, also a directory that holds a checkpoint: its index and shards are pulled.
+        url: a prefix of an object store (``s3://``, ``gs://``, ``az://``, …), with everything below it. Or a repository
+            of the Hugging Face hub or a directory of one (``hf://org/name[@revision][/path]``), or one object. Of a
+            plain HTTP server, which cannot list, also a directory that holds a checkpoint: its index and shards are
+            pulled.
         dst: the directory, which is made where it is missing.
         allow_patterns: shell patterns, as ``fnmatch`` has them: only objects whose path below the URL matches one of
             them. ``*`` also matches slashes; a pattern that ends in a slash means everything below.
@@ -86,8 +87,8 @@ def pull(
 
     Raises:
         LocationNotFoundError: nothing is there, or nothing that is wanted.
-        LocationAccessError: the store denies access; a key or a link would lead out of the directory; ``dst`` is a
-            file, or a directory that cannot be written to.
+        LocationAccessError: the store denies access, a key or a link would lead out of the directory, or ``dst`` is
+            no directory that can be written to.
         LocationChangedError: an object was replaced while it was fetched.
         StorageError: the network or the disk failed, or the disk is full.
         ConfigError: a storage option is unknown.
