@@ -24,7 +24,7 @@ from penstock.pool.layout import layout_of
 from penstock.pool.memory import Memory
 
 MIB = 1 << 20
-CHUNK = 64 * MIB
+CHUNK = 256 * MIB
 GRANULE = 2 * MIB
 
 pytestmark = [
@@ -140,6 +140,7 @@ def test_a_graph_replays_to_the_bit_after_another_model_was_there(memory: Memory
             assert torch.equal(one.module(x), expected[0]), "without the graph"
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of what its compiler imports
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 @pytest.mark.skipif(shutil.which("cc") is None and shutil.which("gcc") is None, reason="no C compiler")
 def test_a_compiled_module_survives_without_being_compiled_again(memory: Memory, mode: str) -> None:

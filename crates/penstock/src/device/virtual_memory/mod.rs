@@ -21,8 +21,8 @@ use crate::memory::Owner;
 
 pub use range::DeviceRange;
 
-/// Bytes of a large chunk: 23 GB of them are mapped in 5 to 9 ms.
-pub const DEVICE_CHUNK: usize = 64 << 20;
+/// Bytes of a large chunk. On an H100, 24 GB are mapped in 4.6 ms and unmapped in 2.5; in chunks of 64 MiB in 15 and 10.
+pub const DEVICE_CHUNK: usize = 256 << 20;
 /// What the scratch granule is filled with: NaN in every floating-point format of 16 bits and more.
 const SCRATCH: u8 = 0xFF;
 
