@@ -223,9 +223,6 @@ pub struct ReadContext {
     pub per_reader_fd: bool,
     /// What [`Object::is_cached`] has said of what is read next, so that the object need not find out again.
     pub cached: Option<bool>,
-    /// How far a remote read that failed had filled what it was given, from its first byte on: an offset in the object.
-    #[cfg(feature = "remote")]
-    pub(crate) reached: Option<u64>,
     pub(crate) scratch: Option<crate::memory::Region>,
     /// What a store keeps for this reader from one read to the next, such as a file open for it alone.
     pub(crate) kept: Option<Box<dyn Any + Send>>,

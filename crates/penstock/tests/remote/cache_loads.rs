@@ -80,57 +80,6 @@ fn a_load_asks_a_server_no_more_often_with_a_cache_than_without() {
     }
 }
 
-/// Blocks after the first of which a later load asks the server nothing.
-fn kept(cached: &Cached, url: &str, bytes: &[u8]) -> usize {
-    flush();
-    cached.server.script(|_, _| Act::Serve);
-    let object = cached.store().open(url).unwrap();
-    let (there, cx) = read(&*object, BLOCK, bytes.len() - BLOCK).unwrap();
-    assert!(there == bytes[BLOCK..]);
-    let came = usize::try_from(cx.network_bytes).unwrap();
-    drop(object);
-    flush();
-    assert!(cached.is_complete("/m"));
-    (bytes.len() - BLOCK - came) / BLOCK
-}
-
-const THREE_BLOCKS_AND_SOME: usize = 3 * BLOCK + 100_000;
-
-#[test]
-fn what_came_of_a_request_that_failed_is_kept() {
-    let cached = Cached::new();
-    let bytes = content(SIZE);
-    let url = cached.server.put("/m", &bytes);
-    let object = cached.store().open(&url).unwrap();
-    cached.server.script(|_, n| match n {
-        0 => Act::CloseAfter(THREE_BLOCKS_AND_SOME),
-        _ => Act::Refuse(403, vec![], "no".into()),
-    });
-    let error = read(&*object, BLOCK, SIZE - BLOCK).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Access);
-    drop(object);
-    assert_eq!(kept(&cached, &url, &bytes), 3);
-}
-
-#[test]
-fn what_came_of_a_request_that_was_interrupted_is_kept() {
-    let bytes = content(SIZE);
-    // Nobody says how far a request has come, so it has longer every time.
-    let kept = [20, 100, 500, 1500].map(Duration::from_millis).into_iter().map(|pause| {
-        let cached = Cached::new();
-        let url = cached.server.put("/m", &bytes);
-        let store = cached.store().for_another_load();
-        let object = store.open(&url).unwrap();
-        cached.server.script(|_, _| Act::StallAfter(THREE_BLOCKS_AND_SOME));
-        let reading = std::thread::spawn(move || read(&*object, BLOCK, SIZE - BLOCK).map(drop));
-        std::thread::sleep(pause);
-        store.interrupt();
-        assert_eq!(reading.join().unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
-        kept(&cached, &url, &bytes)
-    });
-    assert!(kept.into_iter().any(|kept| kept == 3));
-}
-
 #[test]
 fn a_complete_entry_that_cannot_be_read_costs_no_request_for_each_window() {
     let cached = Cached::new();
