@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::mem::ManuallyDrop;
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,8 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::ledger::{Known, Ledger};
-use super::partial_file::{BLOCK_BYTES, MOST_BLOCKS, PartialFile};
+use super::ledger::{self, Known};
+use super::partial_file::{BLOCK_BYTES, MOST_BLOCKS, PartialFile, map_name};
 use super::source::Item;
 use super::tree::{self, Tree};
 use super::work::{RequestSize, Task, Work};
@@ -229,14 +230,10 @@ impl Shared {
         };
         let tree = Tree::open(destination, || self.is_cancelled(), waits)?;
         let Some(tree) = tree else { return Err(cancelled()) };
-        let ledger = Ledger::open(&tree)?;
         let mut wanted = Vec::new();
         for (number, item) in self.items.iter().enumerate() {
-            let stat = tree.stat(&tree.directory_of(&item.path)?, &item.path)?;
-            match stat {
-                Some(stat) if matches!(ledger.holds(item, &stat), Known::Same) => {
-                    self.done(number, item.bytes, How::Kept);
-                }
+            match known(&tree, item)? {
+                (_, Known::Same) => self.done(number, item.bytes, How::Kept),
                 _ => wanted.push(number),
             }
         }
@@ -260,14 +257,13 @@ impl Shared {
         if self.is_cancelled() {
             return Err(cancelled());
         }
-        let (tree, ledger) = (Arc::new(tree), Arc::new(Mutex::new(ledger)));
+        let tree = Arc::new(tree);
         let count = readers.min(usize::try_from(blocks).unwrap_or(readers));
         let mut threads = Vec::new();
         for index in 0..count {
-            let (shared, work, tree, ledger) =
-                (Arc::clone(self), Arc::clone(&work), Arc::clone(&tree), Arc::clone(&ledger));
+            let (shared, work, tree) = (Arc::clone(self), Arc::clone(&work), Arc::clone(&tree));
             let run = move || {
-                let done = catch_unwind(AssertUnwindSafe(|| shared.work(&work, &tree, &ledger)));
+                let done = catch_unwind(AssertUnwindSafe(|| shared.work(&work, &tree)));
                 if let Err(error) = done.unwrap_or_else(|_| Err(panicked())) {
                     shared.fail(error);
                 }
@@ -301,7 +297,7 @@ impl Shared {
     }
 
     /// What a thread does until nothing is left.
-    fn work(&self, work: &Work, tree: &Tree, ledger: &Mutex<Ledger>) -> Result<()> {
+    fn work(&self, work: &Work, tree: &Tree) -> Result<()> {
         let (mut buffer, mut cx, mut size) = (None, ReadContext::default(), RequestSize::default());
         loop {
             let task = work.next(size.blocks());
@@ -317,7 +313,7 @@ impl Shared {
             match task {
                 Task::Over => {}
                 Task::Open(number) => {
-                    let opened = self.open(tree, ledger, number, buffer);
+                    let opened = self.open(tree, number, buffer);
                     work.opened(opened.as_ref().ok().and_then(Option::as_ref));
                     opened?;
                 }
@@ -328,7 +324,7 @@ impl Shared {
                     self.fetched_bytes.fetch_add(came.fetched, Ordering::Relaxed);
                     self.done_bytes.fetch_add(came.resumed + came.fetched, Ordering::Relaxed);
                     if last {
-                        self.finish(tree, ledger, &part)?;
+                        self.finish(tree, &part)?;
                     }
                 }
             }
@@ -336,15 +332,9 @@ impl Shared {
     }
 
     /// Opens an item; none where that was all there was to do.
-    fn open(
-        &self,
-        tree: &Tree,
-        ledger: &Mutex<Ledger>,
-        number: usize,
-        buffer: &mut Region,
-    ) -> Result<Option<Arc<PartialFile>>> {
+    fn open(&self, tree: &Tree, number: usize, buffer: &mut Region) -> Result<Option<Arc<PartialFile>>> {
         let item = &self.items[number];
-        if self.is_there(tree, ledger, item, buffer)? {
+        if self.is_there(tree, item, buffer)? {
             self.done(number, item.bytes, How::Kept);
             return Ok(None);
         }
@@ -355,7 +345,7 @@ impl Shared {
             self.bytes.fetch_add(opened.bytes, Ordering::Relaxed);
             self.bytes.fetch_sub(item.bytes, Ordering::Relaxed);
         }
-        if self.is_there(tree, ledger, &opened, buffer)? {
+        if self.is_there(tree, &opened, buffer)? {
             self.done(number, opened.bytes, How::Kept);
             return Ok(None);
         }
@@ -364,38 +354,29 @@ impl Shared {
         }
         let part = Arc::new(PartialFile::begin(tree, number, item, object)?);
         if part.blocks() == 0 {
-            self.finish(tree, ledger, &part)?;
+            self.finish(tree, &part)?;
             return Ok(None);
         }
         Ok(Some(part))
     }
 
     /// Whether an item's file is there already. Reads it where only its bytes can tell.
-    fn is_there(
-        &self,
-        tree: &Tree,
-        ledger: &Mutex<Ledger>,
-        item: &Item,
-        buffer: &mut Region,
-    ) -> Result<bool> {
-        let directory = tree.directory_of(&item.path)?;
-        let Some(stat) = tree.stat(&directory, &item.path)? else { return Ok(false) };
-        let known = lock(ledger).holds(item, &stat);
-        let expected = match known {
+    fn is_there(&self, tree: &Tree, item: &Item, buffer: &mut Region) -> Result<bool> {
+        let (directory, known) = known(tree, item)?;
+        let map = match known {
             Known::Same => return Ok(true),
             Known::No => return Ok(false),
-            Known::If(checksum) => checksum,
+            Known::If(map) => map,
         };
-        let read = tree.checksum(&directory, &item.path, buffer.as_mut_slice(), || self.is_cancelled());
-        let Some((stat, _)) = read.filter(|(_, checksum)| *checksum == expected) else { return Ok(false) };
-        lock(ledger).add(&item.path, &item.identity, &stat, expected);
-        Ok(true)
+        let intact =
+            tree.compare(&directory, &item.path, &map, buffer.as_mut_slice(), || self.is_cancelled());
+        // A map that cannot be written to costs the next pull time, not this one its success.
+        Ok(intact.map(|stat| map.set_seal(ledger::times(&stat))).is_some())
     }
 
-    fn finish(&self, tree: &Tree, ledger: &Mutex<Ledger>, part: &PartialFile) -> Result<()> {
-        let stat = part.finish(tree)?;
+    fn finish(&self, tree: &Tree, part: &PartialFile) -> Result<()> {
+        part.finish(tree)?;
         let item = &self.items[part.item];
-        lock(ledger).add(&item.path, &part.identity(), &stat, part.checksum());
         let how = if part.resumed.load(Ordering::Relaxed) { How::Resumed } else { How::Pulled };
         // Its bytes were counted as they came.
         let file = PulledFile { path: item.path.clone(), bytes: part.object.bytes(), how };
@@ -407,6 +388,14 @@ impl Shared {
         self.done_bytes.fetch_add(bytes, Ordering::Relaxed);
         lock(&self.files)[number] = Some(PulledFile { path: self.items[number].path.clone(), bytes, how });
     }
+}
+
+/// The directory of an item's file, and what is known of the file if it is there.
+fn known(tree: &Tree, item: &Item) -> Result<(OwnedFd, Known)> {
+    let directory = tree.directory_of(&item.path)?;
+    let stat = tree.stat(&directory, &item.path)?;
+    let map = stat.and_then(|stat| Some((tree.map_of_pulled(&map_name(&item.path))?, stat)));
+    Ok((directory, map.map_or(Known::No, |(map, stat)| ledger::holds(map, item, &stat))))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -118,6 +118,25 @@ impl BlockMap {
         (0..self.blocks()).all(|block| self.get(block).is_some())
     }
 
+    /// What was said of the whole copy once it was complete.
+    pub(crate) fn seal(&self) -> Option<[i64; 4]> {
+        let mut seal = [0; 4];
+        for (number, part) in seal.iter_mut().enumerate() {
+            let mut word = [0; WORD as usize];
+            self.file.read_exact_at(&mut word, self.place(self.blocks() + number)).ok()?;
+            *part = i64::from_le_bytes(word);
+        }
+        Some(seal)
+    }
+
+    /// Says something of the whole copy, behind the last block's word.
+    ///
+    /// # Errors
+    /// What writing fails with.
+    pub(crate) fn set_seal(&self, seal: [i64; 4]) -> io::Result<()> {
+        self.file.write_all_at(&seal.map(i64::to_le_bytes).concat(), self.place(self.blocks()))
+    }
+
     /// Reads a block from `data` to `buffer`; `None` where it is not there. If its bytes are not those that were written,
     /// or cannot be read, it is not there from now on.
     ///

@@ -31,13 +31,8 @@ impl Router {
         }
     }
 
-    /// The same, keeping remote objects in a disk cache.
-    #[cfg(feature = "remote")]
-    pub fn with_disk_cache(cache: CachePolicy, disk_cache: super::DiskCache) -> Self {
-        Self::with_environment(cache, Some(disk_cache), super::Environment::of_process())
-    }
-
-    /// The same, with remote stores that are set up from `environment`.
+    /// The same, with remote stores that are set up from `environment`, and a disk cache in front of them if there is to be
+    /// one.
     #[cfg(feature = "remote")]
     pub fn with_environment(
         cache: CachePolicy,

@@ -4,12 +4,12 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
+use penstock::Result;
 use penstock::checkpoint::Checkpoint;
 use penstock::memory::Window;
 use penstock::pipeline::{Next, Session, Target};
 use penstock::plan::{Plan, Selection};
 use penstock::store::{Environment, ReadContext, RemoteStore, Store};
-use penstock::{ErrorKind, Result};
 use proptest::prelude::*;
 
 use super::cache::{BLOCK, Cached, check, flush, load as fill, overwrite};

@@ -1,14 +1,14 @@
 //! One disk cache for several processes: what one of them does to an entry harms no other's load.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use penstock::store::Store;
 use proptest::prelude::*;
 
-use super::cache::{BLOCK, Cached, check, flush, forge_complete, load, overwrite, partial};
+use super::cache::{BLOCK, Cached, check, flush, forge_complete, load, overwrite};
 use super::servers::http::Act;
 use super::{SIZE, content, read};
 

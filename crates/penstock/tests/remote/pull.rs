@@ -146,26 +146,6 @@ fn every_store_s_half_of_a_file_is_known_for_what_it_is() {
 }
 
 #[test]
-fn a_line_of_the_ledger_that_was_cut_off_costs_its_own_file_only() {
-    let server = Server::start(Source::default());
-    let (store, to) = (web_store(), tempfile::tempdir().unwrap());
-    let urls = [server.put("/%C3%A9.bin", b"one"), server.put("/other.bin", b"two")];
-    let all =
-        || urls.iter().flat_map(|url| how_of(&pull(&store, url, to.path()).unwrap())).collect::<Vec<_>>();
-    assert_eq!(all(), [How::Pulled, How::Pulled]);
-    let path = to.path().join(".penstock/pulled.jsonl");
-    let ledger = fs::read(&path).unwrap();
-    // In the middle of a character.
-    let cut = ledger.iter().position(|byte| *byte == 0xC3).unwrap() + 1;
-    let second = ledger.iter().position(|byte| *byte == b'\n').unwrap();
-    fs::write(&path, [&ledger[..cut], &ledger[second..]].concat()).unwrap();
-    assert_eq!(all(), [How::Pulled, How::Kept]);
-    fs::write(&path, &ledger[..cut]).unwrap();
-    assert_eq!(all(), [How::Pulled, How::Pulled]);
-    assert_eq!(all(), [How::Kept, How::Kept]);
-}
-
-#[test]
 fn one_object_becomes_one_file() {
     for server in servers::all() {
         let url = server.put("pull-one/m.safetensors", &content(1000));
