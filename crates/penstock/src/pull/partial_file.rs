@@ -18,7 +18,7 @@ use super::source::Item;
 use super::tree::Tree;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{CloseOnForkFile, Region};
-use crate::store::block_map::{BlockMap, checksum};
+use crate::store::block_map::{BlockMap, checksum, to_usize};
 use crate::store::{Identity, Object, ReadContext};
 
 /// Bytes of a block, which is kept if it has come whole. Also what is written at once: how long a pull that is stopped may
@@ -177,11 +177,6 @@ impl PartialFile {
 
 fn length(range: &Range<u64>) -> u64 {
     range.end - range.start
-}
-
-/// Lengths here are those of buffers.
-fn to_usize(n: u64) -> usize {
-    usize::try_from(n).unwrap_or(usize::MAX)
 }
 
 fn no_room(bytes: u64) -> Error {

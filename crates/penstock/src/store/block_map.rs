@@ -25,6 +25,11 @@ const WORD: u64 = 8;
 /// Magic, bytes of a block, bytes of the object, bytes of the name.
 const FIXED: u64 = 4 * WORD;
 
+/// Lengths here are lengths of memory that exists, so they fit.
+pub(crate) fn to_usize(n: u64) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
+
 /// The checksum of a block's bytes. Never zero, which stands for a missing block.
 pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes).max(1)
@@ -87,7 +92,7 @@ impl BlockMap {
 
     /// How many blocks the object has.
     pub(crate) fn blocks(&self) -> usize {
-        usize::try_from(self.bytes.div_ceil(self.block_bytes)).unwrap_or(usize::MAX)
+        to_usize(self.bytes.div_ceil(self.block_bytes))
     }
 
     /// The bytes of a block: all are equally long but the last.
@@ -150,7 +155,7 @@ impl BlockMap {
     ) -> io::Result<Option<&'a [u8]>> {
         let Some(expected) = self.get(block) else { return Ok(None) };
         let Range { start, end } = self.range(block);
-        let bytes = &mut buffer[..usize::try_from(end - start).unwrap_or(usize::MAX)];
+        let bytes = &mut buffer[..to_usize(end - start)];
         let read = data.read_exact_at(bytes, start);
         if read.is_ok() && checksum(bytes) == expected {
             return Ok(Some(bytes));

@@ -6,7 +6,7 @@
 //!
 //! * `local`: files. `remote`: object stores and HTTP servers. `disk_cache`: a store in front of the remote one.
 //! * `router`: which of them a location leads to. `location`: what can be said of one without asking anyone.
-//! * `block_map`: which blocks of a partial copy are there. `local_replica`: a file that stands for a remote object.
+//! * `block_map`: which blocks of a partial copy are there.
 //!
 //! Promises of every store, checked by one conformance suite (`tests/store_conformance.rs`):
 //! a read fills exactly the memory it was given or fails; it never writes outside of it; an object that changed
@@ -17,8 +17,6 @@ pub(crate) mod block_map;
 #[cfg(feature = "remote")]
 mod disk_cache;
 mod local;
-#[cfg(feature = "remote")]
-mod local_replica;
 mod location;
 #[cfg(feature = "remote")]
 mod remote;

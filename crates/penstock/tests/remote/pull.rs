@@ -53,10 +53,6 @@ fn how(pulled: &Pulled) -> Vec<(&str, How)> {
     pulled.files.iter().map(|file| (&*file.path, file.how)).collect()
 }
 
-fn how_of(pulled: &Pulled) -> Vec<How> {
-    pulled.files.iter().map(|file| file.how).collect()
-}
-
 /// Every file below a directory but the pull's own, with its bytes.
 fn files(below: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let mut found = Vec::new();

@@ -11,6 +11,7 @@ use super::entry::{BLOCK_BYTES, Entry};
 use super::writers::{BUFFER_BYTES, Writers};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileMapping, Window};
+use crate::store::block_map::to_usize;
 use crate::store::{Identity, Object, ReadContext, RemoteStore, Store};
 
 /// Blocks of the largest request.
@@ -299,9 +300,4 @@ impl Object for CachedObject {
         }
         self.remote.get().map_or(Ok(()), |remote| remote.verify_unchanged())
     }
-}
-
-/// Lengths here are lengths of memory that exists, so they fit.
-fn to_usize(n: u64) -> usize {
-    usize::try_from(n).unwrap_or(usize::MAX)
 }
