@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -85,7 +85,7 @@ struct Shared {
     store: RemoteStore,
     items: Vec<Item>,
     cancelled: AtomicBool,
-    work: Mutex<Option<Arc<Work>>>,
+    work: Work,
     failure: Mutex<Option<Error>>,
     files: Mutex<Vec<Option<PulledFile>>>,
     done_bytes: AtomicU64,
@@ -130,7 +130,7 @@ impl Pull {
             store: store.for_another_load(),
             items,
             cancelled: AtomicBool::new(false),
-            work: Mutex::default(),
+            work: Work::default(),
             failure: Mutex::default(),
             done_bytes: AtomicU64::new(0),
             fetched_bytes: AtomicU64::new(0),
@@ -138,10 +138,12 @@ impl Pull {
         let (sender, ended) = channel();
         let (working, destination) = (Arc::clone(&shared), destination.to_owned());
         let readers = readers.unwrap_or(READERS).clamp(1, crate::config::MAX_READERS);
-        let thread = start_thread("penstock-pull", move || {
+        let run = move || {
             let done = catch_unwind(AssertUnwindSafe(|| working.run(&destination, readers)));
             drop(sender.send(done.unwrap_or_else(|_| Err(panicked()))));
-        })?;
+        };
+        let thread = std::thread::Builder::new().name("penstock-pull".into()).spawn(run);
+        let thread = thread.map_err(|error| threads::not_started(&error))?;
         Ok(Self { shared, thread: Some(thread), ended: Some(ended), owner: Owner::current() })
     }
 
@@ -213,9 +215,7 @@ impl Shared {
     fn cancel(&self) {
         self.cancelled.store(true, Ordering::Release);
         self.store.interrupt();
-        if let Some(work) = &*lock(&self.work) {
-            work.end();
-        }
+        self.work.end();
     }
 
     fn fail(&self, error: Error) {
@@ -223,12 +223,9 @@ impl Shared {
         self.cancel();
     }
 
-    fn run(self: &Arc<Self>, destination: &Path, readers: usize) -> Result<Pulled> {
+    fn run(&self, destination: &Path, readers: usize) -> Result<Pulled> {
         let began = Instant::now();
-        let waits = |path: PathBuf| {
-            tracing::warn!(lock = %path.display(), "waiting for another pull to this directory to end");
-        };
-        let tree = Tree::open(destination, || self.is_cancelled(), waits)?;
+        let tree = Tree::open(destination, || self.is_cancelled())?;
         let Some(tree) = tree else { return Err(cancelled()) };
         let mut wanted = Vec::new();
         for (number, item) in self.items.iter().enumerate() {
@@ -252,30 +249,17 @@ impl Shared {
         let ends = wanted.clone();
         let blocks =
             wanted.iter().map(|number| 1 + self.items[*number].bytes / RequestSize::FIRST_BYTES).sum::<u64>();
-        let work = Arc::new(Work::of(wanted));
-        *lock(&self.work) = Some(Arc::clone(&work));
-        if self.is_cancelled() {
-            return Err(cancelled());
-        }
-        let tree = Arc::new(tree);
-        let count = readers.min(usize::try_from(blocks).unwrap_or(readers));
-        let mut threads = Vec::new();
-        for index in 0..count {
-            let (shared, work, tree) = (Arc::clone(self), Arc::clone(&work), Arc::clone(&tree));
-            let run = move || {
-                let done = catch_unwind(AssertUnwindSafe(|| shared.work(&work, &tree)));
-                if let Err(error) = done.unwrap_or_else(|_| Err(panicked())) {
-                    shared.fail(error);
-                }
-            };
-            match start_thread(&format!("penstock-{index}"), run) {
-                Ok(thread) => threads.push(thread),
-                Err(error) if threads.is_empty() => return Err(error),
-                Err(_) => break,
-            }
-        }
-        threads.into_iter().for_each(|thread| drop(thread.join()));
-        *lock(&self.work) = None;
+        self.work.begin(wanted);
+        let workers: Vec<_> = (0..readers.min(usize::try_from(blocks).unwrap_or(readers))).collect();
+        let work = |_: &usize| {
+            let done = catch_unwind(AssertUnwindSafe(|| self.work(&tree)));
+            done.unwrap_or_else(|_| Err(panicked())).or_else(|error| {
+                self.fail(error);
+                Ok(())
+            })
+        };
+        // The first failure is the pull's; those of other threads are of their being stopped.
+        let _ = threads::in_order(&workers, workers.len(), "penstock-pull", work);
         let failure = lock(&self.failure).take();
         if let Some(error) = failure {
             return Err(error);
@@ -297,10 +281,10 @@ impl Shared {
     }
 
     /// What a thread does until nothing is left.
-    fn work(&self, work: &Work, tree: &Tree) -> Result<()> {
+    fn work(&self, tree: &Tree) -> Result<()> {
         let (mut buffer, mut cx, mut size) = (None, ReadContext::default(), RequestSize::default());
         loop {
-            let task = work.next(size.blocks());
+            let task = self.work.next(size.blocks());
             if matches!(task, Task::Over) {
                 return Ok(());
             }
@@ -314,7 +298,7 @@ impl Shared {
                 Task::Over => {}
                 Task::Open(number) => {
                     let opened = self.open(tree, number, buffer);
-                    work.opened(opened.as_ref().ok().and_then(Option::as_ref));
+                    self.work.opened(opened.as_ref().ok().and_then(Option::as_ref));
                     opened?;
                 }
                 Task::Blocks(part, blocks) => {
@@ -400,13 +384,6 @@ fn known(tree: &Tree, item: &Item) -> Result<(OwnedFd, Known)> {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn start_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    std::thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(work)
-        .map_err(|error| threads::not_started(&error))
 }
 
 fn cancelled() -> Error {

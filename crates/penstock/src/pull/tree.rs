@@ -46,15 +46,11 @@ pub(super) struct Tree {
 
 impl Tree {
     /// Opens the directory at `path`, which is made where it is missing, and waits until no other pull uses it; `None`
-    /// where `is_cancelled` says so meanwhile. `waits` is called once if that takes long.
+    /// where `is_cancelled` says so meanwhile. If that takes long, it is said once.
     ///
     /// # Errors
     /// `Access` or `Storage` where it cannot be made or written to, or is a file.
-    pub(super) fn open(
-        path: &Path,
-        is_cancelled: impl Fn() -> bool,
-        waits: impl Fn(PathBuf),
-    ) -> Result<Option<Self>> {
+    pub(super) fn open(path: &Path, is_cancelled: impl Fn() -> bool) -> Result<Option<Self>> {
         let failed = |action: &str, error: io::Error| {
             Error::from_io(action, &error)
                 .object(path.display().to_string())
@@ -87,7 +83,8 @@ impl Tree {
                 Err(_) => break,
             }
             if notice.take_if(|due| Instant::now() >= *due).is_some() {
-                waits(path.join(STATE).join("lock"));
+                let lock = path.join(STATE).join("lock");
+                tracing::warn!(lock = %lock.display(), "waiting for another pull to this directory to end");
             }
         }
         Ok(Some(Self { path: path.to_owned(), root, state, parts, _lock: lock }))

@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use super::entry::{BLOCK_BYTES, Entry};
 use super::writers::{BUFFER_BYTES, Writers};
@@ -14,6 +15,9 @@ use crate::memory::{FileMapping, Window};
 use crate::store::block_map::to_usize;
 use crate::store::{Identity, Object, ReadContext, RemoteStore, Store};
 
+/// What part of the time that bytes took to come a reader waits for a buffer at most. Readers come in bursts, and a disk
+/// that is fast enough on the whole should not miss any of one.
+const PATIENCE: u32 = 25;
 /// Blocks of the largest request.
 const MOST_BLOCKS: usize = BUFFER_BYTES / BLOCK_BYTES as usize;
 
@@ -146,7 +150,8 @@ impl CachedObject {
         self.fetch(entry, missing, into, cx)
     }
 
-    /// Asks for blocks with one request, for what of them goes to the windows, and has them written.
+    /// Asks for blocks with one request, to the windows, and has them written with what lies between those.
+    #[allow(unsafe_code)]
     fn fetch(
         &self,
         entry: &Arc<Entry>,
@@ -157,18 +162,30 @@ impl CachedObject {
         if blocks.is_empty() {
             return Ok(());
         }
-        let (range, remote, writers) = (entry.range(&blocks), self.remote()?, Writers::of_process());
-        let Some(mut buffer) = writers.buffer().filter(|_| entry.is_writable()) else {
-            entry.note(match entry.is_writable() {
-                true => "the disk cache could not keep up: what it left out is kept by the next load".into(),
-                false => "the disk cache cannot be written to: what it lacks is not kept".into(),
-            });
-            return remote.read_scattered(&mut parts(&range, into).collect::<Vec<_>>(), cx);
+        let range = entry.range(&blocks);
+        let mut between = gaps(&range, into);
+        // They are read again right after.
+        let mut all: Vec<_> = parts(&range, into).map(|(at, part)| (at, part.temporal())).collect();
+        all.extend(between.iter_mut().map(|(at, gap)| (*at, Window::from_slice(gap))));
+        all.sort_by_key(|(at, _)| *at);
+        let began = Instant::now();
+        self.remote()?.read_scattered(&mut all, cx)?;
+        if !entry.is_writable() {
+            entry.note("the disk cache cannot be written to: what it lacks is not kept".into());
+            return Ok(());
+        }
+        let writers = Writers::of_process();
+        let Some(mut buffer) = writers.buffer(began.elapsed() / PATIENCE) else {
+            entry.note("the disk cache could not keep up: what it left out is kept by the next load".into());
+            return Ok(());
         };
-        let bytes = buffer.bytes(to_usize(range.end - range.start));
-        remote.read_into(range.start, Window::from_slice(bytes), cx)?;
-        copy(range.start, bytes, into);
-        let len = bytes.len();
+        let len = to_usize(range.end - range.start);
+        for (at, part) in &all {
+            // SAFETY: the read has just filled this window, which is still ours alone.
+            let came = unsafe { part.assume_filled(0, part.len()) };
+            let from = to_usize(at - range.start);
+            buffer.bytes(len)[from..from + came.len()].copy_from_slice(came);
+        }
         writers.write(entry, blocks.start, buffer, len);
         Ok(())
     }
@@ -184,6 +201,19 @@ fn parts<'a>(
         let (from, to) = (start.max(*offset), end.min(*offset + window.len() as u64));
         (from < to).then(|| (from, window.part(to_usize(from - *offset), to_usize(to - from))))
     })
+}
+
+/// Room for what of `range` no window is filled from.
+fn gaps(range: &Range<u64>, into: &mut [(u64, Window<'_>)]) -> Vec<(u64, Vec<u8>)> {
+    let mut at = range.start;
+    let mut ends: Vec<_> = parts(range, into).map(|(at, part)| at..at + part.len() as u64).collect();
+    ends.push(range.end..range.end);
+    let between = ends.into_iter().filter_map(|part| {
+        let gap = at..part.start;
+        at = part.end;
+        (!gap.is_empty()).then(|| (gap.start, vec![0; to_usize(gap.end - gap.start)]))
+    });
+    between.collect()
 }
 
 /// Copies to the windows what they want of `bytes`, which begin at `start`.
@@ -228,16 +258,15 @@ impl Object for CachedObject {
         }
         // What was said of the remote object does not hold for the file.
         cx.cached = None;
-        let end = |(at, window): &(u64, Window<'_>)| at.checked_add(window.len() as u64);
-        let last = into.iter().map(end).try_fold(0, |last, end| Some(end?.max(last)));
-        let begin = into.iter().map(|(at, _)| *at).min().unwrap_or(0);
-        match (&self.entry, last.filter(|last| *last <= self.bytes)) {
-            (_, Some(last)) if last <= begin => Ok(()),
-            (Ok(entry), Some(last)) => {
+        let end = |(at, window): &(u64, Window<'_>)| at.saturating_add(window.len() as u64);
+        let (Some((begin, _)), Some(last)) = (into.first(), into.last()) else { return Ok(()) };
+        let (begin, last) = (*begin, end(last));
+        match &self.entry {
+            // Where windows lie outside of the object, or are not as was promised, that says what is wrong.
+            Ok(entry) if last <= self.bytes && into.is_sorted_by(|one, next| end(one) <= next.0) => {
                 let blocks = to_usize(begin / BLOCK_BYTES)..to_usize(last.div_ceil(BLOCK_BYTES));
                 self.read_blocks(entry, blocks, into, cx)
             }
-            // Where it lies outside of the object, that says what is wrong.
             _ => self.remote()?.read_scattered(into, cx),
         }
     }

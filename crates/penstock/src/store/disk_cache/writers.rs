@@ -1,7 +1,7 @@
 //! The threads of the process that write to disk caches.
 //!
-//! Whoever reads does so to a buffer, takes what it wants from there, and hands the buffer on. There are so many buffers
-//! and no more; where none is free, the bytes are not kept. Threads come with the work and go when there is none left. They
+//! Whoever reads copies its bytes to a buffer and goes on. There are so many buffers and no more; where none becomes free in
+//! the moment that a reader may wait, the bytes are not kept. Threads come with the work and go when there is none left. They
 //! belong to the process: a child after `fork` has none of them, and begins anew.
 
 use std::collections::VecDeque;
@@ -14,8 +14,8 @@ use crate::memory::{PerProcess, Region};
 
 /// Bytes of a buffer: what a load asks an object store for at once.
 pub(super) const BUFFER_BYTES: usize = 8 << 20;
-/// Buffers of the process: 512 MiB, half of which is what all readers of a load may bring at the same moment.
-const MOST_BUFFERS: usize = 64;
+/// Buffers of the process: 256 MiB wait for the disk at most.
+const MOST_BUFFERS: usize = 32;
 /// Threads that write at once: enough for any disk, with writes of this size.
 const MOST_THREADS: usize = 4;
 
@@ -45,6 +45,7 @@ impl Drop for Buffer {
         let mut state = self.writers.lock();
         state.free.extend(self.region.take());
         state.rest();
+        self.writers.changed.notify_all();
     }
 }
 
@@ -71,7 +72,8 @@ impl State {
 #[derive(Default)]
 pub(super) struct Writers {
     state: Mutex<State>,
-    ended: Condvar,
+    /// Notified when a buffer becomes free, and when a thread ends.
+    changed: Condvar,
 }
 
 static WRITERS: PerProcess<Writers> = PerProcess::new();
@@ -86,9 +88,11 @@ impl Writers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A buffer, if one is free.
-    pub(super) fn buffer(&'static self) -> Option<Buffer> {
-        let mut state = self.lock();
+    /// A buffer, if one becomes free within `patience`.
+    pub(super) fn buffer(&'static self, patience: Duration) -> Option<Buffer> {
+        let none = |state: &mut State| state.free.is_empty() && state.buffers == MOST_BUFFERS;
+        let waited = self.changed.wait_timeout_while(self.lock(), patience, none);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         let mut free = state.free.pop();
         if free.is_none() && state.buffers < MOST_BUFFERS {
             free = Region::reserve(BUFFER_BYTES).ok();
@@ -123,7 +127,7 @@ impl Writers {
             let jobs = if state.threads == 0 { std::mem::take(&mut state.jobs) } else { VecDeque::new() };
             drop(state);
             drop(jobs);
-            self.ended.notify_all();
+            self.changed.notify_all();
         }
     }
 
@@ -143,13 +147,13 @@ impl Writers {
         state.threads -= 1;
         state.rest();
         drop(state);
-        self.ended.notify_all();
+        self.changed.notify_all();
     }
 
     /// Waits until nothing is left to do; false where that takes longer.
     pub(super) fn flush(&self, timeout: Duration) -> bool {
         let is_busy = |state: &mut State| state.threads > 0;
-        let waited = self.ended.wait_timeout_while(self.lock(), timeout, is_busy);
+        let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_busy);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 }
