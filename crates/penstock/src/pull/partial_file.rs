@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FallocateFlags, fallocate, fdatasync};
+use rustix::fs::{FallocateFlags, fallocate, fdatasync, fsync};
 use rustix::io::Errno;
 
 use super::ledger::times;
@@ -167,6 +167,7 @@ impl PartialFile {
         // Before its name: after a power failure there is a whole file of that name or none.
         fdatasync(&self.file).map_err(failed)?;
         tree.finish(&self.name, &self.directory, &self.path)?;
+        let _ = fsync(&self.directory);
         let stat = rustix::fs::fstat(&self.file).map_err(failed)?;
         if self.map.set_seal(times(&stat)).is_ok() {
             tree.keep_map(&map_name(&self.path));

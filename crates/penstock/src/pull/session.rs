@@ -3,7 +3,7 @@
 //! A child after `fork` has a copy of the pull but none of its threads: its copy can be dropped, and refuses to be waited
 //! for.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -246,7 +246,6 @@ impl Shared {
                 "Free some space, or pull to another disk. What came of earlier pulls is in .penstock there",
             ));
         }
-        let ends = wanted.clone();
         let blocks =
             wanted.iter().map(|number| 1 + self.items[*number].bytes / RequestSize::FIRST_BYTES).sum::<u64>();
         self.work.begin(wanted);
@@ -267,12 +266,6 @@ impl Shared {
         if self.is_cancelled() {
             return Err(cancelled());
         }
-        let parents: BTreeSet<_> = ends
-            .iter()
-            .map(|number| &*self.items[*number].path)
-            .map(|path| &path[..path.rfind('/').map_or(0, |at| at + 1)])
-            .collect();
-        parents.into_iter().for_each(|parent| tree.sync_directory(parent));
         Ok(Pulled {
             files: lock(&self.files).iter().flatten().cloned().collect(),
             fetched_bytes: self.fetched_bytes.load(Ordering::Relaxed),

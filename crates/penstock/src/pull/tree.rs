@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, fstatvfs, fsync, mkdirat,
-    openat, renameat, statat,
+    AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, fstatvfs, mkdirat, openat,
+    renameat, statat,
 };
 use rustix::io::Errno;
 
@@ -189,13 +189,6 @@ impl Tree {
                 _ => error.remedy("Move away what is in the way"),
             }
         })
-    }
-
-    /// Has the names in the directory of `path` survive a power failure.
-    pub(super) fn sync_directory(&self, path: &str) {
-        if let Ok(directory) = self.directory_of(path) {
-            let _ = fsync(directory);
-        }
     }
 
     /// What partial files take on the disk already, in bytes.

@@ -230,6 +230,12 @@ impl Entry {
     }
 
     /// Makes it complete, if all of it is there and nobody else may write to it.
+    pub(super) fn close(self) {
+        if let Err(error) = self.complete() {
+            tracing::warn!(entry = %self.path.display(), %error, "an entry of the disk cache could not be made complete");
+        }
+    }
+
     fn complete(&self) -> io::Result<()> {
         let is_ours = self.is_writable()
             && self.map.is_whole()
@@ -248,14 +254,6 @@ impl Entry {
         let _ = fs::remove_file(&mark);
         open(&mark, OpenOptions::new().write(true).create_new(true).mode(FILE))?
             .write_all(described(&is).as_bytes())
-    }
-}
-
-impl Drop for Entry {
-    fn drop(&mut self) {
-        if let Err(error) = self.complete() {
-            tracing::warn!(entry = %self.path.display(), %error, "an entry of the disk cache could not be made complete");
-        }
     }
 }
 

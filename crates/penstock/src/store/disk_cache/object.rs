@@ -226,11 +226,10 @@ fn copy(start: u64, bytes: &[u8], into: &mut [(u64, Window<'_>)]) {
 
 impl Drop for CachedObject {
     fn drop(&mut self) {
-        // Making it complete takes its time.
-        if let Ok(entry) = &self.entry
+        if let Ok(entry) = std::mem::replace(&mut self.entry, Err(String::new()))
             && !entry.is_complete()
         {
-            Writers::of_process().leave(Arc::clone(entry));
+            Writers::of_process().leave(entry);
         }
     }
 }

@@ -19,7 +19,7 @@ const MOST_BUFFERS: usize = 32;
 /// Threads that write at once: enough for any disk, with writes of this size.
 const MOST_THREADS: usize = 4;
 
-/// Bytes of consecutive blocks, or none: then a thread only drops the entry, as making it complete takes its time.
+/// Bytes of consecutive blocks, or none. After the last use of an entry it is made complete, which takes its time.
 struct Job {
     entry: Arc<Entry>,
     first: usize,
@@ -140,6 +140,9 @@ impl Writers {
                 let Job { entry, first, len, buffer } = job;
                 if let Some(mut buffer) = buffer {
                     entry.write(first, buffer.bytes(len));
+                }
+                if let Some(entry) = Arc::into_inner(entry) {
+                    entry.close();
                 }
             }));
             state = self.lock();
