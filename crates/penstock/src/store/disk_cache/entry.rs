@@ -12,7 +12,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::ops::Range;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -23,7 +23,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::key::Key;
-use crate::memory::CloseOnForkFile;
+use crate::memory::{CloseOnForkFile, PAGE};
 use crate::store::block_map::{BlockMap, checksum};
 
 /// Bytes of a block. No more than what the request that opens an object brings, so that the first block, in which
@@ -43,6 +43,8 @@ pub(super) struct Entry {
     pub(super) label: String,
     map: BlockMap,
     data: CloseOnForkFile,
+    /// The same file for writing past the page cache, where the file system can.
+    direct: Option<File>,
     pub(super) bytes: u64,
     /// Size and modification time of the data, where it was complete when it was opened.
     complete: Option<(u64, i64, i64)>,
@@ -104,13 +106,17 @@ impl Entry {
             let _ = flock(&*data, FlockOperation::Unlock);
         }
         let (map, _) = BlockMap::open(map, &label, bytes, BLOCK_BYTES).ok()?;
+        let is_writable = is_writable && complete.is_none();
+        let mut how = OpenOptions::new();
+        how.write(true).custom_flags(libc::O_DIRECT | libc::O_NOFOLLOW | libc::O_CLOEXEC);
         Some(Self {
+            direct: is_writable.then(|| how.open(path.join("data")).ok()).flatten(),
             path: path.to_owned(),
             label,
             map,
             data,
             bytes,
-            is_writable: AtomicBool::new(is_writable && complete.is_none()),
+            is_writable: AtomicBool::new(is_writable),
             complete,
             note: Mutex::default(),
         })
@@ -180,21 +186,31 @@ impl Entry {
         self.is_writable.load(Ordering::Relaxed)
     }
 
-    /// Writes consecutive blocks, of which `bytes` are all bytes. What another process has brought meanwhile stays.
+    /// Writes consecutive blocks, of which `bytes` are all bytes, unless another process was quicker.
     pub(super) fn write(&self, first: usize, bytes: &[u8]) {
-        for (block, bytes) in (first..).zip(bytes.chunks(BLOCK_BYTES as usize)) {
-            if self.has(block) || !self.is_writable() {
-                continue;
-            }
-            if let Err(error) = self.map.write(&self.data, block, bytes) {
-                self.is_writable.store(false, Ordering::Relaxed);
-                let why = match error.raw_os_error() {
-                    Some(libc::ENOSPC | libc::EDQUOT) => "the disk is full".to_owned(),
-                    _ => error.to_string(),
-                };
-                self.note(format!("the disk cache could not be written to ({}): {why}", self.place()));
-            }
+        let blocks = first..first + bytes.len().div_ceil(BLOCK_BYTES as usize);
+        if !self.is_writable() || blocks.clone().all(|block| self.has(block)) {
+            return;
         }
+        if let Err(error) = self.try_write(blocks, bytes) {
+            self.is_writable.store(false, Ordering::Relaxed);
+            let why = match error.raw_os_error() {
+                Some(libc::ENOSPC | libc::EDQUOT) => "the disk is full".to_owned(),
+                _ => error.to_string(),
+            };
+            self.note(format!("the disk cache could not be written to ({}): {why}", self.place()));
+        }
+    }
+
+    fn try_write(&self, blocks: Range<usize>, bytes: &[u8]) -> io::Result<()> {
+        let (start, pages) = (self.range(&blocks).start, bytes.len() / PAGE * PAGE);
+        // Where that is refused, it is written through the page cache, which says what is wrong.
+        let direct =
+            self.direct.as_ref().filter(|direct| direct.write_all_at(&bytes[..pages], start).is_ok());
+        let written = direct.map_or(0, |_| pages);
+        self.data.write_all_at(&bytes[written..], start + written as u64)?;
+        let mut sums = blocks.zip(bytes.chunks(BLOCK_BYTES as usize));
+        sums.try_for_each(|(block, bytes)| self.map.set(block, checksum(bytes)))
     }
 
     /// Has the bytes compared with their checksums by whoever uses the entry next.

@@ -105,7 +105,7 @@ impl CachedObject {
     }
 
     /// What `read` reads from the file, where there is one that can be read.
-    fn from_file<T>(&self, read: impl FnOnce(&dyn Object) -> Result<T>) -> Option<T> {
+    fn read_file<T>(&self, read: impl FnOnce(&dyn Object) -> Result<T>) -> Option<T> {
         let done = read(&**self.file()?);
         done.inspect_err(|error| {
             let _ = self.file_failed.set(());
@@ -252,7 +252,7 @@ impl Object for CachedObject {
     }
 
     fn read_scattered(&self, into: &mut [(u64, Window<'_>)], cx: &mut ReadContext) -> Result<()> {
-        if self.from_file(|file| file.read_scattered(into, cx)).is_some() {
+        if self.read_file(|file| file.read_scattered(into, cx)).is_some() {
             return Ok(());
         }
         // What was said of the remote object does not hold for the file.
@@ -282,7 +282,7 @@ impl Object for CachedObject {
     ) -> Result<usize> {
         let len = buffer.len();
         let whole = buffer.part(0, len);
-        if let Some(start) = self.from_file(|file| file.read_to_staging(range.clone(), whole, cx)) {
+        if let Some(start) = self.read_file(|file| file.read_to_staging(range.clone(), whole, cx)) {
             return Ok(start);
         }
         let len = to_usize(range.end - range.start);
