@@ -105,7 +105,7 @@ impl PartialFile {
         let (count, mut came) = (blocks.len(), Came::default());
         let mut missing = blocks.start..blocks.start;
         for block in blocks {
-            if self.is_there(block, buffer) {
+            if let Ok(Some(_)) = self.map.read(&self.file, block, buffer.as_mut_slice()) {
                 self.fetch(tree, missing, buffer, cx, is_cancelled, &mut came)?;
                 came.resumed += length(&self.map.range(block));
                 missing = block + 1..block + 1;
@@ -118,11 +118,6 @@ impl PartialFile {
             self.resumed.store(true, Ordering::Relaxed);
         }
         Ok((came, self.missing.fetch_sub(count, Ordering::AcqRel) == count))
-    }
-
-    /// Whether a pull before left the block, and its bytes are those that it left.
-    fn is_there(&self, block: usize, buffer: &mut Region) -> bool {
-        matches!(self.map.read(&self.file, block, buffer.as_mut_slice()), Ok(Some(_)))
     }
 
     fn fetch(

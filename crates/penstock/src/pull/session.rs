@@ -225,8 +225,7 @@ impl Shared {
 
     fn run(&self, destination: &Path, readers: usize) -> Result<Pulled> {
         let began = Instant::now();
-        let tree = Tree::open(destination, || self.is_cancelled())?;
-        let Some(tree) = tree else { return Err(cancelled()) };
+        let Some(tree) = Tree::open(destination, || self.is_cancelled())? else { return Err(cancelled()) };
         let mut wanted = Vec::new();
         for (number, item) in self.items.iter().enumerate() {
             match known(&tree, item)? {

@@ -266,8 +266,8 @@ impl Entry {
         }
         // All of it, times included: after a power failure the file is what the mark says, or is not taken for it.
         self.data.sync_all()?;
+        self.doubt();
         let mark = self.path.join("complete");
-        let _ = fs::remove_file(&mark);
         open(&mark, OpenOptions::new().write(true).create_new(true).mode(FILE))?
             .write_all(described(&is).as_bytes())
     }
