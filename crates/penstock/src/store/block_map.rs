@@ -118,11 +118,6 @@ impl BlockMap {
         self.first_word + block as u64 * WORD
     }
 
-    /// Whether all blocks are there.
-    pub(crate) fn is_whole(&self) -> bool {
-        (0..self.blocks()).all(|block| self.get(block).is_some())
-    }
-
     /// What was said of the whole copy once it was complete.
     pub(crate) fn seal(&self) -> Option<[i64; 4]> {
         let mut seal = [0; 4];

@@ -254,7 +254,7 @@ impl Entry {
 
     fn complete(&self) -> io::Result<()> {
         let is_ours = self.is_writable()
-            && self.map.is_whole()
+            && self.cached_bytes() == self.bytes
             && lock(&self.data, FlockOperation::NonBlockingLockExclusive);
         if !is_ours {
             return Ok(());
