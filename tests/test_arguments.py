@@ -65,11 +65,6 @@ class TestPaths:
         assert all(Path(path).is_file() for path, _ in ckpt.files)
         assert ckpt.storage
 
-    @pytest.mark.parametrize("pattern", ["mod*/*.safetensors", f"{ODD}/*-?.safetensors", "**/*.safetensors"])
-    def test_globs_match_names_that_are_not_utf8(self, odd: tuple[Path, dict[str, Raw]], pattern: str) -> None:
-        directory, tensors = odd
-        assert sorted(penstock.open(directory.parent / pattern)) == sorted(tensors)
-
     def test_an_index_in_a_directory_whose_name_is_not_utf8(self, odd: tuple[Path, dict[str, Raw]]) -> None:
         directory, tensors = odd
         shutil.copy(directory / f"{ODD}-a.safetensors", directory / "plain.safetensors")
@@ -150,11 +145,10 @@ class TestPaths:
         with pytest.raises(penstock.ConfigError, match=r"path(\[\d\])? must be a path or a URL"):
             penstock.open(given)
 
-    def test_open_files_are_answered_with_their_path(self, tmp_path: Path) -> None:
+    def test_open_files_are_refused(self, tmp_path: Path) -> None:
         path = write_raw(tmp_path / "m.safetensors", {})
-        with path.open("rb") as file, pytest.raises(penstock.ConfigError, match="BufferedReader") as raised:
+        with path.open("rb") as file, pytest.raises(penstock.ConfigError, match="BufferedReader"):
             penstock.open(file)  # type: ignore[arg-type]
-        assert str(path) in str(raised.value.remedy)
         with pytest.raises(penstock.ConfigError, match="BytesIO"):
             penstock.open(io.BytesIO())  # type: ignore[arg-type]
 
@@ -173,16 +167,6 @@ class TestPaths:
             penstock.open(given)
         assert str(raised.value.remedy).endswith(f"Write {meant}")
         assert "sig=1" not in str(raised.value)
-
-    @pytest.mark.parametrize(
-        ("given", "meant"),
-        [("hf://gpt2", "hf://openai-community/gpt2"), ("hf://gpt2/model.safetensors",
-          "hf://openai-community/gpt2/model.safetensors"), ("hf://mymodel", "hf://ORGANISATION/mymodel")],
-    )  # fmt: skip
-    def test_a_hub_name_of_one_part_is_answered_with_the_name_in_full(self, given: str, meant: str) -> None:
-        with pytest.raises(penstock.LocationNotFoundError) as raised:
-            penstock.open(given)
-        assert meant in str(raised.value.remedy)
 
 
 @pytest.fixture
@@ -273,7 +257,7 @@ class TestConfig:
 
 
 class TestConversion:
-    """Dtypes and devices: what is none is named, with the one that was meant."""
+    """Dtypes and devices: what is none is named, with those that there are."""
 
     @pytest.mark.parametrize("framework", ["pt", "np"])
     @pytest.mark.parametrize(
@@ -332,7 +316,7 @@ class TestConversion:
 
     @pytest.mark.parametrize(
         ("device", "meant"),
-        [("gpu", "'cuda'"), ("cuda:x", "'cuda:0'"), ("GPU:1", "'cuda:1'"), ("CUDA", "'cuda'"), ("host", "'cpu'"),
+        [("gpu", "'cuda'"), ("CUDA", "'cuda'"), ("host", "'cpu'"),
          ("nonsense", "'cuda:N'"), (True, "'cuda:N'"), (None, "'cuda:N'")],
     )  # fmt: skip
     def test_a_device_that_is_none(self, ckpt: penstock.Checkpoint, device: Any, meant: str) -> None:

@@ -118,33 +118,17 @@ def test_an_empty_location_is_said_to_be_empty(given: Any) -> None:
     assert raised.value.code == "not_found"
 
 
-def test_what_to_give_instead_of_nothing_is_of_that_argument(tmp_path: Path) -> None:
-    with pytest.raises(
-        penstock.LocationNotFoundError, match=r"^dst is empty: it names no directory\. Give the directory"
-    ):
+def test_an_empty_argument_is_named(tmp_path: Path) -> None:
+    with pytest.raises(penstock.LocationNotFoundError, match=r"^dst is empty"):
         penstock.pull("s3://bucket/model/", " ")
-    with pytest.raises(
-        penstock.LocationNotFoundError, match=r"^url is empty: it names no URL\. Give a URL such as s3://"
-    ):
+    with pytest.raises(penstock.LocationNotFoundError, match=r"^url is empty"):
         penstock.pull("", tmp_path)
-    with pytest.raises(
-        penstock.LocationNotFoundError, match=r"^cache_dir is empty: it names no directory\. Give a dir"
-    ):
+    with pytest.raises(penstock.LocationNotFoundError, match=r"^cache_dir is empty"):
         penstock.open(tmp_path, cache_dir="\t")
 
 
-def test_a_slip_in_a_path_says_what_may_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "models" / "llama").mkdir(parents=True)
-    write_raw(tmp_path / "models" / "llama" / "model.safetensors", {"a": Raw("U8", (1,), b"1")})
+def test_a_models_name_is_answered_with_its_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for typed, meant in (
-        ("modles/llama", "models"),
-        ("models/lama", "models/llama"),
-        ("models/llama/modle.safetensors", "models/llama/model.safetensors"),
-    ):
-        with pytest.raises(penstock.LocationNotFoundError) as raised:
-            penstock.open(typed)
-        assert f"Did you mean {tmp_path}/{meant}?" in str(raised.value)
     with pytest.raises(penstock.LocationNotFoundError, match="write hf://meta-llama/Llama-3; else"):
         penstock.open("meta-llama/Llama-3")
 
@@ -256,22 +240,6 @@ def test_a_hundred_thousand_tensors_open(tmp_path: Path) -> None:
     began = time.perf_counter()
     assert len(penstock.open(path)) == 100_000
     assert time.perf_counter() - began < 5  # a hang or a quadratic step, not a slow machine
-
-
-def test_a_hub_cache_is_opened_by_its_model(tmp_path: Path) -> None:
-    model = tmp_path / "models--org--name"
-    snapshot = model / "snapshots" / "0123abcd"
-    (model / "blobs").mkdir(parents=True)
-    snapshot.mkdir(parents=True)
-    write_raw(model / "blobs" / "f00", {"w": Raw("U8", (1,), b"1")})
-    (snapshot / "model.safetensors").symlink_to("../../blobs/f00")
-    assert list(penstock.open(model)) == ["w"]
-    (model / "refs").mkdir()
-    (model / "refs" / "main").write_text("0123abcd")
-    assert list(penstock.open(model)) == ["w"]
-    (model / "refs" / "main").write_text("../../..")
-    with pytest.raises(penstock.LocationNotFoundError, match="revision"):
-        penstock.open(model)
 
 
 def test_a_file_url_is_a_path(tmp_path: Path) -> None:

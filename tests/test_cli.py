@@ -334,7 +334,7 @@ class TestFailures:
             (["inspect", tmp_path / "none"], 3, "none"),
             (["inspect", tmp_path / "empty"], 3, "empty"),
             (["load", single, "--framework", "np", "--names", "nope"], 8, "nope"),
-            (["load", single, "--device", "gpu"], 2, "Did you mean cuda?"),
+            (["load", single, "--device", "gpu"], 2, "Give cpu or cuda:N"),
             (["inspect", single, "--sort", "nope"], 2, "'nope' is not one of name, offset, size"),
             (["inspect", single, "--filter", "nope*"], 8, "nope*"),
             (["pull", tmp_path, tmp_path / "to"], 2, "not a URL"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
-import os
 import re
 import shutil
 import signal
@@ -179,46 +178,6 @@ def test_without_a_cache_nothing_of_it_is_there(model: Model) -> None:
     before = threads()
     penstock.open(model.url).load(framework="np")
     assert not [name for task, name in threads().items() if task not in before and "cache" in name]
-
-
-KILLED = """
-import os, signal, sys, time
-import penstock
-
-url, cache = sys.argv[1:]
-stream = penstock.open(url, cache_dir=cache).stream(framework="np")
-next(iter(stream))
-child = os.fork()
-if not child:
-    time.sleep(120)
-    os._exit(0)
-print(child, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_child_that_outlives_a_killed_load_keeps_no_entry_locked(model: Model, tmp_path: Path) -> None:
-    """What it held in common with its parent would otherwise stay for as long as the child lives."""
-    model.load()
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, model.url, str(model.cache)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    with process.stdout:
-        child = int(process.stdout.readline())
-    try:
-        process.wait(60)
-        (entry,) = (entry for entry in model.cache.glob("*/*") if entry.is_dir())
-        # Room for one: the other has to go.
-        other = model.url.replace("m.safetensors", "other.safetensors")
-        model.remote.put("other.safetensors", model.body)
-        ckpt = penstock.open(other, cache_dir=model.cache, cache_bytes=int(1.5 * len(model.body)))
-        ckpt.load(framework="np")
-        assert ckpt.stats is not None
-        assert not ckpt.stats.notes, ckpt.stats.notes
-        assert not entry.exists()
-    finally:
-        os.kill(child, signal.SIGKILL)
 
 
 def test_a_directory_that_cannot_be_written_to_is_read(model: Model, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""diffusers: pipelines, models, single files and LoRA are what its own loaders make of the same files."""
+"""diffusers: pipelines and models are what its own loaders make of the same files."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
-from penstock.integrations.diffusers import arguments, from_pretrained, from_single_file, load_lora_weights
+from penstock.integrations.diffusers import arguments, from_pretrained
 from penstock.integrations.diffusers import pipelines as engine
-from penstock.pulling import Pulled, PulledFile
 from tiny_models import QUIET, assert_same_model, bits, randomise
 
 pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings(*QUIET)]
@@ -348,27 +347,6 @@ def test_a_device_map_of_one_device_is_that_device(tmp_path: Path, given: Any) -
         from_pretrained(diffusers.AutoencoderKL, tmp_path / "m", device_map=given)
 
 
-# ---- single files
-
-
-@pytest.mark.parametrize("wanted", [None, torch.bfloat16])
-def test_a_model_comes_from_one_file_as_diffusers_makes_it(tmp_path: Path, wanted: Any) -> None:
-    randomise(vae()).save_pretrained(tmp_path / "m")
-    file = tmp_path / "m" / "diffusion_pytorch_model.safetensors"
-    options = {} if wanted is None else {DTYPE: wanted}
-    theirs = diffusers.AutoencoderKL.from_single_file(str(file), config=str(tmp_path / "m"), **options)
-    ours = from_single_file(diffusers.AutoencoderKL, file, config=str(tmp_path / "m"), dtype=wanted)
-    assert_same_model(ours, theirs)
-
-
-def test_pipelines_of_single_files_are_local(tmp_path: Path) -> None:
-    with pytest.raises(penstock.ConfigError, match="single local files"):
-        from_single_file(diffusers.StableDiffusionPipeline, "s3://bucket/sd.safetensors")
-
-
-# ---- LoRA
-
-
 @pytest.fixture
 def lora(pipeline: Path, tmp_path: Path) -> Path:
     """A LoRA whose ``lora_alpha`` is not its rank, which only its file's metadata says."""
@@ -381,36 +359,6 @@ def lora(pipeline: Path, tmp_path: Path) -> Path:
         tmp_path / "lora", unet_lora_layers=state, unet_lora_adapter_metadata=config.to_dict()
     )
     return tmp_path / "lora"
-
-
-@pytest.mark.parametrize("given", ["directory", "file", "name in a directory"])
-def test_a_lora_is_added_as_diffusers_adds_it(pipeline: Path, lora: Path, given: str) -> None:
-    name = "pytorch_lora_weights.safetensors"
-    ours, theirs = (diffusers.StableDiffusionPipeline.from_pretrained(str(pipeline)) for _ in range(2))
-    theirs.load_lora_weights(lora, adapter_name="x")
-    path = lora / name if given == "file" else lora
-    load_lora_weights(ours, path, adapter_name="x", weight_name=name if "name" in given else None)
-    assert_same_pipeline(ours, theirs)
-    assert not torch.equal(image(ours), image(diffusers.StableDiffusionPipeline.from_pretrained(str(pipeline))))
-
-
-def test_a_lora_from_elsewhere_keeps_the_settings_of_its_metadata(
-    pipeline: Path, lora: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours, theirs = (diffusers.StableDiffusionPipeline.from_pretrained(str(pipeline)) for _ in range(2))
-    theirs.load_lora_weights(lora)
-    # A path that is not looked at as a local one goes the way that URLs go, up to what brings files from there.
-    monkeypatch.setattr(engine, "is_url", lambda _: True)
-
-    def copied(source: str, directory: str) -> Pulled:
-        copied = Path(shutil.copy(source, directory))
-        return Pulled(Path(directory), [PulledFile(copied.name, copied.stat().st_size, "pulled")], 0, 0.0)
-
-    monkeypatch.setattr(engine, "pull", copied)
-    load_lora_weights(ours, lora.parent, subfolder="lora", weight_name="pytorch_lora_weights.safetensors")
-    assert_same_pipeline(ours, theirs)
-    (layer,) = {m.scaling["default_0"] for m in ours.unet.modules() if getattr(m, "scaling", None)}
-    assert layer == 4
 
 
 # ---- diffusers' own loaders, within patch_safetensors

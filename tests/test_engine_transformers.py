@@ -404,17 +404,6 @@ def adapter(path: Path, base: Path, names: str | None) -> Path:
     return path
 
 
-def test_an_adapter_that_names_its_model_comes_with_it_as_in_transformers(tmp_path: Path) -> None:
-    base = saved(randomise(llama()), tmp_path / "m")
-    path = adapter(tmp_path / "a", base, str(base))
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto")
-    ours = from_pretrained("auto", path)
-    assert_same_model(ours, theirs)
-    assert any("lora_A" in name for name, _ in ours.named_parameters())
-    assert not torch.equal(outputs(ours), outputs(from_pretrained("auto", base)))
-    assert ours.name_or_path == theirs.name_or_path == str(base)
-
-
 def test_an_adapter_beside_a_model_is_put_on_it_under_the_name_that_is_asked_for(tmp_path: Path) -> None:
     base = saved(randomise(llama()), tmp_path / "m")
     without = outputs(from_pretrained("auto", base))
@@ -427,12 +416,6 @@ def test_an_adapter_beside_a_model_is_put_on_it_under_the_name_that_is_asked_for
     assert list(ours.peft_config) == ["x"]
     assert info == told
     assert not torch.equal(outputs(ours), without)
-
-
-def test_an_adapter_that_names_no_model_says_so(tmp_path: Path) -> None:
-    base = saved(randomise(llama(num_hidden_layers=1)), tmp_path / "m")
-    with pytest.raises(penstock.ConfigError, match=r"integrations\.peft"):
-        from_pretrained("auto", adapter(tmp_path / "a", base, None))
 
 
 def test_where_the_configuration_is_may_be_said(tmp_path: Path) -> None:

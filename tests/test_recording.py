@@ -200,7 +200,6 @@ def test_what_is_worked_out_of_one_weight_is_worked_out_when_that_is_read(checkp
                 for row, rest in enumerate(weight):
                     memory["rows"][row].copy_(rest)
             elif name == "half":
-                memory["bits"].copy_(weight.to(torch.float8_e4m3fn).view(torch.uint8) & 15)
                 memory["none"].copy_(torch.zeros_like(weight[:2]).to(torch.float32))
 
     sizes = {
@@ -209,7 +208,6 @@ def test_what_is_worked_out_of_one_weight_is_worked_out_when_that_is_read(checkp
     }  # fmt: skip
     memory = {name: torch.zeros(shape) for name, shape in sizes.items()}
     memory["repeated"] = torch.zeros(4, 36, dtype=torch.bfloat16)
-    memory["bits"] = torch.zeros(16, 16, dtype=torch.uint8)
     memory["none"] = torch.ones(2, 16)
     statistics = compare(checkpoint, memory, loads)
     assert (statistics.eager, statistics.plans, statistics.fallback) == ({}, 1, 0)

@@ -22,7 +22,6 @@ torch = pytest.importorskip("torch")
 
 import numpy as np
 from torch import nn
-from torch.utils.dlpack import to_dlpack
 
 from penstock.integrations.shared.filling import Weights, fill
 from penstock.recording import Recorder, VerificationError, copy_state, differing, eager_reader, verify_equal
@@ -70,18 +69,13 @@ def by_grad(parameter: Any, weight: Any) -> Any:
     return parameter.grad
 
 
-def by_swapping(parameter: Any, weight: Any) -> Any:
-    torch.utils.swap_tensors(parameter, weight)
-    return parameter
-
-
 def by_real(parameter: Any, weight: Any) -> Any:
     parameter.real = weight
     return parameter
 
 
 SETTERS = [
-    by_data, by_part, by_grad, by_swapping, by_real, lambda _, weight: nn.Parameter(weight),
+    by_data, by_part, by_grad, by_real, lambda _, weight: nn.Parameter(weight),
     lambda _, weight: nn.Parameter(weight.to(torch.float64)), lambda _, weight: nn.Buffer(weight),
 ]  # fmt: skip
 
@@ -211,14 +205,10 @@ def test_what_others_than_torch_see_is_filled_when_it_is_copied_to(checkpoint: p
 @pytest.mark.parametrize(
     "capsule",
     [
-        lambda tensor: to_dlpack(tensor),  # noqa: PLW0108 - looked up when it is called
-        lambda tensor: torch.to_dlpack(tensor),  # noqa: PLW0108 - looked up when it is called
-        lambda tensor: torch.utils.dlpack.to_dlpack(tensor),  # noqa: PLW0108 - looked up when it is called
-        lambda tensor: torch._C._to_dlpack(tensor),  # noqa: PLW0108 - looked up when it is called
         lambda tensor: tensor.__dlpack__(),
         lambda tensor: tensor.__dlpack__(max_version=(1, 0)),
     ],
-    ids=["imported", "torch", "utils", "C", "method", "versioned"],
+    ids=["method", "versioned"],
 )
 def test_what_a_dlpack_capsule_shares_is_filled_when_it_is_copied_to(
     checkpoint: penstock.Checkpoint, capsule: Callable[[Any], Any]
@@ -578,24 +568,6 @@ def test_a_pool_that_outlives_the_recording_is_not_watched_any_more(checkpoint: 
         assert pool.submit(torch._C._len_torch_dispatch_stack).result() == 0
 
 
-def test_copies_that_still_run_when_weights_become_ordinary_tensors_are_made(checkpoint: penstock.Checkpoint) -> None:
-    eager = checkpoint.load(["a"])["a"]
-    with ThreadPoolExecutor(4) as pool:
-        for at in range(200):
-            parameters = [torch.zeros(8, 8) for _ in range(8)]
-            with Recorder(keep="eager") as recorder:
-                (_, weight), *_ = recorder.weights(checkpoint, ["a"])
-                copies = [
-                    pool.submit(
-                        lambda into, weight, wait: (time.sleep(wait), into.copy_(weight)), into, weight, 1e-5 * at
-                    )
-                    for into in parameters
-                ]
-            for copy in copies:
-                copy.result()
-            assert all(torch.equal(parameter, eager) for parameter in parameters)
-
-
 def test_a_weight_that_another_thread_uses_is_real_when_it_is_known_to_be_read(
     checkpoint: penstock.Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -704,22 +676,6 @@ def test_classes_of_parameters_take_weights(checkpoint: penstock.Checkpoint, how
     assert type(made) is Own
     assert torch.equal(made.detach().as_subclass(torch.Tensor), checkpoint.load()["a"])
     assert "as_subclass" not in vars(torch.Tensor)
-
-
-def test_threads_make_parameters_of_weights_while_they_become_ordinary_tensors(checkpoint: penstock.Checkpoint) -> None:
-    def work(weight: Any, stop: threading.Event) -> None:
-        while not stop.is_set():
-            nn.Parameter(weight, requires_grad=False)
-            to_dlpack(weight)
-
-    with ThreadPoolExecutor(2) as pool:
-        for _ in range(20):
-            stop = threading.Event()
-            with Recorder(keep="eager") as recorder:
-                running = [pool.submit(work, weight, stop) for weight in dict(recorder.weights(checkpoint)).values()]
-            stop.set()
-            for ended in running:
-                ended.result()
 
 
 def test_threads_of_others_make_tuples_while_kept_weights_are_searched_for(checkpoint: penstock.Checkpoint) -> None:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -204,6 +205,49 @@ def test_ctrl_c_ends_the_wait_for_a_server_that_does_not_answer() -> None:
         assert process.stdout.read() == "interrupted []\n"
         # Far from the half minute after which silence counts as a failure.
         assert time.monotonic() - began < 10
+
+
+def test_ctrl_c_ends_a_load_of_one_block_from_a_server_that_fell_silent() -> None:
+    script = textwrap.dedent(
+        """
+        import http.server, json, threading, penstock
+        header = json.dumps({"w": {"dtype": "U8", "shape": [700_000], "data_offsets": [0, 700_000]}}).encode()
+        body = len(header).to_bytes(8, "little") + header + bytes(700_000)
+        opened = threading.Event()
+
+        class Server(http.server.BaseHTTPRequestHandler):
+            def log_message(self, *arguments): ...
+
+            def do_GET(self):
+                if opened.is_set():
+                    print("asked", flush=True)
+                    threading.Event().wait(60)
+                first, last = self.headers["Range"].removeprefix("bytes=").split("-")
+                part = body[int(first) : int(last) + 1]
+                self.send_response(206)
+                self.send_header("ETag", '"1"')
+                self.send_header("Content-Range", f"bytes {first}-{int(first) + len(part) - 1}/{len(body)}")
+                self.send_header("Content-Length", str(len(part)))
+                self.end_headers()
+                self.wfile.write(part)
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        ckpt = penstock.open(f"http://127.0.0.1:{server.server_port}/m.safetensors")
+        opened.set()
+        try:
+            ckpt.load(framework="np")
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        """
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "asked\n"
+        process.send_signal(signal.SIGINT)
+        said = process.stdout.readline()
+        process.kill()
+    assert said == "interrupted\n"
 
 
 @pytest.mark.stores

@@ -1,9 +1,8 @@
-"""SGLang's plugin where SGLang is not: whatever is absent, too old or set wrongly is one sentence. See engines/ too."""
+"""SGLang's plugin where SGLang is not: whatever is too old or set wrongly is one sentence. See engines/ too."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import logging
 import subprocess
 import sys
@@ -22,25 +21,12 @@ def version(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -
     caplog.set_level(logging.DEBUG)
     monkeypatch.setattr(plugin, "_warned", set())
 
-    def pretend(number: tuple[int, ...] | None, installed: bool = True) -> None:
-        monkeypatch.setattr(importlib.util, "find_spec", lambda _: object() if installed else None)
+    def pretend(number: tuple[int, ...]) -> None:
         monkeypatch.setattr(plugin.Plugin, "version", lambda _: number)
         # As if it could not be imported, whatever there is.
         monkeypatch.setitem(sys.modules, "sglang", None)
 
     return pretend
-
-
-def test_an_absent_engine_is_one_sentence(version, caplog: pytest.LogCaptureFixture) -> None:
-    version(None, installed=False)
-    with pytest.raises(
-        penstock.MissingDependencyError, match=r"needs SGLang, which is not installed\. Install it: pip"
-    ):
-        sglang.PLUGIN.check()
-    sglang.register()
-    [record] = caplog.records
-    assert record.levelno == logging.DEBUG
-    assert "pip install sglang" in record.message
 
 
 def test_an_engine_that_is_too_old_or_not_whole_goes_on_without_a_word_above_debug(
@@ -69,7 +55,7 @@ def test_a_newer_engine_gets_no_word_until_the_format_is_used_and_then_one_warni
 
 
 def test_the_numbers_of_a_version_are_read_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin.importlib.metadata, "version", lambda _: "0.5.15.post1")
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.5.15.post1")
     assert sglang.PLUGIN.version() == (0, 5, 15)
     assert sglang.PLUGIN.described() == "SGLang 0.5.15"
 

@@ -19,7 +19,7 @@ import tiers
     [
         (["docs/index.md", "CHANGELOG.md"], []),
         (["python/penstock/integrations/vllm/loader.py"], ["engines"]),
-        (["python/penstock/integrations/peft/adapters.py"], ["libraries"]),
+        (["python/penstock/integrations/diffusers/pipelines.py"], ["libraries"]),
         (
             ["crates/penstock/src/store/remote/provider/s3.rs", "python/penstock/recording/lazy.py"],
             ["stores", "engines"],

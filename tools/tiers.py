@@ -29,7 +29,7 @@ RULES: list[tuple[str, tuple[str, ...]]] = [
     (r"python/penstock/integrations/(transformers|diffusers|peft|safetensors)/", ("libraries",)),
     (r"python/penstock/(recording|distributed)/", ("engines",)),
     (r"python/penstock/cli/", _NONE),
-    (r"python/penstock/(pulling|storage_options)\.py", ("stores",)),
+    (r"python/penstock/(pulling|storage_options|google_tokens)\.py", ("stores",)),
     (r"compat/", ("engines", "stores")),
     (r"crates/penstock-checks/", ("stores",)),
     (r"crates/penstock/src/(store/remote|store/disk_cache|pull)/", ("stores",)),

@@ -18,15 +18,6 @@ AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 """A path of this machine (bytes and surrogate escapes for names that are not UTF-8), or a URL."""
 
 
-_EMPTY = {
-    "url": ("URL", "Give a URL such as s3://bucket/model/"),
-    "dst": ("directory", "Give the directory that the files go to"),
-    "cache_dir": ("directory", 'Give a directory of this machine, or cache_dir="" for no cache'),
-}
-"""By argument: what an empty one does not name, and what to give instead."""
-_EMPTY_LOCATION = ("file, directory or URL", "Give the path of a .safetensors file or of a directory, or a URL")
-
-
 def locations(given: AnyPath | Iterable[AnyPath]) -> list[str]:
     """What ``penstock.open`` was given, as a list of paths and URLs.
 
@@ -52,9 +43,8 @@ def location(given: AnyPath, argument: str = "path") -> str:
     except TypeError:
         raise _no_path(given, argument) from None
     if not text.strip() and not os.path.lexists(text):
-        names, give = _EMPTY.get(argument, _EMPTY_LOCATION)
-        cause, remedy = f"{argument} is empty: it names no {names}", f"{give}; a variable it is made of may be unset"
-        raise LocationNotFoundError(cause=cause, remedy=remedy)
+        remedy = "Give the path of a file or directory, or a URL; a variable it is made of may be unset"
+        raise LocationNotFoundError(cause=f"{argument} is empty: it names nothing", remedy=remedy)
     try:
         os.fsencode(text)
     except UnicodeEncodeError as error:
@@ -78,11 +68,7 @@ def is_http(location: str) -> bool:
 
 def _no_path(given: object, argument: str) -> ConfigError:
     cause = f"{argument} must be a path or a URL (str, bytes, os.PathLike), not {_described(given)}"
-    remedy = None
-    if hasattr(given, "read"):
-        name = getattr(given, "name", None)
-        is_path = isinstance(name, (str, bytes)) and "://" not in os.fsdecode(name)
-        remedy = f"Give its path: {name!r}" if is_path else "Write it to a file, or give its URL"
+    remedy = "Give its path or URL, or write it to a file" if hasattr(given, "read") else None
     return ConfigError(cause=cause, remedy=remedy)
 
 
@@ -150,26 +136,10 @@ def settings(given: LoadOptions | None, default: LoadOptions | None = None) -> L
     raise ConfigError(cause=cause, remedy=remedy)
 
 
-_DTYPES = {
-    "fp8": "float8_e4m3fn",
-    "fp16": "float16",
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "fp32": "float32",
-    "f32": "float32",
-    "fp64": "float64",
-    "f64": "float64",
-}
-"""What people call dtypes, and what frameworks do."""
-
-
 def no_dtype(given: object, library: str) -> SelectionError:
     """``given`` is no dtype of ``library``."""
-    text = str(given).strip().lower().rpartition(".")[2]
-    known = next((name for name in _DTYPES.values() if name == text), _DTYPES.get(text))
-    remedy = f"Did you mean {known!r}?" if known else "Give one such as 'float16', 'bfloat16' or 'float32'"
     cause = f"dtype={given!r} is not a dtype of {library}"
-    return SelectionError(cause=cause, remedy=remedy)
+    return SelectionError(cause=cause, remedy="Give one such as 'float16', 'bfloat16' or 'float32'")
 
 
 def no_floating_dtype(given: object) -> SelectionError:
@@ -179,13 +149,3 @@ def no_floating_dtype(given: object) -> SelectionError:
     )
     remedy = "Give a floating-point dtype; for quantised weights, use a quantised checkpoint"
     return SelectionError(cause=cause, remedy=remedy)
-
-
-def device_meant(given: object) -> str | None:
-    """The device that a text which is none may mean: of ``"gpu"``, ``"GPU:1"`` or ``"cuda:x"``."""
-    if not isinstance(given, str):
-        return None
-    kind, _, index = given.strip().lower().partition(":")
-    if kind in {"gpu", "cuda", "nvidia"}:
-        return f"cuda:{int(index)}" if index.isdecimal() else "cuda:0" if index else "cuda"
-    return "cpu" if kind in {"cpu", "host", "ram"} else None

@@ -204,13 +204,8 @@ class Checkpoint(Mapping[str, TensorInfo]):
 
     @property
     def storage(self) -> str:
-        """What most of the bytes lie on, in a few words: ``"ext4 on nvme"``, ``"nfs4 (nconnect missing)"``."""
-        return self._native.storage()[0]
-
-    @property
-    def storage_notes(self) -> list[str]:
-        """What could be done to read from the storage faster, one sentence each. Often nothing."""
-        return self._native.storage()[1]
+        """What most of the bytes lie on, in a few words: ``"ext4 on nvme0n1p2"``, ``"nfs4"``, ``"s3"``."""
+        return self._native.storage()
 
     def get_tensor(
         self,
@@ -345,16 +340,16 @@ class Checkpoint(Mapping[str, TensorInfo]):
                 torch tensors or numpy arrays. Of the checkpoint's shapes; on any mix of devices.
             names: of the checkpoint's tensors, only these.
             strict: whether names that only one side has are an error.
-            dtype_mismatch: ``"convert"`` rounds floating-point numbers to the destination's dtype as ``copy_`` does,
-                and converts integers where every value fits; ``"error"`` refuses any other dtype than the checkpoint's.
+            dtype_mismatch: ``"convert"`` rounds floating-point numbers to the destination's dtype as ``copy_`` does;
+                ``"error"`` refuses any other dtype than the checkpoint's, as it is for integers in any case.
             progress, options: as for ``load``.
 
         Returns:
             The names that only the destinations have, and those that only the checkpoint has, as torch does.
 
         Raises:
-            DestinationError: naming the tensor, and what of its destination does not fit: another shape; a conversion
-                that would cut off numbers; no memory of its own (meta tensors, wrapper subclasses, ``Partial``
+            DestinationError: naming the tensor, and what of its destination does not fit: another shape; another
+                dtype of integers; no memory of its own (meta tensors, wrapper subclasses, ``Partial``
                 placements, a module that FSDP has gathered at the moment); memory that overlaps another's. Of
                 several that do not fit, ``tensor`` is the first, and the message lists them.
             ConfigError: for another ``dtype_mismatch``.

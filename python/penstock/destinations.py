@@ -26,12 +26,7 @@ DtypeMismatch = Literal["convert", "error"]
 PIECE_BYTES = 64 << 20
 """The most bytes of one piece that is converted."""
 
-_PRECISION = {"F64": 53, "F32": 24, "F16": 11, "BF16": 8, "F8_E4M3": 4, "F8_E5M2": 3, "F8_E4M3FNUZ": 4,
-              "F8_E5M2FNUZ": 3, "F8_E8M0": 0, "F4": 0, "C64": 24}  # fmt: skip
-"""Of a floating-point dtype, the power of two up to which it holds every integer; 0 where it lacks small ones."""
-_INTEGERS = {"BOOL": (0, 1), "U8": (0, 8), "U16": (0, 16), "U32": (0, 32), "U64": (0, 64), "I8": (1, 7),
-             "I16": (1, 15), "I32": (1, 31), "I64": (1, 63)}  # fmt: skip
-"""Of an integer dtype, whether it has a sign, and the bits besides."""
+_FLOATS = frozenset(["F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0", "F4"])
 
 
 class FillPlan(NamedTuple):
@@ -145,7 +140,7 @@ def _check_dtype(
         raise _wrong(info, cause, f'{remedy}: dtype_mismatch="convert"')
     if not keeps_values(info.dtype, destination.dtype):
         remedy = "Load it with ckpt.load([name]), and convert it as you see fit"
-        raise _wrong(info, f"{cause}: only floating-point numbers are rounded, no others are cut off", remedy)
+        raise _wrong(info, f"{cause}: only floating-point numbers are converted, no others are cut off", remedy)
     refused = library.cannot_convert(info.dtype, memory)
     if refused is not None:
         remedy = f"Build the destination with dtype {info.dtype}"
@@ -153,20 +148,12 @@ def _check_dtype(
 
 
 def keeps_values(source: str, destination: str) -> bool:
-    """Whether copying elements of one dtype to another changes no value, but that floating-point numbers are rounded.
+    """Whether elements of one dtype are copied to another: of floating-point numbers, which are rounded.
 
     Args:
         source, destination: dtypes as safetensors spells them.
     """
-    if source == destination:
-        return True
-    if source in _INTEGERS:
-        signed, bits = _INTEGERS[source]
-        if destination in _INTEGERS:
-            other_signed, other_bits = _INTEGERS[destination]
-            return destination != "BOOL" and signed <= other_signed and bits <= other_bits
-        return bits <= _PRECISION.get(destination, 0) or (source == "BOOL" and _PRECISION.get(destination, 0) > 0)
-    return source in _PRECISION and destination in _PRECISION and (source != "C64" or destination == "C64")
+    return source == destination or (source in _FLOATS and destination in _FLOATS | {"C64"})
 
 
 def _parts(info: TensorInfo, target: _Target, nbytes: int, library: WritableFramework) -> Iterator[Part]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -197,8 +196,8 @@ class _Window:
             self.fill()
 
 
-_collection = threading.Lock()
-_pauses = 0
+_is_paused = False
+"""Whether collection is off since many tensors are being made."""
 
 
 @contextmanager
@@ -206,30 +205,26 @@ def collection_paused() -> Iterator[None]:
     """No garbage collection while many tensors are made: Python would look through all objects of the process again and
     again, which takes as long as making the tensors (0.15 s for 100,000), and find nothing, as all of them are kept.
 
-    Where the process has turned collection off, it stays off.
+    Where it is off, by the process or for another thread's tensors, it is left as it is.
     """
-    global _pauses  # noqa: PLW0603 - collection is the whole process's, so is the count of who paused it
-    with _collection:
-        paused = _pauses > 0 or gc.isenabled()
-        _pauses += paused
-        gc.disable()
+    global _is_paused  # noqa: PLW0603 - collection is the whole process's
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    _is_paused = True
     try:
         yield
     finally:
-        with _collection:
-            # None is left to end in a child that was forked meanwhile.
-            paused = paused and _pauses > 0
-            _pauses -= paused
-            if paused and _pauses == 0:
-                gc.enable()
+        _is_paused = False
+        gc.enable()
 
 
 def _collect_in_child() -> None:
-    """In a forked child none of the threads that paused collection, or hold the lock, exists."""
-    global _collection, _pauses  # noqa: PLW0603
-    _collection = threading.Lock()
-    if _pauses:
-        _pauses = 0
+    """The thread that paused collection may not be in a forked child."""
+    global _is_paused  # noqa: PLW0603
+    if _is_paused:
+        _is_paused = False
         gc.enable()
 
 

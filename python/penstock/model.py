@@ -201,7 +201,7 @@ def place(
     keys = IncompatibleKeys(missing, [stored for name, stored in names.items() if name not in tensors])
     misfits = _of_other_shapes(checkpoint, wanted, tensors)
     if strict:
-        report(owner, keys, misfits, built=True)
+        report(owner, keys, misfits)
         _check_left_out(model, tensors)
     _check_kinds(wanted, tensors)
     report_misfits(owner, misfits)

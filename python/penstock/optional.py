@@ -1,4 +1,4 @@
-"""The libraries that engines plug into: absent, too old, or newer than what was tried, each is one sentence.
+"""The libraries that engines plug into: absent or too old, each is one sentence.
 
 Engines call ``required`` before they import anything of the library, so that its absence is no stack trace of imports.
 """
@@ -7,41 +7,23 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import logging
 import re
-from typing import NamedTuple
 
 from penstock.errors import MissingDependencyError
 
-logger = logging.getLogger(__name__)
-
-
-class Versions(NamedTuple):
-    """What is known of a library's versions."""
-
-    minimum: tuple[int, ...]
-    """Older ones lack what the engine uses."""
-    tried: tuple[int, ...]
-    """The newest that the tests ran with; a newer one of the same major version gets no word."""
-
-
-KNOWN = {
-    "transformers": Versions((4, 56), (5, 23)),
-    "diffusers": Versions((0, 35), (0, 42)),
-    "peft": Versions((0, 17), (0, 21)),
-    "accelerate": Versions((1, 10), (1, 15)),
-    "safetensors": Versions((0, 4), (0, 8)),
-    "torch": Versions((2, 3), (2, 15)),
+MINIMUM = {
+    "transformers": (4, 56),
+    "diffusers": (0, 35),
+    "peft": (0, 17),
+    "accelerate": (1, 10),
+    "safetensors": (0, 4),
+    "torch": (2, 3),
 }
-"""By distribution. docs/engines/index.md has the table for people; a test holds the two together."""
-
-_warned: set[str] = set()
+"""Older ones lack what engines use. docs/engines/index.md has the table for people; a test holds the two together."""
 
 
 def required(*names: str, by: str) -> None:
     """Checks that libraries are installed, in versions that the engine knows.
-
-    A version of a later major number than any that was tried is used, with one warning in the log.
 
     Args:
         names: their distributions.
@@ -51,8 +33,7 @@ def required(*names: str, by: str) -> None:
         MissingDependencyError: naming the library, what is installed, and what to install.
     """
     for name in names:
-        known = KNOWN[name]
-        wanted = f"{name}>={dotted(known.minimum)}"
+        wanted = f"{name}>={dotted(MINIMUM[name])}"
         remedy = f"pip install '{wanted}'"
         if importlib.util.find_spec(name) is None:
             raise MissingDependencyError(
@@ -61,27 +42,19 @@ def required(*names: str, by: str) -> None:
                 remedy=remedy,
             )
         version = installed_version(name)
-        if version and version < known.minimum:
+        if version and version < MINIMUM[name]:
             installed = dotted(version)
             raise MissingDependencyError(
                 f"{by} needs {wanted}; version {installed} is installed. Update it: {remedy}",
                 cause=f"{name} {installed} is too old",
                 remedy=remedy,
             )
-        if version[:1] > known.tried[:1] and name not in _warned:
-            _warned.add(name)
-            tried = dotted(known.tried)
-            logger.warning(
-                "%s %s is newer than what this Penstock was tried with (up to %s); if loading fails, "
-                "penstock.patch_safetensors() with the library's own from_pretrained is the way that depends on least",
-                *(name, dotted(version), tried),
-            )
 
 
 def is_installed(name: str) -> bool:
     """Whether a library is there, in a version that the engine knows."""
     version = installed_version(name) if importlib.util.find_spec(name) is not None else ()
-    return bool(version) and version >= KNOWN[name].minimum
+    return bool(version) and version >= MINIMUM[name]
 
 
 def installed_version(name: str) -> tuple[int, ...]:

@@ -52,15 +52,10 @@ PATCHES = {
     "a `Recorder` is entered: vLLM's or SGLang's loader fills a model with lazy tensors": (
         "threading.Thread.start",
         "concurrent.futures.ThreadPoolExecutor.submit",
-        "gc.freeze",
         "torch.nn.Parameter.__new__",
         "torch.nn.Buffer.__new__",
         "torch.Tensor._make_subclass",
         "torch.Tensor.as_subclass",
-        "torch._C._swap_tensor_impl",
-        "torch._C._to_dlpack",
-        "torch._C._to_dlpack_versioned",
-        "torch.to_dlpack",
     ),
     "`penstock.integrations.transformers.from_pretrained` loads to a GPU": (
         "transformers.modeling_utils.caching_allocator_warmup",

@@ -108,14 +108,11 @@ def _memory(tensor: torch.Tensor) -> int | None:
         return None
 
 
-def report(
-    owner: str, keys: IncompatibleKeys, misfits: Sequence[DestinationError] = (), *, built: bool = False
-) -> None:
+def report(owner: str, keys: IncompatibleKeys, misfits: Sequence[DestinationError] = ()) -> None:
     """Raises TensorNotFoundError if there are incompatible keys, in the words of torch.
 
     Args:
         misfits: what else does not fit; listed in the same message.
-        built: whether the destinations are a module that a function of the caller built, and no mapping may be given.
     """
     lines = []
     for kind, names in (("Missing", keys.missing_keys), ("Unexpected", keys.unexpected_keys)):
@@ -124,49 +121,12 @@ def report(
             lines.append(f"{kind} key(s) in the checkpoint ({len(names)}): {shown}.")
     if lines:
         first = (keys.missing_keys or keys.unexpected_keys)[0]
-        remedy = _of_prefix(keys, built=built) + "Give strict=False to load what both have"
+        remedy = "Give strict=False to load what both have"
         if misfits:
             lines.extend(_lines(misfits))
             remedy += f". {_remedies(misfits)}"
         message = f"The checkpoint does not fit {owner}:\n\t" + "\n\t".join(lines) + f"\n{remedy}"
         raise TensorNotFoundError(message, tensor=first, cause=" ".join(lines), remedy=remedy)
-
-
-def _of_prefix(keys: IncompatibleKeys, *, built: bool) -> str:
-    """What to do where the names differ by what they begin with: by ``module.`` of DataParallel, by ``model.``.
-
-    Nothing is said where some name has no counterpart, or where what they begin with is not clear: names of the same
-    end (``weight``) may have nothing to do with each other.
-    """
-    for longer, shorter in ((keys.missing_keys, keys.unexpected_keys), (keys.unexpected_keys, keys.missing_keys)):
-        prefix = _prefix(longer, shorter)
-        if prefix is None:
-            continue
-        is_models = longer is keys.missing_keys
-        part = prefix.removesuffix(".")
-        if built:
-            what = f"the module that it has as {part!r}" if is_models else f"a module that has this one as {part!r}"
-            remedy = f"let the function return {what}"
-        else:
-            change = f"name.removeprefix({prefix!r})" if is_models else f"{prefix!r} + name"
-            remedy = f"load_into takes the mapping {{{change}: tensor for name, tensor in module.state_dict().items()}}"
-        return f"Only the {'model' if is_models else 'checkpoint'}'s names begin with {prefix!r}: {remedy}. "
-    return ""
-
-
-def _prefix(longer: Sequence[str], shorter: Sequence[str]) -> str | None:
-    """What all of the shorter names lack at their beginning to be among the longer ones; None if nothing, or not one
-    thing only, fits.
-    """
-    if not shorter:
-        return None
-    there = set(longer)
-    # Few names end with the longest one.
-    most = max(shorter, key=len)
-    candidates = (name[: -len(most)] for name in there if name.endswith(f".{most}"))
-    fitting = (prefix for prefix in candidates if all(prefix + name in there for name in shorter))
-    first, second = next(fitting, None), next(fitting, None)
-    return first if second is None else None
 
 
 def report_misfits(owner: str, misfits: Sequence[DestinationError]) -> None:

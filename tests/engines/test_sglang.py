@@ -21,7 +21,6 @@ import hub
 import servers
 
 HERE = Path(__file__).parent
-VARIABLE = "PENSTOCK_SGLANG_OBJECT_STORES"
 MODELS = ["dense", "converted", "tied", "experts"]
 QUANTISED = ["awq", "gptq", "fp8"]
 UNUSUAL = ["in threads", "in silent threads", "writing"]
@@ -111,14 +110,12 @@ def alone(
         **{(wrong, "penstock"): case(models["dense"], "penstock", extra=extra) for wrong, (extra, _) in WRONG.items()},
         ("left", "auto"): case(f"{bucket.root}/dense", "auto"),
         ("s3", "penstock"): case(f"{bucket.root}/dense", "penstock"),
-        ("s3", "auto"): case(f"{bucket.root}/dense", "auto", environment={VARIABLE: "1"}),
-        ("meaningless", "auto"): case(f"{bucket.root}/dense", "auto", environment={VARIABLE: "yes"}),
     }
     with hub.hub() as repositories:
         repositories.push("org/dense", {file.name: file.read_bytes() for file in models["dense"].iterdir()})
         there = {"HF_ENDPOINT": repositories.endpoint, "HF_HUB_OFFLINE": "0"}
-        for (name, asked), opted_in in ((("hf left", "auto"), ""), (("hf", "penstock"), ""), (("hf", "auto"), "1")):
-            loads[name, asked] = case("hf://org/dense", asked, environment={**there, VARIABLE: opted_in})
+        for name, asked in (("hf left", "auto"), ("hf", "penstock")):
+            loads[name, asked] = case("hf://org/dense", asked, environment=there)
         environment = bucket.environment | {"SGLANG_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
         [results] = ranks(1, list(loads.values()), environment=environment)
     return dict(zip(loads, results, strict=True))
@@ -225,9 +222,8 @@ def test_a_later_sglangs_hook_is_called_where_it_calls_it() -> None:
 
 
 @pytest.mark.parametrize("where", ["s3", "hf"])
-@pytest.mark.parametrize("asked", ["auto", "penstock"])
-def test_models_elsewhere_are_loaded_from_there(alone: Any, where: str, asked: str) -> None:
-    result = alone[where, asked]
+def test_models_elsewhere_are_loaded_from_there(alone: Any, where: str) -> None:
+    result = alone[where, "penstock"]
     assert (result["loader"], result["sums"]) == ("PenstockModelLoader", alone["dense", "auto"]["sums"])
     figures = result["figures"]
     assert (figures["plans"], figures["fallback"]) == (1, 0)
@@ -237,7 +233,6 @@ def test_models_elsewhere_are_loaded_from_there(alone: Any, where: str, asked: s
 def test_object_stores_are_left_to_sglang_unless_penstock_is_asked_for(alone: Any) -> None:
     assert "No module named 'runai_model_streamer'" in alone["left", "auto"]["error"]
     assert "error" in alone["hf left", "auto"]
-    assert "PENSTOCK_SGLANG_OBJECT_STORES must be 0 or 1, not 'yes'" in alone["meaningless", "auto"]["error"]
 
 
 # For those who do not ask for the format

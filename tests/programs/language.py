@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.dlpack import to_dlpack
 
 warnings.filterwarnings("ignore")
 
@@ -372,14 +371,6 @@ def state_dict(s: State, x: int, y: int, z: int) -> Any:
 
 
 @operation
-def swap(s: State, x: int, y: int, z: int) -> Any:
-    # Of its own: tensors with views torch refuses to swap, and counts them otherwise than by what can be seen.
-    s.tensors.append(nn.Parameter(torch.ones(2, 3), requires_grad=x % 2 == 0))
-    s.tensors.append(next(s.weights)[1])
-    torch.utils.swap_tensors(s.tensors[-2], s.tensors[-1])
-
-
-@operation
 def half(s: State, x: int, y: int, z: int) -> Any:
     s.module.to(torch.bfloat16) if z % 2 else s.module.float()
 
@@ -427,7 +418,7 @@ def dlpack(s: State, x: int, y: int, z: int) -> Any:
     t = s.get(x).detach()
     if y % 3 == 0:
         return s.add(torch.from_dlpack(t))
-    capsule = to_dlpack(t)
+    capsule = t.__dlpack__()
     return s.add(torch.from_dlpack(capsule)) if y % 3 == 1 else s.arrays.append(np.from_dlpack(Capsule(capsule)))
 
 

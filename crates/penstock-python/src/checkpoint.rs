@@ -91,6 +91,30 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
+    /// What `open` makes of these locations in the stores that they are in.
+    fn made(
+        py: Python<'_>,
+        locations: Vec<String>,
+        config: &LoadOptions,
+        storage_options: Option<Options>,
+        open: impl FnOnce(Arc<dyn Store>, &[String]) -> penstock::Result<penstock::checkpoint::Checkpoint> + Send,
+    ) -> PyResult<Self> {
+        let router = config.router(environment(&locations, storage_options)?);
+        let store = Arc::new(router.clone());
+        let locations = absolute(locations);
+        let open = || open(Arc::clone(&store) as _, &locations);
+        let inner = match locations.iter().any(|location| is_remote(location)) {
+            true => interruptibly(py, open, || store.interrupt())?,
+            false => py.detach(open).map_err(Failure)?,
+        };
+        Ok(Self {
+            inner: Arc::new(inner),
+            survey: Survey::default(),
+            router,
+            disk_cache: config.disk_cache(),
+        })
+    }
+
     /// Indices of the named tensors, or of all.
     fn select(&self, names: Option<&[String]>) -> Outcome<Vec<usize>> {
         let Some(names) = names else { return Ok((0..self.inner.tensors().len()).collect()) };
@@ -144,17 +168,8 @@ impl Checkpoint {
         config: &LoadOptions,
         storage_options: Option<Options>,
     ) -> PyResult<Self> {
-        let inputs: Vec<_> = inputs.into_iter().map(|LocationArgument(input)| input).collect();
-        let router = config.router(environment(&inputs, storage_options)?);
-        let store = Arc::new(router.clone());
-        let inputs = absolute(inputs);
-        let open = || penstock::checkpoint::Checkpoint::open(Arc::clone(&store) as _, &inputs);
-        let inner = match inputs.iter().any(|input| is_remote(input)) {
-            true => interruptibly(py, open, || store.interrupt())?,
-            false => py.detach(open).map_err(Failure)?,
-        };
-        let disk_cache = config.disk_cache();
-        Ok(Self { inner: Arc::new(inner), survey: Survey::default(), router, disk_cache })
+        let inputs = inputs.into_iter().map(|LocationArgument(input)| input).collect();
+        Self::made(py, inputs, config, storage_options, penstock::checkpoint::Checkpoint::open)
     }
 
     /// A catalogue of byte ranges (first, end) of any objects, each a tensor of bytes called "object:range" by their
@@ -167,23 +182,15 @@ impl Checkpoint {
         config: &LoadOptions,
         storage_options: Option<Options>,
     ) -> PyResult<Self> {
-        let locations: Vec<_> = ranges.iter().map(|(location, _)| location.0.clone()).collect();
-        let absolute = absolute(locations.clone());
-        let router = config.router(environment(&locations, storage_options)?);
-        let store = Arc::new(router.clone());
         let span = |(start, end): (u64, u64)| start..end;
-        let wanted: Vec<_> = absolute
+        let (locations, ranges): (Vec<_>, Vec<Vec<_>>) = ranges
             .into_iter()
-            .zip(ranges)
-            .map(|(location, (_, ranges))| (location, ranges.into_iter().map(span).collect()))
-            .collect();
-        let open = || penstock::checkpoint::Checkpoint::of_ranges(Arc::clone(&store) as _, &wanted);
-        let inner = match locations.iter().any(|location| is_remote(location)) {
-            true => interruptibly(py, open, || store.interrupt())?,
-            false => py.detach(open).map_err(Failure)?,
-        };
-        let disk_cache = config.disk_cache();
-        Ok(Self { inner: Arc::new(inner), survey: Survey::default(), router, disk_cache })
+            .map(|(location, ranges)| (location.0, ranges.into_iter().map(span).collect()))
+            .unzip();
+        Self::made(py, locations, config, storage_options, |store, locations| {
+            let wanted: Vec<_> = locations.iter().cloned().zip(ranges).collect();
+            penstock::checkpoint::Checkpoint::of_ranges(store, &wanted)
+        })
     }
 
     /// The same catalogue, of which each tensor is its bytes one after the other.
@@ -227,13 +234,10 @@ impl Checkpoint {
         self.inner.bytes()
     }
 
-    /// What most of the checkpoint's bytes lie on, in a few words, and what could be done to make it faster.
-    fn storage(&self, py: Python<'_>) -> (String, Vec<String>) {
-        let storage = py.detach(|| {
-            let tensors = self.inner.tensors().iter();
-            self.storage_of(&self.inner, tensors.map(|tensor| (tensor.object, tensor.bytes())))
-        });
-        (storage.name.clone(), storage.notes.clone())
+    /// What most of the checkpoint's bytes lie on, in a few words.
+    fn storage(&self, py: Python<'_>) -> String {
+        let tensors = self.inner.tensors().iter().map(|tensor| (tensor.object, tensor.bytes()));
+        py.detach(|| self.storage_of(&self.inner, tensors)).name.clone()
     }
 
     /// What tells it from every other checkpoint: the same in all processes that opened the same versions of its objects.

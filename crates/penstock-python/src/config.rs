@@ -135,19 +135,10 @@ impl LoadOptions {
         Ok(((), keywords))
     }
 
-    fn __repr__(&self) -> String {
-        let show = |value: Option<u64>| value.map_or("None".to_owned(), |value| value.to_string());
-        format!(
-            "LoadOptions(readers={}, block_bytes={}, staging_bytes={}, window_bytes={}, cache={}, cache_dir={}, \
-             cache_bytes={})",
-            show(self.inner.readers.map(|n| n as u64)),
-            show(self.inner.block_bytes),
-            show(self.inner.staging_bytes),
-            show(self.inner.window_bytes),
-            self.cache().map_or("None".to_owned(), |name| format!("'{name}'")),
-            self.cache_dir().map_or("None".to_owned(), |directory| format!("{directory:?}")),
-            show(self.inner.cache_bytes),
-        )
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let ((), keywords) = self.__getnewargs_ex__(py)?;
+        let shown = keywords.iter().map(|(name, value)| Ok(format!("{name}={}", value.repr()?)));
+        Ok(format!("LoadOptions({})", shown.collect::<PyResult<Vec<_>>>()?.join(", ")))
     }
 }
 

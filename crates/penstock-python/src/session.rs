@@ -331,7 +331,7 @@ getters! {
     block_bytes: u64 = |s| s.block_bytes;
     /// Staging memory in bytes.
     staging_bytes: u64 = |s| s.staging_bytes;
-    /// What most of the bytes lie on: "ext4 on nvme", "nfs4 (nconnect missing)", "tmpfs", "s3".
+    /// What most of the bytes lie on: "ext4 on nvme0n1p2", "nfs4", "tmpfs", "s3".
     storage: String = |s| s.storage.clone();
     /// Whether the staging memory was pinned.
     pinned: bool = |s| s.pinned;

@@ -37,7 +37,7 @@ pub struct LoadStats {
     pub block_bytes: u64,
     /// Most staging memory this load held at once, in bytes.
     pub staging_bytes: u64,
-    /// What most of the bytes lie on: `ext4 on nvme`, `nfs4 (nconnect missing)`, `tmpfs`, `s3`; empty where no one said.
+    /// What most of the bytes lie on: `ext4 on nvme0n1p2`, `nfs4`, `tmpfs`, `s3`; empty where no one said.
     pub storage: String,
     /// Whether that is reached over a network.
     pub network: bool,

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 import penstock
-from penstock.arguments import device_meant, is_url
+from penstock.arguments import is_url
 from penstock.cli.failures import CODES_HELP, handled
 from penstock.errors import ConfigError
 from penstock.units import size_meant
@@ -52,10 +52,7 @@ def parse_device(text: str) -> str:
     """``cpu``, ``cuda`` or ``cuda:N``. Whether it is there, the load will say."""
     if re.fullmatch(r"cpu|cuda(:\d+)?", text):
         return text
-    meant = device_meant(text)
-    raise typer.BadParameter(
-        f"{text!r} is not a device. " + (f"Did you mean {meant}?" if meant else "Give cpu or cuda:N.")
-    )
+    raise typer.BadParameter(f"{text!r} is not a device. Give cpu or cuda:N.")
 
 
 def parse_remote(text: str) -> str:

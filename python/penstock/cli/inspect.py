@@ -146,7 +146,7 @@ def catalogue(paths: Sequence[str], ckpt: Checkpoint, tensors: Sequence[TensorIn
     return {
         "paths": [without_secrets(path) for path in paths],
         "files": [{"location": path, "bytes": nbytes} for path, nbytes in ckpt.files],
-        "storage": {"name": ckpt.storage, "notes": ckpt.storage_notes},
+        "storage": ckpt.storage,
         "metadata": ckpt.metadata(),
         "tensors": [
             {name: getattr(tensor, name) for name in ("name", "dtype", "shape", "nbytes", "location", "byte_range")}
@@ -236,7 +236,6 @@ def summary(ckpt: Checkpoint, tensors: Sequence[TensorInfo]) -> list[str]:
     parameters = f"{count(sum(prod(tensor.shape) for tensor in tensors))} parameters"
     lines = [f"{shown}, {parameters}, {size(nbytes)} in {plural(len(ckpt.files), 'file')}"]
     lines.append(f"storage:  {printable(ckpt.storage)}")
-    lines += [f"          {printable(note)}" for note in ckpt.storage_notes]
     dtypes = by_dtype(tensors).most_common()
     if dtypes:
         lines.append("dtypes:   " + ", ".join(f"{dtype} {size(part)}" for dtype, part in dtypes))

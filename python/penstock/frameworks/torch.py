@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from penstock._native import HostArray
-from penstock.arguments import device_meant, no_dtype, no_floating_dtype
+from penstock.arguments import no_dtype, no_floating_dtype
 from penstock.errors import DeviceError, InsufficientMemoryError, SelectionError
 from penstock.frameworks import base
 from penstock.frameworks.base import Destination, Piece, destination_refused, dtypes_to_cast
@@ -77,10 +77,8 @@ class Torch:
             if isinstance(device, bool):
                 raise TypeError("a number of a GPU is no truth value")  # noqa: TRY301 - as torch's own complaints
         except (RuntimeError, TypeError) as error:
-            meant = device_meant(device)
-            remedy = f"Did you mean {meant!r}?" if meant else "Give 'cpu', 'cuda' or 'cuda:N'"
             cause = f"device={device!r} is not a device of torch"
-            raise DeviceError(cause=cause, remedy=remedy) from error
+            raise DeviceError(cause=cause, remedy="Give 'cpu', 'cuda' or 'cuda:N'") from error
         if parsed.type == "cpu":
             return "cpu"
         if parsed.type != "cuda":

@@ -17,8 +17,6 @@ from penstock.recording.lazy import (
     DESCRIBES,
     HANDLERS,
     KEEPS,
-    READS,
-    READS_OTHERS,
     Handler,
     LazyTensor,
     empty_for,
@@ -27,6 +25,7 @@ from penstock.recording.lazy import (
     is_alias,
     unwatched,
 )
+from penstock.recording.waiting import flush_overlapping
 
 
 def _described(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -52,7 +51,7 @@ def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             views = func(meta, *args[1:], **kwargs)
     else:
         # Some are views by the values of a tensor (``tensor_split``).
-        lazy.lazy_recorder.flush_overlapping((args[1:], kwargs))
+        flush_overlapping((args[1:], kwargs))
         views = func(meta, *args[1:], **kwargs)
     made = []
     for view in views if isinstance(views, (list, tuple)) else [views]:
@@ -188,16 +187,15 @@ def _overwritten(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if not first_is_lazy(args) or has_lazy(args[1:]) or has_lazy(kwargs):
         return NotImplemented
     lazy: LazyTensor = args[0]
-    if lazy.lazy_storage.parent is not None or not lazy.lazy_storage.is_all(lazy.lazy_value):
+    if not lazy.lazy_storage.is_all(lazy.lazy_value):
         return NotImplemented
-    lazy.lazy_recorder.flush_overlapping((args[1:], kwargs))
+    flush_overlapping((args[1:], kwargs))
     with unwatched():
         tensor = empty_for(lazy.lazy_storage)
     # Nobody else sees it before it holds what it shall, and nobody at all if this raises.
     func(lazy.lazy_storage.tensor_in(tensor, lazy.lazy_value), *args[1:], **kwargs)
-    if lazy.lazy_recorder.materialised_as(lazy.lazy_storage, tensor):
-        return lazy.materialised()
-    return func(lazy.materialised(), *args[1:], **kwargs)
+    lazy.lazy_storage.materialised = tensor
+    return lazy.materialised()
 
 
 def _copied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -297,15 +295,6 @@ _FIRST: dict[Any, Handler] = {
     **dict.fromkeys([_T.zero_, _T.fill_], _overwritten),
     **dict.fromkeys([_T.data.__set__, _T.grad.__set__], _kept),
 }
-_ALIASES = {_T.contiguous, _T.view, _T.reshape, _T.flatten, _T.__getitem__, torch.reshape, torch.flatten}
-_NUMBERS = (
-    "item", "tolist", "__bool__", "__float__", "__int__", "__index__", "__contains__", "max", "min", "amax", "amin",
-    "aminmax", "sum", "mean", "prod", "std", "var", "norm", "all", "any", "argmax", "argmin", "equal", "allclose",
-    "isclose", "isnan", "isinf", "isfinite", "eq", "ne", "lt", "le", "gt", "ge", "__eq__", "__ne__", "__lt__", "__le__",
-    "__gt__", "__ge__", "nonzero", "count_nonzero", "unique", "matmul", "mm", "mv", "dot", "__matmul__", "maximum",
-    "minimum", "sort", "argsort", "topk", "cumsum", "round", "floor", "ceil", "sign", "isin", "bincount", "gather",
-    "take", "masked_select", "tril", "triu", "logical_not", "logical_and", "logical_or",
-)  # fmt: skip
 METADATA_ONLY = frozenset([*_DESCRIBES, *_PLACED, *_VIEWS, _T.storage_offset, _T.detach, _T.data.__get__, torch.detach])
 """Functions that read no element of a tensor: they describe it, or make a view of it whatever its strides are.
 
@@ -328,17 +317,6 @@ def register() -> None:
         for func, handler in handlers.items():
             if handler not in HANDLERS.setdefault(func, []):
                 HANDLERS[func].append(handler)
-    READS.update(set(COMPUTES) - _ALIASES)
-    READS.update(getattr(of, name) for name in _NUMBERS for of in (_T, torch) if hasattr(of, name))
-    READS_OTHERS.update(
-        getattr(_T, name)
-        for name in (
-            "copy_", "__setitem__", "add_", "sub_", "mul_", "div_", "__iadd__", "__isub__", "__imul__", "__itruediv__",
-            "index_copy_", "index_add_", "index_fill_", "masked_fill_", "masked_scatter_", "scatter_", "scatter_add_",
-            "lerp_", "addcmul_", "maximum", "logical_and_", "logical_or_", "bitwise_and_", "bitwise_or_", "fill_",
-        )
-        if hasattr(_T, name)
-    )  # fmt: skip
     DESCRIBES.update([*_DESCRIBES, *_PLACED, _T.storage_offset])
     KEEPS.update({_T.data.__set__: 0, _T.grad.__set__: 1, _T.__reduce_ex__: 0})
     KEEPS.update(

@@ -48,7 +48,6 @@ class EagerReader:
         self._small: dict[tuple[int, str], torch.Tensor] = {}
         self._small_bytes = 0
         self._order: tuple[Checkpoint, list[str], int] | None = None
-        self._numbers: tuple[Checkpoint, dict[str, int]] | None = None
 
     def hands_out(self, checkpoint: Checkpoint, order: list[str], index: int) -> None:
         """Learns which tensor loading code is given now, and which come after it."""
@@ -83,7 +82,9 @@ class EagerReader:
         if self._order is None or self._order[0] is not checkpoint:
             return
         _, order, latest = self._order
-        at = latest if order[latest] == name else self._numbered(checkpoint, order).get(name, len(order))
+        if name not in order:
+            return
+        at = latest if order[latest] == name else order.index(name)
         near, room, kind = _TOGETHER_BYTES, _TOGETHER_BYTES, _kind(name)
         for other in islice(order, at + 1, None):
             nbytes = checkpoint[other].nbytes
@@ -95,12 +96,6 @@ class EagerReader:
                 return
             if (id(checkpoint), other) not in self._small:
                 yield other
-
-    def _numbered(self, checkpoint: Checkpoint, order: list[str]) -> dict[str, int]:
-        """Where in the order that it is handed out in each tensor is."""
-        if self._numbers is None or self._numbers[0] is not checkpoint:
-            self._numbers = checkpoint, {name: place for place, name in enumerate(order)}
-        return self._numbers[1]
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Which recorders see what this thread does, and which of torch's modes on its stacks are theirs.
+"""Whether a recorder sees what this thread does, and how many of torch's modes on its stacks are Penstock's.
 
 Knows neither what recorders do nor what the modes see.
 """
@@ -6,7 +6,7 @@ Knows neither what recorders do nor what the modes see.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,21 +21,16 @@ class Watch:
         self.recorder: Recorder | None = recorder
 
 
-class Modes(Protocol):
-    """The modes that one watch has in this thread."""
-
-    def is_on(self) -> bool:
-        """Whether the one that sees operators is on torch's stack."""
-
-
 class _Here(threading.local):
     def __init__(self) -> None:
-        self.watches: list[Watch] = []
-        self.modes: list[Modes] = []
+        self.watch: Watch | None = None
+        """The last that was begun in this thread."""
+        self.modes = 0
+        """How many modes that see operators are on torch's stack for it, and for those before it."""
 
-    def lasting(self) -> tuple[Watch, ...]:
-        """The watches whose recorders record."""
-        return tuple(watch for watch in self.watches if watch.recorder is not None)
+    def lasting(self) -> Watch | None:
+        """The watch, while its recorder records."""
+        return None if self.watch is None or self.watch.recorder is None else self.watch
 
 
 here = _Here()
@@ -43,13 +38,10 @@ here = _Here()
 
 def is_watched(recorder: Recorder) -> bool:
     """Whether what this thread does is seen by a recorder."""
-    for watch in here.watches:  # noqa: SIM110 - asked at every call of torch
-        if watch.recorder is recorder:
-            return True
-    return False
+    watch = here.watch
+    return watch is not None and watch.recorder is recorder
 
 
 def others_watch() -> bool:
     """Whether this thread has modes of others, which see operators and may change what they do."""
-    stack = torch._C._len_torch_dispatch_stack()  # type: ignore[attr-defined, unused-ignore]
-    return bool(stack and stack > sum(modes.is_on() for modes in here.modes))
+    return bool(torch._C._len_torch_dispatch_stack() > here.modes)  # type: ignore[attr-defined, unused-ignore]

@@ -7,15 +7,15 @@ tensor on the meta device, so sizes, strides and offsets are right by constructi
 ``copy_`` and assignment into existing memory go to the recorder, which reads all such places together later.
 
 Everything else is done by torch with a materialised tensor. Lazy tensors that alias each other share a ``LazyStorage``.
-A function that only reads gets a tensor of what it reads. A function that may write to its argument, or keep an alias
-of it, materialises the whole storage, once; all lazy tensors of that storage are views of it from then on. So nobody
-can tell a lazy tensor from an eager one by writing to it.
+It is materialised as a whole, once; all lazy tensors of that storage are views of it from then on. So nobody can tell a
+lazy tensor from an eager one by writing to it.
 
 Which function of torch is treated how is in ``calls``. This module knows recorders by what it asks of them only.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ import torch
 from penstock.errors import PenstockError
 from penstock.recording.here import others_watch
 from penstock.recording.sources import Value, mapped, view_of
+from penstock.recording.waiting import before
 
 if TYPE_CHECKING:
     from penstock.recording.recorder import Recorder
@@ -32,14 +33,8 @@ if TYPE_CHECKING:
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
-DEEPCOPY: Any = torch.Tensor.__deepcopy__
-
 HANDLERS: dict[Any, list[Handler]] = {}
 """By functions of torch, what does them, or returns NotImplemented: then the next, at last torch, materialised."""
-READS: set[Any] = set()
-"""Functions that read their arguments, and neither write to them nor return or keep an alias of them."""
-READS_OTHERS: set[Any] = set()
-"""Functions that do the same with all arguments but the first."""
 DESCRIBES: set[Any] = set()
 """Functions whose handlers only say what a lazy tensor is: no element of it is asked for."""
 KEEPS: dict[Any, int] = {}
@@ -67,34 +62,20 @@ class LazyStorage:
         value: what all of the storage holds, as it was read.
         device: where it is, or will be.
         materialised: the storage itself as a tensor of ``value``'s sizes and strides, once there has to be one.
-        parent: the storage, and the value in it, that this one is in truth: the same elements, read in a way that is no
-            view by strides (as elements of another size).
-        part: makes ``materialised`` of the parent's tensor.
     """
 
-    __slots__ = ("__weakref__", "device", "materialised", "parent", "part", "value")
+    __slots__ = ("__weakref__", "device", "materialised", "value")
 
     def __init__(self, value: Value, device: torch.device) -> None:
         self.value = value
         self.device = device
         self.materialised: torch.Tensor | None = None
-        self.parent: tuple[LazyStorage, Value] | None = None
-        self.part: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def is_all(self, value: Value) -> bool:
         """Whether a value of this storage is all of it."""
         whole, part = view_of(self.value.meta), view_of(value.meta)
         same = value.meta.element_size() == self.value.meta.element_size() and whole.offset == part.offset
         return same and whole.numel() == part.numel() and (whole == part or part._replace(offset=0).is_packed())
-
-    def is_materialised(self) -> bool:
-        """Whether there is a tensor for it."""
-        if self.materialised is None and self.parent is not None and self.part is not None:
-            storage, value = self.parent
-            if storage.is_materialised():
-                with unwatched(), torch.inference_mode(mode=False):
-                    self.materialised = self.part(storage.tensor(value))
-        return self.materialised is not None
 
     def offset_of(self, value: Value) -> int:
         """The storage offset, in its elements, of a value in this storage."""
@@ -127,8 +108,6 @@ class LazyTensor(torch.Tensor):
     lazy_storage: LazyStorage
     _tensor: torch.Tensor | None
     """The tensor in its place, an alias of the storage, once that is materialised."""
-    lazy_part: torch.Tensor | None
-    """Its elements, for who reads them only."""
 
     @staticmethod
     def __new__(  # noqa: PYI034 - Self is newer than Python 3.10
@@ -158,7 +137,7 @@ class LazyTensor(torch.Tensor):
             device=torch.device("meta"),
             dispatch_device=True,
         )
-        lazy.lazy_recorder, lazy.lazy_value, lazy._tensor, lazy.lazy_part = recorder, value, None, None
+        lazy.lazy_recorder, lazy.lazy_value, lazy._tensor = recorder, value, None
         lazy.lazy_storage = recorder.storage(value, device) if storage is None else storage
         return lazy
 
@@ -166,9 +145,15 @@ class LazyTensor(torch.Tensor):
         value = self.lazy_value
         return f"LazyTensor({value.stored().name!r}, shape={list(value.meta.shape)}, dtype={value.dtype})"
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A deep copy, of the object itself: with the attributes that it was given."""
+        self.lazy_recorder.materialise(self, torch.Tensor.__deepcopy__)
+        materialise_in_place(self)
+        return copy.deepcopy(self, memo)
+
     def materialised(self) -> torch.Tensor | None:
         """The tensor in its place, if its storage is materialised."""
-        if self._tensor is None and self.lazy_storage.is_materialised():
+        if self._tensor is None and self.lazy_storage.materialised is not None:
             self._tensor = self.lazy_storage.tensor(self.lazy_value)
         return self._tensor
 
@@ -194,25 +179,13 @@ class LazyTensor(torch.Tensor):
     ) -> Any:
         del types
         named = {} if kwargs is None else dict(kwargs)
-        try:
-            return cls._called(func, args, named)
-        except AttributeError as error:
-            if not _was_materialised(error):
-                raise
-        return func(*args, **named)
-
-    @staticmethod
-    def _called(func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        if func is DEEPCOPY:
-            return _deepcopied(*args, **named)
         found = _Found()
-        lazy, materialised, recorders = found.lazy, found.materialised, found.recorders
+        lazy, materialised = found.lazy, found.materialised
         at = KEEPS.get(func)
         if at is not None and at < len(args) and isinstance(args[at], LazyTensor):
             # C++ code that does not call this function sees the wrapper, of the shape and dtype that it had.
             first = args[at].materialised()
             if first is None or first.is_leaf:
-                recorders[id(args[at].lazy_recorder)] = args[at].lazy_recorder
                 materialise_in_place(args[at])
 
         args, named = found.arguments(args), found.arguments(named)
@@ -224,8 +197,7 @@ class LazyTensor(torch.Tensor):
                     return result
             result = call_materialised(func, args, named)
         else:
-            for recorder in recorders.values():
-                recorder.before(func, args, named)
+            before(func, args, named)
             result = func(*args, **named)
         return _object_of(result, [*lazy, *materialised])
 
@@ -236,14 +208,9 @@ class LazyTensor(torch.Tensor):
         """For what reaches torch's dispatcher without passing ``__torch_function__``: never lazily."""
         del types
         named = {} if kwargs is None else dict(kwargs)
-        try:
-            if func is torch.ops.prim.device.default:
-                return args[0].lazy_storage.device
-            result = call_materialised(func, args, named)
-        except AttributeError as error:
-            if not _was_materialised(error):
-                raise
-            return func(*args, **named)
+        if func is torch.ops.prim.device.default:
+            return args[0].lazy_storage.device
+        result = call_materialised(func, args, named)
         # Under inference mode nobody else puts the argument back that an in-place operator returns.
         return _object_of(result, args)
 
@@ -255,62 +222,26 @@ def _object_of(result: Any, args: Iterable[Any]) -> Any:
     return next((value for value in args if getattr(value, "_tensor", None) is result), result)
 
 
-_OF_LAZY = {*vars(LazyTensor), *LazyTensor.__annotations__} - set(dir(torch.Tensor))
-"""Attributes and methods that regular tensors do not have."""
-
-
-def _deepcopied(lazy: LazyTensor, *memo: Any, **named: Any) -> Any:
-    """A deep copy. ``memo`` is what copies share, so it is handed on as it is, and what it holds is not looked at."""
-    if not isinstance(lazy, LazyTensor):
-        return DEEPCOPY(lazy, *memo, **named)
-    recorder = lazy.lazy_recorder
-    tensor = recorder.materialise(lazy, DEEPCOPY, only_read=False)
-    recorder.before(DEEPCOPY, (tensor,), {})
-    # Of the object itself, with the attributes that it was given.
-    materialise_in_place(lazy)
-    return DEEPCOPY(lazy, *memo, **named)
-
-
 class _Found:
     """Lazy tensors among the arguments of a call. (Functions that call themselves would keep them, in a cycle.)"""
 
-    __slots__ = ("lazy", "materialised", "recorders")
+    __slots__ = ("lazy", "materialised")
 
     def __init__(self) -> None:
         self.lazy: list[LazyTensor] = []
         self.materialised: list[LazyTensor] = []
-        self.recorders: dict[int, Recorder] = {}
 
     def arguments(self, value: Any) -> Any:
         """Arguments with tensors in the places of lazy ones whose storage is materialised."""
         if isinstance(value, LazyTensor):
-            self.recorders[id(value.lazy_recorder)] = value.lazy_recorder
             tensor = value.materialised()
             (self.lazy if tensor is None else self.materialised).append(value)
             return value if tensor is None else tensor
         return mapped(self.arguments, value)
 
 
-def in_place_of(value: Any, make: Callable[[Recorder, LazyTensor], torch.Tensor]) -> Any:
-    """What ``make`` makes in the place of a lazy tensor; other values, and one that was materialised, as they are."""
-    if not isinstance(value, LazyTensor):
-        return value
-    try:
-        return make(value.lazy_recorder, value)
-    except AttributeError as error:
-        if not _was_materialised(error):
-            raise
-        return value
-
-
-def materialise_in_place(lazy: LazyTensor, swap: Callable[[Any, Any], None] | None = None) -> None:
-    """Makes the Python object a regular tensor, if another thread has not."""
-    in_place_of(lazy, lambda recorder, _: recorder.locked(lambda: _materialise_in_place(lazy, swap)))
-
-
-def _materialise_in_place(lazy: LazyTensor, swap: Callable[[Any, Any], None] | None) -> Any:
-    if type(lazy) is not LazyTensor:
-        return
+def materialise_in_place(lazy: LazyTensor) -> None:
+    """Makes the Python object a regular tensor, which is filled with what else is recorded."""
     tensor = lazy.lazy_recorder.materialise_later(lazy)
     with unwatched(), torch.inference_mode(mode=False):
         grad = tensor.grad if tensor.is_leaf else None
@@ -323,17 +254,11 @@ def _materialise_in_place(lazy: LazyTensor, swap: Callable[[Any, Any], None] | N
             alias.data = tensor
         if tensor.requires_grad and tensor.is_leaf:
             alias.requires_grad_(True)
-        # In this order: to another thread it is a materialised lazy tensor, or a regular one (``_was_materialised``).
-        (swap or torch._C._swap_tensor_impl)(lazy, alias)
+        torch._C._swap_tensor_impl(lazy, alias)
         lazy.__class__ = torch.Tensor  # type: ignore[assignment]
         # What loading code has set stays.
         for name in LazyTensor.__annotations__:
             vars(lazy).pop(name, None)
-
-
-def _was_materialised(error: AttributeError) -> bool:
-    """Whether a call failed since a lazy tensor of its arguments has become a regular one meanwhile."""
-    return type(error.obj) is torch.Tensor and error.name in _OF_LAZY
 
 
 def empty_for(storage: LazyStorage) -> torch.Tensor:
@@ -369,36 +294,15 @@ def is_alias(one: Any, other: torch.Tensor) -> bool:
 
 def call_materialised(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls ``func`` with materialised tensors in the places of lazy ones."""
-    recorders: dict[int, Recorder] = {}
-    reads = _reads(func)
-    args = tuple(
-        _argument(value, func, recorders, reads(number) and "out" not in kwargs) for number, value in enumerate(args)
-    )
-    kwargs = {name: _argument(value, func, recorders, reads(name) and name != "out") for name, value in kwargs.items()}
-    for recorder in recorders.values():
-        recorder.before(func, args, kwargs)
+    args, kwargs = _materialised(args, func), _materialised(kwargs, func)
+    before(func, args, kwargs)
     return func(*args, **kwargs)
 
 
-def _argument(value: Any, func: Any, recorders: dict[int, Recorder], only_read: bool) -> Any:
+def _materialised(value: Any, func: Any) -> Any:
     if isinstance(value, LazyTensor):
-        recorders[id(value.lazy_recorder)] = value.lazy_recorder
-        return value.lazy_recorder.materialise(value, func, only_read=only_read)
-    return mapped(lambda item: _argument(item, func, recorders, only_read), value)
-
-
-def _reads(func: Any) -> Callable[[int | str], bool]:
-    """Whether a function only reads an argument, by its number or name."""
-    schema = getattr(func, "_schema", None)
-    if schema is not None:
-        of = schema.arguments
-        changed = {key for at, of_one in enumerate(of) if of_one.alias_info is not None for key in (at, of_one.name)}
-        return lambda key: key not in changed
-    if func in READS:
-        return lambda _: True
-    if func in READS_OTHERS:
-        return lambda key: isinstance(key, int) and key > 0
-    return lambda _: False
+        return value.lazy_recorder.materialise(value, func)
+    return mapped(lambda item: _materialised(item, func), value)
 
 
 def name_of(func: Any) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,7 +25,7 @@ from penstock.frameworks.torch import DTYPES, Torch, copy_refused, has_version
 from penstock.loading import Load
 from penstock.parts import load_parts
 from penstock.progress import Progress, ProgressOption, progress_reporter
-from penstock.recording import calls
+from penstock.recording import calls, waiting
 from penstock.recording.calls import EXPOSES, MAY_COPY, METADATA_ONLY, is_static
 from penstock.recording.eager_reader import EagerReader, is_small
 from penstock.recording.here import is_watched
@@ -43,7 +43,6 @@ from penstock.recording.pending import Pending, PendingCopy
 from penstock.recording.places import has_no_overlap, place_of, storage_address
 from penstock.recording.sources import TensorRef, Value
 from penstock.recording.statistics import Statistics
-from penstock.recording.waiting import ACTIVE, flush_overlapping, is_hidden, others_than
 from penstock.recording.watching import replaced, watched
 
 if TYPE_CHECKING:
@@ -65,6 +64,8 @@ class Recorder:
         with Recorder("cuda:0") as recorder:
             model.load_weights(recorder.weights(penstock.open(path)))
         print(recorder.statistics)
+
+    A process records one load at a time: a recorder that is entered while another is hands out eager tensors.
 
     ``torch.vmap``, ``torch.func``, ``torch.jit.trace``, ``make_fx`` and functions of autograd's with weights are not
     recorded, and may raise torch's errors of tensors without storage: such code loads with eager tensors.
@@ -101,6 +102,8 @@ class Recorder:
         self._exposed: dict[int, torch.UntypedStorage] = {}
         """Storages, by address, whose address was taken: others than torch may read or write them."""
         self._active = False
+        self._is_aside = False
+        """Whether another recorder was active when this one was entered."""
         self._reading = False
         """Whether memory is being filled of what is no longer pending."""
         self._filling: frozenset[int] = frozenset()
@@ -131,6 +134,10 @@ class Recorder:
         order = list(checkpoint.offset_keys() if names is None else names)
         if not any(checkpoint is known for known in self._checkpoints):
             self._checkpoints.append(checkpoint)
+        if self._is_aside:
+            self.statistics.notes.append(_ASIDE)
+            yield from self.eager(checkpoint, order, prefix=prefix)
+            return
         for index, name in enumerate(order):
             info = checkpoint[name]
             recorded = self.statistics.in_place + self.statistics.converted
@@ -155,9 +162,13 @@ class Recorder:
         self, checkpoint: Checkpoint, names: Iterable[str] | None = None, *, prefix: str = ""
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields ``(prefix + name, tensor)``: eager tensors on the device, in the order of their bytes."""
-        for name, tensor in checkpoint.stream(
-            names, device=self._device, progress=self._progress, options=self._options
-        ):
+        tensors = checkpoint.stream(names, device=self._device, progress=self._progress, options=self._options)
+        while True:
+            # What a load does with addresses of tensors concerns no recording.
+            with unwatched():
+                name, tensor = next(tensors, (None, None))
+            if name is None or tensor is None:
+                break
             self.statistics.tensors += 1
             self.statistics.fallback += 1
             self.statistics.available_bytes += tensor.numel() * tensor.element_size()
@@ -176,8 +187,6 @@ class Recorder:
 
     def record(self, memory: torch.Tensor, lazy: LazyTensor) -> bool:
         """Notes that ``memory`` gets the value of ``lazy``. False where that has to be copied now."""
-        # It comes after what another recorder is still to read there.
-        flush_overlapping(memory, others_than(self))
         with self._lock:
             # What a thread does that is not watched would not make it be read first.
             return self._active and is_watched(self) and self._record(memory, lazy.lazy_value)
@@ -211,58 +220,25 @@ class Recorder:
                 torch.autograd.graph.increment_version(written)
             return True
 
-    def locked(self, do: Callable[[], Any]) -> Any:
-        """Does something while no other thread changes what lazy tensors are."""
+    def materialise(self, lazy: LazyTensor, func: Callable[..., Any]) -> torch.Tensor:
+        """The tensor in the place of a lazy one, for ``func``, which needs it."""
         with self._lock:
-            return do()
-
-    def materialise(self, lazy: LazyTensor, func: Callable[..., Any], *, only_read: bool) -> torch.Tensor:
-        """The tensor in the place of a lazy one, for ``func``.
-
-        Args:
-            lazy: the lazy tensor.
-            func: what needs it.
-            only_read: whether ``func`` neither writes to it nor keeps an alias of it: then no more is read than it is.
-        """
-        with self._lock:
-            if type(lazy) is not LazyTensor:
-                # It has become one while this thread waited for the lock.
-                return lazy
-            tensor = lazy.materialised()
-            if tensor is None:
-                storage, value = lazy.lazy_storage, lazy.lazy_value
-                self.statistics.eager.setdefault(value.stored().name, name_of(func))
-                if only_read and not (storage.parent is None and storage.is_all(value)):
-                    if lazy.lazy_part is None:
-                        lazy.lazy_part = self._read_now(value, storage.device)
-                    return lazy.lazy_part
-                while storage.parent is not None:
-                    storage = storage.parent[0]
+            if lazy.materialised() is None:
+                storage = lazy.lazy_storage
+                self.statistics.eager.setdefault(storage.value.stored().name, name_of(func))
                 storage.materialised = self._read_now(storage.value, storage.device)
             return lazy.materialised_now()
-
-    def materialised_as(self, storage: LazyStorage, tensor: torch.Tensor) -> bool:
-        """Makes ``tensor`` that of a storage. False where another thread has given it one meanwhile."""
-        with self._lock:
-            if storage.is_materialised():
-                return False
-            storage.materialised = tensor
-            return True
 
     def materialise_later(self, lazy: LazyTensor) -> torch.Tensor:
         """A tensor in the place of a lazy one, which is filled with what else is recorded."""
         with self._lock:
-            if type(lazy) is not LazyTensor:
-                return lazy
             storage = lazy.lazy_storage
-            while storage.parent is not None:
-                storage = storage.parent[0]
             if lazy.materialised() is None:
                 with unwatched():
                     tensor = empty_for(storage)
                     recorded = self._active and is_watched(self) and self._record(tensor, storage.value)
                 if not recorded:
-                    return self.materialise(lazy, torch.Tensor.detach, only_read=False)
+                    return self.materialise(lazy, torch.Tensor.detach)
                 # Not before: other threads would use it as memory that nothing is to be read into.
                 storage.materialised = tensor
             return lazy.materialised_now()
@@ -277,9 +253,6 @@ class Recorder:
                 made.storage_offset() == 0 and made.untyped_storage().nbytes() == made.numel() * made.element_size()
             )
             if packed and made.stride() == value.meta.stride():
-                return made
-            if value.meta.numel() and not has_no_overlap(value.meta):
-                # Repeated elements: who only reads does not mind.
                 return made
             return torch.empty_strided(made.shape, value.meta.stride(), dtype=made.dtype, device=device).copy_(made)
 
@@ -315,28 +288,31 @@ class Recorder:
             self._exposed[memory] = tensor.untyped_storage()
 
     def flush_overlapping(self, value: Any) -> None:
-        """Flushes if any tensor in ``value`` shares memory with what is still to be read, by any recorder."""
-        flush_overlapping(value, [self, *others_than(self)])
-
-    def has_to_fill(self) -> bool:
-        """Whether anything is still to be read, or is being read."""
-        return bool(self._places or self._filling)
-
-    def is_to_fill(self, memory: int) -> bool:
-        """Whether something is still to be read, or is being read, to the memory of that address."""
-        # Without the lock: what is no longer among places is being filled.
-        return memory in self._places or memory in self._filling
-
-    def flush_for(self, tensor: torch.Tensor) -> None:
-        """Flushes if a tensor shares memory with what is still to be read; waits for what another thread reads."""
-        with self._lock:
-            self._flush_overlapping(tensor)
+        """Flushes if any tensor in ``value`` shares memory with what is still to be read; waits for what another thread
+        reads there.
+        """
+        if not (self._places or self._filling):
+            return
+        if isinstance(value, torch.Tensor):
+            if not isinstance(value, LazyTensor):
+                with unwatched():
+                    memory = storage_address(value)
+                    # Without the lock: what is no longer among places is being filled.
+                    if memory in self._places or memory in self._filling or _is_hidden(value, memory):
+                        with self._lock:
+                            self._flush_overlapping(value)
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            for item in value:
+                self.flush_overlapping(item)
+        elif isinstance(value, Mapping):
+            for item in value.values():
+                self.flush_overlapping(item)
 
     def _flush_overlapping(self, tensor: torch.Tensor) -> None:
         if self._pending:
             memory = storage_address(tensor)
             places = self._places.get(memory)
-            if is_hidden(tensor, memory) or not (
+            if _is_hidden(tensor, memory) or not (
                 places is None or places.are_clear_of(tensor) or self._flush_small(memory)
             ):
                 self.flush()
@@ -421,17 +397,22 @@ class Recorder:
         )
 
     def __enter__(self) -> Recorder:  # noqa: PYI034 - Self is newer than Python 3.10
+        self._is_aside = not waiting.begin(self)
+        if self._is_aside:
+            if self._sharing is not None:
+                self._sharing.opt_out(_ASIDE)
+            return self
         with ExitStack() as entered:
+            entered.callback(waiting.end, self)
             entered.enter_context(replaced())
-            if self._keep == "eager":
-                entered.enter_context(self._kept)
             entered.enter_context(watched(self))
             self._entered = entered.pop_all()
         self._active = True
-        ACTIVE.add(self)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._is_aside:
+            return
         try:
             if error is None:
                 self._end()
@@ -441,7 +422,6 @@ class Recorder:
             self._tell(failure)
             raise
         finally:
-            ACTIVE.discard(self)
             with self._lock:
                 self._active = False
                 self._reading, self._filling = False, frozenset()
@@ -490,6 +470,14 @@ class Recorder:
                         cause=cause,
                         remedy='Load this model with {"record": false}',
                     )
+
+
+_ASIDE = "eager tensors: another load of this process is being recorded"
+
+
+def _is_hidden(tensor: torch.Tensor, memory: int) -> bool:
+    """Whether torch does not say where a tensor's elements are."""
+    return memory == 0 and tensor.numel() > 0 and not tensor.is_meta
 
 
 def _takes(memory: torch.Tensor, value: Value) -> bool:

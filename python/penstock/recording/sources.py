@@ -80,12 +80,7 @@ def view_of(tensor: torch.Tensor) -> View:
     return View(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
 
-_ROUNDED = frozenset(
-    getattr(of, name)
-    for name in ("exp", "log", "sigmoid", "rsqrt", "pow", "__pow__")
-    for of in (torch.Tensor, torch)
-    if hasattr(of, name)
-)
+_ROUNDED = frozenset([torch.exp, torch.Tensor.exp, torch.log, torch.Tensor.log])
 """Functions whose last bit differs from processor to processor. The engines' own loaders do them on the CPU."""
 
 

@@ -1,61 +1,62 @@
-"""Recorders that wait for each other: who uses memory that any of them still has to fill makes that be read first.
+"""The recording of this process, for whom others use memory that it still has to fill: that is read first.
 
-It knows recorders by what they have to fill, and nothing of what they read. After a fork it has each begin anew.
+There is one at a time. After a fork a child of the thread that records goes on with it, any other begins anew.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import threading
 from typing import TYPE_CHECKING, Any
-
-import torch
-
-from penstock.recording import watching
-from penstock.recording.lazy import LazyTensor, unwatched
-from penstock.recording.places import storage_address
 
 if TYPE_CHECKING:
     from penstock.recording.recorder import Recorder
 
-ACTIVE: set[Recorder] = set()
-"""The recorders that are entered, of all threads."""
+_lock = threading.Lock()
+_recorder: Recorder | None = None
+_thread = 0
+"""The thread that has entered it."""
 
 
-def others_than(recorder: Recorder) -> list[Recorder]:
-    """The other recorders that are entered."""
-    return [other for other in list(ACTIVE) if other is not recorder]
+def begin(recorder: Recorder) -> bool:
+    """Makes it the one that records. False where another does."""
+    global _recorder, _thread
+    with _lock:
+        if _recorder is not None:
+            return False
+        _recorder, _thread = recorder, threading.get_ident()
+        return True
 
 
-def flush_overlapping(value: Any, recorders: Sequence[Recorder]) -> None:
-    """Has recorders flush if a tensor in ``value`` shares memory with what they still have to fill."""
-    recorders = [recorder for recorder in recorders if recorder.has_to_fill()]
-    if not recorders:
-        return
-    if isinstance(value, torch.Tensor):
-        if not isinstance(value, LazyTensor):
-            with unwatched():
-                memory = storage_address(value)
-                for recorder in recorders:
-                    if recorder.is_to_fill(memory) or is_hidden(value, memory):
-                        recorder.flush_for(value)
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for item in value:
-            flush_overlapping(item, recorders)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            flush_overlapping(item, recorders)
+def end(recorder: Recorder) -> None:
+    """It records no more."""
+    global _recorder  # noqa: PLW0603
+    with _lock:
+        if _recorder is recorder:
+            _recorder = None
 
 
-def is_hidden(tensor: torch.Tensor, memory: int) -> bool:
-    """Whether torch does not say where a tensor's elements are."""
-    return memory == 0 and tensor.numel() > 0 and not tensor.is_meta
+def flush_overlapping(value: Any) -> None:
+    """Has what is recorded be read if a tensor in ``value`` shares memory with what is still to be filled."""
+    recorder = _recorder
+    if recorder is not None:
+        recorder.flush_overlapping(value)
+
+
+def before(func: Any, args: Any, kwargs: Any) -> None:
+    """Called before a function of torch that is given materialised tensors in the places of lazy ones."""
+    recorder = _recorder
+    if recorder is not None:
+        recorder.before(func, args, kwargs)
 
 
 def _in_child() -> None:
-    watching.after_fork()
-    for recorder in list(ACTIVE):
-        recorder.after_fork()
+    global _lock, _recorder  # noqa: PLW0603
+    _lock = threading.Lock()
+    if _recorder is not None:
+        _recorder.after_fork()
+        if _thread != threading.get_ident():
+            _recorder = None
 
 
 os.register_at_fork(after_in_child=_in_child)

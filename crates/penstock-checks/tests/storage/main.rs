@@ -128,44 +128,31 @@ fn images_of_disks_on_a_loop_device() {
     for (name, make) in makes {
         let Some(image) = or_skip(&format!("images, {name}"), Mounted::image(make)) else { continue };
         let found = Storage::of(image.path());
-        assert_eq!((found.kind, found.name), (StorageKind::Disk, format!("{name} on loop")));
-        assert_eq!(load_from(image.path()).storage, format!("{name} on loop"));
+        // A btrfs, which may be of several disks, has no device of its own.
+        let shown = if name == "btrfs" { "btrfs".to_owned() } else { format!("{name} on loop") };
+        assert!(found.kind == StorageKind::Disk && found.name.starts_with(&shown), "{found:?}");
+        assert_eq!(load_from(image.path()).storage, found.name);
     }
 }
 
 #[test]
-fn an_overlay_is_looked_through_to_the_layer_that_holds_the_file() {
+fn an_overlay_is_a_disk_whatever_its_layers_lie_on() {
     let Some(tmpfs) = or_skip("overlay", Mounted::new(&["-t", "tmpfs", "none"])) else { return };
-    let disk = tempfile::tempdir().unwrap();
-    let below = Storage::of(disk.path());
-    for folder in ["upper", "work", "lower:odd, name"] {
+    for folder in ["upper", "work", "lower"] {
         fs::create_dir(tmpfs.path().join(folder)).unwrap();
     }
     let file = file_of(&[MIB]);
-    fs::write(tmpfs.path().join("lower:odd, name").join("in-memory.safetensors"), &file).unwrap();
-    fs::write(disk.path().join("on-disk.safetensors"), &file).unwrap();
-    let options = format!(
-        r"lowerdir={}:{}/lower\:odd\, name,upperdir={2}/upper,workdir={2}/work",
-        text(disk.path()),
-        text(tmpfs.path()),
-        text(tmpfs.path()),
-    );
+    fs::write(tmpfs.path().join("lower").join(FILE), &file).unwrap();
+    let options = format!("lowerdir={0}/lower,upperdir={0}/upper,workdir={0}/work", text(tmpfs.path()));
     let overlay = Mounted::new(&["-t", "overlay", "overlay", "-o", &options]);
     let Some(overlay) = or_skip("overlay", overlay) else { return };
     let at = |name: &str| overlay.path().join(name);
     fs::write(at("written.safetensors"), &file).unwrap();
-    let name = |file: &str| Storage::of(&at(file)).name;
-    assert_eq!(name("in-memory.safetensors"), "overlay on tmpfs");
-    assert_eq!(name("written.safetensors"), "overlay on tmpfs");
-    assert_eq!(name("on-disk.safetensors"), format!("overlay on {}", below.name));
-    assert_eq!(Storage::of(&at("on-disk.safetensors")).kind, below.kind);
-    assert_eq!(load(&at("in-memory.safetensors"), &file).storage, "overlay on tmpfs");
-
-    // Where the layers' paths lead nowhere, as in a container, it is a disk like any other.
-    run("umount", &["-l", text(tmpfs.path())]).unwrap();
-    let unknown = Storage::of(&at("in-memory.safetensors"));
-    assert_eq!((unknown.kind, unknown.name.as_str()), (StorageKind::Disk, "overlay"));
-    assert_eq!(load(&at("in-memory.safetensors"), &file).storage, "overlay");
+    for name in [FILE, "written.safetensors"] {
+        let found = Storage::of(&at(name));
+        assert_eq!((found.kind, found.name.as_str()), (StorageKind::Disk, "overlay"));
+        assert_eq!(load(&at(name), &file).storage, "overlay");
+    }
 }
 
 #[test]
@@ -264,12 +251,9 @@ fn each_of_several_fuse_readers_goes_from_front_to_back_through_a_file_of_its_ow
 }
 
 #[test]
-fn fuse_without_a_subtype_is_known_by_its_source_and_small_requests_are_noted() {
+fn fuse_without_a_subtype_is_known_by_its_source() {
     let file = file_of(&[MIB]);
-    let options = [MountOption::FSName("mountpoint-s3".into()), MountOption::CUSTOM("max_read=65536".into())];
+    let options = [MountOption::FSName("mountpoint-s3".into())];
     let Some(fuse) = or_skip("fuse", RecordingFuse::mount(FILE, file.clone(), &options)) else { return };
-    let stats = load(&fuse.file(FILE), &file);
-    assert_eq!(stats.storage, "fuse.mountpoint-s3");
-    let [note] = &stats.notes[..] else { panic!("{:?}", stats.notes) };
-    assert!(note.contains(text(fuse.path())) && note.contains("max_read=65536"), "{note}");
+    assert_eq!(load(&fuse.file(FILE), &file).storage, "fuse.mountpoint-s3");
 }

@@ -5,7 +5,6 @@
 
 use super::location::{self, LocationKind, classify, shown};
 use super::source::INDEX_SUFFIX;
-use crate::closest::closest;
 use crate::error::{Error, ErrorKind};
 use crate::store::{Store, is_known_scheme, location_of};
 
@@ -48,17 +47,6 @@ pub(super) fn no_weights(store: &dyn Store, directory: &str, locations: &[String
         .remedy(remedy)
 }
 
-/// The refusal of a pattern on a server that cannot list.
-pub(super) fn http_pattern(location: &str) -> Error {
-    let directory = location::parent(location);
-    let directory = if directory.contains(['*', '[']) { "" } else { directory };
-    let index = location::join(&shown(directory), "model.safetensors.index.json");
-    let cause = "a pattern in an HTTP URL matches nothing: a plain HTTP server cannot list what it holds";
-    Error::new(ErrorKind::NotFound, cause)
-        .object(shown(location))
-        .remedy(format!("Name the shard index, such as {index}, or give a list of the files' URLs"))
-}
-
 /// The refusal of a path that does not exist.
 pub(super) fn missing(store: &dyn Store, location: &str) -> Error {
     if location.is_empty() {
@@ -73,15 +61,13 @@ pub(super) fn missing(store: &dyn Store, location: &str) -> Error {
         return error.remedy("`~` stands for no directory here: give the full path");
     }
     let directory = location::parent(location);
-    let like = like(store, location).map(|like| format!("Did you mean {like}? ")).unwrap_or_default();
     if classify(location::or_here(directory)) != LocationKind::Directory {
         return match typed(location).split('/').collect::<Vec<_>>()[..] {
             [owner, model] if !owner.is_empty() && !model.is_empty() && !owner.starts_with('.') => error
                 .remedy(format!(
-                    "{like}For a model on the Hugging Face Hub, write hf://{owner}/{model}; else check the path"
+                    "For a model on the Hugging Face Hub, write hf://{owner}/{model}; else check the path"
                 )),
-            _ => error
-                .remedy(format!("{like}The directory {directory} does not exist either: check the path")),
+            _ => error.remedy(format!("The directory {directory} does not exist either: check the path")),
         };
     }
     let entries = store.list(location::or_here(directory)).unwrap_or_default();
@@ -91,32 +77,15 @@ pub(super) fn missing(store: &dyn Store, location: &str) -> Error {
         .filter(|name| name.ends_with(".safetensors") || name.ends_with(INDEX_SUFFIX))
         .collect();
     if candidates.is_empty() {
-        return error.remedy(format!("{like}Check the path"));
+        return error.remedy("Check the path");
     }
-    error.remedy(format!("{like}Check the path: its directory holds {}", list(&candidates)))
+    error.remedy(format!("Check the path: its directory holds {}", list(&candidates)))
 }
 
 /// A path as it was typed, most likely: relative to the working directory where it is below that.
 fn typed(location: &str) -> &str {
     let here = std::env::current_dir().map(location_of).unwrap_or_default();
     location.strip_prefix(&here).and_then(|rest| rest.strip_prefix('/')).unwrap_or(location)
-}
-
-/// What is there instead of the first part of a path that is not, under nearly the same name.
-fn like(store: &dyn Store, location: &str) -> Option<String> {
-    let mut missing = location.trim_end_matches('/');
-    while !location::parent(missing).is_empty()
-        && classify(location::parent(missing)) == LocationKind::Missing
-    {
-        missing = location::parent(missing);
-    }
-    let directory = location::parent(missing);
-    let directory_or_here = location::or_here(directory);
-    let mut names = store.directories(directory_or_here);
-    let entries = store.list(directory_or_here).unwrap_or_default();
-    names.extend(entries.iter().map(|entry| location::name(&entry.location).to_owned()));
-    let like = *closest(location::name(missing), names.iter().map(String::as_str)).first()?;
-    Some(location::join(directory, like))
 }
 
 /// Whether a path is a slash or two short of a URL.

@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 
-use super::json::Text;
+use super::json::{Text, UniqueStrings};
 use crate::error::{Code, Error, ErrorKind, Result};
 
 /// A parsed shard index.
@@ -92,44 +92,20 @@ impl<'de> Visitor<'de> for IndexVisitor {
         while let Some(key) = map.next_key_seed(Text)? {
             if key != "weight_map" {
                 map.next_value::<IgnoredAny>()?;
-            } else if files.replace(map.next_value_seed(WeightMap)?).is_some() {
+                continue;
+            }
+            // From tensor to file.
+            let weight_map = map.next_value_seed(UniqueStrings {
+                expected: "`weight_map` to be an object from tensor to file name",
+                repeated: "`weight_map` names the tensor",
+            })?;
+            if files.replace(weight_map).is_some() {
                 return Err(A::Error::custom("`weight_map` appears twice"));
             }
         }
         let files = files.ok_or_else(|| A::Error::missing_field("weight_map"))?;
         if files.is_empty() {
             return Err(A::Error::custom("its `weight_map` names no tensor"));
-        }
-        Ok(files)
-    }
-}
-
-/// From tensor to file, each tensor once.
-struct WeightMap;
-
-impl<'de> DeserializeSeed<'de> for WeightMap {
-    type Value = BTreeMap<String, String>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for WeightMap {
-    type Value = BTreeMap<String, String>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("`weight_map` to be an object from tensor to file name")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut files = BTreeMap::new();
-        while let Some(tensor) = map.next_key::<String>()? {
-            if files.contains_key(&tensor) {
-                return Err(A::Error::custom(format_args!("`weight_map` names the tensor {tensor:?} twice")));
-            }
-            let file = map.next_value::<String>()?;
-            files.insert(tensor, file);
         }
         Ok(files)
     }

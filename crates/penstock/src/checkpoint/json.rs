@@ -77,7 +77,10 @@ impl<'de> Visitor<'de> for HeaderVisitor<'_> {
                 return Err(A::Error::custom("the header names this tensor twice"));
             }
             if name == "__metadata__" {
-                header.metadata = map.next_value_seed(Metadata)?;
+                header.metadata = map.next_value_seed(UniqueStrings {
+                    expected: "`__metadata__` to be an object of strings",
+                    repeated: "`__metadata__` has the key",
+                })?;
             } else {
                 match map.next_value_seed(TensorSeed) {
                     Ok(tensor) => header.tensors.push((name, tensor)),
@@ -120,10 +123,14 @@ impl<'de> Visitor<'de> for Text {
     }
 }
 
-/// The `__metadata__` entry: null, or strings by unique keys.
-struct Metadata;
+/// Strings by unique keys, or null for none.
+pub(super) struct UniqueStrings {
+    pub(super) expected: &'static str,
+    /// What errors say before a key that appears twice.
+    pub(super) repeated: &'static str,
+}
 
-impl<'de> DeserializeSeed<'de> for Metadata {
+impl<'de> DeserializeSeed<'de> for UniqueStrings {
     type Value = BTreeMap<String, String>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
@@ -131,11 +138,11 @@ impl<'de> DeserializeSeed<'de> for Metadata {
     }
 }
 
-impl<'de> Visitor<'de> for Metadata {
+impl<'de> Visitor<'de> for UniqueStrings {
     type Value = BTreeMap<String, String>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("`__metadata__` to be an object of strings")
+        f.write_str(self.expected)
     }
 
     fn visit_unit<E>(self) -> Result<Self::Value, E> {
@@ -143,15 +150,15 @@ impl<'de> Visitor<'de> for Metadata {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut metadata = BTreeMap::new();
+        let mut strings = BTreeMap::new();
         while let Some(key) = map.next_key::<String>()? {
-            if metadata.contains_key(&key) {
-                return Err(A::Error::custom(format_args!("`__metadata__` has the key {key:?} twice")));
+            if strings.contains_key(&key) {
+                return Err(A::Error::custom(format_args!("{} {key:?} twice", self.repeated)));
             }
             let value = map.next_value::<String>()?;
-            metadata.insert(key, value);
+            strings.insert(key, value);
         }
-        Ok(metadata)
+        Ok(strings)
     }
 }
 

@@ -85,13 +85,6 @@ pub(super) fn split_query(location: &str) -> (&str, &str) {
     location.split_at(end.unwrap_or(location.len()))
 }
 
-/// The path of an HTTP URL: without the host, whose address may be in brackets, and the query.
-pub(super) fn path_of_url(location: &str) -> &str {
-    let location = split_query(location).0;
-    let rest = location.split_once("://").map_or(location, |(_, rest)| rest);
-    rest.find('/').map_or("", |at| &rest[at..])
-}
-
 /// Whether an object begins as a web page does.
 pub(super) fn is_web_page(object: &dyn Object) -> bool {
     let mut begin = [0; 64];
@@ -174,8 +167,6 @@ mod tests {
 
     #[test]
     fn locations_are_taken_apart_and_put_together() {
-        assert_eq!(path_of_url("http://[::1]:80/a/*.safetensors?b=[c]"), "/a/*.safetensors");
-        assert_eq!((path_of_url("http://[::1]"), path_of_url("http://h?a=/*")), ("", ""));
         assert_eq!((name("/a/b/"), parent("/a/b/"), parent("/a"), parent("a")), ("b", "/a", "/", ""));
         assert_eq!((name("https://h/a/b?c=d/e"), parent("https://h/a/b?c=d/e")), ("b", "https://h/a"));
         assert_eq!((name("s3://b/a/what?/x"), parent("s3://b/a/what?")), ("x", "s3://b/a"));

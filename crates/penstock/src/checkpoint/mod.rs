@@ -6,8 +6,7 @@
 //! * [`ShardIndex`]: which shard holds which tensor.
 //! * [`resolve`]: from what the user typed to the objects.
 //!
-//! * `source`: which objects a location means; `hub_cache`, `local_glob`, `location`: what it asks for that. `index`:
-//!   the index of shards.
+//! * `source`: which objects a location means; `location`: what it asks for that. `index`: the index of shards.
 //! * `open_all`: the headers of many objects at once; `json`, `layout`: what is checked of one. `sniff`: what a file is
 //!   that is no safetensors file. `errors`: what to say when there is nothing to load.
 //! * `catalogue`: the tensors of all objects; `tensor`, `dtype`: one of them. `sharing`: what processes that load one
@@ -19,11 +18,9 @@ mod catalogue;
 mod dtype;
 mod errors;
 pub mod header;
-mod hub_cache;
 mod index;
 mod json;
 mod layout;
-mod local_glob;
 mod location;
 mod open_all;
 mod sharing;

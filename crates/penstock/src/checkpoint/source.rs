@@ -1,7 +1,7 @@
 //! From what the user typed to the objects of a checkpoint.
 //!
-//! A file, several, a directory, a shard index, a glob, a directory of the Hugging Face cache: each leads to a list of
-//! objects and, where there is one, the index that decides what in them counts. The rules are those of the libraries
+//! A file, several, a directory, a shard index, a glob: each leads to a list of objects and, where there is one, the
+//! index that decides what in them counts. The rules are those of the libraries
 //! that wrote these directories; where a directory is ambiguous or holds something else, the error says what is there.
 //!
 //! Names of models on the Hub are not resolved here. `~` is expanded by the Python package and by shells.
@@ -9,13 +9,13 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use glob::MatchOptions;
+
 use super::ShardIndex;
 use super::errors;
-use super::hub_cache;
-use super::local_glob::LocalGlob;
 use super::location::{self, LocationKind, classify};
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::Store;
+use crate::store::{Store, location_of};
 
 /// How a shard index is named.
 pub(super) const INDEX_SUFFIX: &str = ".safetensors.index.json";
@@ -75,10 +75,6 @@ pub fn resolve(store: &dyn Store, inputs: &[String]) -> Result<Resolved> {
         let location = location::without_file_scheme(input)?;
         if location::is_url(&location) && !location::is_http(&location) && location.contains(['*', '[']) {
             found.remote_glob(&location)?;
-            continue;
-        }
-        if location::is_http(&location) && location::path_of_url(&location).contains(['*', '[']) {
-            found.http_pattern(&location)?;
             continue;
         }
         let kind = classify(&location);
@@ -144,8 +140,6 @@ impl Resolver<'_> {
     }
 
     fn directory(&mut self, directory: &str) -> Result<()> {
-        let snapshot = hub_cache::snapshot(self.store, directory)?;
-        let directory = snapshot.as_deref().unwrap_or(directory);
         let entries = match self.store.list(directory) {
             // A URL does not say whether it names an object or a prefix.
             Err(missing) if missing.kind() == ErrorKind::NotFound && may_be_object(directory) => {
@@ -183,24 +177,11 @@ impl Resolver<'_> {
             Err(refused) if matches!(refused.kind(), ErrorKind::NotFound | ErrorKind::Access) => refused,
             done => return done,
         };
-        self.literally(pattern)
-            .map_err(|error| if error.kind() == ErrorKind::NotFound { refused } else { error })
-    }
-
-    /// The URL that has the characters of a pattern, without taking it for one.
-    fn literally(&mut self, location: &str) -> Result<()> {
-        match classify(location) {
-            LocationKind::Object => self.store.open(location).and_then(|_| self.object(location)),
-            LocationKind::Directory | LocationKind::Missing => self.directory(location),
-        }
-    }
-
-    /// What is there under that very name: a server that cannot list resolves no patterns.
-    fn http_pattern(&mut self, location: &str) -> Result<()> {
-        self.literally(location).map_err(|error| match error.kind() {
-            ErrorKind::NotFound | ErrorKind::Access => errors::http_pattern(location),
-            _ => error,
-        })
+        let literally = match classify(pattern) {
+            LocationKind::Object => self.store.open(pattern).and_then(|_| self.object(pattern)),
+            LocationKind::Directory | LocationKind::Missing => self.directory(pattern),
+        };
+        literally.map_err(|error| if error.kind() == ErrorKind::NotFound { refused } else { error })
     }
 
     /// The objects whose names match a pattern, in a prefix that is taken to the letter.
@@ -239,11 +220,18 @@ impl Resolver<'_> {
                 .object(location::shown(pattern))
                 .remedy("Check the pattern; quote it if the shell must not expand it")
         };
-        let matches = LocalGlob::new(pattern)
-            .map_err(|error| refuse(format!("no such file, and not a valid pattern: {error}")))?
-            .matches()?;
+        if pattern.contains("**") {
+            return Err(refuse("no such file, and `**` is not supported: name the directories".into()));
+        }
+        let options = MatchOptions { require_literal_leading_dot: true, ..MatchOptions::default() };
+        let matches = glob::glob_with(pattern, options)
+            .map_err(|error| refuse(format!("no such file, and not a valid pattern: {error}")))?;
         let (mut files, mut directories) = (Vec::new(), Vec::new());
-        for location in matches {
+        for found in matches {
+            let location = location_of(found.map_err(|error| {
+                let object = location_of(error.path());
+                Error::from_io("listing the directory", error.error()).object(location::shown(&object))
+            })?);
             if classify(&location) == LocationKind::Directory {
                 directories.push(location);
             } else {

@@ -5,13 +5,11 @@
 //! `clone` system call runs no handler; then the id has to do.)
 
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
+/// How often this process and those that it was forked from came out of a fork as its child.
 static FORKS: AtomicU32 = AtomicU32::new(0);
-static HANDLERS: AtomicBool = AtomicBool::new(false);
-/// Forks of this process, begun and ended.
-static BEGUN: AtomicUsize = AtomicUsize::new(0);
-static ENDED: AtomicUsize = AtomicUsize::new(0);
+static COUNTED: AtomicBool = AtomicBool::new(false);
 
 /// The process that made something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +21,7 @@ pub struct Owner {
 impl Owner {
     /// The process that runs now.
     pub fn current() -> Self {
-        install();
+        count_forks();
         Self { pid: std::process::id(), forks: FORKS.load(Ordering::Relaxed) }
     }
 
@@ -33,40 +31,19 @@ impl Owner {
     }
 }
 
-/// Has the handlers run at every fork from now on. Threads that come at once may each install them, and then they run
-/// several times, which does no harm; a lock here could be held while another thread forks.
-fn install() {
-    if !HANDLERS.load(Ordering::Acquire) {
-        // SAFETY: the handlers stay loaded as long as this code, and only use atomic integers and system calls, which is
-        // allowed in a child of a process with threads.
-        unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
-        HANDLERS.store(true, Ordering::Release);
+/// Has forks counted from now on. Threads that come at once may each see to that, and then a fork counts several times,
+/// which does no harm; a lock here could be held while another thread forks.
+fn count_forks() {
+    if !COUNTED.load(Ordering::Acquire) {
+        // SAFETY: the handler stays loaded as long as this code, and only adds to an atomic integer, which is allowed in a
+        // child of a process with threads.
+        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        COUNTED.store(true, Ordering::Release);
     }
-}
-
-/// Does `work`, and says whether this process may have forked meanwhile.
-#[cfg(feature = "remote")]
-pub(super) fn forked_during<T>(work: impl FnOnce() -> T) -> (T, bool) {
-    install();
-    let ended = ENDED.load(Ordering::Acquire);
-    let done = work();
-    (done, BEGUN.load(Ordering::Acquire) > ended)
-}
-
-unsafe extern "C" fn before() {
-    BEGUN.fetch_add(1, Ordering::AcqRel);
-}
-
-unsafe extern "C" fn in_parent() {
-    ENDED.fetch_add(1, Ordering::AcqRel);
 }
 
 unsafe extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
-    // Other threads' forks do not end here.
-    ENDED.store(BEGUN.load(Ordering::Relaxed), Ordering::Relaxed);
-    #[cfg(feature = "remote")]
-    super::close_on_fork::release_in_child();
 }
 
 /// A value of which every process makes its own at the first use, to keep until its end. A child leaves alone what its

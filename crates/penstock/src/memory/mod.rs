@@ -1,41 +1,33 @@
 //! Memory that bytes are read into: who owns it, how it is aligned, when it goes back.
 //!
 //! * [`Window`] (`window`): a borrowed span of raw, possibly uninitialised memory; what a store is told to fill.
-//! * [`Region`] (`region`): an owned mapping, huge-paged where that pays; anonymous, or shared through a memfd
-//!   ([`Backing`]).
+//! * [`Region`] (`region`): an owned anonymous mapping, huge-paged where that pays.
 //! * [`HostSlab`] (`slab`): the final home of host tensors: laid out as the file is, each tensor freed when it is
 //!   dropped.
 //! * [`FileMapping`] (`file_mapping`): a private mapping of a file, for views without a copy.
 //! * [`Arena`] (`staging`): the staging buffers of the process, reused by every load; a load has a [`Lease`] of one.
 //! * [`PinnedSpan`] (`pinned`): bytes that lie in pinned memory already.
-//! * `headroom`: how much memory there is to spare. `numa`: which memory lies beside which device.
-//! * [`Owner`] (`fork`): which process something was made by, for children after `fork`. `close_on_fork`: files that
-//!   they do not inherit, for locks.
+//! * `headroom`: how much memory there is to spare.
+//! * [`Owner`] (`fork`): which process something was made by, for children after `fork`.
 //!
 //! Nothing here reads files or talks to a device: registering buffers with one is a callback of its caller.
 #![allow(unsafe_code)]
 
-#[cfg(feature = "remote")]
-mod close_on_fork;
 mod file_mapping;
 mod fork;
 mod headroom;
-mod numa;
 mod pinned;
 mod region;
 mod slab;
 mod staging;
 mod window;
 
-#[cfg(feature = "remote")]
-pub(crate) use close_on_fork::CloseOnForkFile;
 pub use file_mapping::FileMapping;
 pub use fork::{Owner, PerProcess};
 pub(crate) use headroom::spare_bytes;
-pub use numa::node_of_pci_device;
 pub use pinned::PinnedSpan;
 pub(crate) use region::page_bytes;
-pub use region::{Backing, HUGE_PAGE, PAGE, Region};
+pub use region::{HUGE_PAGE, PAGE, Region};
 pub use slab::{HostSlab, HostTensor};
 pub use staging::{Arena, ArenaUse, Lease, Pinning, StagingBuffer};
 pub use window::Window;

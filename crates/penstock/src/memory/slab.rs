@@ -9,7 +9,6 @@
 //! reservation of a load that keeps few tensors costs address space, not memory.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Region, Window};
 use crate::error::Result;
@@ -18,7 +17,6 @@ use crate::error::Result;
 #[derive(Debug)]
 pub struct HostSlab {
     region: Region,
-    live_bytes: AtomicU64,
 }
 
 impl HostSlab {
@@ -27,7 +25,7 @@ impl HostSlab {
     /// # Errors
     /// `Memory` where the reservation is refused.
     pub fn reserve(len: usize) -> Result<Arc<Self>> {
-        Ok(Arc::new(Self { region: Region::reserve(len)?, live_bytes: AtomicU64::new(0) }))
+        Ok(Arc::new(Self { region: Region::reserve(len)? }))
     }
 
     /// Hands out the `len` bytes from `start` as one tensor's memory.
@@ -42,18 +40,12 @@ impl HostSlab {
             start.checked_add(len).is_some_and(|end| end <= self.region.len()),
             "tensor outside of its slab"
         );
-        self.live_bytes.fetch_add(len as u64, Ordering::Relaxed);
         HostTensor { slab: Arc::clone(self), start, len }
     }
 
     /// The address of its first byte.
     pub fn address(&self) -> u64 {
         self.region.as_ptr() as usize as u64
-    }
-
-    /// Bytes of tensors handed out and not yet dropped.
-    pub fn live_bytes(&self) -> u64 {
-        self.live_bytes.load(Ordering::Relaxed)
     }
 }
 
@@ -93,7 +85,6 @@ impl Drop for HostTensor {
     fn drop(&mut self) {
         // SAFETY: the pages wholly inside this tensor belong to it alone, and it is going away.
         unsafe { self.slab.region.release_pages(self.start, self.len) };
-        self.slab.live_bytes.fetch_sub(self.len as u64, Ordering::Relaxed);
     }
 }
 
@@ -122,7 +113,6 @@ mod tests {
         assert_eq!(resident(a_ptr, 64 * PAGE), 64 * PAGE);
         drop(a);
         assert_eq!((resident(a_ptr, 32 * PAGE), resident(b_ptr, 32 * PAGE)), (0, 32 * PAGE));
-        assert_eq!(slab.live_bytes(), 32 * PAGE as u64);
         let filled = b.window();
         // SAFETY: `b` was written in full above.
         assert!(unsafe { filled.assume_filled(0, 32 * PAGE) }.iter().all(|byte| *byte == 2));

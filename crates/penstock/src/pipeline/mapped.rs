@@ -7,13 +7,13 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::reader_pool::guarded;
 use crate::checkpoint::{Checkpoint, TensorInfo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::FileMapping;
 use crate::store::Object;
+use crate::threads::in_order;
 
 /// Bytes that one thread makes present at a time.
 const STEP: u64 = 8 << 20;
@@ -64,25 +64,22 @@ impl Mapped {
     /// # Errors
     /// `Storage` where a page cannot be read, `Changed` where a file is no longer the one that was mapped.
     pub fn prefault(&self, tensors: &[usize], threads: usize) -> Result<()> {
-        let steps = steps(&self.checkpoint, tensors);
+        let steps = steps(&self.checkpoint, tensors).into_iter();
+        let steps: Vec<_> =
+            steps.filter_map(|(file, range)| Some((self.files[file].as_ref()?, range))).collect();
         // First everything is asked for, and only then is anything waited for: alternating the two leaves the disk idle
         // between steps (1.0 s instead of 0.7 s for 2 GiB on the 2-core machine of benchmarks/NOTEBOOK.md).
+        let missing =
+            in_parallel(threads, &steps, |((object, _), range)| Ok(object.prefetch(range.clone())))?;
         // What is cached already costs the thread that touches it less than populating would.
-        let missing: Vec<_> = steps.iter().map(|_| AtomicBool::new(false)).collect();
-        in_parallel(threads, &self.files, &steps, |step, object, _, range| {
-            missing[step].store(object.prefetch(range.clone()), Ordering::Relaxed);
-            Ok(())
-        })?;
-        in_parallel(threads, &self.files, &steps, |step, object, mapping, range| {
-            if !missing[step].load(Ordering::Relaxed) {
-                return Ok(());
-            }
+        let missing: Vec<_> = steps.iter().zip(missing).filter(|(_, missing)| *missing).collect();
+        in_parallel(threads, &missing, |(((object, mapping), range), _)| {
             let (start, len) = (to_usize(range.start), to_usize(range.end - range.start));
             // Where an old kernel cannot do it, the pages are at least being read ahead.
             mapping.populate(start, len).map(drop).map_err(|error| {
                 // The kernel does not tell a page that is gone from one that cannot be read.
                 let error = object.verify_unchanged().err().unwrap_or(error);
-                self.name_tensor(error.object(object.location()), tensors, object, mapping, range)
+                self.name_tensor(error.object(object.location()), tensors, object.as_ref(), mapping, range)
             })
         })?;
         // What was cached was not touched, and may be gone by now.
@@ -140,31 +137,14 @@ pub(super) fn steps(checkpoint: &Checkpoint, tensors: &[usize]) -> Vec<(usize, R
 
 type File = (Arc<dyn Object>, Arc<FileMapping>);
 
-/// Calls `act` with the number of every step, its file and its range, with several threads.
-fn in_parallel(
+/// What `work` makes of each item, with several threads. A panic is its failure.
+fn in_parallel<T: Sync, R: Send>(
     threads: usize,
-    files: &[Option<File>],
-    steps: &[(usize, Range<u64>)],
-    act: impl Fn(usize, &dyn Object, &FileMapping, &Range<u64>) -> Result<()> + Sync,
-) -> Result<()> {
-    let next = AtomicUsize::new(0);
-    let work = || -> Result<()> {
-        loop {
-            let step = next.fetch_add(1, Ordering::Relaxed);
-            let Some((file, range)) = steps.get(step) else { return Ok(()) };
-            if let Some((object, mapping)) = &files[*file] {
-                act(step, object.as_ref(), mapping, range)?;
-            }
-        }
-    };
-    std::thread::scope(|scope| {
-        let spawn =
-            |_| std::thread::Builder::new().name("penstock-map".into()).spawn_scoped(scope, work).ok();
-        let others: Vec<_> = (1..threads.min(steps.len())).filter_map(spawn).collect();
-        let own = guarded(work);
-        let panicked = || Err(Error::new(ErrorKind::Storage, "a thread panicked; this is a bug of Penstock"));
-        others.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).fold(own, Result::and)
-    })
+    items: &[T],
+    work: impl Fn(&T) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    let guarded = |item: &T| guarded(|| work(item));
+    in_order(items, threads, "penstock-map", guarded).map_err(|(_, error)| error)
 }
 
 fn to_usize(n: u64) -> usize {

@@ -80,11 +80,6 @@ impl Objects {
         Arc::clone(&self.store)
     }
 
-    /// Has what waits for the storage end now.
-    pub(super) fn interrupt(&self) {
-        self.store.interrupt();
-    }
-
     /// What reading them came upon; several objects may have the same to say.
     pub(super) fn notes(&self) -> Vec<String> {
         self.open

@@ -89,16 +89,6 @@ impl HostReader {
         Ok(())
     }
 
-    /// Reads all blocks that are ready, in the thread of the caller.
-    pub(super) fn run_inline(&mut self, shared: &Arc<Shared>) -> Result<()> {
-        let mut done = None;
-        while let Take::Block(index, kind) = shared.take(done) {
-            self.block(shared, index, kind)?;
-            done = Some((index, kind));
-        }
-        Ok(())
-    }
-
     fn block(&mut self, shared: &Arc<Shared>, index: usize, kind: ReadKind) -> Result<()> {
         let block = &shared.plan.blocks()[index];
         self.account.begins(shared, block, kind);
@@ -110,11 +100,6 @@ impl HostReader {
         self.account.spent(shared, block, kind, &spent);
         shared.landed(block);
         Ok(())
-    }
-
-    /// Ends a reader that was driven block by block.
-    pub(super) fn finish(self, shared: &Shared) {
-        self.account.hand_in(shared);
     }
 }
 
@@ -129,9 +114,7 @@ struct InFlight {
 enum Source {
     Staging(StagingBuffer),
     /// Kept until the copy has ended.
-    Pinned {
-        _span: PinnedSpan,
-    },
+    Pinned(PinnedSpan),
 }
 
 /// Reads blocks to device memory, through staging buffers.
@@ -143,7 +126,7 @@ pub(super) struct DeviceReader {
     in_flight: VecDeque<InFlight>,
     spare: Vec<StagingBuffer>,
     /// Of copies that failed, which may be on their way all the same.
-    failed: Option<PinnedSpan>,
+    failed: Option<Source>,
     device: Arc<dyn Device>,
     staging: Arc<Lease>,
     /// The last of the consumer's fences that the stream waits for.
@@ -211,18 +194,17 @@ impl DeviceReader {
         let block = &shared.plan.blocks()[index];
         self.account.begins(shared, block, kind);
         let object = shared.objects.get(block.object)?;
-        let pinned = object.pinned(&block.range);
-        let mut buffer = match &pinned {
-            Some(_) => {
+        let mut source = match object.pinned(&block.range) {
+            Some(span) => {
                 while self.in_flight.len() >= DEPTH {
                     self.wait_first(shared)?;
                 }
-                None
+                Source::Pinned(span)
             }
-            None => Some(match self.buffer(shared)? {
-                Some(buffer) => buffer,
+            None => match self.buffer(shared)? {
+                Some(buffer) => Source::Staging(buffer),
                 None => return Ok(()),
-            }),
+            },
         };
         let stream = match &mut self.stream {
             Some(stream) => stream,
@@ -245,46 +227,39 @@ impl DeviceReader {
             account: &mut self.account,
         };
         let request = shared.request_bytes();
-        let copied = match (&mut buffer, &pinned) {
-            (Some(buffer), _) if kind == ReadKind::Fetch && way.goes_in_parts(block, request, buffer) => {
+        let copied = match &mut source {
+            Source::Staging(buffer)
+                if kind == ReadKind::Fetch && way.goes_in_parts(block, request, buffer) =>
+            {
                 way.copy_pipelined(block, request, buffer).map(|spent| (spent, None))
             }
-            (Some(buffer), _) => {
+            Source::Staging(buffer) => {
                 way.copy(&block.range, buffer.window()).map(|(spent, mark)| (spent, Some(mark)))
             }
-            (None, Some(span)) => {
+            Source::Pinned(span) => {
                 way.copy_pinned(&block.range, span).map(|(spent, mark)| (spent, Some(mark)))
             }
-            (None, None) => return Ok(()),
         };
-        let source = buffer.map(Source::Staging).or(pinned.map(|span| Source::Pinned { _span: span }));
-        match (copied, source) {
-            (Ok((spent, mark)), source) => {
+        match copied {
+            Ok((spent, mark)) => {
                 self.account.spent(shared, block, kind, &spent);
-                match (mark, source) {
-                    (Some(mark), Some(source)) => {
-                        self.in_flight.push_back(InFlight { source, mark, block: index });
-                    }
-                    (_, source) => {
-                        self.take_back(source);
-                        shared.landed(block);
-                    }
+                if let Some(mark) = mark {
+                    self.in_flight.push_back(InFlight { source, mark, block: index });
+                } else {
+                    self.take_back(source);
+                    shared.landed(block);
                 }
                 Ok(())
             }
-            (Err(error), source) => {
-                // Copies may be on their way: what they read from goes when the reader goes, after its stream.
-                match source {
-                    Some(Source::Pinned { _span: span }) => self.failed = Some(span),
-                    source => self.take_back(source),
-                }
+            Err(error) => {
+                self.failed = Some(source);
                 Err(name_tensor(error, shared, block, object.as_ref()))
             }
         }
     }
 
-    fn take_back(&mut self, source: Option<Source>) {
-        if let Some(Source::Staging(buffer)) = source {
+    fn take_back(&mut self, source: Source) {
+        if let Source::Staging(buffer) = source {
             self.spare.push(buffer);
         }
     }
@@ -331,7 +306,7 @@ impl DeviceReader {
 
     fn land_first(&mut self, shared: &Shared) {
         if let Some(first) = self.in_flight.pop_front() {
-            self.take_back(Some(first.source));
+            self.take_back(first.source);
             shared.landed(&shared.plan.blocks()[first.block]);
         }
     }

@@ -110,7 +110,7 @@ fn carry_out(run: Run, shared: &Arc<Shared>) {
 
 /// What reading comes to, in whatever thread. A panic is a bug, but it must neither leave the consumer waiting for ever
 /// nor be something else than an error to it.
-pub(super) fn guarded(read: impl FnOnce() -> Result<()>) -> Result<()> {
+pub(super) fn guarded<T>(read: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| {
         Err(Error::new(ErrorKind::Storage, "a reader panicked; this is a bug of Penstock"))
     })

@@ -11,7 +11,6 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, never, unbounded};
 
 use super::landing::host_tensor;
 use super::reader::{DEPTH, DeviceReader, HostReader};
-use super::reader_pool::guarded;
 use super::shared::{Canceller, Message, Shared};
 use crate::checkpoint::Checkpoint;
 use crate::device::{Device, Fence};
@@ -52,8 +51,6 @@ pub enum Next {
 pub struct Session {
     shared: Arc<Shared>,
     owner: Owner,
-    /// Reads in the caller's own thread, where a load is too small for threads to pay.
-    inline: Option<HostReader>,
     landed: Receiver<Message>,
     device: Option<Arc<dyn Device>>,
     slab: Option<(Arc<HostSlab>, Layout)>,
@@ -93,7 +90,6 @@ impl Session {
         let mut session = Self {
             shared,
             owner: Owner::current(),
-            inline: None,
             landed,
             device: None,
             slab,
@@ -107,10 +103,7 @@ impl Session {
             Target::Device { device, staging_bytes } => {
                 session.start_device_readers(readers, &device, staging_bytes)?;
             }
-            _ if session.shared.plan.blocks().len() <= 1 => {
-                session.inline = Some(HostReader::new(&session.shared));
-            }
-            _ => {
+            Target::Slab | Target::Host => {
                 session.shared.reader_pool.start(&session.shared, readers.initial(), || {
                     Box::new(|shared: &Arc<Shared>| HostReader::new(shared).run(shared))
                 })?;
@@ -276,7 +269,6 @@ impl Session {
         if self.delivered == self.given.len() {
             return Ok(Next::Done);
         }
-        self.read_inline()?;
         let since = Instant::now();
         loop {
             match self.landed.recv_timeout(timeout.saturating_sub(since.elapsed())) {
@@ -291,14 +283,6 @@ impl Session {
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Ok(Next::Waiting),
             }
         }
-    }
-
-    fn read_inline(&mut self) -> Result<()> {
-        if let Some(reader) = &mut self.inline {
-            let shared = &self.shared;
-            guarded(|| reader.run_inline(shared)).inspect_err(|error| shared.fail(error.clone()))?;
-        }
-        Ok(())
     }
 
     /// The memory of a landed tensor of a [`Target::Slab`] load, which can be had once.
@@ -395,9 +379,6 @@ impl Session {
         }
         self.shared.cancel();
         self.shared.reader_pool.join();
-        if let Some(reader) = self.inline.take() {
-            reader.finish(&self.shared);
-        }
     }
 
     /// The checkpoint that is loaded from.

@@ -38,17 +38,14 @@ pub(super) struct Shared {
     remaining: Box<[AtomicU64]>,
     work: Mutex<Work>,
     wake: Condvar,
-    sampler: ThroughputSampler,
     copies: usize,
     /// The most readers.
     most: usize,
     per_reader_fd: bool,
     request_bytes: AtomicU64,
-    /// Shared with cancellers, which outlive this.
-    cancelled: Arc<AtomicBool>,
+    canceller: Canceller,
     failure: Mutex<Option<Error>>,
     stats: Mutex<LoadStats>,
-    messages: Sender<Message>,
 }
 
 /// A point in one of the consumer's streams that copies wait for.
@@ -61,6 +58,7 @@ struct StreamFence {
 /// Who works on what, under one lock.
 struct Work {
     queue: Queue,
+    sampler: ThroughputSampler,
     /// Readers that sleep.
     asleep: usize,
     /// Since when there has been nothing to read for want of destinations, and for how long there was before.
@@ -98,13 +96,21 @@ impl Shared {
         messages: Sender<Message>,
     ) -> Self {
         let tensors = plan.tensors();
+        let objects = Objects::of(checkpoint);
         Self {
-            objects: Objects::of(checkpoint),
+            canceller: Canceller {
+                owner: Owner::current(),
+                cancelled: Arc::default(),
+                store: objects.store(),
+                messages,
+            },
+            objects,
             destinations: Destinations::new(tensors.len(), slab),
             reader_pool: ReaderPool::default(),
             remaining: tensors.iter().map(|tensor| AtomicU64::new(tensor.bytes())).collect(),
             work: Mutex::new(Work {
                 queue: Queue::new(plan.blocks().len(), readers.per_reader_ranges),
+                sampler: ThroughputSampler::new(readers.fetches, plan.block_bytes()),
                 asleep: 0,
                 starved_since: None,
                 starved: Duration::ZERO,
@@ -112,12 +118,10 @@ impl Shared {
                 fence_count: 0,
             }),
             wake: Condvar::new(),
-            sampler: ThroughputSampler::new(readers.fetches, plan.block_bytes()),
             copies: readers.copies,
             most: readers.most(),
             per_reader_fd: readers.per_reader_ranges,
             request_bytes: AtomicU64::new(u64::MAX),
-            cancelled: Arc::default(),
             failure: Mutex::new(None),
             stats: Mutex::new(LoadStats {
                 bytes: plan.bytes(),
@@ -127,7 +131,6 @@ impl Shared {
                 cores: available_cores() as u64,
                 ..LoadStats::default()
             }),
-            messages,
             plan,
         }
     }
@@ -193,7 +196,8 @@ impl Shared {
             if self.is_cancelled() {
                 return Take::Over;
             }
-            match work.queue.take(self.room(), after) {
+            let room = self.room(&work);
+            match work.queue.take(room, after) {
                 Next::Block(block, kind) => {
                     if work.queue.is_over() {
                         self.wake.notify_all();
@@ -224,7 +228,7 @@ impl Shared {
     pub(super) fn wait_for_work(&self) {
         let mut work = lock(&self.work);
         work.asleep += 1;
-        while !work.queue.is_over() && !self.is_cancelled() && !work.queue.wants_more(self.room()) {
+        while !work.queue.is_over() && !self.is_cancelled() && !work.queue.wants_more(self.room(&work)) {
             work = self.wake.wait(work).unwrap_or_else(PoisonError::into_inner);
         }
         work.asleep -= 1;
@@ -232,13 +236,13 @@ impl Shared {
 
     /// Wakes a reader if there is something to do for one more. It will do the same, so that as many wake as find work.
     fn wake_one(&self, work: &Work) {
-        if work.asleep > 0 && work.queue.wants_more(self.room()) {
+        if work.asleep > 0 && work.queue.wants_more(self.room(work)) {
             self.wake.notify_one();
         }
     }
 
-    fn room(&self) -> Room {
-        Room { copies: self.copies, fetches: self.sampler.active() }
+    fn room(&self, work: &Work) -> Room {
+        Room { copies: self.copies, fetches: work.sampler.active() }
     }
 
     fn classify(&self, block: usize) -> ReadKind {
@@ -252,15 +256,18 @@ impl Shared {
 
     /// Counts what a reader fetched, and wakes another if more of them are wanted now.
     pub(super) fn fetched(self: &Arc<Self>, block: &Block, reading: Duration) {
-        if self.sampler.count(block.range.end - block.range.start, reading) {
-            self.reader_pool.grow(self, self.most.min(self.copies + self.sampler.active()));
-            self.wake_one(&lock(&self.work));
+        let mut work = lock(&self.work);
+        if work.sampler.count(block.range.end - block.range.start, reading) {
+            let wanted = self.most.min(self.copies + work.sampler.active());
+            self.wake_one(&work);
+            drop(work);
+            self.reader_pool.grow(self, wanted);
         }
     }
 
     /// Has fewer readers fetch: the store says that it is asked too often.
     pub(super) fn on_throttle(&self) {
-        self.sampler.on_throttle();
+        lock(&self.work).sampler.on_throttle();
     }
 
     /// The load's figures so far.
@@ -270,8 +277,7 @@ impl Shared {
         stats.readers = work.queue.most_at_work() as u64;
         // In readers' time, as the other stages are.
         stats.consumer_wait = work.starved() * u32::try_from(stats.readers).unwrap_or(u32::MAX);
-        drop(work);
-        stats.tried = self.sampler.tried();
+        stats.tried = work.sampler.tried().to_vec();
         stats
     }
 
@@ -293,28 +299,22 @@ impl Shared {
     }
 
     pub(super) fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Ordering::Acquire)
+        self.canceller.is_cancelled()
     }
 
     /// What ends this load from elsewhere.
     pub(super) fn canceller(&self) -> Canceller {
-        Canceller {
-            owner: Owner::current(),
-            cancelled: Arc::clone(&self.cancelled),
-            store: self.objects.store(),
-            messages: self.messages.clone(),
-        }
+        self.canceller.clone()
     }
 
     /// Stops readers at their next block, and wakes the owner if it waits for a tensor.
     pub(super) fn cancel(&self) {
         // Under the lock, so that no reader misses it between looking and going to sleep.
         let work = lock(&self.work);
-        self.cancelled.store(true, Ordering::Release);
+        self.canceller.cancelled.store(true, Ordering::Release);
         drop(work);
         self.wake.notify_all();
-        self.objects.interrupt();
-        self.send(Message::Ended);
+        self.canceller.cancel();
     }
 
     /// Ends the load with `error`, unless it has failed already. What a reader of a cancelled load ends with is no failure
@@ -330,7 +330,7 @@ impl Shared {
 
     fn send(&self, message: Message) {
         // The receiver lives as long as the session, which outlives its readers.
-        let _ = self.messages.send(message);
+        let _ = self.canceller.messages.send(message);
     }
 }
 

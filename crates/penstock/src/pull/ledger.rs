@@ -9,8 +9,8 @@ use rustix::fs::Stat;
 
 use super::partial_file::BLOCK_BYTES;
 use super::source::Item;
-use crate::memory::CloseOnForkFile;
 use crate::store::block_map::BlockMap;
+use crate::store::locked_file::LockedFile;
 use crate::store::{Identity, RemoteStore};
 
 /// What is known of a file that is there.
@@ -24,7 +24,7 @@ pub(super) enum Known {
 }
 
 /// Whether a file that is like `stat`, and that `map` came with, is the version that was found.
-pub(super) fn holds(map: CloseOnForkFile, item: &Item, stat: &Stat) -> Known {
+pub(super) fn holds(map: LockedFile, item: &Item, stat: &Stat) -> Known {
     let found = || {
         let (label, bytes, block_bytes) = BlockMap::describe(&map)?;
         let version = Identity(label.strip_prefix(&*item.path)?.strip_prefix('\n')?.to_owned());

@@ -17,8 +17,9 @@ use super::ledger::times;
 use super::source::Item;
 use super::tree::Tree;
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::{CloseOnForkFile, Region};
+use crate::memory::Region;
 use crate::store::block_map::{BlockMap, checksum, to_usize};
+use crate::store::locked_file::LockedFile;
 use crate::store::{Identity, Object, ReadContext};
 
 /// Bytes of a block, which is kept if it has come whole. Also what is written at once: how long a pull that is stopped may
@@ -59,7 +60,7 @@ impl PartialFile {
         let directory = tree.directory_of(&item.path)?;
         tree.stat(&directory, &item.path)?;
         let (name, bytes) = (part_name(&item.path), object.bytes());
-        let (file, map) = (tree.part(&name)?, CloseOnForkFile::open(|| tree.part(&map_name(&item.path)))?);
+        let (file, map) = (tree.part(&name)?, LockedFile::new(tree.part(&map_name(&item.path))?));
         let (label, has_version) = label(&item.path, &object.identity());
         if !has_version {
             map.set_len(0).map_err(failed)?;

@@ -13,7 +13,7 @@ use super::session::{How, PulledFile, check};
 use super::source::Item;
 use super::tree::{PARTS, STATE};
 use crate::error::Result;
-use crate::memory::CloseOnForkFile;
+use crate::store::locked_file::LockedFile;
 use crate::store::{RemoteStore, Store};
 
 /// What would become of each item in the directory `destination`. An object is opened where its listing does not say
@@ -27,7 +27,7 @@ pub fn preview(store: &RemoteStore, items: &[Item], destination: &Path) -> Resul
     let of = |item: &Item| -> Result<PulledFile> {
         let stat = lstat(destination.join(&item.path)).ok();
         let stat = stat.filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
-        let pulled = || CloseOnForkFile::open(|| File::open(state.join(map_name(&item.path)))).ok();
+        let pulled = || File::open(state.join(map_name(&item.path))).map(LockedFile::new).ok();
         let known = |item: &Item| Some(holds(pulled()?, item, &stat?));
         let is_kept = |item: &Item| !matches!(known(item), None | Some(Known::No));
         let done = |item: &Item, how| Ok(PulledFile { path: item.path.clone(), bytes: item.bytes, how });

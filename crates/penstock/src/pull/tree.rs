@@ -21,8 +21,8 @@ use rustix::io::Errno;
 
 use super::ledger::times;
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::CloseOnForkFile;
 use crate::store::block_map::BlockMap;
+use crate::store::locked_file::LockedFile;
 
 /// The directory of what pulls keep for themselves.
 pub(super) const STATE: &str = ".penstock";
@@ -41,7 +41,7 @@ pub(super) struct Tree {
     root: OwnedFd,
     state: OwnedFd,
     parts: OwnedFd,
-    _lock: CloseOnForkFile,
+    _lock: LockedFile,
 }
 
 impl Tree {
@@ -67,8 +67,7 @@ impl Tree {
             let state = descend(root.as_fd(), STATE)?;
             let parts = descend(state.as_fd(), PARTS)?;
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            let lock =
-                CloseOnForkFile::open(|| openat(&state, "lock", flags, Mode::from(0o666)).map(File::from))?;
+            let lock = LockedFile::new(openat(&state, "lock", flags, Mode::from(0o666))?.into());
             Ok((root, state, parts, lock))
         };
         let (root, state, parts, lock) =
@@ -156,9 +155,9 @@ impl Tree {
     }
 
     /// The map that the file of that name came with, if a pull brought one.
-    pub(super) fn map_of_pulled(&self, name: &str) -> Option<CloseOnForkFile> {
+    pub(super) fn map_of_pulled(&self, name: &str) -> Option<LockedFile> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        CloseOnForkFile::open(|| openat(&self.state, name, flags, Mode::empty()).map(File::from)).ok()
+        openat(&self.state, name, flags, Mode::empty()).map(|file| LockedFile::new(file.into())).ok()
     }
 
     /// A partial file, or its map.

@@ -18,7 +18,7 @@ use std::os::unix::fs::FileExt;
 use crc_fast::CrcAlgorithm;
 use rustix::fs::{Advice, fadvise};
 
-use crate::memory::CloseOnForkFile;
+use super::locked_file::LockedFile;
 
 const MAGIC: &[u8; 8] = b"PSTKMAP1";
 const WORD: u64 = 8;
@@ -38,7 +38,7 @@ pub(crate) fn checksum(bytes: &[u8]) -> u64 {
 /// The map of one partial copy.
 #[derive(Debug)]
 pub(crate) struct BlockMap {
-    file: CloseOnForkFile,
+    file: LockedFile,
     first_word: u64,
     block_bytes: u64,
     bytes: u64,
@@ -71,7 +71,7 @@ impl BlockMap {
     /// # Errors
     /// What the file system fails with.
     pub(crate) fn open(
-        file: CloseOnForkFile,
+        file: LockedFile,
         name: &str,
         bytes: u64,
         block_bytes: u64,
@@ -187,8 +187,8 @@ mod tests {
     use super::*;
 
     fn opened(path: &std::path::Path, name: &str, bytes: u64) -> (BlockMap, bool) {
-        let open = || File::options().read(true).write(true).create(true).truncate(false).open(path);
-        BlockMap::open(CloseOnForkFile::open(open).unwrap(), name, bytes, 1000).unwrap()
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap();
+        BlockMap::open(LockedFile::new(file), name, bytes, 1000).unwrap()
     }
 
     #[test]

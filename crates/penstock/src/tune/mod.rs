@@ -16,7 +16,7 @@ mod tuner;
 use crate::config::Config;
 
 pub use profile::Profile;
-pub use storage::{Disk, Storage, StorageKind, Survey, System};
+pub use storage::{Disk, Storage, StorageKind, Survey};
 pub use tuner::{Bounds, Epoch, Readers, Trial, Tuner};
 
 /// Host staging memory of a load where nothing is said.

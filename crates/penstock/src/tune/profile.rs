@@ -68,7 +68,7 @@ impl Profile {
         let solid = Self {
             // Copying is work for a core, and a dozen keep PCIe 5 busy on any machine met so far.
             copies: cores.clamp(2, 12),
-            fetches: disk(1, None),
+            fetches: solid_state(1),
             block_bytes: BLOCK,
             request_bytes: DISK_REQUEST,
             least_block_bytes: BLOCK,
@@ -93,21 +93,10 @@ impl Profile {
                     sequential: true,
                     ..solid
                 },
-                Some(found) => Self {
-                    fetches: self::disk(found.members, found.queue_depth),
-                    block_bytes: request(found.optimal_io_bytes),
-                    request_bytes: found
-                        .optimal_io_bytes
-                        .clamp(DISK_REQUEST, LARGEST_BLOCK)
-                        .next_power_of_two(),
-                    direct: found.logical_block_bytes <= 4096,
-                    ..solid
-                },
+                Some(disk) => Self { fetches: solid_state(disk.members), ..solid },
             },
-            // Threads share the mount's connections: with one, a few fill it.
-            StorageKind::Nfs => {
-                Self { fetches: bounds(16, 2, if storage.connections > 1 { MOST } else { 32 }), ..far }
-            }
+            // Threads share the mount's connections: where it has one, a few fill it.
+            StorageKind::Nfs => Self { fetches: bounds(16, 2, MOST), ..far },
             StorageKind::Smb => Self { fetches: bounds(8, 2, 32), ..far },
             // Files are striped over servers, and the preferred request is a stripe.
             StorageKind::Parallel => {
@@ -141,14 +130,12 @@ impl Profile {
 
 /// Readers for a solid-state disk, or `members` of them. It wants many requests in flight, however few the cores, but not
 /// as many as it would take: a virtual disk was at its best with 8 to 16 MiB under way on a day of 5 GB/s, and gave 0.8 to
-/// 0.9 of that with 32 MiB, and 0.7 with 64; on days of half that rate with 4 to 8 MiB. `queue` is how many requests one
-/// member takes at a time.
-fn disk(members: usize, queue: Option<usize>) -> Bounds {
+/// 0.9 of that with 32 MiB, and 0.7 with 64; on days of half that rate with 4 to 8 MiB.
+fn solid_state(members: usize) -> Bounds {
     const START: usize = 12;
     const MOST_OF_ONE: usize = 32;
-    let one = queue.unwrap_or(MOST_OF_ONE).clamp(4, MOST_OF_ONE);
-    let start = one.min(START).max(members.saturating_mul(8)).min(MOST_OF_ONE);
-    bounds(start, 2, one.saturating_mul(members))
+    let start = members.saturating_mul(8).clamp(START, MOST_OF_ONE);
+    bounds(start, 2, members.saturating_mul(MOST_OF_ONE))
 }
 
 /// Requests to an object store: 24 and more, for connections are slow as a rule. Where the network is fast, few cores have
@@ -183,17 +170,28 @@ mod tests {
         Storage { kind, ..Storage::unknown() }
     }
 
-    fn with(disk: Disk) -> Storage {
+    const ALL: [StorageKind; 10] = [
+        StorageKind::Memory,
+        StorageKind::Disk,
+        StorageKind::Nfs,
+        StorageKind::Smb,
+        StorageKind::Parallel,
+        StorageKind::Fuse,
+        StorageKind::Virtiofs,
+        StorageKind::NineP,
+        StorageKind::Image,
+        StorageKind::Remote,
+    ];
+
+    fn disks(members: usize, rotational: bool) -> Storage {
+        let disk = Disk { name: "md0".to_owned(), members, rotational };
         Storage { disk: Some(disk), ..Storage::unknown() }
     }
 
     #[test]
     fn every_start_lies_within_its_bounds_on_one_core_and_on_many() {
-        let disks = [1, 4, 200].into_iter().flat_map(|members| {
-            [true, false]
-                .map(|rotational| with(Disk { members, rotational, queue_depth: Some(2), ..Disk::default() }))
-        });
-        for storage in StorageKind::ALL.into_iter().map(on).chain(disks) {
+        let disks = [1, 4, 200].into_iter().flat_map(|members| [true, false].map(|it| disks(members, it)));
+        for storage in ALL.into_iter().map(on).chain(disks) {
             for cores in [1, 2, 8, 256] {
                 let Profile { fetches, block_bytes, .. } = Profile::of(&storage, cores);
                 assert!(1 <= fetches.least && fetches.least <= fetches.start, "{storage:?} {fetches:?}");
@@ -214,20 +212,13 @@ mod tests {
 
     #[test]
     fn a_disk_gets_several_readers_on_one_core_and_a_raid_more() {
-        let readers = |members| Profile::of(&with(Disk { members, ..Disk::default() }), 1).fetches.start;
+        let readers = |members| Profile::of(&disks(members, false), 1).fetches.start;
         assert_eq!((readers(1), readers(4), readers(100)), (12, 32, 32));
     }
 
     #[test]
-    fn a_short_queue_bounds_the_readers() {
-        let disk = Disk { queue_depth: Some(4), ..Disk::default() };
-        assert_eq!(Profile::of(&with(disk), 16).fetches.most, 4);
-    }
-
-    #[test]
     fn spinning_disks_are_read_in_order_by_one_reader_each() {
-        let disk = Disk { rotational: true, members: 3, ..Disk::default() };
-        let profile = Profile::of(&with(disk), 16);
+        let profile = Profile::of(&disks(3, true), 16);
         assert_eq!((profile.fetches.start, profile.sequential), (3, true));
     }
 
@@ -254,9 +245,7 @@ mod tests {
         for kind in [StorageKind::Nfs, StorageKind::Parallel, StorageKind::Fuse, StorageKind::Remote] {
             assert_eq!(Profile::of(&on(kind), 16).request_bytes, u64::MAX, "{kind:?}");
         }
-        let disk = with(Disk { optimal_io_bytes: 4 << 20, ..Disk::default() });
         assert_eq!(Profile::of(&on(StorageKind::Disk), 16).request_bytes, 512 << 10);
-        assert_eq!(Profile::of(&disk, 16).request_bytes, 4 << 20, "a stripe");
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! Finding the number of readers while a load runs.
 //!
-//! A hill climb over epochs: a stretch of loading with one number of readers. After a change one epoch is let pass, and
-//! the rate of the next two is compared with the best so far. More readers are tried while that pays, then fewer; what
-//! did not pay is taken back. Fewer have to prove it twice: the number before is tried again, since a disk whose rate
-//! wanders by itself would else talk the search down, and too few cost more than too many. An epoch in which readers mostly
-//! waited for the device or the consumer says nothing about the storage, so nothing is tried then. Once settled, the search
-//! begins anew only when the rate changes for good, as when a load comes from cached to uncached files.
+//! A climb over epochs: a stretch of loading with one number of readers. After a change one epoch is let pass, and the
+//! rate of the next two is compared with the best so far. More readers are tried while that pays; what did not pay is taken
+//! back. An epoch in which readers mostly waited for the device or the consumer says nothing about the storage, so nothing
+//! is tried then. Once settled, the search begins anew only when the rate changes for good, as when a load comes from
+//! cached to uncached files.
+//!
+//! Fewer readers than a load begins with are not tried. Start values are low, a disk whose rate wanders by itself talked
+//! such a search down, and no storage was met that gained from it (benchmarks/NOTEBOOK.md).
 //!
 //! Where cores are few, a load from a network begins with fewer readers than slow connections want ([`Bounds::initial`]):
 //! beside a fast server each further one costs CPU time and brings nothing. What they spend their time on is known with
@@ -147,28 +149,11 @@ enum Search {
     /// The first blocks say what few readers spend their time on.
     Initial,
     /// The next epoch is not counted: it began under another number of readers, or with files to open.
-    Skip(Direction),
-    /// The next epoch is the first half of a trial.
-    Try(Direction),
-    /// The next epoch is its second half.
-    Confirm(Direction, Epoch),
+    Skip,
+    /// A trial is under way; its first half, once that is over.
+    Try(Option<Epoch>),
     /// Found, with that rate, and for so many epochs now not reaching or passing it.
     Settled { rate: f64, changed: u32 },
-}
-
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Direction {
-    /// The number that is in use.
-    Stay,
-    /// The same, and no other will be tried.
-    Keep,
-    /// More; whether an earlier step up has paid.
-    Up {
-        climbed: bool,
-    },
-    Down,
-    /// The number before fewer readers were tried, which reached this and may have been lucky.
-    Again(Trial),
 }
 
 /// The search for the best number of readers.
@@ -179,6 +164,8 @@ pub struct Tuner {
     best: Trial,
     search: Search,
     tried: Vec<Trial>,
+    /// Whether more readers may be tried.
+    climbs: bool,
     /// The most that the store has not refused.
     ceiling: usize,
     /// Epochs since it last did.
@@ -190,13 +177,14 @@ impl Tuner {
     pub fn new(bounds: Bounds) -> Self {
         let start = bounds.start.clamp(bounds.least, bounds.most);
         let readers = bounds.initial.clamp(bounds.least, start);
-        let search = if readers < start { Search::Initial } else { Search::Skip(Direction::Stay) };
+        let search = if readers < start { Search::Initial } else { Search::Skip };
         Self {
             bounds,
             readers,
             best: Trial { readers, rate: 0.0 },
             search,
             tried: Vec::new(),
+            climbs: true,
             ceiling: bounds.most,
             calm: 0,
         }
@@ -227,14 +215,15 @@ impl Tuner {
         self.ceiling = (self.readers - 1).max(self.bounds.least);
         self.calm = 0;
         self.begin_anew((self.readers / 2).max(self.bounds.least));
-        self.search = Search::Skip(Direction::Stay);
+        self.search = Search::Skip;
         self.readers
     }
 
     fn begin_anew(&mut self, readers: usize) {
         self.readers = readers;
         self.best = Trial { readers, rate: 0.0 };
-        self.search = Search::Try(Direction::Stay);
+        self.search = Search::Try(None);
+        self.climbs = true;
     }
 
     /// Learns from an epoch; says how many readers to use from now on.
@@ -250,12 +239,12 @@ impl Tuner {
                 let is_idle = epoch.on_cpu < IDLE;
                 let readers = if is_idle { self.bounds.start.min(self.ceiling) } else { self.readers };
                 self.begin_anew(readers);
-                self.search =
-                    Search::Skip(if epoch.on_cpu > BUSY { Direction::Keep } else { Direction::Stay });
+                self.search = Search::Skip;
+                self.climbs = epoch.on_cpu <= BUSY;
             }
-            Search::Skip(direction) => self.search = Search::Try(direction),
-            Search::Try(direction) => self.search = Search::Confirm(direction, epoch),
-            Search::Confirm(direction, first) => {
+            Search::Skip => self.search = Search::Try(None),
+            Search::Try(None) => self.search = Search::Try(Some(epoch)),
+            Search::Try(Some(first)) => {
                 let both = Epoch {
                     bytes: first.bytes + epoch.bytes,
                     seconds: first.seconds + epoch.seconds,
@@ -263,75 +252,34 @@ impl Tuner {
                     on_cpu: epoch.on_cpu,
                 };
                 let trial = Trial { readers: self.readers, rate: both.rate() };
-                self.remember(trial);
-                self.judge(direction, trial, both.is_limited_by_reading());
+                self.judge(trial, both.is_limited_by_reading());
             }
             Search::Settled { rate, changed } => {
                 let now = epoch.rate();
                 let other = epoch.is_limited_by_reading() && (now > rate * CHANGED || now * CHANGED < rate);
-                self.search = match changed + 1 {
-                    enough if other && enough >= CHANGED_FOR => {
-                        self.begin_anew(self.readers);
-                        Search::Try(Direction::Stay)
-                    }
-                    more if other => Search::Settled { rate, changed: more },
-                    _ => Search::Settled { rate, changed: 0 },
-                };
+                let changed = if other { changed + 1 } else { 0 };
+                self.search = Search::Settled { rate, changed };
+                if changed >= CHANGED_FOR {
+                    self.begin_anew(self.readers);
+                }
             }
         }
         self.readers
     }
 
-    fn judge(&mut self, direction: Direction, trial: Trial, reading_limits: bool) {
-        let better = trial.rate > self.best.rate * WORTH;
-        let next = match direction {
-            Direction::Stay => {
-                self.best = trial;
-                if reading_limits { self.up(false).or_else(|| self.down()) } else { None }
-            }
-            Direction::Keep => {
-                self.best = trial;
-                None
-            }
-            Direction::Up { .. } if better => {
-                self.best = trial;
-                if reading_limits { self.up(true) } else { None }
-            }
-            // Already the first step up did not pay: perhaps there are too many.
-            Direction::Up { climbed: false } if reading_limits => self.down(),
-            Direction::Up { .. } => None,
-            Direction::Down if better && reading_limits => Some((self.best.readers, Direction::Again(trial))),
-            Direction::Down => None,
-            Direction::Again(fewer) if reading_limits && fewer.rate > trial.rate * WORTH => {
-                self.best = fewer;
-                self.down()
-            }
-            Direction::Again(_) => {
-                self.best = trial;
-                None
-            }
-        };
-        (self.readers, self.search) = match next {
-            Some((readers, direction)) => (readers, Search::Skip(direction)),
-            None => (self.best.readers, Search::Settled { rate: self.best.rate, changed: 0 }),
-        };
-    }
-
-    fn up(&self, climbed: bool) -> Option<(usize, Direction)> {
-        let from = self.best.readers;
-        let to = (from + from.div_ceil(2)).min(self.ceiling);
-        (to > from).then_some((to, Direction::Up { climbed }))
-    }
-
-    fn down(&self) -> Option<(usize, Direction)> {
-        let from = self.best.readers;
-        let to = (from * 2 / 3).max(self.bounds.least);
-        (to < from).then_some((to, Direction::Down))
-    }
-
-    fn remember(&mut self, trial: Trial) {
+    fn judge(&mut self, trial: Trial, reading_limits: bool) {
         if self.tried.len() < REMEMBERED {
             self.tried.push(trial);
         }
+        let better = trial.rate > self.best.rate * WORTH;
+        if better {
+            self.best = trial;
+        }
+        let Trial { readers, rate } = self.best;
+        let more = (readers + readers.div_ceil(2)).min(self.ceiling);
+        (self.readers, self.search) = match better && self.climbs && reading_limits && more > readers {
+            true => (more, Search::Skip),
+            false => (readers, Search::Settled { rate, changed: 0 }),
+        };
     }
 }

@@ -209,12 +209,6 @@ fn settings_that_cannot_be_are_refused_at_once() {
         ("az://container/m.safetensors", "AZURE_NOTHING", "x", "no storage account is named"),
         ("az://container/m.safetensors", "AZURE_STORAGE_CONNECTION_STRING", "x", "no NAME=VALUE"),
         ("az://container/m.safetensors", "AZURE_STORAGE_CONNECTION_STRING", "AccountKey=b", "names neither"),
-        (
-            "az://container/m.safetensors",
-            "AZURE_STORAGE_CONNECTION_STRING",
-            "AccountName=a;AccountKy=b",
-            "AccountKy",
-        ),
     ];
     for (location, name, value, says_so) in tried {
         let environment =
@@ -236,7 +230,7 @@ fn an_idle_limit_ends_a_silent_connection() {
     let store = RemoteStore::new(Environment::default(), policy);
     let error = super::soon(move || refused(&store, &location));
     assert_eq!(error.kind(), ErrorKind::Storage);
-    says(&error, &["10 times nothing came in time"]);
+    says(&error, &["10 failed requests, the last: nothing came in time"]);
 }
 
 #[test]
@@ -244,15 +238,6 @@ fn a_connection_string_leads_to_the_emulator() {
     let Some(azure) = servers::azure() else { return };
     let location = azure.put("emulated.safetensors", &content(10));
     let url = format!("http://{}", azure.server);
-    for environment in [
-        azure_environment(&url),
-        Environment::of([("AZURE_STORAGE_USE_EMULATOR", "true"), ("AZURITE_BLOB_STORAGE_URL", &*url)]),
-        Environment::of([
-            ("AZURE_STORAGE_CONNECTION_STRING", "UseDevelopmentStorage=true"),
-            ("AZURITE_BLOB_STORAGE_URL", &*url),
-        ]),
-    ] {
-        let store = RemoteStore::new(environment, policy());
-        assert_eq!(store.open(&location).unwrap().bytes(), 10);
-    }
+    let store = RemoteStore::new(azure_environment(&url), policy());
+    assert_eq!(store.open(&location).unwrap().bytes(), 10);
 }

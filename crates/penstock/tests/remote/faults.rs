@@ -152,14 +152,14 @@ fn a_server_says_when_to_come_back() {
 }
 
 #[test]
-fn what_does_not_pass_is_told_with_all_that_happened() {
+fn what_does_not_pass_is_told_with_what_happened() {
     for (_, error) in gives_up(&refuse(503, &[], SLOW_DOWN)) {
         assert_eq!(error.kind(), ErrorKind::Storage);
         says(
             &error,
             &[
                 "given up after 10 failed requests",
-                "10 times HTTP 503 SlowDown (Please reduce",
+                "the last: HTTP 503 SlowDown (Please reduce",
                 "PENSTOCK_READERS",
             ],
         );
@@ -186,7 +186,10 @@ fn a_server_that_always_breaks_off_late_is_not_asked_for_ever() {
         let object = store.open(&faulty.location).unwrap();
         faulty.server.script(|_, _| Act::ResetAfter(1000));
         let error = soon(move || read(object.as_ref(), 0, SIZE)).unwrap_err();
-        says(&error, &["too many requests of this load failed, 6 of them: 6 times the connection was lost"]);
+        says(
+            &error,
+            &["too many requests of this load failed, 6 of them, the last: the connection was lost"],
+        );
         assert_eq!(faulty.server.requests(), 6, "{}", faulty.name);
     }
 }

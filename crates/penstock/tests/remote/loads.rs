@@ -98,7 +98,13 @@ fn a_network_that_does_not_come_back_fails_it_and_says_what_happened() {
     assert_eq!(error.kind(), ErrorKind::Storage);
     says(
         &error,
-        &["given up after", "times the connection was lost", "m.safetensors", "tensor", "Check the network"],
+        &[
+            "given up after",
+            "the last: the connection was lost",
+            "m.safetensors",
+            "tensor",
+            "Check the network",
+        ],
     );
 }
 
@@ -108,7 +114,7 @@ fn a_load_that_is_interrupted_over_and_over_is_given_up_as_a_whole() {
     let (server, checkpoint) = checkpoint(100, policy);
     server.script(|_, _| Act::ResetAfter(100));
     let error = load(checkpoint).unwrap_err();
-    says(&error, &["too many requests of this load failed", "times the connection was lost"]);
+    says(&error, &["too many requests of this load failed", "the last: the connection was lost"]);
     assert!(server.requests() < 41 + READERS.fetches.start + 1, "{}", server.requests());
 }
 

@@ -5,7 +5,6 @@
 #[path = "../servers/mod.rs"]
 mod servers;
 
-mod acting;
 mod answers;
 mod cache;
 mod cache_loads;
@@ -13,8 +12,6 @@ mod cache_managed;
 mod cache_shared;
 mod credentials;
 mod faults;
-mod federation;
-mod google;
 mod hub;
 mod loads;
 mod names;

@@ -1,7 +1,7 @@
-"""diffusers: pipelines, single files and LoRAs from anywhere, straight to a device."""
+"""diffusers: pipelines and models from anywhere, straight to a device."""
 
 from __future__ import annotations
 
-from penstock.integrations.diffusers.pipelines import from_pretrained, from_single_file, load_lora_weights
+from penstock.integrations.diffusers.pipelines import from_pretrained
 
-__all__ = ["from_pretrained", "from_single_file", "load_lora_weights"]
+__all__ = ["from_pretrained"]

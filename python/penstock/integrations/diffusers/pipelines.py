@@ -1,4 +1,4 @@
-"""diffusers: pipelines whose components load side by side, single models, single files, and LoRA.
+"""diffusers: pipelines whose components load side by side, and single models.
 
 A pipeline is put together by diffusers from components that are already loaded (``components``), which it supports.
 What is not weights (schedulers, tokenizers, processors) it loads itself.
@@ -25,14 +25,10 @@ from penstock.integrations.diffusers.components import Built, begin, class_of
 from penstock.integrations.diffusers.together import Together
 from penstock.integrations.safetensors.patching import patch_safetensors
 from penstock.integrations.shared.files import Place, called, hub_options, locate
-from penstock.integrations.shared.small_files import fresh_directory, joined
 from penstock.optional import required
 from penstock.progress import ProgressOption
-from penstock.pulling import pull
 
 if TYPE_CHECKING:
-    import torch
-
     from penstock.arguments import AnyPath
 
 logger = logging.getLogger(__name__)
@@ -95,116 +91,8 @@ def from_pretrained(
         loaded.register_to_config(_name_or_path=called(path))
         if not _is_on(loaded, where):
             loaded = loaded.to(where)
-    seconds, held = time.perf_counter() - began, _nbytes(loaded) / 1e9
-    logger.info("%s: %.2f GB on %s in %.2f s: %.2f GB/s", called(path), held, where, seconds, held / max(seconds, 1e-9))
+    logger.info("%s on %s in %.2f s", called(path), where, time.perf_counter() - began)
     return loaded
-
-
-def _modules(loaded: Any) -> list[torch.nn.Module]:
-    """A model, which may come with information, or the models of a pipeline."""
-    import torch
-
-    model = loaded[0] if isinstance(loaded, tuple) else loaded
-    parts = [model] if isinstance(model, torch.nn.Module) else getattr(model, "components", {}).values()
-    return [part for part in parts if isinstance(part, torch.nn.Module)]
-
-
-def _nbytes(loaded: Any) -> int:
-    """Bytes of the parameters and buffers of a model or a pipeline."""
-    return sum(
-        tensor.numel() * tensor.element_size()
-        for module in _modules(loaded)
-        for tensors in (module.parameters(), module.buffers())
-        for tensor in tensors
-    )
-
-
-def from_single_file(
-    model_class: Any,
-    path: AnyPath,
-    *,
-    device: Any = "cpu",
-    dtype: Any = None,
-    options: LoadOptions | None = None,
-    **kwargs: Any,
-) -> Any:
-    """Loads a model, or a pipeline, from one file in its original layout, as diffusers' ``from_single_file`` does.
-
-    Args:
-        model_class: the class of a model, or of a pipeline (then only a local file will do).
-        path: the safetensors file: for models, anything that ``penstock.open`` takes.
-        device: where the model ends up.
-        dtype: a torch dtype or its name; None is float32.
-        options: settings of the load.
-        kwargs: what else ``from_single_file`` takes, above all ``config=`` (a directory or the name of a model whose
-            configuration this is) and ``subfolder=``.
-
-    Raises:
-        MissingDependencyError: where diffusers is absent or too old.
-        ConfigError: for a pipeline at a URL.
-        PenstockError: see ``penstock.open`` and ``Checkpoint.load``. What diffusers raises comes through.
-    """
-    required("torch", "diffusers", "accelerate", by="penstock.integrations.diffusers")
-    import diffusers
-
-    from penstock.checkpoint import open
-    from penstock.frameworks.torch import Torch
-
-    where = Torch().device(device)
-    dtype = dtype_of(kwargs.pop("torch_dtype", dtype))
-    if dtype is not None:
-        kwargs[dtype_keyword()] = dtype
-    if not issubclass(model_class, diffusers.ModelMixin):
-        if is_url(path):
-            cause = "pipelines are taken from single local files only"
-            remedy = "Load their models with from_single_file(ModelClass, …) and hand those to the pipeline"
-            raise ConfigError(location=shown(path), cause=cause, remedy=remedy)
-        with patch_safetensors(options=options):
-            return model_class.from_single_file(os.fsdecode(path), **kwargs).to(where)
-    # Converted on arrival, so that no second copy waits on the device; but not where some of it is to stay in fp32.
-    early = dtype if dtype is not None and not model_class._keep_in_fp32_modules else None
-    state = open(path, options=options).load(device=where, dtype=early)
-    return model_class.from_single_file(state, device=where, **kwargs)
-
-
-def load_lora_weights(
-    pipeline: Any,
-    path: AnyPath,
-    *,
-    weight_name: str | None = None,
-    adapter_name: str | None = None,
-    options: LoadOptions | None = None,
-    **kwargs: Any,
-) -> None:
-    """Adds a LoRA to a pipeline, as its own ``load_lora_weights`` does, from anywhere.
-
-    Args:
-        pipeline: a pipeline of diffusers that takes LoRA.
-        path: the safetensors file (local, or at a URL), or a local directory or the name of a model
-            on the Hub that holds it.
-        weight_name: the file's name in a directory.
-        adapter_name: what to call it.
-        options: settings of the load.
-        kwargs: what else ``load_lora_weights`` takes.
-
-    Raises:
-        MissingDependencyError: where diffusers or peft is absent or too old.
-        PenstockError: see ``penstock.open`` and ``Checkpoint.load``. What diffusers raises comes through.
-    """
-    required("torch", "diffusers", "peft", by="penstock.integrations.diffusers")
-    if adapter_name is not None:
-        kwargs["adapter_name"] = adapter_name
-    directory = os.fsdecode(path)
-    if is_url(path):
-        # LoRAs are small, and settings that only their file's metadata holds are read by diffusers.
-        for name in (kwargs.pop("subfolder", None), weight_name):
-            directory = joined(directory, name) if name else directory
-        found = pull(directory, fresh_directory())
-        directory, weight_name = str(found.directory), found.files[0].path
-    if weight_name is not None:
-        kwargs["weight_name"] = weight_name
-    with patch_safetensors(options=options):
-        pipeline.load_lora_weights(directory, **kwargs)
 
 
 def _model(
@@ -232,13 +120,6 @@ def _model(
                 return built()
     where.fetch_weights(variant)
     keywords = ({} if dtype is None else {dtype_keyword(): dtype}) | kwargs
-    if kwargs.get("low_cpu_mem_usage") is False:
-        # diffusers takes a device only for models that it builds without memory.
-        with patch_safetensors(options=options):
-            loaded = cls.from_pretrained(where.local, variant=variant, **keywords)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
-        model.to(device)
-        return loaded
     if device != "cpu":
         keywords = {"device_map": {"": device}} | keywords
     with patch_safetensors(options=options):
@@ -297,7 +178,10 @@ def _assembled(
 
 def _is_on(pipeline: Any, device: str) -> bool:
     """Whether all weights of a pipeline are there. Moving is left out then: quantised components refuse to be moved."""
-    return all(str(p.device) == device for module in _modules(pipeline) for p in module.parameters())
+    import torch
+
+    modules = [part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)]
+    return all(str(p.device) == device for module in modules for p in module.parameters())
 
 
 def _pipeline_place(path: AnyPath, variant: str | None, revision: str | None, hub: dict[str, Any]) -> Place:

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._native import LoadOptions
 from penstock.integrations.safetensors.patching import patch_safetensors
-from penstock.integrations.shared.files import hub_options, locate
+from penstock.integrations.shared.files import hub_options, locate, open_weights
 from penstock.optional import required
 
 if TYPE_CHECKING:
     from penstock.arguments import AnyPath
 
+_WEIGHTS = "adapter_model"
+"""peft's name for weights."""
 _PEFTS = {
     *("config", "autocast_adapter_dtype", "ephemeral_gpu_offload", "key_mapping", "ignore_mismatched_sizes"),
     *("low_cpu_mem_usage", "torch_device", "use_safetensors", "adapters"),
@@ -97,5 +99,6 @@ def _brought(path: AnyPath, subfolder: str, revision: str | None, kwargs: dict[s
     if unknown := sorted(set(kwargs) - _PEFTS):
         raise TypeError(f"unexpected keywords: {', '.join(unknown)}")
     place = locate(os.fsdecode(path), subfolder=subfolder or "", revision=revision, **hub)
-    place.bring_adapter()
+    open_weights(place, _WEIGHTS)
+    place.bring_file(f"{_WEIGHTS}.safetensors")
     return place.local

@@ -23,7 +23,6 @@ PLUGIN = Plugin(
     distributions=("sglang",),
     oldest=(0, 5, 20),
     newest_tried=(0, 5, 23),
-    instead="use its own formats within penstock.patch_safetensors()",
     logger=logging.getLogger(__name__),
 )
 

@@ -1,10 +1,9 @@
 """Models on object stores: ``sglang serve s3://bucket/model --load-format penstock``.
 
 SGLang turns the format of whatever is on an object store into ``runai_streamer``, and fetches the small files beside
-the weights with the package of that name. For servers that ask for Penstock, the format stays what was asked for, more
-locations are known (``hf://``, ``abfss://``, ``https://``), and where that package is absent, Penstock fetches the
-small files. A server asks by ``--load-format penstock``, or, for whatever format of models on object stores, by
-``PENSTOCK_SGLANG_OBJECT_STORES=1``.
+the weights with the package of that name. For servers that ask for Penstock (``--load-format penstock``), the format
+stays what was asked for, more locations are known (``hf://``, ``abfss://``, ``https://``), and where that package is
+absent, Penstock fetches the small files.
 
 For all other servers each function replaced here calls the original with the same arguments.
 """
@@ -12,23 +11,19 @@ For all other servers each function replaced here calls the original with the sa
 from __future__ import annotations
 
 import importlib.util
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from penstock._native import shown
-from penstock.errors import ConfigError, LocationNotFoundError
+from penstock.errors import LocationNotFoundError
 from penstock.integrations.sglang import FORMAT
 from penstock.integrations.sglang.hooks import around, before_step
 from penstock.integrations.shared.small_files import NO_SMALL_FILES, fetch
 
 _MORE = ("hf://", "abfss://", "abfs://", "azure://", "https://", "http://")
 """What Penstock reads and SGLang does not."""
-_VARIABLE = "PENSTOCK_SGLANG_OBJECT_STORES"
-
-
 _asked: dict[str, bool] = {}
 """Locations that a server of this process was given, and whether it asked for Penstock."""
 
@@ -43,18 +38,6 @@ def register() -> None:
     )
     before_step("handle_model_source_paths", _note_who_asks)
     before_step("handle_load_format", _keep_format)
-
-
-def is_opted_in() -> bool:
-    """Whether models on object stores are Penstock's, whatever the format.
-
-    Raises:
-        ConfigError: for a value of the variable that means nothing.
-    """
-    wanted = os.environ.get(_VARIABLE) or None
-    if wanted not in {None, "0", "1"}:
-        raise ConfigError(f"{_VARIABLE} must be 0 or 1, not {wanted!r}")
-    return wanted == "1"
 
 
 def small_files_of(location: str) -> str:
@@ -80,9 +63,7 @@ def _note_who_asks(server_args: Any, previous: Callable[[Any], None]) -> None:
 def _is_asked_for(location: str) -> bool:
     """Whether Penstock is to read what is at a location, as far as this process knows."""
     if location in _asked:
-        return _asked[location] or is_opted_in()
-    if is_opted_in():
-        return True
+        return _asked[location]
     try:
         # A process that SGLang has started: the one that started it has fetched the small files, or failed.
         return Path(small_files_of(location)).is_dir()
@@ -102,7 +83,7 @@ def _bring(original: Callable[..., str], cls: Any, model_path: str, *args: Any, 
     """``ObjectStorageModel.download_and_get_path``: has the small files on the local disk, as they are now."""
     is_more = model_path.lower().startswith(_MORE)
     absent = importlib.util.find_spec("runai_model_streamer") is None
-    if not (is_opted_in() or ((is_more or absent) and _is_asked_for(model_path))):
+    if not ((is_more or absent) and _is_asked_for(model_path)):
         return original(cls, model_path, *args, **kwargs)
     directory = Path(cls.get_path(model_path))
     directory.mkdir(parents=True, exist_ok=True)
@@ -128,10 +109,7 @@ def _keep_format(server_args: Any, previous: Callable[[Any], None]) -> None:
     asked, asked_of_draft = settings.load_format, settings.speculative_draft_load_format
 
     def is_ours(location: str | None, load_format: str | None) -> bool:
-        if location is None or not is_runai_obj_uri(location) or load_format == "dummy":
-            return False
-        stock = load_format in {None, "auto", "runai_streamer"}
-        return str(load_format).lower() == FORMAT or (stock and is_opted_in())
+        return str(load_format).lower() == FORMAT and location is not None and is_runai_obj_uri(location)
 
     previous(server_args)
     formats: dict[str, str] = {}

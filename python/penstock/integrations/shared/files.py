@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,10 +27,6 @@ from penstock.pulling import pull
 if TYPE_CHECKING:
     from penstock.arguments import AnyPath
     from penstock.checkpoint import Checkpoint
-
-
-ADAPTER = "adapter_model"
-"""peft's name for weights."""
 
 
 class HubModel(NamedTuple):
@@ -94,15 +91,12 @@ class Place(NamedTuple):
             ignored.append(f"{folder}*.*.safetensors")
         self.hub.fetch([f"{folder}*.safetensors"], ignored)
 
-    def bring_adapter(self) -> None:
-        """Has the weights of an adapter of peft on the local disk, for its own loader: they are small.
-
-        Raises:
-            LocationNotFoundError: there are none.
-        """
-        open_weights(self, ADAPTER)
+    def bring_file(self, name: str) -> None:
+        """Has a file on the local disk, if there is one of that name, for a library's own loader."""
+        self.fetch([name])
         if is_url(self.weights):
-            pull(joined(self.weights, f"{ADAPTER}.safetensors"), self.local)
+            with suppress(LocationNotFoundError):
+                pull(joined(self.weights, name), self.local)
 
     def _folder(self) -> str:
         """The folder within the model on the Hub, with a slash at its end, or nothing."""
@@ -170,23 +164,6 @@ def locate(
     return inside
 
 
-def require_local(place: Place, left: str, brought: str, variant: str | None = None) -> None:
-    """Refuses what a library's own loader is to read at a URL; of a model on the Hub, fetches its weights.
-
-    Args:
-        left: what is left to which library, as the beginning of a sentence.
-        brought: what to bring to this machine first, and how.
-        variant: of the weights.
-
-    Raises:
-        ConfigError: where the weights are not on this machine.
-    """
-    place.fetch_weights(variant)
-    if is_url(place.weights):
-        cause, remedy = f"{left}, which reads local files", f"Bring {brought}"
-        raise ConfigError(location=shown(place.weights), cause=cause, remedy=remedy)
-
-
 def local_files(path: AnyPath, *, subfolder: str = "", revision: str | None = None, **hub: Any) -> str:
     """A local directory that has a model's small files: for tokenizers, processors and configurations.
 
@@ -207,7 +184,6 @@ def open_weights(
     options: LoadOptions | None = None,
     *,
     named: str | None = None,
-    besides: Iterable[str] = (),
 ) -> Checkpoint:
     """Opens the weights of a model as its library names them: sharded or one file, of a variant or not.
 
@@ -219,7 +195,6 @@ def open_weights(
         stem: the library's name for weights: ``"model"``, ``"diffusion_pytorch_model"``.
         variant: such as ``"fp16"``.
         named: the file or index that the model's configuration names instead.
-        besides: files that belong to the weights where they are there.
 
     Raises:
         LocationNotFoundError: naming what was looked for.
@@ -237,15 +212,14 @@ def open_weights(
     elif variant:
         names = [f"{stem}.safetensors.index.{variant}.json", f"{stem}.{variant}.safetensors"]
         names.append(f"{stem}.safetensors.{variant}.index.json")  # as older diffusers wrote it
-    besides = list(besides)
     for name in names:
         path = joined(place.weights, name)
         place.fetch([name])
         if is_url(path) or Path(path).exists():
             if place.hub is not None:
-                place.fetch([*_shards(path), *besides])
+                place.fetch(_shards(path))
             try:
-                return open([path, *_there(place, besides, options)], options=options)
+                return open(path, options=options)
             except LocationNotFoundError:
                 if not is_url(path):
                     raise  # a shard that is missing
@@ -275,22 +249,6 @@ def _own_file(place: Place, name: str) -> str:
         cause = f"the configuration names {name!r} as its weights, which is no safetensors file in there"
         raise ConfigError(location=shown(place.weights), cause=cause)
     return name
-
-
-def _there(place: Place, names: Iterable[str], options: LoadOptions | None) -> list[str]:
-    """Paths of those files that are there."""
-    from penstock.checkpoint import open
-
-    def is_there(path: str) -> bool:
-        if not is_url(path):
-            return Path(path).exists()
-        try:
-            open(path, options=options)
-        except LocationNotFoundError:
-            return False
-        return True
-
-    return [path for path in (joined(place.weights, name) for name in names) if is_there(path)]
 
 
 def _snapshot(directory: Path) -> Path:

@@ -6,17 +6,14 @@ that everything here uses.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from penstock._native import Source, list_objects, shown
+from penstock._native import Source, list_objects
 from penstock.arguments import is_url
 from penstock.patterns import matches_any
 from penstock.pulling import pull_entries
 from penstock.storage_options import engine_options
-
-logger = logging.getLogger(__name__)
 
 
 def list_files(
@@ -55,8 +52,6 @@ def pull(
 ) -> None:
     """Copies the objects under a prefix, at any depth, to a directory, as ``penstock.pull`` does. It may copy nothing.
 
-    An engine cannot say what to leave out. So what has no place in a directory (``a//b``) is left out, with a warning.
-
     Args:
         model_path: the prefix.
         dst: the directory; made if it is not there.
@@ -77,13 +72,6 @@ def pull(
         any_allowed = allowed is None or any(matches_any(form, allowed) for form in forms)
         return any_allowed and not any(matches_any(form, ignored) for form in forms)
 
-    wanted = []
-    for index, (path, _) in enumerate(source.entries):
-        if not is_wanted(path):
-            continue
-        if {"", ".", ".."}.isdisjoint(path.split("/")):
-            wanted.append(index)
-        else:
-            logger.warning("Below %s, %r is left out: such keys cannot be read", shown(model_path), path)
+    wanted = [index for index, (path, _) in enumerate(source.entries) if is_wanted(path)]
     if wanted:
         pull_entries(source, wanted, dst)

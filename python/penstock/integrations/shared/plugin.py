@@ -1,4 +1,4 @@
-"""What plugins of engines have in common before the engine is imported: is it there, and is it one that we know?
+"""What plugins of engines have in common before the engine is imported: is it one that we know?
 
 An engine calls a plugin in each of its processes, whether its format is asked for or not. So nothing that goes wrong
 here may reach the engine, and nothing is said above DEBUG: the engine goes on without the format, and refuses it in its
@@ -7,7 +7,6 @@ own words if it is asked for. Only who uses the format hears of versions (``warn
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,13 +30,11 @@ class Plugin:
     engine: str
     """What people call it."""
     distributions: tuple[str, ...]
-    """What it is installed as: the first is also the name that it is imported by."""
+    """What it is installed as."""
     oldest: tuple[int, ...]
     """Older ones lack what the plugin uses."""
     newest_tried: tuple[int, ...]
     """The newest that the tests ran with."""
-    instead: str
-    """What to do with one that is too old, besides updating it."""
     logger: logging.Logger
     last_load: Statistics | None = None
     """Figures of the latest load of this process by the format."""
@@ -58,22 +55,15 @@ class Plugin:
             )
 
     def check(self) -> None:
-        """Checks that an engine is installed that is not too old.
+        """Checks that the engine is not too old.
 
         Raises:
-            MissingDependencyError: in one sentence, what is missing and what to do.
+            MissingDependencyError: in one sentence, what is too old and what to do.
         """
-        name = self.distributions[0]
-        if importlib.util.find_spec(name) is None:
-            raise MissingDependencyError(
-                f"--load-format penstock needs {self.engine}, which is not installed. Install it: pip install {name}",
-                remedy=f"pip install {name}",
-            )
         version = self.version()
         if version is not None and version < self.oldest:
             raise MissingDependencyError(
-                f"{self.described()} is too old for --load-format penstock, which needs {dotted(self.oldest)} or "
-                f"newer. Update {self.engine}, or {self.instead}",
+                f"{self.described()} is too old for --load-format penstock, which needs {dotted(self.oldest)} or newer",
                 remedy=f"Update {self.engine}",
             )
 

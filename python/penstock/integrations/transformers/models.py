@@ -24,10 +24,9 @@ from penstock._native import LoadOptions, shown
 from penstock.arguments import is_url
 from penstock.errors import ConfigError
 from penstock.integrations.safetensors.patching import patch_safetensors
-from penstock.integrations.shared.files import Place, called, hub_options, locate, open_weights, require_local
-from penstock.integrations.transformers import own_adapters
+from penstock.integrations.shared.files import Place, called, hub_options, locate, open_weights
 from penstock.integrations.transformers.supplied import supplied, unreserved
-from penstock.optional import required
+from penstock.optional import is_installed, required
 from penstock.progress import ProgressOption
 from penstock.supply.mapped import MappedSource
 from penstock.supply.streamed import Supply, one_group, small_groups
@@ -66,7 +65,7 @@ def from_pretrained(
         model_class: a class of transformers (``LlamaForCausalLM``), one that finds the class
             (``AutoModelForCausalLM``), or ``"auto"`` for the class that the model's configuration names.
         path: the model: a directory, a model of a Hugging Face cache, the name of one on the Hub. An adapter of peft
-            that lies there, with the model or in its place, is put on the model.
+            that lies there with the model is put on it.
         model_args, kwargs: what else ``from_pretrained`` takes (``attn_implementation``, ``quantization_config``, …).
         device: where the model ends up: ``"cpu"``, ``"cuda"``, ``"cuda:N"``; by default torch's default device.
         dtype: of the model: a torch dtype, its name, or ``"auto"`` (as by default) for what its configuration or its
@@ -84,8 +83,8 @@ def from_pretrained(
 
     Raises:
         MissingDependencyError: where transformers is absent or too old.
-        ConfigError: for a class that cannot load models, an adapter that names no model, a ``state_dict``; and where
-            what is left to transformers' own loader (a ``device_map`` of several devices) is not local.
+        ConfigError: for a class that cannot load models, a ``state_dict``; and where what is left to transformers' own
+            loader (a ``device_map`` of several devices) is not local.
         PenstockError: see ``penstock.open`` and ``Checkpoint.stream``. What transformers raises comes through.
     """
     required("torch", "transformers", "accelerate", by="penstock.integrations.transformers")
@@ -96,14 +95,19 @@ def from_pretrained(
     dtype = next((given for given in (dtype, older) if given is not None), "auto")
     hub = hub_options(kwargs)
     place = locate(path, subfolder=subfolder, revision=revision, **hub)
-    found = own_adapters.look(os.fsdecode(path), place, has_config=config is not None, hub=hub)
+    # transformers puts an adapter that lies beside its model on it, where peft is installed.
+    if place.holds("adapter_config.json") and is_installed("peft"):
+        place.bring_file("adapter_model.safetensors")
     left = _left(kwargs)
     if left is not None:
-        brought = "the model here first (penstock.pull), or use device= for one device"
-        require_local(place, f"{left} is left to transformers", brought, variant)
+        if is_url(place.weights):
+            cause = f"{left} is left to transformers, which reads local files"
+            remedy = "Bring the model here first (penstock.pull), or use device= for one device"
+            raise ConfigError(location=shown(place.weights), cause=cause, remedy=remedy)
+        place.fetch_weights(variant)
         cls = model_class
         if isinstance(model_class, str) and model_class == "auto":
-            cls = named_by(_configuration(model_class, found.model, config, trust_remote_code))
+            cls = named_by(_configuration(model_class, place, config, trust_remote_code))
         with patch_safetensors(options=options):
             result = cls.from_pretrained(
                 place.local,
@@ -114,17 +118,14 @@ def from_pretrained(
                 **_trusting(trust_remote_code),
                 **kwargs,
             )
-        return _named(result, found.name)
+        return _named(result, os.fsdecode(path))
     where = _one_device(device, kwargs.pop("device_map", None))
-    if found.alone:
-        adapter_name = kwargs.pop("adapter_name", "default")
-        kwargs.pop("adapter_kwargs", None)
-    result = load(
+    return load(
         model_class,
-        found.model,
-        lambda config: _weights(found.model, config, variant, options),
+        place,
+        lambda config: _weights(place, config, variant, options),
         *model_args,
-        name=found.name,
+        name=os.fsdecode(path),
         device=where,
         dtype=dtype,
         config=config,
@@ -133,11 +134,6 @@ def from_pretrained(
         progress=progress,
         **kwargs,
     )
-    if found.alone:
-        model, *info = result if isinstance(result, tuple) else (result,)
-        report = model.load_adapter(place.local, adapter_name=adapter_name)
-        result = (model, report.to_dict() if hasattr(report, "to_dict") else info[0]) if info else model
-    return result
 
 
 def load(
@@ -307,9 +303,9 @@ def _one_device(device: Any, device_map: Any) -> str:
 
 def _weights(place: Place, config: PretrainedConfig, variant: str | None, options: LoadOptions | None) -> Checkpoint:
     """The files that the configuration names, or those under the usual names."""
-    named = getattr(config, "transformers_weights", None)
-    besides = getattr(type(config), "extra_files", ())
-    return open_weights(place, "model", variant, options, named=named, besides=besides)
+    for name in getattr(type(config), "extra_files", ()):
+        place.bring_file(name)  # transformers adds those to the weights by itself
+    return open_weights(place, "model", variant, options, named=getattr(config, "transformers_weights", None))
 
 
 def _adopts(

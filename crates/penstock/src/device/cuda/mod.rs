@@ -10,12 +10,11 @@
 mod driver;
 mod stream;
 
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{CopyStream, Device, Fence};
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::{PerProcess, Pinning, node_of_pci_device};
+use crate::memory::{PerProcess, Pinning};
 
 use driver::{Context, Driver, EventHandle, StreamHandle};
 use stream::{CudaStream, Idle};
@@ -25,8 +24,6 @@ pub struct CudaDevice {
     name: String,
     driver: &'static Driver,
     context: Context,
-    /// The memory node it is attached to, where the machine says so.
-    node: Option<u32>,
     idle: Arc<Idle>,
 }
 
@@ -63,9 +60,7 @@ impl CudaDevice {
             .remedy("Check the device's number and CUDA_VISIBLE_DEVICES"));
         }
         let context = driver.primary_context(ordinal).map_err(|error| error.object(&name))?;
-        let id = driver.pci_bus_id(ordinal).ok();
-        let node = id.and_then(|id| node_of_pci_device(Path::new("/"), &id));
-        let device = Arc::new(Self { name, driver, context, node, idle: Arc::default() });
+        let device = Arc::new(Self { name, driver, context, idle: Arc::default() });
         devices.push((ordinal, Arc::clone(&device)));
         Ok(device)
     }
@@ -77,7 +72,7 @@ impl Device for CudaDevice {
     }
 
     fn pinning(&self) -> Arc<dyn Pinning> {
-        Arc::new(CudaPinning { driver: self.driver, context: self.context, node: self.node })
+        Arc::new(CudaPinning { driver: self.driver, context: self.context })
     }
 
     fn bind_thread(&self) -> Result<()> {
@@ -127,16 +122,11 @@ impl Drop for CudaFence {
 struct CudaPinning {
     driver: &'static Driver,
     context: Context,
-    node: Option<u32>,
 }
 
 impl Pinning for CudaPinning {
     fn family(&self) -> &'static str {
         "cuda"
-    }
-
-    fn numa_node(&self) -> Option<u32> {
-        self.node
     }
 
     unsafe fn register(&self, ptr: *mut u8, len: usize) -> Result<()> {

@@ -1,38 +1,32 @@
 //! The staging arena: buffers on the way to a device, taken by readers, given back, kept for the next load.
 //!
 //! * `lease`: what one load has of an arena: its budget, the buffers it can use at most, what it has to report.
-//! * `pool`: the buffers themselves: which are free, who holds them, when they go. `growth`: when more are made.
-//! * `chunk`: a few buffers that were touched and registered (pinned) in one piece, and the addresses they lie on.
-//! * `process`: the arenas of the process, by buffer size, kind of device and memory node.
+//! * `pool`: the buffers of one size: which are free, how many there are and may be, when they go.
+//! * `buffer`: the memory of one, touched and registered (pinned) in one piece.
+//! * `process`: the arenas of the process, by buffer size and kind of device.
 //!
-//! **Growth.** Addresses are reserved for all that the running loads can use, memory grows a chunk at a time as
-//! readers ask. The reader that asked makes the chunk, outside of any lock, so several grow the arena in parallel
-//! and no copy ever spans two registrations; but a reader that comes while a chunk with a buffer to spare is being
-//! made waits for that instead of making one more. Buffers go to whoever asks and come back on drop; a later load
-//! finds them all.
+//! **Growth.** Addresses are reserved for all that the running loads can use. Memory grows a buffer at a time: a reader
+//! that finds no free one makes one for itself, outside of any lock, so several grow the arena in parallel and no copy
+//! ever spans two registrations. Buffers come back on drop; a later load finds them all.
 //!
 //! **Bounds.** An arena grows as long as it has fewer buffers than the loads that run can use together, than the budget
 //! of the load that asks, and than a quarter of what could be spared if the arena held nothing (the machine's
-//! available memory, or a control group's limit where that is tighter). A quarter, because the same memory is wanted
-//! for the tensors, for the page cache that reads go through, and by the other processes of the node: eight ranks that
-//! start one after the other take a quarter of what is left each time, and never the whole. With the usual budget
-//! this is felt below 2 GiB. Against it stands what a load needs to move at all: two buffers, one being filled while
-//! the other is copied, or one where the budget says so.
+//! available memory, or a control group's limit where that is tighter) when the latest load began that needs more. A
+//! quarter, because the same memory is wanted for the tensors, for the page cache that reads go through, and by the
+//! other processes of the node: eight ranks that start one after the other take a quarter of what is left each time, and
+//! never the whole. With the usual budget this is felt below 2 GiB. Against it stands what a load needs to move at all:
+//! two buffers, one being filled while the other is copied, or one where the budget says so.
 //!
-//! **Giving back.** Buffers stay when a load ends, since registering them is the costly part. Chunks that no reader
-//! holds a buffer of go when the last load ends while memory is tight (the arena holds more than its quarter by then, or
-//! threads wait for memory a tenth of the time), when they could not be pinned (so that the next load tries again),
-//! when another kind of load needs the budget, and on request.
+//! **Giving back.** Buffers stay when a load ends, since registering them is the costly part. Those that no reader holds
+//! go when the last load ends while the arena holds more than its quarter, when they could not be pinned (so that the next
+//! load tries again), when another kind of load needs the budget, and on request.
 //!
 //! **After `fork`** a child starts with no arena. It inherits neither the memory (the kernel leaves it out) nor any
 //! lock; what it may still hold of its parent's arenas does nothing when dropped.
 //!
-//! The arena does not know what a device is: [`Pinning`] is its caller's. What its pages belong to is a parameter,
-//! [`Backing`](super::Backing): memory of the process today, memory shared by the processes of a node when there is
-//! use for it.
+//! The arena does not know what a device is: [`Pinning`] is its caller's.
 
-mod chunk;
-mod growth;
+mod buffer;
 mod lease;
 mod pool;
 mod process;
@@ -50,11 +44,6 @@ pub use pool::Arena;
 pub trait Pinning: Send + Sync {
     /// Which kind of device; arenas are shared by loads to devices of one kind.
     fn family(&self) -> &'static str;
-
-    /// The memory node that the device is attached to, where the machine says so.
-    fn numa_node(&self) -> Option<u32> {
-        None
-    }
 
     /// Registers `len` bytes at `ptr`.
     ///

@@ -1,46 +1,31 @@
-//! The arenas of the process, told apart by buffer size, kind of device and memory node.
+//! The arenas of the process, told apart by buffer size and kind of device.
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use super::chunk::ArenaSpec;
 use super::{Arena, ArenaUse, Pinning, lock};
-use crate::memory::headroom::Observer;
-use crate::memory::{Backing, PAGE, PerProcess, numa};
+use crate::memory::{PerProcess, headroom, page_bytes};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Key {
-    buffer_bytes: usize,
-    family: &'static str,
-    node: Option<u32>,
-}
+/// By the bytes of a buffer, and the kind of device.
+type Arenas = HashMap<(usize, &'static str), Arc<Arena>>;
 
-type Arenas = Mutex<HashMap<Key, Arc<Arena>>>;
+static ARENAS: PerProcess<Mutex<Arenas>> = PerProcess::new();
 
-static ARENAS: PerProcess<Arenas> = PerProcess::new();
-
-fn process() -> &'static Arenas {
+fn process() -> &'static Mutex<Arenas> {
     ARENAS.get_or_init(Mutex::default)
 }
 
 /// The process's arena for buffers of `buffer_bytes` and the device that `pinning` speaks for.
 pub(super) fn arena(buffer_bytes: usize, pinning: Arc<dyn Pinning>) -> Arc<Arena> {
-    let root = Path::new("/");
-    let node = numa::choose(root, pinning.numa_node());
+    let page = page_bytes();
     // More than can be addressed: reserving it fails.
-    let buffer_bytes = buffer_bytes.max(1).checked_next_multiple_of(PAGE).unwrap_or(usize::MAX / PAGE * PAGE);
-    let key = Key { buffer_bytes, family: pinning.family(), node };
-    find_or_make(&mut lock(process()), key, pinning)
-}
-
-fn find_or_make(arenas: &mut HashMap<Key, Arc<Arena>>, key: Key, pinning: Arc<dyn Pinning>) -> Arc<Arena> {
-    let make = || {
-        let spec = ArenaSpec { pinning: Some(pinning), node: key.node, backing: Backing::Anonymous };
-        let observer = Observer::new(Path::new("/"));
-        Arc::new(Arena::new(key.buffer_bytes, spec, Box::new(move || observer.look())))
-    };
-    Arc::clone(arenas.entry(key).or_insert_with(make))
+    let bytes = buffer_bytes.max(1).checked_next_multiple_of(page).unwrap_or(usize::MAX / page * page);
+    let mut arenas = lock(process());
+    let arena = arenas
+        .entry((bytes, pinning.family()))
+        .or_insert_with(|| Arc::new(Arena::new(bytes, pinning, Box::new(|| headroom::look(Path::new("/"))))));
+    Arc::clone(arena)
 }
 
 /// Frees what arenas that no load uses hold beyond `allowed` bytes together, `but` one arena's.
@@ -79,6 +64,7 @@ impl Arena {
 mod tests {
     use super::*;
     use crate::error::Result;
+    use crate::memory::PAGE;
 
     struct Plugged(&'static str);
 
@@ -93,23 +79,20 @@ mod tests {
     }
 
     #[test]
-    fn an_arena_is_shared_by_buffers_of_one_size_one_kind_of_device_and_one_node() {
-        let mut arenas = HashMap::new();
-        let mut find = |buffer_bytes, family, node| {
-            find_or_make(&mut arenas, Key { buffer_bytes, family, node }, Arc::new(Plugged(family)))
-        };
-        let first = find(PAGE, "a", Some(0));
-        assert!(Arc::ptr_eq(&first, &find(PAGE, "a", Some(0))));
-        for other in [(2 * PAGE, "a", Some(0)), (PAGE, "b", Some(0)), (PAGE, "a", Some(1)), (PAGE, "a", None)]
-        {
-            assert!(!Arc::ptr_eq(&first, &find(other.0, other.1, other.2)), "{other:?}");
+    fn an_arena_is_shared_by_buffers_of_one_size_and_one_kind_of_device() {
+        let find = |pages, family| arena(pages * PAGE, Arc::new(Plugged(family)));
+        let first = find(119 * 16, "a");
+        assert!(Arc::ptr_eq(&first, &find(119 * 16, "a")));
+        for other in [(120 * 16, "a"), (119 * 16, "b")] {
+            assert!(!Arc::ptr_eq(&first, &find(other.0, other.1)), "{other:?}");
         }
     }
 
     #[test]
     fn buffers_are_whole_pages_and_the_process_has_one_arena_for_them() {
-        let one = arena(123 * PAGE, Arc::new(Plugged("whole pages")));
-        assert!(Arc::ptr_eq(&one, &arena(123 * PAGE - 1, Arc::new(Plugged("whole pages")))));
-        assert_eq!(one.buffer_bytes(), 123 * PAGE);
+        let page = page_bytes();
+        let one = arena(123 * page, Arc::new(Plugged("whole pages")));
+        assert!(Arc::ptr_eq(&one, &arena(123 * page - 1, Arc::new(Plugged("whole pages")))));
+        assert_eq!(one.buffer_bytes, 123 * page);
     }
 }

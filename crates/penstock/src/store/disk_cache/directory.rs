@@ -1,8 +1,7 @@
 //! The directory of entries: which there are, whose they are, which of them go.
 //!
 //! Making and removing entries is done by one process at a time, under the lock of the whole. Who removes one holds it
-//! alone, and moves it out of the way first. All locks are the kernel's and end with their process; forked children do not
-//! inherit them.
+//! alone, and moves it out of the way first. All locks are the kernel's and their process's (`store/locked_file`).
 //!
 //! Bytes of a complete entry are not compared any more, so whoever can write to one decides what is loaded. The directory
 //! belongs to this process's user or to root, and so do the files that are read.
@@ -21,7 +20,7 @@ use rustix::io::Errno;
 use super::DiskCache;
 use super::entry::{Entry, FILE, FOLDER, distrust, open};
 use super::key::Key;
-use crate::memory::CloseOnForkFile;
+use crate::store::locked_file::LockedFile;
 
 /// The version of what is on disk: another would be another directory.
 const FORMAT: &str = "penstock-3";
@@ -107,10 +106,10 @@ impl Directory {
     }
 
     /// Waits for whoever makes or removes entries, and keeps others from it.
-    fn lock(&self) -> Result<CloseOnForkFile, String> {
+    fn lock(&self) -> Result<LockedFile, String> {
         let how = &mut OpenOptions::new();
         let how = how.write(true).create(true).truncate(false).mode(FILE);
-        let opened = CloseOnForkFile::open(|| open(&self.root.join("lock"), how));
+        let opened = open(&self.root.join("lock"), how).map(LockedFile::new);
         let lock = opened.map_err(|error| self.not_writable(&error))?;
         let end = Instant::now() + LOCK_PATIENCE;
         loop {
@@ -222,7 +221,7 @@ impl Directory {
         // To write to, without which NFS gives no exclusive lock.
         let how = || OpenOptions::new().read(true).write(true).clone();
         // Without a map, or with a link or another user's file in its place, no one uses it.
-        let map = CloseOnForkFile::open(|| open(&path.join("map"), &mut how())).ok();
+        let map = open(&path.join("map"), &mut how()).map(LockedFile::new).ok();
         if map.as_ref().is_some_and(|map| flock(&**map, FlockOperation::NonBlockingLockExclusive).is_err()) {
             return false;
         }

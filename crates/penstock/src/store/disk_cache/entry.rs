@@ -23,8 +23,9 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::key::Key;
-use crate::memory::{CloseOnForkFile, PAGE};
+use crate::memory::PAGE;
 use crate::store::block_map::{BlockMap, checksum};
+use crate::store::locked_file::LockedFile;
 
 /// Bytes of a block. No more than what the request that opens an object brings, so that the first block, in which
 /// the header is, comes whole.
@@ -42,7 +43,7 @@ pub(super) struct Entry {
     /// What it is of: see [`Key`].
     pub(super) label: String,
     map: BlockMap,
-    data: CloseOnForkFile,
+    data: LockedFile,
     /// The same file for writing past the page cache, where the file system can.
     direct: Option<File>,
     pub(super) bytes: u64,
@@ -59,7 +60,7 @@ impl Entry {
         fs::DirBuilder::new().mode(FOLDER).create(path)?;
         let make = |name| {
             let how = || OpenOptions::new().read(true).write(true).create_new(true).mode(FILE).clone();
-            CloseOnForkFile::open(|| open(&path.join(name), &mut how()))
+            open(&path.join(name), &mut how()).map(LockedFile::new)
         };
         let data = make("data")?;
         data.set_len(key.bytes)?;
@@ -82,7 +83,7 @@ impl Entry {
     fn open_for(path: &Path, write: bool) -> Option<Self> {
         let file = |name| {
             let how = || OpenOptions::new().read(true).write(write).clone();
-            CloseOnForkFile::open(|| open(&path.join(name), &mut how())).ok()
+            open(&path.join(name), &mut how()).map(LockedFile::new).ok()
         };
         let (map, data) = (file("map")?, file("data")?);
         let is_writable = write && lock(&data, FlockOperation::NonBlockingLockShared);
@@ -182,8 +183,10 @@ impl Entry {
         there.map(|range| range.end - range.start).sum()
     }
 
+    /// In a forked child it is not: the lock is the parent's, and may end before the child does. What the child opens
+    /// itself is its own.
     pub(super) fn is_writable(&self) -> bool {
-        self.is_writable.load(Ordering::Relaxed)
+        self.is_writable.load(Ordering::Relaxed) && self.data.is_own()
     }
 
     /// Writes consecutive blocks, of which `bytes` are all bytes, unless another process was quicker.
@@ -245,7 +248,8 @@ impl Entry {
         self.path.parent().unwrap_or(&self.path).display()
     }
 
-    /// Makes it complete, if all of it is there and nobody else may write to it.
+    /// Makes it complete, if all of it is there and nobody else may write to it. A forked child leaves that to its parent,
+    /// whose lock it would turn into another.
     pub(super) fn close(self) {
         if let Err(error) = self.complete() {
             tracing::warn!(entry = %self.path.display(), %error, "an entry of the disk cache could not be made complete");

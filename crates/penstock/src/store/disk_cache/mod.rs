@@ -18,8 +18,8 @@
 //! * Nobody writes to a complete entry.
 //! * Nothing of this fails a load: a full disk, a directory that cannot be written to, a disk that cannot be read end in
 //!   a remark. (But bytes that another program changed in the very moment are an error, as in any file.)
-//! * Locks end with the process that holds them, and not later with its children; nothing needs to be cleaned up after a
-//!   crash. No load waits for one longer than some seconds.
+//! * Locks end with what the process that took them is done with, whatever its children have; nothing needs to be cleaned
+//!   up after a crash. No load waits for one longer than some seconds.
 //! * Entries of other users are not used.
 
 mod directory;

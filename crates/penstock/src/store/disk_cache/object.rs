@@ -227,7 +227,7 @@ fn copy(start: u64, bytes: &[u8], into: &mut [(u64, Window<'_>)]) {
 impl Drop for CachedObject {
     fn drop(&mut self) {
         if let Ok(entry) = std::mem::replace(&mut self.entry, Err(String::new()))
-            && !entry.is_complete()
+            && entry.is_writable()
         {
             Writers::of_process().leave(entry);
         }

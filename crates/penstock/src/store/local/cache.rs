@@ -17,39 +17,14 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use rustix::fs::{Access, Advice, AtFlags, accessat, fadvise};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
 use crate::memory::{FileMapping, PAGE, page_bytes};
 
-/// Where the pages of a range are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Residency {
-    /// All of them in the page cache.
-    Cached,
-    /// Some of them; the share is in 1/256.
-    Partly(u8),
-    /// None of them.
-    Absent,
-    /// This kernel does not say.
-    Unknown,
-}
-
-/// A range with at least this share of its pages cached (in 1/256) is read through the cache.
-const MOSTLY: u8 = 192;
-
-impl Residency {
-    /// Whether so much is cached that the rest is not worth another way of reading.
-    pub(super) fn is_mostly_cached(self) -> bool {
-        match self {
-            Self::Cached => true,
-            Self::Partly(share) => share >= MOSTLY,
-            Self::Absent | Self::Unknown => false,
-        }
-    }
-}
+/// With at least this share of its pages cached, a range is read through the cache: the rest is not worth another way.
+pub(super) const MOSTLY: f64 = 0.75;
 
 #[repr(C)]
 struct CachestatRange {
@@ -70,19 +45,12 @@ struct Cachestat {
 /// The same number on every architecture.
 const SYS_CACHESTAT: libc::c_long = 451;
 
-/// The error number with which the kernel, or a filter before it, refused to say anything of any file; else 0.
-static REFUSED: AtomicI32 = AtomicI32::new(0);
-
 /// How to learn what of one file is cached.
 #[derive(Debug)]
 pub(super) struct Probe {
     way: ProbeMethod,
-    /// Set when the kernel does not tell this user of this file, so that it is sampled.
-    forbidden: AtomicBool,
-    /// Made at the first use; none where the file cannot be sampled.
-    samples: OnceLock<Option<Samples>>,
-    /// Set when sampling was refused as well.
-    unsampled: AtomicBool,
+    /// What is done instead, once the kernel has refused to say.
+    fallback: OnceLock<Fallback>,
 }
 
 #[derive(Debug)]
@@ -92,8 +60,16 @@ enum ProbeMethod {
     /// `cachestat(2)`.
     Cachestat,
     /// `mincore(2)` of a mapping: on overlayfs (the root of a container), `cachestat` asks the overlay's own inode, which
-    /// never has a page, while a mapping is of the file below. Made at the first use; none where mapping is refused.
+    /// never has a page, while a mapping is of the file below. Made at the first use; none where that may not be known.
     Mincore(OnceLock<Option<FileMapping>>),
+}
+
+#[derive(Debug)]
+enum Fallback {
+    /// It may not be known of this file, to this user.
+    Sample(Samples),
+    /// It cannot be known: a sentence for the load's owner, which is the same for all files alike.
+    Unknown(String),
 }
 
 impl Probe {
@@ -105,72 +81,72 @@ impl Probe {
             Ok(0x794c_7630) => ProbeMethod::Mincore(OnceLock::new()),
             _ => ProbeMethod::Cachestat,
         };
-        let forbidden = matches!(way, ProbeMethod::Mincore(_)) && !is_told(file);
-        Self {
-            way,
-            forbidden: AtomicBool::new(forbidden),
-            samples: OnceLock::new(),
-            unsampled: AtomicBool::new(false),
+        Self { way, fallback: OnceLock::new() }
+    }
+
+    /// Why nothing could be learnt of this file.
+    pub(super) fn unanswered(&self) -> Option<String> {
+        match self.fallback.get() {
+            Some(Fallback::Unknown(because)) => Some(because.clone()),
+            Some(Fallback::Sample(_)) | None => None,
         }
     }
 
-    /// Why nothing could be learnt of this file, in a sentence for the load's owner: the same for all files alike.
-    pub(super) fn unanswered(&self) -> Option<String> {
-        if self.unsampled.load(Ordering::Relaxed) {
-            return Some(
+    /// The share of the pages of `range` of `file`, which is `bytes` long, that are cached; nothing where it is not known.
+    pub(super) fn cached_share(&self, file: &File, bytes: u64, range: &Range<u64>) -> Option<f64> {
+        if range.is_empty() {
+            return None;
+        }
+        if self.fallback.get().is_none() {
+            match self.ask(file, bytes, range) {
+                Ok(share) => return Some(share),
+                Err(errno) => drop(self.fallback.set(Fallback::of(file, errno))),
+            }
+        }
+        match self.fallback.get() {
+            Some(Fallback::Sample(samples)) => {
+                samples.are_cached(range).ok().map(|cached| if cached { 1.0 } else { 0.0 })
+            }
+            Some(Fallback::Unknown(_)) | None => None,
+        }
+    }
+
+    fn ask(&self, file: &File, bytes: u64, range: &Range<u64>) -> Result<f64, Errno> {
+        let cached = match &self.way {
+            ProbeMethod::Memory => return Ok(1.0),
+            ProbeMethod::Cachestat => cachestat(file.as_raw_fd(), range)?,
+            ProbeMethod::Mincore(mapping) => {
+                let map = || is_told(file).then(|| FileMapping::map(file, bytes).ok()).flatten();
+                let mapping = mapping.get_or_init(map).as_ref().ok_or(Errno::PERM)?;
+                let start = usize::try_from(range.start).map_err(|_| Errno::OVERFLOW)?;
+                let len = usize::try_from(range.end - range.start).map_err(|_| Errno::OVERFLOW)?;
+                mapping.resident_pages(start, len).ok_or(Errno::NOSYS)? as u64
+            }
+        };
+        let page = page_bytes() as u64;
+        let pages = range.end.div_ceil(page) - range.start / page;
+        Ok(cached as f64 / pages as f64)
+    }
+}
+
+impl Fallback {
+    /// What is left where the kernel did not say what of `file` is cached, but `errno`.
+    fn of(file: &File, errno: Errno) -> Self {
+        // A kernel that has the call looks for the file first; a filter refuses it whatever the file.
+        if cachestat(-1, &(0..1)) != Err(Errno::BADF) {
+            let error = std::io::Error::from(errno);
+            return Self::Unknown(format!(
+                "read through the page cache, as the kernel does not say what is in it (cachestat, Linux 6.5: {error})"
+            ));
+        }
+        match Samples::of(file) {
+            Ok(samples) if samples.are_cached(&(0..1)).is_ok() => Self::Sample(samples),
+            // A file system without it, a seccomp profile that does not know it.
+            _ => Self::Unknown(
                 "read through the page cache, as the kernel says what is in it only to the owner of a file and to \
                  those who may write to it"
                     .to_owned(),
-            );
-        }
-        let number = REFUSED.load(Ordering::Relaxed);
-        (matches!(self.way, ProbeMethod::Cachestat) && number != 0).then(|| {
-            let error = std::io::Error::from_raw_os_error(number);
-            format!(
-                "read through the page cache, as the kernel does not say what is in it (cachestat, Linux 6.5: {error})"
-            )
-        })
-    }
-
-    /// What is known of `range` of `file`, which is `bytes` long.
-    pub(super) fn residency(&self, file: &File, bytes: u64, range: &Range<u64>) -> Residency {
-        if range.is_empty() {
-            return Residency::Unknown;
-        }
-        if self.forbidden.load(Ordering::Relaxed) {
-            return self.sampled(file, range);
-        }
-        match &self.way {
-            ProbeMethod::Memory => Residency::Cached,
-            ProbeMethod::Cachestat => match cachestat(file, range) {
-                Ok(pages) => Residency::of(pages, range),
-                Err(Refusal::OfEverything) => Residency::Unknown,
-                Err(Refusal::OfThisFile) => {
-                    self.forbidden.store(true, Ordering::Relaxed);
-                    self.sampled(file, range)
-                }
-            },
-            ProbeMethod::Mincore(mapping) => {
-                let mapping = mapping.get_or_init(|| FileMapping::map(file, bytes).ok());
-                let pages = mapping.as_ref().and_then(|mapping| {
-                    let start = usize::try_from(range.start).ok()?;
-                    mapping.resident_pages(start, usize::try_from(range.end).ok()? - start)
-                });
-                pages.map_or(Residency::Unknown, |pages| Residency::of(pages as u64, range))
-            }
-        }
-    }
-
-    fn sampled(&self, file: &File, range: &Range<u64>) -> Residency {
-        let samples = self.samples.get_or_init(|| Samples::of(file).ok());
-        match samples.as_ref().map(|samples| samples.are_cached(range)) {
-            Some(Ok(true)) => Residency::Cached,
-            Some(Ok(false)) => Residency::Absent,
-            // A file system without it, a seccomp profile that does not know it.
-            Some(Err(_)) | None => {
-                self.unsampled.store(true, Ordering::Relaxed);
-                Residency::Unknown
-            }
+            ),
         }
     }
 }
@@ -228,46 +204,8 @@ impl Samples {
     }
 }
 
-impl Residency {
-    /// That of a range of which so many pages are cached.
-    fn of(cached: u64, range: &Range<u64>) -> Self {
-        let page = page_bytes() as u64;
-        let pages = range.end.div_ceil(page) - range.start / page;
-        match cached {
-            0 => Self::Absent,
-            cached if cached >= pages => Self::Cached,
-            cached => Self::Partly(u8::try_from(cached * 256 / pages).unwrap_or(u8::MAX)),
-        }
-    }
-}
-
-/// Why the kernel did not say what is cached.
-#[derive(Debug, PartialEq, Eq)]
-enum Refusal {
-    /// It may not be known of this file, to this user.
-    OfThisFile,
-    /// The kernel lacks the call, or a filter forbids it.
-    OfEverything,
-}
-
-/// How many pages of `range` are cached.
-fn cachestat(file: &File, range: &Range<u64>) -> Result<u64, Refusal> {
-    if REFUSED.load(Ordering::Relaxed) != 0 {
-        return Err(Refusal::OfEverything);
-    }
-    let errno = match ask(file.as_raw_fd(), range) {
-        Ok(pages) => return Ok(pages),
-        Err(errno) => errno,
-    };
-    // A kernel that has the call looks for the file first; a filter refuses it whatever the file.
-    if ask(-1, range) == Err(libc::EBADF) {
-        return Err(Refusal::OfThisFile);
-    }
-    REFUSED.store(errno, Ordering::Relaxed);
-    Err(Refusal::OfEverything)
-}
-
-fn ask(fd: libc::c_int, range: &Range<u64>) -> Result<u64, libc::c_int> {
+/// How many pages of `range` of that file are cached.
+fn cachestat(fd: libc::c_int, range: &Range<u64>) -> Result<u64, Errno> {
     let asked = CachestatRange { off: range.start, len: range.end - range.start };
     let mut answer = Cachestat::default();
     // SAFETY: both structs have the layout of linux/mman.h, outlive the call, and the flags must be zero.
@@ -275,7 +213,7 @@ fn ask(fd: libc::c_int, range: &Range<u64>) -> Result<u64, libc::c_int> {
         unsafe { libc::syscall(SYS_CACHESTAT, fd, &raw const asked, &raw mut answer, 0 as libc::c_uint) };
     match rc {
         0 => Ok(answer.cache),
-        _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOSYS)),
+        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::NOSYS)),
     }
 }
 
@@ -289,9 +227,9 @@ mod tests {
     #[cfg_attr(miri, ignore = "asks the kernel")]
     fn a_descriptor_that_is_no_file_is_no_refusal_of_the_kernel() {
         let range = 0..PAGE as u64;
-        // What `cachestat` takes for a sign that the kernel has the call, where it has.
-        let answer = ask(-1, &range);
-        assert!(matches!(answer, Err(libc::EBADF | libc::ENOSYS | libc::EPERM)), "{answer:?}");
+        // What is taken for a sign that the kernel has the call, where it has.
+        let answer = cachestat(-1, &range);
+        assert!(matches!(answer, Err(Errno::BADF | Errno::NOSYS | Errno::PERM)), "{answer:?}");
     }
 
     #[test]
@@ -313,14 +251,14 @@ mod tests {
         // The kernel keeps pages that somebody uses at that moment, such as those that wait to be put on its lists.
         for _ in 0..200 {
             fadvise(&file, 0, None, Advice::DontNeed).unwrap();
-            if !ask(file.as_raw_fd(), &(0..bytes)).is_ok_and(|pages| pages > 0) {
+            if !cachestat(file.as_raw_fd(), &(0..bytes)).is_ok_and(|pages| pages > 0) {
                 break;
             }
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         assert_eq!(samples.are_cached(&(3..bytes)), Ok(false));
         // One page was brought in to find that out, or a large page of the file system.
-        if let Ok(pages) = ask(file.as_raw_fd(), &(0..bytes)) {
+        if let Ok(pages) = cachestat(file.as_raw_fd(), &(0..bytes)) {
             assert!(pages <= 16, "{pages} pages");
         }
     }

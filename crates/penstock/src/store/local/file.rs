@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use rustix::fs::{Advice, fadvise};
 
 use super::CachePolicy;
-use super::cache::{Probe, Residency};
+use super::cache::Probe;
 use super::failure::failed;
 use super::handle::{DirectFile, OwnHandle};
 use super::path::location_of;
@@ -153,9 +153,9 @@ impl LocalFile {
         });
     }
 
-    /// Where the pages of `range` are.
-    pub(super) fn residency(&self, range: &Range<u64>) -> Residency {
-        self.probe.residency(&self.file, self.bytes, range)
+    /// The share of the pages of `range` that are in the page cache; nothing where the kernel does not say.
+    pub(super) fn cached_share(&self, range: &Range<u64>) -> Option<f64> {
+        self.probe.cached_share(&self.file, self.bytes, range)
     }
 
     /// Has the kernel bring `range` into the page cache, without waiting for it.
@@ -214,7 +214,7 @@ impl Object for LocalFile {
     }
 
     fn prefetch(&self, range: Range<u64>) -> bool {
-        if self.residency(&range) == Residency::Cached {
+        if self.cached_share(&range).is_some_and(|share| share >= 1.0) {
             return false;
         }
         self.ask_for(&range);
@@ -229,10 +229,7 @@ impl Object for LocalFile {
     }
 
     fn notes(&self) -> Vec<String> {
-        let unknown = match self.cache {
-            CachePolicy::Auto => self.probe.unanswered(),
-            CachePolicy::Use | CachePolicy::Bypass | CachePolicy::Populate => None,
-        };
+        let unknown = self.probe.unanswered().filter(|_| self.cache == CachePolicy::Auto);
         let touched = self.touched.load(Ordering::Relaxed).then(|| {
             "the change time of a file differs from when it was opened, and its modification time does not: chmod, chown or a \
              link does that, or a program that wrote to it and put the time back"

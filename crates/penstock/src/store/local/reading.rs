@@ -17,7 +17,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::cache::Residency;
+use super::cache::MOSTLY;
 use super::failure::failed;
 use super::handle::DirectFile;
 use super::{CachePolicy, LocalFile};
@@ -50,11 +50,10 @@ impl LocalFile {
 
     /// Whether a read of `range` would be a copy from the page cache; nothing where this kernel does not say.
     pub(super) fn would_copy(&self, range: &Range<u64>) -> Option<bool> {
-        match (self.cache, self.residency(range)) {
-            (CachePolicy::Bypass, _) => Some(false),
-            (_, Residency::Unknown) => None,
-            (_, residency) => Some(residency.is_mostly_cached()),
+        if self.cache == CachePolicy::Bypass {
+            return Some(false);
         }
+        self.cached_share(range).map(|share| share >= MOSTLY)
     }
 
     pub(super) fn read_exactly(&self, offset: u64, mut into: Window<'_>, cx: &mut ReadContext) -> Result<()> {

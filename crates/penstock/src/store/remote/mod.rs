@@ -28,8 +28,7 @@ use std::sync::Arc;
 
 use object_store::path::Path;
 
-use super::{CachePolicy, Entry, Identity, LocalStore, Object, Store, location};
-use crate::closest::closest;
+use super::{CachePolicy, Entry, Identity, LocalStore, Object, Store};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::location::{fingerprint, is_hub};
 
@@ -43,6 +42,7 @@ use provider::connect::backend_of;
 use settings::address::{Address, Provider};
 
 pub use objects::listing::{ListedObject, Listing};
+pub use provider::google::set_google_token_command;
 pub use request::retry::RetryPolicy;
 pub use settings::environment::Environment;
 
@@ -96,54 +96,27 @@ impl RemoteStore {
 
     /// The same of a prefix that is taken apart already.
     fn find_at(&self, prefix: &str, address: Option<&Address>, recursive: bool) -> Result<Listing> {
-        let mut beside = None;
         let mut listing = if let Some(address) = address {
             let (backend, path) = self.connect(address)?;
             if address.provider == Provider::Web {
                 return Err(web::cannot_list().object(address.shown()));
             }
             let context = &self.context;
-            let (backend, listed) = in_its_region(address, backend, context, |backend| {
+            let (_, listed) = in_its_region(address, backend, context, |backend| {
                 listing::list(backend, address, &path, recursive, context)
             });
-            let listed = listed.map_err(|error| error.object(address.shown()))?;
-            if listed.objects.is_empty() && listed.directories.is_empty() {
-                let told = self.neighbours(address, &backend);
-                beside = told.map(|told| backend.environment.scrub(&told));
-            }
-            listed
+            listed.map_err(|error| error.object(address.shown()))?
         } else {
             self.hub().list(prefix, recursive)?
         };
         if listing.objects.is_empty() && listing.directories.is_empty() {
-            let letters = || "Check the prefix: it is compared letter by letter".to_owned();
             return Err(Error::new(ErrorKind::NotFound, "no object is under this prefix")
                 .object(super::shown(prefix))
-                .remedy(beside.unwrap_or_else(letters)));
+                .remedy("Check the prefix: it is compared letter by letter"));
         }
         listing.objects.sort_by(|a, b| a.path.cmp(&b.path));
         listing.directories.sort();
         Ok(listing)
-    }
-
-    /// What there is beside a prefix under which nothing is, to suggest; none where that cannot be listed.
-    fn neighbours(&self, address: &Address, backend: &Backend) -> Option<String> {
-        let (parent, name) = address.key.rsplit_once('/').unwrap_or(("", &address.key));
-        if name.is_empty() {
-            return None;
-        }
-        let parent = Path::parse(parent).ok()?;
-        let found = listing::list(backend, address, &parent, false, &self.context).ok()?;
-        let objects = found.objects.into_iter().map(|object| object.path);
-        let mut names: Vec<_> =
-            found.directories.into_iter().map(|directory| format!("{directory}/")).chain(objects).collect();
-        names.sort_unstable();
-        let like = closest(&format!("{name}/"), names.iter().map(String::as_str)).first().copied();
-        let place = address.with_key(parent.as_ref());
-        match like {
-            Some(like) => Some(format!("Did you mean {like:?}? {}", holds(&super::shown(&place), &names)?)),
-            None => holds(&super::shown(&place), &names),
-        }
     }
 
     /// Whether an object that was listed is most likely the version `opened`, which was open once.
@@ -173,17 +146,13 @@ impl RemoteStore {
         let plain = match super::is_key(location) {
             true => location.to_owned(),
             false => {
-                let (user, plain) = without_credentials(location);
-                let mut resource = super::shown(location).into_owned();
-                // Another URL of the same server may be shown in the same way.
-                if resource.contains(location::HIDDEN) {
-                    resource = format!("{resource} {}", fingerprint(&plain));
-                }
+                let resource = super::shown(location).into_owned();
+                let url = url::Url::parse(location).ok();
                 // A server may answer each user otherwise, and passwords change.
-                if !user.is_empty() {
-                    resource = format!("{resource} of {}", fingerprint(&user));
+                match url.as_ref().map(url::Url::username).filter(|user| !user.is_empty()) {
+                    Some(user) => format!("{resource} of {}", fingerprint(user)),
+                    None => resource,
                 }
-                resource
             }
         };
         let address = Address::parse(location)?;
@@ -205,7 +174,7 @@ impl RemoteStore {
     }
 
     fn connect(&self, address: &Address) -> Result<(Arc<Backend>, Path)> {
-        hub::refuse_page(address, &self.environment)?;
+        hub::refuse_page(address)?;
         let path = path(address)?;
         let backend = backend_of(address, &self.environment, self.policy, &self.context)
             .map_err(|error| error.object(address.shown()))?;
@@ -263,7 +232,7 @@ impl Store for RemoteStore {
     fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
         let address = parsed(prefix)?;
         if let Some(address) = address.as_ref().filter(|address| address.provider == Provider::Web) {
-            hub::refuse_page(address, &self.environment)?;
+            hub::refuse_page(address)?;
             return web::list(self, address);
         }
         let Listing { objects, directories } = self.find_at(prefix, address.as_ref(), false)?;
@@ -302,17 +271,6 @@ impl Store for RemoteStore {
 /// A location taken apart; none of the hub's, which `hub` takes apart.
 fn parsed(location: &str) -> Result<Option<Address>> {
     if is_hub(location) { Ok(None) } else { Address::parse(location).map(Some) }
-}
-
-/// The user that a URL names, and the URL without user, password, query and fragment.
-fn without_credentials(location: &str) -> (String, String) {
-    let Ok(mut url) = url::Url::parse(location) else { return (String::new(), location.to_owned()) };
-    let user = url.username().to_owned();
-    // URLs that can have none keep it.
-    let _ = (url.set_username(""), url.set_password(None));
-    url.set_query(None);
-    url.set_fragment(None);
-    (user, url.into())
 }
 
 /// What is in a place, for people: a few names of it.

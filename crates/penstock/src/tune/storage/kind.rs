@@ -1,7 +1,6 @@
-//! File systems by name and by number, in classes that want to be read alike.
+//! File systems by name, in classes that want to be read alike.
 //!
-//! What is reached by URL is a class too, though no file system. Names are those of `/proc/self/mountinfo`, and preferred. Numbers are those of `statfs(2)`, for where there is no
-//! usable mount table; they are written in linux/magic.h and in the file systems' own sources.
+//! What is reached by URL is a class too, though no file system. Names are those of `/proc/self/mountinfo`.
 
 /// Classes of storage that want to be read differently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -29,20 +28,6 @@ pub enum StorageKind {
 }
 
 impl StorageKind {
-    /// All of them.
-    pub const ALL: [Self; 10] = [
-        Self::Memory,
-        Self::Disk,
-        Self::Nfs,
-        Self::Smb,
-        Self::Parallel,
-        Self::Fuse,
-        Self::Virtiofs,
-        Self::NineP,
-        Self::Image,
-        Self::Remote,
-    ];
-
     /// Whether the bytes come over a network.
     pub(super) fn is_network(self) -> bool {
         matches!(self, Self::Nfs | Self::Smb | Self::Parallel | Self::Remote)
@@ -68,41 +53,6 @@ impl StorageKind {
             },
         }
     }
-
-    /// The class and the name of the file system with that `statfs` number.
-    pub(super) fn of_number(f_type: u64) -> Option<(Self, &'static str)> {
-        let name = match f_type & 0xffff_ffff {
-            0x0102_1994 => "tmpfs",
-            0x8584_58f6 => "ramfs",
-            0x9584_58f6 => "hugetlbfs",
-            0xef53 => "ext4",
-            0x5846_5342 => "xfs",
-            0x9123_683e => "btrfs",
-            0x2fc1_2fc1 => "zfs",
-            0xf2f5_2010 => "f2fs",
-            0xca45_1a4e => "bcachefs",
-            0x794c_7630 => "overlay",
-            0x6969 => "nfs",
-            0x517b => "smbfs",
-            0xff53_4d42 => "cifs",
-            0xfe53_4d42 => "smb3",
-            0x00c3_6400 => "ceph",
-            0x0bd0_0bd0 => "lustre",
-            0x4750_4653 => "gpfs",
-            0x1983_0326 => "beegfs",
-            0xaad7_aaea => "panfs",
-            0x2003_0528 => "pvfs2",
-            0x5346_414f | 0x6b41_4653 => "afs",
-            0x6573_5546 => "fuse",
-            0x6a65_6a63 => "virtiofs",
-            0x0102_1997 => "9p",
-            0x7371_7368 => "squashfs",
-            0xe0f5_e1e2 => "erofs",
-            0x28cd_3d45 => "cramfs",
-            _ => return None,
-        };
-        Some((Self::of_name(name), name))
-    }
 }
 
 /// FUSE file systems that hand reads on to files of this machine, which may be read by many at once.
@@ -115,7 +65,6 @@ const SOURCES: [&str; 6] = ["mountpoint-s3", "blobfuse2", "blobfuse", "s3fs", "a
 pub(super) fn shown(fs_type: &str, source: &str) -> String {
     match fs_type {
         "fuse" if SOURCES.contains(&source) => format!("fuse.{source}"),
-        "smb3" => "cifs".to_owned(),
         other => other.to_owned(),
     }
 }
@@ -123,26 +72,6 @@ pub(super) fn shown(fs_type: &str, source: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_and_numbers_agree() {
-        for (number, kind) in [
-            (0x0102_1994, StorageKind::Memory),
-            (0xef53, StorageKind::Disk),
-            (0x6969, StorageKind::Nfs),
-            (0xff53_4d42, StorageKind::Smb),
-            (0x0bd0_0bd0, StorageKind::Parallel),
-            (0x6573_5546, StorageKind::Fuse),
-            (0x0102_1997, StorageKind::NineP),
-            (0x7371_7368, StorageKind::Image),
-            // As a 64-bit kernel sign-extends it.
-            (0xffff_ffff_ff53_4d42, StorageKind::Smb),
-        ] {
-            let (found, name) = StorageKind::of_number(number).unwrap();
-            assert_eq!((found, StorageKind::of_name(name)), (kind, kind), "{name}");
-        }
-        assert_eq!(StorageKind::of_number(0x1234), None);
-    }
 
     #[test]
     fn a_fuse_file_system_over_local_files_is_a_disk() {

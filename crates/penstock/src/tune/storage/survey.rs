@@ -1,104 +1,64 @@
 //! Where the bytes of a load are.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, TryLockError};
+use std::sync::{Arc, Mutex};
 
-use super::{Storage, System};
+use super::Storage;
 use crate::store::{is_remote, path_of};
 
 /// The storage of a checkpoint's directories, each looked at once, when a load first reads from it.
 #[derive(Debug, Default)]
 pub struct Survey {
-    system: System,
     known: Mutex<HashMap<PathBuf, Arc<Storage>>>,
 }
 
 impl Survey {
-    /// A survey of a machine whose kernel answers as `system` says.
-    pub fn of(system: System) -> Self {
-        Self { system, known: Mutex::default() }
-    }
-
     /// The storage that holds most of the bytes of a load, given the location of each of its objects and how much is
-    /// wanted of it. The largest object of a directory stands for the directory; its links are followed. Says in the
-    /// notes where the rest is.
+    /// wanted of it. Says in the notes where the rest is.
     pub fn heaviest<'a>(&self, objects: impl IntoIterator<Item = (&'a str, u64)>) -> Arc<Storage> {
-        let mut directories: HashMap<&Path, (&Path, u64, u64)> = HashMap::new();
-        for (location, bytes) in objects {
-            let object = Path::new(location);
-            let directory = object.parent().unwrap_or(object);
-            let (largest, its_bytes, all) = directories.entry(directory).or_insert((object, bytes, 0));
-            if bytes > *its_bytes {
-                (*largest, *its_bytes) = (object, bytes);
-            }
-            *all += bytes;
-        }
-        let storages = self.look(directories.iter().map(|(directory, (object, ..))| (*directory, *object)));
         let mut shares: Vec<(Arc<Storage>, u64)> = Vec::new();
-        for (storage, (_, _, bytes)) in storages.into_iter().zip(directories.values()) {
+        for (location, bytes) in objects {
+            let storage = self.of_directory(location);
             match shares.iter_mut().find(|(other, _)| *other == storage) {
                 Some((_, sum)) => *sum += bytes,
-                None => shares.push((storage, *bytes)),
+                None => shares.push((storage, bytes)),
             }
         }
-        // By name where bytes are equal, so that the same load has the same settings.
-        shares.sort_by(|(a, a_bytes), (b, b_bytes)| b_bytes.cmp(a_bytes).then_with(|| a.name.cmp(&b.name)));
+        shares.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         let total: u64 = shares.iter().map(|(_, bytes)| bytes).sum();
         let mut shares = shares.into_iter();
         let Some((heaviest, _)) = shares.next() else { return Arc::new(Storage::unknown()) };
-        let mut notes: Vec<_> = Vec::new();
-        for (storage, bytes) in shares.filter(|(_, bytes)| *bytes > 0) {
+        let elsewhere = |(storage, bytes): (Arc<Storage>, u64)| {
             let percent = (bytes as f64 * 100.0 / total as f64).round();
-            notes.push(format!("{percent:.0} % of the bytes lie on {}", storage.name));
-            notes.extend(storage.notes.iter().cloned());
-        }
-        if notes.is_empty() {
-            return heaviest;
-        }
-        let mut heaviest = Storage { mixed: true, ..Storage::clone(&heaviest) };
-        for note in notes {
-            if !heaviest.notes.contains(&note) {
-                heaviest.notes.push(note);
-            }
-        }
-        Arc::new(heaviest)
-    }
-
-    /// The storage of each directory, by a file in it. The mount table is read once, and only if it is needed.
-    fn look<'a>(&self, files: impl Iterator<Item = (&'a Path, &'a Path)>) -> Vec<Arc<Storage>> {
-        // Never waited for: another thread's mount may hang, and a forked child may have inherited the lock of a thread
-        // that it does not have. Looking twice is no harm.
-        let known = || match self.known.try_lock() {
-            Ok(known) => Some(known),
-            Err(TryLockError::Poisoned(known)) => Some(known.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
+            format!("{percent:.0} % of the bytes lie on {}", storage.name)
         };
-        let mut mounts = None;
-        files
-            .map(|(directory, file)| {
-                if let Some(storage) = known().and_then(|known| known.get(directory).cloned()) {
-                    return storage;
-                }
-                let storage = Arc::new(match file.to_str().filter(|location| is_remote(location)) {
-                    Some(url) => Storage::of_url(url),
-                    None => {
-                        self.system.look(&file_at(file), mounts.get_or_insert_with(|| self.system.mounts()))
-                    }
-                });
-                if let Some(mut known) = known() {
-                    known.insert(directory.to_owned(), Arc::clone(&storage));
-                }
-                storage
-            })
-            .collect()
+        let notes: Vec<_> = shares.filter(|(_, bytes)| *bytes > 0).map(elsewhere).collect();
+        match notes.is_empty() {
+            true => heaviest,
+            false => Arc::new(Storage { mixed: true, notes, ..Storage::clone(&heaviest) }),
+        }
     }
-}
 
-/// The file that a path of a location's text names.
-fn file_at(location: &Path) -> Cow<'_, Path> {
-    location.to_str().map_or(Cow::Borrowed(location), path_of)
+    /// The storage of the directory of an object, for which the first object of it stands; its links are followed.
+    fn of_directory(&self, location: &str) -> Arc<Storage> {
+        let directory = Path::new(location).parent().unwrap_or(Path::new(location));
+        // The lock is never waited for: another thread's mount may hang, and a forked child may have inherited the lock of
+        // a thread that it does not have. Looking twice is no harm.
+        if let Ok(known) = self.known.try_lock()
+            && let Some(storage) = known.get(directory)
+        {
+            return Arc::clone(storage);
+        }
+        let storage = Arc::new(match is_remote(location) {
+            true => Storage::of_url(location),
+            false => Storage::of(&path_of(location)),
+        });
+        if let Ok(mut known) = self.known.try_lock() {
+            known.insert(directory.to_owned(), Arc::clone(&storage));
+        }
+        storage
+    }
 }
 
 #[cfg(test)]

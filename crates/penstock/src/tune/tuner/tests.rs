@@ -29,12 +29,6 @@ fn storage_that_wants_many_requests_gets_them() {
 }
 
 #[test]
-fn storage_that_suffers_from_many_readers_gets_few() {
-    let rate = |readers: usize| 2e8 / (readers as f64).sqrt();
-    assert_eq!(converge(&mut Tuner::new(BOUNDS), rate, 40), 1);
-}
-
-#[test]
 fn a_disk_that_is_full_with_any_number_keeps_the_number_it_began_with() {
     assert_eq!(converge(&mut Tuner::new(BOUNDS), |_| 3.5e9, 30), 8);
 }

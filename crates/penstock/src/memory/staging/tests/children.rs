@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Bench, all, in_child};
+use super::{Bench, all, in_child, lock};
 use crate::memory::PAGE;
 
 /// Whether the page at `address` is mapped.
@@ -16,7 +16,7 @@ fn a_forked_child_waits_for_no_lock_that_its_parent_s_threads_held() {
     let bench = Bench::new();
     let load = bench.load(8, 8);
     let of_parent = std::cell::RefCell::new(Some((all(&load), load)));
-    let _held_by_a_thread_that_the_child_lacks = bench.arena.hold();
+    let _held_by_a_thread_that_the_child_lacks = lock(&bench.arena.state);
     in_child(|| drop(of_parent.take()));
     drop(_held_by_a_thread_that_the_child_lacks);
     assert_eq!(bench.arena.usage().buffers_taken, 8, "the child gave its parent's buffers back");

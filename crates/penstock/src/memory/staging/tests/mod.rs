@@ -10,11 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::chunk::ArenaSpec;
 use super::{Arena, Lease, Pinning, StagingBuffer, lock};
 use crate::error::{Error, ErrorKind, Result};
+use crate::memory::PAGE;
 use crate::memory::headroom::Headroom;
-use crate::memory::{Backing, PAGE};
 
 /// Counts registrations, and refuses them or waits when told to.
 #[derive(Default)]
@@ -51,42 +50,35 @@ impl Pinning for Counting {
     }
 }
 
-/// An arena of buffers of one page in chunks of four, and what its memory meets.
+/// An arena of buffers of one page, and what its memory meets.
 struct Bench {
     arena: Arc<Arena>,
     pinning: Arc<Counting>,
     spare_buffers: Arc<AtomicU64>,
-    pressure: Arc<AtomicU64>,
 }
 
 impl Bench {
     fn new() -> Self {
-        Self::of(PAGE, 4)
+        Self::of(PAGE)
     }
 
-    fn of(buffer_bytes: usize, chunk_buffers: usize) -> Self {
+    fn of(buffer_bytes: usize) -> Self {
         let pinning = Arc::new(Counting::default());
-        let (spare_buffers, pressure) = (Arc::new(AtomicU64::new(1 << 30)), Arc::new(AtomicU64::new(0)));
-        let spec = ArenaSpec {
-            pinning: Some(Arc::clone(&pinning) as _),
-            node: Some(0),
-            backing: Backing::Anonymous,
-        };
-        let (spare, waits) = (Arc::clone(&spare_buffers), Arc::clone(&pressure));
+        let spare_buffers = Arc::new(AtomicU64::new(1 << 30));
+        let spare = Arc::clone(&spare_buffers);
         let watch = Box::new(move || {
             Some(Headroom {
                 bytes: spare.load(SeqCst).saturating_mul(buffer_bytes as u64),
                 bound: "in the test".to_owned(),
-                pressure: waits.load(SeqCst) as f64,
             })
         });
-        let arena = Arc::new(Arena::new(buffer_bytes, spec, watch).with_chunks_of(chunk_buffers));
-        Self { arena, pinning, spare_buffers, pressure }
+        let arena = Arc::new(Arena::new(buffer_bytes, Arc::clone(&pinning) as _, watch));
+        Self { arena, pinning, spare_buffers }
     }
 
     /// A load that can use `wanted` buffers of a budget of `budget` buffers.
     fn load(&self, budget: usize, wanted: usize) -> Lease {
-        Lease::of(Arc::clone(&self.arena), budget * self.arena.buffer_bytes(), wanted)
+        Lease::of(Arc::clone(&self.arena), budget * self.arena.buffer_bytes, wanted)
     }
 
     fn buffers(&self) -> usize {

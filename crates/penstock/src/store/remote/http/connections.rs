@@ -4,7 +4,7 @@
 //! received, decrypted and copied to where it belongs by one thread, while it is in that core's cache, and the network
 //! has no threads. (Over loopback, beside object_store's own stream with as many requests: 0.81 of its CPU time this way,
 //! 1.09 where one runtime's threads served all sockets and woke the readers.) What runtimes share is what is expensive:
-//! certificates, TLS sessions, answers to names.
+//! certificates and TLS sessions.
 //!
 //! Nobody drives a runtime that nobody waits in, so its connections are not kept for long: those that opening a
 //! checkpoint made serve its load, and the end of the last load that runs closes what is left. A request that was not
@@ -13,7 +13,6 @@
 //! Made at the first remote use, never at import. A child after `fork` must not write to its parent's connections, so it
 //! leaves them alone and makes its own.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,8 +22,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
 
 use super::client_key::ClientKey;
-use super::dns::Resolver;
-use super::tls::CaBundle;
+use super::tls::{self, CaBundle};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::PerProcess;
 
@@ -39,16 +37,15 @@ pub(crate) struct ConnectionPool {
     loads: AtomicUsize,
     /// By the file that certificates come from, if it is not the system's.
     tls: Mutex<HashMap<Option<CaBundle>, rustls::ClientConfig>>,
-    pub(crate) names: Arc<Resolver>,
 }
 
 static POOL: PerProcess<ConnectionPool> = PerProcess::new();
 
-type Clients = HashMap<ClientKey, reqwest::Client>;
+type Clients = Arc<Mutex<HashMap<ClientKey, reqwest::Client>>>;
 
-thread_local! {
-    /// The clients of the runtime that this thread drives.
-    static CLIENTS: RefCell<Clients> = RefCell::default();
+tokio::task_local! {
+    /// The clients of the runtime that drives the task.
+    static CLIENTS: Clients;
 }
 
 impl ConnectionPool {
@@ -92,20 +89,15 @@ impl ConnectionPool {
         }
     }
 
-    /// The settings of TLS for connections that trust these certificates, made by `make` at the first.
-    pub(crate) fn tls(
-        &self,
-        bundle: Option<&CaBundle>,
-        make: impl FnOnce() -> Result<rustls::ClientConfig>,
-    ) -> Result<rustls::ClientConfig> {
+    /// The settings of TLS for connections that trust these certificates, which are read at the first.
+    pub(crate) fn tls(&self, bundle: &Option<CaBundle>) -> Result<rustls::ClientConfig> {
         // Held meanwhile: of many runtimes that begin together, one reads the certificates.
         let mut known = lock(&self.tls);
-        let bundle = bundle.cloned();
-        if let Some(config) = known.get(&bundle) {
+        if let Some(config) = known.get(bundle) {
             return Ok(config.clone());
         }
-        let config = make()?;
-        known.insert(bundle, config.clone());
+        let config = tls::tls(bundle.as_ref())?;
+        known.insert(bundle.clone(), config.clone());
         Ok(config)
     }
 }
@@ -132,14 +124,12 @@ impl IoRuntime {
                 )
                 .remedy("Raise the limit of open files (ulimit -n)")
             })?;
-        Ok(Self { runtime, clients: Clients::new() })
+        Ok(Self { runtime, clients: Clients::default() })
     }
 
     /// Does `work` in this thread.
-    pub(crate) fn block_on<T>(&mut self, work: impl Future<Output = T>) -> T {
-        CLIENTS.with_borrow_mut(|held| std::mem::swap(held, &mut self.clients));
-        let _back = Driven(&mut self.clients);
-        self.runtime.block_on(work)
+    pub(crate) fn block_on<T>(&self, work: impl Future<Output = T>) -> T {
+        self.runtime.block_on(CLIENTS.scope(Arc::clone(&self.clients), work))
     }
 
     /// Ends its connections. A thread that still asks for a name is not waited for.
@@ -148,24 +138,18 @@ impl IoRuntime {
     }
 }
 
-/// Clients that are in `CLIENTS` for as long as this lives.
-struct Driven<'a>(&'a mut Clients);
-
-impl Drop for Driven<'_> {
-    fn drop(&mut self) {
-        CLIENTS.with_borrow_mut(|held| std::mem::swap(held, self.0));
-    }
-}
-
-/// The client for `key` of the runtime that this thread drives, made by `make` at its first request.
+/// The client for `key` of the runtime that drives the task, made by `make` at its first request.
 pub(crate) fn client(
     key: &ClientKey,
     make: impl FnOnce() -> Result<reqwest::Client>,
 ) -> Result<reqwest::Client> {
-    CLIENTS.with_borrow_mut(|clients| match clients.get(key) {
+    // Where none drives it, nothing is sent with it.
+    let clients = CLIENTS.try_with(Arc::clone).unwrap_or_default();
+    let mut clients = lock(&clients);
+    match clients.get(key) {
         Some(client) => Ok(client.clone()),
         None => make().inspect(|client| drop(clients.insert(key.clone(), client.clone()))),
-    })
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

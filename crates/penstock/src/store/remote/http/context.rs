@@ -3,24 +3,21 @@
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::watch;
 
 use super::connections::ConnectionPool;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::remote::request::latency::LatencyTracker;
 use crate::store::remote::request::outcome::Stop;
-use crate::store::remote::request::retry::{Budget, RetryPolicy};
+use crate::store::remote::request::retry::Budget;
 
 /// What the requests of one load share.
 #[derive(Default)]
 pub(crate) struct LoadContext {
     pub(crate) budget: Budget,
     pub(crate) latency: LatencyTracker,
-    interrupted: AtomicBool,
-    interrupt: Notify,
-    is_hasty: bool,
+    interrupted: watch::Sender<bool>,
     /// Whether it was logged that a server is waited for.
     warned: AtomicBool,
     /// Whether it is a load, at whose end connections that no other load can use are closed.
@@ -36,19 +33,6 @@ impl LoadContext {
         context
     }
 
-    /// One that nobody can interrupt, so that outages are not waited for.
-    pub(crate) fn hasty() -> Self {
-        let mut context = Self::default();
-        context.is_hasty = true;
-        context
-    }
-
-    /// How long this context waits, for a backend that waits so long.
-    pub(crate) fn policy(&self, policy: RetryPolicy) -> RetryPolicy {
-        let outage = if self.is_hasty { Duration::ZERO } else { policy.outage };
-        RetryPolicy { outage, ..policy }
-    }
-
     /// Whether nobody has been told yet that a server is waited for.
     pub(crate) fn is_first_warning(&self) -> bool {
         !self.warned.swap(true, Ordering::Relaxed)
@@ -56,8 +40,7 @@ impl LoadContext {
 
     /// Ends what waits in [`LoadContext::block_on`], now and from now on.
     pub(crate) fn interrupt(&self) {
-        self.interrupted.store(true, Ordering::Release);
-        self.interrupt.notify_waiters();
+        self.interrupted.send_replace(true);
     }
 
     /// Does `work` in this thread. `whole` says of what it came to whether every answer was read to its end.
@@ -70,11 +53,12 @@ impl LoadContext {
         whole: impl FnOnce(&T) -> bool,
     ) -> Result<T> {
         let pool = ConnectionPool::global();
-        let mut runtime = pool.take()?;
+        let runtime = pool.take()?;
+        let mut interrupted = self.interrupted.subscribe();
         let done = runtime.block_on(async {
             tokio::select! {
                 biased;
-                () = self.until_interrupted() => None,
+                _ = interrupted.wait_for(|interrupted| *interrupted) => None,
                 done = work => Some(done),
             }
         });
@@ -88,17 +72,6 @@ impl LoadContext {
     /// As [`LoadContext::block_on`], for work that may be stopped short.
     pub(crate) fn run<T>(&self, work: impl Future<Output = Result<T, Stop>>) -> Result<T, Stop> {
         self.block_on(work, Result::is_ok).map_err(Stop::Tell)?
-    }
-
-    /// Waits for [`LoadContext::interrupt`].
-    async fn until_interrupted(&self) {
-        let notified = self.interrupt.notified();
-        let mut notified = std::pin::pin!(notified);
-        // Registered before looking, so that an interrupt between the two is not missed.
-        notified.as_mut().enable();
-        if !self.interrupted.load(Ordering::Acquire) {
-            notified.await;
-        }
     }
 }
 

@@ -3,17 +3,14 @@
 //! * `transport`: requests and answers; `client_key`: what tells one client from another; `connections`: the process's
 //!   runtimes and idle connections; `context`: what the requests of one load share.
 //! * `dns`, `tls`, `proxies`: addresses, certificates, and the way to a host.
-//! * `response_recorder`: what errors need of an answer. `whole`, `total`, `key_filter`: servers without ranges, without
-//!   sizes, and with keys that no path can hold.
+//! * `response_recorder`: what errors need of an answer. `whole`: servers without ranges.
 
 pub(crate) mod client_key;
 pub(crate) mod connections;
 pub(crate) mod context;
 pub(crate) mod dns;
-pub(crate) mod key_filter;
 pub(crate) mod proxies;
 pub(crate) mod response_recorder;
 pub(crate) mod tls;
-pub(crate) mod total;
 pub(crate) mod transport;
 pub(crate) mod whole;

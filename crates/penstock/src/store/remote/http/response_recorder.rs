@@ -7,11 +7,13 @@
 //! Of a server's answer only its code and its message are kept, never the whole body: some servers repeat the signature
 //! they were given.
 
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::collections::HashSet;
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, StatusCode, Uri};
 
 /// The most of an error's body that is read.
 pub(crate) const MAX_ERROR_BODY: usize = 64 << 10;
@@ -19,7 +21,7 @@ pub(crate) const MAX_ERROR_BODY: usize = 64 << 10;
 const MAX_MESSAGE: usize = 400;
 
 tokio::task_local! {
-    static RECORDER: ResponseRecorder;
+    static SEEN: RefCell<Seen>;
 }
 
 /// An answer that was not a success.
@@ -46,10 +48,10 @@ pub(crate) struct Seen {
     pub(crate) transport: Option<Lost>,
     /// Why there are no credentials.
     pub(crate) credentials: Option<CredentialError>,
+    /// The pages of a listing that were asked for.
+    pages: HashSet<Uri>,
     /// Whether a page of a listing led back to one before it.
     pub(crate) repeats: bool,
-    /// Whether a part of an object came, and nothing said how large the object is.
-    pub(crate) no_total: bool,
 }
 
 /// A request without an answer.
@@ -85,31 +87,31 @@ impl CredentialError {
     pub(crate) fn with_remedy(self, remedy: impl Into<String>) -> Self {
         Self { remedy: Some(remedy.into()), ..self }
     }
-
-    /// The same, without what a service may have repeated of what it was sent.
-    pub(crate) fn without(self, secrets: &[&str]) -> Self {
-        let said = secrets.iter().filter(|secret| !secret.is_empty());
-        Self { why: said.fold(self.why, |why, secret| why.replace(secret, "***")), ..self }
-    }
 }
 
 /// Where the transport writes down what it sees.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct ResponseRecorder(Arc<Mutex<Seen>>);
+pub(crate) struct ResponseRecorder;
 
 impl ResponseRecorder {
     /// Runs `work` with what it sees written down.
     pub(crate) async fn watch<T>(work: impl Future<Output = T>) -> (T, Seen) {
-        let recorder = Self::default();
-        let done = RECORDER.scope(recorder.clone(), work).await;
-        let seen = std::mem::take(&mut *recorder.0.lock().unwrap_or_else(PoisonError::into_inner));
-        (done, seen)
+        SEEN.scope(RefCell::default(), async { (work.await, SEEN.with(RefCell::take)) }).await
+    }
+
+    /// Writes down a page of a listing. False where it was asked for before: a server whose continuation tokens repeat
+    /// would be followed for ever.
+    pub(crate) fn is_new_page(page: &Uri) -> bool {
+        let mut is_new = true;
+        Self::note(|seen| {
+            is_new = seen.pages.insert(page.clone());
+            seen.repeats |= !is_new;
+        });
+        is_new
     }
 
     /// Writes something down, if anyone wants to know.
     pub(crate) fn note(change: impl FnOnce(&mut Seen)) {
-        let _ = RECORDER
-            .try_with(|recorder| change(&mut recorder.0.lock().unwrap_or_else(PoisonError::into_inner)));
+        let _ = SEEN.try_with(|seen| change(&mut seen.borrow_mut()));
     }
 }
 
@@ -179,47 +181,13 @@ fn code_and_message(body: &[u8]) -> (Option<String>, Option<String>) {
 }
 
 /// The text of an XML element without attributes.
-pub(crate) fn element(body: &[u8], name: &str) -> Option<String> {
+fn element(body: &[u8], name: &str) -> Option<String> {
     let text = std::str::from_utf8(body).ok()?;
     let (open, close) = (format!("<{name}>"), format!("</{name}>"));
     let begin = text.find(&open)? + open.len();
     let length = text[begin..].find(&close)?;
-    Some(unescaped(&text[begin..begin + length]))
-}
-
-/// Text of XML with its references resolved; those that are none stay as they are.
-fn unescaped(text: &str) -> String {
-    let mut plain = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(at) = rest.find('&') {
-        plain.push_str(&rest[..at]);
-        rest = &rest[at..];
-        let resolved = rest.find(';').and_then(|end| Some((meaning(&rest[1..end])?, end)));
-        let (character, end) = resolved.unwrap_or(('&', 0));
-        plain.push(character);
-        rest = &rest[end + 1..];
-    }
-    plain.push_str(rest);
-    plain
-}
-
-/// What `&name;` stands for.
-fn meaning(name: &str) -> Option<char> {
-    match name {
-        "lt" => Some('<'),
-        "gt" => Some('>'),
-        "quot" => Some('"'),
-        "apos" => Some('\''),
-        "amp" => Some('&'),
-        _ => {
-            let number = name.strip_prefix('#')?;
-            let number = match number.strip_prefix('x') {
-                Some(digits) => u32::from_str_radix(digits, 16),
-                None => number.parse(),
-            };
-            char::from_u32(number.ok()?)
-        }
-    }
+    let text = &text[begin..begin + length];
+    Some(quick_xml::escape::unescape(text).map_or_else(|_| text.to_owned(), Cow::into_owned))
 }
 
 /// A server's words on one line, of bounded length, without control characters.

@@ -9,12 +9,11 @@
 
 use std::error::Error as _;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use http::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderName, LAST_MODIFIED, RANGE,
-};
+use chrono::DateTime;
+use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderName, LAST_MODIFIED, RANGE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use http_body_util::BodyExt;
 use object_store::ClientOptions;
@@ -26,10 +25,8 @@ use reqwest::redirect::Policy;
 
 use super::client_key::{ClientKey, METADATA_HOSTS};
 use super::connections::{self, ConnectionPool};
-use super::key_filter::KeyFilter;
+use super::dns::Resolver;
 use super::response_recorder::{Lost, MAX_ERROR_BODY, Refusal, ResponseRecorder};
-use super::tls;
-use super::total::{self, Totals};
 use super::whole;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -40,7 +37,7 @@ const METADATA_HEADERS: [&str; 3] = ["metadata-flavor", "metadata", "x-identity-
 const ERROR_BODY: Duration = Duration::from_secs(5);
 
 /// What is said of a server that answers to a TLS greeting with something else.
-pub(crate) const NO_TLS: &str = "the server does not speak TLS";
+const NO_TLS: &str = "the server does not speak TLS";
 
 /// What the HTTP client says of proxies that a tunnel is asked of.
 const PROXY_WANTS_A_PASSWORD: &str = "tunnel error: proxy authorization required";
@@ -50,14 +47,14 @@ const PROXY_REFUSES: &str = "tunnel error: unsuccessful";
 const MAX_WORDS: usize = 200;
 
 impl ClientKey {
-    /// The client of the context that this thread drives.
+    /// The client of the runtime that drives the task.
     pub(crate) fn client(&self) -> Result<reqwest::Client> {
         connections::client(self, || self.make())
     }
 
     /// The settings of TLS.
     pub(crate) fn tls(&self) -> Result<rustls::ClientConfig> {
-        ConnectionPool::global().tls(self.bundle.as_ref(), || tls::tls(self.bundle.as_ref()))
+        ConnectionPool::global().tls(&self.bundle)
     }
 
     fn make(&self) -> Result<reqwest::Client> {
@@ -69,7 +66,7 @@ impl ClientKey {
             .connect_timeout(self.policy.connect)
             .read_timeout(self.policy.idle)
             .tcp_nodelay(true)
-            .dns_resolver(Arc::clone(&ConnectionPool::global().names))
+            .dns_resolver(Arc::new(Resolver))
             .redirect(if self.follow { Policy::limited(10) } else { Policy::none() })
             .referer(false)
             .build()
@@ -87,13 +84,13 @@ pub(crate) struct Connector(pub(crate) ClientKey);
 
 impl HttpConnector for Connector {
     fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
-        Ok(HttpClient::new(Service(self.0.clone(), Totals::default())))
+        Ok(HttpClient::new(Service(self.0.clone())))
     }
 }
 
 /// Sends a request with the client of the context that it is made in, and writes down what comes of it.
 #[derive(Debug)]
-struct Service(ClientKey, Totals);
+struct Service(ClientKey);
 
 #[async_trait]
 impl HttpService for Service {
@@ -102,9 +99,7 @@ impl HttpService for Service {
         // Who says nothing about it leaves it to the server.
         parts.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         let range = parts.headers.get(RANGE).cloned();
-        let key_filter = KeyFilter::of(parts.uri.query());
-        if key_filter.as_ref().is_some_and(|key_filter| !key_filter.is_new(parts.uri.query())) {
-            ResponseRecorder::note(|seen| seen.repeats = true);
+        if is_page(&parts.uri) && !ResponseRecorder::is_new_page(&parts.uri) {
             return Err(HttpError::new(HttpErrorKind::Unknown, std::io::Error::other("a page seen before")));
         }
         let host = parts.uri.host().unwrap_or_default().to_owned();
@@ -113,22 +108,13 @@ impl HttpService for Service {
         let url = parts.uri.to_string().parse().map_err(|error: url::ParseError| {
             HttpError::new(HttpErrorKind::Unknown, std::io::Error::other(format!("not a URL: {error}")))
         })?;
-        let (asked, signed) = (url::Url::clone(&url), parts.headers.contains_key(AUTHORIZATION));
         // A user and a password in the URL become a header here, as clients of HTTP do.
         let mut request = client.request::<url::Url>(parts.method, url).headers(parts.headers);
         if let Some(bytes) = body.as_bytes().filter(|bytes| !bytes.is_empty()) {
             request = request.body(bytes.clone());
         }
         let request = request.build().map_err(http_error)?;
-        let (status, mut headers, body) = send(&self.0, &client, request, &host).await.map_err(http_error)?;
-        if status == StatusCode::PARTIAL_CONTENT && total::is_missing(&headers) {
-            let told = total::tell(&mut headers, &self.1, &client, asked, signed).await;
-            told.map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
-        }
-        let body = match key_filter.filter(|_| status.is_success()) {
-            Some(key_filter) => key_filter.filter_page(body.bytes().await?).into(),
-            None => body,
-        };
+        let (status, headers, body) = send(&self.0, &client, request, &host).await.map_err(http_error)?;
         let mut response = whole::part(status, headers, body, range.as_ref(), &host).await?;
         let (status, headers) = (response.status(), std::mem::take(response.headers_mut()));
         *response.headers_mut() = match status {
@@ -138,6 +124,11 @@ impl HttpService for Service {
         };
         Ok(response)
     }
+}
+
+/// Whether a request is for a page of a listing, of S3 and Google or of Azure.
+fn is_page(uri: &http::Uri) -> bool {
+    uri.query().is_some_and(|query| query.split('&').any(|part| part == "list-type=2" || part == "comp=list"))
 }
 
 /// Sends a request; a refusal's body is read, so that the recorder knows what it says.
@@ -194,19 +185,65 @@ fn server(url: &url::Url) -> String {
     format!("{scheme}{host}{port}")
 }
 
+/// Writes down a failure without an answer, in the words of whoever noticed it first, which name no URL.
 fn note_failure(key: &ClientKey, error: &reqwest::Error, host: &str, of_metadata: bool) {
-    if causes(error).any(|cause| cause.to_string().contains(PROXY_WANTS_A_PASSWORD)) {
+    let causes: Vec<_> = causes(error).collect();
+    let says = |words: &str| causes.iter().any(|cause| cause.to_string().contains(words));
+    if says(PROXY_WANTS_A_PASSWORD) {
         let refusal = Refusal { status: 407, host: host.to_owned(), ..Refusal::default() };
         return ResponseRecorder::note(|seen| seen.refusal = Some(refusal));
     }
-    let proxy = error.url().and_then(|url| key.proxies.for_url(url.as_str()));
-    let lost = Lost {
-        what: words(error, host, proxy),
-        in_vain: in_vain(error),
-        unreachable: is_unreachable(error, of_metadata),
-        timed_out: error.is_timeout(),
-        of_metadata,
+    let tls = causes.iter().find_map(|cause| cause.downcast_ref::<rustls::Error>());
+    // What came in answer to a TLS greeting was something else.
+    let no_tls =
+        matches!(tls, Some(rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType)));
+    let leads_nowhere = error.is_redirect() || error.is_builder();
+    // Where a tunnel or a greeting failed, the proxy was reached.
+    let tunnel = says("tunnel error") && !says("underlying connection");
+    let proxy = error.url().filter(|_| error.is_connect() && !tunnel && tls.is_none());
+    let place = match proxy.and_then(|url| key.proxies.for_url(url.as_str())) {
+        Some(proxy) => format!("the proxy {proxy} for {host}"),
+        None => host.to_owned(),
     };
+    let why = match causes.last() {
+        _ if no_tls => format!(": {NO_TLS}"),
+        Some(cause) if cause.to_string() == PROXY_REFUSES => ": the proxy does not connect to it".into(),
+        // A certificate that is refused is shown in full, as bytes, after what is wrong with it.
+        Some(cause) => format!(": {}", cause.to_string().chars().take(MAX_WORDS).collect::<String>()),
+        None => String::new(),
+    };
+    let what = match (error.is_timeout(), error.is_connect()) {
+        (true, true) => format!("no connection to {place} in time"),
+        (true, false) => "nothing came in time".into(),
+        (false, true) => format!("no connection to {place}{why}"),
+        (false, false) if leads_nowhere => format!("the redirect cannot be followed{why}"),
+        (false, false) => format!("the connection was lost{why}"),
+    };
+    // Where the same would happen again: a certificate that is not trusted stays so.
+    let in_vain = if no_tls {
+        Some("Write http:// in the endpoint if it has no TLS, and check the port")
+    } else if says("CaUsedAsEndEntity") {
+        Some(
+            "Check the endpoint's certificate: one that signs itself must not say that it is an authority's (make it with \
+             `openssl req -x509 -addext basicConstraints=critical,CA:FALSE`), and goes to AWS_CA_BUNDLE or SSL_CERT_FILE",
+        )
+    } else if tls.is_some() {
+        Some("Check the endpoint's certificate; a private authority's goes to AWS_CA_BUNDLE or SSL_CERT_FILE")
+    } else {
+        leads_nowhere.then_some(
+            "Check where the server redirects to (curl -sIL URL): only http:// and https:// are followed, 10 times",
+        )
+    };
+    // A name without an address, an address where nothing listens, or a proxy that leads nowhere. Metadata services answer
+    // immediately or are not there.
+    let is_nobody = |cause: &&(dyn std::error::Error + 'static)| {
+        use std::io::ErrorKind as Io;
+        let kind = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        matches!(kind, Some(Io::ConnectionRefused | Io::NetworkUnreachable | Io::HostUnreachable))
+            || matches!(&*cause.to_string(), "dns error" | PROXY_REFUSES)
+    };
+    let unreachable = error.is_connect() && (of_metadata || causes.iter().any(is_nobody));
+    let lost = Lost { what, in_vain, unreachable, timed_out: error.is_timeout(), of_metadata };
     ResponseRecorder::note(|seen| seen.transport = Some(lost));
 }
 
@@ -220,22 +257,13 @@ fn without_illegible(headers: &mut HeaderMap) {
     }
 }
 
-/// Tells the date and the tag of an object's version as `object_store` wants them. It would refuse the answer for a date
-/// that is missing or in another form, though nothing hangs on it: the epoch and an empty tag stand for none.
+/// Adds the date and the tag of an object's version where they are missing. `object_store` would refuse the answer for
+/// that, or for a date that it cannot read, though nothing hangs on it: the epoch and an empty tag stand for none.
 fn with_version(mut headers: HeaderMap) -> HeaderMap {
-    let told = headers.get(LAST_MODIFIED).and_then(|date| date.to_str().ok()).map(str::trim);
-    let date = told.and_then(|date| {
-        let zones = ["+0000", "-0000", "UTC", "UT"];
-        let parsed = httpdate::parse_http_date(date).ok();
-        let in_zone = || {
-            let date = zones.iter().find_map(|zone| date.strip_suffix(zone))?;
-            httpdate::parse_http_date(&format!("{date}GMT")).ok()
-        };
-        parsed.or_else(in_zone)
-    });
-    let date = httpdate::fmt_http_date(date.unwrap_or(SystemTime::UNIX_EPOCH));
-    if let Ok(date) = HeaderValue::try_from(date) {
-        headers.insert(LAST_MODIFIED, date);
+    let is_date =
+        |date: &HeaderValue| date.to_str().is_ok_and(|date| DateTime::parse_from_rfc2822(date).is_ok());
+    if !headers.get(LAST_MODIFIED).is_some_and(is_date) {
+        headers.insert(LAST_MODIFIED, HeaderValue::from_static("Thu, 01 Jan 1970 00:00:00 GMT"));
     }
     headers.entry(ETAG).or_insert(HeaderValue::from_static("\"\""));
     headers
@@ -274,74 +302,6 @@ pub(crate) fn http_error(error: reqwest::Error) -> HttpError {
     HttpError::new(kind, error)
 }
 
-/// A failure without an answer, in the words of whoever noticed it first, which name no URL.
-fn words(error: &reqwest::Error, host: &str, proxy: Option<String>) -> String {
-    // Where a tunnel or a greeting failed, the proxy was reached.
-    let tunnel = causes(error)
-        .map(ToString::to_string)
-        .any(|cause| cause.starts_with("tunnel error") && !cause.contains("underlying connection"));
-    let proxy = proxy
-        .filter(|_| error.is_connect() && !tunnel && !causes(error).any(|cause| cause.is::<rustls::Error>()));
-    let place = match &proxy {
-        Some(proxy) => format!("the proxy {proxy} for {host}"),
-        None => host.to_owned(),
-    };
-    let what = match (error.is_timeout(), error.is_connect()) {
-        (true, true) => return format!("no connection to {place} in time"),
-        (true, false) => return "nothing came in time".into(),
-        (false, true) => format!("no connection to {place}"),
-        (false, false) if error.is_redirect() || error.is_builder() => {
-            "the redirect cannot be followed".into()
-        }
-        (false, false) => "the connection was lost".into(),
-    };
-    if causes(error).any(is_no_tls) {
-        return format!("{what}: {NO_TLS}");
-    }
-    match causes(error).last() {
-        Some(cause) if cause.to_string() == PROXY_REFUSES => {
-            format!("{what}: the proxy does not connect to it")
-        }
-        // A certificate that is refused is shown in full, as bytes, after what is wrong with it.
-        Some(cause) => format!("{what}: {}", cause.to_string().chars().take(MAX_WORDS).collect::<String>()),
-        None => what,
-    }
-}
-
-/// Whether nobody is there: a name without an address, an address where nothing listens, or a proxy that leads nowhere.
-/// Metadata services answer immediately or are not there.
-fn is_unreachable(error: &reqwest::Error, of_metadata: bool) -> bool {
-    use std::io::ErrorKind as Io;
-    let refused = |cause: &(dyn std::error::Error + 'static)| {
-        let kind = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
-        matches!(kind, Some(Io::ConnectionRefused | Io::NetworkUnreachable | Io::HostUnreachable))
-    };
-    let unknown = |cause: &(dyn std::error::Error + 'static)| cause.to_string() == "dns error";
-    let barred = |cause: &(dyn std::error::Error + 'static)| cause.to_string() == PROXY_REFUSES;
-    let is_nobody = |cause| refused(cause) || unknown(cause) || barred(cause);
-    error.is_connect() && (of_metadata || causes(error).any(is_nobody))
-}
-
-/// What to do where the same would happen again: a certificate that is not trusted stays so.
-fn in_vain(error: &reqwest::Error) -> Option<&'static str> {
-    if causes(error).any(is_no_tls) {
-        return Some("Write http:// in the endpoint if it has no TLS, and check the port");
-    }
-    if causes(error).any(|cause| cause.is::<rustls::Error>()) {
-        return Some(
-            "Check the endpoint's certificate; a private authority's goes to AWS_CA_BUNDLE or SSL_CERT_FILE",
-        );
-    }
-    (error.is_builder() || error.is_redirect())
-        .then_some("Check where the server redirects to (curl -sIL URL): only http:// and https:// are followed, 10 times")
-}
-
-/// Whether what came in answer to a TLS greeting was something else.
-fn is_no_tls(cause: &(dyn std::error::Error + 'static)) -> bool {
-    let error = cause.downcast_ref::<rustls::Error>();
-    matches!(error, Some(rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType)))
-}
-
 /// What an error was caused by, outermost first.
 fn causes(error: &reqwest::Error) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
     std::iter::successors(error.source(), |error| {
@@ -364,10 +324,7 @@ mod tests {
         let epoch = "Thu, 01 Jan 1970 00:00:00 GMT";
         for (told, expected) in [
             (Some(date), date),
-            // The two older forms of HTTP.
-            (Some("Saturday, 21-Nov-26 06:47:41 GMT"), date),
-            (Some("Sat Nov 21 06:47:41 2026"), date),
-            (Some("Sat, 21 Nov 2026 06:47:41 +0000"), date),
+            (Some("Sat, 21 Nov 2026 06:47:41 +0000"), "Sat, 21 Nov 2026 06:47:41 +0000"),
             (Some("2026-11-21T06:47:41Z"), epoch),
             // Of another day of the week.
             (Some("Fri, 21 Nov 2026 06:47:41 GMT"), epoch),

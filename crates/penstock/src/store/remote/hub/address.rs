@@ -5,7 +5,6 @@
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
-use super::one_part;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::location::is_hub;
 use crate::store::shown;
@@ -17,9 +16,6 @@ const PATH: &AsciiSet = &PART.remove(b'/');
 
 /// The branch that a location without a revision means.
 const DEFAULT_REVISION: &str = "main";
-
-/// How files end that a location may mean, and that no repository is called.
-const FILES: [&str; 2] = [".safetensors", ".json"];
 
 /// What a repository holds. They are three different name spaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -85,15 +81,7 @@ impl HubAddress {
             _ => (RepositoryKind::Model, rest),
         };
         let Some((organisation, rest)) = rest.split_once('/') else {
-            let (name, revision) = rest.split_at(rest.find('@').unwrap_or(rest.len()));
-            // The remedy repeats both, so neither may be of a user and a password.
-            let is_plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
-            if !is_plain || revision.get(1..).unwrap_or_default().contains([':', '@']) {
-                return Err(refuse("this is no repository's name"));
-            }
-            let cause = "a repository's name has two parts: its organisation's and its own";
-            let error = Error::new(ErrorKind::NotFound, cause).object(shown(location));
-            return Err(error.remedy(one_part::remedy(name, revision)));
+            return Err(refuse("a repository's name has two parts: its organisation's and its own"));
         };
         let name_end = rest.find(['/', '@']).unwrap_or(rest.len());
         let (name, rest) = rest.split_at(name_end);
@@ -118,17 +106,6 @@ impl HubAddress {
             return Err(refuse("the path has an empty part, `.` or `..`"));
         }
         Ok(Self { kind, repository: format!("{organisation}/{name}"), revision, path: path.to_owned() })
-    }
-
-    /// What to write instead of a location that a file was expected at: `hf://gpt2/model.safetensors` lacks the
-    /// organisation, so the file's name is taken for the repository's.
-    pub(super) fn remedy_for_no_file(&self) -> String {
-        match self.repository.split_once('/') {
-            Some((name, file)) if FILES.iter().any(|end| file.ends_with(end)) => {
-                one_part::remedy(name, &format!("/{file}"))
-            }
-            _ => format!("Name a file of it: hf://{}/model.safetensors", self.repository),
-        }
     }
 
     /// The location of `path` in this repository as it was at `commit`.
@@ -256,18 +233,6 @@ mod tests {
             let error = HubAddress::parse(location).unwrap_err();
             assert_eq!((error.kind(), error.object_name()), (ErrorKind::NotFound, Some(location)));
         }
-    }
-
-    #[test]
-    fn a_name_of_one_part_is_answered_with_the_name_in_full() {
-        for (location, remedy) in [
-            ("hf://gpt2", "Write hf://openai-community/gpt2"),
-            ("hf://bert-base-uncased@main", "Write hf://google-bert/bert-base-uncased@main"),
-        ] {
-            assert_eq!(HubAddress::parse(location).unwrap_err().remedy_text(), Some(remedy));
-        }
-        let address = HubAddress::parse("hf://gpt2/model.safetensors").unwrap();
-        assert_eq!(address.remedy_for_no_file(), "Write hf://openai-community/gpt2/model.safetensors");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! for at it, and a load that begins an hour later is of the same files. A file that the cache of huggingface_hub holds
 //! at that commit is read from there, like any local file; the cache is never written to.
 //!
-//! * `address`: locations taken apart. `one_part`: names without an organisation. `settings`: variables and files that count.
+//! * `address`: locations taken apart. `settings`: variables and files that count.
 //! * `local`: the cache. `api`: commits and listings.
 //! * `redirects`: where requests are sent on to, and the token that is not. `service`: a file as `object_store` asks for it.
 //! * `web_url`: addresses of its pages, which are refused. What its refusals mean: `objects/hub_errors.rs`.
@@ -13,7 +13,6 @@
 mod address;
 mod api;
 mod local;
-mod one_part;
 mod redirects;
 mod service;
 mod settings;
@@ -27,7 +26,7 @@ use object_store::path::Path;
 use url::Url;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::location::HIDDEN;
+use crate::store::location::is_doubtful_setting;
 use crate::store::remote::http::client_key::ClientKey;
 use crate::store::remote::http::context::LoadContext;
 use crate::store::remote::objects::listing::Listing;
@@ -110,7 +109,8 @@ impl<'a> Hub<'a> {
     fn open_address(&self, address: &HubAddress) -> Result<Arc<dyn Object>> {
         if address.path.is_empty() {
             let cause = "the location names a repository, not a file";
-            return Err(Error::new(ErrorKind::NotFound, cause).remedy(address.remedy_for_no_file()));
+            let remedy = format!("Name a file of it: hf://{}/model.safetensors", address.repository);
+            return Err(Error::new(ErrorKind::NotFound, cause).remedy(remedy));
         }
         let commit = self.commit(address)?;
         if let Some(object) = self.cached(address, &commit)? {
@@ -236,23 +236,17 @@ impl<'a> Hub<'a> {
     }
 
     fn sender(&self) -> Result<Sender> {
-        let Settings { endpoint, login, token, .. } = &self.settings;
-        let parsed = endpoint.parse().ok().filter(Url::has_host).filter(|_| !endpoint.contains(HIDDEN));
-        let endpoint: Url = parsed.ok_or_else(|| {
-            Error::new(ErrorKind::Config, format!("HF_ENDPOINT={endpoint} is no URL")).remedy(
-                "Write HF_ENDPOINT=https://host, or unset it; what is special in a user and a password is escaped (%2F \
-                 for /, %3F for ?, %23 for #, %40 for @)",
-            )
+        let Settings { endpoint, token, .. } = &self.settings;
+        // A user and a password are none of the hub's: requests have room for the token only.
+        let given = self.environment.get(&["HF_ENDPOINT"]).unwrap_or_default();
+        let is_plain = !given.contains('@') && !is_doubtful_setting(endpoint);
+        let url: Url = endpoint.parse().ok().filter(|_| is_plain).ok_or_else(|| {
+            Error::new(ErrorKind::Config, format!("HF_ENDPOINT={endpoint} is not the URL of a hub"))
+                .remedy("Write HF_ENDPOINT=https://host, or unset it; who asks is said by HF_TOKEN alone")
         })?;
         let client = ClientKey::of(self.environment, Provider::Hub, self.policy, false)?;
-        let sender = Sender::new(client.clone(), &endpoint, token.as_deref());
-        Ok(match login {
-            Some(url) => sender.logged_in(&client.client()?, url),
-            None => {
-                client.tls()?;
-                sender
-            }
-        })
+        client.tls()?;
+        Ok(Sender::new(client, &url, token.as_deref()))
     }
 
     fn backend(&self, address: &HubAddress, url: &str, sender: &Sender) -> Result<Arc<Backend>> {

@@ -17,7 +17,7 @@ use crate::store::remote::http::transport;
 /// Redirects that one request may take.
 const MOST_HOPS: usize = 10;
 
-/// Sends requests with the token, or the endpoint's own login, where it belongs.
+/// Sends requests with the token where it belongs.
 #[derive(Debug, Clone)]
 pub(super) struct Sender {
     client: ClientKey,
@@ -47,13 +47,6 @@ impl Sender {
             Some(value)
         });
         Self { client, origin: endpoint.origin(), authorization }
-    }
-
-    /// The same, with the user and the password that `url` names in the token's place, as clients of HTTP send them.
-    pub(super) fn logged_in(self, client: &reqwest::Client, url: &Url) -> Self {
-        let request = client.get(url.clone()).build().ok();
-        let authorization = request.and_then(|request| request.headers().get(AUTHORIZATION).cloned());
-        Self { authorization: authorization.or(self.authorization), ..self }
     }
 
     /// Sends a request without a body and follows where it leads.

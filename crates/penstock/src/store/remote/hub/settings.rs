@@ -3,19 +3,15 @@
 use crate::store::remote::settings::option_names::DEFAULT_ENDPOINT;
 use std::path::{Path, PathBuf};
 
-use url::Url;
-
-use crate::store::location::{is_doubtful_setting, shown_setting};
+use crate::store::location::shown_setting;
 use crate::store::remote::settings::environment::Environment;
 use crate::store::remote::settings::option_names::HUB_ANONYMOUS;
 
 /// How the hub is reached. It has no `Debug` form: it holds the token.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Settings {
-    /// `https://huggingface.co`, without a slash at its end, and without a user and a password: it is shown.
+    /// `https://huggingface.co`, without a slash at its end, and as it may be shown.
     pub(super) endpoint: String,
-    /// The endpoint as it was given, where it names a user or a password. They come before the token.
-    pub(super) login: Option<Url>,
     pub(super) token: Option<String>,
     /// Where the token is from, for errors.
     pub(super) token_from: String,
@@ -37,14 +33,10 @@ impl Settings {
             Some(caches.or_else(|| Some(Path::new(user?).join(".cache")))?.join("huggingface"))
         });
         let cache = environment.get(&["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"]).map(path);
-        let (endpoint, login) = endpoint(environment);
-        let (token, token_from) = match login {
-            Some(_) => (None, "the user and password in HF_ENDPOINT".to_owned()),
-            None => token(environment, home.as_deref(), path),
-        };
+        let endpoint = environment.get(&["HF_ENDPOINT"]).unwrap_or(DEFAULT_ENDPOINT);
+        let (token, token_from) = token(environment, home.as_deref(), path);
         Self {
-            endpoint,
-            login,
+            endpoint: shown_setting(endpoint).trim_end_matches('/').to_owned(),
             token,
             token_from,
             offline: environment.is_set(&["HF_HUB_OFFLINE"]) || environment.is_set(&["TRANSFORMERS_OFFLINE"]),
@@ -58,19 +50,6 @@ impl Settings {
             Some(token) => environment.with("HF_TOKEN", token),
             None => environment.clone(),
         }
-    }
-}
-
-/// Where the hub is, and the same with its user and password, if it is given with one.
-pub(super) fn endpoint(environment: &Environment) -> (String, Option<Url>) {
-    let given = environment.get(&["HF_ENDPOINT"]).unwrap_or(DEFAULT_ENDPOINT).trim().trim_end_matches('/');
-    match given.parse::<Url>().ok().filter(|_| !is_doubtful_setting(given)) {
-        Some(url) if !url.username().is_empty() || url.password().is_some() => {
-            (crate::store::shown(given).trim_end_matches('/').to_owned(), Some(url))
-        }
-        Some(url) if url.has_host() => (given.to_owned(), None),
-        // What leads nowhere may still begin with a password, and is shown.
-        _ => (shown_setting(given).into_owned(), None),
     }
 }
 
@@ -158,15 +137,13 @@ mod tests {
 
     #[test]
     fn an_endpoint_is_shown_without_its_password() {
-        let found = settings(&[("HF_ENDPOINT", "https://u:SENTINEL@m/hf/"), ("HF_TOKEN", "hf_token")]);
-        assert_eq!((&*found.endpoint, found.token), ("https://m/hf", None));
-        assert_eq!(found.login.unwrap().password(), Some("SENTINEL"));
-        assert!(found.token_from.contains("HF_ENDPOINT"));
+        let found = settings(&[("HF_ENDPOINT", "https://u:SENTINEL@m/hf/")]);
+        assert_eq!(&*found.endpoint, "https://m/hf");
         let nonsense = settings(&[("HF_ENDPOINT", "u:SENTINEL@m"), ("HF_TOKEN", "hf_token")]);
         assert_eq!((&*nonsense.endpoint, nonsense.token.as_deref()), ("***@m", Some("hf_token")));
         for unescaped in ["https://u:SENT/INEL@m", "https://u:SENT#INEL@m", "https://u/SENTINEL@m"] {
             let found = settings(&[("HF_ENDPOINT", unescaped)]);
-            assert!(found.endpoint.starts_with("https://***") && found.login.is_none(), "{}", found.endpoint);
+            assert!(found.endpoint.starts_with("https://***"), "{}", found.endpoint);
         }
     }
 

@@ -12,6 +12,7 @@ use crate::store::remote::http::response_recorder::{Refusal, Seen};
 use crate::store::remote::provider::backend::{Backend, OF_QUERY, OF_USER};
 use crate::store::remote::provider::s3::ENDPOINTS;
 use crate::store::remote::provider::{azure, gcs};
+use crate::store::remote::request::outcome::Stop;
 use crate::store::remote::request::retry::{RetriesExhausted, TransientError};
 use crate::store::remote::settings::address::Provider;
 
@@ -19,40 +20,15 @@ use crate::store::remote::settings::address::Provider;
 pub(crate) enum Verdict {
     /// Ask again, after a pause.
     Again(TransientError),
-    /// Ask again, signed for this region.
-    Region(String),
-    /// The object has no bytes: no range of it can be had.
-    Empty,
     /// Ask again with new credentials, once; else tell the caller.
     Expired(Error),
-    /// Tell the caller.
-    Tell(Error),
+    Stop(Stop),
 }
 
-impl Verdict {
-    /// The same, with this code where the caller is told.
-    fn with_code(self, code: Code) -> Self {
-        match self {
-            Self::Tell(error) => Self::Tell(error.code(code)),
-            Self::Expired(error) => Self::Expired(error.code(code)),
-            other => other,
-        }
-    }
-}
+/// Codes that say "try again" whatever the status.
+const BUSY: [&str; 2] = ["RequestTimeout", "InternalError"];
 
-/// Codes that say "too fast" or "try again" whatever the status.
-const BUSY: [&str; 8] = [
-    "SlowDown",
-    "RequestTimeout",
-    "InternalError",
-    "ServiceUnavailable",
-    "ServerBusy",
-    "OperationTimedOut",
-    "Throttling",
-    "RequestLimitExceeded",
-];
-
-/// Those, and statuses, of a server that is asked too often.
+/// Codes, and statuses, of a server that is asked too often.
 const TOO_FAST: [&str; 6] = [
     "SlowDown",
     "ServiceUnavailable",
@@ -74,6 +50,8 @@ const UNKNOWN_TO_AZURE: &str = "AuthenticationFailed";
 
 /// What `object_store` says of an answer with the whole object to a request for part of it.
 const WHOLE: &str = "Received non-partial response when range requested";
+/// How what it says of a `Content-Range: bytes 0-99/*` ends.
+const NO_TOTAL: &str = "/*\"";
 
 /// Judges a failed request of `backend`. `pinned` says that a version of the object had been seen before.
 pub(crate) fn judge(backend: &Backend, error: &StoreError, seen: &Seen, pinned: bool) -> Verdict {
@@ -88,20 +66,10 @@ pub(crate) fn judge(backend: &Backend, error: &StoreError, seen: &Seen, pinned: 
             return Verdict::Again(TransientError { unreachable, code, ..TransientError::new(why) });
         }
         let remedy = error.remedy.clone().unwrap_or_else(|| no_credentials(backend).to_owned());
-        return Verdict::Tell(Error::new(ErrorKind::Access, why).code(Code::Credentials).remedy(remedy));
-    }
-    if seen.no_total {
-        return Verdict::Tell(
-            Error::new(
-                ErrorKind::Storage,
-                "the server does not say how large the object is (Content-Range: bytes …/*), and not when it is asked with \
-                 HEAD either",
-            )
-            .remedy("Have the server, or the proxy in front of it, send the size; or download the files first"),
-        );
+        return told(Error::new(ErrorKind::Access, why).code(Code::Credentials).remedy(remedy));
     }
     if seen.repeats {
-        return Verdict::Tell(endless_listing(backend.provider.name()));
+        return told(endless_listing(backend.provider.name()));
     }
     if let Some(refusal) = &seen.refusal {
         return refused(backend, refusal, pinned);
@@ -117,7 +85,7 @@ pub(crate) fn judge(backend: &Backend, error: &StoreError, seen: &Seen, pinned: 
             });
         }
         if let Some(remedy) = lost.in_vain {
-            return Verdict::Tell(Error::new(ErrorKind::Storage, what).code(Code::Connection).remedy(remedy));
+            return told(Error::new(ErrorKind::Storage, what).code(Code::Connection).remedy(remedy));
         }
         let code = if lost.timed_out { Code::Timeout } else { Code::Connection };
         return Verdict::Again(TransientError {
@@ -132,25 +100,35 @@ pub(crate) fn judge(backend: &Backend, error: &StoreError, seen: &Seen, pinned: 
     }
     let what = backend.environment.scrub(&innermost.to_string());
     match error {
-        StoreError::NotSupported { .. } => Verdict::Tell(no_ranges(backend.provider)),
+        StoreError::NotSupported { .. } => told(no_ranges(backend.provider)),
         // Where parts were had before, something in between forgot to ask for one.
-        _ if what == WHOLE && !pinned => Verdict::Tell(no_ranges(backend.provider)),
-        StoreError::InvalidPath { .. } => Verdict::Tell(
-            Error::new(ErrorKind::Storage, format!("the listing holds a key that cannot be read: {what}")).remedy(
-                "Give the objects themselves, their shard index, or a prefix without such a key; keys with empty parts \
-                 (a//b, /a), `.` or `..` are not supported",
+        _ if what == WHOLE && !pinned => told(no_ranges(backend.provider)),
+        _ if what.ends_with(NO_TOTAL) => told(
+            Error::new(
+                ErrorKind::Storage,
+                "the server does not say how large the object is (Content-Range: bytes …/*)",
+            )
+            .remedy(
+                "Have the server, or the proxy in front of it, send the size; or download the files first",
             ),
         ),
+        StoreError::InvalidPath { source } => {
+            let what = backend.environment.scrub(&source.to_string()).replace(char::is_control, "?");
+            told(Error::new(ErrorKind::Storage, format!("the listing holds a key that cannot be read: {what}")).remedy(
+                "Give the objects themselves, their shard index, or a prefix without such a key; keys with empty parts \
+                 (a//b, /a), `.`, `..` or control characters are not supported",
+            ))
+        }
         StoreError::Unauthenticated { .. } | StoreError::PermissionDenied { .. } => {
             let error = Error::new(ErrorKind::Access, what).code(Code::Credentials);
-            Verdict::Tell(error.remedy(no_credentials(backend)))
+            told(error.remedy(no_credentials(backend)))
         }
         // Of this machine: it would say the same again.
         StoreError::Generic { .. } if azure::is_about_identity(&what) => {
             let why = azure::of_identity(&what, &backend.environment);
             let cause = format!("there are no credentials for Azure: {why}");
             let error = Error::new(ErrorKind::Access, cause).code(Code::Credentials);
-            Verdict::Tell(error.remedy(no_credentials(backend)))
+            told(error.remedy(no_credentials(backend)))
         }
         // An answer that makes no sense, such as another range than was asked for: a proxy in between, perhaps.
         _ => Verdict::Again(TransientError::new(format!("an unusable answer ({what})"))),
@@ -167,25 +145,29 @@ fn no_ranges(provider: Provider) -> Error {
     })
 }
 
+fn told(error: Error) -> Verdict {
+    Verdict::Stop(Stop::Tell(error))
+}
+
 fn refused(backend: &Backend, refusal: &Refusal, pinned: bool) -> Verdict {
     let code = refusal.code.as_deref().unwrap_or_default();
-    let tell = |kind, remedy: String| {
+    let error = |kind, remedy: String| {
         let error = Error::new(kind, backend.environment.scrub(&sentence(backend, refusal))).remedy(remedy);
         let error = error.detail("status", refusal.status);
-        Verdict::Tell(match &refusal.code {
+        match &refusal.code {
             Some(code) => error.detail("server_code", backend.environment.scrub(code)),
             None => error,
-        })
+        }
     };
+    let tell = |kind, remedy| told(error(kind, remedy));
+    let unknown = |remedy| error(ErrorKind::Access, remedy).code(Code::Credentials);
     let replaced = pinned && matches!(refusal.status, 404 | 410 | 416);
     if let Some(page) = backend.page.as_deref().filter(|_| !replaced)
         && let Some((kind, remedy)) = hub_errors::refused(refusal, page, &backend.credentials())
     {
-        let verdict = tell(kind, remedy);
-        return if refusal.status == 401 && kind == ErrorKind::Access {
-            verdict.with_code(Code::Credentials)
-        } else {
-            verdict
+        return match refusal.status == 401 && kind == ErrorKind::Access {
+            true => told(unknown(remedy)),
+            false => tell(kind, remedy),
         };
     }
     if refusal.of_metadata && (400..500).contains(&refusal.status) && refusal.status != 429 {
@@ -193,31 +175,27 @@ fn refused(backend: &Backend, refusal: &Refusal, pinned: bool) -> Verdict {
             "Give this machine an identity that may read the bucket. Or: {}",
             no_credentials(backend)
         );
-        return tell(ErrorKind::Access, remedy).with_code(Code::Credentials);
+        return told(unknown(remedy));
     }
     let elsewhere =
         refusal.region.as_ref().filter(|region| backend.region.as_ref().is_some_and(|ours| ours != *region));
     match refusal.status {
-        _ if BUSY.contains(&code) => again(backend, refusal),
+        _ if BUSY.contains(&code) || TOO_FAST.contains(&code) => again(backend, refusal),
         // Google's storage says no more of a token that has expired than that it is none.
         400 | 401 | 403
             if EXPIRED.contains(&code) || (refusal.status == 401 && backend.provider == Provider::Gcs) =>
         {
-            match tell(ErrorKind::Access, denied(backend, code)).with_code(Code::Credentials) {
-                Verdict::Tell(error) if backend.can_renew() => Verdict::Expired(error),
-                verdict => verdict,
-            }
+            let error = unknown(denied(backend, code));
+            if backend.can_renew() { Verdict::Expired(error) } else { told(error) }
         }
         301 | 307 | 400 | 403 if elsewhere.is_some() => {
-            Verdict::Region(elsewhere.cloned().unwrap_or_default())
+            Verdict::Stop(Stop::Region(elsewhere.cloned().unwrap_or_default()))
         }
         408 | 425 | 429 | 500 | 502 | 503 | 504 | 509 | 520..=530 => again(backend, refusal),
-        412 => Verdict::Tell(changed()),
-        404 | 410 | 416 if pinned => Verdict::Tell(changed()),
-        416 => Verdict::Empty,
-        400 | 404 if is_about_credentials(code) => {
-            tell(ErrorKind::Access, denied(backend, code)).with_code(Code::Credentials)
-        }
+        412 => told(changed()),
+        404 | 410 | 416 if pinned => told(changed()),
+        416 => Verdict::Stop(Stop::Empty),
+        400 | 404 if is_about_credentials(code) => told(unknown(denied(backend, code))),
         400 if code.starts_with("Invalid") && code.ends_with("Name") => {
             tell(ErrorKind::NotFound, "Check the bucket's name".into())
         }
@@ -228,10 +206,8 @@ fn refused(backend: &Backend, refusal: &Refusal, pinned: bool) -> Verdict {
              be reached without it goes to NO_PROXY"
                 .into(),
         ),
-        401 => tell(ErrorKind::Access, denied(backend, code)).with_code(Code::Credentials),
-        403 if OF_KEYS.contains(&code) || code == UNKNOWN_TO_AZURE => {
-            tell(ErrorKind::Access, denied(backend, code)).with_code(Code::Credentials)
-        }
+        401 => told(unknown(denied(backend, code))),
+        403 if OF_KEYS.contains(&code) || code == UNKNOWN_TO_AZURE => told(unknown(denied(backend, code))),
         // Archived, and not for want of permissions.
         403 if code == "InvalidObjectState" => tell(
             ErrorKind::Access,
@@ -245,11 +221,6 @@ fn refused(backend: &Backend, refusal: &Refusal, pinned: bool) -> Verdict {
                 .into(),
         ),
         403 => tell(ErrorKind::Access, denied(backend, code)),
-        501 if backend.provider == Provider::Gcs => tell(
-            ErrorKind::Storage,
-            "What STORAGE_EMULATOR_HOST leads to must know the XML interface of Google's storage, as fake-gcs-server does"
-                .into(),
-        ),
         300..=399 => tell(
             ErrorKind::Storage,
             "The server sends elsewhere: check the endpoint, and the region (AWS_REGION)".into(),
@@ -314,25 +285,22 @@ pub(crate) fn encoded(provider: Provider, how: &str) -> Error {
 /// A request whose bytes did not come, however often it was asked for. `loading` says that it was one of a load.
 pub(crate) fn gave_up(backend: &Backend, exhausted: &RetriesExhausted, loading: bool) -> Error {
     let cause = exhausted.to_string();
-    if exhausted.code == Code::Credentials {
-        let error = Error::new(ErrorKind::Access, cause).code(exhausted.code);
-        return error.remedy(no_credentials(backend));
+    let TransientError { code, throttled, .. } = exhausted.last;
+    if code == Code::Credentials {
+        return Error::new(ErrorKind::Access, cause).code(code).remedy(no_credentials(backend));
     }
     let remedy = if cause.contains("no connection to the proxy") {
         "Check the proxy that the variable names, or unset the variable; what is to be reached without it goes to NO_PROXY"
-    } else if backend.provider == Provider::Azure && cause.contains("failed to lookup") {
-        "Check the storage account's name, of which the host is made (AZURE_STORAGE_ACCOUNT_NAME, the storage option \
-         account_name, or the location); then the network"
     } else if cause.contains("no connection") {
         "Check the endpoint, the network and its proxies (HTTP_PROXY, HTTPS_PROXY, NO_PROXY)"
-    } else if exhausted.throttled && loading {
+    } else if throttled && loading {
         "The store is overloaded: load later, or with fewer readers (PENSTOCK_READERS)"
-    } else if exhausted.throttled {
+    } else if throttled {
         "The store is overloaded: open the checkpoint later"
     } else {
         "Check the network between here and the store, and load again"
     };
-    Error::new(ErrorKind::Storage, cause).code(exhausted.code).remedy(remedy)
+    Error::new(ErrorKind::Storage, cause).code(code).remedy(remedy)
 }
 
 fn sentence(backend: &Backend, refusal: &Refusal) -> String {
@@ -357,19 +325,12 @@ fn sentence(backend: &Backend, refusal: &Refusal) -> String {
 
 const METADATA: &str = "this machine's metadata service";
 
-/// Codes of token services, which are those of OAuth. The third is Azure's where a machine has no identity.
-const OAUTH: [&str; 6] = [
-    "invalid_grant",
-    "invalid_client",
-    "invalid_request",
-    "invalid_resource",
-    "invalid_scope",
-    "unauthorized_client",
-];
-
+/// Whether a code is about who asks. Those in small letters are OAuth's, of token services.
 fn is_about_credentials(code: &str) -> bool {
     let parts = ["Token", "Signature", "Credential", "AccessKey", "Auth", "User"];
-    OAUTH.contains(&code) || parts.iter().any(|part| code.contains(part))
+    code.starts_with("invalid_")
+        || code == "unauthorized_client"
+        || parts.iter().any(|part| code.contains(part))
 }
 
 fn not_found(backend: &Backend, code: &str) -> String {
@@ -388,7 +349,7 @@ fn not_found(backend: &Backend, code: &str) -> String {
 fn denied(backend: &Backend, code: &str) -> String {
     match code {
         "RequestTimeTooSkewed" => return "Set this machine's clock".into(),
-        "ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired" | "invalid_grant" => {
+        _ if EXPIRED.contains(&code) || code == "invalid_grant" => {
             return match &*backend.credentials() {
                 "environment variables" => {
                     "The credentials have expired: set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN anew"

@@ -46,8 +46,7 @@ pub(crate) async fn with_retries<T>(
     counters: &Counters,
     mut attempt: impl AsyncFnMut() -> Result<T, (Fault, bool)>,
 ) -> Result<T, Stop> {
-    let policy = context.policy(backend.policy);
-    let mut attempts = Attempts::new(&policy, &context.budget, !known);
+    let mut attempts = Attempts::new(&backend.policy, &context.budget, !known);
     let began = Instant::now();
     // Since when nothing has come.
     let mut since = None;
@@ -64,20 +63,17 @@ pub(crate) async fn with_retries<T>(
             Err(failed) => failed,
         };
         let error = match fault {
-            Fault::Changed => return Err(Stop::Tell(changed())),
-            Fault::Encoded(how) => return Err(Stop::Tell(encoded(backend.provider, &how))),
+            Fault::Tell(error) => return Err(Stop::Tell(error)),
             Fault::TransientError(error) => error,
             Fault::Store(error) => match judge(backend, &error, &seen, known) {
                 Verdict::Again(error) => error,
-                Verdict::Expired(error) if renewed => return Err(Stop::Tell(error)),
-                Verdict::Expired(_) => {
+                Verdict::Expired(_) if !renewed => {
                     renewed = true;
                     backend.renew(asked);
                     continue;
                 }
-                Verdict::Region(region) => return Err(Stop::Region(region)),
-                Verdict::Empty => return Err(Stop::Empty),
-                Verdict::Tell(error) => return Err(Stop::Tell(error)),
+                Verdict::Expired(error) => return Err(Stop::Tell(error)),
+                Verdict::Stop(stop) => return Err(stop),
             },
         };
         tracing::debug!(store = backend.provider.name(), failure = error.what, "a request failed");
@@ -121,7 +117,7 @@ pub(crate) fn named(mut meta: ObjectMeta) -> ObjectMeta {
 }
 
 /// Whether two answers speak of the same version.
-pub(crate) fn is_same(one: &ObjectMeta, other: &ObjectMeta) -> bool {
+fn is_same(one: &ObjectMeta, other: &ObjectMeta) -> bool {
     let differ = |one: &Option<String>, other: &Option<String>| match (one, other) {
         (Some(one), Some(other)) => one != other,
         _ => false,
@@ -162,10 +158,10 @@ pub(crate) async fn once(
     let answer = backend.store.get_opts(path, options).await?;
     let meta = named(answer.meta.clone());
     if of.is_some_and(|of| !is_same(of, &meta)) {
-        return Err(Fault::Changed);
+        return Err(Fault::Tell(changed()));
     }
     if let Some(how) = encoding(&answer.attributes) {
-        return Err(Fault::Encoded(how));
+        return Err(Fault::Tell(encoded(backend.provider, &how)));
     }
     let end = range.end.min(meta.size);
     if answer.range != (range.start..end) {

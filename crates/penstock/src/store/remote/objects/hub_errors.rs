@@ -17,16 +17,14 @@ pub(in crate::store::remote) fn refused(
     let said = |words: &str| refusal.message.as_deref().is_some_and(|message| message.contains(words));
     let code = refusal.code.as_deref().unwrap_or_default();
     Some(match (refusal.status, code) {
-        (401 | 403, "GatedRepo") if anonymous => (
-            ErrorKind::Access,
-            format!("The repository is gated: accept its conditions at {page}, then {log_in}"),
-        ),
-        (401 | 403, "GatedRepo") => (
-            ErrorKind::Access,
-            format!(
-                "The repository is gated: accept its conditions at {page} with the account that the token is of"
-            ),
-        ),
+        (401 | 403, "GatedRepo") => {
+            let then = if anonymous {
+                format!(", then {log_in}")
+            } else {
+                " with the account that the token is of".into()
+            };
+            (ErrorKind::Access, format!("The repository is gated: accept its conditions at {page}{then}"))
+        }
         (_, "RevisionNotFound") => {
             let remedy = format!(
                 "Check the revision after the @, in which a slash is written %2F; {page} shows branches and tags"
@@ -36,20 +34,17 @@ pub(in crate::store::remote) fn refused(
         (_, "EntryNotFound") => {
             (ErrorKind::NotFound, format!("Check the path; {page}/tree/main shows what is there"))
         }
-        (_, "DisabledRepo") => (ErrorKind::Access, format!("The repository was disabled: see {page}")),
-        _ if said("is disabled") => (ErrorKind::Access, format!("The repository was disabled: see {page}")),
+        _ if code == "DisabledRepo" || said("is disabled") => {
+            (ErrorKind::Access, format!("The repository was disabled: see {page}"))
+        }
         (401, _) if said("Invalid credentials") => (
             ErrorKind::Access,
             format!("The token ({credentials}) is not valid, perhaps no longer: {log_in} to another"),
         ),
-        (_, "RepoNotFound") | (401 | 404, _) if anonymous => {
-            (ErrorKind::NotFound, format!("Check the name; if the repository is private, {log_in}"))
+        (_, "RepoNotFound") | (401 | 404, _) => {
+            let who = if anonymous { log_in } else { "the token must be of an account that may read it" };
+            (ErrorKind::NotFound, format!("Check the name; if the repository is private, {who}"))
         }
-        (_, "RepoNotFound") | (401 | 404, _) => (
-            ErrorKind::NotFound,
-            "Check the name; if the repository is private, the token must be of an account that may read it"
-                .into(),
-        ),
         (403, _) => (
             ErrorKind::Access,
             "The token must allow reading this repository: check its permissions in the hub's settings"

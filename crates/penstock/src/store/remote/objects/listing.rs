@@ -8,7 +8,6 @@ use super::fetch::{Counters, named, with_retries};
 use super::object;
 use crate::store::Identity;
 use crate::store::remote::http::context::LoadContext;
-use crate::store::remote::http::key_filter::KeyFilter;
 use crate::store::remote::provider::backend::Backend;
 use crate::store::remote::request::outcome::{Fault, Stop};
 use crate::store::remote::settings::address::Address;
@@ -18,7 +17,7 @@ use crate::store::remote::settings::address::Address;
 pub struct ListedObject {
     /// Where it is, in the form that stores take; it may carry secrets.
     pub location: String,
-    /// Its key from the prefix and its slash on. Of a key that cannot be read (`a//b`), it may begin with another one.
+    /// Its key from the prefix and its slash on.
     pub path: String,
     /// Its size in bytes.
     pub bytes: u64,
@@ -31,14 +30,13 @@ pub struct ListedObject {
 pub struct Listing {
     /// The objects, in no order.
     pub objects: Vec<ListedObject>,
-    /// What has objects below it, where only what is directly under the prefix was asked for. Names without slashes; an
-    /// empty one below which keys cannot be read.
+    /// What has objects below it, where only what is directly under the prefix was asked for. Names without slashes.
     pub directories: Vec<String>,
 }
 
 /// Everything under a prefix, all pages; with `recursive` at any depth.
 ///
-/// What has a key that cannot be read is there too: it is for whoever wants it to be told so.
+/// A key that cannot be read (`a//b`) is an error, which names it.
 pub(crate) fn list(
     backend: &Backend,
     address: &Address,
@@ -46,35 +44,21 @@ pub(crate) fn list(
     recursive: bool,
     context: &LoadContext,
 ) -> Result<Listing, Stop> {
-    let ((objects, prefixes), odd) =
+    let (objects, prefixes) =
         context.run(with_retries(backend, context, false, &Counters::default(), async || {
-            let (listed, odd) = KeyFilter::watch(pages(backend, prefix, recursive)).await;
-            listed.map(|listed| (listed, odd)).map_err(|error| (Fault::Store(error), false))
+            pages(backend, prefix, recursive).await.map_err(|error| (Fault::Store(error), false))
         }))?;
     let below = |path: &Path| {
         let rest = path.as_ref().strip_prefix(prefix.as_ref())?;
         let rest = rest.strip_prefix('/').unwrap_or(rest);
         (!rest.is_empty()).then(|| rest.to_owned())
     };
-    let held = objects.into_iter().filter_map(|meta| {
+    let objects = objects.into_iter().filter_map(|meta| {
         let (path, meta) = (below(&meta.location)?, named(meta));
         let location = address.with_key(meta.location.as_ref());
         Some(ListedObject { location, path, bytes: meta.size, identity: object::identity(&meta) })
     });
-    // To the letter: what comes after the prefix and its slash may be another slash.
-    let odd_below = |key: &str| match prefix.as_ref() {
-        "" => Some(key.to_owned()),
-        prefix => key.strip_prefix(prefix)?.strip_prefix('/').map(str::to_owned),
-    };
-    let is_marker = |(key, bytes): &(String, u64)| *bytes == 0 && key.ends_with('/');
-    let others = odd.objects.into_iter().filter(|odd| !is_marker(odd)).filter_map(|(key, bytes)| {
-        let (location, path) = (address.with_key(&key), odd_below(&key)?);
-        Some(ListedObject { location, path, bytes, identity: Identity(String::new()) })
-    });
-    let objects = held.chain(others).collect();
-    let others = odd.prefixes.iter().filter_map(|key| odd_below(key.strip_suffix('/')?));
-    let directories = prefixes.iter().filter_map(below).chain(others).collect();
-    Ok(Listing { objects, directories })
+    Ok(Listing { objects: objects.collect(), directories: prefixes.iter().filter_map(below).collect() })
 }
 
 /// Objects and prefixes of all pages.

@@ -80,8 +80,5 @@ pub(crate) fn inspect(backend: &Backend, path: &Path, context: &LoadContext) -> 
             Err(error) => Err((Fault::Store(error), false)),
         }
     }));
-    answer.map_err(|stop| match stop {
-        Stop::Tell(error) => error,
-        Stop::Region(_) | Stop::Empty => changed(),
-    })
+    answer.map_err(told)
 }

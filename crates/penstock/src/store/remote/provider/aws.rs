@@ -20,7 +20,8 @@ use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::body::SdkBody;
 use object_store::aws::AwsCredential;
 
-use super::aws_profile::{Profile, innermost};
+use super::aws_profile::Profile;
+use super::backend::innermost;
 use super::credential_cache::{Fetched, Source};
 use crate::store::remote::http::client_key::ClientKey;
 use crate::store::remote::http::response_recorder::CredentialError;
@@ -90,11 +91,7 @@ fn source(credentials: &Credentials) -> &'static str {
 }
 
 /// Why there are no credentials, and what to do about it: the innermost reason, which is the one that can be acted upon.
-pub(crate) fn explain(
-    error: &CredentialsError,
-    profile: Option<&Profile>,
-    half: Option<&str>,
-) -> CredentialError {
+fn explain(error: &CredentialsError, profile: Option<&Profile>, half: Option<&str>) -> CredentialError {
     if let Some(half) = half {
         return CredentialError::new(format!("no AWS credentials were found: {half}"));
     }

@@ -21,6 +21,7 @@ use aws_runtime::env_config::file::{EnvConfigFileKind, EnvConfigFiles};
 use aws_types::os_shim_internal::{Env, Fs};
 
 use super::aws::Client;
+use super::backend::innermost;
 use crate::closest::closest;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::remote::http::client_key::ClientKey;
@@ -83,11 +84,6 @@ impl Profile {
     pub(crate) fn get(&self, variable: &str, key: &str) -> Option<String> {
         let value = EnvConfigValue::new().env(variable).profile(key).service_id("S3");
         Some(value.load(&self.env, Some(&self.sections))?.0.into_owned())
-    }
-
-    /// The same for what is on or off.
-    pub(crate) fn is_set(&self, variable: &str, key: &str) -> bool {
-        self.get(variable, key).is_some_and(|value| value.trim().eq_ignore_ascii_case("true"))
     }
 
     /// Whether the profile, or the one whose role it assumes, signs in by SSO.
@@ -179,13 +175,4 @@ fn missing(
         if origin == variable { format!("{variable}={name}") } else { format!("{origin}: profile {name:?}") };
     Error::new(ErrorKind::Config, format!("{place}: AWS has no profile of this name ({looked})"))
         .remedy(remedy)
-}
-
-/// The first cause of an error.
-pub(crate) fn innermost(error: &dyn std::error::Error) -> String {
-    let mut innermost = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    innermost.to_string()
 }

@@ -93,13 +93,18 @@ pub(crate) fn never_again() -> RetryConfig {
 
 /// A setting that `object_store` refuses.
 pub(crate) fn refused(address: &Address, environment: &Environment, error: &object_store::Error) -> Error {
-    let mut innermost: &dyn std::error::Error = error;
+    let cause = environment.scrub(&innermost(error));
+    Error::new(ErrorKind::Config, format!("{} cannot be set up: {cause}", address.provider.name()))
+        .object(address.shown())
+}
+
+/// The first cause of an error.
+pub(crate) fn innermost(error: &dyn std::error::Error) -> String {
+    let mut innermost = error;
     while let Some(source) = innermost.source() {
         innermost = source;
     }
-    let cause = environment.scrub(&innermost.to_string());
-    Error::new(ErrorKind::Config, format!("{} cannot be set up: {cause}", address.provider.name()))
-        .object(address.shown())
+    innermost.to_string()
 }
 
 /// Refuses the URL of a server that can be read in more than one way: what a password has before an `@` is then taken for

@@ -16,7 +16,7 @@ use crate::store::remote::request::retry::RetryPolicy;
 use crate::store::remote::settings::address::{Address, Provider};
 use crate::store::remote::settings::environment::Environment;
 
-/// The most buckets that are kept set up: signatures in URLs differ with every one that is signed.
+/// The most buckets that are kept set up: each with every environment, and tokens among storage options change.
 const MOST_BACKENDS: usize = 256;
 
 type Backends = HashMap<BackendKey, Arc<Backend>>;
@@ -29,8 +29,6 @@ pub(crate) struct BackendKey {
     provider: Provider,
     bucket: String,
     account: Option<(String, String)>,
-    /// A signature that comes with the location, or the URL of a plain HTTP object.
-    query: String,
     environment: Arc<Environment>,
     policy: RetryPolicy,
 }
@@ -92,11 +90,11 @@ fn make(
     let connector = Connector(client.clone());
     let made = match address.provider {
         Provider::S3 => s3::make(address, environment, client, region, context)?,
-        Provider::Gcs => gcs::make(address, environment, &client, connector)?,
+        Provider::Gcs => gcs::make(address, environment, connector)?,
         Provider::Azure => azure::make(address, environment, connector)?,
         Provider::Web | Provider::Hub => web(address, connector)?,
     };
-    Ok(Backend::assemble(address.provider, made, address.hidden_in(environment), policy))
+    Ok(Backend::assemble(address.provider, made, Arc::clone(environment), policy))
 }
 
 fn key(address: &Address, environment: &Arc<Environment>, policy: RetryPolicy) -> BackendKey {
@@ -104,7 +102,6 @@ fn key(address: &Address, environment: &Arc<Environment>, policy: RetryPolicy) -
         provider: address.provider,
         bucket: address.bucket.clone(),
         account: address.account.clone(),
-        query: address.query.clone(),
         environment: Arc::clone(environment),
         policy,
     }

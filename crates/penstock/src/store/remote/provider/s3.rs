@@ -5,8 +5,7 @@
 //! `ca_bundle`. Requests are unsigned only where that is asked for, with `AWS_SKIP_SIGNATURE=true` or
 //! `AWS_NO_SIGN_REQUEST=true`: a missing credential is an error that says so, not an anonymous request that is denied.
 //!
-//! Buckets of AWS are addressed by host name, others by path, unless `AWS_VIRTUAL_HOSTED_STYLE_REQUEST` or the profile's
-//! `addressing_style` (a line of its `s3` settings, as boto3 has them) says otherwise.
+//! Buckets of AWS are addressed by host name, others by path unless `AWS_VIRTUAL_HOSTED_STYLE_REQUEST` says otherwise.
 //! Which hosts AWS has is told in `s3_hosts`.
 
 use std::sync::Arc;
@@ -28,12 +27,11 @@ use crate::store::remote::http::tls::CaBundle;
 use crate::store::remote::http::transport::Connector;
 use crate::store::remote::settings::address::{Address, NO_BUCKET};
 use crate::store::remote::settings::environment::Environment;
-use crate::store::remote::settings::s3_hosts::{self, AccessPoint, Variant, is_arn};
+use crate::store::remote::settings::s3_hosts;
 
 const ANONYMOUS: [&str; 2] = ["AWS_SKIP_SIGNATURE", "AWS_NO_SIGN_REQUEST"];
-const IGNORE_ENDPOINTS: &str = "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS";
 const KEY_ID: &str = "AWS_ACCESS_KEY_ID";
-const SECRETS: [&str; 2] = ["AWS_SECRET_ACCESS_KEY", "SECRET_ACCESS_KEY"];
+const SECRET: &str = "AWS_SECRET_ACCESS_KEY";
 /// What names another endpoint than AWS's; the first that is set counts.
 pub(crate) const ENDPOINTS: [&str; 3] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
 
@@ -56,16 +54,13 @@ pub(crate) fn make(
         client.bundle = Some(CaBundle::of_profile(path));
         client.tls()?;
     }
-    // Taken for one when the location was.
-    let point = is_arn(bucket).then(|| AccessPoint::parse(bucket).ok()).flatten();
     let region = region
-        .or_else(|| point.as_ref().map(|point| point.region.clone()))
         .or_else(|| environment.get(&["AWS_REGION", "AWS_DEFAULT_REGION"]).map(str::to_owned))
         .or_else(|| profile.as_ref()?.get("AWS_REGION", "region"))
         .unwrap_or_else(|| DEFAULT_REGION.to_owned());
     let endpoint = endpoint(environment, profile.as_ref());
-    let by_host = endpoint.is_none() || by_host(environment, profile.as_ref())?;
-    check_names(address, &region, point.is_some(), by_host)?;
+    let by_host = endpoint.is_none() || environment.is_set(&["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"]);
+    check_names(address, &region, by_host)?;
     let mut builder = AmazonS3Builder::new()
         .with_bucket_name(bucket)
         .with_region(&region)
@@ -77,20 +72,13 @@ pub(crate) fn make(
     // Names of buckets are unique within a partition of AWS.
     let served_by = endpoint.as_deref().map_or_else(|| s3_hosts::partition(&region).to_owned(), normal);
     builder = match endpoint {
-        Some(endpoint) => custom(builder, &endpoint, (bucket, point.as_ref(), by_host), environment)?,
+        Some(endpoint) => custom(builder, &endpoint, bucket, by_host, environment)?,
         None if express => builder.with_s3_express(true),
         None => {
-            let variant = variant(environment, profile.as_ref());
-            let (url, by_host) = match &point {
-                Some(point) => (s3_hosts::of_access_point(point, variant), true),
-                None => s3_hosts::of_bucket(bucket, &region, variant),
-            };
+            let (url, by_host) = s3_hosts::of_bucket(bucket, &region);
             builder.with_virtual_hosted_style_request(by_host).with_endpoint(url)
         }
     };
-    if let Some(key) = environment.get(&["AWS_SSE_CUSTOMER_KEY_BASE64"]) {
-        builder = builder.with_ssec_encryption(key);
-    }
     let given = environment.origin(KEY_ID);
     let given = own_keys.is_some().then_some(if given == KEY_ID { "environment variables" } else { given });
     let keys = match (anonymous, own_keys, &profile) {
@@ -123,11 +111,11 @@ pub(crate) fn make(
 ///
 /// # Errors
 /// `NotFound` for the bucket, `Config` for the region.
-fn check_names(address: &Address, region: &str, access_point: bool, by_host: bool) -> Result<()> {
+fn check_names(address: &Address, region: &str, by_host: bool) -> Result<()> {
     let all = |text: &str, marks: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || marks.contains(c));
     // Servers of one's own may have others, where they are part of the path.
     let marks = if by_host { "-._" } else { "-._~!$'()*+,;=" };
-    if !access_point && !all(&address.bucket, marks) {
+    if !all(&address.bucket, marks) {
         return Err(Error::new(ErrorKind::NotFound, NO_BUCKET)
             .object(address.shown())
             .remedy("Write s3://bucket/key, with the bucket's name as the console shows it"));
@@ -144,7 +132,7 @@ fn check_names(address: &Address, region: &str, access_point: bool, by_host: boo
 /// Credentials in variables, which come first in AWS's chain too.
 pub(crate) fn own_keys(environment: &Environment) -> Option<Credentials> {
     let key = environment.get(&[KEY_ID])?;
-    let secret = environment.get(&SECRETS)?;
+    let secret = environment.get(&[SECRET])?;
     let token = environment.get(&["AWS_SESSION_TOKEN"]).map(str::to_owned);
     let mut keys = Credentials::new(key, secret, token, None, "environment");
     keys.set_property(vec![AwsCredentialFeature::CredentialsEnvVars]);
@@ -156,20 +144,15 @@ fn half_set(environment: &Environment) -> Option<String> {
     let missing = |set: &str, missing| {
         Some(format!("{} is set, and {} is not", environment.setting(set), environment.setting(missing)))
     };
-    match (environment.get(&[KEY_ID]).is_some(), environment.get(&SECRETS).is_some()) {
-        (true, false) => missing(KEY_ID, SECRETS[0]),
-        (false, true) => missing(SECRETS[0], KEY_ID),
+    match (environment.get(&[KEY_ID]).is_some(), environment.get(&[SECRET]).is_some()) {
+        (true, false) => missing(KEY_ID, SECRET),
+        (false, true) => missing(SECRET, KEY_ID),
         _ => None,
     }
 }
 
 /// The endpoint that variables or the profile set, in AWS's order.
 fn endpoint(environment: &Environment, profile: Option<&Profile>) -> Option<String> {
-    let ignored = environment.is_set(&[IGNORE_ENDPOINTS])
-        || profile.is_some_and(|profile| profile.is_set(IGNORE_ENDPOINTS, "ignore_configured_endpoint_urls"));
-    if ignored {
-        return None;
-    }
     let set = environment.get(&ENDPOINTS);
     // The profile's own section for S3 comes before what it says of all services.
     set.map(str::to_owned).or_else(|| profile?.get("AWS_ENDPOINT_URL", "endpoint_url"))
@@ -181,41 +164,11 @@ fn certificates(environment: &Environment, profile: Option<&Profile>) -> Option<
     environment.get(&[VARIABLE]).is_none().then(|| profile?.get(VARIABLE, "ca_bundle")).flatten()
 }
 
-/// Whether buckets of a custom endpoint are parts of its host's name.
-fn by_host(environment: &Environment, profile: Option<&Profile>) -> Result<bool> {
-    const VARIABLE: &str = "AWS_VIRTUAL_HOSTED_STYLE_REQUEST";
-    if environment.get(&[VARIABLE]).is_some() {
-        return Ok(environment.is_set(&[VARIABLE]));
-    }
-    // Settings below `s3 =` are one value of several lines.
-    let settings = profile.and_then(|profile| profile.get(VARIABLE, "s3")).unwrap_or_default();
-    let mut pairs = settings.lines().filter_map(|line| line.split_once('='));
-    match pairs.find(|(name, _)| name.trim() == "addressing_style").map(|(_, style)| style.trim()) {
-        Some("virtual") => Ok(true),
-        None | Some("path" | "auto") => Ok(false),
-        Some(style) => {
-            let cause = format!("the profile's addressing_style = {style:?} is none that S3 has");
-            Err(Error::new(ErrorKind::Config, cause).remedy("Write auto, path or virtual"))
-        }
-    }
-}
-
-/// Which of AWS's endpoints variables or the profile want.
-fn variant(environment: &Environment, profile: Option<&Profile>) -> Variant {
-    let wants = |name, key| match environment.get(&[name]) {
-        Some(_) => environment.is_set(&[name]),
-        None => profile.is_some_and(|profile| profile.is_set(name, key)),
-    };
-    Variant {
-        fips: wants("AWS_USE_FIPS_ENDPOINT", "use_fips_endpoint"),
-        dual_stack: wants("AWS_USE_DUALSTACK_ENDPOINT", "use_dualstack_endpoint"),
-    }
-}
-
 fn custom(
     builder: AmazonS3Builder,
     endpoint: &str,
-    (bucket, point, by_host): (&str, Option<&AccessPoint>, bool),
+    bucket: &str,
+    by_host: bool,
     environment: &Environment,
 ) -> Result<AmazonS3Builder> {
     let refuse = |cause: &str| {
@@ -229,16 +182,14 @@ fn custom(
         return Err(refuse("is not an HTTP URL"));
     };
     let builder = builder.with_allow_http(url.scheme() == "http");
-    // An access point has no path.
-    if point.is_none() && !by_host {
+    if !by_host {
         return Ok(builder
             .with_virtual_hosted_style_request(false)
             .with_endpoint(endpoint.trim_end_matches('/')));
     }
     let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
     let path = url.path().trim_end_matches('/');
-    let label = point.map_or_else(|| bucket.to_owned(), AccessPoint::label);
-    let endpoint = format!("{}://{label}.{host}{port}{path}", url.scheme());
+    let endpoint = format!("{}://{bucket}.{host}{port}{path}", url.scheme());
     Ok(builder.with_virtual_hosted_style_request(true).with_endpoint(endpoint))
 }
 

@@ -18,12 +18,10 @@ pub(crate) enum Stop {
 /// Why a single request failed.
 pub(crate) enum Fault {
     Store(StoreError),
-    /// The answer was of another version.
-    Changed,
-    /// The object is stored compressed, in this way.
-    Encoded(String),
     /// The answer was not what was asked for, or ended early.
     TransientError(TransientError),
+    /// Asking again would bring the same.
+    Tell(Error),
 }
 
 impl From<StoreError> for Fault {

@@ -79,7 +79,7 @@ impl RetryPolicy {
 /// A failure that may pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TransientError {
-    /// In a few words, the same for failures of the same kind: they are counted by it.
+    /// In a few words.
     pub(crate) what: String,
     /// How long the server asked to wait.
     pub(crate) retry_after: Option<Duration>,
@@ -98,37 +98,6 @@ impl TransientError {
     }
 }
 
-/// Failures by kind, in the order in which they were first seen.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct History(Vec<(String, u32)>);
-
-/// Kinds of failures that are told apart; there are a handful, unless a server makes up a new one every time.
-const KINDS: usize = 12;
-
-impl History {
-    fn add(&mut self, what: &str) {
-        let known = self.0.iter().position(|(known, _)| known == what);
-        match known.or_else(|| (self.0.len() >= KINDS).then_some(KINDS - 1)) {
-            Some(place) => self.0[place].1 += 1,
-            None if self.0.len() == KINDS - 1 => self.0.push(("others".to_owned(), 1)),
-            None => self.0.push((what.to_owned(), 1)),
-        }
-    }
-}
-
-impl fmt::Display for History {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, (what, count)) in self.0.iter().enumerate() {
-            let comma = if index > 0 { ", " } else { "" };
-            match count {
-                1 => write!(f, "{comma}{what}")?,
-                _ => write!(f, "{comma}{count} times {what}")?,
-            }
-        }
-        Ok(())
-    }
-}
-
 /// The failures of one load, over all its objects, ranges and readers.
 #[derive(Debug, Default)]
 pub(crate) struct Budget(Mutex<Account>);
@@ -136,8 +105,8 @@ pub(crate) struct Budget(Mutex<Account>);
 #[derive(Debug, Default)]
 struct Account {
     came: u64,
+    failures: u64,
     interruptions: u64,
-    history: History,
 }
 
 impl Budget {
@@ -146,13 +115,13 @@ impl Budget {
         self.lock().came += 1;
     }
 
-    /// Counts a failure; says what the load has seen if that was one interruption too many.
-    fn failed(&self, what: &str, interrupts: bool, free: u32) -> Option<History> {
+    /// Counts a failure; says how many the load has seen if that was one interruption too many.
+    fn failed(&self, interrupts: bool, free: u32) -> Option<u64> {
         let mut account = self.lock();
-        account.history.add(what);
+        account.failures += 1;
         account.interruptions += u64::from(interrupts);
         let too_many = account.interruptions > u64::from(free) + account.came / 2;
-        too_many.then(|| account.history.clone())
+        too_many.then_some(account.failures)
     }
 
     fn lock(&self) -> MutexGuard<'_, Account> {
@@ -169,23 +138,22 @@ pub(crate) struct Attempts<'a> {
     in_a_row: u32,
     /// When the first of those was.
     since: Duration,
-    history: History,
+    failures: u64,
 }
 
 /// Why a range was given up.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct RetriesExhausted {
-    history: History,
     limit: Limit,
-    /// That of the last failure.
-    pub(crate) code: Code,
-    pub(crate) throttled: bool,
+    pub(crate) last: TransientError,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum Limit {
-    Range,
-    Load,
+    /// So many requests for the range failed.
+    Range(u64),
+    /// So many requests of the load failed.
+    Load(u64),
     /// The server asked to wait so long.
     Wait(Duration),
 }
@@ -193,8 +161,7 @@ enum Limit {
 impl<'a> Attempts<'a> {
     /// `unanswered` says that nobody has ever answered for the object.
     pub(crate) fn new(policy: &'a RetryPolicy, budget: &'a Budget, unanswered: bool) -> Self {
-        let history = History::default();
-        Self { policy, budget, unanswered, in_a_row: 0, since: Duration::ZERO, history }
+        Self { policy, budget, unanswered, in_a_row: 0, since: Duration::ZERO, failures: 0 }
     }
 
     /// Counts a failure, after bytes had come or not, at a time counted from wherever. Says how long to wait before the
@@ -210,40 +177,34 @@ impl<'a> Attempts<'a> {
             (self.in_a_row, self.since) = (0, now);
         }
         self.in_a_row += 1;
-        self.history.add(&error.what);
-        let all = self.budget.failed(&error.what, self.in_a_row == 1, self.policy.interruptions);
+        self.failures += 1;
+        let all = self.budget.failed(self.in_a_row == 1, self.policy.interruptions);
         let RetryPolicy { in_a_row, in_a_row_at_first, outage, longest_wait, .. } = self.policy;
-        let exhausted = match (error.retry_after, all) {
-            (Some(asked), _) if asked > *longest_wait => Some((self.history.clone(), Limit::Wait(asked))),
-            (_, Some(history)) => Some((history, Limit::Load)),
-            _ if self.unanswered && self.in_a_row >= *in_a_row_at_first => {
-                Some((self.history.clone(), Limit::Range))
-            }
-            _ if self.in_a_row >= *in_a_row && now.saturating_sub(self.since) >= *outage => {
-                Some((self.history.clone(), Limit::Range))
-            }
-            _ => None,
+        let nobody = self.unanswered && self.in_a_row >= *in_a_row_at_first;
+        let gone = self.in_a_row >= *in_a_row && now.saturating_sub(self.since) >= *outage;
+        let limit = match (error.retry_after, all) {
+            (Some(asked), _) if asked > *longest_wait => Limit::Wait(asked),
+            (_, Some(failures)) => Limit::Load(failures),
+            _ if nobody || gone => Limit::Range(self.failures),
+            _ => return Ok(self.policy.pause(self.in_a_row, error.retry_after, fastrand::f64())),
         };
-        match exhausted {
-            Some((history, limit)) => {
-                Err(RetriesExhausted { history, limit, code: error.code, throttled: error.throttled })
-            }
-            None => Ok(self.policy.pause(self.in_a_row, error.retry_after, fastrand::f64())),
-        }
+        Err(RetriesExhausted { limit, last: error.clone() })
     }
 }
 
 impl fmt::Display for RetriesExhausted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let requests: u32 = self.history.0.iter().map(|(_, count)| count).sum();
+        let what = &self.last.what;
         match &self.limit {
-            Limit::Range => write!(f, "given up after {requests} failed requests: ")?,
-            Limit::Load => {
-                write!(f, "given up, as too many requests of this load failed, {requests} of them: ")?;
+            Limit::Range(failures) => {
+                write!(f, "given up after {failures} failed requests, the last: {what}")
             }
-            Limit::Wait(asked) => write!(f, "the server asks to come back in {} s: ", asked.as_secs())?,
+            Limit::Load(failures) => write!(
+                f,
+                "given up, as too many requests of this load failed, {failures} of them, the last: {what}"
+            ),
+            Limit::Wait(asked) => write!(f, "the server asks to come back in {} s: {what}", asked.as_secs()),
         }
-        self.history.fmt(f)
     }
 }
 
@@ -277,14 +238,14 @@ mod tests {
     }
 
     #[test]
-    fn failures_in_a_row_end_a_range_once_the_outage_is_a_long_one_and_are_told_by_kind() {
+    fn failures_in_a_row_end_a_range_once_the_outage_is_a_long_one() {
         let budget = Budget::default();
         let mut attempts = Attempts::new(&PATIENCE, &budget, false);
         for what in ["HTTP 503", "reset", "HTTP 503", "HTTP 503"] {
             fail(&mut attempts, what, false, Duration::from_secs(1)).unwrap();
         }
         let exhausted = fail(&mut attempts, "HTTP 503", false, LATER).unwrap_err();
-        assert_eq!(exhausted.to_string(), "given up after 5 failed requests: 4 times HTTP 503, reset");
+        assert_eq!(exhausted.to_string(), "given up after 5 failed requests, the last: HTTP 503");
     }
 
     #[test]
@@ -325,7 +286,7 @@ mod tests {
             fail(&mut Attempts::new(&PATIENCE, &budget, false), "reset", false, Duration::ZERO).unwrap_err();
         assert_eq!(
             exhausted.to_string(),
-            "given up, as too many requests of this load failed, 301 of them: 300 times no connection, reset"
+            "given up, as too many requests of this load failed, 301 of them, the last: reset"
         );
     }
 
@@ -363,14 +324,6 @@ mod tests {
         assert!(pause >= Duration::from_secs(3) && pause <= Duration::from_secs(6), "{pause:?}");
         let exhausted = attempts.failed(&busy(3600), false, Duration::ZERO).unwrap_err();
         assert!(exhausted.to_string().contains("come back in 3600 s"), "{exhausted}");
-    }
-
-    #[test]
-    fn kinds_of_failures_are_bounded() {
-        let mut history = History::default();
-        (0..1000).for_each(|number| history.add(&format!("made up {number}")));
-        assert_eq!(history.0.len(), KINDS);
-        assert!(history.to_string().ends_with("989 times others"), "{history}");
     }
 
     proptest! {

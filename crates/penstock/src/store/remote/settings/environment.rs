@@ -7,16 +7,15 @@
 //! Nothing in `store/remote` reads the process's environment otherwise: reader threads run while Python may call
 //! `setenv`, which frees what `getenv` returns.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
 
 use super::address::Provider;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::location::{HIDDEN, shown};
+use crate::store::location::shown;
 
-/// Variables of the cloud providers' own tools, by how their names begin.
-const PREFIXES: [&str; 27] = [
+/// Variables of the cloud providers' own tools, and of the programs that they run, by how their names begin.
+const PREFIXES: [&str; 31] = [
     "AWS_",
     "AZURE_",
     "AZURITE_",
@@ -44,6 +43,10 @@ const PREFIXES: [&str; 27] = [
     "REQUEST_METHOD",
     "REQUESTS_CA_BUNDLE",
     "CURL_CA_BUNDLE",
+    "PATH",
+    "PYTHON",
+    "LD_LIBRARY_PATH",
+    "TMPDIR",
 ];
 /// What the names of secret variables hold.
 const SECRET: [&str; 8] =
@@ -61,8 +64,6 @@ pub struct Environment {
     options: BTreeMap<String, String>,
     /// Whether it is of a process: files of its user and metadata services of its machine may then be asked too.
     process: bool,
-    /// Words of a location that are not shown, since they may be of a user or a password.
-    hidden: BTreeSet<String>,
     fingerprint: u64,
 }
 
@@ -105,17 +106,7 @@ impl Environment {
         variables.retain(|_, value| !value.is_empty());
         let mut hasher = DefaultHasher::new();
         (&variables, &options, process).hash(&mut hasher);
-        Self { fingerprint: hasher.finish(), variables, options, process, hidden: BTreeSet::new() }
-    }
-
-    /// The same, whose errors do not show these words.
-    pub(crate) fn hiding(self: &Arc<Self>, words: &[&str]) -> Arc<Self> {
-        if words.is_empty() {
-            return Arc::clone(self);
-        }
-        let words = words.iter().map(|word| word.to_ascii_lowercase());
-        let hidden = self.hidden.iter().cloned().chain(words).collect();
-        Arc::new(Self { hidden, ..Self::clone(self) })
+        Self { fingerprint: hasher.finish(), variables, options, process }
     }
 
     /// The same with one variable set otherwise.
@@ -189,12 +180,12 @@ impl Environment {
             .detail("setting", name))
     }
 
-    /// The value of the first of `dns` that is set.
+    /// The value of the first of `names` that is set.
     pub(crate) fn get(&self, names: &[&str]) -> Option<&str> {
         names.iter().find_map(|name| self.variables.get(*name)).map(String::as_str)
     }
 
-    /// Whether one of `dns` is set to yes.
+    /// Whether one of `names` is set to yes.
     pub(crate) fn is_set(&self, names: &[&str]) -> bool {
         self.get(names).is_some_and(|value| {
             ["1", "true", "yes", "on"].iter().any(|yes| value.trim().eq_ignore_ascii_case(yes))
@@ -211,7 +202,7 @@ impl Environment {
     /// of URLs.
     pub(crate) fn scrub(&self, text: &str) -> String {
         let is_secret = |name: &str, value: &str| {
-            SECRET.iter().any(|part| name.contains(part))
+            is_secret(name)
                 && !name.ends_with("_FILE")
                 && !name.ends_with("_PATH")
                 && (name != PATH_OF_CREDENTIALS || value.contains('{'))
@@ -223,8 +214,13 @@ impl Environment {
                 text = text.replace(value, "***");
             }
         }
-        self.hidden.iter().fold(without_secrets(&text), |text, word| without_word(&text, word))
+        without_secrets(&text)
     }
+}
+
+/// Whether the value of a variable of that name is secret, unless it is the path of a file.
+pub(crate) fn is_secret(name: &str) -> bool {
+    SECRET.iter().any(|part| name.contains(part))
 }
 
 /// Whether a key or a token can be part of a request's header.
@@ -257,25 +253,6 @@ fn without_secrets(text: &str) -> String {
     out
 }
 
-/// A text without this word, which is given in small letters.
-fn without_word(text: &str, word: &str) -> String {
-    let small = text.to_ascii_lowercase();
-    let mut out = String::with_capacity(text.len());
-    let mut end = 0;
-    for (at, _) in small.match_indices(word) {
-        let after = at + word.len();
-        let is_part = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-        if is_part(small[..at].chars().next_back()) || is_part(small[after..].chars().next()) {
-            continue;
-        }
-        out.push_str(&text[end..at]);
-        out.push_str(HIDDEN);
-        end = after;
-    }
-    out.push_str(&text[end..]);
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -296,13 +273,6 @@ mod tests {
         assert_eq!(text, "at \"ftp://h\", abfss://c@acc.dfs.core.windows.net/a and a@b");
         let text = environment.scrub("(url=https://me:SENT/INEL@h/x), s3://b/k?X-Amz-Signature=SENTINEL");
         assert_eq!(text, "(url=https://***@h/x), s3://b/k");
-    }
-
-    #[test]
-    fn words_that_may_be_of_a_password_are_hidden_wherever_they_stand() {
-        let environment = Arc::new(Environment::default()).hiding(&["Me", "se.cret"]);
-        let text = environment.scrub("no connection to me: some ME.s3.amazonaws.com/se.cret, se.crets");
-        assert_eq!(text, "no connection to ***: some ***.s3.amazonaws.com/***, se.crets");
     }
 
     #[test]

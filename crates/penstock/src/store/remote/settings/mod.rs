@@ -1,6 +1,6 @@
 //! What decides how a location is reached: the location itself, variables, and storage options.
 //!
-//! * `address`: a location taken apart; `s3_hosts`: what Amazon calls buckets and access points.
+//! * `address`: a location taken apart; `s3_hosts`: the hosts of Amazon's buckets.
 //! * `environment`: the variables that count for one checkpoint; `options`: storage options, which become variables
 //!   (`option_names`).
 //!

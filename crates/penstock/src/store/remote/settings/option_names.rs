@@ -23,7 +23,9 @@ pub(crate) const HUB_ANONYMOUS: &str = "HF_HUB_DISABLE_IMPLICIT_TOKEN";
 /// What can be said to a provider's stores.
 pub(super) struct Options {
     pub(super) provider: Provider,
-    /// Variables, and the options that mean the same; none where reading needs none.
+    /// How the provider's variables begin: without that, a variable's name in small letters is an option of that meaning.
+    prefixes: &'static [&'static str],
+    /// Variables, and the other options that mean the same; no variable where reading needs none.
     names: &'static [(Option<&'static str>, &'static [&'static str])],
     /// Variables that say who asks.
     pub(super) identity: &'static [&'static str],
@@ -39,15 +41,19 @@ impl Options {
 
     /// The variable of an option: none where there is no such option.
     pub(super) fn variable(&self, name: &str) -> Option<Option<&'static str>> {
-        self.names
-            .iter()
-            .find(|(_, names)| names.iter().any(|known| known.eq_ignore_ascii_case(name)))
-            .map(|(variable, _)| *variable)
+        let name = name.to_ascii_lowercase();
+        self.names().find(|(_, known)| *known == name).map(|(variable, _)| variable)
     }
 
-    /// Every name.
-    pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
-        self.names.iter().flat_map(|(_, names)| names.iter().copied())
+    /// Every name, with the variable that means the same.
+    pub(super) fn names(&self) -> impl Iterator<Item = (Option<&'static str>, String)> {
+        self.names.iter().flat_map(move |(variable, names)| {
+            let own = variable.map(str::to_ascii_lowercase);
+            let short = self.prefixes.iter().filter_map(|prefix| own.as_deref()?.strip_prefix(prefix));
+            let all: Vec<_> =
+                names.iter().copied().chain(short).map(str::to_owned).chain(own.clone()).collect();
+            all.into_iter().map(move |name| (*variable, name))
+        })
     }
 }
 
@@ -55,26 +61,18 @@ impl Options {
 pub(super) const ALL: [Options; 4] = [
     Options {
         provider: Provider::S3,
+        prefixes: &["aws_"],
         names: &[
-            (Some(KEY), &["key", "username", "access_key_id", "aws_access_key_id"]),
-            (Some(SECRET), &["secret", "password", "secret_access_key", "aws_secret_access_key"]),
-            (Some(SESSION), &["token", "session_token", "aws_token", "aws_session_token"]),
-            (
-                Some(AWS_ENDPOINT),
-                &["endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "aws_endpoint_url_s3"],
-            ),
-            (
-                Some("AWS_REGION"),
-                &["region", "region_name", "aws_region", "default_region", "aws_default_region"],
-            ),
-            (Some(AWS_ANONYMOUS), &["anon", "anonymous", "skip_signature", "aws_skip_signature"]),
-            (Some("AWS_PROFILE"), &["profile", "profile_name", "aws_profile"]),
-            (Some("AWS_REQUEST_PAYER"), &["requester_pays", "request_payer", "aws_request_payer"]),
-            (
-                Some("AWS_VIRTUAL_HOSTED_STYLE_REQUEST"),
-                &["virtual_hosted_style_request", "aws_virtual_hosted_style_request"],
-            ),
-            (Some("AWS_CA_BUNDLE"), &["ca_bundle"]),
+            (Some(KEY), &["key", "username"]),
+            (Some(SECRET), &["secret", "password"]),
+            (Some(SESSION), &["token", "aws_token"]),
+            (Some(AWS_ENDPOINT), &["endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url"]),
+            (Some("AWS_REGION"), &["region_name", "default_region", "aws_default_region"]),
+            (Some(AWS_ANONYMOUS), &["anon", "anonymous"]),
+            (Some("AWS_PROFILE"), &["profile_name"]),
+            (Some("AWS_REQUEST_PAYER"), &["requester_pays"]),
+            (Some("AWS_VIRTUAL_HOSTED_STYLE_REQUEST"), &[]),
+            (Some("AWS_CA_BUNDLE"), &[]),
             (None, &["allow_http", "aws_allow_http", "use_ssl"]),
         ],
         identity: &[
@@ -83,7 +81,6 @@ pub(super) const ALL: [Options; 4] = [
             SESSION,
             AWS_ANONYMOUS,
             "AWS_PROFILE",
-            "SECRET_ACCESS_KEY",
             "AWS_NO_SIGN_REQUEST",
             "AWS_DEFAULT_PROFILE",
             "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -95,6 +92,7 @@ pub(super) const ALL: [Options; 4] = [
     },
     Options {
         provider: Provider::Gcs,
+        prefixes: &["google_"],
         names: &[
             (Some(GOOGLE_TOKEN), &["token", "bearer_token", "google_bearer_token"]),
             (
@@ -124,31 +122,20 @@ pub(super) const ALL: [Options; 4] = [
     },
     Options {
         provider: Provider::Azure,
+        prefixes: &["azure_storage_", "azure_"],
         names: &[
-            (Some(ACCOUNT), &["account_name", "azure_storage_account_name"]),
-            (
-                Some("AZURE_STORAGE_ACCOUNT_KEY"),
-                &["account_key", "access_key", "azure_storage_account_key", "azure_storage_access_key"],
-            ),
-            (
-                Some("AZURE_STORAGE_SAS_TOKEN"),
-                &["sas_token", "sas_key", "azure_storage_sas_token", "azure_storage_sas_key"],
-            ),
-            (
-                Some("AZURE_STORAGE_CONNECTION_STRING"),
-                &["connection_string", "azure_storage_connection_string"],
-            ),
-            (Some("AZURE_STORAGE_TOKEN"), &["token", "bearer_token", "azure_storage_token"]),
-            (Some("AZURE_CLIENT_ID"), &["client_id", "azure_client_id", "azure_storage_client_id"]),
-            (
-                Some("AZURE_CLIENT_SECRET"),
-                &["client_secret", "azure_client_secret", "azure_storage_client_secret"],
-            ),
-            (Some("AZURE_TENANT_ID"), &["tenant_id", "azure_tenant_id", "azure_storage_tenant_id"]),
-            (Some("AZURE_FEDERATED_TOKEN_FILE"), &["federated_token_file", "azure_federated_token_file"]),
-            (Some("AZURE_USE_AZURE_CLI"), &["use_azure_cli", "azure_use_azure_cli"]),
-            (Some("AZURE_STORAGE_ENDPOINT"), &["endpoint", "azure_endpoint", "azure_storage_endpoint"]),
-            (Some(AZURE_ANONYMOUS), &["anon", "anonymous", "skip_signature", "azure_skip_signature"]),
+            (Some(ACCOUNT), &[]),
+            (Some("AZURE_STORAGE_ACCOUNT_KEY"), &["access_key", "azure_storage_access_key"]),
+            (Some("AZURE_STORAGE_SAS_TOKEN"), &["sas_key", "azure_storage_sas_key"]),
+            (Some("AZURE_STORAGE_CONNECTION_STRING"), &[]),
+            (Some("AZURE_STORAGE_TOKEN"), &["bearer_token"]),
+            (Some("AZURE_CLIENT_ID"), &["azure_storage_client_id"]),
+            (Some("AZURE_CLIENT_SECRET"), &["azure_storage_client_secret"]),
+            (Some("AZURE_TENANT_ID"), &["azure_storage_tenant_id"]),
+            (Some("AZURE_FEDERATED_TOKEN_FILE"), &[]),
+            (Some("AZURE_USE_AZURE_CLI"), &[]),
+            (Some("AZURE_STORAGE_ENDPOINT"), &["azure_endpoint"]),
+            (Some(AZURE_ANONYMOUS), &["anon", "anonymous"]),
             (None, &["allow_http", "azure_allow_http"]),
         ],
         identity: &[
@@ -165,7 +152,6 @@ pub(super) const ALL: [Options; 4] = [
             "AZURE_STORAGE_MASTER_KEY",
             "AZURE_STORAGE_SAS_KEY",
             "AZURE_STORAGE_CLIENT_SECRET",
-            "AZURE_STORAGE_USE_EMULATOR",
             "AZURE_CLIENT_ID",
             "AZURE_TENANT_ID",
             "AZURE_STORAGE_CLIENT_ID",
@@ -174,9 +160,10 @@ pub(super) const ALL: [Options; 4] = [
     },
     Options {
         provider: Provider::Hub,
+        prefixes: &["hf_"],
         names: &[
-            (Some(HUB_TOKEN), &["token", "hf_token"]),
-            (Some(HUB_ENDPOINT), &["endpoint", "endpoint_url", "hf_endpoint"]),
+            (Some(HUB_TOKEN), &[]),
+            (Some(HUB_ENDPOINT), &["endpoint_url"]),
             (Some(HUB_ANONYMOUS), &["anon", "anonymous"]),
         ],
         identity: &[HUB_TOKEN, HUB_ANONYMOUS, "HUGGING_FACE_HUB_TOKEN"],
@@ -199,9 +186,6 @@ pub(super) const OF_ACCOUNT: [&str; 9] = [
 
 /// Variables that name a profile.
 pub(super) const PROFILES: [&str; 2] = ["AWS_PROFILE", "AWS_DEFAULT_PROFILE"];
-/// Variables that name who asks, and do not prove it.
-pub(super) const AZURE_NAMES: [&str; 4] =
-    ["AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_STORAGE_TENANT_ID", "AZURE_STORAGE_CLIENT_ID"];
 /// Variables that are on or off.
 pub(super) const SWITCHES: [&str; 6] = [
     AWS_ANONYMOUS,

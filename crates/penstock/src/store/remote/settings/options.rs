@@ -5,15 +5,14 @@
 //! others like any other environment, and its secrets are kept out of errors like any others.
 //!
 //! Options come before the environment. Where one of them says who asks, nothing of the environment that says so too
-//! counts any more: a key must not be used with another one's session token. An empty one says that nobody asks, and
-//! is no reason to look elsewhere for who may.
+//! counts any more: a key must not be used with another one's session token. An empty key or token is refused: whoever
+//! gives one may mean nobody or whoever the environment names.
 
 use super::address::{Address, Provider};
-use super::environment::Environment;
+use super::environment::{Environment, is_secret};
 use super::option_names::{
-    ACCOUNT, ALL, AWS_ENDPOINT, AZURE_NAMES, DEFAULT_ENDPOINT, GOOGLE_ANONYMOUS, GOOGLE_ENDPOINT,
-    GOOGLE_FILE, GOOGLE_KEY, GOOGLE_TOKEN, HUB_ANONYMOUS, HUB_ENDPOINT, HUB_TOKEN, KEY, OF_ACCOUNT, Options,
-    PROFILES, SECRET, SESSION, SWITCHES,
+    ACCOUNT, DEFAULT_ENDPOINT, GOOGLE_ANONYMOUS, GOOGLE_ENDPOINT, GOOGLE_FILE, GOOGLE_KEY, GOOGLE_TOKEN,
+    HUB_ANONYMOUS, HUB_ENDPOINT, HUB_TOKEN, KEY, OF_ACCOUNT, Options, PROFILES, SECRET, SESSION, SWITCHES,
 };
 use crate::closest::closest;
 use crate::error::{Error, ErrorKind, Result};
@@ -22,32 +21,20 @@ use crate::store::location::is_hub;
 /// A variable, its value, and the name of the option that said it.
 type Set = (String, String, String);
 
-/// The option by which nobody asks, though none says so in words: an empty key or token, where no other option says who
-/// does; and another hub than the environment's, as a token is of one hub.
-fn nobody(environment: &Environment, of: &Options, set: &[Set], empty: &[Set]) -> Option<String> {
+/// The option that names another hub than the environment's, without a token for it: a token is of one hub.
+fn another_hub(environment: &Environment, of: &Options, set: &[Set]) -> Option<String> {
     let hub = |endpoint: &str| endpoint.trim().trim_end_matches('/').to_owned();
     let ours = hub(environment.get(&[HUB_ENDPOINT]).unwrap_or(DEFAULT_ENDPOINT));
-    let elsewhere = set.iter().find(|(name, endpoint, _)| name == HUB_ENDPOINT && hub(endpoint) != ours);
+    let (.., option) =
+        set.iter().find(|(name, endpoint, _)| name == HUB_ENDPOINT && hub(endpoint) != ours)?;
     // Also `True`, which means the one of this machine.
     let is_token = |option: &str| of.variable(option) == Some(Some(HUB_TOKEN));
-    if let Some((_, _, option)) = elsewhere {
-        return (!set.iter().any(|(.., option)| is_token(option))).then(|| option.clone());
-    }
-    if set.iter().any(|(name, ..)| of.identity.contains(&name.as_str())) {
-        return None;
-    }
-    // A switch without a word says nothing, nor does a name without what proves it; without a profile's name there is the
-    // default one.
-    let says_nothing =
-        |name: &str| SWITCHES.contains(&name) || PROFILES.contains(&name) || AZURE_NAMES.contains(&name);
-    let none = empty.iter().find(|(name, ..)| of.identity.contains(&name.as_str()) && !says_nothing(name));
-    none.map(|(_, _, option)| option.clone())
+    (!set.iter().any(|(.., option)| is_token(option))).then(|| option.clone())
 }
 
 /// Variables of the environment that what was set replaces.
-fn replaced(of: &Options, set: &[Set], empty: &[Set]) -> Vec<&'static str> {
-    let is_in = |given: &[Set], names: &[&str]| given.iter().any(|(name, ..)| names.contains(&name.as_str()));
-    let has = |names: &[&str]| is_in(set, names);
+fn replaced(of: &Options, set: &[Set]) -> Vec<&'static str> {
+    let has = |names: &[&str]| set.iter().any(|(name, ..)| names.contains(&name.as_str()));
     let mut hidden: Vec<&'static str> = Vec::new();
     if has(of.identity) {
         hidden.extend(of.identity);
@@ -59,15 +46,9 @@ fn replaced(of: &Options, set: &[Set], empty: &[Set]) -> Vec<&'static str> {
         // `token=True` of huggingface_hub: whatever token there is, and a variable's before the one that is saved.
         hidden.retain(|name| *name == HUB_ANONYMOUS);
     }
-    if of.provider == Provider::S3 && (has(&[KEY]) || is_in(empty, &[KEY, SECRET, SESSION])) {
+    if of.provider == Provider::S3 && has(&[KEY]) {
         // The profile goes on to say where things are; who asks is said by the key.
         hidden.retain(|name| !PROFILES.contains(name));
-    }
-    if is_in(empty, &PROFILES) {
-        hidden.extend(PROFILES);
-    }
-    if has(&[AWS_ENDPOINT]) {
-        hidden.push("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS");
     }
     if has(&[GOOGLE_ENDPOINT]) {
         hidden.push("STORAGE_EMULATOR_HOST");
@@ -81,34 +62,28 @@ fn replaced(of: &Options, set: &[Set], empty: &[Set]) -> Vec<&'static str> {
 impl Environment {
     /// The same with storage options laid over it, for whoever opens `locations`.
     ///
-    /// An option may be meant for any of the stores that the locations are on. Of locations that are paths, options are
-    /// only looked at, so that one call can serve both.
+    /// An option may be meant for any of the stores that the locations are on. Paths take none, so that one call can
+    /// serve both.
     ///
     /// # Errors
     /// `Config` for a name that no such store has, which says what it may have meant; for options that need each other.
     pub fn with_options(&self, options: &[(String, String)], locations: &[String]) -> Result<Self> {
-        if options.is_empty() {
-            return Ok(self.clone());
-        }
         let mut providers: Vec<_> = locations.iter().filter_map(|location| provider(location)).collect();
         providers.dedup();
-        if providers.contains(&Provider::Web) && providers.iter().all(|of| *of == Provider::Web) {
+        if options.is_empty() || providers.is_empty() {
+            return Ok(self.clone());
+        }
+        if providers == [Provider::Web] {
             return Err(Error::new(ErrorKind::Config, "HTTP locations take no storage options")
                 .remedy("Write a user and a password in the URL (https://user:password@host/path), or a URL that is signed"));
         }
-        let mut meant: Vec<_> = providers.iter().filter_map(|provider| Options::of(*provider)).collect();
-        if providers.is_empty() {
-            meant.extend(&ALL);
-        }
+        let meant: Vec<_> = providers.iter().filter_map(|provider| Options::of(*provider)).collect();
         for (name, value) in options {
-            if !meant.iter().any(|of| of.variable(name).is_some()) {
+            let mut variables = meant.iter().filter_map(|of| of.variable(name)).peekable();
+            if variables.peek().is_none() {
                 return Err(unknown(name, &meant));
             }
-            // Of stores that share a name, one may take any text.
-            let mut taken =
-                meant.iter().filter_map(|of| of.variable(name)).map(|variable| words(name, variable));
-            let first = taken.next().flatten();
-            if let Some(allowed) = first.filter(|_| taken.all(|words| words.is_some()))
+            if let Some(allowed) = variables.find_map(|variable| words(name, variable))
                 && !value.is_empty()
                 && !allowed.iter().any(|word| value.trim().eq_ignore_ascii_case(word))
             {
@@ -117,9 +92,6 @@ impl Environment {
                 return Err(Error::new(ErrorKind::Config, cause)
                     .remedy(format!("Give one of {}", allowed.join(", "))));
             }
-        }
-        if providers.is_empty() {
-            return Ok(self.clone());
         }
         meant.iter().try_fold(self.clone(), |environment, of| laid_over(&environment, of, options))
     }
@@ -159,6 +131,15 @@ fn laid_over(environment: &Environment, of: &Options, options: &[(String, String
     let mut set: Vec<Set> = Vec::new();
     for (name, value) in options {
         let Some(Some(variable)) = of.variable(name) else { continue };
+        if value.is_empty() && is_secret(variable) && !SWITCHES.contains(&variable) {
+            return Err(Error::new(ErrorKind::Config, format!("the storage option {name:?} is empty"))
+                .remedy(
+                    "Leave it out or give None for whoever the environment names, or anon=True for nobody",
+                ));
+        }
+        if value.is_empty() {
+            continue;
+        }
         let (variable, value) = meaning(variable, value);
         if set.iter().any(|(known, other, _)| known == variable && *other != value) {
             let cause = format!(
@@ -168,7 +149,7 @@ fn laid_over(environment: &Environment, of: &Options, options: &[(String, String
         }
         set.push((variable.to_owned(), value, name.clone()));
     }
-    let has = |name: &str| set.iter().any(|(known, value, _)| known == name && !value.is_empty());
+    let has = |name: &str| set.iter().any(|(known, ..)| known == name);
     if of.provider == Provider::S3 && (has(KEY) != has(SECRET) || (has(SESSION) && !has(KEY))) {
         let lacks = if has(KEY) { "secret" } else { "key" };
         return Err(Error::new(ErrorKind::Config, format!("storage options for S3 lack {lacks:?}")).remedy(
@@ -185,13 +166,11 @@ fn laid_over(environment: &Environment, of: &Options, options: &[(String, String
             ));
         }
     }
-    // What is given empty says that there is none, and undoes nothing that the environment switched off.
-    let (empty, mut set): (Vec<_>, Vec<_>) = set.into_iter().partition(|(_, value, _)| value.is_empty());
-    if let Some(option) = nobody(environment, of, &set, &empty) {
+    if let Some(option) = another_hub(environment, of, &set) {
         set.retain(|(name, ..)| name != of.anonymous);
         set.push((of.anonymous.to_owned(), "true".to_owned(), option));
     }
-    let hidden = replaced(of, &set, &empty);
+    let hidden = replaced(of, &set);
     Ok(environment.overlaid(&hidden, set))
 }
 
@@ -215,32 +194,20 @@ fn meaning<'a>(variable: &'static str, value: &'a str) -> (&'static str, String)
 }
 
 fn unknown(name: &str, meant: &[&Options]) -> Error {
-    let known = meant.iter().flat_map(|of| of.names());
-    let like = closest(&name.to_ascii_lowercase(), known);
-    let is_meant = |of: &Options| meant.iter().any(|meant| meant.provider == of.provider);
-    let elsewhere: Vec<_> = ALL
-        .iter()
-        .filter(|of| !is_meant(of) && of.variable(name).is_some())
-        .map(|of| of.provider.name())
-        .collect();
-    let stores = match meant.len() == ALL.len() {
-        true => "No store".to_owned(),
-        false => meant.iter().map(|of| of.provider.name()).collect::<Vec<_>>().join(", "),
+    let known: Vec<_> = meant.iter().flat_map(|of| of.names()).map(|(_, name)| name).collect();
+    let stores: Vec<_> = meant.iter().map(|of| of.provider.name()).collect();
+    let remedy = match closest(&name.to_ascii_lowercase(), known.iter().map(String::as_str)).first() {
+        Some(like) => format!("Did you mean {like:?}?"),
+        None => "Names are those of s3fs, gcsfs, adlfs and object_store: docs/remote.md lists them".into(),
     };
-    let remedy = match (&like[..], &elsewhere[..]) {
-        ([like, ..], _) => format!("Did you mean {like:?}?"),
-        ([], []) => {
-            "Names are those of s3fs, gcsfs, adlfs and object_store: docs/remote.md lists them".into()
-        }
-        ([], of) => format!("It is an option of {}", of.join(" and ")),
-    };
-    Error::new(ErrorKind::Config, format!("{stores} has no storage option {name:?}")).remedy(remedy)
+    Error::new(ErrorKind::Config, format!("{} has no storage option {name:?}", stores.join(", ")))
+        .remedy(remedy)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::remote::settings::option_names::{AWS_ANONYMOUS, AZURE_ANONYMOUS};
+    use crate::store::remote::settings::option_names::{AWS_ANONYMOUS, AWS_ENDPOINT, AZURE_ANONYMOUS};
 
     fn with(variables: &[(&str, &str)], options: &[(&str, &str)], location: &str) -> Result<Environment> {
         let options: Vec<_> = options.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
@@ -339,57 +306,31 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_credential_says_that_nobody_asks() {
-        for (location, variable, of_environment, option) in [
-            ("s3://b/k", AWS_ANONYMOUS, KEY, &["key", "secret", "token"][..]),
-            (
-                "gs://b/k",
-                GOOGLE_ANONYMOUS,
-                GOOGLE_TOKEN,
-                &["token", "service_account", "service_account_key"],
-            ),
-            (
-                "az://c/k",
-                AZURE_ANONYMOUS,
-                "AZURE_STORAGE_SAS_TOKEN",
-                &["account_key", "sas_token", "connection_string", "token", "client_secret"],
-            ),
-            ("hf://o/n", HUB_ANONYMOUS, HUB_TOKEN, &["token", "hf_token"]),
+    fn an_empty_credential_is_refused() {
+        for (location, option) in [
+            ("s3://b/k", &["key", "secret", "token"][..]),
+            ("gs://b/k", &["token", "service_account_key"]),
+            ("az://c/k", &["account_key", "sas_token", "connection_string", "token", "client_secret"]),
+            ("hf://o/n", &["token", "hf_token"]),
         ] {
             for option in option {
-                for switch in [&[][..], &[(variable, "true")]] {
-                    let variables: Vec<_> = switch.iter().copied().chain([(of_environment, "old")]).collect();
-                    let given = with(&variables, &[(option, "")], location).unwrap();
-                    assert!(given.is_set(&[variable]), "{location} {option}");
-                    assert_eq!(got(&given, of_environment), None, "{location} {option}");
-                }
+                let error = with(&[], &[(option, "")], location).map(drop).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Config, "{location} {option}: {error}");
+                assert!(
+                    error.to_string().contains("is empty") && error.to_string().contains("anon=True"),
+                    "{error}"
+                );
             }
         }
-        // Who does is said by another option.
-        let given = with(&[], &[("token", ""), ("key", "k"), ("secret", "s")], "s3://b/k").unwrap();
-        assert!(!given.is_set(&[AWS_ANONYMOUS]));
-        let given = with(&[], &[("key", ""), ("secret", ""), ("profile", "p")], "s3://b/k").unwrap();
-        assert_eq!(
-            (got(&given, "AWS_PROFILE").as_deref(), given.is_set(&[AWS_ANONYMOUS])),
-            (Some("p"), false)
-        );
-        // The profile goes on to say where things are.
-        let given = with(&[("AWS_PROFILE", "p")], &[("key", ""), ("secret", "")], "s3://b/k").unwrap();
-        assert_eq!(
-            (got(&given, "AWS_PROFILE").as_deref(), given.is_set(&[AWS_ANONYMOUS])),
-            (Some("p"), true)
-        );
     }
 
     #[test]
     fn no_empty_option_undoes_what_the_environment_switched_off() {
-        const IGNORE: &str = "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS";
         for (location, option, variable) in [
             ("s3://b/k", "profile", AWS_ANONYMOUS),
             ("s3://b/k", "profile", "AWS_NO_SIGN_REQUEST"),
             ("s3://b/k", "anon", AWS_ANONYMOUS),
             ("s3://b/k", "region", AWS_ANONYMOUS),
-            ("s3://b/k", "endpoint_url", IGNORE),
             ("gs://b/k", "anon", GOOGLE_ANONYMOUS),
             ("gs://b/k", "endpoint_url", "STORAGE_EMULATOR_HOST"),
             ("az://c/k", "anon", AZURE_ANONYMOUS),
@@ -401,10 +342,6 @@ mod tests {
             let given = with(&[(variable, "true")], &[(option, "")], location).unwrap();
             assert!(given.is_set(&[variable]), "{location} {option}");
         }
-        // No profile: not the environment's either. Its keys go on to count.
-        let variables = [("AWS_PROFILE", "p"), ("AWS_DEFAULT_PROFILE", "p"), (KEY, "k")];
-        let given = with(&variables, &[("profile", "")], "s3://b/k").unwrap();
-        assert_eq!(variables.map(|(name, _)| got(&given, name).is_some()), [false, false, true],);
     }
 
     #[test]
@@ -436,7 +373,6 @@ mod tests {
             ("gs://b/k", "skip_signature"),
             ("az://c/k", "Use_Azure_Cli"),
             ("hf://o/n", "anonymous"),
-            ("/a/path", "anon"),
         ] {
             let error = with(&[], &[(option, "SENTINEL")], location).map(drop).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{error}");
@@ -456,9 +392,7 @@ mod tests {
     fn what_is_no_option_is_refused_with_what_it_may_have_meant() {
         for (location, options, says) in [
             ("s3://b/k", &[("secrte", "SENTINEL")][..], "Did you mean \"secret\"?"),
-            ("s3://b/k", &[("account_key", "SENTINEL")], "an option of Azure Blob Storage"),
             ("s3://b/k", &[("frobnicate", "SENTINEL")], "docs/remote.md"),
-            ("gs://b/k", &[("key", "SENTINEL")], "an option of S3"),
             ("s3://b/k", &[("key", "SENTINEL")], "lack \"secret\""),
             ("s3://b/k", &[("token", "SENTINEL")], "lack \"key\""),
             (
@@ -467,7 +401,6 @@ mod tests {
                 "given twice",
             ),
             ("https://h/m.safetensors", &[("token", "SENTINEL")], "take no storage options"),
-            ("/a/path", &[("secrte", "SENTINEL")], "Did you mean"),
         ] {
             let error = with(&[], options, location).map(drop).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{error}");

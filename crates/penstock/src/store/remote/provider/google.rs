@@ -1,0 +1,261 @@
+//! Google's files of credentials: where they are, who reads which, and what is wrong with those that nobody can read.
+//!
+//! `object_store` reads service accounts' keys and people's logins, and asks the machine's metadata service. Every other
+//! form is an [`Account`]: Google's own library `google-auth` makes its tokens. That library is Python's, so it runs in a
+//! process of its own, one for each token (`python/penstock/google_tokens.py`):
+//!
+//! * It has the variables that the store was opened with, whatever the program sets meanwhile.
+//! * It is killed with the load that waits for it, and whatever it runs with it.
+//! * No reader waits for Python's locks, and a child after `fork` starts one like any other process.
+//!
+//! Errors name settings and fields, never what they hold.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use object_store::gcp::GcpCredential;
+use rustix::io::retry_on_intr;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, waitpid};
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::Command;
+
+use super::credential_cache::{Fetched, Source};
+use crate::error::{Error, ErrorKind};
+use crate::store::remote::http::response_recorder::CredentialError;
+use crate::store::remote::settings::environment::Environment;
+
+/// The variable that names a file of credentials.
+pub(super) const VARIABLE: &str = "GOOGLE_APPLICATION_CREDENTIALS";
+
+/// Types of files that `google-auth` reads, what errors call them, and what to do where they are refused.
+const FORMS: [(&str, &str, &str); 3] = [
+    (
+        "external_account",
+        "a federated identity",
+        "Check the credential_source and the audience of the file of credentials, and that its provider takes tokens of \
+         this issuer and subject; acting as a service account takes roles/iam.workloadIdentityUser",
+    ),
+    (
+        "external_account_authorized_user",
+        "a workforce login",
+        "Sign in again: gcloud auth application-default login --login-config=FILE, with the login configuration of the \
+         workforce pool",
+    ),
+    (
+        "impersonated_service_account",
+        "a service account that is acted as",
+        "Sign in again: gcloud auth application-default login --impersonate-service-account=ACCOUNT; acting as it takes \
+         roles/iam.serviceAccountTokenCreator",
+    ),
+];
+
+/// How long a token may take: a program that a federated identity runs has two minutes at most.
+const TIME_LIMIT: Duration = Duration::from_secs(150);
+
+/// The program that makes tokens.
+static COMMAND: OnceLock<Vec<OsString>> = OnceLock::new();
+
+/// Names the program, with its arguments, that has `google-auth` make tokens. The first one that is named stays.
+pub fn set_google_token_command(command: Vec<OsString>) {
+    let _ = COMMAND.set(command);
+}
+
+/// Where `gcloud auth application-default login` puts credentials.
+pub(super) fn well_known(environment: &Environment) -> Option<PathBuf> {
+    let home = || Some(PathBuf::from(environment.get(&["HOME"])?).join(".config/gcloud"));
+    let directory = environment.get(&["CLOUDSDK_CONFIG"]).map(PathBuf::from).or_else(home)?;
+    Some(directory.join("application_default_credentials.json"))
+}
+
+/// What a setting holds, or the file that it names.
+struct CredentialsFile {
+    /// As errors name it.
+    name: String,
+    /// What names it: a variable, an option, or its own path.
+    setting: String,
+    text: io::Result<Vec<u8>>,
+}
+
+impl CredentialsFile {
+    /// That of `variable`; where [`VARIABLE`] is not set, the one that `gcloud` writes.
+    fn of(environment: &Environment, variable: &str) -> Option<Self> {
+        let setting = environment.setting(variable);
+        let Some(value) = environment.get(&[variable]) else {
+            let path = well_known(environment)?;
+            let setting = path.display().to_string();
+            return Some(Self { name: setting.clone(), setting, text: std::fs::read(path) });
+        };
+        let is_no_path = value.len() > 255 || value.contains(['{', '\n']);
+        let (name, text) = match (variable.ends_with("_KEY"), is_no_path) {
+            (true, _) => (setting.clone(), Ok(value.into())),
+            (false, true) => (
+                setting.clone(),
+                Err(io::Error::other("it holds a key itself, and not the path of its file")),
+            ),
+            (false, false) => (format!("{setting}={value}"), std::fs::read(value)),
+        };
+        Some(Self { name, setting, text })
+    }
+}
+
+/// What is wrong with the credentials of `variable`, which `object_store` refused.
+pub(super) fn unusable(environment: &Environment, variable: &str) -> Option<Error> {
+    let CredentialsFile { name, setting, text } = CredentialsFile::of(environment, variable)?;
+    let cause = match text {
+        Ok(text) => fault(variable, &text)?,
+        Err(error) => format!("cannot be read: {error}"),
+    };
+    Some(Error::new(ErrorKind::Config, format!("{name} {cause}")).detail("setting", setting).remedy(
+        "Check the path, and what is there: GOOGLE_APPLICATION_CREDENTIALS (the storage option application_credentials) \
+         names any file of credentials, GOOGLE_SERVICE_ACCOUNT (service_account) the file of a key, and \
+         GOOGLE_SERVICE_ACCOUNT_KEY (service_account_key) holds what is in such a file. `gcloud auth \
+         application-default login` and `gcloud iam service-accounts keys create` make these files anew",
+    ))
+}
+
+/// What is wrong with a file of credentials.
+fn fault(variable: &str, text: &[u8]) -> Option<String> {
+    const KEY: [&str; 3] = ["client_email", "private_key_id", "private_key"];
+    const LOGIN: [&str; 3] = ["client_id", "client_secret", "refresh_token"];
+    let file = match serde_json::from_slice(text) {
+        Ok(Value::Object(file)) => file,
+        _ if text.trim_ascii().is_empty() => return Some("is empty".into()),
+        _ if variable.ends_with("_KEY") && !text.starts_with(b"{") => {
+            return Some("is not the JSON of a service account's key".into());
+        }
+        Ok(_) => return Some("is not a JSON object".into()),
+        Err(error) => return Some(format!("is not JSON (line {}, column {})", error.line(), error.column())),
+    };
+    let fields = match file.get("type").and_then(Value::as_str) {
+        Some("service_account") => KEY,
+        None if variable != VARIABLE => KEY,
+        _ if variable != VARIABLE => {
+            return Some("is no service account's key: its type is not service_account".into());
+        }
+        Some("authorized_user") => LOGIN,
+        Some(_) => return Some("is of a type of credentials that is not known".into()),
+        None => return Some("holds no credentials: it has no field `type`".into()),
+    };
+    match fields.into_iter().find(|field| !file.get(*field).is_some_and(Value::is_string)) {
+        Some(field) if file.contains_key(field) => {
+            Some(format!("cannot be used: its field `{field}` is not text"))
+        }
+        Some(field) => Some(format!("cannot be used: it lacks the field `{field}`")),
+        None if fields == KEY => Some("cannot be used: its private_key is not an RSA key in PEM form".into()),
+        None => None,
+    }
+}
+
+/// Someone whose tokens `google-auth` makes. It has no `Debug` form.
+pub(super) struct Account {
+    /// For errors.
+    pub(super) origin: String,
+    remedy: &'static str,
+    /// The file. A login of a workforce pool changes with each token: `gcloud`'s file stays as it is.
+    file: Mutex<Value>,
+    environment: Arc<Environment>,
+}
+
+/// What the program writes: a token, or why there is none.
+#[derive(Deserialize)]
+struct Answer {
+    token: Option<String>,
+    /// Seconds since 1970.
+    expires: Option<f64>,
+    /// What to give it the next time.
+    file: Option<Value>,
+    #[serde(default)]
+    error: String,
+    remedy: Option<String>,
+    /// Whether the failure may pass.
+    #[serde(default)]
+    passes: bool,
+}
+
+/// The processes of one program. They are killed where nobody waits for its end.
+struct ProcessGroup(Option<Pid>);
+
+impl Drop for ProcessGroup {
+    fn drop(&mut self) {
+        if let Some(leader) = self.0 {
+            let _ = kill_process_group(leader, Signal::KILL);
+            // What was killed ends at once, and is not left as a zombie.
+            let _ = retry_on_intr(|| waitpid(Some(leader), WaitOptions::empty()));
+        }
+    }
+}
+
+impl Account {
+    /// The account of the file that `environment` leads to, if it is of a form that `object_store` does not know.
+    pub(super) fn of(environment: &Arc<Environment>) -> Option<Self> {
+        let CredentialsFile { name, text, .. } = CredentialsFile::of(environment, VARIABLE)?;
+        let file: Value = serde_json::from_slice(&text.ok()?).ok()?;
+        let (_, what, remedy) = FORMS.into_iter().find(|(kind, ..)| file["type"] == *kind)?;
+        let (origin, environment) = (format!("{what} ({name})"), Arc::clone(environment));
+        Some(Self { origin, remedy, file: Mutex::new(file), environment })
+    }
+
+    /// Has the program make a token.
+    async fn ask(&self) -> Result<Answer, CredentialError> {
+        let failed =
+            |error: io::Error| CredentialError::new(format!("the program for Google's tokens: {error}"));
+        let Some((program, arguments)) = COMMAND.get().and_then(|command| command.split_first()) else {
+            return Err(failed(io::Error::other("no Python interpreter is known that could run it")));
+        };
+        let mut child = Command::new(program)
+            .args(arguments)
+            .env_clear()
+            .envs(self.environment.starting_with(""))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .map_err(failed)?;
+        let leader = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
+        let mut group = ProcessGroup(leader);
+        let asked = format!("{}\n", self.file.lock().unwrap_or_else(PoisonError::into_inner));
+        // A line each way, not until the end: a process that is forked meanwhile may hold copies of both pipes.
+        let answered = tokio::time::timeout(TIME_LIMIT, async {
+            let mut line = String::new();
+            if let (Some(mut stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) {
+                stdin.write_all(asked.as_bytes()).await?;
+                BufReader::new(stdout).read_line(&mut line).await?;
+            }
+            child.wait().await?;
+            io::Result::Ok(line)
+        });
+        let line = answered.await.map_err(io::Error::from).and_then(|line| line).map_err(failed)?;
+        group.0 = None;
+        serde_json::from_str(&line).map_err(|_| failed(io::Error::other("it ended without an answer")))
+    }
+}
+
+#[async_trait]
+impl Source for Account {
+    type Credential = GcpCredential;
+
+    async fn fetch(&self) -> Result<Fetched<GcpCredential>, CredentialError> {
+        // What is wrong is told with whose it is.
+        let told = |error: CredentialError| CredentialError {
+            why: format!("{}: {}", self.origin, error.why),
+            remedy: error.remedy.or_else(|| Some(self.remedy.into())),
+            ..error
+        };
+        let Answer { token, expires, file, error, remedy, passes } = self.ask().await.map_err(told)?;
+        let bearer = token.ok_or_else(|| told(CredentialError { why: error, remedy, passes }))?;
+        if let Some(file) = file {
+            *self.file.lock().unwrap_or_else(PoisonError::into_inner) = file;
+        }
+        let expires = expires.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        let expires = expires.map(|since| SystemTime::UNIX_EPOCH + since);
+        Ok(Fetched { credential: GcpCredential { bearer }, expires, origin: self.origin.clone() })
+    }
+}
