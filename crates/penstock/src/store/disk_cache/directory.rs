@@ -11,7 +11,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{FlockOperation, flock, statvfs};
@@ -35,6 +35,8 @@ const LOCK_CHECK: Duration = Duration::from_millis(5);
 pub(super) struct Directory {
     root: PathBuf,
     bound: Option<u64>,
+    /// Set where the lock could not be had in time: the next object of the load does not wait for it again.
+    locked_out: Arc<AtomicBool>,
 }
 
 /// One entry, as eviction sees it.
@@ -49,7 +51,7 @@ impl Directory {
     pub(super) fn new(settings: DiskCache) -> Self {
         // Whoever changes the working directory meanwhile does not mean another cache.
         let directory = std::path::absolute(&settings.directory).unwrap_or(settings.directory);
-        Self { root: directory.join(FORMAT), bound: settings.bytes }
+        Self { root: directory.join(FORMAT), bound: settings.bytes, locked_out: Arc::default() }
     }
 
     /// Refuses a directory that others may write to.
@@ -111,14 +113,19 @@ impl Directory {
         let how = how.write(true).create(true).truncate(false).mode(FILE);
         let opened = open(&self.root.join("lock"), how).map(LockedFile::new);
         let lock = opened.map_err(|error| self.not_writable(&error))?;
-        let end = Instant::now() + LOCK_PATIENCE;
+        let is_out = self.locked_out.load(Ordering::Relaxed);
+        let end = Instant::now() + if is_out { Duration::ZERO } else { LOCK_PATIENCE };
         loop {
             match flock(&*lock, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(lock),
+                Ok(()) => {
+                    self.locked_out.store(false, Ordering::Relaxed);
+                    return Ok(lock);
+                }
                 Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < end => {
                     std::thread::sleep(LOCK_CHECK);
                 }
                 Err(Errno::WOULDBLOCK | Errno::INTR) => {
+                    self.locked_out.store(true, Ordering::Relaxed);
                     return Err(format!(
                         "the disk cache was not used: another process holds {} for longer than {} s",
                         self.root.join("lock").display(),
