@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use penstock::store::Store;
+use penstock::store::{CacheManager, Store};
 use proptest::prelude::*;
 
 use super::cache::{BLOCK, Cached, check, flush, forge_complete, load, overwrite};
@@ -74,6 +74,27 @@ fn closing_an_entry_that_is_not_whole_keeps_nobody_from_filling_it() {
     drop(filling);
     flush();
     assert!(cached.is_complete("/m"));
+}
+
+#[test]
+fn looking_at_entries_keeps_nobody_from_completing_them() {
+    let cached = Cached::new();
+    let manager = CacheManager::new(cached.directory.path());
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                manager.entries();
+            }
+        });
+        for number in 0..20 {
+            let (path, bytes) = (format!("/{number}"), content(BLOCK));
+            let url = cached.server.put(&path, &bytes);
+            load(&cached.store(), &url, &bytes);
+            assert!(cached.is_complete(&path), "{number}");
+        }
+        done.store(true, Ordering::Relaxed);
+    });
 }
 
 #[test]

@@ -80,6 +80,11 @@ impl Entry {
         Self::open_for(path, true).or_else(|| Self::open_for(path, false))
     }
 
+    /// As [`Entry::open`], to look at only: it keeps nobody from making the entry complete.
+    pub(super) fn look(path: &Path) -> Option<Self> {
+        Self::open_for(path, false)
+    }
+
     fn open_for(path: &Path, write: bool) -> Option<Self> {
         let file = |name| {
             let how = || OpenOptions::new().read(true).write(write).clone();

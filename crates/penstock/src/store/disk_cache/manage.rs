@@ -53,7 +53,7 @@ impl CacheManager {
 
     fn entry(&self, name: String) -> Option<CacheEntry> {
         let path = self.path_of(&name)?;
-        let entry = Entry::open(&path)?;
+        let entry = Entry::look(&path)?;
         let used = fs::metadata(path.join("map")).and_then(|is| is.modified());
         Some(CacheEntry {
             location: location_of(&entry.label, entry.bytes).to_owned(),
@@ -72,7 +72,13 @@ impl CacheManager {
     /// `Access` where the cache is another user's.
     pub fn verify(&self, name: &str) -> Result<Option<(u64, u64)>> {
         self.check()?;
-        Ok(self.path_of(name).and_then(|path| Entry::open(&path)).map(|entry| entry.compare()))
+        let found = self.path_of(name).and_then(|path| Entry::open(&path));
+        Ok(found.map(|entry| {
+            let compared = entry.compare();
+            // Who filled it may have ended meanwhile.
+            entry.close();
+            compared
+        }))
     }
 
     /// Removes an entry; false where it is in use, or there is none.
