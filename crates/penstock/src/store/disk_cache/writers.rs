@@ -1,8 +1,9 @@
 //! The threads of the process that write to disk caches.
 //!
 //! Whoever reads copies its bytes to a buffer and goes on. There are so many buffers and no more; where none becomes free in
-//! the moment that a reader may wait, the bytes are not kept. Threads come with the work and go when there is none left. They
-//! belong to the process: a child after `fork` has none of them, and begins anew.
+//! the moment that a reader may wait, the bytes are not kept. Threads come with the work, and go with the buffers when there
+//! has been none for a moment: work comes in bursts, and new memory costs more than what is copied to it. They belong to the
+//! process: a child after `fork` has none of them, and begins anew.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,6 +19,8 @@ pub(super) const BUFFER_BYTES: usize = 8 << 20;
 const MOST_BUFFERS: usize = 32;
 /// Threads that write at once: enough for any disk, with writes of this size.
 const MOST_THREADS: usize = 4;
+/// How long a thread waits for more to do.
+const IDLE: Duration = Duration::from_millis(200);
 
 /// Bytes of consecutive blocks, or none. After the last use of an entry it is made complete, which takes its time.
 struct Job {
@@ -56,6 +59,8 @@ struct State {
     /// Buffers that exist.
     buffers: usize,
     threads: usize,
+    /// Threads that wait for a job.
+    idle: usize,
 }
 
 impl State {
@@ -72,7 +77,9 @@ impl State {
 #[derive(Default)]
 pub(super) struct Writers {
     state: Mutex<State>,
-    /// Notified when a buffer becomes free, and when a thread ends.
+    /// Notified when there is a job.
+    more: Condvar,
+    /// Notified when a buffer becomes free, and when a thread has nothing to do.
     changed: Condvar,
 }
 
@@ -114,7 +121,8 @@ impl Writers {
     fn add(&'static self, job: Job) {
         let mut state = self.lock();
         state.jobs.push_back(job);
-        if state.threads == MOST_THREADS {
+        if state.idle >= state.jobs.len() || state.threads == MOST_THREADS {
+            self.more.notify_one();
             return;
         }
         state.threads += 1;
@@ -133,7 +141,20 @@ impl Writers {
 
     fn run(&self) {
         let mut state = self.lock();
-        while let Some(job) = state.jobs.pop_front() {
+        loop {
+            let Some(job) = state.jobs.pop_front() else {
+                state.idle += 1;
+                self.changed.notify_all();
+                let none = |state: &mut State| state.jobs.is_empty();
+                let waited = self.more.wait_timeout_while(state, IDLE, none);
+                let (woken, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+                state = woken;
+                state.idle -= 1;
+                match waited.timed_out() {
+                    true => break,
+                    false => continue,
+                }
+            };
             drop(state);
             // A panic is a bug, which costs what was to be kept, and must not leave `flush` waiting.
             let _ = catch_unwind(AssertUnwindSafe(|| {
@@ -155,7 +176,7 @@ impl Writers {
 
     /// Waits until nothing is left to do; false where that takes longer.
     pub(super) fn flush(&self, timeout: Duration) -> bool {
-        let is_busy = |state: &mut State| state.threads > 0;
+        let is_busy = |state: &mut State| state.threads > state.idle || !state.jobs.is_empty();
         let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_busy);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
