@@ -37,6 +37,7 @@ pub(super) struct Directory {
     bound: Option<u64>,
     /// Set where the lock could not be had in time: the next object of the load does not wait for it again.
     locked_out: Arc<AtomicBool>,
+    has_warned: Arc<AtomicBool>,
 }
 
 /// One entry, as eviction sees it.
@@ -51,7 +52,8 @@ impl Directory {
     pub(super) fn new(settings: DiskCache) -> Self {
         // Whoever changes the working directory meanwhile does not mean another cache.
         let directory = std::path::absolute(&settings.directory).unwrap_or(settings.directory);
-        Self { root: directory.join(FORMAT), bound: settings.bytes, locked_out: Arc::default() }
+        let root = directory.join(FORMAT);
+        Self { root, bound: settings.bytes, locked_out: Arc::default(), has_warned: Arc::default() }
     }
 
     /// Refuses a directory that others may write to.
@@ -59,9 +61,18 @@ impl Directory {
     /// # Errors
     /// Why, in words.
     pub(super) fn check(&self) -> Result<(), String> {
-        match fs::metadata(&self.root).ok().as_ref().and_then(distrust) {
+        // A link there, and what it leads to.
+        let is = [fs::symlink_metadata(&self.root), fs::metadata(&self.root)];
+        match is.iter().flatten().find_map(distrust) {
             Some(why) => Err(format!("the disk cache was not used: {} {why}", self.root.display())),
             None => Ok(()),
+        }
+    }
+
+    /// Logs why the cache cannot be used: once, not for each shard.
+    pub(super) fn warn(&self, why: &str) {
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!("{why}");
         }
     }
 
@@ -227,11 +238,13 @@ impl Directory {
         // Locked until the end of this function: whoever comes meanwhile finds it locked, or gone.
         // To write to, without which NFS gives no exclusive lock.
         let how = || OpenOptions::new().read(true).write(true).clone();
-        // Without a map, or with a link or another user's file in its place, no one uses it.
-        let map = open(&path.join("map"), &mut how()).map(LockedFile::new).ok();
-        if map.as_ref().is_some_and(|map| flock(&**map, FlockOperation::NonBlockingLockExclusive).is_err()) {
-            return false;
-        }
+        let _map = match open(&path.join("map"), &mut how()).map(LockedFile::new) {
+            Ok(map) if flock(&*map, FlockOperation::NonBlockingLockExclusive).is_err() => return false,
+            Ok(map) => Some(map),
+            // Without a map, or with a link or another user's file in its place, no one uses it.
+            Err(error) if matches!(error.raw_os_error(), None | Some(libc::ENOENT | libc::ELOOP)) => None,
+            Err(_) => return false,
+        };
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let old = self.root.join(format!(".old-{}-{number}", std::process::id()));
         let moved = fs::rename(path, &old).is_ok();

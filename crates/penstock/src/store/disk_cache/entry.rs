@@ -95,12 +95,11 @@ impl Entry {
         // While that is locked, nobody makes it complete.
         let is = data.metadata().ok()?;
         let (label, bytes, block_bytes) = BlockMap::describe(&map)?;
-        let same = || Some(map.metadata().ok()?.ino() == fs::symlink_metadata(path.join("map")).ok()?.ino());
         let directory = fs::symlink_metadata(path).ok()?;
         let right = directory.is_dir()
             && distrust(&directory).is_none()
             && lock(&map, FlockOperation::NonBlockingLockShared)
-            && same()?
+            && is_at(&map, &path.join("map"))
             && (is.is_file(), is.len(), BLOCK_BYTES) == (true, bytes, block_bytes)
             // What a damaged map says is not to be believed.
             && path.ends_with(name_of(&label));
@@ -130,6 +129,11 @@ impl Entry {
 
     pub(super) fn data_path(&self) -> PathBuf {
         self.path.join("data")
+    }
+
+    /// Whether the file at [`Entry::data_path`] is this entry's: users who take no locks may put others there.
+    pub(super) fn is_in_place(&self) -> bool {
+        is_at(&self.data, &self.data_path())
     }
 
     pub(super) fn is_complete(&self) -> bool {
@@ -262,15 +266,18 @@ impl Entry {
     }
 
     fn complete(&self) -> io::Result<()> {
-        let is_ours = self.is_writable()
-            && self.cached_bytes() == self.bytes
-            && lock(&self.data, FlockOperation::NonBlockingLockExclusive);
-        if !is_ours {
+        if !self.is_writable() {
+            return Ok(());
+        }
+        // Before it looks: of those who are done with it at once, the last to look finds all blocks and nobody's lock.
+        let _ = flock(&*self.data, FlockOperation::Unlock);
+        let is_whole = || (0..self.blocks()).all(|block| self.has(block));
+        if !is_whole() || !lock(&self.data, FlockOperation::NonBlockingLockExclusive) {
             return Ok(());
         }
         // Once complete, bytes are not compared any more. What is written to them from here on is seen by the file's times.
         let is = self.data.metadata()?;
-        if self.compare() != (self.bytes, 0) {
+        if is_marked(&self.path, &is) || self.compare() != (self.bytes, 0) {
             return Ok(());
         }
         // All of it, times included: after a power failure the file is what the mark says, or is not taken for it.
@@ -279,7 +286,7 @@ impl Entry {
         let mark = self.path.join("complete");
         open(&mark, OpenOptions::new().write(true).create_new(true).mode(FILE))?
             .write_all(described(&is).as_bytes())?;
-        if self.cached_bytes() != self.bytes {
+        if !is_whole() {
             // Someone found a block damaged meanwhile, perhaps before there was a mark to take away.
             self.doubt();
         }
@@ -307,7 +314,15 @@ pub(super) fn distrust(is: &fs::Metadata) -> Option<String> {
     if is.uid() != user && is.uid() != 0 {
         return Some(format!("belongs to user {}, and this process is user {user}", is.uid()));
     }
-    (is.mode() & WRITABLE_FOR_ALL != 0).then(|| "is such that everyone may write to it".to_owned())
+    // Of a link only the owner counts.
+    (!is.is_symlink() && is.mode() & WRITABLE_FOR_ALL != 0)
+        .then(|| "is such that everyone may write to it".to_owned())
+}
+
+/// Whether `file` is what is at `path`.
+fn is_at(file: &File, path: &Path) -> bool {
+    let inode = |is: fs::Metadata| (is.dev(), is.ino());
+    file.metadata().ok().map(inode) == fs::symlink_metadata(path).ok().map(inode)
 }
 
 /// Locks a file, if that can be done now. A file system without locks has no one to keep out either.

@@ -92,7 +92,7 @@ impl CachingStore {
         identity: &Identity,
         entry: Arc<Entry>,
     ) -> Option<Arc<dyn Object>> {
-        let file = self.local.open(&location_of(entry.data_path())).ok()?;
+        let file = self.local.open(&location_of(entry.data_path())).ok().filter(|_| entry.is_in_place())?;
         let (inner, identity) = (self.inner.clone(), identity.clone());
         Some(Arc::new(CachedObject::complete(inner, (location, shown), identity, entry, file)))
     }
@@ -107,7 +107,7 @@ impl CachingStore {
         }
         let key = Key::of(&self.inner, location, &identity)
             .map_err(|why| format!("the disk cache was not used: {why}"));
-        let entry = key.and_then(|key| directory.entry(&key));
+        let entry = key.and_then(|key| directory.entry(&key).inspect_err(|why| directory.warn(why)));
         if let Ok(entry) = &entry
             && entry.is_complete()
             && let Some(local) = self.local((location, object.location()), &identity, Arc::clone(entry))

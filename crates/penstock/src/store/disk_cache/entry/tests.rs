@@ -1,7 +1,14 @@
 //! Entries as forked children, killed processes and odd disks leave them.
 
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Barrier};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::super::directory::Directory;
+use super::super::{CachingStore, DiskCache};
 use super::*;
-use crate::store::Identity;
+use crate::store::{CachePolicy, Identity, RemoteStore};
 
 /// What a forked child's `work` says. It may allocate: the C library sees to that.
 fn in_child(work: impl FnOnce() -> bool) -> bool {
@@ -18,14 +25,20 @@ fn in_child(work: impl FnOnce() -> bool) -> bool {
     status == 0
 }
 
-fn filled(root: &Path, bytes: &[u8]) -> PathBuf {
+fn key(bytes: usize) -> Key {
     let label = "an object".to_owned();
-    let path = root.join(name_of(&label));
-    Entry::make(
-        &path,
-        &Key { name: name_of(&label), label, identity: Identity(String::new()), bytes: bytes.len() as u64 },
-    )
-    .unwrap();
+    Key { name: name_of(&label), label, identity: Identity(String::new()), bytes: bytes as u64 }
+}
+
+fn made(root: &Path, bytes: usize) -> PathBuf {
+    let key = key(bytes);
+    let path = root.join(&key.name);
+    Entry::make(&path, &key).unwrap();
+    path
+}
+
+fn filled(root: &Path, bytes: &[u8]) -> PathBuf {
+    let path = made(root, bytes.len());
     Entry::open(&path).unwrap().write(0, bytes);
     path
 }
@@ -108,4 +121,58 @@ fn an_object_of_no_bytes_is_complete_once_it_was_opened() {
     let path = filled(root.path(), &[]);
     Entry::open(&path).unwrap().close();
     assert!(Entry::open(&path).unwrap().is_complete());
+}
+
+#[test]
+fn users_that_are_done_at_the_same_time_leave_a_complete_entry() {
+    let root = tempfile::tempdir().unwrap();
+    let bytes = vec![7; BLOCK_BYTES as usize];
+    for _ in 0..300 {
+        let path = made(root.path(), 4 * bytes.len());
+        let entries: Vec<_> = (0..4).map(|_| Entry::open(&path).unwrap()).collect();
+        let together = Barrier::new(entries.len());
+        std::thread::scope(|scope| {
+            for (block, entry) in entries.into_iter().enumerate() {
+                let (together, bytes) = (&together, &bytes);
+                scope.spawn(move || {
+                    together.wait();
+                    entry.write(block, bytes);
+                    entry.close();
+                });
+            }
+        });
+        assert!(path.join("complete").exists());
+        fs::remove_dir_all(path).unwrap();
+    }
+}
+
+#[test]
+fn an_entry_that_cannot_be_opened_for_want_of_descriptors_is_not_removed() {
+    let root = tempfile::tempdir().unwrap();
+    let directory = Directory::new(DiskCache { directory: root.path().to_owned(), bytes: None });
+    let entry = directory.entry(&key(10)).unwrap();
+    for descriptors in 0..6 {
+        assert!(in_child(|| {
+            let next = File::open("/dev/null").unwrap().as_raw_fd() as u64;
+            let limit = Rlimit { current: Some(next + descriptors), ..getrlimit(Resource::Nofile) };
+            setrlimit(Resource::Nofile, limit).unwrap();
+            let _ = directory.entry(&key(10));
+            entry.data_path().exists()
+        }));
+    }
+}
+
+#[test]
+fn a_file_that_has_taken_the_place_of_an_entrys_is_not_read_for_it() {
+    let root = tempfile::tempdir().unwrap();
+    let path = filled(root.path(), b"theirs");
+    Entry::open(&path).unwrap().close();
+    let entry = Arc::new(Entry::open(&path).unwrap());
+    let store = CachingStore::new(RemoteStore::default(), None, CachePolicy::Auto);
+    let local = || store.local(("https://h/a", "https://h/a"), &Identity(String::new()), Arc::clone(&entry));
+    assert!(entry.is_complete() && local().is_some());
+    // By someone who takes no locks.
+    fs::rename(&path, root.path().join("elsewhere")).unwrap();
+    made(root.path(), 6);
+    assert!(local().is_none());
 }
