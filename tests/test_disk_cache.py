@@ -154,6 +154,57 @@ def test_processes_share_a_directory(model: Model, how: str) -> None:
     assert len([entry for entry in model.cache.glob("*/*") if entry.is_dir()]) == 1
 
 
+IN_CHILD = """
+import json, os, signal, subprocess, sys
+import penstock
+
+url, cache = sys.argv[1:]
+loading = iter(penstock.open(url, cache_dir=cache).stream(framework="np"))
+next(loading)
+
+
+def child(work):
+    said, say = os.pipe()
+    if child := os.fork():
+        assert os.read(said, 4) == b"done"
+        return child
+    work()
+    assert penstock.flush_disk_cache()
+    os.write(say, b"done")
+    signal.pause()
+
+
+def drop():
+    global loading
+    del loading
+
+
+def load():
+    assert len(penstock.open(url, cache_dir=cache).load(framework="np")) == 4
+
+
+children = [child(work) for work in (drop, load, lambda: None)]
+list(loading)
+del loading
+assert penstock.flush_disk_cache()
+penstock_cache = [sys.executable, "-m", "penstock", "cache"]
+for command in (["ls"], ["rm", "*"]):
+    done = subprocess.run([*penstock_cache, *command, "--json", "--cache-dir", cache], check=True, capture_output=True)
+    print(json.dumps(json.loads(done.stdout)))
+for child in children:
+    os.kill(child, signal.SIGKILL)
+"""
+
+
+def test_children_forked_during_a_load_leave_its_entry_to_it_and_hold_no_lock_of_it(model: Model) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", IN_CHILD, model.url, str(model.cache)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    listed, removed = map(json.loads, done.stdout.splitlines())
+    assert [entry["is_complete"] for entry in listed["entries"]] == [True]
+    assert len(removed["removed"]) == 1
+
+
 def test_a_killed_process_leaves_nothing_that_harms(model: Model) -> None:
     script = (
         "import sys, penstock\n"

@@ -4,23 +4,21 @@
 //! the caller's choice (`work`).
 
 use std::fs::File;
-use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crc_fast::CrcAlgorithm;
-use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate, fdatasync};
+use rustix::fs::{FallocateFlags, fallocate, fdatasync, fsync};
 use rustix::io::Errno;
 
+use super::ledger::times;
 use super::source::Item;
 use super::tree::Tree;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Region;
-use crate::store::block_map::{BlockMap, checksum};
+use crate::store::block_map::{BlockMap, checksum, to_usize};
 use crate::store::locked_file::LockedFile;
 use crate::store::{Identity, Object, ReadContext};
 
@@ -64,14 +62,12 @@ impl PartialFile {
         let (name, bytes) = (part_name(&item.path), object.bytes());
         let (file, map) = (tree.part(&name)?, LockedFile::new(tree.part(&map_name(&item.path))?));
         let (label, has_version) = label(&item.path, &object.identity());
+        if !has_version {
+            map.set_len(0).map_err(failed)?;
+        }
         let (map, known) = BlockMap::open(map, &label, bytes, BLOCK_BYTES).map_err(failed)?;
-        let resumed = known && has_version;
-        if !resumed {
+        if !known {
             file.set_len(0).map_err(failed)?;
-            (0..map.blocks())
-                .filter(|block| map.get(*block).is_some())
-                .try_for_each(|block| map.set(block, 0))
-                .map_err(failed)?;
         }
         file.set_len(bytes).map_err(failed)?;
         if bytes > 0 {
@@ -97,10 +93,6 @@ impl PartialFile {
         self.map.blocks()
     }
 
-    pub(super) fn identity(&self) -> Identity {
-        self.object.identity()
-    }
-
     /// Makes sure that blocks are there: compares what a pull before left, and fetches the others, with one request for
     /// each run of them. Says whether they were the last that were missing.
     pub(super) fn fetch_blocks(
@@ -114,7 +106,7 @@ impl PartialFile {
         let (count, mut came) = (blocks.len(), Came::default());
         let mut missing = blocks.start..blocks.start;
         for block in blocks {
-            if self.is_there(tree, block, buffer)? {
+            if let Ok(Some(_)) = self.map.read(&self.file, block, buffer.as_mut_slice()) {
                 self.fetch(tree, missing, buffer, cx, is_cancelled, &mut came)?;
                 came.resumed += length(&self.map.range(block));
                 missing = block + 1..block + 1;
@@ -127,18 +119,6 @@ impl PartialFile {
             self.resumed.store(true, Ordering::Relaxed);
         }
         Ok((came, self.missing.fetch_sub(count, Ordering::AcqRel) == count))
-    }
-
-    /// Whether a pull before left the block, and its bytes are those that it left.
-    fn is_there(&self, tree: &Tree, block: usize, buffer: &mut Region) -> Result<bool> {
-        let Some(expected) = self.map.get(block) else { return Ok(false) };
-        let range = self.map.range(block);
-        let there = &mut buffer.as_mut_slice()[..to_usize(length(&range))];
-        if self.file.read_exact_at(there, range.start).is_ok() && checksum(there) == expected {
-            return Ok(true);
-        }
-        self.map.set(block, 0).map_err(|error| self.writing_failed(tree, &range, &error))?;
-        Ok(false)
     }
 
     fn fetch(
@@ -162,12 +142,8 @@ impl PartialFile {
             let (at, len) = (self.map.range(block), length(&self.map.range(block)));
             let from = to_usize(at.start - range.start);
             let bytes = &buffer.as_mut_slice()[from..from + to_usize(len)];
-            let written = self.file.write_all_at(bytes, at.start);
+            let written = self.map.write(&self.file, block, bytes);
             written.map_err(|error| self.writing_failed(tree, &at, &error))?;
-            // For pages just written this means: begin to write them out. Then the end has little left to wait for.
-            let _ = fadvise(&self.file, at.start, NonZeroU64::new(len), Advice::DontNeed);
-            let noted = self.map.set(block, checksum(bytes));
-            noted.map_err(|error| self.writing_failed(tree, &at, &error))?;
             came.fetched += len;
         }
         Ok(())
@@ -180,37 +156,24 @@ impl PartialFile {
         }
     }
 
-    /// The checksum of the whole file, once it is complete.
-    pub(super) fn checksum(&self) -> u64 {
-        let blocks = (0..self.blocks())
-            .map(|block| (self.map.get(block).unwrap_or(0), length(&self.map.range(block))));
-        blocks.reduce(append).map_or_else(|| checksum(b""), |(all, _)| all)
-    }
-
-    /// Gives the complete file its name; returns what it is like.
-    pub(super) fn finish(&self, tree: &Tree) -> Result<rustix::fs::Stat> {
+    /// Gives the complete file its name, and keeps its map for the next pull.
+    pub(super) fn finish(&self, tree: &Tree) -> Result<()> {
         let failed = |errno: Errno| Error::from_io("writing", &errno.into()).object(tree.shown(&self.path));
         self.object.verify_unchanged()?;
         // Before its name: after a power failure there is a whole file of that name or none.
         fdatasync(&self.file).map_err(failed)?;
         tree.finish(&self.name, &self.directory, &self.path)?;
-        tree.forget_part(&map_name(&self.path));
-        rustix::fs::fstat(&self.file).map_err(failed)
+        let _ = fsync(&self.directory);
+        let stat = rustix::fs::fstat(&self.file).map_err(failed)?;
+        if self.map.set_seal(times(&stat)).is_ok() {
+            tree.keep_map(&map_name(&self.path));
+        }
+        Ok(())
     }
-}
-
-/// The checksum and the length of one span after another.
-fn append((one, len): (u64, u64), (next, next_len): (u64, u64)) -> (u64, u64) {
-    (crc_fast::checksum_combine(CrcAlgorithm::Crc64Nvme, one, next, next_len), len + next_len)
 }
 
 fn length(range: &Range<u64>) -> u64 {
     range.end - range.start
-}
-
-/// Lengths here are those of buffers.
-fn to_usize(n: u64) -> usize {
-    usize::try_from(n).unwrap_or(usize::MAX)
 }
 
 fn no_room(bytes: u64) -> Error {

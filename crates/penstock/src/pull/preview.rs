@@ -7,12 +7,13 @@ use std::path::Path;
 
 use rustix::fs::{FileType, lstat};
 
-use super::ledger::{self, Known, Lines};
+use super::ledger::{Known, holds};
 use super::partial_file::{can_resume, map_name};
 use super::session::{How, PulledFile, check};
 use super::source::Item;
 use super::tree::{PARTS, STATE};
 use crate::error::Result;
+use crate::store::locked_file::LockedFile;
 use crate::store::{RemoteStore, Store};
 
 /// What would become of each item in the directory `destination`. An object is opened where its listing does not say
@@ -23,17 +24,18 @@ use crate::store::{RemoteStore, Store};
 pub fn preview(store: &RemoteStore, items: &[Item], destination: &Path) -> Result<Vec<PulledFile>> {
     check(items)?;
     let state = destination.join(STATE);
-    let known = File::open(state.join(ledger::NAME)).map(|file| Lines::read(file).0).unwrap_or_default();
     let of = |item: &Item| -> Result<PulledFile> {
         let stat = lstat(destination.join(&item.path)).ok();
         let stat = stat.filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
-        let is_kept = |item: &Item| stat.is_some_and(|stat| !matches!(known.holds(item, &stat), Known::No));
+        let pulled = || File::open(state.join(map_name(&item.path))).map(LockedFile::new).ok();
+        let known = |item: &Item| Some(holds(pulled()?, item, &stat?));
+        let is_kept = |item: &Item| !matches!(known(item), None | Some(Known::No));
         let done = |item: &Item, how| Ok(PulledFile { path: item.path.clone(), bytes: item.bytes, how });
         if is_kept(item) {
             return done(item, How::Kept);
         }
         let map = File::open(state.join(PARTS).join(map_name(&item.path))).ok();
-        if !item.identity.0.is_empty() && map.is_none() && !(stat.is_some() && known.names(item)) {
+        if !item.identity.0.is_empty() && map.is_none() && known(item).is_none() {
             return done(item, How::Pulled);
         }
         let object = store.open(&item.location)?;

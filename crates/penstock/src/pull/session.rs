@@ -3,18 +3,19 @@
 //! A child after `fork` has a copy of the pull but none of its threads: its copy can be dropped, and refuses to be waited
 //! for.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::mem::ManuallyDrop;
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::ledger::{Known, Ledger};
-use super::partial_file::{BLOCK_BYTES, MOST_BLOCKS, PartialFile};
+use super::ledger::{self, Known};
+use super::partial_file::{BLOCK_BYTES, MOST_BLOCKS, PartialFile, map_name};
 use super::source::Item;
 use super::tree::{self, Tree};
 use super::work::{RequestSize, Task, Work};
@@ -84,7 +85,7 @@ struct Shared {
     store: RemoteStore,
     items: Vec<Item>,
     cancelled: AtomicBool,
-    work: Mutex<Option<Arc<Work>>>,
+    work: Work,
     failure: Mutex<Option<Error>>,
     files: Mutex<Vec<Option<PulledFile>>>,
     done_bytes: AtomicU64,
@@ -129,7 +130,7 @@ impl Pull {
             store: store.for_another_load(),
             items,
             cancelled: AtomicBool::new(false),
-            work: Mutex::default(),
+            work: Work::default(),
             failure: Mutex::default(),
             done_bytes: AtomicU64::new(0),
             fetched_bytes: AtomicU64::new(0),
@@ -137,10 +138,12 @@ impl Pull {
         let (sender, ended) = channel();
         let (working, destination) = (Arc::clone(&shared), destination.to_owned());
         let readers = readers.unwrap_or(READERS).clamp(1, crate::config::MAX_READERS);
-        let thread = start_thread("penstock-pull", move || {
+        let run = move || {
             let done = catch_unwind(AssertUnwindSafe(|| working.run(&destination, readers)));
             drop(sender.send(done.unwrap_or_else(|_| Err(panicked()))));
-        })?;
+        };
+        let thread = std::thread::Builder::new().name("penstock-pull".into()).spawn(run);
+        let thread = thread.map_err(|error| threads::not_started(&error))?;
         Ok(Self { shared, thread: Some(thread), ended: Some(ended), owner: Owner::current() })
     }
 
@@ -212,9 +215,7 @@ impl Shared {
     fn cancel(&self) {
         self.cancelled.store(true, Ordering::Release);
         self.store.interrupt();
-        if let Some(work) = &*lock(&self.work) {
-            work.end();
-        }
+        self.work.end();
     }
 
     fn fail(&self, error: Error) {
@@ -222,21 +223,13 @@ impl Shared {
         self.cancel();
     }
 
-    fn run(self: &Arc<Self>, destination: &Path, readers: usize) -> Result<Pulled> {
+    fn run(&self, destination: &Path, readers: usize) -> Result<Pulled> {
         let began = Instant::now();
-        let waits = |path: PathBuf| {
-            tracing::warn!(lock = %path.display(), "waiting for another pull to this directory to end");
-        };
-        let tree = Tree::open(destination, || self.is_cancelled(), waits)?;
-        let Some(tree) = tree else { return Err(cancelled()) };
-        let ledger = Ledger::open(&tree)?;
+        let Some(tree) = Tree::open(destination, || self.is_cancelled())? else { return Err(cancelled()) };
         let mut wanted = Vec::new();
         for (number, item) in self.items.iter().enumerate() {
-            let stat = tree.stat(&tree.directory_of(&item.path)?, &item.path)?;
-            match stat {
-                Some(stat) if matches!(ledger.holds(item, &stat), Known::Same) => {
-                    self.done(number, item.bytes, How::Kept);
-                }
+            match known(&tree, item)? {
+                (_, Known::Same) => self.done(number, item.bytes, How::Kept),
                 _ => wanted.push(number),
             }
         }
@@ -252,34 +245,19 @@ impl Shared {
                 "Free some space, or pull to another disk. What came of earlier pulls is in .penstock there",
             ));
         }
-        let ends = wanted.clone();
         let blocks =
             wanted.iter().map(|number| 1 + self.items[*number].bytes / RequestSize::FIRST_BYTES).sum::<u64>();
-        let work = Arc::new(Work::of(wanted));
-        *lock(&self.work) = Some(Arc::clone(&work));
-        if self.is_cancelled() {
-            return Err(cancelled());
-        }
-        let (tree, ledger) = (Arc::new(tree), Arc::new(Mutex::new(ledger)));
-        let count = readers.min(usize::try_from(blocks).unwrap_or(readers));
-        let mut threads = Vec::new();
-        for index in 0..count {
-            let (shared, work, tree, ledger) =
-                (Arc::clone(self), Arc::clone(&work), Arc::clone(&tree), Arc::clone(&ledger));
-            let run = move || {
-                let done = catch_unwind(AssertUnwindSafe(|| shared.work(&work, &tree, &ledger)));
-                if let Err(error) = done.unwrap_or_else(|_| Err(panicked())) {
-                    shared.fail(error);
-                }
-            };
-            match start_thread(&format!("penstock-{index}"), run) {
-                Ok(thread) => threads.push(thread),
-                Err(error) if threads.is_empty() => return Err(error),
-                Err(_) => break,
-            }
-        }
-        threads.into_iter().for_each(|thread| drop(thread.join()));
-        *lock(&self.work) = None;
+        self.work.begin(wanted);
+        let workers: Vec<_> = (0..readers.min(usize::try_from(blocks).unwrap_or(readers))).collect();
+        let work = |_: &usize| {
+            let done = catch_unwind(AssertUnwindSafe(|| self.work(&tree)));
+            done.unwrap_or_else(|_| Err(panicked())).or_else(|error| {
+                self.fail(error);
+                Ok(())
+            })
+        };
+        // The first failure is the pull's; those of other threads are of their being stopped.
+        let _ = threads::in_order(&workers, workers.len(), "penstock-pull", work);
         let failure = lock(&self.failure).take();
         if let Some(error) = failure {
             return Err(error);
@@ -287,12 +265,6 @@ impl Shared {
         if self.is_cancelled() {
             return Err(cancelled());
         }
-        let parents: BTreeSet<_> = ends
-            .iter()
-            .map(|number| &*self.items[*number].path)
-            .map(|path| &path[..path.rfind('/').map_or(0, |at| at + 1)])
-            .collect();
-        parents.into_iter().for_each(|parent| tree.sync_directory(parent));
         Ok(Pulled {
             files: lock(&self.files).iter().flatten().cloned().collect(),
             fetched_bytes: self.fetched_bytes.load(Ordering::Relaxed),
@@ -301,10 +273,10 @@ impl Shared {
     }
 
     /// What a thread does until nothing is left.
-    fn work(&self, work: &Work, tree: &Tree, ledger: &Mutex<Ledger>) -> Result<()> {
+    fn work(&self, tree: &Tree) -> Result<()> {
         let (mut buffer, mut cx, mut size) = (None, ReadContext::default(), RequestSize::default());
         loop {
-            let task = work.next(size.blocks());
+            let task = self.work.next(size.blocks());
             if matches!(task, Task::Over) {
                 return Ok(());
             }
@@ -317,8 +289,8 @@ impl Shared {
             match task {
                 Task::Over => {}
                 Task::Open(number) => {
-                    let opened = self.open(tree, ledger, number, buffer);
-                    work.opened(opened.as_ref().ok().and_then(Option::as_ref));
+                    let opened = self.open(tree, number, buffer);
+                    self.work.opened(opened.as_ref().ok().and_then(Option::as_ref));
                     opened?;
                 }
                 Task::Blocks(part, blocks) => {
@@ -328,7 +300,7 @@ impl Shared {
                     self.fetched_bytes.fetch_add(came.fetched, Ordering::Relaxed);
                     self.done_bytes.fetch_add(came.resumed + came.fetched, Ordering::Relaxed);
                     if last {
-                        self.finish(tree, ledger, &part)?;
+                        self.finish(tree, &part)?;
                     }
                 }
             }
@@ -336,15 +308,9 @@ impl Shared {
     }
 
     /// Opens an item; none where that was all there was to do.
-    fn open(
-        &self,
-        tree: &Tree,
-        ledger: &Mutex<Ledger>,
-        number: usize,
-        buffer: &mut Region,
-    ) -> Result<Option<Arc<PartialFile>>> {
+    fn open(&self, tree: &Tree, number: usize, buffer: &mut Region) -> Result<Option<Arc<PartialFile>>> {
         let item = &self.items[number];
-        if self.is_there(tree, ledger, item, buffer)? {
+        if self.is_there(tree, item, buffer)? {
             self.done(number, item.bytes, How::Kept);
             return Ok(None);
         }
@@ -355,7 +321,7 @@ impl Shared {
             self.bytes.fetch_add(opened.bytes, Ordering::Relaxed);
             self.bytes.fetch_sub(item.bytes, Ordering::Relaxed);
         }
-        if self.is_there(tree, ledger, &opened, buffer)? {
+        if self.is_there(tree, &opened, buffer)? {
             self.done(number, opened.bytes, How::Kept);
             return Ok(None);
         }
@@ -364,38 +330,29 @@ impl Shared {
         }
         let part = Arc::new(PartialFile::begin(tree, number, item, object)?);
         if part.blocks() == 0 {
-            self.finish(tree, ledger, &part)?;
+            self.finish(tree, &part)?;
             return Ok(None);
         }
         Ok(Some(part))
     }
 
     /// Whether an item's file is there already. Reads it where only its bytes can tell.
-    fn is_there(
-        &self,
-        tree: &Tree,
-        ledger: &Mutex<Ledger>,
-        item: &Item,
-        buffer: &mut Region,
-    ) -> Result<bool> {
-        let directory = tree.directory_of(&item.path)?;
-        let Some(stat) = tree.stat(&directory, &item.path)? else { return Ok(false) };
-        let known = lock(ledger).holds(item, &stat);
-        let expected = match known {
+    fn is_there(&self, tree: &Tree, item: &Item, buffer: &mut Region) -> Result<bool> {
+        let (directory, known) = known(tree, item)?;
+        let map = match known {
             Known::Same => return Ok(true),
             Known::No => return Ok(false),
-            Known::If(checksum) => checksum,
+            Known::If(map) => map,
         };
-        let read = tree.checksum(&directory, &item.path, buffer.as_mut_slice(), || self.is_cancelled());
-        let Some((stat, _)) = read.filter(|(_, checksum)| *checksum == expected) else { return Ok(false) };
-        lock(ledger).add(&item.path, &item.identity, &stat, expected);
-        Ok(true)
+        let intact =
+            tree.compare(&directory, &item.path, &map, buffer.as_mut_slice(), || self.is_cancelled());
+        // A map that cannot be written to costs the next pull time, not this one its success.
+        Ok(intact.map(|stat| map.set_seal(ledger::times(&stat))).is_some())
     }
 
-    fn finish(&self, tree: &Tree, ledger: &Mutex<Ledger>, part: &PartialFile) -> Result<()> {
-        let stat = part.finish(tree)?;
+    fn finish(&self, tree: &Tree, part: &PartialFile) -> Result<()> {
+        part.finish(tree)?;
         let item = &self.items[part.item];
-        lock(ledger).add(&item.path, &part.identity(), &stat, part.checksum());
         let how = if part.resumed.load(Ordering::Relaxed) { How::Resumed } else { How::Pulled };
         // Its bytes were counted as they came.
         let file = PulledFile { path: item.path.clone(), bytes: part.object.bytes(), how };
@@ -409,15 +366,16 @@ impl Shared {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// The directory of an item's file, and what is known of the file if it is there.
+fn known(tree: &Tree, item: &Item) -> Result<(OwnedFd, Known)> {
+    let directory = tree.directory_of(&item.path)?;
+    let stat = tree.stat(&directory, &item.path)?;
+    let map = stat.and_then(|stat| Some((tree.map_of_pulled(&map_name(&item.path))?, stat)));
+    Ok((directory, map.map_or(Known::No, |(map, stat)| ledger::holds(map, item, &stat))))
 }
 
-fn start_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    std::thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(work)
-        .map_err(|error| threads::not_started(&error))
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn cancelled() -> Error {

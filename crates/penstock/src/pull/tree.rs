@@ -4,24 +4,24 @@
 //! missing. So neither a key with `..` nor a link that someone put there leads out. The destination itself may be a link:
 //! that is its owner's choice.
 //!
-//! `.penstock` in it belongs to pulls: partial files, the ledger, and a lock that ends with the process that holds it
-//! (`locked_file`).
+//! `.penstock` in it belongs to pulls: partial files, maps of files that are there, and a lock that ends with the process
+//! that holds it (`locked_file`).
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crc_fast::CrcAlgorithm;
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, fstatvfs, fsync, mkdirat,
-    openat, renameat, statat, unlinkat,
+    AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, fstatvfs, mkdirat, openat,
+    renameat, statat,
 };
 use rustix::io::Errno;
 
-use super::ledger::changed;
+use super::ledger::times;
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::block_map::BlockMap;
 use crate::store::locked_file::LockedFile;
 
 /// The directory of what pulls keep for themselves.
@@ -46,15 +46,11 @@ pub(super) struct Tree {
 
 impl Tree {
     /// Opens the directory at `path`, which is made where it is missing, and waits until no other pull uses it; `None`
-    /// where `is_cancelled` says so meanwhile. `waits` is called once if that takes long.
+    /// where `is_cancelled` says so meanwhile. If that takes long, it is said once.
     ///
     /// # Errors
     /// `Access` or `Storage` where it cannot be made or written to, or is a file.
-    pub(super) fn open(
-        path: &Path,
-        is_cancelled: impl Fn() -> bool,
-        waits: impl Fn(PathBuf),
-    ) -> Result<Option<Self>> {
+    pub(super) fn open(path: &Path, is_cancelled: impl Fn() -> bool) -> Result<Option<Self>> {
         let failed = |action: &str, error: io::Error| {
             Error::from_io(action, &error)
                 .object(path.display().to_string())
@@ -86,39 +82,31 @@ impl Tree {
                 Err(_) => break,
             }
             if notice.take_if(|due| Instant::now() >= *due).is_some() {
-                waits(path.join(STATE).join("lock"));
+                let lock = path.join(STATE).join("lock");
+                tracing::warn!(lock = %lock.display(), "waiting for another pull to this directory to end");
             }
         }
         Ok(Some(Self { path: path.to_owned(), root, state, parts, _lock: lock }))
     }
 
-    /// What a file is like and the checksum of its bytes, if it stays as it is while it is read; `None` where it does not,
+    /// What a file is like that has the blocks of `map`, if it stays as it is while it is read; `None` where it does not,
     /// cannot be read, or `is_cancelled` says so.
-    pub(super) fn checksum(
+    pub(super) fn compare(
         &self,
         directory: &OwnedFd,
         path: &str,
+        map: &BlockMap,
         buffer: &mut [u8],
         is_cancelled: impl Fn() -> bool,
-    ) -> Option<(Stat, u64)> {
+    ) -> Option<Stat> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let mut file = File::from(openat(directory, file_name(path), flags, Mode::empty()).ok()?);
+        let file = File::from(openat(directory, file_name(path), flags, Mode::empty()).ok()?);
         let before = fstat(&file).ok()?;
-        let mut digest = crc_fast::Digest::new(CrcAlgorithm::Crc64Nvme);
-        loop {
-            if is_cancelled() {
-                return None;
-            }
-            match file.read(buffer) {
-                Ok(0) => break,
-                Ok(len) => digest.update(&buffer[..len]),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return None,
-            }
-        }
+        let intact = |block| !is_cancelled() && matches!(map.read(&file, block, buffer), Ok(Some(_)));
+        let all_are = (0..map.blocks()).all(intact);
         let after = fstat(&file).ok()?;
-        let same = (changed(&before), before.st_size) == (changed(&after), after.st_size);
-        same.then(|| (after, digest.finalize().max(1)))
+        let same = (times(&before), before.st_size) == (times(&after), after.st_size);
+        (all_are && same).then_some(after)
     }
 
     /// Where a file of that path is, for errors.
@@ -166,19 +154,16 @@ impl Tree {
         error.object(self.shown(path)).remedy("Move it away, or pull to another directory")
     }
 
-    /// A file of the pull's own, open for reading and writing.
-    pub(super) fn state_file(&self, name: &str) -> Result<File> {
-        self.open_own(&self.state, name)
+    /// The map that the file of that name came with, if a pull brought one.
+    pub(super) fn map_of_pulled(&self, name: &str) -> Option<LockedFile> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        openat(&self.state, name, flags, Mode::empty()).map(|file| LockedFile::new(file.into())).ok()
     }
 
     /// A partial file, or its map.
     pub(super) fn part(&self, name: &str) -> Result<File> {
-        self.open_own(&self.parts, name)
-    }
-
-    fn open_own(&self, directory: &OwnedFd, name: &str) -> Result<File> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let opened = openat(directory, name, flags, Mode::from(0o666));
+        let opened = openat(&self.parts, name, flags, Mode::from(0o666));
         opened.map(File::from).map_err(|errno| {
             Error::from_io("opening a partial file", &errno.into())
                 .object(self.shown(STATE))
@@ -186,8 +171,11 @@ impl Tree {
         })
     }
 
-    pub(super) fn forget_part(&self, name: &str) {
-        let _ = unlinkat(&self.parts, name, AtFlags::empty());
+    /// Keeps the map of a file that has got its name. Without it the next pull brings the file again.
+    pub(super) fn keep_map(&self, name: &str) {
+        if let Err(error) = renameat(&self.parts, name, &self.state, name) {
+            tracing::warn!(%error, "what is known of a pulled file could not be kept");
+        }
     }
 
     /// Gives a complete partial file its name.
@@ -200,19 +188,6 @@ impl Tree {
                 _ => error.remedy("Move away what is in the way"),
             }
         })
-    }
-
-    /// Replaces a file of the pull's own by another.
-    pub(super) fn replace_state_file(&self, from: &str, to: &str) -> Result<()> {
-        renameat(&self.state, from, &self.state, to)
-            .map_err(|errno| Error::from_io("writing the ledger", &errno.into()).object(self.shown(STATE)))
-    }
-
-    /// Has the names in the directory of `path` survive a power failure.
-    pub(super) fn sync_directory(&self, path: &str) {
-        if let Ok(directory) = self.directory_of(path) {
-            let _ = fsync(directory);
-        }
     }
 
     /// What partial files take on the disk already, in bytes.

@@ -68,9 +68,9 @@ pub(super) struct Work {
 }
 
 impl Work {
-    pub(super) fn of(items: impl IntoIterator<Item = usize>) -> Self {
-        let state = State { items: items.into_iter().collect(), ..State::default() };
-        Self { state: Mutex::new(state), more: Condvar::new() }
+    /// Adds items, before any thread asks for a task.
+    pub(super) fn begin(&self, items: Vec<usize>) {
+        self.lock().items.extend(items);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -6,15 +6,17 @@
 //! map and not the bytes, a file of someone else's in that place), bytes that do not have the checksum are not taken:
 //! who reads a block from a partial copy compares first.
 //!
-//! Several processes may share a map: a block's word is the same whoever writes it.
+//! Several processes may share a map: a block's word is the same whoever writes it, and is looked up in the file each
+//! time.
 
 use std::fs::File;
 use std::io;
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crc_fast::CrcAlgorithm;
+use rustix::fs::{Advice, fadvise};
 
 use super::locked_file::LockedFile;
 
@@ -22,6 +24,11 @@ const MAGIC: &[u8; 8] = b"PSTKMAP1";
 const WORD: u64 = 8;
 /// Magic, bytes of a block, bytes of the object, bytes of the name.
 const FIXED: u64 = 4 * WORD;
+
+/// Lengths here are lengths of memory that exists, so they fit.
+pub(crate) fn to_usize(n: u64) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
 
 /// The checksum of a block's bytes. Never zero, which stands for a missing block.
 pub(crate) fn checksum(bytes: &[u8]) -> u64 {
@@ -32,7 +39,6 @@ pub(crate) fn checksum(bytes: &[u8]) -> u64 {
 #[derive(Debug)]
 pub(crate) struct BlockMap {
     file: LockedFile,
-    words: Vec<AtomicU64>,
     first_word: u64,
     block_bytes: u64,
     bytes: u64,
@@ -59,8 +65,8 @@ impl BlockMap {
         Some((String::from_utf8(name).ok()?, bytes, block_bytes))
     }
 
-    /// The map in `file` (open for reading, and for writing unless it is known to be the right one) if it is that of an object called `name` of so many bytes; else
-    /// an empty one in its place. Says whether it was there.
+    /// The map in `file`, which is open for writing unless it is known to be the right one, if it is that of an object
+    /// called `name` of so many bytes; else an empty one in its place. Says whether it was there.
     ///
     /// # Errors
     /// What the file system fails with.
@@ -76,47 +82,17 @@ impl BlockMap {
             file.write_all_at(&header(name, bytes, block_bytes), 0)?;
         }
         let first_word = (FIXED + name.len() as u64).next_multiple_of(WORD);
-        let count = usize::try_from(bytes.div_ceil(block_bytes)).map_err(|_| io::ErrorKind::OutOfMemory)?;
-        let mut map = Self { file, words: Vec::new(), first_word, block_bytes, bytes };
-        map.words.try_reserve_exact(count)?;
-        map.words.resize_with(count, AtomicU64::default);
-        if known {
-            map.refresh()?;
-        }
-        Ok((map, known))
+        Ok((Self { file, first_word, block_bytes, bytes }, known))
     }
 
-    /// Takes over what others have written to the file since, blocks that they found damaged included. Nobody sets a
-    /// block through this map meanwhile.
-    pub(crate) fn refresh(&self) -> io::Result<()> {
-        let mut stored = vec![0; self.words.len() * 8];
-        let mut held = 0;
-        while held < stored.len() {
-            match self.file.read_at(&mut stored[held..], self.first_word + held as u64)? {
-                // The file ends with the last block that was written.
-                0 => break,
-                more => held += more,
-            }
-        }
-        for (word, stored) in self.words.iter().zip(stored.chunks_exact(8)) {
-            word.store(u64::from_le_bytes(stored.try_into().unwrap_or_default()), Ordering::Release);
-        }
-        Ok(())
-    }
-
-    /// The checksum of a block that is there by now, whoever wrote it.
-    pub(crate) fn look(&self, block: usize) -> io::Result<Option<u64>> {
-        let mut stored = [0; WORD as usize];
-        match self.file.read_exact_at(&mut stored, self.first_word + block as u64 * WORD) {
-            Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => return Err(error),
-            _ => self.words[block].store(u64::from_le_bytes(stored), Ordering::Release),
-        }
-        Ok(self.get(block))
+    /// The map's own file.
+    pub(crate) fn file(&self) -> &File {
+        &self.file
     }
 
     /// How many blocks the object has.
     pub(crate) fn blocks(&self) -> usize {
-        self.words.len()
+        to_usize(self.bytes.div_ceil(self.block_bytes))
     }
 
     /// The bytes of a block: all are equally long but the last.
@@ -125,16 +101,75 @@ impl BlockMap {
         start..self.bytes.min(start + self.block_bytes)
     }
 
-    /// The checksum of a block that is there.
+    /// The checksum of a block that is there by now, whoever wrote it.
     pub(crate) fn get(&self, block: usize) -> Option<u64> {
-        Some(self.words[block].load(Ordering::Acquire)).filter(|word| *word != 0)
+        let mut word = [0; WORD as usize];
+        // The file ends with the last block that was written.
+        self.file.read_exact_at(&mut word, self.place(block)).ok()?;
+        Some(u64::from_le_bytes(word)).filter(|word| *word != 0)
     }
 
     /// Says that a block is there, or with zero that it is not.
     pub(crate) fn set(&self, block: usize, checksum: u64) -> io::Result<()> {
-        self.file.write_all_at(&checksum.to_le_bytes(), self.first_word + block as u64 * WORD)?;
-        self.words[block].store(checksum, Ordering::Release);
-        Ok(())
+        self.file.write_all_at(&checksum.to_le_bytes(), self.place(block))
+    }
+
+    fn place(&self, block: usize) -> u64 {
+        self.first_word + block as u64 * WORD
+    }
+
+    /// What was said of the whole copy once it was complete.
+    pub(crate) fn seal(&self) -> Option<[i64; 4]> {
+        let mut seal = [0; 4];
+        for (number, part) in seal.iter_mut().enumerate() {
+            let mut word = [0; WORD as usize];
+            self.file.read_exact_at(&mut word, self.place(self.blocks() + number)).ok()?;
+            *part = i64::from_le_bytes(word);
+        }
+        Some(seal)
+    }
+
+    /// Says something of the whole copy, behind the last block's word.
+    ///
+    /// # Errors
+    /// What writing fails with.
+    pub(crate) fn set_seal(&self, seal: [i64; 4]) -> io::Result<()> {
+        self.file.write_all_at(&seal.map(i64::to_le_bytes).concat(), self.place(self.blocks()))
+    }
+
+    /// Reads a block from `data` to `buffer`; `None` where it is not there. If its bytes are not those that were written,
+    /// or cannot be read, it is not there from now on.
+    ///
+    /// # Errors
+    /// What reading fails with.
+    pub(crate) fn read<'a>(
+        &self,
+        data: &File,
+        block: usize,
+        buffer: &'a mut [u8],
+    ) -> io::Result<Option<&'a [u8]>> {
+        let Some(expected) = self.get(block) else { return Ok(None) };
+        let Range { start, end } = self.range(block);
+        let bytes = &mut buffer[..to_usize(end - start)];
+        let read = data.read_exact_at(bytes, start);
+        if read.is_ok() && checksum(bytes) == expected {
+            return Ok(Some(bytes));
+        }
+        // Where the map cannot be written to, the block is compared again by whoever reads it next.
+        let _ = self.set(block, 0);
+        read.map(|()| None)
+    }
+
+    /// Writes a block to `data`, then to the map that it is there.
+    ///
+    /// # Errors
+    /// What writing fails with.
+    pub(crate) fn write(&self, data: &File, block: usize, bytes: &[u8]) -> io::Result<()> {
+        let start = self.range(block).start;
+        data.write_all_at(bytes, start)?;
+        // For pages just written this means: begin to write them out. Then the end has little left to wait for.
+        let _ = fadvise(data, start, NonZeroU64::new(bytes.len() as u64), Advice::DontNeed);
+        self.set(block, checksum(bytes))
     }
 }
 
@@ -169,7 +204,6 @@ mod tests {
         assert_eq!((again.get(0), again.get(1), again.get(2)), (None, Some(77), None));
         // Written by another process meanwhile.
         map.set(2, 88).unwrap();
-        again.refresh().unwrap();
         assert_eq!(again.get(2), Some(88));
         assert_eq!(BlockMap::describe(&File::open(&path).unwrap()), Some(("a\nv1".to_owned(), 2500, 1000)));
         for (name, bytes) in [("a\nv2", 2500), ("a\nv1", 2501)] {

@@ -6,7 +6,7 @@
 //!
 //! * `local`: files. `remote`: object stores and HTTP servers. `disk_cache`: a store in front of the remote one.
 //! * `router`: which of them a location leads to. `location`: what can be said of one without asking anyone.
-//! * `block_map`: which blocks of a partial copy are there. `local_replica`: a file that stands for a remote object.
+//! * `block_map`: which blocks of a partial copy are there.
 //! * `locked_file`: a file that is locked by one process, and not by its forked children.
 //!
 //! Promises of every store, checked by one conformance suite (`tests/store_conformance.rs`):
@@ -18,8 +18,6 @@ pub(crate) mod block_map;
 #[cfg(feature = "remote")]
 mod disk_cache;
 mod local;
-#[cfg(feature = "remote")]
-mod local_replica;
 mod location;
 #[cfg(feature = "remote")]
 pub(crate) mod locked_file;
@@ -226,9 +224,6 @@ pub struct ReadContext {
     pub per_reader_fd: bool,
     /// What [`Object::is_cached`] has said of what is read next, so that the object need not find out again.
     pub cached: Option<bool>,
-    /// How far a remote read that failed had filled what it was given, from its first byte on: an offset in the object.
-    #[cfg(feature = "remote")]
-    pub(crate) reached: Option<u64>,
     pub(crate) scratch: Option<crate::memory::Region>,
     /// What a store keeps for this reader from one read to the next, such as a file open for it alone.
     pub(crate) kept: Option<Box<dyn Any + Send>>,

@@ -31,7 +31,8 @@ impl Router {
         }
     }
 
-    /// The same, with remote stores that are set up from `environment`.
+    /// The same, with remote stores that are set up from `environment`, and a disk cache in front of them if there is to be
+    /// one.
     #[cfg(feature = "remote")]
     pub fn with_environment(
         cache: CachePolicy,

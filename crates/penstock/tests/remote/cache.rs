@@ -158,7 +158,10 @@ fn gaps_are_filled_by_later_loads_and_by_other_readers() {
     let (first, second) = (one.reopen(&url, &identity).unwrap(), other.reopen(&url, &identity).unwrap());
     let half = SIZE / 2 + 1000;
     assert!(read(&*first, 0, half).unwrap().0 == bytes[..half]);
-    assert!(read(&*second, half - 3000, SIZE - half).unwrap().0 == bytes[half - 3000..SIZE - 3000]);
+    assert!(
+        read(&*second, half - 3000, SIZE - half - BLOCK).unwrap().0
+            == bytes[half - 3000..SIZE - 3000 - BLOCK]
+    );
     drop((first, second));
     flush();
     assert!(!cached.is_complete("/m"));
@@ -345,10 +348,10 @@ fn a_full_disk_costs_no_load() {
 }
 
 #[test]
-fn entries_left_half_made_by_the_dead_are_cleared_away() {
+fn entries_left_half_removed_by_the_dead_are_cleared_away() {
     let cached = Cached::new();
     let root = cached.directory.path().join("penstock-3");
-    for name in [".new-1-0", ".old-2-0"] {
+    for name in [".old-1-0", ".old-2-0"] {
         fs::create_dir_all(root.join(name)).unwrap();
         fs::write(root.join(name).join("data"), "x").unwrap();
     }
@@ -485,30 +488,6 @@ fn a_weak_tag_names_no_version() {
     assert_eq!(cached.entries(), Vec::<PathBuf>::new());
 }
 
-#[test]
-fn entries_of_an_earlier_format_are_not_read_and_make_room() {
-    ["penstock-1", "penstock-2"].into_iter().for_each(earlier_is_not_read_and_makes_room);
-}
-
-fn earlier_is_not_read_and_makes_room(format: &str) {
-    let cached = Cached::new();
-    let bytes = content(SIZE);
-    let url = cached.server.put("/m", &bytes);
-    load(&cached.store(), &url, &bytes);
-    // As an earlier version left it, with other bytes.
-    let root = cached.directory.path();
-    fs::rename(root.join("penstock-3"), root.join(format)).unwrap();
-    let old = fs::read_dir(root.join(format)).unwrap().flatten().find(|entry| entry.path().is_dir());
-    let old = old.unwrap().path();
-    overwrite(&old.join("data"), 0, &[7; 4096]);
-    load(&cached.store_of(Some(SIZE as u64 * 3)), &url, &bytes);
-    assert!(old.exists(), "there is room for both");
-    let other = cached.server.put("/other", &bytes);
-    load(&cached.store_of(Some(SIZE as u64 * 2)), &other, &bytes);
-    assert!(!old.exists(), "the oldest goes first");
-    assert_eq!(cached.entries().len(), 2);
-}
-
 fn set_modified(path: &Path, time: std::time::SystemTime) {
     File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
 }
@@ -554,11 +533,17 @@ fn entries_of_another_user_are_not_used() {
     }
     let chown = |path: &Path, user| std::os::unix::fs::chown(path, Some(user), None).unwrap();
     type Give = fn(&Path, &Path, &dyn Fn(&Path, u32));
-    let cases: [(&str, Give); 5] = [
+    let cases: [(&str, Give); 6] = [
         ("the entry", |_, entry, chown| chown(entry, 1234)),
         ("the data", |_, entry, chown| chown(&entry.join("data"), 1234)),
         ("the map", |_, entry, chown| chown(&entry.join("map"), 1234)),
         ("the directory", |root, _, chown| chown(root, 1234)),
+        ("the directory is a link", |root, _, _| {
+            let elsewhere = root.with_extension("elsewhere");
+            fs::rename(root, &elsewhere).unwrap();
+            std::os::unix::fs::symlink(elsewhere, root).unwrap();
+            std::os::unix::fs::lchown(root, Some(1234), None).unwrap();
+        }),
         ("everyone's", |_, entry, _| {
             fs::set_permissions(entry, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
         }),
@@ -577,8 +562,13 @@ fn entries_of_another_user_are_not_used() {
         assert_eq!(is.len(), SIZE as u64);
         let notes = load(&cached.store(), &url, &bytes);
         let said = |word: &str| notes.iter().any(|note| note.contains(word));
-        assert!(said("belongs to user 1234") || said("everyone may write"), "{what}: {notes:?}");
-        assert!(!cached.is_complete("/m"), "{what}");
+        if what.starts_with("the directory") {
+            assert!(said("belongs to user 1234") && !cached.is_complete("/m"), "{what}: {notes:?}");
+        } else {
+            // In a directory of this user's it is made anew.
+            assert_eq!(notes, Vec::<String>::new(), "{what}");
+            assert!(fs::read(cached.entries()[0].join("data")).unwrap() == bytes, "{what}");
+        }
     }
 }
 
@@ -667,10 +657,11 @@ fn a_process_that_holds_the_lock_for_ever_stops_no_load() {
     let lock = File::create(root.join("lock")).unwrap();
     lock.lock().unwrap();
     let store = cached.store();
+    // As many as a large model has files: not each of them waits.
     let notes = super::soon(move || {
-        let object = store.open(&url).unwrap();
-        check(&*object, 0, &bytes);
-        object.notes()
+        let objects: Vec<_> = (0..100).map(|_| store.open(&url).unwrap()).collect();
+        check(&*objects[99], 0, &bytes);
+        objects[99].notes()
     });
     assert!(notes[0].contains("another process holds"), "{notes:?}");
 }

@@ -4,12 +4,12 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
+use penstock::Result;
 use penstock::checkpoint::Checkpoint;
 use penstock::memory::Window;
 use penstock::pipeline::{Next, Session, Target};
 use penstock::plan::{Plan, Selection};
 use penstock::store::{Environment, ReadContext, RemoteStore, Store};
-use penstock::{ErrorKind, Result};
 use proptest::prelude::*;
 
 use super::cache::{BLOCK, Cached, check, flush, load as fill, overwrite};
@@ -78,57 +78,6 @@ fn a_load_asks_a_server_no_more_often_with_a_cache_than_without() {
         let again = asked(&cached.server, Arc::new(cached.store()), &url, tensors, bytes);
         assert_eq!(again, Vec::new(), "{tensors} tensors of {bytes} bytes");
     }
-}
-
-/// Blocks after the first of which a later load asks the server nothing.
-fn kept(cached: &Cached, url: &str, bytes: &[u8]) -> usize {
-    flush();
-    cached.server.script(|_, _| Act::Serve);
-    let object = cached.store().open(url).unwrap();
-    let (there, cx) = read(&*object, BLOCK, bytes.len() - BLOCK).unwrap();
-    assert!(there == bytes[BLOCK..]);
-    let came = usize::try_from(cx.network_bytes).unwrap();
-    drop(object);
-    flush();
-    assert!(cached.is_complete("/m"));
-    (bytes.len() - BLOCK - came) / BLOCK
-}
-
-const THREE_BLOCKS_AND_SOME: usize = 3 * BLOCK + 100_000;
-
-#[test]
-fn what_came_of_a_request_that_failed_is_kept() {
-    let cached = Cached::new();
-    let bytes = content(SIZE);
-    let url = cached.server.put("/m", &bytes);
-    let object = cached.store().open(&url).unwrap();
-    cached.server.script(|_, n| match n {
-        0 => Act::CloseAfter(THREE_BLOCKS_AND_SOME),
-        _ => Act::Refuse(403, vec![], "no".into()),
-    });
-    let error = read(&*object, BLOCK, SIZE - BLOCK).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Access);
-    drop(object);
-    assert_eq!(kept(&cached, &url, &bytes), 3);
-}
-
-#[test]
-fn what_came_of_a_request_that_was_interrupted_is_kept() {
-    let bytes = content(SIZE);
-    // Nobody says how far a request has come, so it has longer every time.
-    let kept = [20, 100, 500, 1500].map(Duration::from_millis).into_iter().map(|pause| {
-        let cached = Cached::new();
-        let url = cached.server.put("/m", &bytes);
-        let store = cached.store().for_another_load();
-        let object = store.open(&url).unwrap();
-        cached.server.script(|_, _| Act::StallAfter(THREE_BLOCKS_AND_SOME));
-        let reading = std::thread::spawn(move || read(&*object, BLOCK, SIZE - BLOCK).map(drop));
-        std::thread::sleep(pause);
-        store.interrupt();
-        assert_eq!(reading.join().unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
-        kept(&cached, &url, &bytes)
-    });
-    assert!(kept.into_iter().any(|kept| kept == 3));
 }
 
 #[test]

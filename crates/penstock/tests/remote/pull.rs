@@ -53,10 +53,6 @@ fn how(pulled: &Pulled) -> Vec<(&str, How)> {
     pulled.files.iter().map(|file| (&*file.path, file.how)).collect()
 }
 
-fn how_of(pulled: &Pulled) -> Vec<How> {
-    pulled.files.iter().map(|file| file.how).collect()
-}
-
 /// Every file below a directory but the pull's own, with its bytes.
 fn files(below: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let mut found = Vec::new();
@@ -143,26 +139,6 @@ fn every_store_s_half_of_a_file_is_known_for_what_it_is() {
         assert_eq!(how(&pulled), [("a.bin", How::Resumed)], "{}", server.name);
         assert_eq!(would(&server.store, &prefix, to.path()), expected(How::Kept), "{}", server.name);
     }
-}
-
-#[test]
-fn a_line_of_the_ledger_that_was_cut_off_costs_its_own_file_only() {
-    let server = Server::start(Source::default());
-    let (store, to) = (web_store(), tempfile::tempdir().unwrap());
-    let urls = [server.put("/%C3%A9.bin", b"one"), server.put("/other.bin", b"two")];
-    let all =
-        || urls.iter().flat_map(|url| how_of(&pull(&store, url, to.path()).unwrap())).collect::<Vec<_>>();
-    assert_eq!(all(), [How::Pulled, How::Pulled]);
-    let path = to.path().join(".penstock/pulled.jsonl");
-    let ledger = fs::read(&path).unwrap();
-    // In the middle of a character.
-    let cut = ledger.iter().position(|byte| *byte == 0xC3).unwrap() + 1;
-    let second = ledger.iter().position(|byte| *byte == b'\n').unwrap();
-    fs::write(&path, [&ledger[..cut], &ledger[second..]].concat()).unwrap();
-    assert_eq!(all(), [How::Pulled, How::Kept]);
-    fs::write(&path, &ledger[..cut]).unwrap();
-    assert_eq!(all(), [How::Pulled, How::Pulled]);
-    assert_eq!(all(), [How::Kept, How::Kept]);
 }
 
 #[test]

@@ -5,10 +5,8 @@
 //! waited for (but for a moment), and the next load fills the gaps. An object that is there completely is a local file from then on, read
 //! as fast as any, cached or direct.
 //!
-//! * `key`: which version of which object. `directory`: entries on disk, their locks, their bound.
-//! * `entry`: an entry being filled: data, and a map of its blocks' checksums. `object`: reading through one.
-//!   `mark`: what says that one is full. `complete`: reading one that is. `trust`: whose files count.
-//!   `files`: how files are opened and locked.
+//! * `key`: which version of which object. `directory`: which entries there are, whose, and which go.
+//! * `entry`: one of them on disk, its locks, when it is complete. `object`: reading through one.
 //! * `writers`: the process's threads that write. `manage`: what people do with entries.
 //!
 //! Promises:
@@ -17,39 +15,33 @@
 //! * Bytes of an entry that is not complete are compared with their checksums before they are used; a complete one is a
 //!   file that has not been written to since it was found complete. What is torn, or someone else's, is fetched anew.
 //! * The entries together are no larger than their bound; those used longest ago go first, and none that is in use.
-//! * Nobody writes to a complete entry, unless a block of it was found damaged: writing goes with a shared lock on the
-//!   data, completing with an exclusive one.
+//! * Nobody writes to a complete entry.
 //! * Nothing of this fails a load: a full disk, a directory that cannot be written to, a disk that cannot be read end in
 //!   a note. (But bytes that another program changed in the very moment are an error, as in any file.)
 //! * Locks end with the process that holds them, and not later with its children, unless it is killed (`locked_file`);
 //!   nothing needs to be cleaned up after a crash. No load waits for one longer than some seconds.
 //! * Entries of other users are not used.
 
-mod complete;
 mod directory;
 mod entry;
-mod files;
 mod key;
 mod manage;
-mod mark;
 mod object;
-mod trust;
 mod writers;
 
-use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{CachePolicy, Entry, Identity, LocalStore, Object, RemoteStore, Store, location_of};
+use super::{CachePolicy, Identity, LocalStore, Object, RemoteStore, Store, location_of};
 use crate::error::Result;
 
 pub use manage::{CacheEntry, CacheManager};
 
-use complete::CompleteObject;
 use directory::Directory;
+use entry::Entry;
 use key::Key;
-use object::{CachingObject, Noted};
+use object::CachedObject;
 
 /// Where remote objects are kept.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -86,45 +78,47 @@ impl CachingStore {
         Self { inner: self.inner.for_another_load(), ..self.clone() }
     }
 
-    fn key(&self, location: &str, identity: &Identity) -> Option<Result<Key, Cow<'static, str>>> {
-        self.directory.as_ref().map(|_| Key::of(&self.inner, location, identity))
+    /// The complete entry of that version, if there is one.
+    fn complete(&self, location: &str, identity: &Identity) -> Option<Arc<Entry>> {
+        let directory = self.directory.as_ref()?;
+        let key = Key::of(&self.inner, location, identity).ok()?;
+        directory.find(&key).ok()?.filter(|entry| entry.is_complete())
     }
 
-    /// The object of the cache that is that version, if it is there completely; errors call it `shown`.
-    fn complete(&self, location: &str, shown: &str, key: &Key) -> Option<Arc<dyn Object>> {
-        let held = self.directory.as_ref()?.complete(key)?;
-        let file = self.local.open(&location_of(held.path())).ok()?;
-        let (inner, identity) = (self.inner.clone(), key.identity.clone());
-        Some(Arc::new(CompleteObject::new(file, held, inner, (location, shown), identity)))
+    /// An object of that version of which all is in `entry`; errors call it `shown`.
+    fn local(
+        &self,
+        (location, shown): (&str, &str),
+        identity: &Identity,
+        entry: Arc<Entry>,
+    ) -> Option<Arc<dyn Object>> {
+        let file = self.local.open(&location_of(entry.data_path())).ok().filter(|_| entry.is_in_place())?;
+        let (inner, identity) = (self.inner.clone(), identity.clone());
+        Some(Arc::new(CachedObject::complete(inner, (location, shown), identity, entry, file)))
     }
 
     /// `object` with what is read of it kept. `fresh` says that opening it has just brought its first bytes.
     fn through(&self, location: &str, object: Arc<dyn Object>, fresh: bool) -> Arc<dyn Object> {
         let Some(directory) = &self.directory else { return object };
+        let identity = object.identity();
         // What another cache of this machine holds is not kept twice.
-        if self.inner.file_of(location, &object.identity()).is_some() {
+        if self.inner.file_of(location, &identity).is_some() {
             return object;
         }
-        let key = match Key::of(&self.inner, location, &object.identity()) {
-            Ok(key) => key,
-            Err(why) => return Arc::new(Noted::new(object, format!("the disk cache was not used: {why}"))),
-        };
-        if let Some(complete) = self.complete(location, object.location(), &key) {
-            return complete;
+        let key = Key::of(&self.inner, location, &identity)
+            .map_err(|why| format!("the disk cache was not used: {why}"));
+        let entry = key.and_then(|key| directory.entry(&key).inspect_err(|why| directory.warn(why)));
+        if let Ok(entry) = &entry
+            && entry.is_complete()
+            && let Some(local) = self.local((location, object.location()), &identity, Arc::clone(entry))
+        {
+            return local;
         }
-        match directory.entry(&key) {
-            Ok(entry) => {
-                let through = CachingObject::new(object, entry, &self.local);
-                if fresh {
-                    through.keep_head();
-                }
-                Arc::new(through)
-            }
-            Err(note) => {
-                directory.warn(&note);
-                Arc::new(Noted::new(object, note))
-            }
+        let through = CachedObject::partial(self.inner.clone(), location, object, entry);
+        if fresh {
+            through.keep_head();
         }
+        Arc::new(through)
     }
 }
 
@@ -136,15 +130,14 @@ impl Store for CachingStore {
     fn reopen(&self, location: &str, identity: &Identity) -> Result<Arc<dyn Object>> {
         // The version was named when it was opened: if it is here, no one needs to be asked.
         let shown = super::shown(location);
-        let key = self.key(location, identity).and_then(Result::ok);
-        let complete = key.and_then(|key| self.complete(location, &shown, &key));
-        match complete {
+        let complete = self.complete(location, identity);
+        match complete.and_then(|entry| self.local((location, &shown), identity, entry)) {
             Some(object) => Ok(object),
             None => Ok(self.through(location, self.inner.reopen(location, identity)?, false)),
         }
     }
 
-    fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
+    fn list(&self, prefix: &str) -> Result<Vec<super::Entry>> {
         self.inner.list(prefix)
     }
 
@@ -153,10 +146,7 @@ impl Store for CachingStore {
     }
 
     fn file_of(&self, location: &str, identity: &Identity) -> Option<PathBuf> {
-        let cached = || {
-            let key = self.key(location, identity)?.ok()?;
-            Some(self.directory.as_ref()?.complete(&key)?.path())
-        };
+        let cached = || Some(self.complete(location, identity)?.data_path());
         self.inner.file_of(location, identity).or_else(cached)
     }
 

@@ -1,255 +1,193 @@
 //! A remote object, read through the disk cache.
 //!
-//! What of a range is on disk comes from there, the rest from the remote object, with one request wherever it goes; whole
-//! blocks of that are handed to the writers, also of a read that failed or was stopped. A block that two reads share is put
-//! together first, up to a limit.
+//! Of a complete entry all is read from its file, as from any local one. Of another, blocks that are on disk come from
+//! there, and the others from the remote object, with one request wherever they lie side by side. What comes, whole
+//! blocks always, is handed to the writers.
 
-use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
-use super::entry::Entry;
-use super::files::BLOCK_BYTES;
+use super::entry::{BLOCK_BYTES, Entry};
 use super::writers::{BUFFER_BYTES, Writers};
-use crate::error::Result;
-use crate::memory::Window;
-use crate::store::{Identity, LocalStore, Object, ReadContext, Store, location_of};
-
-/// Blocks of one object that are being put together, at most: 32 MiB.
-const MOST_PIECES: usize = 64;
-
-/// Windows of at least this many bytes on average are worth a read of the disk each; smaller ones share one and are copied.
-const WORTH_A_READ: u64 = 256 << 10;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::{FileMapping, Window};
+use crate::store::block_map::to_usize;
+use crate::store::{Identity, Object, ReadContext, RemoteStore, Store};
 
 /// What part of the time that bytes took to come a reader waits for a buffer at most. Readers come in bursts, and a disk
 /// that is fast enough on the whole should not miss any of one.
 const PATIENCE: u32 = 25;
+/// Blocks of the largest request.
+const MOST_BLOCKS: usize = BUFFER_BYTES / BLOCK_BYTES as usize;
 
-/// A remote object whose blocks are kept on disk as they come.
-pub(super) struct CachingObject {
-    remote: Arc<dyn Object>,
-    /// The entry's file; none where it cannot be opened, and then nothing is read from it.
-    local: Option<Arc<dyn Object>>,
-    entry: Arc<Entry>,
-    pieces: Mutex<HashMap<usize, Pieces>>,
+/// An object of which the cache may have something.
+pub(super) struct CachedObject {
+    location: String,
+    identity: Identity,
+    bytes: u64,
+    /// Where the object comes from: its store and its full location.
+    store: RemoteStore,
+    url: String,
+    /// The object there, once something was asked of it.
+    remote: OnceLock<Arc<dyn Object>>,
+    /// What is kept of it, or why nothing is.
+    entry: Result<Arc<Entry>, String>,
+    /// The file of a complete entry.
+    file: Option<Arc<dyn Object>>,
+    /// Set once that could not be read. From then on it is an entry like others.
+    file_failed: OnceLock<()>,
 }
 
-/// A block of which only parts have come so far.
-struct Pieces {
-    bytes: Vec<u8>,
-    /// What of it has come: disjoint, sorted.
-    there: Vec<Range<usize>>,
-}
+impl CachedObject {
+    /// The object at `url` that errors call `location`, of which nothing was asked yet, in a complete entry with this file.
+    pub(super) fn complete(
+        store: RemoteStore,
+        (url, location): (&str, &str),
+        identity: Identity,
+        entry: Arc<Entry>,
+        file: Arc<dyn Object>,
+    ) -> Self {
+        Self {
+            location: location.to_owned(),
+            identity,
+            bytes: entry.bytes,
+            store,
+            url: url.to_owned(),
+            remote: OnceLock::new(),
+            entry: Ok(entry),
+            file: Some(file),
+            file_failed: OnceLock::new(),
+        }
+    }
 
-/// Consecutive bytes of the object, in memory in one part or in several.
-struct Came<'a>(Vec<(u64, &'a [u8])>);
-
-impl CachingObject {
-    pub(super) fn new(remote: Arc<dyn Object>, entry: Arc<Entry>, store: &LocalStore) -> Self {
-        let local = store.open(&location_of(entry.data_path())).ok();
-        Self { remote, local, entry, pieces: Mutex::default() }
+    /// The object `remote` at `url`, of which `entry` says what is kept, or why nothing is.
+    pub(super) fn partial(
+        store: RemoteStore,
+        url: &str,
+        remote: Arc<dyn Object>,
+        entry: Result<Arc<Entry>, String>,
+    ) -> Self {
+        Self {
+            location: remote.location().to_owned(),
+            identity: remote.identity(),
+            bytes: remote.bytes(),
+            store,
+            url: url.to_owned(),
+            remote: remote.into(),
+            entry,
+            file: None,
+            file_failed: OnceLock::new(),
+        }
     }
 
     /// Keeps the first bytes, which opening the remote object has brought.
     pub(super) fn keep_head(&self) {
-        let len = to_usize(self.remote.bytes().min(BLOCK_BYTES));
-        if len == 0 || self.entry.has(0) {
-            return;
-        }
-        let mut head = vec![0; len];
-        if self.remote.read_into(0, Window::from_slice(&mut head), &mut ReadContext::default()).is_ok() {
-            self.keep(&Came(vec![(0, &head)]), Duration::ZERO);
+        if let Ok(entry) = &self.entry
+            && self.bytes > 0
+            && !entry.has(0)
+        {
+            let _ = self.fetch(entry, 0..1, &mut [], &mut ReadContext::default());
         }
     }
 
-    /// Where the run of blocks that are alike (on disk, or not) ends, from the block of `at` on.
-    fn run(&self, at: u64, end: u64) -> (bool, u64) {
-        let first = to_usize(at / BLOCK_BYTES);
-        let local = self.is_here(first);
-        // Not of the first block again: it may have come to the disk by now.
-        let after =
-            (first + 1..to_usize(end.div_ceil(BLOCK_BYTES))).find(|block| self.is_here(*block) != local);
-        (local, after.map_or(end, |block| self.entry.range(block).start.min(end)))
+    fn remote(&self) -> Result<&Arc<dyn Object>> {
+        if let Some(remote) = self.remote.get() {
+            return Ok(remote);
+        }
+        let remote = self.store.reopen(&self.url, &self.identity)?;
+        Ok(self.remote.get_or_init(|| remote))
     }
 
-    fn is_here(&self, block: usize) -> bool {
-        self.local.is_some() && self.entry.has(block)
+    /// The file that is read in place of the object.
+    fn file(&self) -> Option<&Arc<dyn Object>> {
+        self.file.as_ref().filter(|_| self.file_failed.get().is_none())
     }
 
-    /// Reads what is on disk, block by block where bytes must be compared. Says how far it came: not to the end where a
-    /// block turned out to be damaged, or could not be read.
-    fn read_local(&self, range: Range<u64>, into: &mut Window<'_>, cx: &mut ReadContext) -> u64 {
-        let Some(local) = &self.local else { return range.start };
-        let mut at = range.start;
-        let mut whole = Vec::new();
-        while at < range.end {
-            let block = to_usize(at / BLOCK_BYTES);
-            let verified = |block: &usize| self.entry.is_verified(*block);
-            if verified(&block) {
-                let mut others = block + 1..to_usize(range.end.div_ceil(BLOCK_BYTES));
-                let after = others.find(|block| !verified(block));
-                let end = after.map_or(range.end, |block| self.entry.range(block).start.min(range.end));
-                let part = into.part(to_usize(at - range.start), to_usize(end - at));
-                if let Err(error) = local.read_into(at, part, cx) {
-                    // Which of them it was is not known. Those that are intact pass the comparison next time.
-                    let last = to_usize(end.div_ceil(BLOCK_BYTES));
-                    (block + 1..last).for_each(|block| self.entry.doubt(block));
-                    self.entry.unreadable(block, &error);
-                    break;
-                }
-                at = end;
-                continue;
+    /// What `read` reads from the file, where there is one that can be read.
+    fn read_file<T>(&self, read: impl FnOnce(&dyn Object) -> Result<T>) -> Option<T> {
+        let done = read(&**self.file()?);
+        done.inspect_err(|error| {
+            let _ = self.file_failed.set(());
+            if let Ok(entry) = &self.entry {
+                entry.doubt();
+                entry.unreadable(&error.cause());
             }
-            let blocks = self.entry.range(block);
-            whole.resize(to_usize(blocks.end - blocks.start), 0);
-            let read = local.read_into(blocks.start, Window::from_slice(&mut whole), cx);
-            if let Err(error) = read {
-                self.entry.unreadable(block, &error);
-                break;
-            }
-            if !self.entry.verify(block, &whole) {
-                break;
-            }
-            let end = blocks.end.min(range.end);
-            let part = &whole[to_usize(at - blocks.start)..to_usize(end - blocks.start)];
-            into.write(to_usize(at - range.start), part);
-            at = end;
-        }
-        at
+        })
+        .ok()
     }
 
-    /// Reads what is on disk to windows. Says how far it came, as [`CachingObject::read_local`].
-    fn scatter_local(&self, range: Range<u64>, into: &mut [(u64, Window<'_>)], cx: &mut ReadContext) -> u64 {
-        let lens: Vec<u64> = parts(&range, into).map(|(_, part)| part.len() as u64).collect();
-        if lens.len() == 1 || lens.iter().sum::<u64>() >= lens.len() as u64 * WORTH_A_READ {
-            for (at, mut part) in parts(&range, into) {
-                let end = at + part.len() as u64;
-                let reached = self.read_local(at..end, &mut part, cx);
-                if reached < end {
-                    return reached;
-                }
-            }
-            return range.end;
-        }
-        let mut bytes = vec![0; to_usize(range.end - range.start)];
-        let reached = self.read_local(range.clone(), &mut Window::from_slice(&mut bytes), cx);
-        let read = Came(vec![(range.start, &bytes[..to_usize(reached - range.start)])]);
-        for (at, mut part) in parts(&(range.start..reached), into) {
-            read.copy(at..at + part.len() as u64, |start, bytes| part.write(start, bytes));
-        }
-        reached
-    }
-
-    /// Asks for all of `range` at once, to windows, and keeps it with what lies between them. Of a read that fails, what
-    /// came before is kept.
-    #[allow(unsafe_code)]
-    fn read_remote(
+    /// Reads block by block what is on disk, and the rest from the remote object.
+    fn read_blocks(
         &self,
-        range: Range<u64>,
+        entry: &Arc<Entry>,
+        blocks: Range<usize>,
         into: &mut [(u64, Window<'_>)],
         cx: &mut ReadContext,
     ) -> Result<()> {
+        let mut buffer = vec![0; BLOCK_BYTES as usize];
+        let mut missing = blocks.start..blocks.start;
+        for block in blocks {
+            let range = entry.range(&(block..block + 1));
+            let is_wanted = parts(&range, into).next().is_some();
+            let kept = if is_wanted { entry.read(block, &mut buffer) } else { None };
+            if let Some(bytes) = kept {
+                copy(range.start, bytes, into);
+                cx.buffered_bytes += bytes.len() as u64;
+                cx.calls += 1;
+            }
+            if kept.is_some() || (!is_wanted && entry.has(block)) {
+                self.fetch(entry, missing, into, cx)?;
+                missing = block + 1..block + 1;
+                continue;
+            }
+            missing.end = block + 1;
+            if missing.len() == MOST_BLOCKS {
+                self.fetch(entry, missing, into, cx)?;
+                missing = block + 1..block + 1;
+            }
+        }
+        self.fetch(entry, missing, into, cx)
+    }
+
+    /// Asks for blocks with one request, to the windows, and has them written with what lies between those.
+    #[allow(unsafe_code)]
+    fn fetch(
+        &self,
+        entry: &Arc<Entry>,
+        blocks: Range<usize>,
+        into: &mut [(u64, Window<'_>)],
+        cx: &mut ReadContext,
+    ) -> Result<()> {
+        if blocks.is_empty() {
+            return Ok(());
+        }
+        let range = entry.range(&blocks);
         let mut between = gaps(&range, into);
-        // The writers take it from there.
+        // They are read again right after.
         let mut all: Vec<_> = parts(&range, into).map(|(at, part)| (at, part.temporal())).collect();
         all.extend(between.iter_mut().map(|(at, gap)| (*at, Window::from_slice(gap))));
         all.sort_by_key(|(at, _)| *at);
         let began = Instant::now();
-        cx.reached = None;
-        let done = self.remote.read_scattered(&mut all, cx);
-        let (reached, patience) = match done {
-            Ok(()) => (range.end, began.elapsed() / PATIENCE),
-            // Whoever has stopped the load waits for it.
-            Err(_) => (cx.reached.take().unwrap_or(range.start), Duration::ZERO),
+        self.remote()?.read_scattered(&mut all, cx)?;
+        if !entry.is_writable() {
+            entry.note("the disk cache cannot be written to: what it lacks is not kept".into());
+            return Ok(());
+        }
+        let writers = Writers::of_process();
+        let Some(mut buffer) = writers.buffer(began.elapsed() / PATIENCE) else {
+            entry.note("the disk cache could not keep up: what it left out is kept by the next load".into());
+            return Ok(());
         };
-        let came = all.iter().take_while(|(at, _)| *at < reached).map(|(at, part)| {
-            let len = part.len().min(to_usize(reached - at));
-            // SAFETY: these windows, which are still ours alone, are `range` without gaps, and the read has just filled them:
-            // all of them, or up to where the remote object has said.
-            (*at, unsafe { part.assume_filled(0, len) })
-        });
-        self.keep(&Came(came.collect()), patience);
-        done
-    }
-
-    /// Hands what came to the writers: whole blocks at once, others when they are whole.
-    fn keep(&self, came: &Came<'_>, patience: Duration) {
-        let Range { start: mut at, end } = came.range();
-        while at < end {
-            let block = to_usize(at / BLOCK_BYTES);
-            let range = self.entry.range(block);
-            if range.start < at || range.end > end {
-                let stop = range.end.min(end);
-                self.piece(block, at..stop, came, patience);
-                at = stop;
-                continue;
-            }
-            // As many whole blocks as fit a buffer and are not there yet.
-            let mut last = block;
-            while last < self.entry.blocks() && self.entry.range(last).end <= end {
-                let fits = self.entry.range(last).end - range.start <= BUFFER_BYTES as u64;
-                if !fits || !self.entry.claim(last) {
-                    break;
-                }
-                last += 1;
-            }
-            if last == block {
-                at = range.end;
-                continue;
-            }
-            self.write(block..last, came, patience);
-            at = self.entry.range(last - 1).end;
-        }
-    }
-
-    /// A part of a block.
-    fn piece(&self, block: usize, part: Range<u64>, came: &Came<'_>, patience: Duration) {
-        if self.entry.has(block) {
-            return;
-        }
-        let range = self.entry.range(block);
         let len = to_usize(range.end - range.start);
-        let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
-        if pieces.len() >= MOST_PIECES && !pieces.contains_key(&block) {
-            return;
+        for (at, part) in &all {
+            // SAFETY: the read has just filled this window, which is still ours alone.
+            let came = unsafe { part.assume_filled(0, part.len()) };
+            let from = to_usize(at - range.start);
+            buffer.bytes(len)[from..from + came.len()].copy_from_slice(came);
         }
-        let held = pieces.entry(block).or_insert_with(|| Pieces { bytes: vec![0; len], there: Vec::new() });
-        let (start, end) = (to_usize(part.start - range.start), to_usize(part.end - range.start));
-        came.copy(part, |at, bytes| held.bytes[start + at..start + at + bytes.len()].copy_from_slice(bytes));
-        held.add(start..end);
-        if held.there != [0..len] {
-            return;
-        }
-        let Some(held) = pieces.remove(&block) else { return };
-        drop(pieces);
-        if self.entry.claim(block) {
-            self.write(block..block + 1, &Came(vec![(range.start, &held.bytes)]), patience);
-        }
-    }
-
-    /// Blocks that were claimed, and came.
-    fn write(&self, blocks: Range<usize>, came: &Came<'_>, patience: Duration) {
-        let range = self.entry.range(blocks.start).start..self.entry.range(blocks.end - 1).end;
-        let len = to_usize(range.end - range.start);
-        let fill = |mut buffer: Window<'_>| came.copy(range, |at, bytes| buffer.write(at, bytes));
-        Writers::of_process().write(&self.entry, blocks, len, fill, patience);
-    }
-}
-
-impl Came<'_> {
-    fn range(&self) -> Range<u64> {
-        let end = self.0.last().map_or(0, |(at, bytes)| at + bytes.len() as u64);
-        self.0.first().map_or(end, |(at, _)| *at)..end
-    }
-
-    /// Hands on the bytes of `range`, with their positions in it.
-    fn copy(&self, range: Range<u64>, mut to: impl FnMut(usize, &[u8])) {
-        let first = self.0.partition_point(|(at, bytes)| at + bytes.len() as u64 <= range.start);
-        for (at, bytes) in self.0[first..].iter().take_while(|(at, _)| *at < range.end) {
-            let (from, end) = (range.start.max(*at), range.end.min(at + bytes.len() as u64));
-            to(to_usize(from - range.start), &bytes[to_usize(from - at)..to_usize(end - at)]);
-        }
+        writers.write(entry, blocks.start, buffer, len);
+        Ok(())
     }
 }
 
@@ -278,39 +216,35 @@ fn gaps(range: &Range<u64>, into: &mut [(u64, Window<'_>)]) -> Vec<(u64, Vec<u8>
     between.collect()
 }
 
-impl Pieces {
-    /// Adds a range, and joins what touches.
-    fn add(&mut self, range: Range<usize>) {
-        self.there.push(range);
-        self.there.sort_by_key(|range| range.start);
-        let mut joined: Vec<Range<usize>> = Vec::with_capacity(self.there.len());
-        for range in self.there.drain(..) {
-            match joined.last_mut() {
-                Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-                _ => joined.push(range),
-            }
-        }
-        self.there = joined;
+/// Copies to the windows what they want of `bytes`, which begin at `start`.
+fn copy(start: u64, bytes: &[u8], into: &mut [(u64, Window<'_>)]) {
+    for (at, mut part) in parts(&(start..start + bytes.len() as u64), into) {
+        let (from, len) = (to_usize(at - start), part.len());
+        part.write(0, &bytes[from..from + len]);
     }
 }
 
-impl Drop for CachingObject {
+impl Drop for CachedObject {
     fn drop(&mut self) {
-        Writers::of_process().leave(&self.entry);
+        if let Ok(entry) = std::mem::replace(&mut self.entry, Err(String::new()))
+            && entry.is_writable()
+        {
+            Writers::of_process().leave(entry);
+        }
     }
 }
 
-impl Object for CachingObject {
+impl Object for CachedObject {
     fn location(&self) -> &str {
-        self.remote.location()
+        &self.location
     }
 
     fn bytes(&self) -> u64 {
-        self.remote.bytes()
+        self.bytes
     }
 
     fn identity(&self) -> Identity {
-        self.remote.identity()
+        self.identity.clone()
     }
 
     fn read_into(&self, offset: u64, into: Window<'_>, cx: &mut ReadContext) -> Result<()> {
@@ -318,46 +252,26 @@ impl Object for CachingObject {
     }
 
     fn read_scattered(&self, into: &mut [(u64, Window<'_>)], cx: &mut ReadContext) -> Result<()> {
-        let (Some((begin, _)), Some((last, window))) = (into.first(), into.last()) else { return Ok(()) };
-        let Some(end) = last.checked_add(window.len() as u64).filter(|end| *end <= self.bytes()) else {
-            // It says what is wrong.
-            return self.remote.read_scattered(into, cx);
-        };
-        let (begin, end_of) =
-            (*begin, |(at, window): &(u64, Window<'_>)| at.saturating_add(window.len() as u64));
-        if !into.is_sorted_by(|one, next| end_of(one) <= next.0) {
-            // Not as was promised: one by one.
-            return into.iter_mut().try_for_each(|(at, window)| {
-                let len = window.len();
-                self.read_into(*at, window.part(0, len), cx)
-            });
+        if self.read_file(|file| file.read_scattered(into, cx)).is_some() {
+            return Ok(());
         }
         // What was said of the remote object does not hold for the file.
         cx.cached = None;
-        let mut at = begin;
-        while at < end {
-            let (local, until) = self.run(at, end);
-            let is_wanted = parts(&(at..until), into).next().is_some();
-            let reached = match (is_wanted, local) {
-                (false, _) => until,
-                (true, true) => self.scatter_local(at..until, into, cx),
-                (true, false) => at,
-            };
-            if reached == at {
-                // Not on disk, or damaged there.
-                let until =
-                    if local { self.entry.range(to_usize(at / BLOCK_BYTES)).end.min(until) } else { until };
-                self.read_remote(at..until, into, cx)?;
-                at = until;
-            } else {
-                at = reached;
+        let end = |(at, window): &(u64, Window<'_>)| at.saturating_add(window.len() as u64);
+        let (Some((begin, _)), Some(last)) = (into.first(), into.last()) else { return Ok(()) };
+        let (begin, last) = (*begin, end(last));
+        match &self.entry {
+            // Where windows lie outside of the object, or are not as was promised, that says what is wrong.
+            Ok(entry) if last <= self.bytes && into.is_sorted_by(|one, next| end(one) <= next.0) => {
+                let blocks = to_usize(begin / BLOCK_BYTES)..to_usize(last.div_ceil(BLOCK_BYTES));
+                self.read_blocks(entry, blocks, into, cx)
             }
+            _ => self.remote()?.read_scattered(into, cx),
         }
-        Ok(())
     }
 
     fn scatters(&self) -> bool {
-        self.remote.scatters()
+        self.file().is_none()
     }
 
     fn read_to_staging(
@@ -366,82 +280,52 @@ impl Object for CachingObject {
         mut buffer: Window<'_>,
         cx: &mut ReadContext,
     ) -> Result<usize> {
+        let len = buffer.len();
+        let whole = buffer.part(0, len);
+        if let Some(start) = self.read_file(|file| file.read_to_staging(range.clone(), whole, cx)) {
+            return Ok(start);
+        }
         let len = to_usize(range.end - range.start);
         self.read_into(range.start, buffer.part(0, len), cx).map(|()| 0)
     }
 
-    fn is_cached(&self, range: &Range<u64>) -> Option<bool> {
-        self.remote.is_cached(range)
-    }
-
-    fn notes(&self) -> Vec<String> {
-        let mut notes = self.remote.notes();
-        notes.extend(self.entry.notes());
-        notes
-    }
-
-    fn verify_unchanged(&self) -> Result<()> {
-        self.remote.verify_unchanged()
-    }
-}
-
-/// A remote object that is not cached, and why.
-pub(super) struct Noted {
-    remote: Arc<dyn Object>,
-    note: String,
-}
-
-impl Noted {
-    pub(super) fn new(remote: Arc<dyn Object>, note: String) -> Self {
-        Self { remote, note }
-    }
-}
-
-impl Object for Noted {
-    fn location(&self) -> &str {
-        self.remote.location()
-    }
-
-    fn bytes(&self) -> u64 {
-        self.remote.bytes()
-    }
-
-    fn identity(&self) -> Identity {
-        self.remote.identity()
-    }
-
-    fn read_into(&self, offset: u64, into: Window<'_>, cx: &mut ReadContext) -> Result<()> {
-        self.remote.read_into(offset, into, cx)
-    }
-
-    fn read_scattered(&self, into: &mut [(u64, Window<'_>)], cx: &mut ReadContext) -> Result<()> {
-        self.remote.read_scattered(into, cx)
-    }
-
-    fn scatters(&self) -> bool {
-        self.remote.scatters()
-    }
-
-    fn read_to_staging(&self, range: Range<u64>, buffer: Window<'_>, cx: &mut ReadContext) -> Result<usize> {
-        self.remote.read_to_staging(range, buffer, cx)
+    fn map(&self) -> Result<FileMapping> {
+        self.file.as_ref().map_or_else(|| self.remote()?.map(), |file| file.map())
     }
 
     fn is_cached(&self, range: &Range<u64>) -> Option<bool> {
-        self.remote.is_cached(range)
+        self.file().map_or(Some(false), |file| file.is_cached(range))
+    }
+
+    fn prefetch(&self, range: Range<u64>) -> bool {
+        self.file().is_some_and(|file| file.prefetch(range))
+    }
+
+    fn avoid_direct(&self) {
+        if let Some(file) = &self.file {
+            file.avoid_direct();
+        }
     }
 
     fn notes(&self) -> Vec<String> {
-        let mut notes = self.remote.notes();
-        notes.push(self.note.clone());
-        notes
+        let file = self.file.iter().flat_map(|file| file.notes());
+        let remote = self.remote.get().into_iter().flat_map(|remote| remote.notes());
+        let own = self.entry.as_ref().map_or_else(|why| Some(why.clone()), |entry| entry.said());
+        file.chain(remote).chain(own).collect()
     }
 
     fn verify_unchanged(&self) -> Result<()> {
-        self.remote.verify_unchanged()
+        if let Ok(entry) = &self.entry
+            && !entry.is_unchanged()
+        {
+            entry.doubt();
+            return Err(Error::new(
+                ErrorKind::Changed,
+                "its entry in the disk cache was written to by another program while it was being loaded",
+            )
+            .object(entry.data_path().display().to_string())
+            .remedy("Load again: the entry's bytes are compared with their checksums"));
+        }
+        self.remote.get().map_or(Ok(()), |remote| remote.verify_unchanged())
     }
-}
-
-/// Lengths here are lengths of memory that exists, so they fit.
-fn to_usize(n: u64) -> usize {
-    usize::try_from(n).unwrap_or(usize::MAX)
 }

@@ -23,7 +23,10 @@ use crate::store::{Identity, Object, ReadContext, shown};
 #[derive(Debug)]
 pub(super) struct LocalFile {
     path: PathBuf,
-    location: String,
+    /// What errors call it, since that is what has to be looked at.
+    pub(super) location: String,
+    /// Of a copy of a remote object: that one's name and version.
+    pub(super) stands_for: Option<(String, Identity)>,
     pub(super) file: File,
     bytes: u64,
     version: Version,
@@ -101,6 +104,7 @@ impl LocalFile {
             probe: Probe::of(&file),
             path: path.to_owned(),
             location,
+            stands_for: None,
             file,
             bytes: metadata.len(),
             version: Version::of(&metadata),
@@ -174,7 +178,7 @@ impl LocalFile {
 
 impl Object for LocalFile {
     fn location(&self) -> &str {
-        &self.location
+        self.stands_for.as_ref().map_or(&self.location, |(location, _)| location)
     }
 
     fn bytes(&self) -> u64 {
@@ -182,6 +186,9 @@ impl Object for LocalFile {
     }
 
     fn identity(&self) -> Identity {
+        if let Some((_, identity)) = &self.stands_for {
+            return identity.clone();
+        }
         let Version { device, inode, bytes, modified } = self.version;
         let changed = self.changed;
         Identity(format!(

@@ -86,6 +86,20 @@ impl LocalStore {
         }
         LocalFile::open(&path_of(location), self.cache)
     }
+
+    /// Opens a copy of the remote object at `remote`, of the version that `identity` makes of the file. It is read like any
+    /// file: cached or direct, mapped if asked for.
+    #[cfg(feature = "remote")]
+    pub(super) fn open_copy(
+        &self,
+        path: &std::path::Path,
+        remote: String,
+        identity: impl FnOnce(&dyn Object) -> Identity,
+    ) -> Result<Arc<dyn Object>> {
+        let mut file = LocalFile::open(path, self.cache)?;
+        file.stands_for = Some((remote, identity(&file)));
+        Ok(Arc::new(file))
+    }
 }
 
 impl Store for LocalStore {

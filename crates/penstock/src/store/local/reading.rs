@@ -105,7 +105,7 @@ impl LocalFile {
                     ErrorKind::Storage,
                     format!("a read beyond the end of the file's {} bytes", self.bytes()),
                 )
-                .object(self.location())
+                .object(&self.location)
                 .range(offset..offset.saturating_add(len as u64))
             },
         )
@@ -224,7 +224,7 @@ impl LocalFile {
                     if error.kind() != io::ErrorKind::Interrupted {
                         // What came before is there: the range says where it went wrong, and so which tensor is hit.
                         let range = at..at + count as u64;
-                        return Err(failed("reading", &error).object(self.location()).range(range));
+                        return Err(failed("reading", &error).object(&self.location).range(range));
                     }
                 }
             }
@@ -240,7 +240,7 @@ impl LocalFile {
         if self.file.metadata().is_ok_and(|now| now.len() >= self.bytes()) {
             let cause = "the storage gave no bytes here, although the file is as long as it was";
             return Err(Error::new(ErrorKind::Storage, cause)
-                .object(self.location())
+                .object(&self.location)
                 .range(range)
                 .remedy("Load it again; if it stays so, the file system or its server is at fault"));
         }

@@ -26,7 +26,6 @@ use object_store::path::Path;
 use url::Url;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::local_replica::LocalReplica;
 use crate::store::location::is_doubtful_setting;
 use crate::store::remote::http::client_key::ClientKey;
 use crate::store::remote::http::context::LoadContext;
@@ -215,9 +214,8 @@ impl<'a> Hub<'a> {
         let Some(file) = cached.and_then(|cached| cached.file(commit, &address.path)) else {
             return Ok(None);
         };
-        let opened = self.local.open(&location_of(&file))?;
-        let identity = local::identity(&file, &*opened);
-        Ok(Some(Arc::new(LocalReplica::new(opened, address.pinned(commit, &address.path), identity))))
+        let identity = |opened: &dyn Object| local::identity(&file, opened);
+        self.local.open_copy(&file, address.pinned(commit, &address.path), identity).map(Some)
     }
 
     fn ask<T>(&self, address: &HubAddress, ask: impl FnOnce(&Api<'_>) -> Result<T>) -> Result<T> {

@@ -85,8 +85,7 @@ impl RemoteObject {
             match done {
                 // What one took back may lie over what the other had brought.
                 Ok(()) if hedged.get() && taken_back.get() => {
-                    reached.set(range.start);
-                    self.fetch_range(range.clone(), &counters, put_first).await
+                    self.fetch_range(range.clone(), &counters, put).await
                 }
                 done => done,
             }
@@ -104,11 +103,6 @@ impl RemoteObject {
             Ok(Err(Stop::Region(_) | Stop::Empty)) => Err(super::failure::changed()),
         }
         .map_err(|error| error.object(&self.location).range(range.clone()))
-        .inspect_err(|_| {
-            // What one of two took back may lie over what the other had brought.
-            let is_whole = !(hedged.get() && taken_back.get());
-            cx.reached = Some(if is_whole { reached.get() } else { range.start });
-        })
     }
 
     /// Asks for `range`, and again from where it stopped, and hands its bytes to `put`.
