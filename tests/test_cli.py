@@ -286,6 +286,10 @@ class TestLoad:
         pytest.importorskip("torch")
         assert answer(penstock("load", single, "--json"))["framework"] == "pt"
 
+    def test_logs_on_stderr_when_asked_to(self, single: Path) -> None:
+        assert penstock("load", single, "--framework", "np").stderr == ""
+        assert "penstock.checkpoint: loaded from" in penstock("load", "-v", single, "--framework", "np").stderr
+
     def test_shows_a_bar_on_a_terminal(self, single: Path) -> None:
         assert "loading to cpu" in _stderr_of_a_terminal("load", single, "--framework", "np")
 
@@ -502,15 +506,18 @@ class TestCommand:
 
         assert penstock("--version").stdout == f"penstock {package.__version__}\n"
 
-    @pytest.mark.parametrize("command", [[], ["inspect"], ["load"]])
-    def test_help_documents_the_exit_codes(self, command: list[str]) -> None:
+    @pytest.mark.parametrize(
+        "command", ["", "inspect", "load", "pull", "cache", "cache ls", "cache verify", "cache rm", "cache prune"]
+    )
+    def test_every_help_has_examples_and_the_exit_codes(self, command: str) -> None:
         from typer.testing import CliRunner
 
         from penstock.cli.app import app
 
-        shown = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "80", "NO_COLOR": "1"})
+        shown = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "80", "NO_COLOR": "1"})
         assert shown.exit_code == 0
         folded = " ".join(shown.output.split())
+        assert f"Examples: - penstock {command}" in folded
         assert "Exit codes: 0 success" in folded
         assert "130 interrupted" in folded
         assert "<bool> Print" not in folded

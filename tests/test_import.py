@@ -66,3 +66,25 @@ def test_an_installation_of_eggs_is_looked_at_too(tmp_path: Path) -> None:
     (tmp_path / "penstock-2.egg-info").touch()
     with pytest.raises(ImportError, match="pip install penstock-loader"):
         namesake.refuse(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("file", "platform", "says"),
+    [
+        ("", "darwin", "runs on Linux only, and this is 'darwin'"),
+        ("", "win32", "use WSL 2"),
+        ("", "linux", "in a clone, run `make build`"),
+        ("_native.cpython-314t-x86_64-linux-gnu.so", "linux", "was installed for another Python"),
+    ],
+)
+def test_without_the_extension_the_error_says_why(tmp_path: Path, file: str, platform: str, says: str) -> None:
+    ignored = shutil.ignore_patterns("__pycache__", "_native*.so")
+    shutil.copytree(Path(namesake.__file__).parent, tmp_path / "penstock", ignore=ignored)
+    if file:
+        (tmp_path / "penstock" / file).touch()
+    command = [sys.executable, "-c", f"import sys; sys.platform = {platform!r}; import penstock"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: ")
+    assert says in last

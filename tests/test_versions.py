@@ -48,3 +48,22 @@ def test_plugins_warn_of_engines_that_are_newer_than_the_tests() -> None:
         assert newest is not None
         tried = newest[1].replace(" ", "").replace(",", ".")
         assert f"{known[name][0]}.".startswith(f"{tried}."), (engine, tried)
+
+
+def test_the_version_is_said_in_one_place() -> None:
+    import penstock
+
+    (version,) = re.findall(r'^version = "(.+)"', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)
+    project = (ROOT / "pyproject.toml").read_text()
+    assert 'dynamic = ["version"]' in project
+    assert penstock.__version__ == version
+    for manifest in (ROOT / "crates").glob("*/Cargo.toml"):
+        assert "version.workspace = true" in manifest.read_text(), manifest
+
+
+def test_the_newest_changes_are_of_this_version_and_can_be_read_in_a_minute() -> None:
+    import penstock
+
+    newest, *_ = (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1:]
+    assert newest.startswith(penstock.__version__)
+    assert len(re.findall(r"^- ", newest, re.MULTILINE)) <= 20

@@ -21,6 +21,8 @@ import words
         ("a.md", "Set `read_ahead_bytes`."),
         ("a.md", "    pip install penstock vllm"),
         ("Dockerfile", "RUN pip install --no-cache-dir penstock"),
+        ("a.sh", "uv pip install 'penstock[torch]'"),
+        ("a.yml", "run: uv add penstock==0.1"),
     ],
 )
 def test_a_retired_word_is_refused_where_it_is_a_name(path: str, text: str) -> None:

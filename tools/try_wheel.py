@@ -1,15 +1,20 @@
 """What any wheel must do, where it was just installed: ``python tools/try_wheel.py``.
 
 Loads, streams, maps and slices a file, from several threads too, and compares with safetensors' own reader; refuses one
-that was cut short; runs the command. Needs numpy and safetensors; neither torch nor a GPU. Where Python has no GIL,
-importing must leave it so.
+that was cut short; runs the command, on a file and on a repository of a hub of this process. Where Python has no GIL,
+importing must leave it so. Needs numpy and safetensors, no GPU. Where torch is installed, README.md's snippets run too,
+as they are pasted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
+import os
 import platform
+import re
+import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -22,9 +27,14 @@ from safetensors.numpy import load_file, save_file
 HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 import penstock  # noqa: E402 - what it does to the GIL is looked at
 
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tests"))  # last: the wheel is what is tried
+from hub import hub  # noqa: E402
+
 
 def main() -> None:
-    assert getattr(sys, "_is_gil_enabled", lambda: True)() == HAS_GIL, "importing penstock turned the GIL on"
+    assert not Path(penstock.__file__).is_relative_to(ROOT / "python"), "this is the clone's package, not the wheel's"
+    assert command("--version") == f"penstock {penstock.__version__}\n"
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "model.safetensors"
         random = np.random.default_rng(0)
@@ -32,6 +42,7 @@ def main() -> None:
         save_file(tensors | {"large": random.integers(0, 255, 9_000_000, dtype=np.uint8)}, path)
         loads(path)
         assert "51 tensors" in command("inspect", str(path), "--limit", "1")
+        inspects_a_hub(path)
         with path.open("r+b") as file:
             file.truncate(1000)
         try:
@@ -40,8 +51,15 @@ def main() -> None:
             assert error.remedy, error
         else:
             raise AssertionError("a file that was cut short was opened")
+        pasted = importlib.util.find_spec("torch") is not None
+        if pasted:
+            pastes_the_readme(Path(directory))
+    assert getattr(sys, "_is_gil_enabled", lambda: True)() == HAS_GIL, "penstock turned the GIL on"
     gil = "" if HAS_GIL else ", without a GIL"
-    print(f"ok: penstock {penstock.__version__}, Python {platform.python_version()}{gil}, {platform.machine()}")
+    where = f"Python {platform.python_version()}{gil}, {platform.machine()}, {platform.libc_ver()[0] or 'musl'}"
+    print(
+        f"ok: penstock {penstock.__version__}, {where}, README's snippets {'run' if pasted else 'left out: no torch'}"
+    )
 
 
 def command(*arguments: str) -> str:
@@ -56,6 +74,30 @@ def command(*arguments: str) -> str:
         except SystemExit as ended:
             assert not ended.code, ended.code
     return printed.getvalue()
+
+
+def inspects_a_hub(path: Path) -> None:
+    with hub() as served:
+        served.push("org/name", {"model.safetensors": path.read_bytes(), "config.json": b"{}"})
+        before = dict(os.environ)
+        os.environ |= {"HF_ENDPOINT": served.endpoint, "HF_HOME": str(path.parent / "hf")}
+        try:
+            assert "51 tensors" in command("inspect", "hf://org/name", "--limit", "1")
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+
+def pastes_the_readme(directory: Path) -> None:
+    """Its blocks in their order, without those that need what is not here, in a directory of their own."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    names = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    (here := directory / "pasted").mkdir()
+    blocks = re.findall(r"(?<!-->\n)```(python|bash)\n(.*?)```", readme, re.DOTALL)
+    assert {language for language, _ in blocks} == {"python", "bash"}
+    for language, text in blocks:
+        program = [sys.executable, "-c"] if language == "python" else ["bash", "-euo", "pipefail", "-c"]
+        subprocess.run([*program, text], cwd=here, env=os.environ | {"PATH": names}, check=True, stdout=sys.stderr)
 
 
 def loads(path: Path) -> None:

@@ -42,7 +42,7 @@ IDENTIFIERS = {
 }  # fmt: skip
 
 PHRASES = {
-    r"pip install (-\S+ )*penstock(?!-)\b": "pip install penstock-loader",
+    r"(?:pip3? install|uv add|uvx|pipx run) (?:-\S+ )*[\"']?penstock(?!-)\b": "penstock-loader, ours",
     r"penstock\.engines\b": "penstock.integrations",
     r"\bSee the module\.": "what it is for",
 }
@@ -117,9 +117,9 @@ def long_sentences(path: str, text: str) -> Iterator[str]:
 def main() -> None:
     """Looks through the files that git knows; exits with 1 where it finds something."""
     listed = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True).stdout
-    kinds = (".py", ".pyi", ".rs", ".md", ".toml", ".yaml", "Dockerfile")
-    paths = [path for path in listed.splitlines() if path.endswith(kinds) and path not in _TELLS_OF_THEM]
-    paths = [path for path in paths if (ROOT / path).exists()]
+    kinds = (".py", ".pyi", ".rs", ".md", ".toml", ".yaml", ".yml", ".sh", ".txt", "Makefile", "/run")
+    paths = [path for path in listed.splitlines() if path.endswith(kinds) or "Dockerfile" in path]
+    paths = [path for path in paths if path not in _TELLS_OF_THEM and (ROOT / path).exists()]
     found = [place for path in paths for place in found_in(path, (ROOT / path).read_text())]
     for path in (path for path in paths if path.endswith(".md")):
         if path.startswith("docs/") or "/" not in path:

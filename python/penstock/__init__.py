@@ -21,7 +21,12 @@ from penstock import namesake
 
 namesake.refuse()
 
-from penstock._native import LoadOptions, LoadStats, __version__  # noqa: E402
+try:
+    from penstock._native import LoadOptions, LoadStats, __version__
+except ModuleNotFoundError as error:
+    from penstock import extension
+
+    raise extension.missing(error) from None
 from penstock.errors import (  # noqa: E402
     ConfigError,
     DestinationError,

@@ -22,11 +22,6 @@
 //! `unsafe` is allowed in `memory`, `device`, the file readers of `store` and its disk cache, and where `pipeline` takes
 //! addresses of its caller (`session`, `landing`); it is denied everywhere else.
 
-#[cfg(not(target_os = "linux"))]
-compile_error!(
-    "Penstock runs on Linux only: it reads the page cache's state, and by-passes it, as Linux does. On Windows, use WSL 2"
-);
-
 pub mod checkpoint;
 mod closest;
 pub mod config;

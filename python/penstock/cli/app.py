@@ -21,10 +21,17 @@ from penstock.cli.failures import CODES_HELP, handled
 from penstock.errors import ConfigError
 from penstock.units import size_meant
 
+
+def _epilog(*examples: str) -> str:
+    # An empty line is what starts a new line here; without indentation they would run on.
+    lines = ["Examples:", *(f"- penstock {example}" for example in examples), CODES_HELP]
+    return "\n\n".join(lines)
+
+
 app = typer.Typer(
     name="penstock",
     help="Inspect, load and download safetensors checkpoints.",
-    epilog=CODES_HELP,
+    epilog=_epilog("inspect model.safetensors", "load hf://org/name --stats", "pull s3://bucket/model/ models/model"),
     add_completion=True,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -103,15 +110,7 @@ Paths = Annotated[
         autocompletion=completed_paths,
     ),
 ]
-_LOADED = ("model.safetensors", "s3://bucket/llama-3-8b/", "hf://openai-community/gpt2")
-_PULLED = ("hf://org/name models/name", "s3://bucket/model/ models/model --include '*.safetensors' --include '*.json'")
-
-
-def _epilog(command: str, examples: tuple[str, ...]) -> str:
-    # An empty line is what starts a new line here; without indentation they would run on.
-    lines = ["Examples:", *(f"- penstock {command} {example}" for example in examples), CODES_HELP]
-    return "\n\n".join(lines)
-
+_PATHS = ("model.safetensors", "s3://bucket/llama-3-8b/", "hf://openai-community/gpt2")
 
 _flag = partial(typer.Option, metavar="")
 """An option that takes no value."""
@@ -136,6 +135,20 @@ Json = Annotated[bool, _flag("--json", help="Print JSON on stdout, errors too.")
 Debug = Annotated[bool, _flag("--debug", help="Show the traceback of an error.")]
 
 
+def _log(wanted: bool) -> None:
+    if wanted:
+        import logging
+
+        logging.basicConfig(format="%(name)s: %(message)s")  # on stderr
+        logging.getLogger("penstock").setLevel(logging.DEBUG)
+
+
+Verbose = Annotated[
+    bool,
+    _flag("--verbose", "-v", callback=_log, help="Log loads, requests and retries on stderr."),
+]
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         print(f"penstock {penstock.__version__}")
@@ -151,7 +164,7 @@ def _options(
     del version
 
 
-@app.command("inspect", epilog=_epilog("inspect", _LOADED))
+@app.command("inspect", epilog=_epilog(*(f"inspect {path}" for path in _PATHS)))
 def inspect_command(
     paths: Paths,
     filter: Filter = None,  # noqa: A002 - the option's name
@@ -160,6 +173,7 @@ def inspect_command(
     ] = "name",
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, metavar="N", help="Rows of the table; 0 for all.")] = 50,
     storage_option: StorageOption = None,
+    verbose: Verbose = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -167,13 +181,14 @@ def inspect_command(
 
     Of a prefix on an object store without a checkpoint directly in it: the objects and prefixes that are there.
     """
+    del verbose  # its callback has done it
     with handled(as_json=json, debug=debug):
         from penstock.cli.inspect import inspect
 
         inspect(paths, filter or [], sort, limit, json=json, options=storage_options(storage_option))
 
 
-@app.command("load", epilog=_epilog("load", _LOADED))
+@app.command("load", epilog=_epilog(*(f"load {path}" for path in _PATHS)))
 def load_command(
     paths: Paths,
     names: Annotated[list[str] | None, _selection(metavar="NAME", help="Only this tensor. Repeat for more.")] = None,
@@ -203,6 +218,7 @@ def load_command(
     storage_option: StorageOption = None,
     stats: Annotated[bool, _flag("--stats", help="Print what was read, from where, and what limited it.")] = False,
     all_stats: Annotated[bool, _flag("--all-stats", help="Print every figure, those that are zero too.")] = False,
+    verbose: Verbose = False,
     quiet: Annotated[bool, _flag("--quiet", "-q", help="Show no progress bar.")] = False,
     json: Json = False,
     debug: Debug = False,
@@ -231,12 +247,18 @@ def load_command(
             storage_options=storage_options(storage_option),
             stats=stats,
             all_stats=all_stats,
-            quiet=quiet,
+            quiet=quiet or verbose,  # a bar and a log would tear each other up
             json=json,
         )
 
 
-@app.command("pull", epilog=_epilog("pull", _PULLED))
+@app.command(
+    "pull",
+    epilog=_epilog(
+        "pull hf://org/name models/name",
+        "pull s3://bucket/model/ models/model --include '*.safetensors' --include '*.json'",
+    ),
+)
 def pull_command(
     url: Annotated[
         str,
@@ -290,6 +312,7 @@ def pull_command(
 cache_app = typer.Typer(
     name="cache",
     help="Look after the disk cache behind object stores.",
+    epilog=_epilog("cache ls", "cache rm 's3://bucket/old-model/*'", "cache prune --bytes 200GiB"),
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -310,7 +333,7 @@ Locations = Annotated[
 ]
 
 
-@cache_app.command("ls", epilog=_epilog("cache ls", ("", "'s3://bucket/model/*'")))
+@cache_app.command("ls", epilog=_epilog("cache ls", "cache ls 's3://bucket/model/*'"))
 def cache_ls_command(
     patterns: Locations = None, cache_dir: CacheDirectory = None, json: Json = False, debug: Debug = False
 ) -> None:
@@ -321,7 +344,7 @@ def cache_ls_command(
         cache.ls(cache.directory_of(cache_dir), patterns or [], json=json)
 
 
-@cache_app.command("verify", epilog=_epilog("cache verify", ("", "'hf://org/name*'")))
+@cache_app.command("verify", epilog=_epilog("cache verify", "cache verify 'hf://org/name*'"))
 def cache_verify_command(
     patterns: Locations = None, cache_dir: CacheDirectory = None, json: Json = False, debug: Debug = False
 ) -> None:
@@ -332,7 +355,7 @@ def cache_verify_command(
         cache.verify(cache.directory_of(cache_dir), patterns or [], json=json)
 
 
-@cache_app.command("rm", epilog=_epilog("cache rm", ("'s3://bucket/old-model/*'", "'*'")))
+@cache_app.command("rm", epilog=_epilog("cache rm 's3://bucket/old-model/*'", "cache rm '*'"))
 def cache_rm_command(
     patterns: Annotated[
         list[str],
@@ -349,7 +372,7 @@ def cache_rm_command(
         cache.rm(cache.directory_of(cache_dir), patterns, json=json)
 
 
-@cache_app.command("prune", epilog=_epilog("cache prune", ("--bytes 200GiB",)))
+@cache_app.command("prune", epilog=_epilog("cache prune --bytes 200GiB"))
 def cache_prune_command(
     nbytes: Annotated[
         int, typer.Option("--bytes", parser=parse_size, metavar="SIZE", help="What may stay, such as 200GiB.")
