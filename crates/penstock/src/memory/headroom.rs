@@ -37,7 +37,7 @@ pub(super) fn look(root: &Path) -> Option<Headroom> {
 
 /// Bytes that this process may have before something else has to give way, page cache counted as free; `None` where the
 /// system says nothing about it.
-pub(crate) fn spare_bytes() -> Option<u64> {
+pub fn spare_bytes() -> Option<u64> {
     look(Path::new("/")).map(|headroom| headroom.bytes)
 }
 
