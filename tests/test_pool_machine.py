@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 import penstock
 from penstock.errors import PoolError
 from penstock.pool import ModelPool
-from penstock.pool.component import Component
+from pool_books import check_books
 
 WIDTHS = [16, 32, 64, 32, 48]
 """Of the layers in the files; a component has as many squared numbers."""
@@ -42,26 +42,6 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         safetensors_torch.save_file({"weight": value}, made / f"{file}.safetensors")
     Pool.directory = made
     return made
-
-
-def check_books(pool: ModelPool) -> None:
-    """That the books and the components agree, once nothing is on its way."""
-    residency = pool._residency
-    with residency.changed:
-        residency.settle(list(residency.states))
-        for ledger, of in ((residency.device, "device"), (residency.host, "host")):
-            there = {component for component in residency.states if getattr(component, of) is not None}
-            held = {component for component in ledger if ledger.is_held(component)}
-            assert set(ledger) == there | (held - there), of
-            assert held <= there or of == "host" or not held - there
-            assert ledger.used <= max(ledger.budget, ledger.held)
-        leased: dict[Component, int] = {}
-        for granted in residency.granted:
-            for component in granted.components:
-                leased[component] = leased.get(component, 0) + 1
-        for component in residency.states:
-            entry = residency.device._entries.get(component)
-            assert (0 if entry is None else entry.holds) == leased.get(component, 0), component
 
 
 class Pool(RuleBasedStateMachine):

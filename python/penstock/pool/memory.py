@@ -10,19 +10,20 @@ no one else before work that was queued on it when its lease ended is done.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.utils.dlpack
 
-from penstock._native import HostArray
+from penstock._native import HostArray, spare_memory
 from penstock.errors import InsufficientMemoryError
 from penstock.units import size
 
 logger = logging.getLogger(__name__)
 
-_PIECE = 1 << 30
-"""Bytes of pinned memory that are registered as one."""
+PIECE = 1 << 30
+"""Bytes of pinned memory that are registered as one: no copy may reach from one piece into the next."""
 _OUT_OF_MEMORY: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 
 
@@ -57,15 +58,27 @@ class Memory:
         """
         if self.is_gpu:
             pinned, refused = HostArray.pinned(nbytes, self.device.index)
-            if refused is not None:
-                logger.warning("host memory of the pool is pageable, so copies are slower: %s", refused)
+            _warn_if(refused)
             made: torch.Tensor = torch.utils.dlpack.from_dlpack(pinned)
             return made
         try:
-            return torch.empty(nbytes, dtype=torch.uint8)
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
         except RuntimeError as error:
             cause = f"{size(nbytes)} of host memory could not be had: {str(error).splitlines()[0]}"
             raise InsufficientMemoryError(cause=cause, remedy="Lower host_budget, or unload models") from error
+
+    def growing_host_slab(self, nbytes: int) -> tuple[torch.Tensor, Callable[[], None]]:
+        """Host memory that gets pages as it is written to, and a function that pins it once it is filled: for what
+        moves there tensor by tensor, while the memory that it came from is freed.
+
+        Raises:
+            InsufficientMemoryError: where it cannot be had.
+        """
+        if not self.is_gpu:
+            return self.host_slab(nbytes), lambda: None
+        array = HostArray.to_be_pinned(nbytes, self.device.index)
+        made: torch.Tensor = torch.utils.dlpack.from_dlpack(array)
+        return made, lambda: _warn_if(array.pin())
 
     def device_slab(self, nbytes: int) -> torch.Tensor:
         """Uninitialised memory of the device.
@@ -84,9 +97,8 @@ class Memory:
     def to_device(self, slab: torch.Tensor, host: torch.Tensor) -> None:
         """Fills a slab of the device from host memory."""
         with self._on_stream():
-            # A copy must not reach from one registered piece of the master into the next.
-            for start in range(0, host.numel(), _PIECE):
-                slab[start : start + _PIECE].copy_(host[start : start + _PIECE], non_blocking=True)
+            for start in range(0, host.numel(), PIECE):
+                slab[start : start + PIECE].copy_(host[start : start + PIECE], non_blocking=True)
         self._wait()
 
     def to_host(self, host: torch.Tensor, device: torch.Tensor) -> None:
@@ -95,17 +107,33 @@ class Memory:
             host.copy_(device, non_blocking=True)
         self._wait()
 
-    def now(self) -> Any:
-        """A point in the calling thread's work on the device, for ``after``."""
+    def now(self, stream: Any = None) -> Any:
+        """A point in the work on the device, for ``after``: of that stream, or of the calling thread's current one."""
         if not self.is_gpu:
             return None
-        return torch.cuda.current_stream(self.device).record_event()
+        return (torch.cuda.current_stream(self.device) if stream is None else stream).record_event()
 
     def after(self, points: list[Any]) -> None:
         """Has copies and reused memory wait for these points."""
         for event in points:
             if event is not None:
                 self._copies().wait_event(event)
+
+    def synchronise(self) -> None:
+        """Waits for all work on the device."""
+        if self.is_gpu:
+            torch.cuda.synchronize(self.device)
+
+    def begin_peak(self) -> int:
+        """Begins to measure the most memory that torch has allocated; bytes that it has now. Its own peak is reset."""
+        if not self.is_gpu:
+            return 0
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return torch.cuda.memory_allocated(self.device)
+
+    def peak(self) -> int:
+        """The most bytes that torch had allocated since ``begin_peak``."""
+        return torch.cuda.max_memory_allocated(self.device) if self.is_gpu else 0
 
     def _copies(self) -> Any:
         if self._stream is None:
@@ -120,7 +148,11 @@ class Memory:
             self._copies().synchronize()
 
 
+def _warn_if(refused: str | None) -> None:
+    if refused is not None:
+        logger.warning("host memory of the pool is pageable, so copies are slower: %s", refused)
+
+
 def host_available() -> int:
-    """Bytes that this process could take: of the machine, and of its control group."""
-    with open("/proc/meminfo", encoding="ascii") as meminfo:  # noqa: PTH123
-        return next(int(line.split()[1]) << 10 for line in meminfo if line.startswith("MemAvailable:"))
+    """Bytes that this process could take: of the machine, and of its control groups."""
+    return spare_memory() or 0
