@@ -75,16 +75,16 @@ class Bound:
                 if view is not None and not tensor.is_meta:
                     tensor.data = view
                 elif view is not None:
-                    self._replace(number, view)
+                    self._put(number, view)
                 elif not tensor.is_meta:
                     without = torch.empty_strided(place.shape, place.stride, dtype=place.dtype, device="meta")
-                    self._replace(number, without)
+                    self._put(number, without)
         for owned, name, number in self._places:
             owned[name] = self.tensors[number]
         self.home = home
         self._seen = _versions(self.tensors)
 
-    def _replace(self, number: int, memory: torch.Tensor) -> None:
+    def _put(self, number: int, memory: torch.Tensor) -> None:
         _owners.pop(self.tensors[number], None)
         self.tensors[number] = _like(self.tensors[number], memory)
         _owners[self.tensors[number]] = self.owner

@@ -128,7 +128,7 @@ class Ledger:
 
     def _going(self, over: int, stay: Container[Any]) -> tuple[list[tuple[Any, int]], int]:
         chosen = []
-        for component in self.first_to_go():
+        for component in self.first_to_go() if over > 0 else ():
             if over <= 0:
                 break
             if component not in stay and self._entries[component].nbytes:

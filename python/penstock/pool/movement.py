@@ -12,12 +12,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InsufficientMemoryError, LoadCancelledError
 from penstock.pool.bound import Bound, Home
+from penstock.pool.changes import keep_changes
 from penstock.pool.component import Component, Derived
 from penstock.pool.figures import PoolStats
 from penstock.pool.ledger import Ledger
@@ -26,6 +27,9 @@ from penstock.pool.slab import device_slab, fill
 from penstock.pool.twins import Twins
 from penstock.pool.worker import Worker
 from penstock.units import size
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +50,8 @@ class State:
     """On its way to the device, or about to be: it has been given room there."""
     error: BaseException | None = None
     """What bringing it failed with last."""
+    beside: Sequence[Component] = ()
+    """What it is fetched with."""
     fetch_seconds: float | None = None
     """What fetching it took last."""
     reasons: list[str] = field(default_factory=list)
@@ -83,7 +89,9 @@ class Movement:
 
     # Coming
 
-    def want_on_device(self, component: Component, priority: float, reason: str) -> None:
+    def want_on_device(
+        self, component: Component, priority: float, reason: str, beside: Sequence[Component] = ()
+    ) -> None:
         """Has a component brought to the device, where it has room. It is held until it has arrived, or failed."""
         state = self.states[component]
         if component.on_device and not state.copying:
@@ -95,17 +103,22 @@ class Movement:
             if component.host is not None:
                 self.host.hold(component, component.nbytes)
         if component.host is None:
-            self.want_on_host(component, priority, reason)
+            self.want_on_host(component, priority, reason, beside)
         else:
             self._copier.submit(component, priority)
 
-    def want_on_host(self, component: Component, priority: float, reason: str) -> None:
-        """Has a master fetched. Wanted again at a higher priority, it comes earlier."""
+    def want_on_host(
+        self, component: Component, priority: float, reason: str, beside: Sequence[Component] = ()
+    ) -> None:
+        """Has a master fetched, if possible without evicting those that it is wanted with.
+
+        Wanted again at a higher priority, it comes earlier.
+        """
         state = self.states[component]
         if component.host is not None:
             return
         if not state.fetching:
-            state.fetching, state.error = True, None
+            state.fetching, state.error, state.beside = True, None, beside
             again = f" again: it had left host memory: {state.left_host}" if state.left_host else ""
             state.note(f"fetched for {reason}{again}")
             if again:
@@ -161,7 +174,10 @@ class Movement:
     def _take_room_on_host(self, component: Component) -> bool:
         """Evicts what is in a master's way, and holds its room; or says that there is none."""
         with self.changed:
-            room = self.host.room_for([(component, component.nbytes)])
+            wanted = [(component, component.nbytes)]
+            family = [(one, one.nbytes) for one in self.states[component].beside if one in self.host]
+            room = self.host.room_for([*family, *wanted])
+            room = self.host.room_for(wanted) if room is None else room
             for victim, _ in room or ():
                 self.evict_from_host(victim, f"made room for {component.name}")
             if room is not None:
@@ -201,6 +217,7 @@ class Movement:
         if slab is None:
             self._arrived(component, state)
             return
+        self._keep_changes(component, but_in=slab)
         component.host = slab
         for bound in component.bound:
             if bound.home is None or not bound.leases:
@@ -265,6 +282,7 @@ class Movement:
     def evict_from_device(self, component: Component, reason: str, keep: int = 0) -> None:
         """Frees a component's memory on the device, behind its first ``keep`` bytes or fewer. Copies nothing."""
         if component.host is None:
+            self._keep_changes(component)
             for bound in component.bound:
                 bound.to(None)
         component.drop_device(keep)
@@ -277,6 +295,7 @@ class Movement:
 
     def evict_from_host(self, component: Component, reason: str) -> None:
         """Frees a component's master. It is fetched again when it is wanted."""
+        self._keep_changes(component)
         self.host.keep(component)
         home: Home = "device" if component.on_device else None
         for bound in component.bound:
@@ -287,6 +306,16 @@ class Movement:
         state = self.states[component]
         state.left_host = reason
         state.note(f"left host memory: {reason}")
+
+    def _keep_changes(self, component: Component, but_in: torch.Tensor | None = None) -> None:
+        """Saves what was written outside of leases, before the memory goes that it was written to."""
+        for bound in list(component.bound):
+            if not bound.leases and bound.home is not None and bound.is_changed():
+                keep_changes(self, bound)
+                if but_in is not None and bound.component is component:
+                    # It was read from storage before that.
+                    for number, value in component.kept.items():
+                        component.layout.places[number].of(but_in).copy_(value)
 
     def shrink(self) -> None:
         """Evicts what lowered budgets have no room for, as far as nobody holds it."""
@@ -397,6 +426,6 @@ class Movement:
         return component.nbytes / _STORAGE if seconds is None else seconds
 
     def _seconds_to_copy(self, component: Component) -> float:
-        copied = self.stats.copied_bytes / self.stats.copy_seconds if self.stats.copy_seconds else _LINK
+        copied = (self.stats.copied_bytes or _LINK) / (self.stats.copy_seconds if self.stats.copied_bytes else 1)
         fetching = 0 if component.host is not None else self._seconds_to_fetch(component)
         return fetching + component.nbytes / copied

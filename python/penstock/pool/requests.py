@@ -143,7 +143,7 @@ class Requests:
             movement.host.begin_request()
             for component in components:
                 movement.host.touch(component)
-                movement.want_on_host(component, request.priority, f"a prefetch of {request.name}")
+                movement.want_on_host(component, request.priority, f"a prefetch of {request.name}", components)
             self._arriving.append(request)
             self.serve()
 
@@ -272,7 +272,8 @@ class Requests:
 
     def _keep_changes(self, bounds: Sequence[Bound]) -> bool:
         """Saves what was written outside of leases. Says no while it is being copied: the change comes after that."""
-        changed = [bound for bound in bounds if not bound.leases and bound.home == "host" and bound.is_changed()]
+        all_bound = [bound for component in _components(bounds) for bound in component.bound]
+        changed = [bound for bound in all_bound if not bound.leases and bound.home is not None and bound.is_changed()]
         if changed and self.movement.is_moving([bound.component for bound in changed]):
             return False
         for bound in changed:
@@ -311,7 +312,7 @@ class Requests:
             if bound.component.on_device and bound.home != "device":
                 bound.to("device")
         for component in components:
-            movement.want_on_device(component, request.priority, request.name)
+            movement.want_on_device(component, request.priority, request.name, components)
 
     def _check_fits(self, request: Request, components: list[Component]) -> None:
         """Refuses what could not be held even with no other lease."""

@@ -90,12 +90,18 @@ class Twins:
         if other is None:
             return
         movement = self._movement
-        if other not in movement.states or other.edits != edits or component.edits or component.derived:
+        if (
+            other not in movement.states
+            or other.edits != edits
+            or component.edits
+            or component.derived
+            or _is_changed(other)
+        ):
             del self._found[component]
             return
         lasting = sum(bound.lasting for bound in component.bound)
         busy = movement.device.is_held(component) or movement.host.holds(component) > lasting
-        if busy or movement.is_moving([component]) or other.host is None:
+        if busy or _is_changed(component) or movement.is_moving([component]) or other.host is None:
             return
         del self._found[component]
         logger.info("%s has the bytes of %s: they are one, %s less", component, other, size(component.nbytes))
@@ -104,5 +110,10 @@ class Twins:
             movement.leave_for(bound, other)
 
 
+def _is_changed(component: Component) -> bool:
+    """Whether there is what was written outside of leases, and not saved yet."""
+    return any(not bound.leases and bound.home is not None and bound.is_changed() for bound in component.bound)
+
+
 def _comparable(one: Component, layout: Layout) -> bool:
-    return one.host is not None and one.layout == layout
+    return one.host is not None and one.layout == layout and not _is_changed(one)
