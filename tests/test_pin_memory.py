@@ -63,6 +63,7 @@ def test_tensors_lie_in_one_allocation(file: Path, dtype: Any, monkeypatch: pyte
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_they_are_pinned_and_right(file: Path) -> None:
     loaded = penstock.open(file).load(pin_memory=True)
     check(loaded, penstock.open(file).load())
