@@ -46,6 +46,7 @@ def keep_changes(movement: Movement, bound: Bound) -> bool:
             movement.leave_for(bound, own)
         else:
             _write(shared, values)
+            movement.settle_books(shared)
             bound.to(bound.home)
     return True
 
