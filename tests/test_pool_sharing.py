@@ -82,6 +82,7 @@ def test_fetched_without_a_use_equal_masters_become_one_at_once(pool: ModelPool,
     for name, file in zip(("a", "b"), files[:2], strict=True):
         register(pool, name, file)
         pool.prefetch(name, to="host").result(10)
+    check_books(pool)
     assert pool.stats().host_bytes == NBYTES
 
 
@@ -93,6 +94,7 @@ def test_one_bit_of_difference_is_a_difference(pool: ModelPool, files: list[Path
     register(pool, "b", tmp_path / "near.safetensors")
     for name in ("a", "b"):
         pool.prefetch(name, to="host").result(10)
+    check_books(pool)
     assert pool.stats().host_bytes == 2 * NBYTES
 
 

@@ -354,7 +354,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 EXPERIMENT = Experiment(
     "switch",
     "models that take turns on a device",
-    "The pool beside .to both ways, accelerate's hooks, and loads of files. Needs transformers and safetensors.",
+    "The pool beside .to both ways, and accelerate's hooks. Needs transformers.",
     Switching,
     add_options,
     {

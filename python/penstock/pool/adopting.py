@@ -23,6 +23,19 @@ def adopt(movement: Movement, name: str, bounds: Sequence[Bound]) -> None:
         InsufficientMemoryError: where the host budget has no room; nothing has been moved then.
         Exception: where moving fails. Modules that were moved have plain host memory; the pool has none of them.
     """
+    with movement.changed:
+        movement.comparing += 1
+    try:
+        done, apart = _join_equal(movement, name, bounds)
+    finally:
+        with movement.changed:
+            movement.comparing -= 1
+            movement.changed.notify_all()
+    _move(movement, done, apart)
+
+
+def _join_equal(movement: Movement, name: str, bounds: Sequence[Bound]) -> tuple[list[Bound], list[Bound]]:
+    """Lets modules join components of equal bytes, and takes room for the others. Returns both."""
     equal = {bound: movement.find_equal(bound) for bound in bounds}
     joined = {bound: one for bound, one in equal.items() if one is not None}
     apart = [bound for bound in bounds if bound not in joined]
@@ -38,7 +51,11 @@ def adopt(movement: Movement, name: str, bounds: Sequence[Bound]) -> None:
             bound.component = one
             movement.join(bound, one)
             movement.host.release(one)
-    done = list(joined)
+    return list(joined), apart
+
+
+def _move(movement: Movement, done: list[Bound], apart: list[Bound]) -> None:
+    """Moves modules to masters of their own; if that fails, ``done`` and these have none in the pool."""
     try:
         for bound in apart:
             slab, pin = movement.memory.growing_host_slab(bound.component.nbytes)

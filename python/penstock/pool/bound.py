@@ -8,6 +8,7 @@ objects. Knows no budget and takes no lock: the pool calls it with its own held.
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
@@ -125,6 +126,15 @@ class Bound:
 
 
 _claiming = threading.Lock()
+
+
+def _in_child() -> None:
+    """A thread that is not in a forked child may have had it."""
+    global _claiming  # noqa: PLW0603
+    _claiming = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def claim(bounds: Sequence[Bound]) -> None:

@@ -76,6 +76,8 @@ class Movement:
         self.states: dict[Component, State] = {}
         self.stats = PoolStats()
         self.closed = False
+        self.comparing = 0
+        """How many compare masters, which must not go meanwhile."""
         self.on_moved: Callable[[], None] = self.changed.notify_all
         """Called with the lock held when something has arrived, or failed, or there may be room."""
         self._twins = Twins(self)
@@ -140,7 +142,7 @@ class Movement:
             state = self.states.get(component)
             if state is None or not state.fetching:
                 return
-        began, slab, on_host, error = time.monotonic(), None, False, None
+        began, slab, on_host, error, twin = time.monotonic(), None, False, None, None
         try:
             on_host = self._take_room_on_host(component)
             if on_host:
@@ -151,19 +153,26 @@ class Movement:
             else:
                 cause = f"masters that are in use leave no room for {component.name!r}, {size(component.nbytes)}"
                 raise InsufficientMemoryError(cause=cause, remedy="Raise host_budget, or end leases")  # noqa: TRY301
-            twin = None if slab is None else self._twins.find(component, slab)
         except BaseException as raised:  # noqa: BLE001 - whatever it is, it belongs to those who wait
-            error, twin = raised, None
+            error = raised
         with self.changed:
             state.fetching = False
             if error is None:
                 self._fetched(component, state, slab, time.monotonic() - began)
-                if twin is not None:
-                    self._twins.note(component, twin)
-                    self._twins.merge_if_idle(component)
             else:
                 self._failed(component, state, error, on_host=on_host)
+            self.comparing += 1
             self.on_moved()
+        try:
+            # Nobody waits for this.
+            twin = None if slab is None or error is not None else self._twins.find(component, slab)
+        finally:
+            with self.changed:
+                self.comparing -= 1
+                if twin is not None and component.host is slab:
+                    self._twins.note(component, twin)
+                    self._twins.merge_if_idle(component)
+                self.on_moved()
 
     def _watch(self, done: int, total: int) -> None:
         """Ends a load that nobody wants any more."""

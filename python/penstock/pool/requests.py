@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 OVERTAKING = 8
 """How often a request that waits for room is overtaken by those that need none."""
+_CANCELLED = LoadCancelledError(cause="the prefetch was cancelled")
 _URGENT = float("inf")
 """The priority of what someone waits for."""
 
@@ -202,10 +203,10 @@ class Requests:
                 self.changed.wait()
 
     def settle(self, components: Iterable[Component]) -> None:
-        """Waits until none of these is on its way."""
+        """Waits until none of these is on its way, or compared with others."""
         with self.changed:
             of = list(components)
-            while self.movement.is_moving(of) and not self.movement.closed:
+            while (self.movement.is_moving(of) or self.movement.comparing) and not self.movement.closed:
                 self.changed.wait()
 
     def withdraw(self, bounds: Sequence[Bound]) -> None:
@@ -214,7 +215,7 @@ class Requests:
             for request in [one for one in self._waiting if one.is_prefetch]:
                 if set(request.bounds()) & set(bounds):
                     self._waiting.remove(request)
-                    request.future.cancel()
+                    self._futures.submit((request.future, _CANCELLED))
 
     # Order
 
@@ -377,7 +378,9 @@ def _bytes(components: Iterable[Component]) -> int:
 
 def _finish(done: tuple[Future[None], BaseException | None]) -> None:
     future, error = done
-    if error is None:
+    if error is _CANCELLED:
+        future.cancel()
+    elif error is None:
         future.set_result(None)
     else:
         future.set_exception(error)
