@@ -405,6 +405,29 @@ def test_budgets_by_default_are_what_the_process_may_have() -> None:
         assert 0 < pool.stats().device_budget <= (spare_memory() or 0)
 
 
+def test_adopting_takes_one_tensor_of_memory_above_the_model() -> None:
+    program = """
+import torch
+from pathlib import Path
+from penstock.pool import ModelPool
+def status(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) >> 10 for line in lines if line.startswith(field))
+layers = [torch.nn.Linear(2048, 2048) for _ in range(16)]
+module = torch.nn.Sequential(*layers)
+with torch.no_grad():
+    for parameter in module.parameters():
+        parameter.fill_(1)
+pool = ModelPool("cpu", host_budget="1GiB", device_budget="1GiB")
+Path("/proc/self/clear_refs").write_text("5")
+before = status("VmRSS")
+pool.adopt("m", module)
+print(status("VmHWM") - before)
+"""
+    # MiB, of a model of 256 in tensors of 16.
+    assert int(run(program)) <= 64
+
+
 # Endings
 
 
