@@ -182,6 +182,20 @@ def test_writes_outside_of_a_lease_to_what_is_shared(pool: ModelPool, files: lis
         assert torch.equal(weight(b), stored(files[0]))
 
 
+def test_the_write_is_the_writers_who_never_leased_the_model(pool: ModelPool, files: list[Path]) -> None:
+    nets = {}
+    for name in ("a", "b"):
+        pool.register(name, {"net": files[0]}, build={"net": lambda name=name: nets.setdefault(name + "!", layer())})
+    pool.prefetch("a", to="host").result(10)
+    with torch.no_grad():
+        nets["b!"].weight.fill_(5)
+    with pool.use("a") as a, pool.use("b") as b:
+        assert torch.equal(weight(a), stored(files[0]))
+        assert (weight(b) == 5).all()
+        assert list(b["net"].state_dict()) == ["weight", "bias"]
+    assert list(pool._models["b"].components[0].kept) == [0], "only what was written to"
+
+
 def test_tensors_that_a_module_replaces_are_kept_too(pool: ModelPool, files: list[Path]) -> None:
     register(pool, "a", files[0])
     with pool.use("a") as lease:

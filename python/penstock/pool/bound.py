@@ -166,8 +166,10 @@ def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 def _like(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
     """A tensor of that memory, which is a parameter where ``tensor`` is one, with its attributes."""
+    # With a version counter of its own: a view shares that of all views of its slab.
+    memory = memory.data
     if not isinstance(tensor, torch.nn.Parameter):
-        return memory.view_as(memory)
+        return memory
     grad = tensor.requires_grad and (memory.is_floating_point() or memory.is_complex())
     made = torch.nn.Parameter(memory, requires_grad=grad)
     if type(tensor) is not torch.nn.Parameter:
