@@ -238,7 +238,11 @@ def test_rooms_of_the_remote_store_use_those_below_them() -> None:
 
 # Private names
 
-FOREIGN = {("frameworks.torch", "_version"), ("integrations.vllm.loader", "_prepare_weights")}
+FOREIGN = {
+    ("frameworks.torch", "_version"),
+    ("pool.bound", "_version"),
+    ("integrations.vllm.loader", "_prepare_weights"),
+}
 """Torch's and vLLM's private names that one of our modules has too."""
 
 

@@ -247,7 +247,6 @@ def test_a_use_within_a_use_has_to_fit_beside_it(files: list[Path]) -> None:
                 pool.use("m2")
         with pool.use("m2") as inner:
             inner["net"]
-        pool._residency.settle([])
 
 
 def test_threads_that_could_only_wait_for_each_other_get_an_error(files: list[Path]) -> None:

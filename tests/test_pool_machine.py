@@ -18,12 +18,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 import penstock
 from penstock.errors import PoolError
 from penstock.pool import ModelPool
-from penstock.pool.component import Component
+from pool_books import check_books
 
-WIDTHS = [16, 32, 64, 32, 48]
+WIDTHS = [16, 32, 64, 32, 48, 64]
 """Of the layers in the files; a component has as many squared numbers."""
-MODELS = {"a": [0], "b": [1, 2], "c": [2, 3], "d": [4], "e": [0, 4]}
-"""Files by model: some are shared."""
+MODELS = {"a": [0], "b": [1, 2], "c": [2, 3], "d": [4], "e": [0, 4], "f": [5]}
+"""Files by model: some are shared, and the last one has the bytes of another."""
+VALUES = [1.0, 2.0, 3.0, 4.0, 5.0, 3.0]
 
 
 def layer(width: int) -> Any:
@@ -38,30 +39,20 @@ def nbytes(file: int) -> int:
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("pool")
     for file, width in enumerate(WIDTHS):
-        value = torch.full((width, width), float(file + 1))
+        value = torch.full((width, width), VALUES[file])
         safetensors_torch.save_file({"weight": value}, made / f"{file}.safetensors")
     Pool.directory = made
     return made
 
 
-def check_books(pool: ModelPool) -> None:
-    """That the books and the components agree, once nothing is on its way."""
-    residency = pool._residency
-    with residency.changed:
-        residency.settle(list(residency.states))
-        for ledger, of in ((residency.device, "device"), (residency.host, "host")):
-            there = {component for component in residency.states if getattr(component, of) is not None}
-            held = {component for component in ledger if ledger.is_held(component)}
-            assert set(ledger) == there | (held - there), of
-            assert held <= there or of == "host" or not held - there
-            assert ledger.used <= max(ledger.budget, ledger.held)
-        leased: dict[Component, int] = {}
-        for granted in residency.granted:
-            for component in granted.components:
-                leased[component] = leased.get(component, 0) + 1
-        for component in residency.states:
-            entry = residency.device._entries.get(component)
-            assert (0 if entry is None else entry.holds) == leased.get(component, 0), component
+class SomeName:
+    """Data that draws a name that is known."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def draw(self, strategy: Any) -> str:
+        return self._name
 
 
 class Pool(RuleBasedStateMachine):
@@ -75,6 +66,7 @@ class Pool(RuleBasedStateMachine):
         self.values: dict[str, list[float]] = {}
         self.leases: list[Any] = []
         self.adopted: set[str] = set()
+        self.pinned: list[str] = []
 
     names = st.sampled_from(sorted(MODELS))
 
@@ -90,7 +82,7 @@ class Pool(RuleBasedStateMachine):
                 self.pool.register(name, arguments[0], build=arguments[1])
         else:
             self.pool.register(name, arguments[0], build=arguments[1])
-            self.values[name] = [float(file + 1) for file in files]
+            self.values[name] = [VALUES[file] for file in files]
 
     @rule(width=st.sampled_from([8, 40]))
     def adopt(self, width: int) -> None:
@@ -157,7 +149,7 @@ class Pool(RuleBasedStateMachine):
     @rule(data=st.data(), level=st.sampled_from([1, 2]))
     def sleep(self, data: st.DataObject, level: Any) -> None:
         name = data.draw(st.sampled_from(sorted(self.values)))
-        used = any(lease.model.name == name for lease in self.leases)
+        used = name in self.pinned or any(lease.model.name == name for lease in self.leases)
         if used or (level == 2 and name in self.adopted):
             with pytest.raises(penstock.ConfigError):
                 self.pool.sleep(name, level)
@@ -168,13 +160,44 @@ class Pool(RuleBasedStateMachine):
     @rule(data=st.data())
     def unload(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.values)))
-        if any(lease.model.name == name for lease in self.leases):
+        if name in self.pinned or any(lease.model.name == name for lease in self.leases):
             with pytest.raises(penstock.ConfigError):
                 self.pool.unload(name)
             return
         self.pool.unload(name)
         del self.values[name]
         self.adopted.discard(name)
+
+    @precondition(lambda self: self.values)
+    @rule(data=st.data(), how=st.sampled_from(["switch", "pin"]))
+    def bring(self, data: st.DataObject, how: str) -> None:
+        name = data.draw(st.sampled_from(sorted(self.values)))
+        try:
+            getattr(self.pool, how)(name)
+        except (penstock.InsufficientMemoryError, PoolError):
+            return
+        if how == "pin":
+            self.pinned.append(name)
+
+    @precondition(lambda self: self.pinned)
+    @rule()
+    def unpin(self) -> None:
+        self.pool.unpin(self.pinned.pop())
+
+    @precondition(lambda self: self.values)
+    @rule(data=st.data(), value=st.integers(100, 150))
+    def write_outside(self, data: st.DataObject, value: int) -> None:
+        """Writes to a model that nobody leases, as far as it has memory."""
+        name = data.draw(st.sampled_from(sorted(self.values)))
+        bound = self.pool._models[name].modules[0]
+        sharing = [lease for lease in self.leases if bound.component in lease.model.components]
+        if bound.leases or bound.home is None or (bound.home == "device" and sharing):
+            return
+        with torch.no_grad():
+            bound.module.weight.fill_(value)
+        # The next request finds it; until then, all who share the master see it.
+        self.values[name][0] = float(value)
+        self.use(SomeName(name), 0)
 
     @rule(host=st.integers(0, 40_000), device=st.integers(0, 40_000))
     def resize(self, host: int, device: int) -> None:
@@ -211,7 +234,7 @@ def test_threads_that_switch_between_models_get_the_right_bytes(directory: Path)
                 name = names[(seed * 7 + turn * (seed + 1)) % len(names)]
                 with pool.use(name) as model:
                     for file, module in model.items():
-                        if not torch.equal(module.weight, torch.full_like(module.weight, int(file) + 1.0)):
+                        if not torch.equal(module.weight, torch.full_like(module.weight, VALUES[int(file)])):
                             wrong.append((name, file))
 
         threads = [threading.Thread(target=work, args=[seed]) for seed in range(6)]

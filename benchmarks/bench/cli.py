@@ -150,16 +150,21 @@ def _complete(options: argparse.Namespace) -> None:
     options.loaders = [row for name in options.loaders for row in loaders.expand(name)]
     if getattr(options, "no_limits", False):
         options.limits = {}
-    if options.experiment.name not in {"remote", "disk_cache", "sharing"}:
+    if options.experiment.name not in {"remote", "disk_cache", "sharing", "switch"}:
         have = {loaders.labelled(name) for name in options.loaders}
         options.loaders += [name for name in options.site if name not in have]
         missing = [name for name in have if "@" in name and name not in options.site]
         if missing:
             raise ValueError(f"--site {missing[0]}=DIR is needed: the packages of {missing[0]}")
     from .checkpoints import NAMES
-    from .experiments import files, remote
+    from .experiments import files, remote, switch
 
-    known = {"states": files.STATES, "cases": NAMES, "networks": [*remote.NETWORKS, *remote.TLS]}
+    switching = options.experiment.name == "switch"
+    known = {
+        "states": [*switch.STATES, *switch.STARTS] if switching else files.STATES,
+        "cases": NAMES,
+        "networks": [*remote.NETWORKS, *remote.TLS],
+    }
     for key, names in known.items():
         for name in getattr(options, key, []):
             if name not in names:

@@ -71,7 +71,7 @@ def run_task(task: dict[str, Any]) -> dict[str, Any]:
     if task.get("settle"):
         states.settle_memory(task["settle"])
     Path("/proc/self/clear_refs").write_text("5")  # the peak from now on: imports are not the load's
-    rss, read, usage = _status("VmRSS"), _device_bytes(), resource.getrusage(resource.RUSAGE_SELF)
+    rss, read, usage = status("VmRSS"), _device_bytes(), resource.getrusage(resource.RUSAGE_SELF)
     began = time.perf_counter()
     tensors = load(files)
     if cuda:
@@ -83,7 +83,7 @@ def run_task(task: dict[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {
         "seconds": round(seconds, 4),
         "cpu_seconds": round(after.ru_utime + after.ru_stime - usage.ru_utime - usage.ru_stime, 3),
-        "peak_rss": max(0, _status("VmHWM") - rss),
+        "peak_rss": max(0, status("VmHWM") - rss),
         "bytes": notes.pop("bytes", None) or sum(tensor.nbytes for tensor in tensors.values()),
         "device_bytes": _device_bytes() - read,
         "torch": torch.__version__,
@@ -129,7 +129,8 @@ def _of_gpu(free: int, held: int, watch: Watch | None) -> dict[str, int]:
     return found
 
 
-def _status(field: str) -> int:
+def status(field: str) -> int:
+    """Bytes of the process, as the kernel has them under that name."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 

@@ -25,6 +25,7 @@ TASKS = {
     "vllm": "loaders.vllm",
     "sglang": "loaders.sglang",
     "rank": "experiments.sharing",
+    "switch": "experiments.switch",
 }
 
 

@@ -40,6 +40,7 @@ from penstock.errors import (  # noqa: E402
     MissingDependencyError,
     PeerError,
     PenstockError,
+    PoolError,
     SafetensorError,
     SelectionError,
     StorageError,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint import Checkpoint, open
     from penstock.integrations.safetensors.patching import patch_safetensors
     from penstock.model import load_model
+    from penstock.pool import ModelPool, default_pool
     from penstock.pulling import Pulled, PulledFile, pull
     from penstock.safetensors import load_file, safe_open, save_file
     from penstock.state import IncompatibleKeys
@@ -71,8 +73,10 @@ __all__ = [
     "LocationChangedError",
     "LocationNotFoundError",
     "MissingDependencyError",
+    "ModelPool",
     "PeerError",
     "PenstockError",
+    "PoolError",
     "Pulled",
     "PulledFile",
     "SafetensorError",
@@ -81,6 +85,7 @@ __all__ = [
     "TensorInfo",
     "TensorNotFoundError",
     "__version__",
+    "default_pool",
     "flush_disk_cache",
     "load_file",
     "load_model",
@@ -97,6 +102,7 @@ _NAMES_OF = {
     "penstock.checkpoint": ("Checkpoint", "open"),
     "penstock.integrations.safetensors.patching": ("patch_safetensors",),
     "penstock.model": ("load_model",),
+    "penstock.pool": ("ModelPool", "default_pool"),
     "penstock.pulling": ("Pulled", "PulledFile", "pull"),
     "penstock.safetensors": ("load_file", "safe_open", "save_file"),
     "penstock.state": ("IncompatibleKeys",),

@@ -243,6 +243,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         framework: str = "pt",
         mmap: bool = False,
         prefault: bool = False,
+        pin_memory: bool = False,
         progress: ProgressOption = None,
         options: LoadOptions | None = None,
     ) -> dict[str, Any]:
@@ -260,6 +261,9 @@ class Checkpoint(Mapping[str, TensorInfo]):
             mmap: views of the mapped files instead (``device="cpu"`` only). Nothing is read before it is touched;
                 writes stay in this process; a file truncated later kills the process that touches its pages.
             prefault: with ``mmap``, bring all pages in first, with many threads.
+            pin_memory: torch tensors on the CPU in pinned memory of the current GPU, for programs that copy them to it
+                by themselves. They are read straight into one allocation of the size that they need (torch's own
+                rounds up to a power of two), which is freed with the last of them. Not with ``slices`` or ``mmap``.
             progress: ``True`` for a bar, or a function of (bytes done, bytes in all).
             options: settings of this load.
 
@@ -271,7 +275,10 @@ class Checkpoint(Mapping[str, TensorInfo]):
             ConfigError, MissingDependencyError: for settings that do not go together, and a framework that is not
                 there.
             LoadCancelledError: where another thread ended the load.
+            DeviceError: for ``pin_memory`` without a GPU, as torch refuses it.
         """
+        if pin_memory:
+            return self._pinned(names, filter, slices, device, dtype, framework, mmap, progress, options)
         if prefault and not mmap:
             remedy = "Give mmap=True too, or leave prefault out: without mmap everything is read before load returns"
             raise ConfigError(f"prefault=True is for mapped files. {remedy}", remedy=remedy)
@@ -516,6 +523,31 @@ class Checkpoint(Mapping[str, TensorInfo]):
         copied = [name for name, view in views if view is None]
         loaded = self.load(copied, framework=framework_name, options=options) if copied else {}
         return {name: loaded[name] if view is None else library.adopt(view) for name, view in views}
+
+    def _pinned(
+        self,
+        names: Iterable[str] | None,
+        keep: Callable[[str], bool] | None,
+        slices: Mapping[str, Selection] | None,
+        device: Any,
+        dtype: Any,
+        framework_name: str,
+        mmap: bool,
+        progress: ProgressOption,
+        options: LoadOptions | None,
+    ) -> dict[str, Any]:
+        if slices or mmap or framework_name != "pt" or str(device).partition(":")[0] != "cpu":
+            cause = "pin_memory=True is for whole torch tensors on the CPU: not with slices, mmap, or another device"
+            raise ConfigError(cause=cause, remedy="Load without pin_memory")
+        from penstock.frameworks.torch import Torch, pinned_tensors
+
+        wanted = self._names(names, keep)
+        infos = [self[name] for name in wanted]
+        if dtype is not None:
+            Torch().check_cast(infos, dtype)
+        tensors = pinned_tensors(infos, dtype)
+        self.load_into(tensors, names=wanted, progress=progress, options=options)
+        return tensors
 
     def _done(self, stats: LoadStats) -> None:
         self._last = self._here.stats = stats

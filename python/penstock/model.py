@@ -199,15 +199,15 @@ def place(
     wanted = {name: stored for name, stored in names.items() if name in tensors}
     missing = [name for name in tensors if wanted.keys().isdisjoint(aliases[name])]
     keys = IncompatibleKeys(missing, [stored for name, stored in names.items() if name not in tensors])
-    misfits = _of_other_shapes(checkpoint, wanted, tensors)
+    misfits = of_other_shapes(checkpoint, wanted, tensors)
     if strict:
         report(owner, keys, misfits)
-        _check_left_out(model, tensors)
+        check_left_out(model, tensors)
     _check_kinds(wanted, tensors)
     report_misfits(owner, misfits)
     # One name for every tensor: the others follow it.
     single = {id(tensors[name]): name for name in reversed(wanted)}
-    _check_buffers(model, single.keys())
+    check_buffers(model, single.keys())
     by_stored = {wanted[name]: name for name in single.values()}
 
     library = Torch()
@@ -223,7 +223,7 @@ def place(
     return keys
 
 
-def _check_left_out(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+def check_left_out(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
     """Refuses parameters that are in no state_dict: they were not initialised, and no checkpoint can hold them."""
     there = {id(tensor) for tensor in tensors.values()}
     for name, parameter in model.named_parameters():
@@ -233,7 +233,7 @@ def _check_left_out(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor])
             raise DestinationError(f"parameter {name!r}: {cause}. {remedy}", tensor=name, cause=cause, remedy=remedy)
 
 
-def _check_buffers(model: torch.nn.Module, loaded: Any) -> None:
+def check_buffers(model: torch.nn.Module, loaded: Any) -> None:
     """Refuses buffers that would stay without memory: nobody knows what was to be in them."""
     for name, buffer in model.named_buffers():
         if buffer.device.type == "meta" and id(buffer) not in loaded:
@@ -254,7 +254,7 @@ def _check_kinds(names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> N
             raise DestinationError(f"parameter {name!r}: {cause}. {remedy}", tensor=name, cause=cause, remedy=remedy)
 
 
-def _of_other_shapes(
+def of_other_shapes(
     checkpoint: Checkpoint, names: Mapping[str, str], tensors: Mapping[str, torch.Tensor]
 ) -> list[DestinationError]:
     """What is wrong with the tensors that have another shape than the checkpoint's."""

@@ -33,9 +33,9 @@ class Experiment:
 
 def every() -> dict[str, Experiment]:
     """All experiments by name."""
-    from . import disk_cache, files, remote, sharing
+    from . import disk_cache, files, remote, sharing, switch
 
-    found = [*files.EXPERIMENTS, remote.EXPERIMENT, disk_cache.EXPERIMENT, sharing.EXPERIMENT]
+    found = [*files.EXPERIMENTS, remote.EXPERIMENT, disk_cache.EXPERIMENT, sharing.EXPERIMENT, switch.EXPERIMENT]
     return {experiment.name: experiment for experiment in found}
 
 

@@ -73,6 +73,21 @@ impl HostArray {
         Ok((Self::new(Owner::Pinned(memory), Dtype::U8, vec![nbytes as u64], nbytes as u64), refused))
     }
 
+    /// `nbytes` zeros that get pages as they are written to, to be registered with the GPU of that ordinal by `pin`.
+    #[staticmethod]
+    fn to_be_pinned(nbytes: usize, ordinal: i32) -> Outcome<Self> {
+        let memory = PinnedMemory::reserve(nbytes, CudaDevice::open(ordinal)?.pinning())?;
+        Ok(Self::new(Owner::Pinned(memory), Dtype::U8, vec![nbytes as u64], nbytes as u64))
+    }
+
+    /// Registers memory of `to_be_pinned`, if it is not yet. Says why the driver refused, if it did.
+    fn pin(&self, py: Python<'_>) -> Option<String> {
+        let Owner::Pinned(memory) = &*self.owner else {
+            return Some("it was not made to be pinned".to_owned());
+        };
+        py.detach(|| memory.register().map(str::to_owned))
+    }
+
     /// Where it begins.
     #[getter]
     fn address(&self) -> usize {

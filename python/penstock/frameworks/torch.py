@@ -66,6 +66,41 @@ def has_version(tensor: torch.Tensor) -> bool:
     return True
 
 
+_PINNED_ALIGNMENT = 64
+"""Bytes: of a cache line, and of the widest vectors."""
+
+
+def pinned_tensors(infos: Iterable[TensorInfo], dtype: Any) -> dict[str, torch.Tensor]:
+    """Uninitialised tensors in one allocation of pinned memory, floating-point ones of another dtype if one is given.
+
+    Raises:
+        DeviceError: without a GPU.
+        InsufficientMemoryError: where the memory cannot be had, or cannot be pinned.
+    """
+    device = torch.device(Torch().device("cuda"))
+    wanted = None if dtype is None else Torch().floating_dtype(dtype)
+    like, nbytes, places = [], 0, []
+    for info in infos:
+        becomes = dtype_of(info.dtype)
+        if wanted is not None and becomes.is_floating_point:
+            becomes = wanted
+        like.append((info.name, becomes, torch_shape(info.dtype, info.shape)))
+        places.append(nbytes)
+        size = torch.empty(like[-1][2], dtype=becomes, device="meta").nbytes
+        nbytes += -(-size // _PINNED_ALIGNMENT) * _PINNED_ALIGNMENT
+    array, refused = HostArray.pinned(nbytes, device.index)
+    if refused is not None:
+        cause = f"{nbytes} bytes of host memory could not be pinned: {refused}"
+        raise InsufficientMemoryError(cause=cause, remedy="Load without pin_memory")
+    with torch.inference_mode(mode=False):
+        slab: torch.Tensor = torch.utils.dlpack.from_dlpack(array)
+        made = {}
+        for (name, becomes, shape), start in zip(like, places, strict=True):
+            size = torch.empty(shape, dtype=becomes, device="meta").nbytes
+            made[name] = slab[start : start + size].view(becomes).view(shape)
+    return made
+
+
 class Torch:
     """See ``Framework``."""
 

@@ -1,7 +1,8 @@
-"""Writes to weights within a lease: the model that made them keeps them, as a copy of its own.
+"""Writes to weights: the model that made them keeps them, as a copy of its own where others have the weights too.
 
-Version counters tell which tensors were written to. Writes that bypass them (``tensor.data``, views that were made
-before, other libraries' kernels) are not seen, and are lost at the next eviction.
+Version counters tell which tensors were written to, and the module which of them it has replaced. What bypasses both
+(``tensor.data``, views that were made before, other libraries' kernels) is not seen: within a lease it is lost at the
+next eviction; outside of one it changes the master, for all who share it.
 """
 
 from __future__ import annotations
@@ -9,47 +10,79 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from penstock.pool.bound import Bound, plain_tensors
 from penstock.pool.component import Component
 
 if TYPE_CHECKING:
     import torch
 
-    from penstock.pool.pool import Part
-    from penstock.pool.residency import Residency
+    from penstock.pool.movement import Movement
 
 logger = logging.getLogger(__name__)
 
 
-def keep_changes(residency: Residency, part: Part) -> None:
-    """Saves what a module's tensors were changed to, at the end of a lease and with the lock held."""
-    component, bound = part.component, part.bound
-    if component.device is None:
-        return
-    written = bound.written()
-    if not written:
-        return
-    values = {number: bound.tensors[number].detach().to("cpu", copy=True) for number in written}
+def keep_changes(movement: Movement, bound: Bound) -> bool:
+    """Saves what a module's tensors were changed to since they were bound, with the lock held.
+
+    Called before a lease and at its end, and not while others lease the same model, nor while the component moves.
+
+    Returns:
+        Whether there were any.
+    """
+    if bound.home is None:
+        return False
+    changed = bound.changed()
+    if not changed:
+        return False
+    with plain_tensors():
+        # Read before anything is restored: they may be views of what is.
+        values = {number: tensor.detach().to("cpu", copy=True) for number, tensor in changed.items()}
+        shared = bound.component
+        if len(shared.bound) > 1 and _can_restore(shared, bound):
+            own = movement.derive(shared)
+            own.kept.update(values)
+            logger.info("%s of %s was written to, and is shared: %s has its own now", shared, bound.owner, bound.owner)
+            _restore(shared, bound, values)
+            movement.leave_for(bound, own)
+        else:
+            _write(shared, values)
+            movement.settle_books(shared)
+            bound.to(bound.home)
+    return True
+
+
+def _write(component: Component, values: dict[int, torch.Tensor]) -> None:
+    """Takes changed values to both slabs, and beside the source, which does not have them."""
     if len(component.bound) > 1:
-        part.component = _own(residency, component, part, values)
-        return
-    component.kept.update(values)
-    if component.host is not None:
-        views = component.layout.views(component.host)
-        for number, value in values.items():
+        logger.warning("%s was written to outside of a lease: the change is that of all who share it", component)
+    component.edits += 1
+    if component.source is not None:
+        component.kept.update(values)
+    for home in ("host", "device"):
+        there = component.host is not None if home == "host" else component.on_device
+        views = component.views(home) if there else []
+        for number, value in values.items() if there else ():
             views[number].copy_(value)
-    bound.seen()
+    if not component.on_device:
+        # The part that is there has the old values from here on.
+        component.forget_behind(min(component.layout.places[number].offset for number in values))
 
 
-def _own(residency: Residency, shared: Component, part: Part, values: dict[int, torch.Tensor]) -> Component:
-    """A component of this model alone, with the changed values; the shared one becomes what it was."""
-    logger.info("%s was written to, and is shared: its model has a copy of its own now", shared)
-    own = Component(shared.name, shared.layout, shared.source)
-    own.kept = {**shared.kept, **values}
-    residency.add(own)
-    shared.bound.remove(part.bound)
-    own.bound.append(part.bound)
-    own.rebind_one(part.bound)
-    if shared.device is not None:
-        views = shared.layout.views(shared.device)
+def _can_restore(shared: Component, bound: Bound) -> bool:
+    """Whether what was overwritten is to be had from elsewhere."""
+    elsewhere = shared.on_device if bound.home == "host" else shared.host is not None
+    return elsewhere or shared.source is not None
+
+
+def _restore(shared: Component, bound: Bound, values: dict[int, torch.Tensor]) -> None:
+    """Gives shared weights their values back where a module has written to them."""
+    if bound.home == "device":
+        views = shared.views("device")
         shared.restore({number: views[number] for number in values})
-    return own
+        return
+    views = shared.views("host")
+    if shared.on_device:
+        for number in values:
+            views[number].copy_(shared.views("device")[number])
+    else:
+        shared.read({number: views[number] for number in values})

@@ -2,7 +2,8 @@
 
 ``StableSlab`` has the same addresses for as long as it exists, by CUDA's virtual memory management: CUDA graphs and
 compiled code that know them go on after an eviction and a return. Part of it can be evicted, from its end; a return
-copies only what is missing. ``PlainSlab`` takes memory of torch's allocator, or of the host, anew each time.
+copies only what is missing. ``HostSlab`` does the same for the device ``cpu``, with the kernel's pages. ``PlainSlab``
+takes memory of torch's allocator anew each time.
 
 Promises that the first ``filled`` bytes are the component's, and that memory goes to no one else before the points that
 ``evict`` is given. One thread at a time may use a slab. Knows neither budgets nor who uses it.
@@ -10,6 +11,7 @@ Promises that the first ``filled`` bytes are the component's, and that memory go
 
 from __future__ import annotations
 
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ import torch
 import torch.utils.dlpack
 
 from penstock.errors import InsufficientMemoryError
+from penstock.units import size
 
 if TYPE_CHECKING:
     from penstock._native import DeviceMemory
@@ -116,6 +119,46 @@ class PlainSlab(DeviceSlab):
             self._tensor, self.filled = None, 0
             return freed
         return 0
+
+
+class HostSlab(DeviceSlab):
+    """Anonymous host memory, for the device ``cpu``: pages go back to the kernel from its end."""
+
+    is_stable = True
+
+    def __init__(self, memory: Memory, nbytes: int) -> None:
+        super().__init__(memory, nbytes)
+        try:
+            self._pages = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError) as error:
+            cause = f"{size(nbytes)} of host memory could not be had: {error}"
+            raise InsufficientMemoryError(cause=cause, remedy="Lower device_budget, or unload models") from error
+        self._tensor = torch.frombuffer(self._pages, dtype=torch.uint8)[:nbytes]
+        self._mapped = 0
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """As of every slab; always the same."""
+        return self._tensor
+
+    @property
+    def device_bytes(self) -> int:
+        """As of every slab."""
+        return self._mapped
+
+    def map(self) -> torch.Tensor:
+        """As of every slab. Pages come with their first byte."""
+        self._mapped = self.nbytes
+        return self._tensor
+
+    def evict(self, points: Iterable[Any], keep: int = 0) -> int:
+        """As of every slab. There are no points to wait for."""
+        del points
+        before, stays = self._mapped, keep // mmap.PAGESIZE * mmap.PAGESIZE
+        if stays < before:
+            self._pages.madvise(mmap.MADV_DONTNEED, stays, len(self._pages) - stays)
+            self._mapped, self.filled = stays, min(self.filled, stays)
+        return before - self._mapped
 
 
 class StableSlab(DeviceSlab):

@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 from penstock.units import size
+
+
+@dataclass
+class Stages:
+    """Where the time of a lease went, in seconds. Each moment counts once, so the sum is how long it took."""
+
+    queue: float = 0.0
+    """Waiting for room on the device."""
+    download: float = 0.0
+    """Waiting for masters from a remote store."""
+    read: float = 0.0
+    """Waiting for masters from a disk."""
+    switch: float = 0.0
+    """Waiting for copies to the device."""
+    compute: float = 0.0
+    """The rest: what the program did within the lease. Work on the GPU counts as far as the program waited for it."""
+
+    def add(self, stage: str, seconds: float) -> None:
+        """Counts seconds to a stage."""
+        setattr(self, stage, getattr(self, stage) + seconds)
+
+    def add_all(self, other: Stages) -> None:
+        """Counts those of another one."""
+        for stage, seconds in asdict(other).items():
+            self.add(stage, seconds)
+
+    @property
+    def total(self) -> float:
+        """The sum."""
+        return float(sum(asdict(self).values()))
 
 
 @dataclass
@@ -27,13 +57,18 @@ class PoolStats:
     fetched_bytes: int = 0
     fetch_seconds: float = 0.0
     copied: int = 0
-    """Components that were copied to the device."""
+    """Components that were copied to the device, or the part of them that was missing there."""
     copied_bytes: int = 0
     copy_seconds: float = 0.0
     queue_seconds: float = 0.0
     """That requests waited for room."""
     evicted_from_device: int = 0
+    """Components that left the device, or a part of them."""
     evicted_from_host: int = 0
+    ended: int = 0
+    """Leases that have ended."""
+    stages: Stages = field(default_factory=Stages)
+    """Of these, the sums."""
 
 
 class Residence(NamedTuple):
@@ -42,11 +77,23 @@ class Residence(NamedTuple):
     component: str
     nbytes: int
     on_host: bool
-    on_device: bool
+    device_bytes: int
+    """Of these that are on the device, from its start."""
     used_by: tuple[str, ...]
     """Models of the pool that have it."""
     why: tuple[str, ...]
     """What happened to it last, newest first."""
+
+    @property
+    def on_device(self) -> bool:
+        """Whether all of it is on the device."""
+        return self.device_bytes == self.nbytes
+
+    def __str__(self) -> str:
+        where = ["device" if self.on_device else f"device ({size(self.device_bytes)})"] if self.device_bytes else []
+        where += ["host"] if self.on_host else []
+        shared = f", shared by {', '.join(self.used_by)}" if len(self.used_by) > 1 else ""
+        return f"{self.component}: {size(self.nbytes)}, on {' and '.join(where) or 'storage only'}{shared}"
 
 
 @dataclass
@@ -59,8 +106,5 @@ class Explanation:
     def __str__(self) -> str:
         lines = [self.model]
         for one in self.components:
-            where = [name for name, there in (("device", one.on_device), ("host", one.on_host)) if there]
-            shared = f", shared by {', '.join(one.used_by)}" if len(one.used_by) > 1 else ""
-            lines.append(f"  {one.component}: {size(one.nbytes)}, on {' and '.join(where) or 'storage only'}{shared}")
-            lines.extend(f"    {reason}" for reason in one.why)
+            lines += [f"  {one}", *(f"    {reason}" for reason in one.why)]
         return "\n".join(lines)

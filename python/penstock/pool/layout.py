@@ -39,8 +39,12 @@ class Place(NamedTuple):
         """The tensor at this place of a slab, which is one-dimensional and of bytes."""
         if not self.nbytes:
             return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=slab.device)
-        elements = slab[self.offset : self.offset + self.nbytes].view(self.dtype)
+        elements = self.elements(slab)
         return elements.as_strided(self.shape, self.stride, elements.storage_offset())
+
+    def elements(self, slab: torch.Tensor) -> torch.Tensor:
+        """All elements from its first one to its last one, in one dimension, those of gaps included."""
+        return slab[self.offset : self.offset + self.nbytes].view(self.dtype)
 
 
 class Layout(NamedTuple):
@@ -52,6 +56,12 @@ class Layout(NamedTuple):
     def views(self, slab: torch.Tensor) -> list[torch.Tensor]:
         """The tensors in a slab of ``nbytes`` bytes."""
         return [place.of(slab) for place in self.places]
+
+
+def elements_of(tensor: torch.Tensor) -> torch.Tensor:
+    """As ``Place.elements``, of a tensor where it is. Copied so, elements that overlap (``expand``) do so after it."""
+    span = _span(tuple(tensor.shape), tuple(tensor.stride()))
+    return tensor.detach().as_strided((span,), (1,), tensor.storage_offset())
 
 
 class _Run:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
+from penstock.pool.figures import Stages
 
 if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
-    from penstock.pool.pool import Model, ModelPool
-    from penstock.pool.residency import Request
+    from penstock.pool.model import Model
+    from penstock.pool.requests import Request, Requests
 
 
 class Lease(Mapping[str, "torch.nn.Module"]):
@@ -25,13 +29,19 @@ class Lease(Mapping[str, "torch.nn.Module"]):
             embeddings = m["text_encoder_2"](ids)  # while the transformer is on its way
             m["transformer"](embeddings)
 
-    Tensors of the model are valid until the lease ends, and on the stream that is current then. What outlives it is to
-    be cloned. Work that was queued on another stream has to be waited for by the stream that is current at the end.
+    Tensors of the model are valid until the lease ends: what outlives it is to be cloned. Its memory is given to nobody
+    else before the work is done that was queued by then on the stream that is current at the end, and on those of
+    ``record_stream``. The lease belongs to the thread that made it, or entered it.
     """
 
-    def __init__(self, pool: ModelPool, model: Model, request: Request) -> None:
+    def __init__(self, requests: Requests, model: Model, request: Request, ended: Callable[[Lease], object]) -> None:
         self.model, self.request = model, request
-        self._pool, self._open = pool, True
+        self.stages = Stages()
+        """Where its time went so far; ``compute`` is known when it has ended."""
+        self._requests, self._ended = requests, ended
+        self._process, self._open = os.getpid(), True
+        self._streams: list[Any] = []
+        self._began = time.monotonic()
 
     def __getitem__(self, component: str) -> torch.nn.Module:
         """The module, once its weights are on the device.
@@ -41,16 +51,18 @@ class Lease(Mapping[str, "torch.nn.Module"]):
             ConfigError: after the lease has ended.
             PenstockError: what loading it failed with.
         """
-        if not self._open:
-            cause = f"the lease of {self.model.name!r} has ended"
+        bound = self.model.bounds[component]
+        if not self._open or os.getpid() != self._process:
+            cause = f"the lease of {self.model.name!r} has ended, or is another process's"
             raise ConfigError(cause=cause, remedy="Use its modules within the with-statement")
-        return self._pool.wait_for(self, component)
+        self._requests.wait_for(bound, self.stages)
+        return bound.module
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.model.parts)
+        return iter(self.model.bounds)
 
     def __len__(self) -> int:
-        return len(self.model.parts)
+        return len(self.model.bounds)
 
     def wait(self) -> Any:
         """Waits for all components. Returns the pipeline or module that was adopted, else the lease."""
@@ -58,13 +70,33 @@ class Lease(Mapping[str, "torch.nn.Module"]):
             self[component]
         return self if self.model.whole is None else self.model.whole
 
+    def record_stream(self, stream: Any) -> None:
+        """Notes a stream that the model is used on, where that is not the one that is current at the end.
+
+        On the CPU there are no streams, and nothing is done.
+        """
+        if stream is not None and stream not in self._streams:
+            self._streams.append(stream)
+
     def close(self) -> None:
-        """Ends the lease."""
-        if self._open:
+        """Ends the lease. Calling it twice is fine; in a forked child it does nothing."""
+        requests = self._requests
+        if os.getpid() != self._process:
+            return
+        with requests.changed:
+            if not self._open:
+                return
             self._open = False
-            self._pool.end(self)
+            if not requests.movement.closed:
+                memory = requests.movement.memory
+                points = [memory.now(), *(memory.now(stream) for stream in self._streams)]
+                self._requests.end(self.request, points)
+            waited = self.stages.total - self.stages.queue
+            self.stages.compute = max(time.monotonic() - self._began - waited, 0.0)
+        self._ended(self)
 
     def __enter__(self) -> Self:
+        self.request.thread = threading.get_ident()
         return self
 
     def __exit__(

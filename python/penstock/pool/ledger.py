@@ -1,12 +1,13 @@
 """The books of a pool: bytes against a budget, who holds what, and what goes first. Pure arithmetic.
 
 One ledger for host memory, one for the device. An entry is *held* while it may not go: leased, pinned, being filled.
+On the device, the beginning of a component may be there without its end.
 Promises that the bytes counted never exceed the budget, unless ``shrink`` made it smaller than what is held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,9 @@ class Entry:
 
     component: Any
     nbytes: int
+    """That are there, or have been given room."""
+    whole: int
+    """Of the component."""
     holds: int = 0
     """By how many it is held."""
 
@@ -57,9 +61,20 @@ class Ledger:
         return iter(list(self._entries))
 
     def hold(self, component: Any, nbytes: int) -> None:
-        """Enters a component, or finds it, and holds it."""
-        entry = self._entries.setdefault(component, Entry(component, nbytes))
+        """Enters a component with all its bytes, or finds it, and holds it."""
+        entry = self._entries.setdefault(component, Entry(component, 0, nbytes))
+        entry.nbytes = nbytes
         entry.holds += 1
+
+    def holds(self, component: Any) -> int:
+        """By how many a component is held."""
+        entry = self._entries.get(component)
+        return 0 if entry is None else entry.holds
+
+    def bytes_of(self, component: Any) -> int:
+        """Bytes of a component that are there, or have been given room."""
+        entry = self._entries.get(component)
+        return 0 if entry is None else entry.nbytes
 
     def release(self, component: Any) -> None:
         """Takes a hold back. The entry stays until it is removed."""
@@ -70,8 +85,7 @@ class Ledger:
 
     def is_held(self, component: Any) -> bool:
         """Whether a component is there and may not go."""
-        entry = self._entries.get(component)
-        return entry is not None and entry.holds > 0
+        return self.holds(component) > 0
 
     def begin_request(self) -> None:
         """Counts requests, by which the time between uses is told."""
@@ -81,36 +95,53 @@ class Ledger:
         """Notes that the request that began last uses a component."""
         self._uses[component] = [*self._uses.get(component, ()), self._now][-_REMEMBERED:]
 
-    def remove(self, component: Any) -> None:
-        """Takes a component that nobody holds out of the books."""
-        entry = self._entries.pop(component)
+    def keep(self, component: Any, nbytes: int = 0) -> None:
+        """Notes that of a component which nobody holds only so many bytes are left; without any, it is out."""
+        entry = self._entries[component]
         if entry.holds:
-            self._entries[component] = entry
             raise AssertionError(f"{component} is held in {self.memory}")
+        entry.nbytes = nbytes
+        if not nbytes:
+            del self._entries[component]
 
     def forget(self, component: Any) -> None:
         """Removes a component, and what is known of its uses."""
         if component in self._entries:
-            self.remove(component)
+            self.keep(component)
         self._uses.pop(component, None)
 
-    def room_for(self, components: Iterable[tuple[Any, int]], workspace: int = 0) -> list[Any] | None:
-        """Components to remove so that these can be held all together, beside ``workspace`` bytes that stay free.
+    def room_for(self, components: Iterable[tuple[Any, int]], workspace: int = 0) -> list[tuple[Any, int]] | None:
+        """What has to go so that these can be held all together, beside ``workspace`` bytes that stay free.
 
         Returns:
-            What to remove, in that order; None if that is not enough as long as others are held.
+            Components in the order in which they go, with how many of their first bytes may stay; None if all that
+            could go is not enough.
         """
         wanted = dict(components)
         stays = self.used - sum(self._entries[one].nbytes for one in wanted if one in self._entries)
-        over = stays + sum(wanted.values()) + workspace - self.budget
-        chosen: list[Any] = []
-        for component in self.first_to_go():
+        going, over = self._going(stays + sum(wanted.values()) + workspace - self.budget, wanted)
+        return going if over <= 0 else None
+
+    def excess(self) -> list[tuple[Any, int]]:
+        """What has to go to meet the budget, as far as it can."""
+        return self._going(self.used - self.budget, ())[0]
+
+    def _going(self, over: int, stay: Container[Any]) -> tuple[list[tuple[Any, int]], int]:
+        chosen = []
+        for component in self.first_to_go() if over > 0 else ():
             if over <= 0:
                 break
-            if component not in wanted and self._entries[component].nbytes:
+            if component not in stay and self._entries[component].nbytes:
                 chosen.append(component)
                 over -= self._entries[component].nbytes
-        return chosen if over <= 0 else None
+        going, spare = [], max(-over, 0)
+        # Of what is worth most, as much may stay as is not needed.
+        for component in reversed(chosen):
+            keep = min(spare, self._entries[component].nbytes)
+            spare -= keep
+            if keep < self._entries[component].nbytes:
+                going.append((component, keep))
+        return going[::-1], over
 
     def first_to_go(self) -> list[Any]:
         """Components that nobody holds, the one whose absence would cost least first."""
@@ -135,7 +166,7 @@ class Ledger:
         always evict what is wanted next.
         """
         seconds = self._time_to_return(entry.component)
-        return seconds / max(entry.nbytes, 1) / (self._next_use(entry.component) - self._now)
+        return seconds / max(entry.whole, 1) / (self._next_use(entry.component) - self._now)
 
     def _next_use(self, component: Any) -> float:
         """When it is expected to be wanted next: after the mean interval between its uses."""

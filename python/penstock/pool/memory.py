@@ -12,7 +12,7 @@ captures a CUDA graph meanwhile.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch.utils.dlpack
 
 from penstock._native import DeviceMemory, HostArray, spare_memory
 from penstock.errors import ConfigError, DeviceError, InsufficientMemoryError
-from penstock.pool.device_slab import DeviceSlab, PlainSlab, StableSlab
+from penstock.pool.device_slab import DeviceSlab, HostSlab, PlainSlab, StableSlab
 from penstock.units import size
 
 logger = logging.getLogger(__name__)
@@ -91,6 +91,8 @@ class Memory:
 
     def slab(self, nbytes: int) -> DeviceSlab:
         """The place of one component on the device, without memory yet."""
+        if not self.is_gpu:
+            return HostSlab(self, nbytes)
         return PlainSlab(self, nbytes) if self.virtual is None else StableSlab(self, self.virtual, nbytes)
 
     def host_slab(self, nbytes: int) -> torch.Tensor:
@@ -101,15 +103,27 @@ class Memory:
         """
         if self.is_gpu:
             pinned, refused = HostArray.pinned(nbytes, self.device.index)
-            if refused is not None:
-                logger.warning("host memory of the pool is pageable, so copies are slower: %s", refused)
+            _warn_if(refused)
             made: torch.Tensor = torch.utils.dlpack.from_dlpack(pinned)
             return made
         try:
-            return torch.empty(nbytes, dtype=torch.uint8)
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
         except RuntimeError as error:
             cause = f"{size(nbytes)} of host memory could not be had: {str(error).splitlines()[0]}"
             raise InsufficientMemoryError(cause=cause, remedy="Lower host_budget, or unload models") from error
+
+    def growing_host_slab(self, nbytes: int) -> tuple[torch.Tensor, Callable[[], None]]:
+        """Host memory that gets pages as it is written to, and a function that pins it once it is filled: for what
+        moves there tensor by tensor, while the memory that it came from is freed.
+
+        Raises:
+            InsufficientMemoryError: where it cannot be had.
+        """
+        if not self.is_gpu:
+            return self.host_slab(nbytes), lambda: None
+        array = HostArray.to_be_pinned(nbytes, self.device.index)
+        made: torch.Tensor = torch.utils.dlpack.from_dlpack(array)
+        return made, lambda: _warn_if(array.pin())
 
     def device_slab(self, nbytes: int) -> torch.Tensor:
         """Uninitialised memory of the device, from torch's allocator.
@@ -161,6 +175,22 @@ class Memory:
                 if event is not None:
                     event.synchronize()
 
+    def synchronise(self) -> None:
+        """Waits for all work on the device."""
+        if self.is_gpu:
+            torch.cuda.synchronize(self.device)
+
+    def begin_peak(self) -> int:
+        """Begins to measure the most memory that torch has allocated; bytes that it has now. Its own peak is reset."""
+        if not self.is_gpu:
+            return 0
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return torch.cuda.memory_allocated(self.device)
+
+    def peak(self) -> int:
+        """The most bytes that torch had allocated since ``begin_peak``."""
+        return torch.cuda.max_memory_allocated(self.device) if self.is_gpu else 0
+
     def empty_torch_cache(self) -> bool:
         """Has torch give memory back that its allocator keeps unused. Says whether there was any."""
         if torch.cuda.memory_reserved(self.device) == torch.cuda.memory_allocated(self.device):
@@ -189,6 +219,11 @@ class Memory:
     def _wait(self) -> None:
         if self.is_gpu:
             self._stream.synchronize()
+
+
+def _warn_if(refused: str | None) -> None:
+    if refused is not None:
+        logger.warning("host memory of the pool is pageable, so copies are slower: %s", refused)
 
 
 def host_available() -> int:

@@ -1,52 +1,44 @@
-"""``ModelPool``: models by name, made of components that ``residency`` moves."""
+"""``ModelPool``: models by name, made of components that ``movement`` moves and ``requests`` gives out."""
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.errors import ConfigError, InsufficientMemoryError
-from penstock.pool.changes import keep_changes
-from penstock.pool.component import Bound, Component, adopted, built, take_over
-from penstock.pool.figures import Explanation, PoolStats, Residence
+from penstock.errors import ConfigError
+from penstock.pool.adopting import adopt
+from penstock.pool.bound import Bound, claim
+from penstock.pool.device_slab import PlainSlab
+from penstock.pool.figures import Explanation, PoolStats, Residence, Stages
 from penstock.pool.lease import Lease
+from penstock.pool.making import adopted, built
 from penstock.pool.memory import Memory, host_available
-from penstock.pool.residency import Request, Residency
+from penstock.pool.model import Model, modules_of
+from penstock.pool.movement import Movement
+from penstock.pool.requests import Request, Requests
+from penstock.pool.workspace import Workspaces
 from penstock.units import size_meant
 
 if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
+logger = logging.getLogger(__name__)
+
 Size = int | str
 """Bytes, as a number or with a unit: ``"96GiB"``."""
+Observer = Callable[[str, Stages], object]
 
-
-@dataclass(eq=False)
-class Part:
-    """A component of a model, and the module that is bound to it."""
-
-    component: Component
-    bound: Bound
-
-
-@dataclass(eq=False)
-class Model:
-    """What a name in the pool stands for."""
-
-    name: str
-    parts: dict[str, Part]
-    whole: Any = None
-    """The pipeline or module that was adopted."""
-
-    @property
-    def components(self) -> list[Component]:
-        """Each once, in the order of the parts."""
-        return list(dict.fromkeys(part.component for part in self.parts.values()))
+_pools: weakref.WeakSet[ModelPool] = weakref.WeakSet()
+"""Those that are closed before the interpreter ends, if nobody has."""
 
 
 class ModelPool:
@@ -73,14 +65,18 @@ class ModelPool:
         host_budget: Size | Literal["auto"] = "auto",
         device_budget: Size | Literal["auto"] = "auto",
         reserve: Size = "4GiB",
+        observe: Observer | None = None,
     ) -> None:
         """Makes an empty pool. Nothing is allocated yet.
 
         Args:
             device: ``"cuda"``, ``"cuda:N"``, or ``"cpu"``, where copies are host memory too.
-            host_budget: bytes of masters. By default, half of what the machine could spare.
+            host_budget: bytes of masters. By default, half of what the machine, and the process's control groups,
+                could spare.
             device_budget: bytes of copies on the device. By default, what is free there now, less ``reserve``.
             reserve: bytes that a default ``device_budget`` leaves to activations and others.
+            observe: called after each lease with the model's name and the lease's ``Stages``, in the thread that ended
+                it. What it raises is logged.
 
         Raises:
             ConfigError: for what is no size.
@@ -93,9 +89,16 @@ class ModelPool:
         left = _size("reserve", reserve)
         host = host_available() // 2 if host_budget == "auto" else _size("host_budget", host_budget)
         on_device = memory.available() - left if device_budget == "auto" else _size("device_budget", device_budget)
-        self._residency = Residency(memory, host, max(on_device, 0))
+        self._movement = Movement(memory, host, max(on_device, 0))
+        self._requests = Requests(self._movement)
         self._models: dict[str, Model] = {}
+        self._coming: set[str] = set()
+        self._workspaces = Workspaces()
+        self._observe = observe
         self._process = os.getpid()
+        _pools.add(self)
+        # A pool that nobody has any more: its threads end, and modules keep the memory that they have.
+        weakref.finalize(self, _stop, self._movement, self._requests).atexit = False
 
     # What is in the pool
 
@@ -109,8 +112,8 @@ class ModelPool:
     ) -> None:
         """Adds a model of one or more components. Headers are read now, weights when they are wanted first.
 
-        Components of the same files that become the same tensors are one component, with one master and one copy on
-        the device, whichever models have them.
+        Components of the same bytes are one, with one master and one copy on the device, whichever models have them:
+        those of the same files from now on, others as soon as both masters are in memory and neither is in use.
 
         Args:
             name: what it is called in the pool.
@@ -120,86 +123,91 @@ class ModelPool:
             dtype: what floating-point parameters become; by default they have the checkpoint's dtypes.
 
         Raises:
-            ConfigError: for a name that is taken, or a component that only one of the mappings has.
+            ConfigError: for a name that is taken, a component that only one of the mappings has, and a module that a
+                pool has already.
             TensorNotFoundError, DestinationError: where a module and its checkpoint do not fit.
             PenstockError: what opening a checkpoint raises.
         """
         from penstock.checkpoint import Checkpoint, open
         from penstock.frameworks.torch import Torch
 
-        self._check_new(name)
         for of in [*locations, *build]:
             if of not in locations or of not in build:
                 lacks = "build" if of in locations else "locations"
                 raise ConfigError(cause=f"component {of!r} of {name!r} is not in {lacks}", remedy="Name it in both")
         becomes = None if dtype is None else Torch().floating_dtype(dtype)
-        made = {}
-        for of, location in locations.items():
-            checkpoint = location if isinstance(location, Checkpoint) else open(location)
-            made[of] = built(of, build[of], checkpoint, becomes)
-        with self._residency.changed:
-            self._check_new(name)
-            self._models[name] = Model(name, {of: self._enter(*each) for of, each in made.items()})
+        with self._name(name):
+            made = {}
+            for of, location in locations.items():
+                checkpoint = location if isinstance(location, Checkpoint) else open(location)
+                made[of] = built(name, of, build[of], checkpoint, becomes)
+            claim(list(made.values()))
+            with self._movement.changed:
+                for bound in made.values():
+                    self._enter(bound)
+                self._models[name] = Model(name, made)
 
     def adopt(self, name: str, model: Any) -> None:
         """Takes over a model that is built: a ``torch.nn.Module``, or a pipeline of diffusers with its components.
 
-        Its weights move to masters of the pool one by one, so that memory for one more tensor is enough. They come from
-        nowhere else, so these masters stay until ``unload``.
+        Its weights move to masters of the pool one by one, so that memory for one more tensor is enough. Components
+        whose bytes the pool has already join these. They come from nowhere else, so these masters stay until
+        ``unload``.
 
         Raises:
-            ConfigError: for a name that is taken, and for what has no modules.
+            ConfigError: for a name that is taken, for what has no modules, and where modules share tensors with each
+                other or with those of a pool.
             DestinationError: for tensors without plain memory, such as quantised ones.
-            InsufficientMemoryError: where the host budget has no room for it.
+            InsufficientMemoryError: where the host budget has no room for it; nothing was moved then.
         """
-        self._check_new(name)
-        made = {of: adopted(of, module) for of, module in _modules_of(model).items()}
-        residency = self._residency
-        with residency.changed:
-            self._check_new(name)
-            wanted = [(component, component.nbytes) for component, _ in made.values()]
-            room = residency.host.room_for(wanted)
-            if room is None:
-                residency.host.check_fits(f"model {name!r}", sum(nbytes for _, nbytes in wanted))
-                cause = f"masters that are in use leave no room for model {name!r}"
-                raise InsufficientMemoryError(cause=cause, remedy="Raise host_budget, or unload models")
-            for victim in room:
-                residency.evict_from_host(victim, f"made room for {name}")
-            for component, bound in made.values():
-                residency.add(component)
-                residency.host.hold(component, component.nbytes)
-                take_over(component, bound, residency.memory.host_slab(component.nbytes))
-            self._models[name] = Model(name, {of: Part(*each) for of, each in made.items()}, model)
+        with self._name(name):
+            modules = modules_of(model)
+            once = {id(module): (of, module) for of, module in reversed(modules.items())}
+            bounds = {key: adopted(name, *each) for key, each in reversed(once.items())}
+            unique = list(bounds.values())
+            claim(unique)
+            try:
+                adopt(self._movement, name, unique)
+            except BaseException:
+                for bound in unique:
+                    bound.let_go()
+                raise
+            with self._movement.changed:
+                self._models[name] = Model(name, {of: bounds[id(module)] for of, module in modules.items()}, model)
+                self._requests.serve()
 
     def unload(self, name: str) -> None:
         """Takes a model out of the pool. Its modules have no memory afterwards; components of others stay.
 
+        Requests that wait for room for it get a ``ConfigError``; its prefetches are cancelled.
+
         Raises:
             ConfigError: for a name that is not in the pool, and for a model with an open lease.
         """
-        residency = self._residency
-        with residency.changed:
-            model = self._model(name)
-            residency.settle(model.components)
-            self._check_idle(model, "unloaded")
+        with self._movement.changed:
+            model = self._idle(name, "unloaded")
+            self._requests.withdraw(model.modules)
             del self._models[name]
-            for part in model.parts.values():
-                part.component.bound.remove(part.bound)
-                part.bound.to(part.component.layout, None)
-            for component in model.components:
-                if not component.bound:
-                    if component.source is None:
-                        residency.host.release(component)
-                    residency.forget(component)
+            model.gone = True
+            self._workspaces.forget(name)
+            for bound in model.modules:
+                bound.to(None)
+                bound.let_go()
+                self._movement.leave(bound)
+            self._requests.serve()
+        self._movement.give_back()
 
     # Using it
 
-    def use(self, name: str, *, workspace: Size = 0) -> Lease:
+    def use(self, name: str, *, workspace: Size | Literal["auto"] = 0, key: Hashable = None) -> Lease:
         """A lease of a model. Waits for room on the device; for the weights, the lease's components wait.
 
         Args:
             name: which model.
-            workspace: bytes of the device to keep free beside it, for activations.
+            workspace: bytes of the device to keep free beside it, for activations. ``"auto"``: what torch allocated
+                beside the weights in the last runs. It resets torch's own peak to measure that, and measures one lease
+                at a time.
+            key: with ``"auto"``, what the need depends on, such as a resolution and a batch size.
 
         Raises:
             ConfigError: for a name that is not in the pool.
@@ -207,13 +215,19 @@ class ModelPool:
             PoolError: where threads that hold leases could only wait for each other.
         """
         model = self._model(name)
-        here = threading.get_ident()
-        request = Request(name, model.components, _size("workspace", workspace), thread=here)
-        self._residency.admit(request)
-        return Lease(self, model, request)
+        learns = workspace == "auto"
+        needs = self._workspaces.expected(name, key) if learns else _size("workspace", workspace)
+        request = Request(name, model.current, needs, thread=threading.get_ident())
+        seconds = self._requests.admit(request)
+        self._movement.give_back()
+        lease = Lease(self._requests, model, request, self._measured(name, key, request) if learns else self._told)
+        lease.stages.queue = seconds
+        return lease
 
     def prefetch(self, name: str, *, to: Literal["host", "device"] = "device", priority: float = 0) -> Future[None]:
         """Has a model's masters fetched, or the model brought to the device, in the background.
+
+        Comes after whatever ``use`` waits for; of several prefetches, those of higher priority come first.
 
         Returns:
             A future, done when all of it has arrived. While it waits for room, it can be cancelled.
@@ -224,15 +238,23 @@ class ModelPool:
         """
         if to not in ("host", "device"):
             raise ConfigError(cause=f'to={to!r} is neither "host" nor "device"')
-        future: Future[None] = Future()
-        request = Request(name, self._model(name).components, priority=priority, future=future)
-        begin = self._residency.fetch if to == "host" else self._residency.prefetch
+        request = Request(name, self._model(name).current, lends=False, priority=priority)
+        begin = self._requests.fetch if to == "host" else self._requests.prefetch
         begin(request)
-        return future
+        return request.future
 
     def switch(self, name: str) -> None:
-        """Brings a model to the device, and waits for it. What is in its way is evicted."""
-        self.prefetch(name).result()
+        """Brings a model to the device, and waits for it. What is in its way is evicted.
+
+        Raises:
+            As ``use``, and what loading it failed with.
+        """
+        request = Request(name, self._model(name).current, thread=threading.get_ident())
+        self._requests.admit(request)
+        try:
+            self._requests.wait_arrived(request)
+        finally:
+            self._requests.end(request, [])
 
     wake_up = switch
 
@@ -244,30 +266,34 @@ class ModelPool:
         """
         if level not in (1, 2):
             raise ConfigError(cause=f"level={level!r} is neither 1 nor 2")
-        residency, why = self._residency, f"sleep, level {level}"
-        with residency.changed:
-            model = self._model(name)
-            lasting = [component for component in model.components if component.source is None]
+        movement, why = self._movement, f"sleep, level {level}"
+        with movement.changed:
+            model = self._idle(name, "put to sleep")
+            lasting = [bound for bound in model.modules if bound.lasting]
             if level > 1 and lasting:
-                cause = f"{lasting[0].name!r} of {name!r} was adopted: nothing could bring its weights back"
+                cause = f"{lasting[0].component.name!r} of {name!r} was adopted: nothing could bring its weights back"
                 raise ConfigError(cause=cause, remedy="Use level=1, or register it with its checkpoint")
-            residency.settle(model.components)
-            self._check_idle(model, "put to sleep")
             for component in model.components:
-                if component.device is not None and not residency.device.is_held(component):
-                    residency.evict_from_device(component, why)
-                if level > 1 and component.host is not None and not residency.host.is_held(component):
-                    residency.evict_from_host(component, why)
+                if component in movement.device and not movement.device.is_held(component):
+                    movement.evict_from_device(component, why)
+                if level > 1 and component.host is not None and not movement.host.is_held(component):
+                    movement.evict_from_host(component, why)
+            self._requests.serve()
+        movement.give_back()
 
     def pin(self, name: str) -> None:
-        """Brings a model to the device and keeps it there until ``unpin``.
+        """Brings a model to the device, waits for it, and keeps it there until ``unpin``.
 
         Raises:
-            As ``use``.
+            As ``switch``.
         """
-        model = self._model(name)
-        request = Request(f"{name} (pinned)", model.components, thread=0)
-        self._residency.admit(request)
+        request = Request(f"{name} (pinned)", self._model(name).current, thread=threading.get_ident(), lends=False)
+        self._requests.admit(request)
+        try:
+            self._requests.wait_arrived(request)
+        except BaseException:
+            self._requests.end(request, [])
+            raise
 
     def unpin(self, name: str) -> None:
         """Takes a ``pin`` back.
@@ -275,34 +301,55 @@ class ModelPool:
         Raises:
             ConfigError: for a model that is not pinned.
         """
-        with self._residency.changed:
-            of = next((one for one in self._residency.granted if one.name == f"{name} (pinned)"), None)
-            if of is None:
+        self._check_process()
+        with self._movement.changed:
+            pins = [one for one in self._requests.granted if one.name == f"{name} (pinned)"]
+            if not pins:
                 raise ConfigError(cause=f"model {name!r} is not pinned")
-            self._residency.end(of, [])
+            self._requests.end(pins[0], [])
 
     def resize(self, *, host: Size | None = None, device: Size | None = None) -> None:
-        """Changes budgets. What they have no room for is evicted, as far as no lease holds it."""
+        """Changes budgets. What they have no room for is evicted, as far as no lease holds it.
+
+        Raises:
+            ConfigError: for what is no size.
+        """
+        self._check_process()
+        movement = self._movement
         sizes = [None if given is None else _size(of, given) for of, given in (("host", host), ("device", device))]
-        self._residency.resize(*sizes)
+        with movement.changed:
+            for ledger, nbytes in zip((movement.host, movement.device), sizes, strict=True):
+                ledger.budget = ledger.budget if nbytes is None else nbytes
+            self._requests.serve()
+        movement.give_back()
 
     # What is known of it
 
     def __contains__(self, name: object) -> bool:
         return name in self._models
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._models))
+
+    @property
+    def device(self) -> str:
+        """The device that its models share."""
+        return str(self._movement.memory.device)
+
     def stats(self) -> PoolStats:
         """Figures of the pool: bytes, components, seconds."""
-        residency = self._residency
-        with residency.changed:
+        self._check_process()
+        movement = self._movement
+        with movement.changed:
             return replace(
-                residency.stats,
-                host_bytes=residency.host.used,
-                host_budget=residency.host.budget,
-                device_bytes=residency.device.used,
-                device_budget=residency.device.budget,
-                leases=len(residency.granted),
-                waiting=residency.waiting,
+                movement.stats,
+                host_bytes=movement.host.used,
+                host_budget=movement.host.budget,
+                device_bytes=movement.device.used,
+                device_budget=movement.device.budget,
+                leases=sum(granted.lends for granted in self._requests.granted),
+                waiting=self._requests.waiting,
+                stages=replace(movement.stats.stages),
             )
 
     def explain(self, name: str) -> Explanation:
@@ -311,20 +358,29 @@ class ModelPool:
         Raises:
             ConfigError: for a name that is not in the pool.
         """
-        with self._residency.changed:
+        model = self._model(name)
+        with self._movement.changed:
             found = Explanation(name)
-            for of, part in self._model(name).parts.items():
-                component = part.component
+            for of, bound in model.bounds.items():
+                component = bound.component
+                state = self._movement.states.get(component)
                 users = tuple(other.name for other in self._models.values() if component in other.components)
-                here = component.host is not None, component.device is not None
-                why = tuple(self._residency.states[component].reasons)
+                why = () if state is None else tuple(state.reasons)
+                here = component.host is not None, component.arrived
                 found.components.append(Residence(of, component.nbytes, *here, users, why))
             return found
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._movement.closed
+
     def close(self) -> None:
         """Ends the pool's threads and frees its memory: modules have none afterwards. Calling it twice is fine."""
-        if os.getpid() == self._process and not self._residency.closed:
-            self._residency.close()
+        if os.getpid() == self._process and not self.closed:
+            self._requests.close()
+            for model in self._models.values():
+                model.gone = True
             self._models.clear()
 
     def __enter__(self) -> Self:
@@ -333,69 +389,100 @@ class ModelPool:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # For leases
+    # Leases
 
-    def wait_for(self, lease: Lease, component: str) -> torch.nn.Module:
-        """The module of a component whose weights have arrived. For ``Lease``."""
-        part = lease.model.parts[component]
-        self._residency.wait_for(part.component)
-        return part.bound.module
+    def _told(self, lease: Lease) -> None:
+        """Counts a lease that has ended."""
+        stats = self._movement.stats
+        with self._movement.changed:
+            stats.ended += 1
+            stats.stages.add_all(lease.stages)
+        if self._observe is not None:
+            try:
+                self._observe(lease.model.name, replace(lease.stages))
+            except Exception:
+                logger.exception("what observes the pool failed")
 
-    def end(self, lease: Lease) -> None:
-        """Ends a lease. For ``Lease``."""
-        residency = self._residency
-        with residency.changed:
-            if residency.closed:
-                return
-            for part in lease.model.parts.values():
-                keep_changes(residency, part)
-            residency.end(lease.request, [residency.memory.now()])
+    def _measured(self, name: str, key: Hashable, request: Request) -> Callable[[Lease], object]:
+        """As ``_told``; and learns what torch has allocated meanwhile, copies that came to its memory aside."""
+        memory, workspaces = self._movement.memory, self._workspaces
+        with self._movement.changed:
+            if workspaces.measuring:
+                return self._told
+            workspaces.measuring = True
+            began = memory.begin_peak()
+            missing = [component for component in request.held if not component.on_device]
+
+        def ended(lease: Lease) -> None:
+            with self._movement.changed:
+                came = sum(one.nbytes for one in missing if isinstance(one.slab, PlainSlab) and one.on_device)
+                workspaces.learn(name, key, memory.peak() - began - came)
+                workspaces.measuring = False
+            self._told(lease)
+
+        return ended
 
     # Checks
 
-    def _enter(self, component: Component, bound: Bound) -> Part:
-        """A part of a new model, of a component that is in the pool already where there is an equal one."""
-        known = next((one for one in self._residency.states if one.is_equal(component)), None)
+    def _enter(self, bound: Bound) -> None:
+        """Binds a module of a new model to its component, or to an equal one that is in the pool already."""
+        movement = self._movement
+        known = next((one for one in movement.states if one.is_equal(bound.component)), None)
         if known is None:
-            self._residency.add(component)
-            known = component
-        known.bound.append(bound)
-        known.rebind_one(bound)
-        return Part(known, bound)
+            known = bound.component
+            movement.add(known)
+        movement.join(bound, known)
 
-    def _model(self, name: str) -> Model:
+    def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise ConfigError(cause="the pool belongs to the process that this one was forked from", remedy="Make one")
+
+    def _model(self, name: str) -> Model:
+        self._check_process()
         model = self._models.get(name)
         if model is None:
-            there = ", ".join(repr(one) for one in self._models) or "nothing"
+            there = ", ".join(repr(one) for one in list(self._models)) or "nothing"
             raise ConfigError(cause=f"there is no model {name!r} in the pool, which has {there}")
         return model
 
-    def _check_new(self, name: str) -> None:
-        if name in self._models:
-            raise ConfigError(cause=f"there is a model {name!r} in the pool already", remedy="Unload it first")
+    @contextmanager
+    def _name(self, name: str) -> Iterator[None]:
+        """Keeps a name for a model that is on its way into the pool."""
+        self._check_process()
+        with self._movement.changed:
+            self._movement.check_open()
+            if name in self._models or name in self._coming:
+                raise ConfigError(cause=f"there is a model {name!r} in the pool already", remedy="Unload it first")
+            self._coming.add(name)
+        try:
+            yield
+        finally:
+            with self._movement.changed:
+                self._coming.discard(name)
 
-    def _check_idle(self, model: Model, what: str) -> None:
-        held = {component for granted in self._residency.granted for component in granted.components}
-        users = [one.name for one in self._residency.granted if one.name.removesuffix(" (pinned)") == model.name]
-        if users and not held.isdisjoint(model.components):
-            cause = f"model {model.name!r} is in use, so it cannot be {what}"
+    def _idle(self, name: str, what: str) -> Model:
+        """The model of that name, of which nothing moves and that nobody leases."""
+        model = self._model(name)
+        self._requests.settle(model.components)
+        if self._model(name) is not model:
+            raise ConfigError(cause=f"model {name!r} was replaced meanwhile")
+        names = {name, f"{name} (pinned)"}
+        if any(one.name in names for one in self._requests.granted):
+            cause = f"model {name!r} is in use, so it cannot be {what}"
             raise ConfigError(cause=cause, remedy="End its leases (and unpin it) first")
+        return model
 
 
-def _modules_of(model: Any) -> dict[str, torch.nn.Module]:
-    import torch
+def _stop(movement: Movement, requests: Requests) -> None:
+    movement.stop()
+    requests.stop()
 
-    if isinstance(model, torch.nn.Module):
-        return {"model": model}
-    components = getattr(model, "components", None)
-    if isinstance(components, Mapping):
-        found = {name: part for name, part in components.items() if isinstance(part, torch.nn.Module)}
-        if found:
-            return found
-    cause = f"a {type(model).__name__} is neither a torch.nn.Module nor a pipeline with components that are"
-    raise ConfigError(cause=cause, remedy="Adopt its modules one by one")
+
+@atexit.register
+def _close_all() -> None:
+    """Before the interpreter ends: a thread that is copying then would be stopped where it is."""
+    for pool in list(_pools):
+        pool.close()
 
 
 def _size(argument: str, given: Size) -> int:

@@ -9,7 +9,7 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::error::Result;
 use crate::memory::{Owner, PAGE, Pinning, Region, Window};
@@ -24,9 +24,15 @@ const TOUCHED: usize = 64 << 20;
 pub struct PinnedMemory {
     region: ManuallyDrop<Region>,
     pinning: Arc<dyn Pinning>,
-    registered: Vec<usize>,
-    refused: Option<String>,
+    registered: OnceLock<Registered>,
     made_by: Owner,
+}
+
+/// What came of registering.
+#[derive(Default)]
+struct Registered {
+    pieces: Vec<usize>,
+    refused: Option<String>,
 }
 
 impl PinnedMemory {
@@ -35,31 +41,54 @@ impl PinnedMemory {
     /// # Errors
     /// `Memory` where there is no memory.
     pub fn make(len: usize, pinning: Arc<dyn Pinning>, threads: usize) -> Result<Self> {
-        let region = ManuallyDrop::new(Region::reserve(len)?);
-        // From here on, dropping it gives back what there is.
-        let mut made =
-            Self { region, pinning, registered: Vec::new(), refused: None, made_by: Owner::current() };
-        made.region.keep_from_children();
-        let pieces = |bytes| (0..len).step_by(bytes).map(move |start| (start, bytes.min(len - start)));
-        let touched: Vec<_> = pieces(TOUCHED).collect();
+        let made = Self::reserve(len, pinning)?;
+        let touched: Vec<_> = made.pieces(TOUCHED).collect();
         threads::in_order(&touched, threads, "penstock-pinning", |(start, len)| {
             made.region.touch(*start, *len)
         })
         .map_err(|(_, error)| error)?;
-        for (start, len) in pieces(PINNED_PIECE) {
+        made.register();
+        Ok(made)
+    }
+
+    /// `len` bytes that get pages as they are written to, and are pageable until [`PinnedMemory::register`]: for what
+    /// is moved there bit by bit, while the memory that it came from is freed.
+    ///
+    /// # Errors
+    /// `Memory` where there is no memory.
+    pub fn reserve(len: usize, pinning: Arc<dyn Pinning>) -> Result<Self> {
+        let region = ManuallyDrop::new(Region::reserve(len)?);
+        // From here on, dropping it gives back what there is.
+        let made = Self { region, pinning, registered: OnceLock::new(), made_by: Owner::current() };
+        made.region.keep_from_children();
+        Ok(made)
+    }
+
+    /// Registers all of it, once. Says why the device refused, if it did: then it stays pageable.
+    pub fn register(&self) -> Option<&str> {
+        self.registered.get_or_init(|| self.registration()).refused.as_deref()
+    }
+
+    fn registration(&self) -> Registered {
+        let mut done = Registered::default();
+        for (start, len) in self.pieces(PINNED_PIECE) {
             // SAFETY: inside the region, which stays mapped until `Drop` has unregistered it.
             match unsafe {
-                made.pinning.register(made.region.as_ptr().add(start), len.next_multiple_of(PAGE))
+                self.pinning.register(self.region.as_ptr().add(start), len.next_multiple_of(PAGE))
             } {
-                Ok(()) => made.registered.push(start),
+                Ok(()) => done.pieces.push(start),
                 Err(error) => {
-                    made.refused = Some(error.to_string());
-                    made.unregister();
-                    break;
+                    self.unregister(&done);
+                    return Registered { refused: Some(error.to_string()), ..Registered::default() };
                 }
             }
         }
-        Ok(made)
+        done
+    }
+
+    fn pieces(&self, bytes: usize) -> impl Iterator<Item = (usize, usize)> {
+        let len = self.region.len();
+        (0..len).step_by(bytes).map(move |start| (start, bytes.min(len - start)))
     }
 
     /// Where it begins.
@@ -79,7 +108,7 @@ impl PinnedMemory {
 
     /// Why the device did not register it, if it did not.
     pub fn refused(&self) -> Option<&str> {
-        self.refused.as_deref()
+        self.registered.get()?.refused.as_deref()
     }
 
     /// All of it, to be filled.
@@ -87,10 +116,10 @@ impl PinnedMemory {
         self.region.window()
     }
 
-    fn unregister(&mut self) {
-        for start in self.registered.drain(..) {
-            // SAFETY: registered in `make`; whoever owned the memory has ended its copies.
-            unsafe { self.pinning.unregister(self.region.as_ptr().add(start)) };
+    fn unregister(&self, done: &Registered) {
+        for start in &done.pieces {
+            // SAFETY: registered, and once: callers own `done`. Whoever owned the memory has ended its copies.
+            unsafe { self.pinning.unregister(self.region.as_ptr().add(*start)) };
         }
     }
 }
@@ -104,7 +133,9 @@ impl fmt::Debug for PinnedMemory {
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
         if self.made_by.is_current() {
-            self.unregister();
+            if let Some(done) = self.registered.take() {
+                self.unregister(&done);
+            }
             // SAFETY: dropped once, here.
             unsafe { ManuallyDrop::drop(&mut self.region) };
         }
@@ -154,6 +185,18 @@ mod tests {
         let mut memory = PinnedMemory::make(3 * PAGE + 5, Arc::clone(&register) as _, 2).unwrap();
         assert_eq!((memory.len(), memory.refused()), (3 * PAGE + 5, None));
         memory.window().write(3 * PAGE, b"12345");
+        assert_eq!(register.now.lock().unwrap().len(), 1);
+        drop(memory);
+        assert!(register.now.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_reserved_is_registered_when_it_is_asked_for_and_once() {
+        let register = Arc::new(Register { most: 1, ..Register::default() });
+        let mut memory = PinnedMemory::reserve(PAGE, Arc::clone(&register) as _).unwrap();
+        memory.window().write(0, b"before");
+        assert!(register.now.lock().unwrap().is_empty());
+        assert_eq!((memory.register(), memory.register()), (None, None));
         assert_eq!(register.now.lock().unwrap().len(), 1);
         drop(memory);
         assert!(register.now.lock().unwrap().is_empty());

@@ -1,0 +1,102 @@
+"""Models of real shapes with weights that nobody trained: Flux-dev with its text encoders, and Llama-3-8B.
+
+Modules are built on the meta device and filled with bytes of one random block, at the speed of memory. Nothing is
+computed with them: what is measured is how long they take to get where they are wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Build = Callable[[], Any]
+FLUX, LLAMA = "flux", "llama"
+
+
+def builders(model: str, scale: float, narrow: int) -> dict[str, Build]:
+    """For each component a function that builds it. ``scale`` is of the numbers of layers; widths are divided."""
+
+    def layers(count: int) -> int:
+        return max(1, round(count * scale))
+
+    if model == LLAMA:
+        return {"model": lambda: _llama(layers(32), narrow)}
+    return {
+        "text_encoder": lambda: _clip(layers(12), narrow),
+        "text_encoder_2": lambda: _t5(layers(24), narrow),
+        "transformer": lambda: _flux(layers(19), layers(38), narrow),
+    }
+
+
+def filled(build: Build, seed: int) -> Any:
+    """The module with memory of its own, in bfloat16 where it holds floating-point numbers."""
+    import torch
+
+    with torch.device("meta"):
+        module = build().to(torch.bfloat16)
+    module = module.to_empty(device="cpu").eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    block = torch.randint(0, 255, (1 << 24,), dtype=torch.uint8, generator=generator)
+    for tensor in {id(tensor): tensor for tensor in module.state_dict().values()}.values():
+        whole = tensor.view(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
+        for start in range(0, whole.numel(), block.numel()):
+            part = whole[start : start + block.numel()]
+            part.copy_(block[: part.numel()])
+    return module
+
+
+def nbytes(module: Any) -> int:
+    """Of its parameters and buffers."""
+    return sum(tensor.nbytes for tensor in [*module.parameters(), *module.buffers()])
+
+
+def _flux(double: int, single: int, narrow: int) -> Any:
+    """The matrices of Flux-dev's transformer."""
+    from torch import nn
+
+    width = 3072 // narrow
+
+    def matrices(*ends: tuple[int, int]) -> Any:
+        return nn.ModuleList(nn.Linear(width * into, width * out) for into, out in ends)
+
+    def half() -> Any:
+        return matrices((1, 3), (1, 1), (1, 4), (4, 1), (1, 6))
+
+    return nn.ModuleDict(
+        {
+            "double_blocks": nn.ModuleList(nn.ModuleList([half(), half()]) for _ in range(double)),
+            "single_blocks": nn.ModuleList(matrices((1, 7), (5, 1), (1, 3)) for _ in range(single)),
+        }
+    )
+
+
+def _t5(layers: int, narrow: int) -> Any:
+    from transformers import T5Config, T5EncoderModel
+
+    config = T5Config(
+        d_model=4096 // narrow, d_ff=10240 // narrow, num_layers=layers, num_heads=max(64 // narrow, 1), d_kv=64,
+        vocab_size=32128 // narrow, feed_forward_proj="gated-gelu",
+    )  # fmt: skip
+    return T5EncoderModel(config)
+
+
+def _clip(layers: int, narrow: int) -> Any:
+    from transformers import CLIPTextConfig, CLIPTextModel
+
+    heads = 12 if narrow == 1 else 1
+    config = CLIPTextConfig(
+        hidden_size=768 // narrow, intermediate_size=3072 // narrow, num_hidden_layers=layers,
+        num_attention_heads=heads, vocab_size=49408 // narrow,
+    )  # fmt: skip
+    return CLIPTextModel(config)
+
+
+def _llama(layers: int, narrow: int) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    heads = 32 if narrow == 1 else 1
+    config = LlamaConfig(
+        hidden_size=4096 // narrow, intermediate_size=14336 // narrow, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=max(heads // 4, 1), vocab_size=128256 // narrow,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)

@@ -1,0 +1,43 @@
+"""What must hold of a pool whenever nothing is on its way: for the tests to check after every operation."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from penstock.pool import ModelPool
+
+
+def check_books(pool: ModelPool) -> None:
+    """That books, slabs, leases and bindings agree."""
+    movement, requests = pool._movement, pool._requests
+    with movement.changed:
+        requests.settle(list(movement.states))
+        for component in movement.states:
+            there = 0 if component.slab is None or component.slab.tensor is None else component.slab.mapped_bytes
+            assert component.arrived <= there or not component.nbytes, component
+            held = movement.device.is_held(component)
+            assert movement.device.bytes_of(component) == (component.nbytes if held else component.arrived), component
+            assert movement.host.bytes_of(component) == (component.nbytes if component.host is not None else 0)
+        for ledger in (movement.device, movement.host):
+            assert set(ledger) <= movement.states.keys()
+            assert ledger.used <= max(ledger.budget, ledger.held)
+        granted = Counter(component for one in requests.granted for component in one.held)
+        bases = Counter(one.source.of for one in movement.states if hasattr(one.source, "of"))
+        models = [bound for model in pool._models.values() for bound in model.modules]
+        lent = Counter(bound for one in requests.granted for bound in one.lent)
+        assert Counter(bound for component in movement.states for bound in component.bound) == Counter(models)
+        for component in movement.states:
+            assert component.bound or component.derived, component
+            assert movement.device.holds(component) == granted[component], component
+            lasting = sum(bound.lasting for bound in component.bound)
+            assert movement.host.holds(component) == lasting + bases[component], component
+            assert component.derived == bases[component]
+        for bound in models:
+            component = bound.component
+            assert bound.leases == lent[bound]
+            device = bound.leases if component.host is not None else True
+            home = "device" if device and component.on_device else "host" if component.host is not None else None
+            # What failed to come, or was written to by another lease's model, has nothing.
+            assert bound.home == home or bound.home is None, (bound.home, home)
+            for tensor in bound.tensors:
+                assert tensor.is_meta == (bound.home is None)
