@@ -43,8 +43,6 @@ class Component:
         """The master, or None while it has to be fetched again."""
         self.slab: DeviceSlab | None = None
         """Its memory on the device."""
-        self.arrived = 0
-        """How many of its bytes are there, from the start."""
         self.kept: dict[int, torch.Tensor] = {}
         """Tensors that no checkpoint holds, by number: buffers as construction left them, and changed ones."""
         self.edits = 0
@@ -63,6 +61,11 @@ class Component:
     def nbytes(self) -> int:
         """Bytes of a slab of it."""
         return self.layout.nbytes
+
+    @property
+    def arrived(self) -> int:
+        """How many of its bytes are on the device, from the start."""
+        return 0 if self.slab is None else self.slab.filled
 
     @property
     def on_device(self) -> bool:
@@ -97,8 +100,7 @@ class Component:
     def drop_device(self, keep: int = 0) -> None:
         """Lets the copy on the device go, behind the first ``keep`` bytes. Modules must not be bound to it."""
         if self.slab is not None:
-            self.slab.unmap(keep, self.points)
-            self.arrived = min(self.arrived, self.slab.mapped_bytes)
+            self.slab.evict(self.points, keep - keep % self.slab.granularity)
             if self.slab.tensor is None:
                 self.slab = None
         if self.slab is None:

@@ -23,7 +23,7 @@ from penstock.pool.component import Component, Derived
 from penstock.pool.figures import PoolStats
 from penstock.pool.ledger import Ledger
 from penstock.pool.memory import Memory
-from penstock.pool.slab import device_slab, fill
+from penstock.pool.slab import DeviceSlab, device_slab, fill
 from penstock.pool.twins import Twins
 from penstock.pool.worker import Worker
 from penstock.units import size
@@ -194,12 +194,13 @@ class Movement:
             return room is not None
 
     def _read_to_device(self, component: Component) -> None:
-        self._map(component)
+        slab = self._map(component)
         views, places = component.layout.views(component.copy()), component.layout.places
         missing = [n for n, place in enumerate(places) if place.offset + place.nbytes > component.arrived]
         component.read({number: views[number] for number in missing}, self._watch)
+        slab.filled = component.nbytes
 
-    def _map(self, component: Component) -> None:
+    def _map(self, component: Component) -> DeviceSlab:
         """Gives a component its memory on the device; others leave it if the device has less than the budget says.
 
         Raises:
@@ -210,8 +211,8 @@ class Movement:
         while True:
             try:
                 component.slab.map()
-                break
-            except InsufficientMemoryError:
+                return component.slab  # noqa: TRY300 - there is no else to go on with
+            except InsufficientMemoryError:  # noqa: PERF203 - it is tried again with more room
                 with self.changed:
                     victims = self.device.first_to_go()
                     if not victims:
@@ -245,8 +246,7 @@ class Movement:
                 return
         began, start, error = time.monotonic(), component.arrived, None
         try:
-            self._map(component)
-            fill(self.memory, component.copy(), component.master(), start)
+            fill(self.memory, self._map(component), component.master())
         except BaseException as raised:  # noqa: BLE001 - as above
             error = raised
         with self.changed:
@@ -261,7 +261,6 @@ class Movement:
             self.on_moved()
 
     def _arrived(self, component: Component, state: State) -> None:
-        component.arrived = component.nbytes
         state.copying = False
         self.device.release(component)
         for bound in component.bound:

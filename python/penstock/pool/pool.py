@@ -23,7 +23,7 @@ from penstock.pool.memory import Memory, host_available
 from penstock.pool.model import Model, modules_of
 from penstock.pool.movement import Movement
 from penstock.pool.requests import Request, Requests
-from penstock.pool.slab import AllocatedSlab
+from penstock.pool.slab import PlainSlab
 from penstock.pool.workspace import Workspaces
 from penstock.units import size_meant
 
@@ -411,7 +411,7 @@ class ModelPool:
 
         def ended(lease: Lease) -> None:
             with self._movement.changed:
-                came = sum(one.nbytes for one in missing if isinstance(one.slab, AllocatedSlab) and one.on_device)
+                came = sum(one.nbytes for one in missing if isinstance(one.slab, PlainSlab) and one.on_device)
                 workspaces.learn(name, key, memory.peak() - began - came)
                 workspaces.measuring = False
             self._told(lease)
