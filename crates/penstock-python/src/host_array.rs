@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use penstock::checkpoint::Dtype;
 use penstock::device::{CudaDevice, Device, PinnedMemory};
-use penstock::memory::{FileMapping, HostTensor};
+use penstock::memory::{FileMapping, HostTensor, spare_bytes};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -150,6 +150,13 @@ impl HostArray {
     fn __dlpack_device__(&self) -> (i32, i32) {
         (1, 0)
     }
+}
+
+/// Bytes of host memory that this process could take: of the machine, and within its control groups' limits, page cache
+/// counted as free. None where the system says nothing about it.
+#[pyfunction]
+pub fn spare_memory() -> Option<u64> {
+    spare_bytes()
 }
 
 // The structures of dlpack.h, version 0.8 (the unversioned ones, which every consumer takes).

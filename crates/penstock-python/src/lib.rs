@@ -43,7 +43,7 @@ mod _native {
     #[pymodule_export]
     use super::config::LoadOptions;
     #[pymodule_export]
-    use super::host_array::HostArray;
+    use super::host_array::{HostArray, spare_memory};
     #[pymodule_export]
     use super::objects::{list_objects, read_object};
     #[pymodule_export]
@@ -51,7 +51,7 @@ mod _native {
     #[pymodule_export]
     use super::pull::{Pull, Source, flush_disk_cache, shown, shown_endpoint};
     #[pymodule_export]
-    use super::session::{LoadStats, Mapped, Session, release_staging, spare_memory, staging_usage};
+    use super::session::{LoadStats, Mapped, Session, release_staging, staging_usage};
 
     use pyo3::prelude::*;
 

@@ -394,9 +394,3 @@ pub fn staging_usage() -> (usize, usize, usize) {
     let usage = Arena::usage_all();
     (usage.bytes, usage.buffers, usage.buffers_taken)
 }
-
-/// Bytes that this process may have before something else has to give way: of the machine, and of its control groups.
-#[pyfunction]
-pub fn spare_memory() -> Option<u64> {
-    penstock::memory::spare_bytes()
-}
