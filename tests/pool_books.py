@@ -13,7 +13,7 @@ def check_books(pool: ModelPool) -> None:
     with movement.changed:
         requests.settle(list(movement.states))
         for component in movement.states:
-            there = 0 if component.slab is None or component.slab.tensor is None else component.slab.mapped_bytes
+            there = 0 if component.slab is None or component.slab.tensor is None else component.slab.device_bytes
             assert component.arrived <= there or not component.nbytes, component
             held = movement.device.is_held(component)
             assert movement.device.bytes_of(component) == (component.nbytes if held else component.arrived), component

@@ -8,12 +8,13 @@ torch = pytest.importorskip("torch")
 
 from penstock.errors import ConfigError, DeviceError, InsufficientMemoryError
 from penstock.pool import memory as of_memory
+from penstock.pool.device_slab import PlainSlab
 from penstock.pool.memory import Memory, host_available
 
 
 def test_a_plain_place_has_memory_while_it_is_wanted() -> None:
     memory = Memory("cpu")
-    slab, master = memory.slab(1000), torch.arange(1000).to(torch.uint8)
+    slab, master = PlainSlab(memory, 1000), torch.arange(1000).to(torch.uint8)
     assert (slab.is_stable, slab.tensor, slab.device_bytes, slab.filled) == (False, None, 0, 0)
     assert slab.fill(master) == 1000
     assert torch.equal(slab.tensor, master)
@@ -29,7 +30,7 @@ def test_a_plain_place_has_memory_while_it_is_wanted() -> None:
 
 
 def test_a_place_that_cannot_be_had_stays_empty() -> None:
-    slab = Memory("cpu").slab(1 << 60)
+    slab = PlainSlab(Memory("cpu"), 1 << 60)
     with pytest.raises(InsufficientMemoryError):
         slab.map()
     assert (slab.device_bytes, slab.filled) == (0, 0)

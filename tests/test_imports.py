@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "python" / "penstock"
 
 LAYERS = [
-    {"_native", "errors", "google_tokens", "namesake", "strides", "units"},
+    {"_native", "errors", "extension", "google_tokens", "namesake", "strides", "units"},
     {"arguments", "optional", "patches", "patterns", "progress", "selection", "storage_options", "tensor_info"},
     {"frameworks"},
     {"loading"},

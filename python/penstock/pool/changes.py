@@ -63,9 +63,10 @@ def _write(component: Component, values: dict[int, torch.Tensor]) -> None:
         views = component.views(home) if there else []
         for number, value in values.items() if there else ():
             views[number].copy_(value)
-    if not component.on_device:
+    if component.slab is not None and not component.on_device:
         # The part that is there has the old values from here on.
-        component.forget_behind(min(component.layout.places[number].offset for number in values))
+        right = min(component.layout.places[number].offset for number in values)
+        component.slab.filled = min(component.slab.filled, right)
 
 
 def _can_restore(shared: Component, bound: Bound) -> bool:

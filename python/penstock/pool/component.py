@@ -42,7 +42,7 @@ class Component:
         self.host: torch.Tensor | None = None
         """The master, or None while it has to be fetched again."""
         self.slab: DeviceSlab | None = None
-        """Its place on the device."""
+        """Its memory on the device."""
         self.kept: dict[int, torch.Tensor] = {}
         """Tensors that no checkpoint holds, by number: buffers as construction left them, and changed ones."""
         self.edits = 0
@@ -100,16 +100,11 @@ class Component:
     def drop_device(self, keep: int = 0) -> None:
         """Lets the copy on the device go, behind the first ``keep`` bytes. Modules must not be bound to it."""
         if self.slab is not None:
-            self.slab.evict(self.points, keep)
+            self.slab.evict(self.points, keep - keep % self.slab.granularity)
             if self.slab.tensor is None:
                 self._views.pop("device", None)
         if not self.arrived:
             self.points = []
-
-    def forget_behind(self, nbytes: int) -> None:
-        """Takes what is on the device behind its first ``nbytes`` bytes for missing."""
-        if self.slab is not None:
-            self.slab.filled = min(self.slab.filled, nbytes)
 
     def give_up_device(self) -> None:
         """Lets the copy on the device go for good, with its addresses."""

@@ -2,7 +2,7 @@
 
 ``StableSlab`` has the same addresses for as long as it exists, by CUDA's virtual memory management: CUDA graphs and
 compiled code that know them go on after an eviction and a return. Part of it can be evicted, from its end; a return
-copies only what is missing. ``HostSlab`` does the same for the device ``cpu``, with the kernel's pages. ``PlainSlab``
+copies only what is missing. ``PagedSlab`` does the same for the device ``cpu``, with the kernel's pages. ``PlainSlab``
 takes memory of torch's allocator anew each time.
 
 Promises that the first ``filled`` bytes are the component's, and that memory goes to no one else before the points that
@@ -32,6 +32,8 @@ class DeviceSlab(ABC):
 
     is_stable = False
     """Whether its addresses stay."""
+    granularity: int
+    """Bytes that its memory goes in multiples of."""
 
     def __init__(self, memory: Memory, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -65,7 +67,7 @@ class DeviceSlab(ABC):
 
         Args:
             points: work that may still use it, from ``Memory.now``.
-            keep: bytes that may stay. Memory goes in whole chunks, and a plain slab goes as a whole.
+            keep: bytes that may stay, a multiple of ``granularity``. A plain slab goes as a whole.
 
         Returns:
             The bytes of the device that are free now, or as soon as the points have passed.
@@ -93,7 +95,10 @@ class DeviceSlab(ABC):
 class PlainSlab(DeviceSlab):
     """Memory of torch's allocator, another each time."""
 
-    _tensor: torch.Tensor | None = None
+    def __init__(self, memory: Memory, nbytes: int) -> None:
+        super().__init__(memory, nbytes)
+        self.granularity = max(nbytes, 1)
+        self._tensor: torch.Tensor | None = None
 
     @property
     def tensor(self) -> torch.Tensor | None:
@@ -121,10 +126,11 @@ class PlainSlab(DeviceSlab):
         return 0
 
 
-class HostSlab(DeviceSlab):
+class PagedSlab(DeviceSlab):
     """Anonymous host memory, for the device ``cpu``: pages go back to the kernel from its end."""
 
     is_stable = True
+    granularity = mmap.PAGESIZE
 
     def __init__(self, memory: Memory, nbytes: int) -> None:
         super().__init__(memory, nbytes)
@@ -154,11 +160,11 @@ class HostSlab(DeviceSlab):
     def evict(self, points: Iterable[Any], keep: int = 0) -> int:
         """As of every slab. There are no points to wait for."""
         del points
-        before, stays = self._mapped, keep // mmap.PAGESIZE * mmap.PAGESIZE
-        if stays < before:
-            self._pages.madvise(mmap.MADV_DONTNEED, stays, len(self._pages) - stays)
-            self._mapped, self.filled = stays, min(self.filled, stays)
-        return before - self._mapped
+        freed = max(self._mapped - keep, 0)
+        if freed:
+            self._pages.madvise(mmap.MADV_DONTNEED, keep, len(self._pages) - keep)
+            self._mapped, self.filled = keep, min(self.filled, keep)
+        return freed
 
 
 class StableSlab(DeviceSlab):
@@ -168,6 +174,7 @@ class StableSlab(DeviceSlab):
 
     def __init__(self, memory: Memory, virtual: DeviceMemory, nbytes: int) -> None:
         super().__init__(memory, nbytes)
+        self.granularity = virtual.chunk_bytes
         self._range = virtual.reserve(nbytes)
         # Once: views of it share its storage, which keeps the addresses reserved.
         self._tensor: torch.Tensor = torch.utils.dlpack.from_dlpack(self._range.dlpack())

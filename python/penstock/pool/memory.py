@@ -21,7 +21,7 @@ import torch.utils.dlpack
 
 from penstock._native import DeviceMemory, HostArray, spare_memory
 from penstock.errors import ConfigError, DeviceError, InsufficientMemoryError
-from penstock.pool.device_slab import DeviceSlab, HostSlab, PlainSlab, StableSlab
+from penstock.pool.device_slab import DeviceSlab, PagedSlab, PlainSlab, StableSlab
 from penstock.units import size
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Memory:
     def slab(self, nbytes: int) -> DeviceSlab:
         """The place of one component on the device, without memory yet."""
         if not self.is_gpu:
-            return HostSlab(self, nbytes)
+            return PagedSlab(self, nbytes)
         return PlainSlab(self, nbytes) if self.virtual is None else StableSlab(self, self.virtual, nbytes)
 
     def host_slab(self, nbytes: int) -> torch.Tensor:

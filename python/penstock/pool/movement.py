@@ -20,6 +20,7 @@ from penstock.errors import InsufficientMemoryError, LoadCancelledError
 from penstock.pool.bound import Bound, Home
 from penstock.pool.changes import keep_changes
 from penstock.pool.component import Component, Derived
+from penstock.pool.device_slab import DeviceSlab
 from penstock.pool.figures import PoolStats
 from penstock.pool.ledger import Ledger
 from penstock.pool.memory import Memory
@@ -193,12 +194,13 @@ class Movement:
             return room is not None
 
     def _read_to_device(self, component: Component) -> None:
-        self._map(component)
+        slab = self._map(component)
         views, places = component.layout.views(component.copy()), component.layout.places
         missing = [n for n, place in enumerate(places) if place.offset + place.nbytes > component.arrived]
         component.read({number: views[number] for number in missing}, self._watch)
+        slab.filled = component.nbytes
 
-    def _map(self, component: Component) -> None:
+    def _map(self, component: Component) -> DeviceSlab:
         """Gives a component its memory on the device; others leave it if the device has less than the budget says.
 
         Raises:
@@ -209,8 +211,8 @@ class Movement:
         while True:
             try:
                 component.slab.map()
-                break
-            except InsufficientMemoryError:
+                return component.slab  # noqa: TRY300 - there is no else to go on with
+            except InsufficientMemoryError:  # noqa: PERF203 - it is tried again with more room
                 with self.changed:
                     victims = self.device.first_to_go()
                     if not victims:
@@ -244,8 +246,7 @@ class Movement:
                 return
         began, start, error = time.monotonic(), component.arrived, None
         try:
-            self._map(component)
-            self.memory.to_device(component.copy(), component.master(), start)
+            self._map(component).fill(component.master())
         except BaseException as raised:  # noqa: BLE001 - as above
             error = raised
         with self.changed:
@@ -261,8 +262,6 @@ class Movement:
         self.give_back()
 
     def _arrived(self, component: Component, state: State) -> None:
-        if component.slab is not None:
-            component.slab.filled = component.nbytes
         state.copying = False
         self.device.release(component)
         for bound in component.bound:
