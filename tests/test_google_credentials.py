@@ -159,6 +159,19 @@ def test_a_token_of_a_file_is_exchanged_once_for_many_requests(google: Google) -
     assert len(google.bearers) > 1
 
 
+def test_readers_that_wait_for_a_token_share_its_failure(google: Google) -> None:
+    def refuse(_: Asked) -> tuple[int, str]:
+        time.sleep(2)
+        return 400, json.dumps({"error": "invalid_grant"})
+
+    google.answers.append(refuse)
+    path = google.write("credentials.json", json.dumps(google.of_file()))
+    locations = [f"gs://bucket/{number}.safetensors" for number in range(8)]
+    with pytest.raises(penstock.LocationAccessError, match="invalid_grant"):
+        penstock.open(locations, storage_options={"application_credentials": path})
+    assert len(google.asked) == 1
+
+
 def test_gclouds_file_is_found_where_it_was_moved_to(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
     google.write("subject", json.dumps({"id": SUBJECT}))
     source = {"file": f"{google.directory}/subject", "format": {"type": "json", "subject_token_field_name": "id"}}

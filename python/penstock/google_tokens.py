@@ -55,6 +55,7 @@ def _answer(file: dict[str, Any]) -> dict[str, Any]:
         secrets.update(_secrets(dict(parse_qsl(body.decode() if isinstance(body, bytes) else body))))
         headers = {name.lower(): value for name, value in (asked.get("headers") or {}).items()}
         secrets.update(headers.get("authorization", "").split()[1:])
+        asked.setdefault("timeout", (10, 30))
         response = transport(**asked)
         status = response.status
         return response
