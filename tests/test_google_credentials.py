@@ -492,6 +492,47 @@ def silent() -> Iterator[tuple[str, Callable[[], bool]]]:
             connection.close()
 
 
+def handles(number: int) -> dict[str, bool]:
+    """Whether this process handles a signal, and whether it ignores it: whoever asked for that."""
+    lines = [line.split(":") for line in Path("/proc/self/status").read_text().splitlines()]
+    return {name: bool(int(mask, 16) >> (number - 1) & 1) for name, mask in lines if name in {"SigCgt", "SigIgn"}}
+
+
+@pytest.mark.parametrize("disposition", [signal.SIG_DFL, signal.SIG_IGN])
+def test_the_signals_of_children_stay_the_programs_own(google: Google, disposition: signal.Handlers) -> None:
+    before = signal.signal(signal.SIGCHLD, disposition)
+    try:
+        google.reads(google.of_file())
+        with silent() as (url, is_waited_for):
+
+            def press() -> None:
+                while not is_waited_for():
+                    time.sleep(0.01)
+                os.kill(os.getpid(), signal.SIGINT)
+
+            presser = threading.Thread(target=press)
+            presser.start()
+            with pytest.raises(KeyboardInterrupt):
+                google.open(google.of_file() | {"token_url": f"{url}/token"})
+            presser.join()
+        # The same runtime goes on.
+        google.reads(google.of_file())
+        assert handles(signal.SIGCHLD) == {"SigCgt": False, "SigIgn": disposition == signal.SIG_IGN}
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_how_a_program_ends_is_known_where_that_signal_is_ignored(
+    google: Google, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ALLOW, "1")
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert "return code 1" in str(google.denied(google.federated({"executable": {"command": "false"}})))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 def test_ctrl_c_ends_a_wait_for_a_token_within_200_ms_and_leaves_nothing(google: Google) -> None:
     pressed = []
     # Servers of other tests may be running.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from datetime import timezone
@@ -26,6 +27,8 @@ _LONGEST = 400
 
 def main() -> None:
     """Answers one question."""
+    # Ignored by who runs this, it would hide how programs end.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # What lies beside this file has the names of other packages.
     here = Path(__file__).parent.resolve()
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != here]
