@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import ssl
+import subprocess
 import threading
 import time
 import urllib.parse
@@ -24,6 +25,7 @@ import pytest
 import penstock
 import servers
 from conftest import Raw, assert_bits, shard
+from penstock.google_tokens import COMMAND
 from services import Answer, Asked, certificate, service, serving
 
 pytest.importorskip("google.auth")
@@ -229,6 +231,21 @@ def test_a_program_makes_tokens_only_where_that_is_allowed(google: Google, monke
     assert "return code 1" in str(google.denied(google.federated({"executable": {"command": "false"}})))
     missing = google.federated({"executable": {"command": "/no/such/program"}})
     assert "No such file or directory: '/no/such/program'" in str(google.denied(missing))
+
+
+def test_nothing_that_a_program_is_given_or_writes_is_shown(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ALLOW, "1")
+    program = Path(google.write("program", "#!/bin/sh\necho SENTINEL-out\necho SENTINEL-err >&2\neval $1\n"))
+    program.chmod(0o755)
+
+    def denied(ends: str) -> str:
+        command = f"{program} '{ends}' SENTINEL-argument"
+        return str(google.denied(google.federated({"executable": {"command": command, "timeout_millis": 5000}})))
+
+    assert "return code 3. Check" in denied("exit 3")
+    assert "the program timed out" in denied("exec sleep 60")
+    # What it writes is no JSON.
+    assert "Expecting value: line 1" in denied("exit 0")
 
 
 def test_what_a_program_left_in_its_file_is_used_until_it_expires(
@@ -468,6 +485,32 @@ def test_what_is_wrong_is_told_without_a_secret(google: Google) -> None:
     assert "Missing subject_token" in str(google.denied(credentials))
     google.denied(google.federated({"SENTINEL": "SENTINEL"}))
     google.denied({"type": "external_account", "audience": {"SENTINEL": 1}})
+
+
+def test_no_secret_of_a_url_or_a_token_is_told(google: Google) -> None:
+    for query in ("code=SENTINEL", "SENTINEL", "a=SENTINEL b"):
+        # Asked again and again, by the engine.
+        asked = json.dumps(google.federated({"url": f"http://127.0.0.1:1/identity?{query}"}))
+        ran = subprocess.run(COMMAND, input=f"{asked}\n", capture_output=True, text=True, check=True)
+        assert "Max retries exceeded with url: /identity?*** " in ran.stdout
+        assert "SENTINEL" not in ran.stdout + ran.stderr
+    # A server that repeats what it was asked.
+    google.answers.append(lambda asked: (400, f"no {asked.path.partition('?')[2]}"))
+    assert "no ***" in str(google.denied(google.federated({"url": f"{google.url}/identity?code=SENTINEL"})))
+    # A token that is no text.
+    (google.directory / "subject").write_bytes(b"SENTINEL-\xff")
+    assert "not text in UTF-8" in str(google.denied(google.federated({"file": f"{google.directory}/subject"})))
+
+    # One that is granted, in an answer that cannot be used.
+    def answer(asked: Asked) -> tuple[int, str]:
+        if asked.path == "/token":
+            return granted("SENTINEL-federated")
+        return 200, json.dumps({"accessToken": "SENTINEL-account", "expireTime": "soon"})
+
+    google.answers.append(answer)
+    url = f"{google.url}/v1/projects/-/serviceAccounts/{ACCOUNT}:generateAccessToken"
+    acting = google.denied(google.of_file() | {"service_account_impersonation_url": url})
+    assert "No access token or invalid expiration in response" in str(acting)
 
 
 def test_without_google_auth_it_is_said_what_to_install(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:

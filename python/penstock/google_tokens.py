@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import timezone
@@ -69,13 +71,12 @@ def _answer(file: dict[str, Any]) -> dict[str, Any]:
         credentials = with_scopes_if_required(credentials, [_SCOPE])
         credentials.refresh(request)
     except Exception as error:  # noqa: BLE001 - files that others wrote raise anything
-        # Where google-auth took an answer apart, it comes again as a whole.
-        parts = error.args[:1] if isinstance(error, exceptions.OAuthError) else error.args
-        text = str(error) if isinstance(error, OSError) else " ".join(map(str, parts))
+        text = _told(error, status)
         for secret in sorted(secrets, key=len, reverse=True):
             text = text.replace(secret, "***")
+        is_refused = "CERTIFICATE_VERIFY_FAILED" in text
         text = " ".join(text.split())[:_LONGEST] or type(error).__name__
-        is_lost = isinstance(error, exceptions.TransportError) and "CERTIFICATE_VERIFY_FAILED" not in text
+        is_lost = isinstance(error, exceptions.TransportError) and not is_refused
         passes = (
             is_lost
             or status in {408, 429}
@@ -92,13 +93,35 @@ def _answer(file: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
+def _told(error: Exception, status: int) -> str:
+    """What an error says that cannot be a token: of those that are not google-auth's, their kind."""
+    from google.auth import exceptions
+
+    if isinstance(error, subprocess.TimeoutExpired):
+        return "the program timed out"
+    if isinstance(error, UnicodeError):
+        return "a token, or an answer, is not text in UTF-8"
+    if not isinstance(error, exceptions.GoogleAuthError):
+        return str(error) if isinstance(error, (OSError, json.JSONDecodeError)) else type(error).__name__
+    # Where google-auth took an answer apart, it comes again as a whole. One that is no refusal holds a token.
+    is_whole = status < HTTPStatus.BAD_REQUEST or isinstance(error, exceptions.OAuthError)
+    text = " ".join(map(str, error.args[:1] if is_whole else error.args))
+    if not status and isinstance(error, exceptions.RefreshError):
+        # What a program wrote follows its exit status.
+        text = text.partition(". Error:")[0]
+    # What requests makes of a query need not be what the file says.
+    return re.sub(r"\?\S+", "?***", text)
+
+
 def _secrets(value: object, name: str = "") -> Iterator[str]:
-    """Texts under names of secrets, at any depth."""
+    """Texts under names of secrets, at any depth, and queries of URLs."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _secrets(inner, key)
     elif isinstance(value, str) and value and name.lower().endswith(_SECRET):
         yield value
+    elif isinstance(value, str) and "://" in value and (query := value.partition("?")[2]):
+        yield query
 
 
 if __name__ == "__main__":
