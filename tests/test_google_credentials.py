@@ -513,6 +513,11 @@ def test_no_secret_of_a_url_or_a_token_is_told(google: Google) -> None:
     assert "No access token or invalid expiration in response" in str(acting)
 
 
+def test_deprecations_are_no_errors(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    google.reads(google.of_file())
+
+
 def test_without_google_auth_it_is_said_what_to_install(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
     package = google.directory / "absent" / "google" / "auth"
     package.mkdir(parents=True)

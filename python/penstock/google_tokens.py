@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from datetime import timezone
 from http import HTTPStatus
@@ -29,6 +30,8 @@ _LONGEST = 400
 
 def main() -> None:
     """Answers one question."""
+    # What is deprecated in google-auth is no error, whatever PYTHONWARNINGS says.
+    warnings.simplefilter("ignore")
     # Ignored by who runs this, it would hide how programs end.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # What lies beside this file has the names of other packages.
