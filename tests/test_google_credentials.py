@@ -29,6 +29,7 @@ from penstock.google_tokens import COMMAND
 from services import Answer, Asked, certificate, service, serving
 
 pytest.importorskip("google.auth")
+certifi = pytest.importorskip("certifi")
 pytestmark = pytest.mark.stores
 
 SUBJECT = "SENTINEL-subject-token"
@@ -516,6 +517,31 @@ def test_no_secret_of_a_url_or_a_token_is_told(google: Google) -> None:
 def test_deprecations_are_no_errors(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONWARNINGS", "error")
     google.reads(google.of_file())
+
+
+def test_the_token_services_certificate_is_trusted_as_the_stores_is(
+    google: Google, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers.forget_settings(monkeypatch, "SSL_CERT_", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+    own = google.directory / "own"
+    own.mkdir()
+    settings, _ = certificate(own, "DNS:localhost")
+
+    def answer(asked: Asked) -> tuple[int, str]:
+        return google.answers[-1](asked._replace(path="/token"))
+
+    with intercepting(settings, answer) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        credentials = google.of_file() | {"token_url": "https://localhost/token"}
+        error = google.denied(credentials)
+        assert "CERTIFICATE_VERIFY_FAILED" in str(error)
+        assert error.remedy == "Check the certificate of the token service; a private authority's goes to SSL_CERT_FILE"
+        monkeypatch.setenv("SSL_CERT_FILE", certifi.where())
+        assert "CERTIFICATE_VERIFY_FAILED" in str(google.denied(credentials))
+        # Directories beside the file, as OpenSSL has it.
+        monkeypatch.setenv("SSL_CERT_DIR", f"/no/such/directory:{own}")
+        google.reads(credentials)
 
 
 def test_without_google_auth_it_is_said_what_to_install(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:

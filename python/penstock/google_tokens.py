@@ -1,5 +1,6 @@
 """Access tokens of Google, made by google-auth: a program that the engine runs, once for each token.
 
+Its argument, if any, names the certificates to trust: files and directories with colons between them.
 It reads one line, a file of credentials as JSON, and writes one, a JSON object: ``token``, ``expires`` (seconds since
 1970) and, where the next token takes another file, ``file``. Or ``error``, ``remedy``, and whether it ``passes``.
 """
@@ -26,6 +27,8 @@ COMMAND = [sys.executable, __file__] if sys.executable and not getattr(sys, "fro
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
 _SECRET = ("secret", "token", "private_key", "assertion")
 _LONGEST = 400
+_TRUST = "Check the certificate of the token service; a private authority's goes to SSL_CERT_FILE"
+_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 def main() -> None:
@@ -37,16 +40,27 @@ def main() -> None:
     # What lies beside this file has the names of other packages.
     here = Path(__file__).parent.resolve()
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != here]
-    if bundle := os.environ.get("SSL_CERT_FILE"):
-        os.environ.setdefault("REQUESTS_CA_BUNDLE", bundle)
-    answer = _answer(json.loads(sys.stdin.readline()))
+    answer = _answer(json.loads(sys.stdin.readline()), _one_file(sys.argv[1]) if sys.argv[1:] else None)
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
     # Threads that google-auth began are not waited for.
     os._exit(0)
 
 
-def _answer(file: dict[str, Any]) -> dict[str, Any]:
+def _one_file(paths: str) -> str:
+    """One file with the certificates of files and directories that colons are between, as requests wants it."""
+    if Path(paths).is_file():
+        return paths
+    given = [Path(path) for path in ([paths] if Path(paths).exists() else paths.split(":")) if os.access(path, os.R_OK)]
+    files = [file for path in given for file in (path.iterdir() if path.is_dir() else [path])]
+    readable = [file for file in files if file.is_file() and os.access(file, os.R_OK)]
+    found = [block for file in readable for block in _CERTIFICATE.findall(file.read_bytes())]
+    memory = os.memfd_create("certificates")
+    Path(f"/proc/self/fd/{memory}").write_bytes(b"\n".join(dict.fromkeys(found)))
+    return f"/proc/self/fd/{memory}"
+
+
+def _answer(file: dict[str, Any], certificates: str | None) -> dict[str, Any]:
     try:
         import google.auth
         from google.auth import exceptions
@@ -64,7 +78,7 @@ def _answer(file: dict[str, Any]) -> dict[str, Any]:
         headers = {name.lower(): value for name, value in (asked.get("headers") or {}).items()}
         secrets.update(headers.get("authorization", "").split()[1:])
         asked.setdefault("timeout", (10, 30))
-        response = transport(**asked)
+        response = transport(**asked, verify=certificates)
         status = response.status
         return response
 
@@ -86,7 +100,8 @@ def _answer(file: dict[str, Any]) -> dict[str, Any]:
             or status >= HTTPStatus.INTERNAL_SERVER_ERROR
             or getattr(error, "retryable", False)
         )
-        return {"error": text + (f" (HTTP {status})" if status >= HTTPStatus.BAD_REQUEST else ""), "passes": passes}
+        told = {"error": text + (f" (HTTP {status})" if status >= HTTPStatus.BAD_REQUEST else ""), "passes": passes}
+        return told | ({"remedy": _TRUST} if is_refused else {})
     answer = {"token": credentials.token}
     if credentials.expiry:
         answer["expires"] = credentials.expiry.replace(tzinfo=timezone.utc).timestamp()

@@ -4,14 +4,15 @@
 //! form is an [`Account`]: Google's own library `google-auth` makes its tokens. That library is Python's, so it runs in a
 //! process of its own, one for each token (`python/penstock/google_tokens.py`):
 //!
-//! * It has the variables that the store was opened with, whatever the program sets meanwhile.
+//! * It has the variables that the store was opened with, whatever the program sets meanwhile, and trusts whom the store
+//!   trusts.
 //! * It is killed with the load that waits for it, and whatever it runs with it.
 //! * No reader waits for Python's locks, and a child after `fork` starts one like any other process.
 //! * The program that this is part of keeps its `SIGCHLD`: tokio's processes, which install a handler of it, are not used.
 //!
 //! Errors name settings and fields, never what they hold.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
@@ -31,6 +32,8 @@ use tokio::net::unix::pipe;
 use super::credential_cache::{Fetched, Source};
 use crate::error::{Error, ErrorKind};
 use crate::store::remote::http::response_recorder::CredentialError;
+use crate::store::remote::http::tls;
+use crate::store::remote::settings::address::Provider;
 use crate::store::remote::settings::environment::Environment;
 
 /// The variable that names a file of credentials.
@@ -230,8 +233,13 @@ impl Account {
         let Some((program, arguments)) = COMMAND.get().and_then(|command| command.split_first()) else {
             return Err(failed(io::Error::other("no Python interpreter is known that could run it")));
         };
+        // Whom the store trusts, with colons between several.
+        let bundle = tls::bundle(&self.environment, Provider::Gcs);
+        let trusted: Vec<_> = tls::trusted(bundle.as_ref()).into_iter().map(OsString::from).collect();
+        let trusted = trusted.join(OsStr::new(":"));
         let leader = Command::new(program)
             .args(arguments)
+            .args((!trusted.is_empty()).then_some(trusted))
             .env_clear()
             .envs(self.environment.starting_with(""))
             .stdin(Stdio::piped())
