@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import ssl
+import subprocess
 import threading
 import time
 import urllib.parse
@@ -24,9 +25,11 @@ import pytest
 import penstock
 import servers
 from conftest import Raw, assert_bits, shard
+from penstock.google_tokens import COMMAND
 from services import Answer, Asked, certificate, service, serving
 
 pytest.importorskip("google.auth")
+certifi = pytest.importorskip("certifi")
 pytestmark = pytest.mark.stores
 
 SUBJECT = "SENTINEL-subject-token"
@@ -159,6 +162,19 @@ def test_a_token_of_a_file_is_exchanged_once_for_many_requests(google: Google) -
     assert len(google.bearers) > 1
 
 
+def test_readers_that_wait_for_a_token_share_its_failure(google: Google) -> None:
+    def refuse(_: Asked) -> tuple[int, str]:
+        time.sleep(2)
+        return 400, json.dumps({"error": "invalid_grant"})
+
+    google.answers.append(refuse)
+    path = google.write("credentials.json", json.dumps(google.of_file()))
+    locations = [f"gs://bucket/{number}.safetensors" for number in range(8)]
+    with pytest.raises(penstock.LocationAccessError, match="invalid_grant"):
+        penstock.open(locations, storage_options={"application_credentials": path})
+    assert len(google.asked) == 1
+
+
 def test_gclouds_file_is_found_where_it_was_moved_to(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
     google.write("subject", json.dumps({"id": SUBJECT}))
     source = {"file": f"{google.directory}/subject", "format": {"type": "json", "subject_token_field_name": "id"}}
@@ -216,6 +232,21 @@ def test_a_program_makes_tokens_only_where_that_is_allowed(google: Google, monke
     assert "return code 1" in str(google.denied(google.federated({"executable": {"command": "false"}})))
     missing = google.federated({"executable": {"command": "/no/such/program"}})
     assert "No such file or directory: '/no/such/program'" in str(google.denied(missing))
+
+
+def test_nothing_that_a_program_is_given_or_writes_is_shown(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ALLOW, "1")
+    program = Path(google.write("program", "#!/bin/sh\necho SENTINEL-out\necho SENTINEL-err >&2\neval $1\n"))
+    program.chmod(0o755)
+
+    def denied(ends: str) -> str:
+        command = f"{program} '{ends}' SENTINEL-argument"
+        return str(google.denied(google.federated({"executable": {"command": command, "timeout_millis": 5000}})))
+
+    assert "return code 3. Check" in denied("exit 3")
+    assert "the program timed out" in denied("exec sleep 60")
+    # What it writes is no JSON.
+    assert "Expecting value: line 1" in denied("exit 0")
 
 
 def test_what_a_program_left_in_its_file_is_used_until_it_expires(
@@ -457,6 +488,62 @@ def test_what_is_wrong_is_told_without_a_secret(google: Google) -> None:
     google.denied({"type": "external_account", "audience": {"SENTINEL": 1}})
 
 
+def test_no_secret_of_a_url_or_a_token_is_told(google: Google) -> None:
+    for query in ("code=SENTINEL", "SENTINEL", "a=SENTINEL b"):
+        # Asked again and again, by the engine.
+        asked = json.dumps(google.federated({"url": f"http://127.0.0.1:1/identity?{query}"}))
+        ran = subprocess.run(COMMAND, input=f"{asked}\n", capture_output=True, text=True, check=True)
+        assert "Max retries exceeded with url: /identity?*** " in ran.stdout
+        assert "SENTINEL" not in ran.stdout + ran.stderr
+    # A server that repeats what it was asked.
+    google.answers.append(lambda asked: (400, f"no {asked.path.partition('?')[2]}"))
+    assert "no ***" in str(google.denied(google.federated({"url": f"{google.url}/identity?code=SENTINEL"})))
+    # A token that is no text.
+    (google.directory / "subject").write_bytes(b"SENTINEL-\xff")
+    assert "not text in UTF-8" in str(google.denied(google.federated({"file": f"{google.directory}/subject"})))
+
+    # One that is granted, in an answer that cannot be used.
+    def answer(asked: Asked) -> tuple[int, str]:
+        if asked.path == "/token":
+            return granted("SENTINEL-federated")
+        return 200, json.dumps({"accessToken": "SENTINEL-account", "expireTime": "soon"})
+
+    google.answers.append(answer)
+    url = f"{google.url}/v1/projects/-/serviceAccounts/{ACCOUNT}:generateAccessToken"
+    acting = google.denied(google.of_file() | {"service_account_impersonation_url": url})
+    assert "No access token or invalid expiration in response" in str(acting)
+
+
+def test_deprecations_are_no_errors(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    google.reads(google.of_file())
+
+
+def test_the_token_services_certificate_is_trusted_as_the_stores_is(
+    google: Google, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers.forget_settings(monkeypatch, "SSL_CERT_", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+    own = google.directory / "own"
+    own.mkdir()
+    settings, _ = certificate(own, "DNS:localhost")
+
+    def answer(asked: Asked) -> tuple[int, str]:
+        return google.answers[-1](asked._replace(path="/token"))
+
+    with intercepting(settings, answer) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        credentials = google.of_file() | {"token_url": "https://localhost/token"}
+        error = google.denied(credentials)
+        assert "CERTIFICATE_VERIFY_FAILED" in str(error)
+        assert error.remedy == "Check the certificate of the token service; a private authority's goes to SSL_CERT_FILE"
+        monkeypatch.setenv("SSL_CERT_FILE", certifi.where())
+        assert "CERTIFICATE_VERIFY_FAILED" in str(google.denied(credentials))
+        # Directories beside the file, as OpenSSL has it.
+        monkeypatch.setenv("SSL_CERT_DIR", f"/no/such/directory:{own}")
+        google.reads(credentials)
+
+
 def test_without_google_auth_it_is_said_what_to_install(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
     package = google.directory / "absent" / "google" / "auth"
     package.mkdir(parents=True)
@@ -477,6 +564,47 @@ def silent() -> Iterator[tuple[str, Callable[[], bool]]]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}", lambda: bool(taken)
         for connection in taken:
             connection.close()
+
+
+def handles(number: int) -> dict[str, bool]:
+    """Whether this process handles a signal, and whether it ignores it: whoever asked for that."""
+    lines = [line.split(":") for line in Path("/proc/self/status").read_text().splitlines()]
+    return {name: bool(int(mask, 16) >> (number - 1) & 1) for name, mask in lines if name in {"SigCgt", "SigIgn"}}
+
+
+@pytest.mark.parametrize("disposition", [signal.SIG_DFL, signal.SIG_IGN])
+def test_the_signals_of_children_stay_the_programs_own(google: Google, disposition: signal.Handlers) -> None:
+    before = signal.signal(signal.SIGCHLD, disposition)
+    try:
+        google.reads(google.of_file())
+        with silent() as (url, is_waited_for):
+
+            def press() -> None:
+                while not is_waited_for():
+                    time.sleep(0.01)
+                os.kill(os.getpid(), signal.SIGINT)
+
+            presser = threading.Thread(target=press)
+            presser.start()
+            with pytest.raises(KeyboardInterrupt):
+                google.open(google.of_file() | {"token_url": f"{url}/token"})
+            presser.join()
+        # The same runtime goes on.
+        google.reads(google.of_file())
+        assert handles(signal.SIGCHLD) == {"SigCgt": False, "SigIgn": disposition == signal.SIG_IGN}
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_how_a_program_ends_is_known_where_that_signal_is_ignored(
+    google: Google, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ALLOW, "1")
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert "return code 1" in str(google.denied(google.federated({"executable": {"command": "false"}})))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_ctrl_c_ends_a_wait_for_a_token_within_200_ms_and_leaves_nothing(google: Google) -> None:

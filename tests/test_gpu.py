@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import os
 import resource
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -252,24 +254,85 @@ def test_models_are_built_on_the_gpu_without_initialisation(tmp_path: Path) -> N
     assert made(torch.ones(1, 512, device="cuda")).shape == (1, 256)
 
 
-def test_what_is_worked_out_of_a_weight_is_to_the_bit_what_the_cpu_makes_of_it(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
+RECORDED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "exp": lambda w: -torch.exp(w.float()),
+    "log": lambda w: w.float().abs().log(),
+    "/": lambda w: w.float() / 3,
+    "of bfloat16": lambda w: w / 3,
+    "divide": lambda w: w.float().divide(3),
+    "true_divide": lambda w: torch.true_divide(w.float(), 3),
+    "by itself": lambda w: torch.div(w.float(), 1 + w.float().abs()),
+    "sqrt": lambda w: w.float().abs().sqrt(),
+    "reciprocal": lambda w: w.float().reciprocal(),
+    "norm": lambda w: 1 + w,
+}
+EAGER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "div_": lambda w: w.float().div_(3),
+    "softplus": lambda w: torch.nn.functional.softplus(w.float()),
+    "pow": lambda w: w.float().abs() ** 0.3,
+    "rsqrt": lambda w: w.float().abs().rsqrt(),
+    "mean": lambda w: w.float() - w.float().mean(),
+}
 
-    from penstock.recording import Recorder
+
+def decays_of(tmp_path: Path) -> tuple[torch.Tensor, penstock.Checkpoint]:
+    from safetensors.torch import save_file
 
     torch.manual_seed(0)
     decays = torch.randn(100_000, dtype=torch.bfloat16)
     save_file({"a": decays}, tmp_path / "x.safetensors")
-    places = {name: torch.zeros(100_000, device="cuda") for name in ("exp", "log", "div")}
-    with Recorder("cuda:0") as recorder:
-        for _, weight in recorder.weights(penstock.open(tmp_path / "x.safetensors")):
-            places["exp"].copy_(-torch.exp(weight.float()))
-            places["log"].copy_(weight.float().abs().log())
-            places["div"].copy_(weight.float() / 3)
-    expected = {"exp": -decays.float().exp(), "log": decays.float().abs().log(), "div": decays.float() / 3}
-    assert recorder.statistics.eager == {}
-    for name, place in places.items():
-        assert torch.equal(place.cpu(), expected[name]), name
+    return decays, penstock.open(tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_what_is_worked_out_of_a_weight_has_the_bytes_of_where_the_weight_says_it_is(
+    tmp_path: Path, device: str
+) -> None:
+    from penstock.recording import Recorder
+
+    decays, checkpoint = decays_of(tmp_path)
+    for functions, is_recorded in ((RECORDED, True), (EAGER, False)):
+        places = {name: torch.zeros(100_000, device="cuda") for name in functions}
+        with Recorder(device) as recorder:
+            for _, weight in recorder.weights(checkpoint):
+                for name, function in functions.items():
+                    places[name].copy_(function(weight))
+        assert (recorder.statistics.eager == {}) is is_recorded
+        for name, place in places.items():
+            assert torch.equal(place, functions[name](decays.to(device)).float().cuda()), name
+
+
+@pytest.mark.parametrize("why_eager", [None, "record is False"])
+def test_an_engines_model_has_the_bytes_that_its_own_loader_gives(tmp_path: Path, why_eager: str | None) -> None:
+    from penstock.integrations.shared.filling import Pairs, Weights, fill, verify
+    from penstock.recording import Recorder
+
+    decays, checkpoint = decays_of(tmp_path)
+    functions = RECORDED | EAGER
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for number in range(len(functions)):
+                self.register_buffer(f"b{number}", torch.zeros(100_000, device="cuda"))
+
+        def load_weights(self, pairs: Pairs) -> None:
+            for _, weight in pairs:
+                for place, function in zip(self.buffers(), functions.values(), strict=True):
+                    place.copy_(function(weight))
+
+    def recorder(sharing: object) -> Recorder:
+        assert sharing is None
+        return Recorder("cpu", keep="eager", shared_on="cuda:0")
+
+    stock, model, reference = Model(), Model(), Model()
+    stock.load_weights(iter([("a", decays)]))
+    offered = [Weights(checkpoint, ["a"], "")]
+    fill(model.load_weights, offered, recorder, why_eager=why_eager)
+    log = logging.getLogger(__name__)
+    verify(reference.load_weights, offered, recorder, model=model, reference=reference, logger=log)
+    for name, one, other in zip(functions, model.buffers(), stock.buffers(), strict=True):
+        assert torch.equal(one, other), name
 
 
 def test_helper_threads_work_on_the_streams_of_who_asked() -> None:

@@ -1,5 +1,6 @@
 """Access tokens of Google, made by google-auth: a program that the engine runs, once for each token.
 
+Its argument, if any, names the certificates to trust: files and directories with colons between them.
 It reads one line, a file of credentials as JSON, and writes one, a JSON object: ``token``, ``expires`` (seconds since
 1970) and, where the next token takes another file, ``file``. Or ``error``, ``remedy``, and whether it ``passes``.
 """
@@ -8,7 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
+import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from datetime import timezone
 from http import HTTPStatus
@@ -22,23 +27,40 @@ COMMAND = [sys.executable, __file__] if sys.executable and not getattr(sys, "fro
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
 _SECRET = ("secret", "token", "private_key", "assertion")
 _LONGEST = 400
+_TRUST = "Check the certificate of the token service; a private authority's goes to SSL_CERT_FILE"
+_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 def main() -> None:
     """Answers one question."""
+    # What is deprecated in google-auth is no error, whatever PYTHONWARNINGS says.
+    warnings.simplefilter("ignore")
+    # Ignored by who runs this, it would hide how programs end.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # What lies beside this file has the names of other packages.
     here = Path(__file__).parent.resolve()
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != here]
-    if bundle := os.environ.get("SSL_CERT_FILE"):
-        os.environ.setdefault("REQUESTS_CA_BUNDLE", bundle)
-    answer = _answer(json.loads(sys.stdin.readline()))
+    answer = _answer(json.loads(sys.stdin.readline()), _one_file(sys.argv[1]) if sys.argv[1:] else None)
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
     # Threads that google-auth began are not waited for.
     os._exit(0)
 
 
-def _answer(file: dict[str, Any]) -> dict[str, Any]:
+def _one_file(paths: str) -> str:
+    """One file with the certificates of files and directories that colons are between, as requests wants it."""
+    if Path(paths).is_file():
+        return paths
+    given = [Path(path) for path in ([paths] if Path(paths).exists() else paths.split(":")) if os.access(path, os.R_OK)]
+    files = [file for path in given for file in (path.iterdir() if path.is_dir() else [path])]
+    readable = [file for file in files if file.is_file() and os.access(file, os.R_OK)]
+    found = [block for file in readable for block in _CERTIFICATE.findall(file.read_bytes())]
+    memory = os.memfd_create("certificates")
+    Path(f"/proc/self/fd/{memory}").write_bytes(b"\n".join(dict.fromkeys(found)))
+    return f"/proc/self/fd/{memory}"
+
+
+def _answer(file: dict[str, Any], certificates: str | None) -> dict[str, Any]:
     try:
         import google.auth
         from google.auth import exceptions
@@ -55,7 +77,8 @@ def _answer(file: dict[str, Any]) -> dict[str, Any]:
         secrets.update(_secrets(dict(parse_qsl(body.decode() if isinstance(body, bytes) else body))))
         headers = {name.lower(): value for name, value in (asked.get("headers") or {}).items()}
         secrets.update(headers.get("authorization", "").split()[1:])
-        response = transport(**asked)
+        asked.setdefault("timeout", (10, 30))
+        response = transport(**asked, verify=certificates)
         status = response.status
         return response
 
@@ -65,20 +88,20 @@ def _answer(file: dict[str, Any]) -> dict[str, Any]:
         credentials = with_scopes_if_required(credentials, [_SCOPE])
         credentials.refresh(request)
     except Exception as error:  # noqa: BLE001 - files that others wrote raise anything
-        # Where google-auth took an answer apart, it comes again as a whole.
-        parts = error.args[:1] if isinstance(error, exceptions.OAuthError) else error.args
-        text = str(error) if isinstance(error, OSError) else " ".join(map(str, parts))
+        text = _told(error, status)
         for secret in sorted(secrets, key=len, reverse=True):
             text = text.replace(secret, "***")
+        is_refused = "CERTIFICATE_VERIFY_FAILED" in text
         text = " ".join(text.split())[:_LONGEST] or type(error).__name__
-        is_lost = isinstance(error, exceptions.TransportError) and "CERTIFICATE_VERIFY_FAILED" not in text
+        is_lost = isinstance(error, exceptions.TransportError) and not is_refused
         passes = (
             is_lost
             or status in {408, 429}
             or status >= HTTPStatus.INTERNAL_SERVER_ERROR
             or getattr(error, "retryable", False)
         )
-        return {"error": text + (f" (HTTP {status})" if status >= HTTPStatus.BAD_REQUEST else ""), "passes": passes}
+        told = {"error": text + (f" (HTTP {status})" if status >= HTTPStatus.BAD_REQUEST else ""), "passes": passes}
+        return told | ({"remedy": _TRUST} if is_refused else {})
     answer = {"token": credentials.token}
     if credentials.expiry:
         answer["expires"] = credentials.expiry.replace(tzinfo=timezone.utc).timestamp()
@@ -88,13 +111,35 @@ def _answer(file: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
+def _told(error: Exception, status: int) -> str:
+    """What an error says that cannot be a token: of those that are not google-auth's, their kind."""
+    from google.auth import exceptions
+
+    if isinstance(error, subprocess.TimeoutExpired):
+        return "the program timed out"
+    if isinstance(error, UnicodeError):
+        return "a token, or an answer, is not text in UTF-8"
+    if not isinstance(error, exceptions.GoogleAuthError):
+        return str(error) if isinstance(error, (OSError, json.JSONDecodeError)) else type(error).__name__
+    # Where google-auth took an answer apart, it comes again as a whole. One that is no refusal holds a token.
+    is_whole = status < HTTPStatus.BAD_REQUEST or isinstance(error, exceptions.OAuthError)
+    text = " ".join(map(str, error.args[:1] if is_whole else error.args))
+    if not status and isinstance(error, exceptions.RefreshError):
+        # What a program wrote follows its exit status.
+        text = text.partition(". Error:")[0]
+    # What requests makes of a query need not be what the file says.
+    return re.sub(r"\?\S+", "?***", text)
+
+
 def _secrets(value: object, name: str = "") -> Iterator[str]:
-    """Texts under names of secrets, at any depth."""
+    """Texts under names of secrets, at any depth, and queries of URLs."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _secrets(inner, key)
     elif isinstance(value, str) and value and name.lower().endswith(_SECRET):
         yield value
+    elif isinstance(value, str) and "://" in value and (query := value.partition("?")[2]):
+        yield query
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def worked_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         own = {id(constant): constant.detach().clone() for constant in constants}
         holes = iter(range(len(of)))
         holed = _holed(args, own, holes), _holed(kwargs, own, holes)
-        return _result(DeferredOp(func, *holed, tuple(lazy.lazy_value for lazy in of)), of)
+        return _result(DeferredOp(func, *holed, tuple(lazy.lazy_value for lazy in of), of[0].lazy_storage.device), of)
 
 
 def _is_plain(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -138,8 +138,9 @@ _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64
 """What these functions exist for on every device: what torch refuses it has to refuse at once."""
 _ARITHMETIC = [
     _T.neg, _T.__neg__, _T.exp, _T.log, _T.abs, _T.sqrt, _T.reciprocal, _T.add, _T.__add__, _T.__radd__, _T.sub,
-    _T.__sub__, _T.__rsub__, _T.mul, _T.__mul__, _T.__rmul__, _T.div, _T.__truediv__, torch.neg, torch.exp, torch.log,
-    torch.abs, torch.sqrt, torch.reciprocal, torch.add, torch.sub, torch.mul, torch.div,
+    _T.__sub__, _T.__rsub__, _T.mul, _T.__mul__, _T.__rmul__, _T.div, _T.__truediv__, _T.divide, _T.true_divide,
+    torch.neg, torch.exp, torch.log, torch.abs, torch.sqrt, torch.reciprocal, torch.add, torch.sub, torch.mul,
+    torch.div, torch.divide, torch.true_divide,
 ]  # fmt: skip
 _JOINS = [torch.cat, torch.concat, torch.concatenate, torch.stack, torch.hstack, torch.vstack]
 COMPUTES = [

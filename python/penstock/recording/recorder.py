@@ -71,13 +71,15 @@ class Recorder:
     recorded, and may raise torch's errors of tensors without storage: such code loads with eager tensors.
 
     Args:
-        device: where lazy tensors say they are, and where those are made that are read eagerly.
+        device: where lazy tensors say they are, and where those are made that are read eagerly. What is recorded is
+            read to where it is copied to, wherever that is.
         progress: ``True`` for a bar, or a function, for each of the loads.
         options: settings of the loads.
         sharing: the other ranks of the model, to read with them what several want. They are notified how it ends,
             whatever happens in the context.
         keep: what becomes of lazy tensors that the loading code has kept when the context ends. ``"lazy"``: they stay
             lazy, and each is read when it is used. ``"eager"``: they become eager tensors, read with all else.
+        shared_on: where the other ranks read together what goes there; ``device`` by default.
     """
 
     def __init__(
@@ -88,8 +90,10 @@ class Recorder:
         options: LoadOptions | None = None,
         sharing: Sharing | None = None,
         keep: Literal["lazy", "eager"] = "lazy",
+        shared_on: Any = None,
     ) -> None:
         self._device = torch.device(Torch().device(device))
+        self._shared_on = self._device if shared_on is None else torch.device(Torch().device(shared_on))
         self._progress = progress
         self._options = options
         self._sharing = sharing
@@ -404,7 +408,7 @@ class Recorder:
         self._sharing.read(
             self._checkpoints,
             self._take_pending(),
-            self._device,
+            self._shared_on,
             self.statistics,
             self._read,
             progress=self._progress,

@@ -80,11 +80,15 @@ def view_of(tensor: torch.Tensor) -> View:
     return View(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
 
+_T = torch.Tensor
 _ROUNDED = frozenset(
-    [torch.exp, torch.Tensor.exp, torch.log, torch.Tensor.log, torch.div, torch.Tensor.div, torch.Tensor.__truediv__]
-)
+    [
+        torch.exp, _T.exp, torch.log, _T.log, torch.div, _T.div, _T.__truediv__, torch.divide, _T.divide,
+        torch.true_divide, _T.true_divide,
+    ]
+)  # fmt: skip
 """Functions whose last bit differs from processor to processor: a GPU divides by a number by multiplying with one over
-it. The engines' own loaders do them on the CPU."""
+it. They are done where the lazy tensor says that it is; others where their result goes, with the same bits."""
 
 
 class DeferredOp(NamedTuple):
@@ -98,14 +102,15 @@ class DeferredOp(NamedTuple):
     args: Any
     kwargs: dict[str, Any]
     of: tuple[Value, ...]
+    device: torch.device
+    """Where the lazy tensors said that they were."""
     order: tuple[int, ...] | None = None
     """The dimensions of the result in the order of its elements, where that is another."""
 
     def of_values(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
         """The result for these tensors in the holes."""
         device = values[0].device
-        at = torch.device("cpu") if device.type == "cuda" and self.func in _ROUNDED else device
-
+        at = self.device if self.func in _ROUNDED and device.type != "meta" else device
         result: torch.Tensor = self.func(*_filled_in(self.args, values, at), **_filled_in(self.kwargs, values, at))
         return result.to(device)
 

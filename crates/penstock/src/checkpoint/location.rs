@@ -12,7 +12,7 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_enco
 use super::{header, sniff};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Window;
-use crate::store::{Object, ReadContext, Store, location_of, path_of};
+use crate::store::{HIDDEN, Object, ReadContext, Store, location_of, path_of};
 pub(super) use crate::store::{is_http, is_url, shown};
 
 /// The most that is read of an object that is read whole: an index.
@@ -35,6 +35,7 @@ const ESCAPED: &AsciiSet = &CONTROLS
     .add(b'{')
     .add(b'|')
     .add(b'}');
+const ESCAPED_WITH_AT: &AsciiSet = &ESCAPED.add(b'@');
 
 /// What a location names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,7 +120,12 @@ pub(super) fn beside(location: &str, name: &str) -> String {
     if !is_http(location) {
         return join(parent(location), name);
     }
-    format!("{}/{}{}", parent(location), utf8_percent_encode(name, ESCAPED), split_query(location).1)
+    let url = |escaped| {
+        format!("{}/{}{}", parent(location), utf8_percent_encode(name, escaped), split_query(location).1)
+    };
+    let plain = url(ESCAPED);
+    // After a colon, such as that of a port, an `@` may end a password: the URL would be refused.
+    if shown(&plain).contains(HIDDEN) { url(ESCAPED_WITH_AT) } else { plain }
 }
 
 /// A directory as the file system wants it named: the empty one is the working directory.
@@ -173,6 +179,13 @@ mod tests {
             beside("https://h/a/i.json?sig=x", "m 1.safetensors"),
             "https://h/a/m%201.safetensors?sig=x"
         );
+        for (index, shard) in [
+            ("https://h/i", "https://h/m@1"),
+            ("http://h:1/i", "http://h:1/m%401"),
+            ("https://me:x@h/i?sig=y", "https://me:x@h/m%401?sig=y"),
+        ] {
+            assert_eq!(beside(index, "m@1"), shard);
+        }
         assert_eq!((beside("s3://b/i", "m 1"), beside("i", "m")), ("s3://b/m 1".into(), "m".into()));
         assert_eq!((join("/", "a"), join("", "a"), join("x/", "a")), ("/a".into(), "a".into(), "x/a".into()));
     }

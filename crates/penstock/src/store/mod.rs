@@ -38,8 +38,8 @@ pub use disk_cache::{CacheEntry, CacheManager, CachingStore, DiskCache, flush_di
 pub use local::{CachePolicy, LocalStore, location_of, path_of, readable};
 #[cfg(feature = "remote")]
 pub(crate) use location::is_key;
+pub(crate) use location::{HIDDEN, is_http, is_known_scheme, is_url};
 pub use location::{is_doubtful_path, shown, shown_setting};
-pub(crate) use location::{is_http, is_known_scheme, is_url};
 #[cfg(feature = "remote")]
 pub use remote::{Environment, ListedObject, Listing, RemoteStore, RetryPolicy, set_google_token_command};
 pub use router::{Router, is_remote};

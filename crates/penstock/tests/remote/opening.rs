@@ -202,6 +202,17 @@ fn a_signed_index_signs_its_shards_and_nobody_is_shown_the_signature() {
 }
 
 #[test]
+fn an_index_of_a_server_with_a_port_names_shards_with_an_at() {
+    let (server, store) = web();
+    server.objects().lock().unwrap().extend({
+        let bytes = weights(&["a"]);
+        [("/m/a%401.safetensors".to_owned(), super::servers::http::Object::new(&bytes))]
+    });
+    let location = server.put("/m/model.safetensors.index.json", &index(&[("a", "a@1.safetensors")]));
+    open(&store, &location).unwrap().open_object(0).unwrap();
+}
+
+#[test]
 fn headers_of_many_shards_are_fetched_at_once() {
     let (server, store) = web();
     let shards: Vec<_> = (0..12).map(|i| format!("model-{i:02}.safetensors")).collect();

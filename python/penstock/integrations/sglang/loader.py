@@ -3,7 +3,7 @@
 The model gets lazy tensors; what its own loading code copies into its parameters is read as one plan, straight into
 them (``penstock.recording``): each rank reads its share, experts and stages of others are never touched, and there is
 no second copy on the GPU. What the ranks of a tensor-parallel group would each read whole they read together, when the
-engine starts. Where recording is not possible the model gets eager tensors, streamed to the device.
+engine starts. Where recording is not possible the model gets eager tensors.
 
 Built on SGLang's default loader for what is the same: which files a model's name means, how a model is built, what
 becomes of its weights when they are there, how they are updated while it serves.
@@ -220,11 +220,13 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
         DefaultModelLoader.postprocess_weights(model, target_device)
 
     def recorder(self, sharing: Sharing | None = None) -> Recorder:
-        """A recorder for the device of the latest load."""
+        """A recorder for the latest load, of tensors on the CPU, as SGLang's own loaders have them."""
         is_first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
         progress = True if is_first else None
         options = self.extra.load_options()
-        return Recorder(self._device, progress=progress, options=options, sharing=sharing, keep="eager")
+        return Recorder(
+            "cpu", progress=progress, options=options, sharing=sharing, keep="eager", shared_on=self._device
+        )
 
     def _reference(self, model: Any, why_eager: str | None) -> Any:
         """A second model like one that is not loaded yet, with the same bytes; None where nothing is recorded."""

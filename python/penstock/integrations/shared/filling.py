@@ -74,7 +74,7 @@ def lazy(recorder: Recorder, offered: Sequence[Weights]) -> Pairs:
 
 
 def eager(recorder: Recorder, offered: Sequence[Weights]) -> Pairs:
-    """``(name, tensor)`` of everything, streamed to the recorder's device."""
+    """``(name, tensor)`` of everything, streamed to where the recorder has tensors."""
     for weights in offered:
         yield from recorder.eager(weights.checkpoint, weights.names, prefix=weights.prefix)
 
@@ -92,7 +92,8 @@ def fill(
     Args:
         load: the model's own code, which takes ``(name, tensor)`` pairs. It is called once.
         offered: what it gets.
-        recorder: makes a recorder, which reads together with other ranks or not.
+        recorder: makes a recorder, which reads together with other ranks or not. It has tensors where the engine's own
+            loaders have them, on the CPU: what the model's code computes has the same bytes then, recorded or not.
         why_eager: why it is not to get lazy tensors, or None.
         sharing: the other ranks, who are notified if this one cannot record. If this raises, the caller does that.
 

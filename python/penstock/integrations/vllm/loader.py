@@ -3,8 +3,7 @@
 The model gets lazy tensors; what its own loading code copies into its parameters is read as one plan, straight into
 them (``penstock.recording``): each rank reads its share, experts and stages of others are never touched, and there is
 no second copy on the GPU. What the ranks of a tensor-parallel group would each read whole they read together. Models
-that process weights while they load (online quantisation, reloading layer by layer) get eager tensors, streamed to
-the device.
+that process weights while they load (online quantisation, reloading layer by layer) get eager tensors.
 
 Built on vLLM's default loader for what is the same: which files a model's name means, which experts are local, whether
 every parameter got its weight.
@@ -150,7 +149,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
     # Eager tensors: for reloading, which processes layer by layer
 
     def get_all_weights(self, model_config: Any, model: nn.Module) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """``(name, tensor)`` of everything, streamed to the device: what ``reload_weights`` asks for."""
+        """``(name, tensor)`` of everything, streamed: what ``reload_weights`` asks for."""
         yield from eager(self._recorder(), list(self.weights(model_config, model)))
 
     # Loading
@@ -211,8 +210,15 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def _recorder(self, sharing: Sharing | None = None) -> Recorder:
         progress = True if enable_tqdm(self.load_config.use_tqdm_on_load) else None
-        device, options = _device(self.load_config), self.extra.load_options()
-        return Recorder(device, progress=progress, options=options, sharing=sharing, keep="eager")
+        # As vLLM's own loaders have them.
+        return Recorder(
+            "cpu",
+            progress=progress,
+            options=self.extra.load_options(),
+            sharing=sharing,
+            keep="eager",
+            shared_on=_device(self.load_config),
+        )
 
     def _reference(self, model: nn.Module, model_config: Any, why_eager: str | None) -> Any:
         """A second model like one that is not loaded yet, with the same bytes; None where nothing is recorded."""

@@ -90,6 +90,6 @@ def register() -> None:
         if is_url(location):
             locations.append(f"{location.rstrip('/')}/")
         else:
-            logger.warning("%s names %r, which is no URL such as s3://bucket/loras/", LORA_LOCATIONS, location)
+            logger.warning("%s names %r, which is no URL such as s3://bucket/loras/", LORA_LOCATIONS, shown(location))
     if locations:
         LoRAResolverRegistry.register_resolver(NAME, PenstockLoRAResolver(locations))

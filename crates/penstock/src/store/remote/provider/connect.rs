@@ -98,11 +98,16 @@ fn make(
 }
 
 fn key(address: &Address, environment: &Arc<Environment>, policy: RetryPolicy) -> BackendKey {
+    let environment = match address.provider {
+        Provider::Gcs => Arc::clone(environment),
+        // Of no program that is run for them, so a change of PATH does not cost new connections.
+        _ => Arc::new(environment.without_programs()),
+    };
     BackendKey {
         provider: address.provider,
         bucket: address.bucket.clone(),
         account: address.account.clone(),
-        environment: Arc::clone(environment),
+        environment,
         policy,
     }
 }
@@ -121,4 +126,25 @@ fn web(address: &Address, connector: Connector) -> Result<Made> {
     };
     let endpoint = String::new();
     Ok(Made { store: Arc::new(store), credentials: credentials.into(), keys: None, region: None, endpoint })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_path_of_programs_tells_backends_apart_only_where_programs_are_run() {
+        let is_same = |location: &str, variable: &str| {
+            let address = Address::parse(location).unwrap();
+            let [one, other] = ["/a", "/b"].map(|value| {
+                key(&address, &Arc::new(Environment::of([(variable, value)])), RetryPolicy::default())
+            });
+            one == other
+        };
+        for variable in ["PATH", "PYTHONPATH", "TMPDIR"] {
+            assert!(is_same("s3://b/k", variable) && is_same("az://c/k", variable), "{variable}");
+            assert!(!is_same("gs://b/k", variable), "{variable}");
+        }
+        assert!(!is_same("s3://b/k", "HOME"));
+    }
 }

@@ -1,8 +1,8 @@
 //! Credentials that expire: fetched at the first request, kept, and fetched anew shortly before their end.
 //!
 //! A load of an hour outlives its first credentials, so `object_store` asks for them before every request. What is kept
-//! is handed out until shortly before it expires. Then one reader fetches for all; what is still valid stays in use
-//! while the service that renews it is not to be had.
+//! is handed out until shortly before it expires. Then one reader fetches for all, and if that fails, it fails for all who
+//! wait; what is still valid stays in use while the service that renews it is not to be had.
 //!
 //! Where credentials come from is a [`Source`]'s business; nothing here knows a provider.
 
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use async_trait::async_trait;
 use object_store::CredentialProvider;
 
-use crate::store::remote::http::response_recorder::{CredentialError, ResponseRecorder};
+use crate::store::remote::http::response_recorder::{CredentialError, Lost, Refusal, ResponseRecorder};
 
 /// Credentials are renewed so long before they expire, or half way to their end where they are given for less than twice
 /// as long.
@@ -47,7 +47,37 @@ pub(crate) trait Renewable: Send + Sync {
 pub(crate) struct CredentialCache<S: Source> {
     source: S,
     held: Mutex<Option<Held<S::Credential>>>,
-    renewing: tokio::sync::Mutex<()>,
+    /// Held while they are fetched. The latest failure, and when it was.
+    renewing: tokio::sync::Mutex<Option<(Instant, Failure)>>,
+}
+
+/// Why there are no credentials, and what was seen of the service that should have given them.
+#[derive(Clone)]
+struct Failure {
+    error: CredentialError,
+    refusal: Option<Refusal>,
+    transport: Option<Lost>,
+}
+
+impl Failure {
+    /// That of whoever asked just now.
+    fn of(error: CredentialError) -> Self {
+        let mut failure = Self { error, refusal: None, transport: None };
+        ResponseRecorder::note(|seen| {
+            (failure.refusal, failure.transport) = (seen.refusal.clone(), seen.transport.clone());
+        });
+        failure
+    }
+
+    /// As `object_store` is told, and as the request is judged.
+    fn told(self) -> object_store::Error {
+        let why = self.error.why.clone();
+        ResponseRecorder::note(|seen| {
+            (seen.refusal, seen.transport, seen.credentials) =
+                (self.refusal, self.transport, Some(self.error));
+        });
+        object_store::Error::Unauthenticated { path: String::new(), source: why.into() }
+    }
 }
 
 struct Held<C> {
@@ -60,7 +90,7 @@ struct Held<C> {
 
 impl<S: Source> CredentialCache<S> {
     pub(crate) fn new(source: S) -> Self {
-        Self { source, held: Mutex::new(None), renewing: tokio::sync::Mutex::const_new(()) }
+        Self { source, held: Mutex::new(None), renewing: tokio::sync::Mutex::const_new(None) }
     }
 
     fn held(&self) -> MutexGuard<'_, Option<Held<S::Credential>>> {
@@ -127,8 +157,9 @@ where
         if let Some(credential) = self.usable(false) {
             return Ok(credential);
         }
-        let _one_at_a_time = match self.renewing.try_lock() {
-            Ok(alone) => alone,
+        let began = Instant::now();
+        let mut latest = match self.renewing.try_lock() {
+            Ok(latest) => latest,
             Err(_) => {
                 // While someone renews them, what is still valid serves.
                 if let Some(credential) = self.usable(true) {
@@ -139,6 +170,10 @@ where
         };
         if let Some(credential) = self.usable(false) {
             return Ok(credential);
+        }
+        // One failure is enough for all who waited meanwhile.
+        if let Some((_, failure)) = latest.as_ref().filter(|(at, _)| *at > began) {
+            return Err(failure.clone().told());
         }
         match self.source.fetch().await {
             Ok(Fetched { credential, expires, origin }) => {
@@ -151,9 +186,9 @@ where
                 Ok(credential)
             }
             Err(error) => self.still_usable().ok_or_else(|| {
-                let why = error.why.clone();
-                ResponseRecorder::note(|seen| seen.credentials = Some(error));
-                object_store::Error::Unauthenticated { path: String::new(), source: why.into() }
+                let failure = Failure::of(error);
+                *latest = Some((Instant::now(), failure.clone()));
+                failure.told()
             }),
         }
     }
@@ -230,5 +265,40 @@ mod tests {
         keys.held().as_mut().unwrap().renew = Some(SystemTime::now());
         assert_eq!([ask(&keys), ask(&keys), ask(&keys)], [Ok(1), Ok(1), Ok(1)]);
         assert_eq!(asked.load(SeqCst), 3, "the first, and one renewal");
+    }
+
+    /// Refuses whoever asks, after others had time to ask too.
+    struct Refusing(AtomicU32);
+
+    #[async_trait]
+    impl Source for Refusing {
+        type Credential = u32;
+
+        async fn fetch(&self) -> Result<Fetched<u32>, CredentialError> {
+            let number = self.0.fetch_add(1, SeqCst);
+            tokio::task::yield_now().await;
+            let refusal = Refusal { status: 503, ..Refusal::default() };
+            ResponseRecorder::note(|seen| seen.refusal = Some(refusal));
+            Err(CredentialError::new(format!("refusal {number}")))
+        }
+    }
+
+    #[test]
+    fn a_failure_is_told_to_all_who_waited_for_it_and_to_no_others() {
+        let keys = CredentialCache::new(Refusing(AtomicU32::new(0)));
+        let ask = async || {
+            let (refused, seen) = ResponseRecorder::watch(keys.get_credential()).await;
+            assert_eq!(
+                seen.refusal.unwrap().status,
+                503,
+                "whoever waited may ask again, as the first one may"
+            );
+            assert!(refused.is_err());
+            seen.credentials.unwrap().why
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let (first, second, third) = runtime.block_on(async { tokio::join!(ask(), ask(), ask()) });
+        assert_eq!([first, second, third], ["refusal 0"; 3]);
+        assert_eq!(runtime.block_on(ask()), "refusal 1");
     }
 }

@@ -4,31 +4,36 @@
 //! form is an [`Account`]: Google's own library `google-auth` makes its tokens. That library is Python's, so it runs in a
 //! process of its own, one for each token (`python/penstock/google_tokens.py`):
 //!
-//! * It has the variables that the store was opened with, whatever the program sets meanwhile.
+//! * It has the variables that the store was opened with, whatever the program sets meanwhile, and trusts whom the store
+//!   trusts.
 //! * It is killed with the load that waits for it, and whatever it runs with it.
 //! * No reader waits for Python's locks, and a child after `fork` starts one like any other process.
+//! * The program that this is part of keeps its `SIGCHLD`: tokio's processes, which install a handler of it, are not used.
 //!
 //! Errors name settings and fields, never what they hold.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use object_store::gcp::GcpCredential;
-use rustix::io::retry_on_intr;
-use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, waitpid};
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::process::Command;
+use tokio::net::unix::pipe;
 
 use super::credential_cache::{Fetched, Source};
 use crate::error::{Error, ErrorKind};
 use crate::store::remote::http::response_recorder::CredentialError;
+use crate::store::remote::http::tls;
+use crate::store::remote::settings::address::Provider;
 use crate::store::remote::settings::environment::Environment;
 
 /// The variable that names a file of credentials.
@@ -58,6 +63,9 @@ const FORMS: [(&str, &str, &str); 3] = [
 
 /// How long a token may take: a program that a federated identity runs has two minutes at most.
 const TIME_LIMIT: Duration = Duration::from_secs(150);
+
+/// How often it is looked whether a program that has answered has ended.
+const END: Duration = Duration::from_millis(1);
 
 /// The program that makes tokens.
 static COMMAND: OnceLock<Vec<OsString>> = OnceLock::new();
@@ -180,14 +188,30 @@ struct Answer {
 }
 
 /// The processes of one program. They are killed where nobody waits for its end.
-struct ProcessGroup(Option<Pid>);
+struct ProcessGroup {
+    leader: Child,
+    has_ended: bool,
+}
+
+impl ProcessGroup {
+    /// Waits until the program ends.
+    async fn end(&mut self) {
+        // There is none to wait for where the program that this is part of reaps all children, or ignores `SIGCHLD`.
+        while let Ok(None) = self.leader.try_wait() {
+            tokio::time::sleep(END).await;
+        }
+        self.has_ended = true;
+    }
+}
 
 impl Drop for ProcessGroup {
     fn drop(&mut self) {
-        if let Some(leader) = self.0 {
-            let _ = kill_process_group(leader, Signal::KILL);
+        if !self.has_ended {
+            if let Some(leader) = Pid::from_raw(self.leader.id().cast_signed()) {
+                let _ = kill_process_group(leader, Signal::KILL);
+            }
             // What was killed ends at once, and is not left as a zombie.
-            let _ = retry_on_intr(|| waitpid(Some(leader), WaitOptions::empty()));
+            let _ = self.leader.wait();
         }
     }
 }
@@ -209,8 +233,13 @@ impl Account {
         let Some((program, arguments)) = COMMAND.get().and_then(|command| command.split_first()) else {
             return Err(failed(io::Error::other("no Python interpreter is known that could run it")));
         };
-        let mut child = Command::new(program)
+        // Whom the store trusts, with colons between several.
+        let bundle = tls::bundle(&self.environment, Provider::Gcs);
+        let trusted: Vec<_> = tls::trusted(bundle.as_ref()).into_iter().map(OsString::from).collect();
+        let trusted = trusted.join(OsStr::new(":"));
+        let leader = Command::new(program)
             .args(arguments)
+            .args((!trusted.is_empty()).then_some(trusted))
             .env_clear()
             .envs(self.environment.starting_with(""))
             .stdin(Stdio::piped())
@@ -219,15 +248,15 @@ impl Account {
             .process_group(0)
             .spawn()
             .map_err(failed)?;
-        let leader = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
-        let mut group = ProcessGroup(leader);
+        let mut group = ProcessGroup { leader, has_ended: false };
         let asked = format!("{}\n", self.file.lock().unwrap_or_else(PoisonError::into_inner));
         // A line each way, not until the end: a process that is forked meanwhile may hold copies of both pipes.
         let answered = tokio::time::timeout(TIME_LIMIT, async {
             let mut line = String::new();
-            if let (Some(mut stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) {
+            if let (Some(stdin), Some(stdout)) = (group.leader.stdin.take(), group.leader.stdout.take()) {
+                let mut stdin = pipe::Sender::from_owned_fd(OwnedFd::from(stdin))?;
                 stdin.write_all(asked.as_bytes()).await?;
-                let mut lines = BufReader::new(stdout);
+                let mut lines = BufReader::new(pipe::Receiver::from_owned_fd(OwnedFd::from(stdout))?);
                 // What an interpreter's own start prints is no answer.
                 while !line.starts_with('{') {
                     line.clear();
@@ -236,12 +265,10 @@ impl Account {
                     }
                 }
             }
-            // The program that this is part of may have reaped it.
-            let _ = child.wait().await;
+            group.end().await;
             io::Result::Ok(line)
         });
         let line = answered.await.map_err(io::Error::from).and_then(|line| line).map_err(failed)?;
-        group.0 = None;
         serde_json::from_str(&line).map_err(|_| failed(io::Error::other("it ended without an answer")))
     }
 }

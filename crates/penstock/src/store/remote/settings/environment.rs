@@ -15,8 +15,8 @@ use super::address::Provider;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::location::shown;
 
-/// Variables of the cloud providers' own tools, and of the programs that they run, by how their names begin.
-const PREFIXES: [&str; 31] = [
+/// Variables of the cloud providers' own tools, by how their names begin.
+const PREFIXES: [&str; 27] = [
     "AWS_",
     "AZURE_",
     "AZURITE_",
@@ -44,11 +44,9 @@ const PREFIXES: [&str; 31] = [
     "REQUEST_METHOD",
     "REQUESTS_CA_BUNDLE",
     "CURL_CA_BUNDLE",
-    "PATH",
-    "PYTHON",
-    "LD_LIBRARY_PATH",
-    "TMPDIR",
 ];
+/// Those of the programs that are run for tokens of Google.
+const OF_PROGRAMS: [&str; 4] = ["PATH", "PYTHON", "LD_LIBRARY_PATH", "TMPDIR"];
 /// What the names of secret variables hold.
 const SECRET: [&str; 8] =
     ["SECRET", "TOKEN", "KEY", "SAS", "PASSWORD", "CONNECTION_STRING", "CREDENTIAL", "HEADER"];
@@ -80,7 +78,7 @@ impl Environment {
     /// Whoever shares a process with code that calls `setenv` (Python does, under the GIL) calls this where that code
     /// cannot run.
     pub fn of_process() -> Self {
-        let ours = |name: &str| PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+        let ours = |name: &str| PREFIXES.iter().chain(&OF_PROGRAMS).any(|prefix| name.starts_with(prefix));
         let variables = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .filter(|(name, _)| ours(name))
@@ -114,6 +112,13 @@ impl Environment {
     pub(crate) fn with(&self, name: &str, value: &str) -> Self {
         let mut variables = self.variables.clone();
         variables.insert(name.to_owned(), value.to_owned());
+        Self::made(variables, self.options.clone(), self.process)
+    }
+
+    /// The same without the variables that only programs need.
+    pub(crate) fn without_programs(&self) -> Self {
+        let mut variables = self.variables.clone();
+        variables.retain(|name, _| !OF_PROGRAMS.iter().any(|prefix| name.starts_with(prefix)));
         Self::made(variables, self.options.clone(), self.process)
     }
 
