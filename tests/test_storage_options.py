@@ -362,6 +362,46 @@ def test_the_metadata_services_refusal_is_not_the_stores(
     assert "Give this machine an identity" in str(raised.value)
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1:1", "192.0.2.1", "nobody.invalid"])
+def test_a_metadata_service_that_cannot_be_reached_is_given_up_within_seconds(
+    plain: None, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GCE_METADATA_HOST", host)
+    monkeypatch.setenv("GCE_METADATA_IP", host)
+    began = time.monotonic()
+    with pytest.raises(penstock.LocationAccessError) as raised:
+        penstock.open("gs://bucket/m.safetensors")
+    assert time.monotonic() - began < 15
+    assert raised.value.code == "credentials"
+    for word in (f"no connection to http://{host}", "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SKIP_SIGNATURE"):
+        assert word in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "given", "undo", "place"),
+    [
+        ("s3://b/m.safetensors", {"anon": True, "endpoint_url": "URL"}, '["anon"]', "bucket"),
+        ("gs://b/m.safetensors", {"anon": True, "endpoint_url": "URL"}, '["anon"]', "bucket"),
+        ("gs://b/m.safetensors", {"token": "anon", "endpoint_url": "URL"}, '["token"]', "bucket"),
+        ("az://b/m.safetensors", {"anon": True, "account_name": "acc", "endpoint": "URL"}, '["anon"]', "container"),
+    ],
+)
+@pytest.mark.parametrize("status", [401, 403])
+def test_who_asked_for_no_credentials_is_not_told_to_do_without(
+    plain: None, url: str, given: dict[str, Any], undo: str, place: str, status: int
+) -> None:
+    with service(lambda _: (status, "<Error><Code>AccessDenied</Code><Message>No</Message></Error>")) as (server, _):
+        options = {name: server if value == "URL" else value for name, value in given.items()}
+        with pytest.raises(penstock.LocationAccessError) as raised:
+            penstock.open(url, storage_options=options)
+    error = raised.value
+    remedy = error.remedy or ""
+    assert f"The {place} is read without credentials" in remedy
+    assert f"leave out storage_options{undo}" in remedy
+    assert "SKIP_SIGNATURE" not in str(error)
+    assert ("container" in str(error)) == (place == "container")
+
+
 def test_a_session_that_has_expired_says_which_variables_to_renew(plain: None, monkeypatch: pytest.MonkeyPatch) -> None:
     body = "<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
     with service(lambda _: (400, body)) as (url, _):

@@ -12,9 +12,10 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -28,7 +29,7 @@ use tokio::process::Command;
 
 use super::credential_cache::{Fetched, Source};
 use crate::error::{Error, ErrorKind};
-use crate::store::remote::http::response_recorder::CredentialError;
+use crate::store::remote::http::response_recorder::{CredentialError, CredentialFailure};
 use crate::store::remote::settings::environment::Environment;
 
 /// The variable that names a file of credentials.
@@ -83,6 +84,38 @@ struct CredentialsFile {
     text: io::Result<Vec<u8>>,
 }
 
+/// The file that `variable` names; where [`VARIABLE`] is not set, the one that `gcloud` writes. None where the variable
+/// holds a key itself.
+fn path(environment: &Environment, variable: &str) -> Option<PathBuf> {
+    match environment.get(&[variable]) {
+        None => well_known(environment),
+        Some(value) if ["_KEY", "_TOKEN"].iter().any(|end| variable.ends_with(end)) || is_no_path(value) => {
+            None
+        }
+        Some(value) => Some(value.into()),
+    }
+}
+
+fn is_no_path(value: &str) -> bool {
+    value.len() > 255 || value.contains(['{', '\n'])
+}
+
+/// What tells a file from the one that was there before: written anew, or replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct FileVersion {
+    inode: u64,
+    bytes: u64,
+    modified: (i64, i64),
+}
+
+impl FileVersion {
+    /// Of a file of credentials, if `variable` leads to one.
+    pub(super) fn of(environment: &Environment, variable: &str) -> Option<Self> {
+        let is = std::fs::metadata(path(environment, variable)?).ok()?;
+        Some(Self { inode: is.ino(), bytes: is.len(), modified: (is.mtime(), is.mtime_nsec()) })
+    }
+}
+
 impl CredentialsFile {
     /// That of `variable`; where [`VARIABLE`] is not set, the one that `gcloud` writes.
     fn of(environment: &Environment, variable: &str) -> Option<Self> {
@@ -92,8 +125,7 @@ impl CredentialsFile {
             let setting = path.display().to_string();
             return Some(Self { name: setting.clone(), setting, text: std::fs::read(path) });
         };
-        let is_no_path = value.len() > 255 || value.contains(['{', '\n']);
-        let (name, text) = match (variable.ends_with("_KEY"), is_no_path) {
+        let (name, text) = match (variable.ends_with("_KEY"), is_no_path(value)) {
             (true, _) => (setting.clone(), Ok(value.into())),
             (false, true) => (
                 setting.clone(),
@@ -158,9 +190,30 @@ pub(super) struct Account {
     /// For errors.
     pub(super) origin: String,
     remedy: &'static str,
-    /// The file. A login of a workforce pool changes with each token: `gcloud`'s file stays as it is.
-    file: Mutex<Value>,
+    file: Mutex<Login>,
     environment: Arc<Environment>,
+}
+
+/// A file of credentials.
+struct Login {
+    /// A login of a workforce pool changes with each token: `gcloud`'s file stays as it is.
+    file: Value,
+    /// What it was read from.
+    version: Option<FileVersion>,
+}
+
+impl Login {
+    /// What `environment` leads to, and what errors call it.
+    fn read(environment: &Environment) -> Option<(Self, String)> {
+        // Before the file is read: one that is written meanwhile is read again.
+        let version = FileVersion::of(environment, VARIABLE);
+        let CredentialsFile { name, text, .. } = CredentialsFile::of(environment, VARIABLE)?;
+        Some((Self { file: serde_json::from_slice(&text.ok()?).ok()?, version }, name))
+    }
+
+    fn form(&self) -> Option<(&'static str, &'static str, &'static str)> {
+        FORMS.into_iter().find(|(kind, ..)| self.file["type"] == *kind)
+    }
 }
 
 /// What the program writes: a token, or why there is none.
@@ -174,9 +227,8 @@ struct Answer {
     #[serde(default)]
     error: String,
     remedy: Option<String>,
-    /// Whether the failure may pass.
     #[serde(default)]
-    passes: bool,
+    class: CredentialFailure,
 }
 
 /// The processes of one program. They are killed where nobody waits for its end.
@@ -195,11 +247,27 @@ impl Drop for ProcessGroup {
 impl Account {
     /// The account of the file that `environment` leads to, if it is of a form that `object_store` does not know.
     pub(super) fn of(environment: &Arc<Environment>) -> Option<Self> {
-        let CredentialsFile { name, text, .. } = CredentialsFile::of(environment, VARIABLE)?;
-        let file: Value = serde_json::from_slice(&text.ok()?).ok()?;
-        let (_, what, remedy) = FORMS.into_iter().find(|(kind, ..)| file["type"] == *kind)?;
+        let (login, name) = Login::read(environment)?;
+        let (_, what, remedy) = login.form()?;
         let (origin, environment) = (format!("{what} ({name})"), Arc::clone(environment));
-        Some(Self { origin, remedy, file: Mutex::new(file), environment })
+        Some(Self { origin, remedy, file: Mutex::new(login), environment })
+    }
+
+    fn login(&self) -> MutexGuard<'_, Login> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The file as a line of JSON. Read anew if someone has signed in again since it was read.
+    fn current(&self) -> String {
+        let mut held = self.login();
+        if FileVersion::of(&self.environment, VARIABLE) != held.version
+            && let Some((login, _)) = Login::read(&self.environment)
+            // Of another form, it is for who opens the next checkpoint.
+            && login.file["type"] == held.file["type"]
+        {
+            *held = login;
+        }
+        format!("{}\n", held.file)
     }
 
     /// Has the program make a token.
@@ -221,7 +289,7 @@ impl Account {
             .map_err(failed)?;
         let leader = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         let mut group = ProcessGroup(leader);
-        let asked = format!("{}\n", self.file.lock().unwrap_or_else(PoisonError::into_inner));
+        let asked = self.current();
         // A line each way, not until the end: a process that is forked meanwhile may hold copies of both pipes.
         let answered = tokio::time::timeout(TIME_LIMIT, async {
             let mut line = String::new();
@@ -257,10 +325,10 @@ impl Source for Account {
             remedy: error.remedy.or_else(|| Some(self.remedy.into())),
             ..error
         };
-        let Answer { token, expires, file, error, remedy, passes } = self.ask().await.map_err(told)?;
-        let bearer = token.ok_or_else(|| told(CredentialError { why: error, remedy, passes }))?;
+        let Answer { token, expires, file, error, remedy, class } = self.ask().await.map_err(told)?;
+        let bearer = token.ok_or_else(|| told(CredentialError { why: error, remedy, class }))?;
         if let Some(file) = file {
-            *self.file.lock().unwrap_or_else(PoisonError::into_inner) = file;
+            self.login().file = file;
         }
         let expires = expires.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         let expires = expires.map(|since| SystemTime::UNIX_EPOCH + since);
