@@ -7,6 +7,8 @@ import logging
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -239,6 +241,34 @@ def test_what_is_no_option_is_refused(plain: None, given: Any, says: str) -> Non
         penstock.open("s3://bucket/m.safetensors", storage_options=given)
     assert "SENTINEL" not in str(raised.value)
     assert raised.value.code == "config"
+
+
+def test_a_key_as_a_dict_is_googles(plain: None) -> None:
+    given = {"token": {"private_key": "SENTINEL"}}
+    with pytest.raises(penstock.ConfigError, match=r'storage_options\["token"\] cannot be used: it lacks') as raised:
+        penstock.open("gs://bucket/m.safetensors", storage_options=given)
+    assert "Give the whole of a service account's key" in (raised.value.remedy or "")
+    assert "a dict of it" in (raised.value.remedy or "")
+    for url in ("s3://bucket/m.safetensors", "hf://org/name", "az://container/m.safetensors"):
+        for call in (penstock.open, lambda url, **given: penstock.pull(url, "/nowhere", **given)):
+            with pytest.raises(penstock.ConfigError, match="token is a dict, which only Google"):
+                call(url, storage_options=given)
+
+
+def test_options_of_a_local_path_are_said_once_to_do_nothing(tmp_path: Path) -> None:
+    body, _ = shard(tmp_path, 0)
+    (tmp_path / "m.safetensors").write_bytes(body)
+    code = (
+        "import penstock, sys\n"
+        "for options in (None, {}, {'anon': True}, {'anon': True}):\n"
+        "    penstock.open(sys.argv[1], storage_options=options).load(framework='np')\n"
+        "    print('--', file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "m.safetensors"], capture_output=True, text=True, check=True
+    )
+    said = "storage_options are for remote locations: what lies on this machine is read without them"
+    assert done.stderr.splitlines() == ["--", "--", said, "--", "--"]
 
 
 def test_a_relative_path_stays_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

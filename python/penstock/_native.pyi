@@ -24,6 +24,7 @@ __all__ = [
     "release_staging",
     "shown",
     "shown_setting",
+    "size_meant",
     "staging_usage",
 ]
 
@@ -37,15 +38,15 @@ class LoadOptions:
         cls,
         *,
         readers: int | None = None,
-        block_bytes: int | None = None,
-        staging_bytes: int | None = None,
-        window_bytes: int | None = None,
+        block_bytes: int | str | None = None,
+        staging_bytes: int | str | None = None,
+        window_bytes: int | str | None = None,
         cache: Literal["auto", "use", "bypass", "populate"] | None = None,
         cache_dir: _Path | None = None,
-        cache_bytes: int | None = None,
+        cache_bytes: int | str | None = None,
     ) -> LoadOptions: ...
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
-    def with_disk_cache(self, cache_dir: _Path | None, cache_bytes: int | None) -> LoadOptions: ...
+    def with_disk_cache(self, cache_dir: _Path | None, cache_bytes: int | str | None) -> LoadOptions: ...
     @property
     def cache_dir(self) -> str | None: ...
     @property
@@ -258,4 +259,5 @@ def list_objects(
 ) -> tuple[list[tuple[str, str, int]], list[str]]: ...
 def read_object(location: _Path, limit: int, storage_options: list[tuple[str, str]] | None = None) -> bytes: ...
 def release_staging() -> int: ...
+def size_meant(text: str) -> int | None: ...
 def staging_usage() -> tuple[int, int, int]: ...

@@ -38,7 +38,7 @@ def open(  # noqa: A001
     path: AnyPath | Iterable[AnyPath],
     *,
     cache_dir: AnyPath | None = None,
-    cache_bytes: int | None = None,
+    cache_bytes: int | str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     options: LoadOptions | None = None,
 ) -> Checkpoint:
@@ -52,8 +52,8 @@ def open(  # noqa: A001
             not be UTF-8; a leading ``~`` is the home directory.
         cache_dir: a local directory in which what comes over the network is kept for the next load; by default
             ``PENSTOCK_CACHE_DIR``, else nothing is kept. ``""`` for nothing in any case.
-        cache_bytes: the most bytes kept there (``PENSTOCK_CACHE_BYTES``); those used longest ago go first. By default
-            80 % of the disk's free space and what is there already.
+        cache_bytes: the most bytes kept there, a number or such as ``"500GB"`` (``PENSTOCK_CACHE_BYTES``); those used
+            longest ago go first. By default 80 % of the disk's free space and what is there already.
         storage_options: credentials, endpoint and settings of the remote store, under the names of fsspec (s3fs, gcsfs,
             adlfs, huggingface_hub) or object_store: ``{"key": …, "secret": …, "endpoint_url": …}``. They come before
             the environment and serve the checkpoint's loads. The environment itself is read here, once.
@@ -79,7 +79,7 @@ def open(  # noqa: A001
         options = options.with_disk_cache(directory, cache_bytes)
     if options.cache_dir is not None:
         _flush_at_exit()
-    storage = engine_options(storage_options)
+    storage = engine_options(storage_options, paths)
     # Storage options may be secrets: a checkpoint that was opened with some is not pickled.
     return Checkpoint(_native.Checkpoint(paths, options, storage), options, None if storage else _anywhere(paths))
 
@@ -473,7 +473,8 @@ class Checkpoint(Mapping[str, TensorInfo]):
     ) -> tuple[dict[str, list[tuple[int, int]]], dict[str, tuple[int | slice, ...]]]:
         if not isinstance(slices, Mapping):
             raise SelectionError(
-                f"slices must be a mapping from names of tensors to slices, not {type(slices).__name__}"
+                cause=f"slices must be a mapping from names of tensors to slices, not {type(slices).__name__}",
+                remedy='Write slices={"lm_head.weight": slice(0, 10)}',
             )
         boxes, indices = {}, {}
         wanted = self if names is None else set(names)

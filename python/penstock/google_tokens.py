@@ -109,7 +109,7 @@ def _unreachable(error: BaseException) -> str | None:
     """Why nobody is there, where that is what failed."""
     from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
-    seen: list[object] = [error]
+    seen: list[BaseException] = [error]
     for one in seen:
         if isinstance(one, NewConnectionError):  # which is a ConnectTimeoutError too
             return str(one).rpartition(": ")[2]

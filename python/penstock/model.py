@@ -144,9 +144,7 @@ def load_model(
             "load_model takes a module or a function that builds one, then the path; given were "
             f"{described(model)} and {described(path)}"
         )
-        remedy = (
-            "Write load_model(model, path)" if swapped else "Give one such as lambda: MyModel(config), then the path"
-        )
+        remedy = "Write load_model(model, path)" if swapped else "Write load_model(lambda: MyModel(config), path)"
         raise ConfigError(cause=cause, remedy=remedy)
     if dtype is not None:
         dtype = Torch().floating_dtype(dtype)

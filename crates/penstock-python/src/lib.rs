@@ -41,7 +41,7 @@ mod _native {
     #[pymodule_export]
     use super::checkpoint::{Checkpoint, TensorInfo};
     #[pymodule_export]
-    use super::config::LoadOptions;
+    use super::config::{LoadOptions, size_meant};
     #[pymodule_export]
     use super::host_array::HostArray;
     #[pymodule_export]

@@ -144,7 +144,15 @@ pub(super) fn unusable(environment: &Environment, variable: &str) -> Option<Erro
         Ok(text) => fault(variable, &text)?,
         Err(error) => format!("cannot be read: {error}"),
     };
-    Some(Error::new(ErrorKind::Config, format!("{name} {cause}")).detail("setting", setting).remedy(
+    let error = Error::new(ErrorKind::Config, format!("{name} {cause}")).detail("setting", setting);
+    if variable.ends_with("_KEY") {
+        return Some(error.remedy(
+            "Give the whole of a service account's key, as `gcloud iam service-accounts keys create FILE` writes it: its \
+             JSON, or as the storage option token a dict of it. For a file of any form, name its path with \
+             application_credentials",
+        ));
+    }
+    Some(error.remedy(
         "Check the path, and what is there: GOOGLE_APPLICATION_CREDENTIALS (the storage option application_credentials) \
          names any file of credentials, GOOGLE_SERVICE_ACCOUNT (service_account) the file of a key, and \
          GOOGLE_SERVICE_ACCOUNT_KEY (service_account_key) holds what is in such a file. `gcloud auth \
