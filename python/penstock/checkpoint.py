@@ -20,9 +20,10 @@ from penstock import _native
 from penstock._native import LoadOptions, LoadStats, Prefetch, shown
 from penstock.arguments import AnyPath, is_http, location, locations, name_filter, settings, tensor_names
 from penstock.destinations import DtypeMismatch, fit, plan
-from penstock.errors import ConfigError, SelectionError, TensorNotFoundError
+from penstock.errors import ConfigError, LocationNotFoundError, SelectionError, TensorNotFoundError
 from penstock.frameworks.base import Framework, framework, writable_framework
 from penstock.loading import FreshDevice, FreshHost, Load, SessionTensors, collection_paused, window_of
+from penstock.neighbours import with_neighbours
 from penstock.parts import load_parts
 from penstock.progress import ProgressOption, SharedProgress, progress_reporter
 from penstock.selection import Selection, resolve
@@ -80,8 +81,12 @@ def open(  # noqa: A001
     if options.cache_dir is not None:
         _flush_at_exit()
     storage = engine_options(storage_options, paths)
+    try:
+        opened = _native.Checkpoint(paths, options, storage)
+    except LocationNotFoundError as error:
+        raise with_neighbours(error, paths, storage) from None
     # Storage options may be secrets: a checkpoint that was opened with some is not pickled.
-    return Checkpoint(_native.Checkpoint(paths, options, storage), options, None if storage else _anywhere(paths))
+    return Checkpoint(opened, options, None if storage else _anywhere(paths))
 
 
 def _anywhere(paths: list[str]) -> list[str]:

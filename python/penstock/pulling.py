@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 from penstock._native import LoadOptions, Source, shown
 from penstock.arguments import AnyPath, location, settings
 from penstock.errors import LocationNotFoundError
+from penstock.neighbours import with_neighbours
 from penstock.patterns import is_wanted
 from penstock.progress import ProgressOption, progress_reporter
 from penstock.storage_options import engine_options
@@ -117,12 +118,17 @@ def source_and_wanted(
         LocationNotFoundError: nothing is there, or nothing that is wanted.
     """
     allowed, ignored = _patterns(allow_patterns), _patterns(ignore_patterns) or []
-    source = Source(location(url, "url"), engine_options(storage_options, [location(url, "url")]))
+    where = location(url, "url")
+    storage = engine_options(storage_options, [where])
+    try:
+        source = Source(where, storage)
+    except LocationNotFoundError as error:
+        raise with_neighbours(error, [where], storage) from None
     wanted = [index for index, (path, _) in enumerate(source.entries) if is_wanted(path, allowed, ignored)]
     if not wanted:
         cause = f"none of the {len(source.entries):,} objects there is wanted"
         remedy = f"Check {called}: they are compared with the whole path below the URL"
-        raise LocationNotFoundError(location=shown(location(url, "url")), cause=cause, remedy=remedy)
+        raise LocationNotFoundError(location=shown(where), cause=cause, remedy=remedy)
     return source, wanted
 
 

@@ -45,7 +45,7 @@ mod _native {
     #[pymodule_export]
     use super::host_array::HostArray;
     #[pymodule_export]
-    use super::objects::{list_objects, read_object};
+    use super::objects::{list_objects, read_object, remedy_for_missing};
     #[pymodule_export]
     use super::prefetch::Prefetch;
     #[pymodule_export]
