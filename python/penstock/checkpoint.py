@@ -28,7 +28,7 @@ from penstock.parts import load_parts
 from penstock.progress import ProgressOption, SharedProgress, progress_reporter
 from penstock.selection import Selection, resolve
 from penstock.state import IncompatibleKeys, report, report_misfits, state_of
-from penstock.storage_options import engine_options
+from penstock.storage_options import core_options
 from penstock.tensor_info import TensorInfo
 from penstock.units import size
 
@@ -80,7 +80,7 @@ def open(  # noqa: A001
         options = options.with_disk_cache(directory, cache_bytes)
     if options.cache_dir is not None:
         _flush_at_exit()
-    storage = engine_options(storage_options, paths)
+    storage = core_options(storage_options, paths)
     try:
         opened = _native.Checkpoint(paths, options, storage)
     except LocationNotFoundError as error:
@@ -241,7 +241,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         self,
         names: Iterable[str] | None = None,
         *,
-        filter: Callable[[str], bool] | None = None,  # noqa: A002 - as in design and in the engines
+        filter: Callable[[str], bool] | None = None,  # noqa: A002 - as in the integrations
         slices: Mapping[str, Selection] | None = None,
         device: Any = "cpu",
         dtype: Any = None,
@@ -535,7 +535,7 @@ def _finished(
     indices: Mapping[str, tuple[int | slice, ...]],
     dtype: Any,
 ) -> Iterator[tuple[str, Any]]:
-    """What the engine does not do: integer indices and steps, and conversion."""
+    """What the core does not do: integer indices and steps, and conversion."""
     for name, tensor in tensors:
         if name in indices:
             tensor = library.index(tensor, indices[name])  # noqa: PLW2901

@@ -1,4 +1,4 @@
-"""Access tokens of Google, made by google-auth: a program that the engine runs, once for each token.
+"""Access tokens of Google, made by google-auth: a program that the core runs, once for each token.
 
 It reads one line, a file of credentials as JSON, and writes one, a JSON object: ``token``, ``expires`` (seconds since
 1970) and, where the next token takes another file, ``file``. Or ``error``, ``remedy``, and its ``class``: ``final``,
@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 COMMAND = [sys.executable, __file__] if sys.executable and not getattr(sys, "frozen", False) else []
-"""How the engine runs it; nothing where Python is part of another program and no interpreter is known."""
+"""How the core runs it; nothing where Python is part of another program and no interpreter is known."""
 
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
 _SECRET = ("secret", "token", "private_key", "assertion")

@@ -15,7 +15,7 @@ from penstock.errors import LocationNotFoundError
 def with_neighbours(
     error: LocationNotFoundError, paths: Iterable[str], storage: list[tuple[str, str]] | None
 ) -> LocationNotFoundError:
-    """The same, with what is most like a URL at which nothing is; of files of this machine, the engine has said it."""
+    """The same, with what is most like a URL at which nothing is; of files of this machine, the core has said it."""
     missing = next((path for path in paths if is_url(path) and _native.shown(path) == error.location), None)
     if missing is None or "holds" in (error.remedy or ""):
         return error

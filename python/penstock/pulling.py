@@ -1,6 +1,6 @@
 """``penstock.pull``: remote objects copied to a directory of this machine.
 
-The engine does the work; here it is asked for, waited for and reported.
+The core does the work; here it is asked for, waited for and reported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.errors import LocationNotFoundError
 from penstock.neighbours import with_neighbours
 from penstock.patterns import is_wanted
 from penstock.progress import ProgressOption, progress_reporter
-from penstock.storage_options import engine_options
+from penstock.storage_options import core_options
 
 
 class PulledFile(NamedTuple):
@@ -119,7 +119,7 @@ def source_and_wanted(
     """
     allowed, ignored = _patterns(allow_patterns), _patterns(ignore_patterns) or []
     where = location(url, "url")
-    storage = engine_options(storage_options, [where])
+    storage = core_options(storage_options, [where])
     try:
         source = Source(where, storage)
     except LocationNotFoundError as error:

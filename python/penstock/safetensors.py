@@ -4,7 +4,7 @@ Names, arguments and results are those of safetensors; bytes come the way of Pen
 unless ``mmap=True`` asks for views. Writing is safetensors' business and delegated to it.
 
 ``safe_open`` is one lazy file over a ``TensorSource`` (``penstock.supply``): views of mapped files, or a stream that
-reads ahead. ``patch_safetensors`` and the engine for transformers use the same.
+reads ahead. ``patch_safetensors`` and the integration for transformers use the same.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class safe_open:  # noqa: N801 - the name people know
 
     @classmethod
     def of_source(cls, checkpoint: Checkpoint, source: TensorSource) -> safe_open:
-        """A lazy file of torch tensors that come from ``source``, which the caller closes. For engines."""
+        """A lazy file of torch tensors that come from ``source``, which the caller closes. For integrations."""
         made = object.__new__(safe_open)
         made._checkpoint, made._source, made._framework = checkpoint, source, "pt"
         made._shares, made._closed = True, False

@@ -1,6 +1,6 @@
-"""From Python's slicing to byte ranges: what the engine reads, and what is left to do on the tensor it delivers.
+"""From Python's slicing to byte ranges: what the core reads, and what is left to do on the tensor it delivers.
 
-The engine knows boxes: ``start..end`` along leading dimensions. An integer index reads a range of one and drops the
+The core knows boxes: ``start..end`` along leading dimensions. An integer index reads a range of one and drops the
 dimension afterwards; a step reads what it spans and picks afterwards.
 """
 

@@ -1,7 +1,7 @@
-"""Storage options as people give them, for the engine.
+"""Storage options as people give them, for the core.
 
 ``storage_options`` names credentials, endpoints and settings of remote stores for one call, as in pandas and fsspec.
-The engine knows which names there are, and what they mean. Here only what Python adds is unpacked: nested mappings,
+The core knows which names there are, and what they mean. Here only what Python adds is unpacked: nested mappings,
 paths and numbers.
 """
 
@@ -28,7 +28,7 @@ _STYLES = ("auto", "path", "virtual")
 """How botocore addresses buckets."""
 
 
-def engine_options(
+def core_options(
     given: Mapping[str, Any] | None, locations: Iterable[str] | None = None
 ) -> list[tuple[str, str]] | None:
     """The options as text, without those that are None.
@@ -59,7 +59,7 @@ def engine_options(
         if name == "s3":
             options += _addressing(value)
         elif name in _NESTED:
-            options += engine_options(value) or []
+            options += core_options(value) or []
         else:
             options.append((name, _text(name, value)))
     return options

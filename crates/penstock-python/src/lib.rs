@@ -1,4 +1,4 @@
-//! `penstock._native`: the engine, as Python sees it.
+//! `penstock._native`: the core, as Python sees it.
 //!
 //! Bindings only: arguments are checked, the GIL is released around everything that may wait, and errors become the
 //! exceptions of `penstock.errors`. What is convenient in Python is written in Python.
@@ -33,7 +33,7 @@ mod signals;
 
 use pyo3::prelude::*;
 
-/// The engine of Penstock. Import `penstock`, not this.
+/// The core of Penstock. Import `penstock`, not this.
 #[pymodule(gil_used = false)]
 mod _native {
     #[pymodule_export]

@@ -61,7 +61,7 @@ class ExtraConfig:
         return made
 
     def load_options(self) -> LoadOptions:
-        """The engine's settings among them."""
+        """The core's settings among them."""
         return LoadOptions(
             readers=self.readers,
             block_bytes=self.block_bytes,

@@ -20,7 +20,7 @@ from penstock import _native
 from penstock.arguments import is_http
 from penstock.errors import LocationAccessError, LocationNotFoundError
 from penstock.patterns import matches_any
-from penstock.storage_options import engine_options
+from penstock.storage_options import core_options
 
 SMALL = ["*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "*.spm", "*.vocab", "*.bpe"]
 """Files that libraries read beside weights."""
@@ -76,7 +76,7 @@ def fetch(url: str, directory: str, storage_options: Mapping[str, Any] | None = 
             describes a model.
         PenstockError: what the store reports of a file that is there.
     """
-    options = engine_options(storage_options)
+    options = core_options(storage_options)
     names = _listed(url, options)
     certain = names is not None
     Path(directory).mkdir(parents=True, exist_ok=True)

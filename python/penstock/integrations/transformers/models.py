@@ -153,7 +153,7 @@ def load(
     progress: ProgressOption = None,
     **kwargs: Any,
 ) -> Any:
-    """What ``from_pretrained`` does once it is known where the model is; for other engines.
+    """What ``from_pretrained`` does once it is known where the model is; for other integrations.
 
     Args:
         place: where the small files are.
