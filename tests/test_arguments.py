@@ -238,6 +238,21 @@ class TestConfig:
             penstock.LoadOptions(**{name: value})
         assert repr(value) in str(raised.value) or str(value) in str(raised.value)
 
+    @pytest.mark.parametrize("name", ["block_bytes", "staging_bytes", "window_bytes", "cache_bytes"])
+    def test_a_size_is_a_number_or_what_a_variable_may_hold(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        for text, nbytes in (("4MiB", 4 << 20), (" 5mb ", 5_000_000), ("2097152", 2 << 20)):
+            assert getattr(penstock.LoadOptions(**{name: text}), name) == nbytes
+            monkeypatch.setenv(f"PENSTOCK_{name.upper()}", text)
+            assert getattr(penstock.LoadOptions(), name) == nbytes
+        for text in ("5 apples", "", "-1"):
+            with pytest.raises(penstock.ConfigError, match="or a size such as 4MiB or 500GB"):
+                penstock.LoadOptions(**{name: text})
+
+    def test_a_checkpoint_is_opened_with_a_bound_in_words(self, ckpt: penstock.Checkpoint, tmp_path: Path) -> None:
+        opened = penstock.open(ckpt.files[0][0], cache_dir=tmp_path / "cache", cache_bytes="5GB")
+        assert opened.options.cache_bytes == 5_000_000_000
+        assert pickle.loads(pickle.dumps(opened)).options.cache_bytes == 5_000_000_000  # noqa: S301 - our own
+
     @pytest.mark.parametrize("keywords", [{"cache": 3}, {"cache": "often"}, {"cache_dir": 3}, {"cache_dir": ["x"]}])
     def test_other_settings_are_named_too(self, keywords: dict[str, Any]) -> None:
         with pytest.raises(penstock.ConfigError, match=next(iter(keywords))):
@@ -343,6 +358,9 @@ class TestConversion:
         path = ckpt.files[0][0]
         with pytest.raises(penstock.ConfigError, match=r"load_model\(model, path\)"):
             penstock.load_model(path, torch.nn.Linear(1, 1))  # type: ignore[arg-type]
+        for first, second in ((torch.nn.Linear, torch.nn.Linear), (path, path)):
+            with pytest.raises(penstock.ConfigError, match=r"load_model\(lambda: MyModel\(config\), path\)"):
+                penstock.load_model(first, second)
         with pytest.raises(penstock.ConfigError, match="lambda"):
             penstock.load_model(None, path)  # type: ignore[arg-type]
         with pytest.raises(penstock.ConfigError, match="returned a dict"):

@@ -261,3 +261,15 @@ def test_errors_survive_pickling(tmp_path: Path) -> None:
         penstock.open(tmp_path / "none")
     copy = pickle.loads(pickle.dumps(raised.value))  # noqa: S301 - our own
     assert (type(copy), str(copy), copy.location) == (type(raised.value), str(raised.value), raised.value.location)
+
+
+def test_a_path_that_was_mistyped_is_told_with_what_is_like_it(tmp_path: Path) -> None:
+    (tmp_path / "llama-3-8b").mkdir()
+    good = write_raw(tmp_path / "llama-3-8b" / "model.safetensors", {"w": Raw("U8", (1,), b"1")})
+    for typed, meant in (
+        (good.with_name("modle.safetensors"), good),
+        (tmp_path / "lama-3-8b", tmp_path / "llama-3-8b"),
+    ):
+        with pytest.raises(penstock.LocationNotFoundError) as raised:
+            penstock.open(typed)
+        assert f"Did you mean {meant}?" in (raised.value.remedy or "")

@@ -103,12 +103,19 @@ def test_it_is_pruned_to_a_size(cache: Cache) -> None:
     assert locations(cache) == []
 
 
-def test_a_cache_that_is_not_named_is_an_error_and_one_that_is_not_there_is_empty(tmp_path: Path) -> None:
+def test_a_cache_that_is_not_named_is_an_error() -> None:
     environment = {key: value for key, value in os.environ.items() if key != "PENSTOCK_CACHE_DIR"}
     done = CliRunner().invoke(app, ["cache", "ls"], env={**environment, "PENSTOCK_CACHE_DIR": ""})
     assert done.exit_code == 8
     assert "set PENSTOCK_CACHE_DIR" in done.output
-    nothing = Cache(tmp_path / "nothing", "", 0)
-    assert run(nothing, "ls").startswith("0 objects")
-    assert run(nothing, "prune", "--bytes", "0").startswith("removed 0 objects")
-    assert not nothing.directory.exists()
+
+
+@pytest.mark.parametrize("command", [("ls",), ("verify",), ("rm", "*"), ("prune", "--bytes", "1GB")])
+def test_a_cache_that_does_not_exist_is_not_found(tmp_path: Path, command: tuple[str, ...]) -> None:
+    absent = Cache(tmp_path / "absent", "", 0)
+    told = run(absent, *command, code=3)
+    assert f"{absent.directory}: there is no such directory" in told.replace("\n", "")
+    assert not absent.directory.exists()
+    absent.directory.mkdir()
+    if command == ("ls",):
+        assert run(absent, *command).startswith("0 objects")

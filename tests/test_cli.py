@@ -298,6 +298,43 @@ class TestLoad:
         assert _stderr_of_a_terminal("load", single, "--framework", "np", option) == ""
 
 
+def test_a_gpu_without_torch_says_what_to_install(single: Path) -> None:
+    code = (
+        "import importlib.util as u, sys\n"
+        "find = u.find_spec\n"
+        "u.find_spec = lambda name, *more: None if name == 'torch' else find(name, *more)\n"
+        "sys.modules['torch'] = None\n"
+        "sys.argv = ['penstock', *sys.argv[1:]]\n"
+        "from penstock.cli import main; main()"
+    )
+    for more, asked in (
+        ([], "device='cuda'"),
+        (["--framework", "np"], "device='cuda'"),
+        (["--framework", "pt"], "'pt'"),
+    ):
+        command = [sys.executable, "-c", code, "load", "--device", "cuda", *more, str(single)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert f"{asked} needs the package 'torch', which is not installed" in done.stderr
+        assert "try: pip install torch" in done.stderr
+        assert "dlpack'" not in done.stderr or "pt" in more
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/model/", "org/name", "./model"])
+def test_a_pull_without_a_directory_says_that_it_is_missing(url: str) -> None:
+    done = penstock("pull", url)
+    assert done.returncode == 2
+    assert "Missing argument 'DIRECTORY'" in done.stderr
+
+
+def test_a_pull_of_a_name_on_the_hub_says_how_to_write_it(tmp_path: Path) -> None:
+    done = penstock("pull", "org/name", tmp_path, columns=200)
+    assert done.returncode == 2
+    assert "Invalid value for 'URL'" in done.stderr
+    assert "write hf://org/name" in done.stderr
+    assert "hf://." not in penstock("pull", "./name", tmp_path, columns=200).stderr
+
+
 def test_a_pull_counts_files_on_a_terminal(sharded: Path, tmp_path: Path) -> None:
     with servers.web(tmp_path) as remote:
         for file in sharded.iterdir():

@@ -63,6 +63,14 @@ def test_saving_to_an_object_store_is_refused_by_name(url: str) -> None:
     assert refused.value.remedy
 
 
+def test_what_cannot_be_saved_is_told(tmp_path: Path) -> None:
+    with pytest.raises(penstock.ConfigError, match=r"given were str and dict\. Write save_file\(tensors, filename\)"):
+        penstock.save_file(str(tmp_path / "x.safetensors"), {"a": torch.zeros(1)})  # type: ignore[arg-type]
+    with pytest.raises(penstock.ConfigError, match="framework='jax'"):
+        penstock.save_file({"a": torch.zeros(1)}, tmp_path / "x.safetensors", framework="jax")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_closed_file_says_so(path: Path) -> None:
     with penstock.safe_open(path, "pt") as file:
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -60,6 +61,43 @@ def test_models_without_torch_say_what_to_install(tmp_path: Path, call: str, by:
     remedy = r"pip install 'torch>=[\d.]+'"
     sentence = rf"{by} needs the package 'torch', which is not installed\. Install it: {remedy}"
     assert re.fullmatch(rf"{sentence} \| {remedy}\n", done.stdout)
+
+
+class _Model:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("engine", "call"),
+    [
+        ("transformers", "from_pretrained"),
+        ("diffusers", "from_pretrained"),
+        ("peft", "from_pretrained"),
+        ("peft", "load_adapter"),
+    ],
+)
+def test_arguments_that_were_swapped_are_told_apart(engine: str, call: str) -> None:
+    pytest.importorskip(engine)
+    function = getattr(importlib.import_module(f"penstock.integrations.{engine}"), call)
+    more = ["name"] if call == "load_adapter" else []
+    secret = "https://me:SENTINEL@host/m"  # noqa: S105 - it is looked for
+    for first, second, told in (
+        (secret, _Model, r"given were str and the class _Model\. Swap the two"),
+        (secret, _Model(), r"given were str and _Model\. Swap the two"),
+        (_Model, _Model(), r"given were the class _Model and _Model\. Give the .* first, its path or URL second"),
+        (secret, secret, r"given were str and str\. Give the"),
+    ):
+        with pytest.raises(penstock.ConfigError, match=f"{call} takes the .*, then its path or URL; {told}") as raised:
+            function(first, second, *more)
+        assert "SENTINEL" not in str(raised.value)
+
+
+def test_auto_comes_before_the_path() -> None:
+    pytest.importorskip("transformers")
+    from penstock.integrations.transformers import from_pretrained
+
+    with pytest.raises(penstock.ConfigError, match=r"given were str and str\. Swap the two"):
+        from_pretrained("some/model", "auto")
 
 
 def test_importing_an_engine_imports_no_library() -> None:

@@ -141,6 +141,54 @@ def test_peft(remote: servers.Remote, tmp_path: Path) -> None:
     assert_same_model(from_pretrained(randomise(llama()), url), theirs)
 
 
+def test_storage_options_lead_to_configurations_and_weights(
+    server: servers.Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diffusers, peft = pytest.importorskip("diffusers"), pytest.importorskip("peft")
+    import test_engine_diffusers as tiny
+    from penstock.integrations import diffusers as of_diffusers
+    from penstock.integrations import peft as of_peft
+    from penstock.integrations import transformers as of_transformers
+
+    if server.root.startswith("http"):
+        pytest.skip("web servers have no options")
+    setting = server.environment
+    options = {"key": setting["AWS_ACCESS_KEY_ID"], "secret": setting["AWS_SECRET_ACCESS_KEY"]}
+    options["endpoint_url"] = setting["AWS_ENDPOINT_URL"]
+    servers.forget_settings(monkeypatch, "AWS_")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    model = randomise(llama())
+    model.save_pretrained(tmp_path / "m")
+    url = put(server, tmp_path / "m", "with-options")
+    assert_same_model(of_transformers.from_pretrained("auto", url, storage_options=options), model)
+    config = transformers.AutoConfig.from_pretrained(local_files(url, storage_options=options))
+    assert config.vocab_size == model.config.vocab_size
+
+    vae = randomise(tiny.vae())
+    vae.save_pretrained(tmp_path / "sd" / "vae")
+    url = put(server, tmp_path / "sd", "vae-with-options")
+    ours = of_diffusers.from_pretrained(diffusers.AutoencoderKL, url, subfolder="vae", storage_options=options)
+    assert_same_model(ours, vae)
+
+    made = peft.get_peft_model(llama(), peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
+    made.save_pretrained(tmp_path / "a")
+    url = put(server, tmp_path / "a", "adapter-with-options")
+    theirs = peft.PeftModel.from_pretrained(randomise(llama()), tmp_path / "a")
+    assert_same_model(of_peft.from_pretrained(randomise(llama()), url, storage_options=options), theirs)
+    added = of_peft.from_pretrained(randomise(llama()), url, storage_options=options)
+    of_peft.load_adapter(added, url, "second", storage_options=options)
+    assert {"default", "second"} <= set(added.peft_config)
+
+    # Without them, nobody is let in; a name on the Hub has a keyword for that; a directory needs none.
+    for call in (of_transformers.from_pretrained, of_diffusers.from_pretrained):
+        with pytest.raises(penstock.LocationAccessError, match="no AWS credentials"):
+            call(diffusers.AutoencoderKL, url)
+        with pytest.raises(penstock.ConfigError, match="Give token= instead, or write hf://org/name"):
+            call(diffusers.AutoencoderKL, "org/name", storage_options=options)
+    here = of_transformers.from_pretrained("auto", tmp_path / "m", storage_options=options)
+    assert_same_model(here, model)
+
+
 def test_safetensors_within_a_patch(remote: servers.Remote, tmp_path: Path) -> None:
     import safetensors.torch
 

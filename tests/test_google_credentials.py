@@ -469,6 +469,54 @@ def test_a_token_service_that_is_busy_is_asked_again(google: Google) -> None:
     assert len(google.asked) == 3
 
 
+@pytest.mark.parametrize("server", ["http://127.0.0.1:1", "http://192.0.2.1", "http://nobody.invalid"])
+def test_a_token_service_that_cannot_be_reached_is_given_up_within_seconds(google: Google, server: str) -> None:
+    began = time.monotonic()
+    error = google.denied(google.of_file() | {"token_url": f"{server}/token"})
+    assert time.monotonic() - began < 20
+    assert f"no connection to {server}: " in str(error)
+    assert f"Check that this machine may reach {server} (HTTPS_PROXY, NO_PROXY), or set" in str(error)
+
+
+def test_a_login_that_was_renewed_is_used_from_then_on(google: Google) -> None:
+    google.answers.append(lambda asked: granted(f"token-of-{form(asked)['subject_token']}", 1))
+    google.accepted.update({"token-of-a", "token-of-b", "token-of-c"})
+
+    def file(token: str) -> str:
+        source = {"file": google.write(f"subject-{token}", token)}
+        return google.write("login.json", json.dumps(google.federated(source)))
+
+    options = {"application_credentials": file("a")}
+    ckpt = penstock.open(LOCATION, storage_options=options)
+    file("b")
+    # Its tokens are good for a second, so the load fetches another one.
+    time.sleep(1)
+    ckpt.load(framework="np")
+    assert set(google.bearers) == {"token-of-a", "token-of-b"}
+    file("c")
+    penstock.open(LOCATION, storage_options=options).load(framework="np")
+    assert google.bearers[-1] == "token-of-c"
+
+
+def test_a_persons_login_that_was_renewed_is_used_from_then_on(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(asked: Asked) -> tuple[int, str]:
+        return granted(f"token-of-{form(asked)['refresh_token']}")
+
+    google.accepted.update({"token-of-a", "token-of-b"})
+    login = {"type": "authorized_user", "client_id": "me", "client_secret": SECRET}
+    settings, authority = certificate(google.directory, "DNS:*.google.com,DNS:*.googleapis.com")
+    with intercepting(settings, answer) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy)
+        monkeypatch.setenv("SSL_CERT_FILE", authority)
+        path = google.write("login.json", json.dumps(login | {"refresh_token": "a"}))
+        ckpt = penstock.open(LOCATION, storage_options={"application_credentials": path})
+        ckpt.load(framework="np")
+        google.write("login.json", json.dumps(login | {"refresh_token": "b"}))
+        ckpt.load(framework="np")
+    assert set(google.bearers) == {"token-of-a", "token-of-b"}
+    assert google.bearers[-1] == "token-of-b"
+
+
 def test_what_is_wrong_is_told_without_a_secret(google: Google) -> None:
     credentials = google.of_file()
     google.write("subject", "SENTINEL-of-another")
@@ -549,7 +597,10 @@ def test_without_google_auth_it_is_said_what_to_install(google: Google, monkeypa
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'google.auth'\")")
     monkeypatch.setenv("PYTHONPATH", str(google.directory / "absent"))
-    error = google.denied(google.of_file())
+    with pytest.raises(penstock.MissingDependencyError) as raised:
+        google.open(google.of_file())
+    error = raised.value
+    assert (error.code, error.location) == ("missing_dependency", LOCATION)
     assert "google-auth is needed: No module named 'google.auth'" in str(error)
     assert error.remedy == "pip install 'penstock-loader[gcs]'"
 

@@ -1,6 +1,8 @@
 """Importing Penstock costs nothing and does nothing."""
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -8,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import namesake
+from penstock import namesake, variables
 
 PROBE = """
 import json, os, sys, threading, time
@@ -88,3 +90,32 @@ def test_without_the_extension_the_error_says_why(tmp_path: Path, file: str, pla
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ImportError: ")
     assert says in last
+
+
+def test_a_variable_that_was_mistyped_is_named_once_with_the_nearest_that_there_is() -> None:
+    given = {
+        "PENSTOCK_REDERS": "SENTINEL",
+        "PENSTOCK_CACHEDIR": "SENTINEL",
+        "PENSTOCK_DISABLE": "0",
+        # Of other prefixes, and what Kubernetes tells pods of services called penstock and penstock-cache.
+        **dict.fromkeys(("RUNAI_STREAMER_CONCURRENCI", "XPENSTOCK_READERS", "PENSTOCK_SERVICE_HOST"), "1"),
+        **dict.fromkeys(("PENSTOCK_PORT", "PENSTOCK_PORT_80_TCP_ADDR", "PENSTOCK_CACHE_SERVICE_PORT_HTTP"), "1"),
+        "PENSTOCK_CACHE_PORT": "tcp://10.0.0.1:80",
+    }
+    command = [sys.executable, "-c", "import penstock, importlib; importlib.import_module('penstock.cli')"]
+    done = subprocess.run(command, env=os.environ | given, capture_output=True, text=True, check=True)
+    lines = done.stderr.splitlines()
+    assert [re.findall("PENSTOCK_[A-Z_]+", line) for line in lines] == [
+        ["PENSTOCK_CACHEDIR", "PENSTOCK_CACHE_DIR"],
+        ["PENSTOCK_REDERS", "PENSTOCK_READERS"],
+    ]
+    assert "SENTINEL" not in done.stderr
+
+
+def test_the_variables_are_those_that_the_code_reads_and_that_the_manual_explains() -> None:
+    root = Path(__file__).parent.parent
+    sources = [*root.glob("python/**/*.py"), *root.glob("crates/*/src/**/*.rs")]
+    read = {name for path in sources for name in re.findall(r'"(PENSTOCK_[A-Z_]+)"', path.read_text())}
+    assert {name for name in read if not name.startswith("PENSTOCK_TEST_")} == set(variables.KNOWN)
+    rows = [line for line in (root / "docs/environment.md").read_text().splitlines() if line.startswith("|")]
+    assert set(re.findall(r"`(PENSTOCK_[A-Z_]+)`", "\n".join(rows))) == set(variables.KNOWN)

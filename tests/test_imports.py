@@ -13,9 +13,10 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "python" / "penstock"
 
 LAYERS = [
-    {"_native", "errors", "extension", "google_tokens", "namesake", "strides", "units"},
-    {"arguments", "optional", "patches", "patterns", "progress", "selection", "storage_options", "tensor_info"},
-    {"frameworks"},
+    {"_native", "errors", "extension", "google_tokens", "namesake", "strides", "variables"},
+    {"units"},
+    {"arguments", "optional", "patches", "patterns", "progress", "selection", "tensor_info"},
+    {"frameworks", "neighbours", "storage_options"},
     {"loading"},
     {"parts"},
     {"destinations", "state"},

@@ -114,8 +114,9 @@ def test_read_only_arrays_are_refused(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "x.safetensors", {"w": Raw("F32", (2,), raw_bytes("F32", (2,)))})
     array = np.zeros(2, "f4")
     array.flags.writeable = False
-    with pytest.raises(penstock.DestinationError, match="read-only"):
+    with pytest.raises(penstock.DestinationError, match="read-only") as raised:
         penstock.open(path).load_into({"w": array})
+    assert "array.copy()" in (raised.value.remedy or "")
     with pytest.raises(penstock.DestinationError, match="neither"):
         penstock.open(path).load_into(42)
 

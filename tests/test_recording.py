@@ -501,3 +501,43 @@ def test_halves_of_a_matrix_are_known_to_be_disjoint() -> None:
     assert are_disjoint(left, right)
     assert not are_disjoint(left, Strided(3, (10, 5), strides, 1))
     assert not are_disjoint(left, Strided(3, (4, 10), (1, 8), 1))
+
+
+def test_code_that_takes_an_address_behind_torchs_back_gets_an_error_and_no_crash(
+    checkpoint: penstock.Checkpoint,
+) -> None:
+    with Recorder() as recorder, torch.no_grad():
+        weights = dict(recorder.weights(checkpoint, ["a", "norm"]))
+        # As a module has it that imported the function by name before.
+        with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+            torch._C._to_dlpack(weights["a"])
+        part = weights["a"][1:3]
+        with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+            torch._C._to_dlpack(part)
+        # What is recorded of it besides is as ever, and so is what torch sees.
+        memory = torch.zeros(2, 36)
+        memory.copy_(part)
+        seen = torch.from_dlpack(torch.utils.dlpack.to_dlpack(weights["norm"])).clone()
+    whole = checkpoint.load(["a", "norm"])
+    assert as_bytes(memory) == as_bytes(whole["a"][1:3].contiguous())
+    assert as_bytes(seen) == as_bytes(whole["norm"])
+
+
+def test_what_is_computed_of_a_weight_that_requires_grad_leads_back_to_it(checkpoint: penstock.Checkpoint) -> None:
+    def gradients(weights: dict[str, Any]) -> list[Any]:
+        weight, other = weights["a"].requires_grad_(True), torch.nn.Parameter(weights["norm"])
+        copied = torch.zeros(48, 36)
+        copied.copy_(torch.cat([weight, torch.exp(weight * 1e-3)]))
+        part = weight.narrow(0, 2, 4).t().contiguous()
+        made = [copied, part, weight.float() * other]
+        sum(one.double().nansum() for one in made).backward()
+        return [*made, weight.grad, other.grad]
+
+    wanted = gradients(checkpoint.load(["a", "norm"]))
+    with Recorder() as recorder:
+        found = gradients(dict(recorder.weights(checkpoint, ["a", "norm"])))
+    assert all(one.grad_fn is not None for one in wanted[:3])
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert type(ours.grad_fn) is type(theirs.grad_fn)
+        assert ours.requires_grad == theirs.requires_grad
+        assert as_bytes(ours.detach()) == as_bytes(theirs.detach())

@@ -21,6 +21,7 @@ import pytest
 import penstock
 import servers
 from conftest import Raw, assert_bits, shard, threads, threads_left
+from services import Asked, service
 
 # One S3 and one HTTP server are in `make test`, the others in `make test-stores`.
 EACH = [name if name in {"moto", "web"} else pytest.param(name, marks=pytest.mark.stores) for name in servers.ALL]
@@ -137,6 +138,51 @@ def test_what_is_not_there_is_told(remote: servers.Remote) -> None:
             penstock.open(f"{remote.root}/{location}")
         assert raised.value.location is not None
         assert raised.value.location.startswith(f"{remote.root}/nothing")
+
+
+def test_what_is_not_there_is_told_with_what_is_like_it(remote: servers.Remote, tmp_path: Path) -> None:
+    body, _ = shard(tmp_path, 0)
+    for key in ("like/llama-3-8b/model.safetensors", "like/llama-3-8b/config.json", "like/other/x.safetensors"):
+        remote.put(key, body)
+    root = f"{remote.root}/like"
+    for typed, said in (
+        ("lama-3-8b/", f"Did you mean {root}/llama-3-8b/?"),
+        ("lama-3-8b", f"Did you mean {root}/llama-3-8b/?"),
+        ("llama-3-8b/modle.safetensors", f"Did you mean {root}/llama-3-8b/model.safetensors?"),
+        ("llama-3-8b/weights.safetensors", f"{root}/llama-3-8b/ holds config.json, model.safetensors"),
+        ("unlike/", f"{root}/ holds llama-3-8b/, other/"),
+    ):
+        for call in (penstock.open, lambda url: penstock.pull(url, tmp_path / "to")):
+            with pytest.raises(penstock.LocationNotFoundError) as raised:
+                call(f"{root}/{typed}")
+            # A plain server cannot list.
+            if remote.requests is None:
+                assert said in (raised.value.remedy or "")
+                assert str(raised.value).endswith(raised.value.remedy or "none")
+            assert raised.value.location == f"{root}/{typed}"
+    with pytest.raises(penstock.LocationNotFoundError):
+        penstock.open(f"{root}/none*.safetensors")
+    # A bucket has no neighbours.
+    with pytest.raises(penstock.PenstockError) as raised:
+        penstock.open(remote.root.replace(servers.BUCKET, "absent-bucket") + "/model/")
+    assert "Did you mean" not in str(raised.value)
+
+
+def test_neighbours_that_take_long_to_list_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    def answer(asked: Asked) -> tuple[int, str]:
+        if "list-type" in asked.path:
+            ended.wait(30)
+        return 404, "<Error><Code>NoSuchKey</Code><Message>No</Message></Error>"
+
+    servers.forget_settings(monkeypatch, "AWS_", "PENSTOCK_")
+    with service(answer) as (url, _):
+        began = time.monotonic()
+        with pytest.raises(penstock.LocationNotFoundError, match="Check the key: it is compared letter by letter"):
+            penstock.open("s3://b/m.safetensors", storage_options={"anon": True, "endpoint_url": url})
+        assert time.monotonic() - began < 10
+        ended.set()
 
 
 def test_a_key_that_looks_like_a_pattern_is_itself(remote: servers.Remote, tmp_path: Path) -> None:

@@ -118,7 +118,9 @@ def test_a_service_accounts_key_that_cannot_be_used(
     if text.startswith("{"):
         refused(OBJECT, {"service_account_key": text}, 'storage_options["service_account_key"] ', words)
         monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", text)
-        refused(OBJECT, {}, "GOOGLE_SERVICE_ACCOUNT_KEY ", words)
+        error = refused(OBJECT, {}, "GOOGLE_SERVICE_ACCOUNT_KEY ", words)
+        assert "Check the path" not in str(error)
+        assert "Give the whole of a service account's key" in str(error)
         monkeypatch.delenv("GOOGLE_SERVICE_ACCOUNT_KEY")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
     refused(OBJECT, {}, f"GOOGLE_APPLICATION_CREDENTIALS={path} ", words)

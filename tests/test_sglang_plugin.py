@@ -78,6 +78,7 @@ def test_settings_are_checked() -> None:
     assert ExtraConfig.of({}).share is None
     assert ExtraConfig.of({"share": True}).share is True
     assert ExtraConfig.of({"record": False, "readers": 3, "cache": "use"}).load_options().readers == 3
+    assert ExtraConfig.of({"window_bytes": "1GiB", "block_bytes": 65536}).load_options().window_bytes == 1 << 30
     for wrong, words in (
         (
             {"readrs": 1},

@@ -1,7 +1,9 @@
 """Parts of tensors: what is delivered is what the framework's own indexing gives, and little more is read."""
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,6 +43,21 @@ def test_a_slice_is_what_indexing_the_whole_tensor_gives(path: Path, name: str, 
     part = penstock.open(path).load([name], slices={name: index})[name]
     assert part.shape == expected.shape
     assert torch.equal(part, expected)
+
+
+@pytest.mark.parametrize(
+    "index", [[0, 1], np.array([0, 1]), None, True, np.array([True] * 40), "x", (slice(None), [0])]
+)
+def test_what_only_a_library_can_index_is_refused_with_the_way_to_have_it(path: Path, index: Any) -> None:
+    with pytest.raises(penstock.SelectionError, match="neither an integer nor a slice nor an ellipsis") as raised:
+        penstock.open(path).load(["matrix"], slices={"matrix": index})
+    assert "index what comes with lists, masks or None" in (raised.value.remedy or "")
+    assert (raised.value.remedy or "") in str(raised.value)
+
+
+def test_a_step_backwards_is_refused_with_the_way_to_have_it(path: Path) -> None:
+    with pytest.raises(penstock.SelectionError, match=r"steps must be positive.*torch\.flip"):
+        penstock.open(path).get_tensor("matrix", slice(None, None, -1))
 
 
 def test_a_tensor_of_the_catalogue_is_sliced_as_the_tensor_is(path: Path) -> None:

@@ -7,6 +7,8 @@ import logging
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -241,6 +243,34 @@ def test_what_is_no_option_is_refused(plain: None, given: Any, says: str) -> Non
     assert raised.value.code == "config"
 
 
+def test_a_key_as_a_dict_is_googles(plain: None) -> None:
+    given = {"token": {"private_key": "SENTINEL"}}
+    with pytest.raises(penstock.ConfigError, match=r'storage_options\["token"\] cannot be used: it lacks') as raised:
+        penstock.open("gs://bucket/m.safetensors", storage_options=given)
+    assert "Give the whole of a service account's key" in (raised.value.remedy or "")
+    assert "a dict of it" in (raised.value.remedy or "")
+    for url in ("s3://bucket/m.safetensors", "hf://org/name", "az://container/m.safetensors"):
+        for call in (penstock.open, lambda url, **given: penstock.pull(url, "/nowhere", **given)):
+            with pytest.raises(penstock.ConfigError, match="token is a dict, which only Google"):
+                call(url, storage_options=given)
+
+
+def test_options_of_a_local_path_are_said_once_to_do_nothing(tmp_path: Path) -> None:
+    body, _ = shard(tmp_path, 0)
+    (tmp_path / "m.safetensors").write_bytes(body)
+    code = (
+        "import penstock, sys\n"
+        "for options in (None, {}, {'anon': True}, {'anon': True}):\n"
+        "    penstock.open(sys.argv[1], storage_options=options).load(framework='np')\n"
+        "    print('--', file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "m.safetensors"], capture_output=True, text=True, check=True
+    )
+    said = "storage_options are for remote locations: what lies on this machine is read without them"
+    assert done.stderr.splitlines() == ["--", "--", said, "--", "--"]
+
+
 def test_a_relative_path_stays_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     body, held = shard(tmp_path, 0)
     (tmp_path / "here").mkdir()
@@ -360,6 +390,46 @@ def test_the_metadata_services_refusal_is_not_the_stores(
     assert asked
     assert raised.value.code == "credentials"
     assert "Give this machine an identity" in str(raised.value)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:1", "192.0.2.1", "nobody.invalid"])
+def test_a_metadata_service_that_cannot_be_reached_is_given_up_within_seconds(
+    plain: None, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GCE_METADATA_HOST", host)
+    monkeypatch.setenv("GCE_METADATA_IP", host)
+    began = time.monotonic()
+    with pytest.raises(penstock.LocationAccessError) as raised:
+        penstock.open("gs://bucket/m.safetensors")
+    assert time.monotonic() - began < 15
+    assert raised.value.code == "credentials"
+    for word in (f"no connection to http://{host}", "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SKIP_SIGNATURE"):
+        assert word in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "given", "undo", "place"),
+    [
+        ("s3://b/m.safetensors", {"anon": True, "endpoint_url": "URL"}, '["anon"]', "bucket"),
+        ("gs://b/m.safetensors", {"anon": True, "endpoint_url": "URL"}, '["anon"]', "bucket"),
+        ("gs://b/m.safetensors", {"token": "anon", "endpoint_url": "URL"}, '["token"]', "bucket"),
+        ("az://b/m.safetensors", {"anon": True, "account_name": "acc", "endpoint": "URL"}, '["anon"]', "container"),
+    ],
+)
+@pytest.mark.parametrize("status", [401, 403])
+def test_who_asked_for_no_credentials_is_not_told_to_do_without(
+    plain: None, url: str, given: dict[str, Any], undo: str, place: str, status: int
+) -> None:
+    with service(lambda _: (status, "<Error><Code>AccessDenied</Code><Message>No</Message></Error>")) as (server, _):
+        options = {name: server if value == "URL" else value for name, value in given.items()}
+        with pytest.raises(penstock.LocationAccessError) as raised:
+            penstock.open(url, storage_options=options)
+    error = raised.value
+    remedy = error.remedy or ""
+    assert f"The {place} is read without credentials" in remedy
+    assert f"leave out storage_options{undo}" in remedy
+    assert "SKIP_SIGNATURE" not in str(error)
+    assert ("container" in str(error)) == (place == "container")
 
 
 def test_a_session_that_has_expired_says_which_variables_to_renew(plain: None, monkeypatch: pytest.MonkeyPatch) -> None:

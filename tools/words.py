@@ -39,6 +39,7 @@ IDENTIFIERS = {
     "ObjectAccessError": "LocationAccessError", "ObjectChangedError": "LocationChangedError",
     "read_ahead_bytes": "window_bytes", "become_real": "materialise_in_place", "real_later": "materialise_later",
     "lazy_memory": "lazy_storage", "LoaderOptions": "ExtraConfig",
+    "engine_options": "core_options",
 }  # fmt: skip
 
 PHRASES = {

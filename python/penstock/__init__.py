@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock import namesake
+from penstock import namesake, variables
 
 namesake.refuse()
+variables.warn()
 
 try:
     from penstock._native import LoadOptions, LoadStats, __version__

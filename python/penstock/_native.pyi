@@ -24,8 +24,10 @@ __all__ = [
     "list_objects",
     "read_object",
     "release_staging",
+    "remedy_for_missing",
     "shown",
     "shown_setting",
+    "size_meant",
     "spare_memory",
     "staging_usage",
 ]
@@ -40,15 +42,15 @@ class LoadOptions:
         cls,
         *,
         readers: int | None = None,
-        block_bytes: int | None = None,
-        staging_bytes: int | None = None,
-        window_bytes: int | None = None,
+        block_bytes: int | str | None = None,
+        staging_bytes: int | str | None = None,
+        window_bytes: int | str | None = None,
         cache: Literal["auto", "use", "bypass", "populate"] | None = None,
         cache_dir: _Path | None = None,
-        cache_bytes: int | None = None,
+        cache_bytes: int | str | None = None,
     ) -> LoadOptions: ...
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
-    def with_disk_cache(self, cache_dir: _Path | None, cache_bytes: int | None) -> LoadOptions: ...
+    def with_disk_cache(self, cache_dir: _Path | None, cache_bytes: int | str | None) -> LoadOptions: ...
     @property
     def cache_dir(self) -> str | None: ...
     @property
@@ -291,6 +293,8 @@ def list_objects(
     location: _Path, storage_options: list[tuple[str, str]] | None = None
 ) -> tuple[list[tuple[str, str, int]], list[str]]: ...
 def read_object(location: _Path, limit: int, storage_options: list[tuple[str, str]] | None = None) -> bytes: ...
+def remedy_for_missing(location: _Path, storage_options: list[tuple[str, str]] | None = None) -> str | None: ...
 def spare_memory() -> int | None: ...
 def release_staging() -> int: ...
+def size_meant(text: str) -> int | None: ...
 def staging_usage() -> tuple[int, int, int]: ...

@@ -67,12 +67,15 @@ def is_http(location: str) -> bool:
 
 
 def _no_path(given: object, argument: str) -> ConfigError:
-    cause = f"{argument} must be a path or a URL (str, bytes, os.PathLike), not {_described(given)}"
+    cause = f"{argument} must be a path or a URL (str, bytes, os.PathLike), not {described(given)}"
     remedy = "Give its path or URL, or write it to a file" if hasattr(given, "read") else None
     return ConfigError(cause=cause, remedy=remedy)
 
 
-def _described(given: object) -> str:
+def described(given: object) -> str:
+    """What was given, by its kind: a text may be secret."""
+    if isinstance(given, type):
+        return f"the class {given.__name__}"
     return "None" if given is None else type(given).__name__
 
 
@@ -103,7 +106,7 @@ def tensor_names(given: Iterable[str]) -> list[str]:
 
 
 def _no_names(given: object) -> SelectionError:
-    cause = f"names must be names of tensors (str), not {_described(given)}"
+    cause = f"names must be names of tensors (str), not {described(given)}"
     remedy = 'Give a list such as names=["lm_head.weight"]'
     return SelectionError(cause=cause, remedy=remedy)
 
@@ -131,7 +134,7 @@ def settings(given: LoadOptions | None, default: LoadOptions | None = None) -> L
         return given
     if given is None:
         return LoadOptions() if default is None else default
-    cause = f"options must be a penstock.LoadOptions, not {_described(given)}"
+    cause = f"options must be a penstock.LoadOptions, not {described(given)}"
     remedy = "Write options=penstock.LoadOptions(readers=8)"
     raise ConfigError(cause=cause, remedy=remedy)
 

@@ -20,14 +20,15 @@ from penstock import _native
 from penstock._native import LoadOptions, LoadStats, Prefetch, shown
 from penstock.arguments import AnyPath, is_http, location, locations, name_filter, settings, tensor_names
 from penstock.destinations import DtypeMismatch, fit, plan
-from penstock.errors import ConfigError, SelectionError, TensorNotFoundError
+from penstock.errors import ConfigError, LocationNotFoundError, SelectionError, TensorNotFoundError
 from penstock.frameworks.base import Framework, framework, writable_framework
 from penstock.loading import FreshDevice, FreshHost, Load, SessionTensors, collection_paused, window_of
+from penstock.neighbours import with_neighbours
 from penstock.parts import load_parts
 from penstock.progress import ProgressOption, SharedProgress, progress_reporter
 from penstock.selection import Selection, resolve
 from penstock.state import IncompatibleKeys, report, report_misfits, state_of
-from penstock.storage_options import engine_options
+from penstock.storage_options import core_options
 from penstock.tensor_info import TensorInfo
 from penstock.units import size
 
@@ -38,7 +39,7 @@ def open(  # noqa: A001
     path: AnyPath | Iterable[AnyPath],
     *,
     cache_dir: AnyPath | None = None,
-    cache_bytes: int | None = None,
+    cache_bytes: int | str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     options: LoadOptions | None = None,
 ) -> Checkpoint:
@@ -52,8 +53,8 @@ def open(  # noqa: A001
             not be UTF-8; a leading ``~`` is the home directory.
         cache_dir: a local directory in which what comes over the network is kept for the next load; by default
             ``PENSTOCK_CACHE_DIR``, else nothing is kept. ``""`` for nothing in any case.
-        cache_bytes: the most bytes kept there (``PENSTOCK_CACHE_BYTES``); those used longest ago go first. By default
-            80 % of the disk's free space and what is there already.
+        cache_bytes: the most bytes kept there, a number or such as ``"500GB"`` (``PENSTOCK_CACHE_BYTES``); those used
+            longest ago go first. By default 80 % of the disk's free space and what is there already.
         storage_options: credentials, endpoint and settings of the remote store, under the names of fsspec (s3fs, gcsfs,
             adlfs, huggingface_hub) or object_store: ``{"key": …, "secret": …, "endpoint_url": …}``. They come before
             the environment and serve the checkpoint's loads. The environment itself is read here, once.
@@ -79,9 +80,13 @@ def open(  # noqa: A001
         options = options.with_disk_cache(directory, cache_bytes)
     if options.cache_dir is not None:
         _flush_at_exit()
-    storage = engine_options(storage_options)
+    storage = core_options(storage_options, paths)
+    try:
+        opened = _native.Checkpoint(paths, options, storage)
+    except LocationNotFoundError as error:
+        raise with_neighbours(error, paths, storage) from None
     # Storage options may be secrets: a checkpoint that was opened with some is not pickled.
-    return Checkpoint(_native.Checkpoint(paths, options, storage), options, None if storage else _anywhere(paths))
+    return Checkpoint(opened, options, None if storage else _anywhere(paths))
 
 
 def _anywhere(paths: list[str]) -> list[str]:
@@ -236,7 +241,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         self,
         names: Iterable[str] | None = None,
         *,
-        filter: Callable[[str], bool] | None = None,  # noqa: A002 - as in design and in the engines
+        filter: Callable[[str], bool] | None = None,  # noqa: A002 - as in the integrations
         slices: Mapping[str, Selection] | None = None,
         device: Any = "cpu",
         dtype: Any = None,
@@ -479,7 +484,8 @@ class Checkpoint(Mapping[str, TensorInfo]):
     ) -> tuple[dict[str, list[tuple[int, int]]], dict[str, tuple[int | slice, ...]]]:
         if not isinstance(slices, Mapping):
             raise SelectionError(
-                f"slices must be a mapping from names of tensors to slices, not {type(slices).__name__}"
+                cause=f"slices must be a mapping from names of tensors to slices, not {type(slices).__name__}",
+                remedy='Write slices={"lm_head.weight": slice(0, 10)}',
             )
         boxes, indices = {}, {}
         wanted = self if names is None else set(names)
@@ -560,7 +566,7 @@ def _finished(
     indices: Mapping[str, tuple[int | slice, ...]],
     dtype: Any,
 ) -> Iterator[tuple[str, Any]]:
-    """What the engine does not do: integer indices and steps, and conversion."""
+    """What the core does not do: integer indices and steps, and conversion."""
     for name, tensor in tensors:
         if name in indices:
             tensor = library.index(tensor, indices[name])  # noqa: PLW2901

@@ -1,8 +1,9 @@
-"""Access tokens of Google, made by google-auth: a program that the engine runs, once for each token.
+"""Access tokens of Google, made by google-auth: a program that the core runs, once for each token.
 
 Its argument, if any, names the certificates to trust: files and directories with colons between them.
 It reads one line, a file of credentials as JSON, and writes one, a JSON object: ``token``, ``expires`` (seconds since
-1970) and, where the next token takes another file, ``file``. Or ``error``, ``remedy``, and whether it ``passes``.
+1970) and, where the next token takes another file, ``file``. Or ``error``, ``remedy``, and its ``class``: ``final``,
+``transient``, ``unreachable`` or ``missing_dependency``.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from datetime import timezone
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 COMMAND = [sys.executable, __file__] if sys.executable and not getattr(sys, "frozen", False) else []
-"""How the engine runs it; nothing where Python is part of another program and no interpreter is known."""
+"""How the core runs it; nothing where Python is part of another program and no interpreter is known."""
 
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
 _SECRET = ("secret", "token", "private_key", "assertion")
 _LONGEST = 400
 _TRUST = "Check the certificate of the token service; a private authority's goes to SSL_CERT_FILE"
 _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_PATIENCE = (5, 30)
+"""Seconds for a connection to be made, and for a service to say something."""
 
 
 def main() -> None:
@@ -67,18 +70,22 @@ def _answer(file: dict[str, Any], certificates: str | None) -> dict[str, Any]:
         from google.auth.credentials import with_scopes_if_required
         from google.auth.transport import requests
     except ImportError as error:
-        return {"error": f"google-auth is needed: {error}", "remedy": "pip install 'penstock-loader[gcs]'"}
-    transport, status, secrets = requests.Request(), 0, set(_secrets(file))
+        return {
+            "error": f"google-auth is needed: {error}",
+            "remedy": "pip install 'penstock-loader[gcs]'",
+            "class": "missing_dependency",
+        }
+    transport, status, secrets, server = requests.Request(), 0, set(_secrets(file)), ""
 
     def request(**asked: Any) -> Any:
-        nonlocal status
-        status = 0
+        nonlocal status, server
+        url = urlsplit(asked["url"])
+        status, server = 0, f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
         body = asked.get("body") or b""
         secrets.update(_secrets(dict(parse_qsl(body.decode() if isinstance(body, bytes) else body))))
         headers = {name.lower(): value for name, value in (asked.get("headers") or {}).items()}
         secrets.update(headers.get("authorization", "").split()[1:])
-        asked.setdefault("timeout", (10, 30))
-        response = transport(**asked, verify=certificates)
+        response = transport(**asked | {"timeout": _PATIENCE}, verify=certificates)
         status = response.status
         return response
 
@@ -88,6 +95,12 @@ def _answer(file: dict[str, Any], certificates: str | None) -> dict[str, Any]:
         credentials = with_scopes_if_required(credentials, [_SCOPE])
         credentials.refresh(request)
     except Exception as error:  # noqa: BLE001 - files that others wrote raise anything
+        if (cause := _unreachable(error)) is not None:
+            remedy = (
+                f"Check that this machine may reach {server} (HTTPS_PROXY, NO_PROXY), or set "
+                "GOOGLE_APPLICATION_CREDENTIALS to a service account's key file"
+            )
+            return {"error": f"no connection to {server}: {cause}", "remedy": remedy, "class": "unreachable"}
         text = _told(error, status)
         for secret in sorted(secrets, key=len, reverse=True):
             text = text.replace(secret, "***")
@@ -100,7 +113,10 @@ def _answer(file: dict[str, Any], certificates: str | None) -> dict[str, Any]:
             or status >= HTTPStatus.INTERNAL_SERVER_ERROR
             or getattr(error, "retryable", False)
         )
-        told = {"error": text + (f" (HTTP {status})" if status >= HTTPStatus.BAD_REQUEST else ""), "passes": passes}
+        told = {
+            "error": text + (f" (HTTP {status})" if status >= HTTPStatus.BAD_REQUEST else ""),
+            "class": "transient" if passes else "final",
+        }
         return told | ({"remedy": _TRUST} if is_refused else {})
     answer = {"token": credentials.token}
     if credentials.expiry:
@@ -129,6 +145,21 @@ def _told(error: Exception, status: int) -> str:
         text = text.partition(". Error:")[0]
     # What requests makes of a query need not be what the file says.
     return re.sub(r"\?\S+", "?***", text)
+
+
+def _unreachable(error: BaseException) -> str | None:
+    """Why nobody is there, where that is what failed."""
+    from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
+
+    seen: list[BaseException] = [error]
+    for one in seen:
+        if isinstance(one, NewConnectionError):  # which is a ConnectTimeoutError too
+            return str(one).rpartition(": ")[2]
+        if isinstance(one, ConnectTimeoutError):
+            return "nobody answered in time"
+        inner = [one.__cause__, one.__context__, getattr(one, "reason", None), *one.args]
+        seen += [other for other in inner if isinstance(other, BaseException) and other not in seen]
+    return None
 
 
 def _secrets(value: object, name: str = "") -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""The driver of a load: gives the engine destinations, takes what has landed.
+"""The driver of a load: gives the core destinations, takes what has landed.
 
-Two kinds of destinations, one loop. *Fresh*: the engine's slab on the host, tensors of the framework's allocator on a
+Two kinds of destinations, one loop. *Fresh*: the core's slab on the host, tensors of the framework's allocator on a
 device; attached as the window allows, so that a stream holds no more than its read-ahead, whatever the consumer's pace.
 *Existing*: memory of the caller, attached as it is (``penstock.parts``).
 
@@ -65,7 +65,7 @@ class Destinations(Protocol):
 
 
 class FreshHost(Destinations):
-    """Fresh host memory: the engine's."""
+    """Fresh host memory: the core's."""
 
     def __init__(self, session: Session, framework: Framework) -> None:
         self._session = session

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from penstock._native import LoadOptions
+from penstock.arguments import described
 from penstock.errors import ConfigError, DestinationError
 from penstock.optional import required
 from penstock.patches import Replacement
@@ -137,12 +138,13 @@ def load_model(
     from penstock.checkpoint import Checkpoint, open
     from penstock.frameworks.torch import Torch
 
-    if not callable(model):  # as every module is, too
-        swapped = callable(path) or isinstance(path, torch.nn.Module)
-        remedy = "Write load_model(model, path)" if swapped else "Give one such as lambda: MyModel(config)"
-        # Not its value, which may be a URL with a password.
-        kind = type(model).__name__
-        cause = f"load_model takes a module or a function that builds one, then the path; a {kind} is neither"
+    if not callable(model) or callable(path):  # as every module is, too
+        swapped = callable(path) and not callable(model)
+        cause = (
+            "load_model takes a module or a function that builds one, then the path; given were "
+            f"{described(model)} and {described(path)}"
+        )
+        remedy = "Write load_model(model, path)" if swapped else "Write load_model(lambda: MyModel(config), path)"
         raise ConfigError(cause=cause, remedy=remedy)
     if dtype is not None:
         dtype = Torch().floating_dtype(dtype)

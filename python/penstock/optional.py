@@ -1,6 +1,7 @@
-"""The libraries that engines plug into: absent or too old, each is one sentence.
+"""The libraries that integrations are for: absent or too old, each is one sentence.
 
-Engines call ``required`` before they import anything of the library, so that its absence is no stack trace of imports.
+Integrations call ``required`` before they import anything of the library, so that its absence is no stack trace of
+imports.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ MINIMUM = {
     "safetensors": (0, 4),
     "torch": (2, 3),
 }
-"""Older ones lack what engines use. docs/engines/index.md has the table for people; a test holds the two together."""
+"""Older ones lack what integrations use. docs/engines/index.md has the table for people; a test compares the two."""
 
 
 def required(*names: str, by: str) -> None:
-    """Checks that libraries are installed, in versions that the engine knows.
+    """Checks that libraries are installed, in versions that the integration knows.
 
     Args:
         names: their distributions.
@@ -52,7 +53,7 @@ def required(*names: str, by: str) -> None:
 
 
 def is_installed(name: str) -> bool:
-    """Whether a library is there, in a version that the engine knows."""
+    """Whether a library is there, in a version that the integration knows."""
     version = installed_version(name) if importlib.util.find_spec(name) is not None else ()
     return bool(version) and version >= MINIMUM[name]
 

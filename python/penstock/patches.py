@@ -4,7 +4,7 @@ Promises: an attribute of another package is only replaced if it is listed in ``
 what each replacement does, and a test compares the two lists); a replacement that has no active user calls the original
 with the same arguments; restoring never overwrites a replacement that another package has made in the meantime.
 
-It imports no other package, and must not know which engine uses it.
+It imports no other package, and must not know which integration uses it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PATCHES = {
         "safetensors.safe_open",
         "safetensors.torch.load_file",
     ),
-    "`penstock.load_model`, `penstock.model.no_init` or an engine's `from_pretrained` builds a model": (
+    "`penstock.load_model`, `penstock.model.no_init` or an integration's `from_pretrained` builds a model": (
         "torch.nn.Module.register_parameter",
     ),
     "a `Recorder` is entered: vLLM's or SGLang's loader fills a model with lazy tensors": (

@@ -1,6 +1,6 @@
 """``penstock.pull``: remote objects copied to a directory of this machine.
 
-The engine does the work; here it is asked for, waited for and reported.
+The core does the work; here it is asked for, waited for and reported.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from penstock._native import LoadOptions, Source
+from penstock._native import LoadOptions, Source, shown
 from penstock.arguments import AnyPath, location, settings
+from penstock.errors import LocationNotFoundError
+from penstock.neighbours import with_neighbours
 from penstock.patterns import is_wanted
 from penstock.progress import ProgressOption, progress_reporter
-from penstock.storage_options import engine_options
+from penstock.storage_options import core_options
 
 
 class PulledFile(NamedTuple):
@@ -96,9 +98,7 @@ def pull(
     directory = location(dst, "dst")
     source, wanted = source_and_wanted(url, allow_patterns, ignore_patterns, storage_options)
     if dry_run:
-        began = time.perf_counter()
-        files = [PulledFile(*file) for file in source.preview(directory, wanted)]
-        return Pulled(Path(directory), files, 0, time.perf_counter() - began)
+        return preview_entries(source, wanted, directory)
     return pull_entries(source, wanted, directory, progress=progress, options=options)
 
 
@@ -107,11 +107,38 @@ def source_and_wanted(
     allow_patterns: str | Iterable[str] | None,
     ignore_patterns: str | Iterable[str] | None,
     storage_options: Mapping[str, Any] | None,
+    *,
+    called: str = "allow_patterns= and ignore_patterns=",
 ) -> tuple[Source, list[int]]:
-    """What is at ``url``, and the indices of its entries that the patterns let through."""
+    """What is at ``url``, and the indices of its entries that the patterns let through.
+
+    Args:
+        called: what the user knows the patterns by.
+
+    Raises:
+        LocationNotFoundError: nothing is there, or nothing that is wanted.
+    """
     allowed, ignored = _patterns(allow_patterns), _patterns(ignore_patterns) or []
-    source = Source(location(url, "url"), engine_options(storage_options))
-    return source, [index for index, (path, _) in enumerate(source.entries) if is_wanted(path, allowed, ignored)]
+    where = location(url, "url")
+    storage = core_options(storage_options, [where])
+    try:
+        source = Source(where, storage)
+    except LocationNotFoundError as error:
+        raise with_neighbours(error, [where], storage) from None
+    wanted = [index for index, (path, _) in enumerate(source.entries) if is_wanted(path, allowed, ignored)]
+    if not wanted:
+        cause = f"none of the {len(source.entries):,} objects there is wanted"
+        remedy = f"Check {called}: they are compared with the whole path below the URL"
+        raise LocationNotFoundError(location=shown(where), cause=cause, remedy=remedy)
+    return source, wanted
+
+
+def preview_entries(source: Source, wanted: list[int], dst: AnyPath) -> Pulled:
+    """What ``pull_entries`` would do; nothing is fetched or made."""
+    began = time.perf_counter()
+    directory = location(dst, "dst")
+    files = [PulledFile(*file) for file in source.preview(directory, wanted)]
+    return Pulled(Path(directory), files, 0, time.perf_counter() - began)
 
 
 def pull_entries(

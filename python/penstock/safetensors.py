@@ -4,7 +4,7 @@ Names, arguments and results are those of safetensors; bytes come the way of Pen
 unless ``mmap=True`` asks for views. Writing is safetensors' business and delegated to it.
 
 ``safe_open`` is one lazy file over a ``TensorSource`` (``penstock.supply``): views of mapped files, or a stream that
-reads ahead. ``patch_safetensors`` and the engine for transformers use the same.
+reads ahead. ``patch_safetensors`` and the integration for transformers use the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from penstock._native import LoadOptions, shown
-from penstock.arguments import AnyPath, is_url, tensor_names
+from penstock.arguments import AnyPath, described, is_url, tensor_names
 from penstock.checkpoint import Checkpoint, open
 from penstock.errors import ConfigError, MissingDependencyError, PenstockError, SafetensorError, SelectionError
 from penstock.frameworks.base import framework
@@ -65,16 +65,23 @@ def save_file(
     """Writes tensors to a safetensors file of this machine, through the ``safetensors`` package.
 
     Raises:
-        ConfigError: for a URL: Penstock reads object stores, and does not write to them.
+        ConfigError: for a URL: Penstock reads object stores, and does not write to them; for swapped arguments, and
+            another framework than ``"pt"`` and ``"np"``.
         MissingDependencyError: where safetensors is not installed.
     """
+    if not isinstance(tensors, Mapping):
+        cause = f"save_file takes a dict of tensors, then the filename; given were {described(tensors)} and "
+        raise ConfigError(cause=cause + described(filename), remedy="Write save_file(tensors, filename)")
+    library = {"pt": "torch", "torch": "torch", "pytorch": "torch", "np": "numpy", "numpy": "numpy"}.get(framework)
+    if library is None:
+        cause = f"framework={framework!r}: save_file writes tensors of torch ('pt') and arrays of numpy ('np')"
+        raise ConfigError(cause=cause, remedy="Convert them first, or use safetensors.flax and others directly")
     if is_url(filename):
         cause = "save_file writes to files of this machine; saving to an object store or a server is not supported"
         remedy = "Save to a path, and upload the file"
         raise ConfigError(location=shown(os.fsdecode(filename)), cause=cause, remedy=remedy)
     try:
-        name = "numpy" if framework in {"np", "numpy"} else "torch"
-        save = import_module(f"safetensors.{name}").save_file
+        save = import_module(f"safetensors.{library}").save_file
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             f"save_file needs the package {error.name!r}, which is not installed (pip install safetensors)",
@@ -156,7 +163,7 @@ class safe_open:  # noqa: N801 - the name people know
 
     @classmethod
     def of_source(cls, checkpoint: Checkpoint, source: TensorSource) -> safe_open:
-        """A lazy file of torch tensors that come from ``source``, which the caller closes. For engines."""
+        """A lazy file of torch tensors that come from ``source``, which the caller closes. For integrations."""
         made = object.__new__(safe_open)
         made._checkpoint, made._source, made._framework = checkpoint, source, "pt"
         made._shares, made._closed = True, False

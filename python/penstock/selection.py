@@ -1,6 +1,6 @@
-"""From Python's slicing to byte ranges: what the engine reads, and what is left to do on the tensor it delivers.
+"""From Python's slicing to byte ranges: what the core reads, and what is left to do on the tensor it delivers.
 
-The engine knows boxes: ``start..end`` along leading dimensions. An integer index reads a range of one and drops the
+The core knows boxes: ``start..end`` along leading dimensions. An integer index reads a range of one and drops the
 dimension afterwards; a step reads what it spans and picks afterwards.
 """
 
@@ -16,6 +16,9 @@ Index = SupportsIndex | slice | EllipsisType
 """One item of a selection."""
 Selection = Index | tuple[Index, ...]
 """What may stand in the brackets of a slice: integers, slices, an ellipsis."""
+
+
+_FANCY = "Load the tensor, or the range that holds what you want, and index what comes with lists, masks or None"
 
 
 def resolve(
@@ -36,10 +39,9 @@ def resolve(
             neither an integer nor a slice nor an ellipsis.
     """
 
-    def wrong(cause: str) -> SelectionError:
-        return SelectionError(
-            f"tensor {name!r}: {cause}. The tensor's shape is {list(shape)}", tensor=name, cause=cause
-        )
+    def wrong(cause: str, remedy: str | None = None) -> SelectionError:
+        text = f"tensor {name!r}: {cause}. The tensor's shape is {list(shape)}" + (f". {remedy}" if remedy else "")
+        return SelectionError(text, tensor=name, cause=cause, remedy=remedy)
 
     items = _items(selection)
     ellipses = [i for i, item in enumerate(items) if item is Ellipsis]
@@ -60,21 +62,30 @@ def resolve(
             except (TypeError, ValueError) as error:
                 raise wrong(f"slice of dimension {dimension}: {error}") from None
             if step < 1:
-                raise wrong(f"a step of {step} in dimension {dimension}: steps must be positive")
+                cause = f"a step of {step} in dimension {dimension}: steps must be positive"
+                raise wrong(cause, "Load it in its own order, and reverse what comes: torch.flip, or array[::-1]")
             ranges.append((start, max(start, stop)))
             index.append(slice(None, None, step))
             continue
-        try:
-            position = item.__index__()  # type: ignore[union-attr, unused-ignore]
-        except (AttributeError, TypeError):
-            raise wrong(f"{item!r} is neither an integer nor a slice nor an ellipsis") from None
-        if isinstance(item, bool) or not -size <= position < size:
+        position = _position(item)
+        if position is None:
+            raise wrong(f"{item!r} is neither an integer nor a slice nor an ellipsis", _FANCY)
+        if not -size <= position < size:
             raise wrong(f"index {item!r} is out of range for dimension {dimension} of size {size}")
         position %= size
         ranges.append((position, position + 1))
         index.append(0)
     plain = all(isinstance(item, slice) and item.step == 1 for item in index)
     return ranges, None if plain else tuple(index)
+
+
+def _position(item: Any) -> int | None:
+    """The integer that an item is; None for anything else. Python counts True as 1, and torch takes it for a mask."""
+    try:
+        position: int | None = None if isinstance(item, bool) else item.__index__()
+    except (AttributeError, TypeError):  # numpy's arrays and torch's tensors of several elements have the method
+        return None
+    return position
 
 
 def is_basic(selection: Any) -> bool:

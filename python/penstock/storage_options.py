@@ -1,18 +1,23 @@
-"""Storage options as people give them, for the engine.
+"""Storage options as people give them, for the core.
 
 ``storage_options`` names credentials, endpoints and settings of remote stores for one call, as in pandas and fsspec.
-The engine knows which names there are, and what they mean. Here only what Python adds is unpacked: nested mappings,
+The core knows which names there are, and what they mean. Here only what Python adds is unpacked: nested mappings,
 paths and numbers.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from penstock.arguments import is_url
 from penstock.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 _NESTED = {"client_kwargs", "config_kwargs", "session_kwargs"}
 """Mappings that s3fs hands on to botocore, whose names are options here too."""
@@ -23,8 +28,15 @@ _STYLES = ("auto", "path", "virtual")
 """How botocore addresses buckets."""
 
 
-def engine_options(given: Mapping[str, Any] | None) -> list[tuple[str, str]] | None:
+def core_options(
+    given: Mapping[str, Any] | None, locations: Iterable[str] | None = None
+) -> list[tuple[str, str]] | None:
     """The options as text, without those that are None.
+
+    Args:
+        given: what the caller wrote.
+        locations: what the options are for, if that is known. Where all of it lies on this machine, a line in the log
+            says once that they do nothing.
 
     Raises:
         ConfigError: what is given is no mapping from names, or a value is nothing that can be written as text. Values
@@ -34,6 +46,8 @@ def engine_options(given: Mapping[str, Any] | None) -> list[tuple[str, str]] | N
         return None
     if not isinstance(given, Mapping):
         raise ConfigError(f"storage_options is a {type(given).__name__}, not a mapping from names to values")
+    if given and locations is not None:
+        _check_place(given, [location for location in locations if is_url(location)])
     options: list[tuple[str, str]] = []
     for name, value in given.items():
         if not isinstance(name, str):
@@ -45,10 +59,27 @@ def engine_options(given: Mapping[str, Any] | None) -> list[tuple[str, str]] | N
         if name == "s3":
             options += _addressing(value)
         elif name in _NESTED:
-            options += engine_options(value) or []
+            options += core_options(value) or []
         else:
             options.append((name, _text(name, value)))
     return options
+
+
+def _check_place(given: Mapping[str, Any], remote: list[str]) -> None:
+    if not remote:
+        _say_once()
+    elif isinstance(given.get("token"), Mapping) and not all(map(_is_google, remote)):
+        cause = "storage_options: token is a dict, which only Google Cloud Storage takes: a service account's key"
+        raise ConfigError(cause=cause, remedy="Give the token as text")
+
+
+@functools.cache
+def _say_once() -> None:
+    logger.warning("storage_options are for remote locations: what lies on this machine is read without them")
+
+
+def _is_google(location: str) -> bool:
+    return location.lower().startswith(("gs://", "gcs://"))
 
 
 def _no_mapping(name: str, value: object) -> ConfigError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import re
+from penstock._native import size_meant
+
+__all__ = ["rate", "size", "size_meant"]
 
 _DECIMAL = ("B", "kB", "MB", "GB", "TB")
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -19,16 +21,6 @@ def size(nbytes: float, *, binary: bool = False) -> str:
     digits = 0 if unit == 0 else 2 if value < 10 else 1 if value < 100 else 0  # noqa: PLR2004
     number = f"{value:.{digits}f}"
     return f"{number.rstrip('0').rstrip('.') if binary and '.' in number else number} {units[unit]}"
-
-
-def size_meant(text: str) -> int | None:
-    """The bytes of ``4194304``, ``4MiB`` or ``4M`` (powers of 1024), ``4MB`` (of 1000), in any case; else None."""
-    match = re.fullmatch(r"([0-9]+)\s*(?:([kmgt])(ib|b)?|b)?", text.strip().lower())
-    if match is None:
-        return None
-    base = 1000 if match[3] == "b" else 1024
-    nbytes: int = int(match[1]) * base ** " kmgt".index(match[2] or " ")
-    return nbytes
 
 
 def rate(nbytes: float, seconds: float) -> str:

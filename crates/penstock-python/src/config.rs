@@ -52,9 +52,9 @@ impl LoadOptions {
         let readers = number("readers", readers, "a number of threads, 1 to 256")?;
         let given = penstock::config::Config {
             readers: readers.map(|readers| usize::try_from(readers).unwrap_or(usize::MAX)),
-            block_bytes: number("block_bytes", block_bytes, "a number of bytes, 4 KiB to 64 MiB")?,
-            staging_bytes: number("staging_bytes", staging_bytes, "a number of bytes, 1 MiB and more")?,
-            window_bytes: number("window_bytes", window_bytes, BYTES)?,
+            block_bytes: size("block_bytes", block_bytes)?,
+            staging_bytes: size("staging_bytes", staging_bytes)?,
+            window_bytes: size("window_bytes", window_bytes)?,
             cache: cache
                 .map(|given| {
                     let name = given.extract::<String>().ok();
@@ -63,7 +63,7 @@ impl LoadOptions {
                 })
                 .transpose()?,
             cache_dir: directory(cache_dir)?,
-            cache_bytes: number("cache_bytes", cache_bytes, BYTES)?,
+            cache_bytes: size("cache_bytes", cache_bytes)?,
         };
         Ok(Self { inner: given.or_environment(|name| std::env::var(name).ok())? })
     }
@@ -77,7 +77,7 @@ impl LoadOptions {
     ) -> Outcome<Self> {
         let inner = penstock::config::Config {
             cache_dir: directory(cache_dir)?.or_else(|| self.inner.cache_dir.clone()),
-            cache_bytes: number("cache_bytes", cache_bytes, BYTES)?.or(self.inner.cache_bytes),
+            cache_bytes: size("cache_bytes", cache_bytes)?.or(self.inner.cache_bytes),
             ..self.inner.clone()
         };
         Ok(Self { inner: inner.or_environment(|name| std::env::var(name).ok())? })
@@ -142,7 +142,23 @@ impl LoadOptions {
     }
 }
 
-const BYTES: &str = "a number of bytes";
+/// The bytes that a text such as `4194304`, `4MiB`, `4M` (powers of 1024) or `4MB` (of 1000) means, in any case; None
+/// where it means none.
+#[pyfunction]
+pub fn size_meant(text: &str) -> Option<u64> {
+    penstock::config::parse_size(text.trim())
+}
+
+/// A setting in bytes: a number, or what the environment's variables may hold.
+fn size(name: &str, given: Option<Bound<'_, PyAny>>) -> Outcome<Option<u64>> {
+    let Some(given) = given else { return Ok(None) };
+    match given.extract::<String>() {
+        Ok(text) => size_meant(&text).map(Some).ok_or_else(|| refused(name, &given, SIZE).into()),
+        Err(_) => number(name, Some(given), SIZE),
+    }
+}
+
+const SIZE: &str = "a number of bytes, or a size such as 4MiB or 500GB";
 
 /// A setting that is a whole number.
 fn number(name: &str, given: Option<Bound<'_, PyAny>>, expected: &str) -> Outcome<Option<u64>> {

@@ -1,4 +1,4 @@
-//! Errors of the engine as exceptions of `penstock.errors`.
+//! Errors of the core as exceptions of `penstock.errors`.
 
 use penstock::store::readable;
 use penstock::{Error, ErrorKind};
@@ -7,7 +7,7 @@ use pyo3::types::{IntoPyDict, PyDict};
 
 use crate::paths::to_python;
 
-/// The engine's failure on its way to Python.
+/// The core's failure on its way to Python.
 pub struct Failure(pub Error);
 
 impl From<Error> for Failure {
@@ -38,6 +38,7 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         ErrorKind::Device => "DeviceError",
         ErrorKind::Memory => "InsufficientMemoryError",
         ErrorKind::Config => "ConfigError",
+        ErrorKind::Dependency => "MissingDependencyError",
         ErrorKind::Cancelled => "LoadCancelledError",
         _ => "StorageError",
     };

@@ -1,4 +1,4 @@
-//! `penstock._native`: the engine, as Python sees it.
+//! `penstock._native`: the core, as Python sees it.
 //!
 //! Bindings only: arguments are checked, the GIL is released around everything that may wait, and errors become the
 //! exceptions of `penstock.errors`. What is convenient in Python is written in Python.
@@ -36,7 +36,7 @@ mod signals;
 
 use pyo3::prelude::*;
 
-/// The engine of Penstock. Import `penstock`, not this.
+/// The core of Penstock. Import `penstock`, not this.
 #[pymodule(gil_used = false)]
 mod _native {
     #[pymodule_export]
@@ -44,13 +44,13 @@ mod _native {
     #[pymodule_export]
     use super::checkpoint::{Checkpoint, TensorInfo};
     #[pymodule_export]
-    use super::config::LoadOptions;
+    use super::config::{LoadOptions, size_meant};
     #[pymodule_export]
     use super::device_memory::{DeviceMemory, DeviceRange};
     #[pymodule_export]
     use super::host_array::{HostArray, spare_memory};
     #[pymodule_export]
-    use super::objects::{list_objects, read_object};
+    use super::objects::{list_objects, read_object, remedy_for_missing};
     #[pymodule_export]
     use super::prefetch::Prefetch;
     #[pymodule_export]

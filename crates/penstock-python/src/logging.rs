@@ -1,7 +1,7 @@
-//! What the engine logs, for Python's `logging`.
+//! What the core logs, for Python's `logging`.
 //!
-//! The engine's threads must not wait for the GIL: whoever holds it may be waiting for them. So events are queued, and
-//! emitted by the next thread that has the GIL and waits for the engine ([`emit`]). Loggers are called after the engine's
+//! The core's threads must not wait for the GIL: whoever holds it may be waiting for them. So events are queued, and
+//! emitted by the next thread that has the GIL and waits for the core ([`emit`]). Loggers are called after the core's
 //! modules, `penstock.store.remote.fetch`, so that `logging.getLogger("penstock")` decides about all of them.
 
 use std::fmt::{Debug, Write};
@@ -28,7 +28,7 @@ fn queue() -> &'static (Sender<Entry>, Receiver<Entry>) {
     QUEUE.get_or_init(|| bounded(MOST))
 }
 
-/// Takes what the engine logs from now on. Called once, when the extension is imported.
+/// Takes what the core logs from now on. Called once, when the extension is imported.
 pub fn install() {
     // Fails where there is one already, in a process that imports the extension a second time.
     let _ = tracing::subscriber::set_global_default(Queue);

@@ -48,6 +48,19 @@ pub fn list_objects(
     Ok((objects.collect(), listing.directories))
 }
 
+/// What to say of a URL at which nothing was found: what is most like it of all that lies beside it.
+#[pyfunction]
+#[pyo3(signature = (location, storage_options=None))]
+pub fn remedy_for_missing(
+    py: Python<'_>,
+    location: LocationArgument,
+    storage_options: Option<Options>,
+) -> PyResult<Option<String>> {
+    let environment = environment(std::slice::from_ref(&location.0), storage_options)?;
+    let store = RemoteStore::new(environment, RetryPolicy::default());
+    interruptibly(py, || Ok(store.remedy_for_missing(&location.0)), || store.interrupt())
+}
+
 /// The bytes of an object that is not larger than `limit`.
 #[pyfunction]
 #[pyo3(signature = (location, limit, storage_options=None))]

@@ -23,7 +23,6 @@ type Ended = (Vec<Entry>, u64, f64);
 /// What a URL names: the objects under a prefix, the files of a repository, or one object.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Source {
-    location: String,
     store: RemoteStore,
     items: Vec<Item>,
 }
@@ -38,7 +37,7 @@ impl Source {
         let environment = environment(std::slice::from_ref(&location), storage_options)?;
         let store = RemoteStore::new(environment, RetryPolicy::default());
         let items = interruptibly(py, || pull::find(&store, &location), || store.interrupt())?;
-        Ok(Self { location, store, items })
+        Ok(Self { store, items })
     }
 
     /// (path below the URL, bytes) of every object. Bytes are 0 where they are not known before it is opened.
@@ -55,7 +54,7 @@ impl Source {
         destination: PathArgument,
         indices: Vec<usize>,
     ) -> PyResult<Vec<Entry>> {
-        let items = self.wanted(indices)?;
+        let items = self.wanted(indices);
         let preview = || pull::preview(&self.store, &items, &destination.0);
         let files = interruptibly(py, preview, || self.store.interrupt())?;
         Ok(files.into_iter().map(entry).collect())
@@ -69,24 +68,15 @@ impl Source {
         indices: Vec<usize>,
         readers: Option<usize>,
     ) -> Outcome<Pull> {
-        let items = self.wanted(indices)?;
+        let items = self.wanted(indices);
         let inner = py.detach(|| pull::Pull::start(&self.store, items, &destination.0, readers))?;
         Ok(Pull { inner: Detached::new(Mutex::new(inner)), owner: Owner::current() })
     }
 }
 
 impl Source {
-    fn wanted(&self, indices: Vec<usize>) -> Outcome<Vec<Item>> {
-        let items: Vec<_> = indices.into_iter().filter_map(|index| self.items.get(index).cloned()).collect();
-        if items.is_empty() {
-            let cause = format!("none of the {} objects there is wanted", self.items.len());
-            return Err(Failure(
-                Error::new(ErrorKind::NotFound, cause)
-                    .object(store::shown(&self.location))
-                    .remedy("Check allow_patterns= and ignore_patterns=: they are compared with the whole path below the URL"),
-            ));
-        }
-        Ok(items)
+    fn wanted(&self, indices: Vec<usize>) -> Vec<Item> {
+        indices.into_iter().filter_map(|index| self.items.get(index).cloned()).collect()
     }
 }
 

@@ -42,6 +42,8 @@ pub enum ErrorKind {
     Memory,
     /// A setting with an impossible value.
     Config,
+    /// A package that is not installed.
+    Dependency,
     /// The load was cancelled by its owner.
     Cancelled,
 }
@@ -104,6 +106,8 @@ pub enum Code {
     OutOfMemory,
     /// A setting with an impossible value.
     Config,
+    /// A package is not installed.
+    MissingDependency,
     /// Stopped by its owner.
     Cancelled,
 }
@@ -139,6 +143,7 @@ impl Code {
             Self::Device => "device",
             Self::OutOfMemory => "out_of_memory",
             Self::Config => "config",
+            Self::MissingDependency => "missing_dependency",
             Self::Cancelled => "cancelled",
         }
     }
@@ -159,6 +164,7 @@ impl ErrorKind {
             Self::Device => Code::Device,
             Self::Memory => Code::OutOfMemory,
             Self::Config => Code::Config,
+            Self::Dependency => Code::MissingDependency,
             Self::Cancelled => Code::Cancelled,
         }
     }

@@ -1,4 +1,4 @@
-//! Penstock's engine: from a checkpoint to memory, at the limit of the hardware.
+//! Penstock's core: from a checkpoint to memory, at the limit of the hardware.
 //!
 //! A byte goes one way, through stations that know only their neighbours' interfaces:
 //!

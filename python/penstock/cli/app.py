@@ -62,13 +62,20 @@ def parse_device(text: str) -> str:
     raise typer.BadParameter(f"{text!r} is not a device. Give cpu or cuda:N.")
 
 
-def parse_remote(text: str) -> str:
-    """A URL: what is on this machine need not be fetched."""
+def check_remote(text: str) -> None:
+    """What is on this machine need not be fetched.
+
+    Not for an argument's parser, which would complain before the next argument is missed.
+
+    Raises:
+        BadParameter: for what is no URL.
+    """
     if "://" not in text:
+        named = f" For the hub's, write hf://{text}." if re.fullmatch(r"\w[\w.-]*/[\w.-]+", text) else ""
         raise typer.BadParameter(
-            "This is not a URL such as s3://bucket/model/ or hf://org/name: only remote objects are pulled."
+            f"This is not a URL such as s3://bucket/model/ or hf://org/name: only remote objects are pulled.{named}",
+            param_hint="'URL'",
         )
-    return text
 
 
 def storage_options(given: list[str] | None) -> dict[str, str] | None:
@@ -264,7 +271,6 @@ def pull_command(
         str,
         _argument(
             metavar="URL",
-            parser=parse_remote,
             help="A prefix of an object store, a repository (hf://org/name\\[@revision]), or one object.",
         ),
     ],
@@ -292,6 +298,7 @@ def pull_command(
     debug: Debug = False,
 ) -> None:
     """Download a model (resumable): files that are complete are kept, files that were cut off are continued."""
+    check_remote(url)
     with handled(as_json=json, debug=debug):
         from penstock.cli.pull import pull
 

@@ -55,8 +55,11 @@ def entries(directory: str, patterns: list[str]) -> list[Entry]:
     """The entries whose location or name matches one of the patterns, or all where there is none.
 
     Raises:
-        LocationNotFoundError: patterns that match nothing.
+        LocationNotFoundError: there is no such directory; patterns that match nothing.
     """
+    if not os.path.isdir(directory):  # noqa: PTH112 - a name that need not be UTF-8
+        remedy = f"Check --cache-dir, or {DIRECTORY}; the first load that uses the cache makes it"
+        raise LocationNotFoundError(location=directory, cause="there is no such directory", remedy=remedy)
     everything = [Entry(*entry) for entry in _native.cache_entries(directory)]
     if not patterns:
         return everything

@@ -42,7 +42,7 @@ CODES: list[tuple[type[BaseException], int]] = [
 ]
 
 _OUTPUT_FAILURES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""What writing to stdout fails with. Writing elsewhere is the engine's, whose errors are of another type."""
+"""What writing to stdout fails with. Writing elsewhere is the core's, whose errors are of another type."""
 
 CODES_HELP = (
     "Exit codes: 0 success, 1 other failure, 2 wrong usage, 3 no such file or object, 4 malformed file, 5 no access, "

@@ -37,7 +37,7 @@ from penstock.cli.output import (
 )
 from penstock.cli.selecting import matching, no_match
 from penstock.patterns import natural_sort_key
-from penstock.storage_options import engine_options
+from penstock.storage_options import core_options
 from penstock.units import size
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def remote_directory(
     if len(paths) != 1 or "://" not in paths[0] or paths[0].startswith("file://"):
         return None
     try:
-        objects, directories = list_objects(paths[0], engine_options(options))
+        objects, directories = list_objects(paths[0], core_options(options))
     except penstock.PenstockError:
         return None  # what opening said is what people should read
     return [(name, nbytes) for _, name, nbytes in objects], directories

@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from functools import partial
 
 import penstock
 from penstock._native import shown as without_secrets
 from penstock.cli.load import bar
 from penstock.cli.output import Output, as_json, plural, printable
-from penstock.pulling import pull_entries, source_and_wanted
+from penstock.pulling import preview_entries, pull_entries, source_and_wanted
 from penstock.units import rate, size
 
 
-@contextmanager
-def in_words_of_options() -> Iterator[None]:
-    """Errors that name arguments of ``penstock.pull`` name the command's options instead."""
-    try:
-        yield
-    except penstock.PenstockError as error:
-        if error.remedy:
-            remedy = error.remedy.replace("allow_patterns=", "--include").replace("ignore_patterns=", "--exclude")
-            error.message, error.remedy = error.message.replace(error.remedy, remedy), remedy
-            error.args = (error.message,)
-        raise
-
-
-@in_words_of_options()
 def pull(
     url: str,
     directory: str,
@@ -44,18 +30,12 @@ def pull(
 ) -> None:
     """Pulls and reports."""
     shown = not (quiet or json) and sys.stderr.isatty()
+    find = partial(source_and_wanted, url, include, exclude, storage_options, called="--include and --exclude")
     if dry_run:
-        pulled = penstock.pull(
-            url,
-            directory,
-            allow_patterns=include,
-            ignore_patterns=exclude,
-            storage_options=storage_options,
-            dry_run=True,
-        )
+        pulled = preview_entries(*find(), directory)
     else:
         with bar("pulling", shown=shown) as report:
-            source, wanted = source_and_wanted(url, include, exclude, storage_options)
+            source, wanted = find()
             files_done = report.files if report else None
             pulled = pull_entries(source, wanted, directory, progress=report, files_done=files_done, options=options)
     if json:

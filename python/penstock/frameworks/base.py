@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
@@ -143,6 +144,18 @@ def destination_refused(name: str, cause: str, remedy: str | None = None) -> Des
     return DestinationError(tensor=name, cause=cause, remedy=remedy)
 
 
+def of_other_library(name: str, tensor: object, wanted: str) -> DestinationError:
+    """The error of a destination that is no ``wanted``."""
+    remedy = "Give torch tensors only, or numpy arrays only; torch.from_numpy shares an array's memory"
+    return destination_refused(name, f"the destination is a {type(tensor).__name__}, not a {wanted}", remedy)
+
+
+def of_other_dtype(name: str, dtype: object) -> DestinationError:
+    """The error of a destination of a dtype that no file of safetensors has."""
+    remedy = "Give memory of a dtype that it has, such as float32, and convert what comes"
+    return destination_refused(name, f"the destination's dtype {dtype} is none of safetensors'", remedy)
+
+
 def dtypes_to_cast(tensors: Iterable[TensorInfo]) -> set[str]:
     """The dtypes of tensors that are to be converted.
 
@@ -207,6 +220,11 @@ class HostOnly:
 
     def device(self, device: Any) -> str:
         if str(device) != "cpu":
+            if importlib.util.find_spec("torch") is None:
+                raise MissingDependencyError(
+                    cause=f"device={str(device)!r} needs the package 'torch', which is not installed",
+                    remedy="pip install torch, or load to device='cpu'",
+                )
             raise DeviceError(
                 f"tensors of framework {self.name!r} can be loaded to device='cpu' only, not {str(device)!r}",
                 remedy="Use framework='pt', or move the tensors afterwards",

@@ -14,7 +14,16 @@ import numpy as np
 from penstock._native import HostArray
 from penstock.arguments import no_dtype, no_floating_dtype
 from penstock.errors import MissingDependencyError, PenstockError, SelectionError
-from penstock.frameworks.base import DTYPES, Destination, HostOnly, Piece, destination_refused, dtypes_to_cast
+from penstock.frameworks.base import (
+    DTYPES,
+    Destination,
+    HostOnly,
+    Piece,
+    destination_refused,
+    dtypes_to_cast,
+    of_other_dtype,
+    of_other_library,
+)
 from penstock.tensor_info import TensorInfo
 
 _ML_DTYPES = frozenset(name for name in DTYPES if name.startswith(("BF16", "F8")))
@@ -93,7 +102,7 @@ class Numpy(HostOnly):
 
     def pieces(self, name: str, tensor: Any) -> list[Piece]:
         if not isinstance(tensor, np.ndarray):
-            raise destination_refused(name, f"the destination is a {type(tensor).__name__}, not a numpy array")
+            raise of_other_library(name, tensor, "numpy array")
         owner: Any = tensor
         while isinstance(owner, np.ndarray):
             # numpy resizes no array that has a weak reference, not even with refcheck=False.
@@ -103,12 +112,13 @@ class Numpy(HostOnly):
 
     def destination(self, name: str, tensor: Any) -> Destination:
         if not isinstance(tensor, np.ndarray):
-            raise destination_refused(name, f"the destination is a {type(tensor).__name__}, not a numpy array")
+            raise of_other_library(name, tensor, "numpy array")
         if not tensor.flags.writeable:
-            raise destination_refused(name, "the destination is read-only")
+            remedy = "Give memory that may be written to: a copy (array.copy()), or np.empty_like(array)"
+            raise destination_refused(name, "the destination is read-only", remedy)
         dtype = dtype_name(tensor.dtype)
         if dtype is None:
-            raise destination_refused(name, f"the destination's dtype {tensor.dtype} is none of safetensors'")
+            raise of_other_dtype(name, tensor.dtype)
         strides = None if tensor.flags.c_contiguous else tensor.strides
         return Destination(tensor.ctypes.data, tensor.nbytes, dtype, tensor.shape, "cpu", strides)
 

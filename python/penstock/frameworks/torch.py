@@ -12,9 +12,18 @@ from penstock._native import HostArray
 from penstock.arguments import no_dtype, no_floating_dtype
 from penstock.errors import DeviceError, InsufficientMemoryError, SelectionError
 from penstock.frameworks import base
-from penstock.frameworks.base import Destination, Piece, destination_refused, dtypes_to_cast
+from penstock.frameworks.base import (
+    Destination,
+    Piece,
+    destination_refused,
+    dtypes_to_cast,
+    of_other_dtype,
+    of_other_library,
+)
 from penstock.frameworks.sharded import is_dtensor, local_pieces
 from penstock.tensor_info import TensorInfo
+
+_NO_MEMORY = "Use penstock.load_model, or module.to_empty(device=…) first"
 
 _NAMES = {**base.DTYPES, "F4": "float4_e2m1fn_x2"}
 """safetensors' dtypes and torch's; a torch that is too old lacks some, and F6 has no torch dtype at all."""
@@ -179,7 +188,7 @@ class Torch:
 
     def pieces(self, name: str, tensor: Any) -> list[Piece]:
         if not isinstance(tensor, torch.Tensor):
-            raise destination_refused(name, f"the destination is a {type(tensor).__name__}, not a torch tensor")
+            raise of_other_library(name, tensor, "torch tensor")
         if type(tensor) in _PLAIN or not is_dtensor(tensor):
             _check_plain(name, tensor)
             # An alias: `tensor.data = other` in another thread takes the tensor's memory away, not this one's.
@@ -197,17 +206,18 @@ class Torch:
 
     def destination(self, name: str, tensor: Any) -> Destination:
         if not isinstance(tensor, torch.Tensor):
-            raise destination_refused(name, f"the destination is a {type(tensor).__name__}, not a torch tensor")
+            raise of_other_library(name, tensor, "torch tensor")
         _check_plain(name, tensor)
         device = tensor.device
         if device.type == "meta":
             cause = "the destination is on the meta device and has no memory"
-            raise destination_refused(name, cause, "Use penstock.load_model, or module.to_empty(device=…) first")
+            raise destination_refused(name, cause, _NO_MEMORY)
         if tensor.layout != torch.strided:
-            raise destination_refused(name, f"the destination is not contiguous and has no strides ({tensor.layout})")
+            cause = f"the destination is not contiguous and has no strides ({tensor.layout})"
+            raise destination_refused(name, cause, "Load the tensor, and convert it: to_sparse(), or copy_")
         dtype = DTYPE_NAMES.get(tensor.dtype)
         if dtype is None:
-            raise destination_refused(name, f"the destination's dtype {tensor.dtype} is none of safetensors'")
+            raise of_other_dtype(name, tensor.dtype)
         size = tensor.element_size()
         nbytes = tensor.numel() * size
         strides = None
@@ -216,11 +226,11 @@ class Torch:
         try:
             address = tensor.data_ptr()
         except RuntimeError as error:
-            raise destination_refused(name, f"the destination has no memory ({str(error).splitlines()[0]})") from error
+            cause = f"the destination has no memory ({str(error).splitlines()[0]})"
+            raise destination_refused(name, cause, _NO_MEMORY) from error
         if nbytes and not address:
-            raise destination_refused(
-                name, f"the destination, a {type(tensor).__name__}, has no memory: its storage is empty"
-            )
+            cause = f"the destination, a {type(tensor).__name__}, has no memory: its storage is empty"
+            raise destination_refused(name, cause, _NO_MEMORY)
         where = "cpu" if device.type == "cpu" else self.device(device)
         return Destination(address, nbytes, dtype, self.shape(tensor), where, strides)
 

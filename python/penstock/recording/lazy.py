@@ -137,6 +137,8 @@ class LazyTensor(torch.Tensor):
             device=torch.device("meta"),
             dispatch_device=True,
         )
+        # C++ code that asks for the address without calling torch (``to_dlpack``) gets an error, and not address 0.
+        torch._C._set_throw_on_mutable_data_ptr(lazy)  # type: ignore[attr-defined, unused-ignore]
         lazy.lazy_recorder, lazy.lazy_value, lazy._tensor = recorder, value, None
         lazy.lazy_storage = recorder.storage(value, device) if storage is None else storage
         return lazy

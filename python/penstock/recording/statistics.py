@@ -40,7 +40,7 @@ class Statistics:
     received_bytes: int = 0
     """Bytes that other ranks had read and handed on."""
     loads: list[LoadStats] = field(default_factory=list)
-    """Of every load, the engine's own figures."""
+    """Of every load, the core's own figures."""
     overlap_seconds: float = 0.0
     """Seconds that were counted more than once, because loads ran side by side."""
     notes: list[str] = field(default_factory=list)

@@ -6,14 +6,9 @@ a watched thread starts, functions that it submits to a ``ThreadPoolExecutor``, 
 done, are run under them too. The modes of a thread that outlives the recording do nothing any more, and hold nothing of
 it.
 
-What no mode sees is replaced while a recorder is active (``patches`` lists it all): the constructors of
-``nn.Parameter`` and ``nn.Buffer``, which do not know lazy tensors, and ``torch.to_dlpack``, a function of C++. All is
-put back when the recorder ends.
-
-Not seen are threads that existed before and are given work by other means, threads of ``_thread.start_new_thread``,
-initializers of pools, C++ code that uses a tensor's address without calling torch, ``to_dlpack`` where a module has
-imported it by name, ``numpy()`` under ``torch._C.DisableTorchFunction``, and settings of the processor that are changed
-around arithmetic (``set_flush_denormal``).
+What no mode sees is replaced while a recorder is active (``_REPLACEMENTS``): what starts threads and hands them work,
+what makes tensors of a class and does not know lazy ones, and ``to_dlpack``, a function of C++. All is put back when
+the recorder ends. What is not seen even so, docs/recording.md lists.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@
 
 use super::location::{self, LocationKind, classify, shown};
 use super::source::INDEX_SUFFIX;
+use crate::closest::closest;
 use crate::error::{Error, ErrorKind};
 use crate::store::{Store, is_known_scheme, location_of};
 
@@ -76,10 +77,15 @@ pub(super) fn missing(store: &dyn Store, location: &str) -> Error {
         .map(|entry| location::name(&entry.location).to_owned())
         .filter(|name| name.ends_with(".safetensors") || name.ends_with(INDEX_SUFFIX))
         .collect();
+    let name = location::name(location);
+    let directories = store.directories(location::or_here(directory));
+    let like = closest(name, candidates.iter().chain(&directories).map(String::as_str));
+    let like = like.iter().map(|like| location::join(directory, like)).collect::<Vec<_>>().join(" or ");
+    let like = if like.is_empty() { like } else { format!("Did you mean {like}? ") };
     if candidates.is_empty() {
-        return error.remedy("Check the path");
+        return error.remedy(format!("{like}Check the path"));
     }
-    error.remedy(format!("Check the path: its directory holds {}", list(&candidates)))
+    error.remedy(format!("{like}Check the path: its directory holds {}", list(&candidates)))
 }
 
 /// A path as it was typed, most likely: relative to the working directory where it is below that.

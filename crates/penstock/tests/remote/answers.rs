@@ -230,7 +230,7 @@ fn an_idle_limit_ends_a_silent_connection() {
     let store = RemoteStore::new(Environment::default(), policy);
     let error = super::soon(move || refused(&store, &location));
     assert_eq!(error.kind(), ErrorKind::Storage);
-    says(&error, &["10 failed requests, the last: nothing came in time"]);
+    says(&error, &["10 failed requests, the last: nothing came from http://127.0.0.1"]);
 }
 
 #[test]

@@ -256,7 +256,8 @@ fn refusals_are_typed_and_say_what_to_do() {
             &["EntryNotFound", "Check the path"],
         ),
         (&at.store, "hf://org/model", ErrorKind::NotFound, &["names a repository, not a file"]),
-        (&at.store, "hf://gpt2", ErrorKind::NotFound, &["two parts"]),
+        (&at.store, "hf://gpt2", ErrorKind::NotFound, &["two parts", "openai-community/gpt2"]),
+        (&at.store, "hf://gpt2/model.safetensors", ErrorKind::NotFound, &["two parts", "hf://org/name"]),
     ] {
         let error = refused(store, location);
         assert_eq!(error.kind(), kind, "{error}");

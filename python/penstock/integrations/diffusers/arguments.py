@@ -1,4 +1,4 @@
-"""What callers of the engine for diffusers write, in diffusers' words or torch's, as the engine needs it."""
+"""What callers of the integration for diffusers write, in diffusers' words or torch's, as the integration needs it."""
 
 from __future__ import annotations
 

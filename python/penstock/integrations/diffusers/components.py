@@ -18,7 +18,7 @@ from penstock.arguments import is_url
 from penstock.errors import LocationNotFoundError
 from penstock.integrations.diffusers.together import Together
 from penstock.integrations.shared.files import Place, open_weights
-from penstock.integrations.transformers import models as transformers_engine
+from penstock.integrations.transformers import models as of_transformers
 from penstock.model import no_init, place
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def begin(
     def encoder() -> Any:
         # Not read at the side: transformers builds it in the same call, which is not for several threads at once.
         progress = together.share()
-        return transformers_engine.load(
+        return of_transformers.load(
             component,
             where,
             lambda _: checkpoint,

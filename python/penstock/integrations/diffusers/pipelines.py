@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from penstock.integrations.diffusers.arguments import class_named_in, device_of,
 from penstock.integrations.diffusers.components import Built, begin, class_of
 from penstock.integrations.diffusers.together import Together
 from penstock.integrations.safetensors.patching import patch_safetensors
-from penstock.integrations.shared.files import Place, called, hub_options, locate
+from penstock.integrations.shared.files import Place, called, check_order, hub_options, locate, refuse_options
 from penstock.optional import required
 from penstock.progress import ProgressOption
 
@@ -47,6 +48,7 @@ def from_pretrained(
     subfolder: str = "",
     revision: str | None = None,
     progress: ProgressOption = None,
+    storage_options: Mapping[str, Any] | None = None,
     options: LoadOptions | None = None,
     **kwargs: Any,
 ) -> Any:
@@ -61,15 +63,18 @@ def from_pretrained(
             diffusers, None is float32.
         variant, revision: as for diffusers; ``subfolder`` for models.
         progress: ``True`` for a bar, or a function of (bytes done, bytes in all).
+        storage_options: credentials, endpoint and settings of the store of a URL, as for ``penstock.open``.
         options: settings of the loads.
         kwargs: what else ``from_pretrained`` takes, such as components that exist already (``vae=…``).
 
     Raises:
         MissingDependencyError: where diffusers is absent or too old.
         LocationNotFoundError: nothing is there.
+        ConfigError: for what is no class, or no path; storage options with the name of one on the Hub.
         PenstockError: see ``penstock.open`` and ``Checkpoint.stream``. What diffusers raises comes through.
     """
     required("torch", "diffusers", "accelerate", by="penstock.integrations.diffusers")
+    check_order("from_pretrained", "the class of a pipeline or a model", pipeline_class, path)
     import diffusers
 
     from penstock.frameworks.torch import Torch
@@ -80,11 +85,11 @@ def from_pretrained(
     hub = hub_options(kwargs)
     models = (diffusers.ModelMixin, diffusers.AutoModel)
     if isinstance(pipeline_class, type) and issubclass(pipeline_class, models):
-        found = locate(path, subfolder=subfolder, revision=revision, **hub)
+        found = locate(path, subfolder=subfolder, revision=revision, storage_options=storage_options, **hub)
         cls = pipeline_class if issubclass(pipeline_class, diffusers.ModelMixin) else class_named_in(found)
         loaded = _model(cls, found, where, dtype, variant, progress, options, kwargs)
     else:
-        found = _pipeline_place(path, variant, revision, hub)
+        found = _pipeline_place(path, variant, revision, storage_options, hub)
         with Together(progress) as together:
             parts = _components(found, together, where, dtype, variant, options, kwargs)
         loaded = _assembled(pipeline_class, found, parts, dtype, variant, options, kwargs)
@@ -184,13 +189,20 @@ def _is_on(pipeline: Any, device: str) -> bool:
     return all(str(p.device) == device for module in modules for p in module.parameters())
 
 
-def _pipeline_place(path: AnyPath, variant: str | None, revision: str | None, hub: dict[str, Any]) -> Place:
+def _pipeline_place(
+    path: AnyPath,
+    variant: str | None,
+    revision: str | None,
+    storage_options: Mapping[str, Any] | None,
+    hub: dict[str, Any],
+) -> Place:
     text = os.fsdecode(path)
     try:
-        return locate(path, download=False)
+        return locate(path, download=False, storage_options=storage_options)
     except LocationNotFoundError:
         if text.count("/") != 1 or is_url(text):
             raise
+    refuse_options(text, storage_options)
     from diffusers import DiffusionPipeline
 
     # Which of a repository's files a pipeline needs, diffusers knows.

@@ -7,12 +7,12 @@ errors for weights that are missing, and the refusal of keywords that nobody kno
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock._native import LoadOptions
 from penstock.integrations.safetensors.patching import patch_safetensors
-from penstock.integrations.shared.files import hub_options, locate, open_weights
+from penstock.integrations.shared.files import check_order, hub_options, locate, open_weights
 from penstock.optional import required
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def from_pretrained(
     is_trainable: bool = False,
     subfolder: str = "",
     revision: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     options: LoadOptions | None = None,
     **kwargs: Any,
 ) -> Any:
@@ -47,6 +48,7 @@ def from_pretrained(
         adapter_name: what to call it.
         is_trainable: whether it may be trained.
         subfolder, revision: where in there, and of which commit.
+        storage_options: credentials, endpoint and settings of the store of a URL, as for ``penstock.open``.
         options: settings of the load.
         kwargs: ``token``, ``cache_dir``, ``local_files_only``, ``force_download``, and what else peft takes:
             ``config``, ``autocast_adapter_dtype``, ``key_mapping``, ….
@@ -57,9 +59,10 @@ def from_pretrained(
     Raises:
         MissingDependencyError: where peft is absent or too old.
         LocationNotFoundError: nothing is there.
+        ConfigError: for swapped arguments; storage options with the name of one on the Hub.
         PenstockError: see ``penstock.open`` and ``penstock.pull``. What peft raises comes through.
     """
-    directory = _brought(path, subfolder, revision, kwargs)
+    directory = _brought("from_pretrained", model, path, subfolder, revision, storage_options, kwargs)
     from peft import PeftConfig, PeftModel
 
     settings = PeftConfig.from_pretrained(directory) if kwargs.get("config") is None else kwargs["config"]
@@ -77,6 +80,7 @@ def load_adapter(
     is_trainable: bool = False,
     subfolder: str = "",
     revision: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     options: LoadOptions | None = None,
     **kwargs: Any,
 ) -> Any:
@@ -87,18 +91,27 @@ def load_adapter(
     Returns:
         The names that only one side had, as peft returns them.
     """
-    directory = _brought(path, subfolder, revision, kwargs)
+    directory = _brought("load_adapter", model, path, subfolder, revision, storage_options, kwargs)
     with patch_safetensors(options=options):
         return model.load_adapter(directory, adapter_name, is_trainable=is_trainable, **kwargs)
 
 
-def _brought(path: AnyPath, subfolder: str, revision: str | None, kwargs: dict[str, Any]) -> str:
+def _brought(
+    call: str,
+    model: Any,
+    path: AnyPath,
+    subfolder: str,
+    revision: str | None,
+    storage_options: Mapping[str, Any] | None,
+    kwargs: dict[str, Any],
+) -> str:
     """The directory of an adapter, with its weights. Keywords of the Hub are taken out of ``kwargs``."""
     required("torch", "peft", by="penstock.integrations.peft")
+    check_order(call, "the model", model, path)
     hub = hub_options(kwargs)
     if unknown := sorted(set(kwargs) - _PEFTS):
         raise TypeError(f"unexpected keywords: {', '.join(unknown)}")
-    place = locate(os.fsdecode(path), subfolder=subfolder or "", revision=revision, **hub)
+    place = locate(path, subfolder=subfolder or "", revision=revision, storage_options=storage_options, **hub)
     open_weights(place, _WEIGHTS)
     place.bring_file(f"{_WEIGHTS}.safetensors")
     return place.local

@@ -15,9 +15,6 @@ from penstock.integrations.shared.plugin import Plugin
 if TYPE_CHECKING:
     from penstock.recording import Statistics
 
-FORMAT = "penstock"
-"""What ``--load-format`` calls it."""
-
 PLUGIN = Plugin(
     engine="SGLang",
     distributions=("sglang",),

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from penstock.integrations.sglang import FORMAT
+from penstock.integrations.shared.plugin import FORMAT
 from penstock.patches import listed
 
 logger = logging.getLogger(__name__)

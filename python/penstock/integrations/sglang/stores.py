@@ -18,8 +18,8 @@ from typing import Any
 
 from penstock._native import shown
 from penstock.errors import LocationNotFoundError
-from penstock.integrations.sglang import FORMAT
 from penstock.integrations.sglang.hooks import around, before_step
+from penstock.integrations.shared.plugin import FORMAT
 from penstock.integrations.shared.small_files import NO_SMALL_FILES, fetch
 
 _MORE = ("hf://", "abfss://", "abfs://", "azure://", "https://", "http://")

@@ -27,9 +27,9 @@ class ExtraConfig:
     """Whether tensor-parallel ranks read together what several of them want of a tensor; by default where it comes over
     a network and, between GPUs, from a disk."""
     readers: int | None = None
-    block_bytes: int | None = None
-    staging_bytes: int | None = None
-    window_bytes: int | None = None
+    block_bytes: int | str | None = None
+    staging_bytes: int | str | None = None
+    window_bytes: int | str | None = None
     cache: str | None = None
 
     @classmethod
@@ -51,17 +51,17 @@ class ExtraConfig:
         for key, value in extra.items():
             if key == "record" and value == "verify":
                 continue
-            wanted = {"bool": bool, "int": int, "str": str}[known[key].partition(" ")[0]]
-            if value is not None and (type(value) is not wanted):
+            wanted = [word for word in known[key].split(" | ") if word in {"bool", "int", "str"}]
+            if value is not None and type(value).__name__ not in wanted:
                 raise ConfigError(
-                    f"model_loader_extra_config: {key!r} must be of type {wanted.__name__}, not {value!r}"
+                    f"model_loader_extra_config: {key!r} must be of type {' or '.join(wanted)}, not {value!r}"
                 )
         made = cls(**extra)
         made.load_options()  # which refuses impossible values
         return made
 
     def load_options(self) -> LoadOptions:
-        """The engine's settings among them."""
+        """The core's settings among them."""
         return LoadOptions(
             readers=self.readers,
             block_bytes=self.block_bytes,

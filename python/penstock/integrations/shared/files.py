@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from glob import escape
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock._native import LoadOptions, shown
-from penstock.arguments import is_url
+from penstock.arguments import described, is_url
 from penstock.errors import ConfigError, LocationNotFoundError
 from penstock.integrations.shared.small_files import NO_SMALL_FILES, SMALL, fetch, fresh_directory, joined
 from penstock.pulling import pull
@@ -56,14 +56,16 @@ class Place(NamedTuple):
     """Where the weights are: the same directory, or a URL."""
     hub: HubModel | None = None
     """The model on the Hub whose cache this is in: weights come there when they are fetched."""
+    storage_options: Mapping[str, Any] | None = None
+    """Credentials and settings of the store that the URL leads to."""
 
     def inside(self, folder: str) -> Place:
         """The place of a folder in there, which need not exist."""
         if not folder:
             return self
-        found = Place(str(Path(self.local, folder)), joined(self.weights, folder), self.hub)
+        found = self._replace(local=str(Path(self.local, folder)), weights=joined(self.weights, folder))
         if is_url(found.weights) and not Path(found.local).exists():
-            fetch(found.weights, found.local)
+            fetch(found.weights, found.local, self.storage_options)
         return found
 
     def bring(self, folders: Iterable[str]) -> None:
@@ -96,7 +98,7 @@ class Place(NamedTuple):
         self.fetch([name])
         if is_url(self.weights):
             with suppress(LocationNotFoundError):
-                pull(joined(self.weights, name), self.local)
+                pull(joined(self.weights, name), self.local, storage_options=self.storage_options)
 
     def _folder(self) -> str:
         """The folder within the model on the Hub, with a slash at its end, or nothing."""
@@ -122,8 +124,48 @@ def hub_options(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {name: kwargs.pop(name) for name in names if name in kwargs}
 
 
+def check_order(call: str, what: str, given: object, path: object, *, names: tuple[str, ...] = ()) -> None:
+    """Refuses two arguments of which the first is no ``what``, or the second no path: they may be swapped.
+
+    Args:
+        call: the function, as the user wrote it.
+        what: what comes before the path: ``"the class of a model"``.
+        names: texts that stand for such a thing.
+
+    Raises:
+        ConfigError: saying which is which.
+    """
+
+    def is_path(argument: object) -> bool:
+        return isinstance(argument, (str, bytes, os.PathLike)) and argument not in names
+
+    if is_path(path) and not is_path(given):
+        return
+    cause = f"{call} takes {what}, then its path or URL; given were {described(given)} and {described(path)}"
+    swapped = is_path(given) and not is_path(path)
+    remedy = "Swap the two" if swapped else f"Give {what} first, its path or URL second"
+    raise ConfigError(cause=cause, remedy=remedy)
+
+
+def refuse_options(name: str, storage_options: Mapping[str, Any] | None) -> None:
+    """Refuses storage options for the name of something on the Hub, which huggingface_hub looks for.
+
+    Raises:
+        ConfigError: saying what to write instead.
+    """
+    if storage_options:
+        cause = "storage_options are for URLs, and this is a name on the Hub"
+        raise ConfigError(location=name, cause=cause, remedy=f"Give token= instead, or write hf://{name}")
+
+
 def locate(
-    path: AnyPath, *, subfolder: str = "", revision: str | None = None, download: bool = True, **hub: Any
+    path: AnyPath,
+    *,
+    subfolder: str = "",
+    revision: str | None = None,
+    download: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+    **hub: Any,
 ) -> Place:
     """Where the model called ``path`` is.
 
@@ -133,17 +175,19 @@ def locate(
         subfolder: the folder of the model in there.
         revision: of a model on the Hub.
         download: whether names of models on the Hub are looked for there, or are an error.
+        storage_options: of the store that a URL leads to, as for ``penstock.open``.
         hub: other arguments of ``huggingface_hub.snapshot_download`` (``token``, ``cache_dir``, ``local_files_only``).
 
     Raises:
         LocationNotFoundError: nothing is there.
+        ConfigError: storage options with the name of a model on the Hub.
         PenstockError: what a store reports.
     """
     text = os.fsdecode(path)
     if is_url(text):
         url = joined(text, subfolder) if subfolder else text
-        place = Place(fresh_directory(), url)
-        if not fetch(url, place.local):
+        place = Place(fresh_directory(), url, storage_options=storage_options)
+        if not fetch(url, place.local, storage_options):
             raise LocationNotFoundError(location=shown(url), cause=NO_SMALL_FILES)
         return place
     directory = Path(text.removeprefix("file://")).expanduser()
@@ -153,6 +197,7 @@ def locate(
     if directory.is_dir():
         found = str(_snapshot(directory))
     elif download and _is_hub_name(text):
+        refuse_options(text, storage_options)
         on_hub = _from_hub(text, subfolder, revision, hub)
         found = on_hub.snapshot
     else:
@@ -164,7 +209,14 @@ def locate(
     return inside
 
 
-def local_files(path: AnyPath, *, subfolder: str = "", revision: str | None = None, **hub: Any) -> str:
+def local_files(
+    path: AnyPath,
+    *,
+    subfolder: str = "",
+    revision: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    **hub: Any,
+) -> str:
     """A local directory that has a model's small files: for tokenizers, processors and configurations.
 
     ::
@@ -174,7 +226,7 @@ def local_files(path: AnyPath, *, subfolder: str = "", revision: str | None = No
     No weights are fetched. Args and exceptions are those of ``locate``. What was fetched from a URL is removed when the
     process ends.
     """
-    return locate(path, subfolder=subfolder, revision=revision, **hub).local
+    return locate(path, subfolder=subfolder, revision=revision, storage_options=storage_options, **hub).local
 
 
 def open_weights(
@@ -219,7 +271,7 @@ def open_weights(
             if place.hub is not None:
                 place.fetch(_shards(path))
             try:
-                return open(path, options=options)
+                return open(path, storage_options=place.storage_options, options=options)
             except LocationNotFoundError:
                 if not is_url(path):
                     raise  # a shard that is missing

@@ -13,7 +13,7 @@ from penstock._native import Source, list_objects
 from penstock.arguments import is_url
 from penstock.patterns import matches_any
 from penstock.pulling import pull_entries
-from penstock.storage_options import engine_options
+from penstock.storage_options import core_options
 
 
 def list_files(
@@ -30,7 +30,7 @@ def list_files(
         LocationNotFoundError: nothing is there.
         LocationAccessError, StorageError: as ``penstock.open`` does.
     """
-    options = engine_options(storage_options)
+    options = core_options(storage_options)
     if recursive and is_url(prefix):
         return sorted((f"{prefix.rstrip('/')}/{path}", nbytes) for path, nbytes in Source(prefix, options).entries)
     objects, _ = list_objects(prefix, options)
@@ -63,7 +63,7 @@ def pull(
         LocationNotFoundError: nothing is under the prefix.
         LocationAccessError, LocationChangedError, StorageError: as ``penstock.pull`` does.
     """
-    source = Source(model_path, engine_options(storage_options))
+    source = Source(model_path, core_options(storage_options))
     allowed = None if allow_pattern is None else list(allow_pattern)
     ignored = list(ignore_pattern or ())
 

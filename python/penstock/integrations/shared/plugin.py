@@ -19,6 +19,9 @@ from penstock.patches import DISABLE, is_disabled
 if TYPE_CHECKING:
     from penstock.recording import Statistics
 
+FORMAT = "penstock"
+"""What ``--load-format`` calls it."""
+
 _warned: set[str] = set()
 """Engines whose users were warned in this process."""
 

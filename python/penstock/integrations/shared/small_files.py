@@ -11,14 +11,16 @@ import atexit
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from penstock import _native
 from penstock.arguments import is_http
 from penstock.errors import LocationAccessError, LocationNotFoundError
 from penstock.patterns import matches_any
+from penstock.storage_options import core_options
 
 SMALL = ["*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "*.spm", "*.vocab", "*.bpe"]
 """Files that libraries read beside weights."""
@@ -64,7 +66,7 @@ def joined(where: str, name: str) -> str:
     return f"{base.rstrip('/')}/{name}{mark}{query}"
 
 
-def fetch(url: str, directory: str) -> list[str]:
+def fetch(url: str, directory: str, storage_options: Mapping[str, Any] | None = None) -> list[str]:
     """Brings the small files directly under ``url`` to ``directory``, which is made; returns their names.
 
     Nothing where there is no such prefix.
@@ -74,14 +76,15 @@ def fetch(url: str, directory: str) -> list[str]:
             describes a model.
         PenstockError: what the store reports of a file that is there.
     """
-    names = _listed(url)
+    options = core_options(storage_options)
+    names = _listed(url, options)
     certain = names is not None
     Path(directory).mkdir(parents=True, exist_ok=True)
     denied: dict[str, LocationAccessError] = {}
 
     def bring(name: str) -> str | None:
         try:
-            data = _native.read_object(joined(url, name), LIMIT_BYTES)
+            data = _native.read_object(joined(url, name), LIMIT_BYTES, options)
         except LocationNotFoundError:
             if certain:
                 raise
@@ -107,12 +110,12 @@ def _may_be_absent(error: LocationAccessError) -> bool:
     return error.code == "access_denied" and error.details.get("server_code") == "AccessDenied"
 
 
-def _listed(url: str) -> Iterable[str] | None:
+def _listed(url: str, options: list[tuple[str, str]] | None) -> Iterable[str] | None:
     """Names of the small files under a URL, or None where its server cannot list."""
     if is_http(url):
         return None
     try:
-        entries, _ = _native.list_objects(f"{url.rstrip('/')}/")
+        entries, _ = _native.list_objects(f"{url.rstrip('/')}/", options)
     except LocationNotFoundError:
         return []
     found = []

@@ -16,7 +16,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from penstock._native import LoadOptions, shown
 from penstock.arguments import is_url
 from penstock.errors import ConfigError
 from penstock.integrations.safetensors.patching import patch_safetensors
-from penstock.integrations.shared.files import Place, called, hub_options, locate, open_weights
+from penstock.integrations.shared.files import Place, called, check_order, hub_options, locate, open_weights
 from penstock.integrations.transformers.supplied import supplied, unreserved
 from penstock.optional import is_installed, required
 from penstock.progress import ProgressOption
@@ -56,6 +56,7 @@ def from_pretrained(
     trust_remote_code: bool | None = None,
     mmap: bool = False,
     progress: ProgressOption = None,
+    storage_options: Mapping[str, Any] | None = None,
     options: LoadOptions | None = None,
     **kwargs: Any,
 ) -> Any:
@@ -76,6 +77,7 @@ def from_pretrained(
         mmap: parameters that are not converted are views of the mapped files (``device="cpu"``, local files), as with
             transformers itself, instead of memory of their own.
         progress: ``True`` for a bar, or a function of (bytes done, bytes in all).
+        storage_options: credentials, endpoint and settings of the store of a URL, as for ``penstock.open``.
         options: settings of the load.
 
     Returns:
@@ -83,18 +85,19 @@ def from_pretrained(
 
     Raises:
         MissingDependencyError: where transformers is absent or too old.
-        ConfigError: for a class that cannot load models, a ``state_dict``; and where what is left to transformers' own
-            loader (a ``device_map`` of several devices) is not local.
+        ConfigError: for a class that cannot load models, or none; a ``state_dict``; and where what is left to
+            transformers' own loader (a ``device_map`` of several devices) is not local.
         PenstockError: see ``penstock.open`` and ``Checkpoint.stream``. What transformers raises comes through.
     """
     required("torch", "transformers", "accelerate", by="penstock.integrations.transformers")
+    check_order("from_pretrained", "the class of a model or 'auto'", model_class, path, names=("auto",))
     if kwargs.pop("state_dict", None) is not None:
         raise ConfigError(f"{shown(path)}: a state_dict is for transformers' own from_pretrained, without a path")
     # Both may be given; transformers prefers the newer name.
     older = kwargs.pop("torch_dtype", None)
     dtype = next((given for given in (dtype, older) if given is not None), "auto")
     hub = hub_options(kwargs)
-    place = locate(path, subfolder=subfolder, revision=revision, **hub)
+    place = locate(path, subfolder=subfolder, revision=revision, storage_options=storage_options, **hub)
     # transformers puts an adapter that lies beside its model on it, where peft is installed.
     if place.holds("adapter_config.json") and is_installed("peft"):
         place.bring_file("adapter_model.safetensors")
@@ -150,7 +153,7 @@ def load(
     progress: ProgressOption = None,
     **kwargs: Any,
 ) -> Any:
-    """What ``from_pretrained`` does once it is known where the model is; for other engines.
+    """What ``from_pretrained`` does once it is known where the model is; for other integrations.
 
     Args:
         place: where the small files are.

@@ -16,8 +16,6 @@ from penstock.integrations.shared.plugin import Plugin
 if TYPE_CHECKING:
     from penstock.recording import Statistics
 
-FORMAT = "penstock"
-"""What ``--load-format`` calls it."""
 LORA_LOCATIONS = "PENSTOCK_LORA_LOCATIONS"
 """The environment variable that names where LoRA adapters may be fetched from."""
 

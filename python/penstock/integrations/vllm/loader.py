@@ -48,7 +48,8 @@ from penstock.integrations.shared.filling import (
     verify,
 )
 from penstock.integrations.shared.objects import list_safetensors
-from penstock.integrations.vllm import FORMAT, PLUGIN
+from penstock.integrations.shared.plugin import FORMAT
+from penstock.integrations.vllm import PLUGIN
 from penstock.integrations.vllm.extra_config import VllmExtraConfig
 from penstock.integrations.vllm.stores import install
 from penstock.patterns import matches_any

@@ -14,7 +14,7 @@ import functools
 import threading
 from typing import Any
 
-from penstock.integrations.vllm import FORMAT
+from penstock.integrations.shared.plugin import FORMAT
 from penstock.patches import replace_for_good
 
 _here = threading.local()

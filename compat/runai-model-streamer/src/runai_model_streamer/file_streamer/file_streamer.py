@@ -14,7 +14,7 @@ from penstock._native import shown
 from penstock.checkpoint import Checkpoint
 from penstock.errors import LocationNotFoundError, PenstockError
 from penstock.integrations.shared import objects
-from penstock.storage_options import engine_options
+from penstock.storage_options import core_options
 from runai_model_streamer import _penstock
 from runai_model_streamer._penstock import RunaiStreamerInvalidInputException
 from runai_model_streamer.file_streamer.requests_iterator import FileChunks
@@ -122,7 +122,7 @@ class FileStreamer:
             )
             for request in requests
         ]
-        storage = engine_options(_penstock.storage_options((path for path, _ in wanted), credentials))
+        storage = core_options(_penstock.storage_options((path for path, _ in wanted), credentials))
         return Checkpoint(Catalogue.of_ranges(wanted, options, storage), options)
 
     @staticmethod

@@ -36,7 +36,7 @@ use http::context::LoadContext;
 use hub::Hub;
 use objects::object::RemoteObject;
 use objects::opening::{in_its_region, open};
-use objects::{failure, listing, object};
+use objects::{failure, listing, neighbours, object};
 use provider::backend::Backend;
 use provider::connect::backend_of;
 use settings::address::{Address, Provider};
@@ -117,6 +117,24 @@ impl RemoteStore {
         listing.objects.sort_by(|a, b| a.path.cmp(&b.path));
         listing.directories.sort();
         Ok(listing)
+    }
+
+    /// What to say of `location`, at which nothing was found: what is most like it of all that lies beside it. None where
+    /// that cannot be told soon, and for what is no key of a bucket and no file on the hub. One request, without retries.
+    pub fn remedy_for_missing(&self, location: &str) -> Option<String> {
+        let (parent, name) = location.trim_end_matches('/').rsplit_once('/')?;
+        let directory = format!("{parent}/");
+        let names = if is_hub(location) {
+            let listing = self.hub().list(&directory, false).ok()?;
+            let below = listing.directories.into_iter().map(|name| format!("{name}/"));
+            listing.objects.into_iter().map(|object| object.path).chain(below).collect()
+        } else {
+            let address =
+                Address::parse(&directory).ok().filter(|address| address.provider != Provider::Web)?;
+            let (backend, path) = self.connect(&address).ok()?;
+            neighbours::names(&backend, &path, &self.context)
+        };
+        neighbours::remedy(&super::shown(&directory), name, &names)
     }
 
     /// Whether an object that was listed is most likely the version `opened`, which was open once.

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderMap;
+
 use super::proxies::Proxies;
 use super::tls::{self, CaBundle};
 use crate::error::Result;
@@ -12,8 +14,16 @@ use crate::store::remote::settings::environment::Environment;
 
 /// Credential servers of this machine's network answer at once or are not there.
 const METADATA_CONNECT: Duration = Duration::from_secs(1);
-pub(crate) const METADATA_HOSTS: [&str; 5] =
+const METADATA_HOSTS: [&str; 5] =
     ["169.254.169.254", "169.254.170.2", "169.254.170.23", "metadata.google.internal", "metadata"];
+
+/// Headers that only requests to credential servers of this machine's network have: Google's, and Azure's two.
+const METADATA_HEADERS: [&str; 3] = ["metadata-flavor", "metadata", "x-identity-header"];
+
+/// Whether a request is one to the service that gives this machine's credentials, wherever variables say that it is.
+pub(crate) fn is_of_metadata(host: &str, headers: &HeaderMap) -> bool {
+    METADATA_HOSTS.contains(&host) || METADATA_HEADERS.iter().any(|name| headers.contains_key(*name))
+}
 
 /// What tells one client from another.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -41,11 +51,12 @@ impl ClientKey {
         Ok(Self { policy, bundle: tls::bundle(environment, provider), proxies, follow })
     }
 
-    /// The key of clients for `host`: of servers that answer at once or are not there, no connection is waited for long.
-    pub(crate) fn for_host(&self, host: &str) -> Self {
+    /// The key of clients for metadata services, if `is_metadata`: of servers that answer at once or are not there, no
+    /// connection is waited for long.
+    pub(crate) fn for_metadata(&self, is_metadata: bool) -> Self {
         let mut key = self.clone();
-        if METADATA_HOSTS.contains(&host) {
-            key.policy.connect = METADATA_CONNECT;
+        if is_metadata {
+            key.policy.connect = METADATA_CONNECT.min(key.policy.connect);
         }
         key
     }

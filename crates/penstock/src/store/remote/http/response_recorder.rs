@@ -14,6 +14,7 @@ use std::future::Future;
 use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, StatusCode, Uri};
+use serde::Deserialize;
 
 /// The most of an error's body that is read.
 pub(crate) const MAX_ERROR_BODY: usize = 64 << 10;
@@ -74,13 +75,27 @@ pub(crate) struct CredentialError {
     pub(crate) why: String,
     /// What to do, where that is known better than for the provider as a whole.
     pub(crate) remedy: Option<String>,
-    /// Whether it may pass: a service that is busy, a connection that is lost.
-    pub(crate) passes: bool,
+    pub(crate) class: CredentialFailure,
+}
+
+/// What kind of failure leaves a store without credentials.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum CredentialFailure {
+    /// Asking again would bring the same.
+    #[default]
+    Final,
+    /// It may pass: a service that is busy, a connection that is lost.
+    Transient,
+    /// Nobody is there to give any: an unknown host, a refused connection.
+    Unreachable,
+    /// A package is not installed.
+    MissingDependency,
 }
 
 impl CredentialError {
     pub(crate) fn new(why: impl Into<String>) -> Self {
-        Self { why: why.into(), remedy: None, passes: false }
+        Self { why: why.into(), remedy: None, class: CredentialFailure::Final }
     }
 
     /// The same, with what to do.

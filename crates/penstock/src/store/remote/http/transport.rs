@@ -23,15 +23,12 @@ use object_store::client::{
 };
 use reqwest::redirect::Policy;
 
-use super::client_key::{ClientKey, METADATA_HOSTS};
+use super::client_key::{ClientKey, is_of_metadata};
 use super::connections::{self, ConnectionPool};
 use super::dns::Resolver;
 use super::response_recorder::{Lost, MAX_ERROR_BODY, Refusal, ResponseRecorder};
 use super::whole;
 use crate::error::{Error, ErrorKind, Result};
-
-/// Headers that only requests to credential servers of this machine's network have: Google's, and Azure's two.
-const METADATA_HEADERS: [&str; 3] = ["metadata-flavor", "metadata", "x-identity-header"];
 
 /// How long the body of a refusal is waited for.
 const ERROR_BODY: Duration = Duration::from_secs(5);
@@ -103,8 +100,8 @@ impl HttpService for Service {
             return Err(HttpError::new(HttpErrorKind::Unknown, std::io::Error::other("a page seen before")));
         }
         let host = parts.uri.host().unwrap_or_default().to_owned();
-        let client =
-            self.0.for_host(&host).client().map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
+        let key = self.0.for_metadata(is_of_metadata(&host, &parts.headers));
+        let client = key.client().map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
         let url = parts.uri.to_string().parse().map_err(|error: url::ParseError| {
             HttpError::new(HttpErrorKind::Unknown, std::io::Error::other(format!("not a URL: {error}")))
         })?;
@@ -138,8 +135,7 @@ pub(crate) async fn send(
     request: reqwest::Request,
     host: &str,
 ) -> Result<(StatusCode, HeaderMap, HttpResponseBody), reqwest::Error> {
-    let of_metadata = METADATA_HOSTS.contains(&host)
-        || METADATA_HEADERS.iter().any(|name| request.headers().contains_key(*name));
+    let of_metadata = is_of_metadata(host, request.headers());
     let asked = server(request.url());
     let response = match client.execute(request).await {
         Ok(response) => response,
@@ -214,7 +210,7 @@ fn note_failure(key: &ClientKey, error: &reqwest::Error, host: &str, of_metadata
     };
     let what = match (error.is_timeout(), error.is_connect()) {
         (true, true) => format!("no connection to {place} in time"),
-        (true, false) => "nothing came in time".into(),
+        (true, false) => format!("nothing came from {host} in time"),
         (false, true) => format!("no connection to {place}{why}"),
         (false, false) if leads_nowhere => format!("the redirect cannot be followed{why}"),
         (false, false) => format!("the connection was lost{why}"),

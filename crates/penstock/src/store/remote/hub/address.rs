@@ -65,7 +65,7 @@ impl HubAddress {
         let refuse = |cause: &'static str| {
             Error::new(ErrorKind::NotFound, cause)
                 .object(shown(location))
-                .remedy("Write hf://org/name, hf://org/name@revision or hf://org/name@revision/path")
+                .remedy("Write hf://org/name, hf://org/name@revision or hf://org/name@revision/path: gpt2 is openai-community/gpt2")
         };
         let rest = location
             .get(5..)
@@ -85,6 +85,10 @@ impl HubAddress {
         };
         let name_end = rest.find(['/', '@']).unwrap_or(rest.len());
         let (name, rest) = rest.split_at(name_end);
+        if rest.is_empty() && [".safetensors", ".json"].iter().any(|end| name.ends_with(end)) {
+            // Of `gpt2/model.safetensors`: pages of old models have short names, which lead on to the two parts.
+            return Err(refuse("a repository's name has two parts, and this one is followed by a file"));
+        }
         let valid = |part: &str| {
             let plain = part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
             plain

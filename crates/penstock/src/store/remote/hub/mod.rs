@@ -259,6 +259,7 @@ impl<'a> Hub<'a> {
         let made = Made {
             store: Arc::new(store),
             credentials: self.settings.token_from.clone(),
+            anonymous: None,
             keys: None,
             region: None,
             endpoint: self.settings.endpoint.clone(),

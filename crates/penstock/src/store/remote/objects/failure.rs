@@ -8,10 +8,10 @@ use object_store::Error as StoreError;
 
 use super::hub_errors;
 use crate::error::{Code, Error, ErrorKind};
-use crate::store::remote::http::response_recorder::{Refusal, Seen};
+use crate::store::remote::http::response_recorder::{CredentialFailure, Refusal, Seen};
 use crate::store::remote::provider::backend::{Backend, OF_QUERY, OF_USER};
 use crate::store::remote::provider::s3::ENDPOINTS;
-use crate::store::remote::provider::{azure, gcs};
+use crate::store::remote::provider::{azure, gcs, s3};
 use crate::store::remote::request::outcome::Stop;
 use crate::store::remote::request::retry::{RetriesExhausted, TransientError};
 use crate::store::remote::settings::address::Provider;
@@ -59,14 +59,20 @@ pub(crate) fn judge(backend: &Backend, error: &StoreError, seen: &Seen, pinned: 
         let why = backend.environment.scrub(&error.why);
         // Whoever gives credentials may be as busy as a store.
         let busy = |refusal: &Refusal| refusal.status == 429 || refusal.status >= 500;
-        if error.passes || seen.refusal.as_ref().is_some_and(busy) {
-            let unreachable = seen.transport.as_ref().is_some_and(|lost| lost.unreachable);
+        let passes = matches!(error.class, CredentialFailure::Transient | CredentialFailure::Unreachable);
+        if passes || seen.refusal.as_ref().is_some_and(busy) {
+            let unreachable = error.class == CredentialFailure::Unreachable
+                || seen.transport.as_ref().is_some_and(|lost| lost.unreachable);
             // One that is busy or loses connections is a server that failed: it has not refused anybody.
             let code = if unreachable { Code::Credentials } else { Code::ServerError };
-            return Verdict::Again(TransientError { unreachable, code, ..TransientError::new(why) });
+            let remedy = error.remedy.clone().filter(|_| unreachable);
+            return Verdict::Again(TransientError { unreachable, code, remedy, ..TransientError::new(why) });
         }
-        let remedy = error.remedy.clone().unwrap_or_else(|| no_credentials(backend).to_owned());
-        return told(Error::new(ErrorKind::Access, why).code(Code::Credentials).remedy(remedy));
+        let remedy = error.remedy.clone().unwrap_or_else(|| no_credentials(backend));
+        return told(match error.class {
+            CredentialFailure::MissingDependency => Error::new(ErrorKind::Dependency, why).remedy(remedy),
+            _ => Error::new(ErrorKind::Access, why).code(Code::Credentials).remedy(remedy),
+        });
     }
     if seen.repeats {
         return told(endless_listing(backend.provider.name()));
@@ -172,7 +178,8 @@ fn refused(backend: &Backend, refusal: &Refusal, pinned: bool) -> Verdict {
     }
     if refusal.of_metadata && (400..500).contains(&refusal.status) && refusal.status != 429 {
         let remedy = format!(
-            "Give this machine an identity that may read the bucket. Or: {}",
+            "Give this machine an identity that may read the {}. Or: {}",
+            place(backend.provider),
             no_credentials(backend)
         );
         return told(unknown(remedy));
@@ -197,7 +204,7 @@ fn refused(backend: &Backend, refusal: &Refusal, pinned: bool) -> Verdict {
         416 => Verdict::Stop(Stop::Empty),
         400 | 404 if is_about_credentials(code) => told(unknown(denied(backend, code))),
         400 if code.starts_with("Invalid") && code.ends_with("Name") => {
-            tell(ErrorKind::NotFound, "Check the bucket's name".into())
+            tell(ErrorKind::NotFound, format!("Check the {}'s name", place(backend.provider)))
         }
         404 | 410 => tell(ErrorKind::NotFound, not_found(backend, code)),
         407 => tell(
@@ -208,6 +215,7 @@ fn refused(backend: &Backend, refusal: &Refusal, pinned: bool) -> Verdict {
         ),
         401 => told(unknown(denied(backend, code))),
         403 if OF_KEYS.contains(&code) || code == UNKNOWN_TO_AZURE => told(unknown(denied(backend, code))),
+        409 if code == "PublicAccessNotPermitted" => told(unknown(denied(backend, code))),
         // Archived, and not for want of permissions.
         403 if code == "InvalidObjectState" => tell(
             ErrorKind::Access,
@@ -285,9 +293,10 @@ pub(crate) fn encoded(provider: Provider, how: &str) -> Error {
 /// A request whose bytes did not come, however often it was asked for. `loading` says that it was one of a load.
 pub(crate) fn gave_up(backend: &Backend, exhausted: &RetriesExhausted, loading: bool) -> Error {
     let cause = exhausted.to_string();
-    let TransientError { code, throttled, .. } = exhausted.last;
+    let TransientError { code, throttled, ref remedy, .. } = exhausted.last;
     if code == Code::Credentials {
-        return Error::new(ErrorKind::Access, cause).code(code).remedy(no_credentials(backend));
+        let remedy = remedy.clone().unwrap_or_else(|| no_credentials(backend));
+        return Error::new(ErrorKind::Access, cause).code(code).remedy(remedy);
     }
     let remedy = if cause.contains("no connection to the proxy") {
         "Check the proxy that the variable names, or unset the variable; what is to be reached without it goes to NO_PROXY"
@@ -340,7 +349,13 @@ fn not_found(backend: &Backend, code: &str) -> String {
             let setting = backend.environment.setting(set.unwrap_or("AWS_ENDPOINT_URL"));
             format!("Check the bucket's name, and that {setting} leads to where it is")
         }
-        (_, "ContainerNotFound" | "NoSuchBucket") => "Check the bucket's name, and the account".into(),
+        (provider, "ContainerNotFound" | "NoSuchBucket") => {
+            format!("Check the {}'s name, and the account", place(provider))
+        }
+        // What Azure says of every blob of a container that is not public.
+        (Provider::Azure, "ResourceNotFound") if backend.anonymous.is_some() => {
+            format!("Check the container's name and the key. {}", no_credentials(backend))
+        }
         (Provider::Web | Provider::Hub, _) => "Check the URL".into(),
         _ => "Check the key: it is compared letter by letter, slashes included".into(),
     }
@@ -369,9 +384,7 @@ fn denied(backend: &Backend, code: &str) -> String {
         _ => {}
     }
     match backend.provider {
-        Provider::S3 if backend.credentials().starts_with("none") => {
-            "The bucket is not public: give credentials, and neither AWS_SKIP_SIGNATURE nor the option anon".into()
-        }
+        _ if backend.anonymous.is_some() => no_credentials(backend),
         Provider::S3 => {
             "Check that these credentials may do s3:GetObject and s3:ListBucket here (without the latter, a missing \
              object is denied too); for a public bucket, AWS_SKIP_SIGNATURE=true; for one whose requester pays, \
@@ -387,21 +400,37 @@ fn denied(backend: &Backend, code: &str) -> String {
             "Give this identity ({}) the role Storage Blob Data Reader on the account or the container",
             backend.credentials()
         ),
-        _ => no_credentials(backend).to_owned(),
+        _ => no_credentials(backend),
     }
 }
 
 /// What to do where there are no credentials, or not the right ones.
-fn no_credentials(backend: &Backend) -> &'static str {
-    match backend.provider {
-        Provider::S3 => {
-            "Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run `aws sso login`; for a public \
-             bucket set AWS_SKIP_SIGNATURE=true"
-        }
-        Provider::Gcs => gcs::REMEDY,
-        Provider::Azure => azure::REMEDY,
+fn no_credentials(backend: &Backend) -> String {
+    let (sign_in, public) = match backend.provider {
+        Provider::S3 => (s3::SIGN_IN, s3::PUBLIC),
+        Provider::Gcs => (gcs::SIGN_IN, gcs::PUBLIC),
+        Provider::Azure => (azure::SIGN_IN, azure::PUBLIC),
+        provider => return of_page(backend, provider).to_owned(),
+    };
+    match &backend.anonymous {
+        Some(undo) => format!(
+            "The {} is read without credentials, as if it were public. If it is not, {undo}. {sign_in}",
+            place(backend.provider)
+        ),
+        None => format!("{sign_in}; {public}"),
+    }
+}
+
+/// What a store calls the place that holds objects.
+fn place(provider: Provider) -> &'static str {
+    if provider == Provider::Azure { "container" } else { "bucket" }
+}
+
+/// What to do where a server of pages wants to know who asks.
+fn of_page(backend: &Backend, provider: Provider) -> &'static str {
+    match provider {
         Provider::Hub => "Log in with `hf auth login`, set HF_TOKEN, or give the storage option token",
-        Provider::Web => match &*backend.credentials() {
+        _ => match &*backend.credentials() {
             OF_USER => {
                 "Check the user and the password in the URL; what is special in them is escaped (%40 for @)"
             }

@@ -62,7 +62,7 @@ pub(crate) fn list(
 }
 
 /// Objects and prefixes of all pages.
-async fn pages(
+pub(super) async fn pages(
     backend: &Backend,
     prefix: &Path,
     recursive: bool,

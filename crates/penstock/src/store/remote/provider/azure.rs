@@ -28,6 +28,7 @@ const EMULATOR: [(&str, &str); 3] = [
     ("BlobEndpoint", "http://127.0.0.1:10000/devstoreaccount1"),
 ];
 
+const SKIP: &str = "AZURE_SKIP_SIGNATURE";
 const CONNECTION_STRING: &str = "AZURE_STORAGE_CONNECTION_STRING";
 
 pub(crate) fn make(address: &Address, environment: &Environment, connector: Connector) -> Result<Made> {
@@ -52,7 +53,11 @@ pub(crate) fn make(address: &Address, environment: &Environment, connector: Conn
             builder = builder.with_config(key, value);
         }
     }
-    let mut credentials = source(environment);
+    let anonymous = environment.is_set(&[SKIP]);
+    let mut credentials = match anonymous {
+        true => format!("none ({})", environment.origin(SKIP)),
+        false => source(environment).to_owned(),
+    };
     let of_location = address.account.as_ref();
     // A connection string speaks for its own account only.
     let parts = connection(environment)?
@@ -62,8 +67,9 @@ pub(crate) fn make(address: &Address, environment: &Environment, connector: Conn
     }
     if let Some(parts) = &parts {
         // Some name the endpoint only.
-        if ["AccountKey", "SharedAccessSignature"].iter().any(|part| parts.contains_key(*part)) {
-            credentials = environment.origin(CONNECTION_STRING);
+        let signs = ["AccountKey", "SharedAccessSignature"].iter().any(|part| parts.contains_key(*part));
+        if signs && !anonymous {
+            environment.origin(CONNECTION_STRING).clone_into(&mut credentials);
         }
         builder = connected(builder, parts);
     }
@@ -95,9 +101,10 @@ pub(crate) fn make(address: &Address, environment: &Environment, connector: Conn
             let cause = environment.scrub(&error.to_string());
             Error::new(ErrorKind::Config, format!("the credentials ({credentials}) cannot be used: {cause}"))
                 .object(address.shown())
-                .remedy(REMEDY)
+                .remedy(format!("{SIGN_IN}; {PUBLIC}"))
         })?;
-    Ok(Made { store: Arc::new(store), credentials: credentials.into(), keys: None, region: None, endpoint })
+    let anonymous = anonymous.then(|| environment.without(SKIP));
+    Ok(Made { store: Arc::new(store), credentials, anonymous, keys: None, region: None, endpoint })
 }
 
 /// Whether a text may be the name of a storage account: of Azure's, or of an emulator's.
@@ -124,7 +131,6 @@ fn no_name(environment: &Environment, connected: bool) -> Error {
 
 fn source(environment: &Environment) -> &'static str {
     [
-        "AZURE_SKIP_SIGNATURE",
         "AZURE_STORAGE_TOKEN",
         "AZURE_STORAGE_ACCOUNT_KEY",
         "AZURE_STORAGE_ACCESS_KEY",
@@ -220,9 +226,11 @@ pub(crate) fn of_identity(what: &str, environment: &Environment) -> String {
 }
 
 /// What to do where there are no credentials.
-pub(crate) const REMEDY: &str = "Set AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME and \
-                                 AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or sign in with `az login` and set \
-                                 AZURE_USE_AZURE_CLI=true; for a public container set AZURE_SKIP_SIGNATURE=true";
+pub(crate) const SIGN_IN: &str = "Set AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME and \
+                                  AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or sign in with `az login` and \
+                                  set AZURE_USE_AZURE_CLI=true";
+/// What to do instead, where none are needed.
+pub(crate) const PUBLIC: &str = "for a public container set AZURE_SKIP_SIGNATURE=true";
 
 #[cfg(test)]
 mod tests {

@@ -26,6 +26,8 @@ pub(crate) struct Backend {
     pub(crate) store: Arc<dyn ObjectStore>,
     /// Where credentials come from, where that is known from the start.
     credentials: String,
+    /// How to give credentials after all, where none are used because that was asked for.
+    pub(crate) anonymous: Option<String>,
     keys: Option<Arc<dyn Renewable>>,
     /// S3: the region that requests are signed for.
     pub(crate) region: Option<String>,
@@ -42,6 +44,7 @@ pub(crate) struct Backend {
 pub(crate) struct Made {
     pub(crate) store: Arc<dyn ObjectStore>,
     pub(crate) credentials: String,
+    pub(crate) anonymous: Option<String>,
     pub(crate) keys: Option<Arc<dyn Renewable>>,
     pub(crate) region: Option<String>,
     pub(crate) endpoint: String,
@@ -55,8 +58,9 @@ impl Backend {
         environment: Arc<Environment>,
         policy: RetryPolicy,
     ) -> Self {
-        let Made { store, credentials, keys, region, endpoint } = made;
-        Self { provider, store, credentials, keys, region, endpoint, page: None, environment, policy }
+        let Made { store, credentials, anonymous, keys, region, endpoint } = made;
+        let page = None;
+        Self { provider, store, credentials, anonymous, keys, region, endpoint, page, environment, policy }
     }
 
     /// The same, for a repository with a page.

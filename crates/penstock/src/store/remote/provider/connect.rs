@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::backend::{Backend, Made, OF_QUERY, OF_USER, never_again, refused};
+use super::google::FileVersion;
 use super::{azure, gcs, s3};
 use crate::error::Result;
 use crate::memory::PerProcess;
@@ -30,6 +31,8 @@ pub(crate) struct BackendKey {
     bucket: String,
     account: Option<(String, String)>,
     environment: Arc<Environment>,
+    /// Whoever signs in again is someone else.
+    login: Option<FileVersion>,
     policy: RetryPolicy,
 }
 
@@ -98,6 +101,7 @@ fn make(
 }
 
 fn key(address: &Address, environment: &Arc<Environment>, policy: RetryPolicy) -> BackendKey {
+    let login = (address.provider == Provider::Gcs).then(|| gcs::login_version(environment)).flatten();
     let environment = match address.provider {
         Provider::Gcs => Arc::clone(environment),
         // Of no program that is run for them, so a change of PATH does not cost new connections.
@@ -108,6 +112,7 @@ fn key(address: &Address, environment: &Arc<Environment>, policy: RetryPolicy) -
         bucket: address.bucket.clone(),
         account: address.account.clone(),
         environment,
+        login,
         policy,
     }
 }
@@ -124,8 +129,8 @@ fn web(address: &Address, connector: Connector) -> Result<Made> {
         (false, false) => OF_QUERY,
         (false, true) => "none",
     };
-    let endpoint = String::new();
-    Ok(Made { store: Arc::new(store), credentials: credentials.into(), keys: None, region: None, endpoint })
+    let (anonymous, keys, region, endpoint) = (None, None, None, String::new());
+    Ok(Made { store: Arc::new(store), credentials: credentials.into(), anonymous, keys, region, endpoint })
 }
 
 #[cfg(test)]

@@ -13,11 +13,14 @@ use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 
 use super::backend::{Made, check_endpoint, never_again, normal, refused};
 use super::credential_cache::{CredentialCache, Renewable};
-use super::google::{self, Account, well_known};
+use super::google::{self, Account, FileVersion, well_known};
 use crate::error::Result;
 use crate::store::remote::http::transport::Connector;
 use crate::store::remote::settings::address::Address;
 use crate::store::remote::settings::environment::Environment;
+
+const SKIP: &str = "GOOGLE_SKIP_SIGNATURE";
+const EMULATOR: &str = "STORAGE_EMULATOR_HOST";
 
 /// Variables that say who asks, in the order in which they count.
 const IDENTITY: [(&str, GoogleConfigKey); 5] = [
@@ -28,12 +31,20 @@ const IDENTITY: [(&str, GoogleConfigKey); 5] = [
     (google::VARIABLE, GoogleConfigKey::ApplicationCredentials),
 ];
 
+/// Which version of a file of credentials `environment` leads to.
+pub(crate) fn login_version(environment: &Environment) -> Option<FileVersion> {
+    let given = IDENTITY.into_iter().find(|(name, _)| environment.get(&[name]).is_some());
+    FileVersion::of(environment, given.map_or(google::VARIABLE, |(name, _)| name))
+}
+
 pub(crate) fn make(address: &Address, environment: &Arc<Environment>, connector: Connector) -> Result<Made> {
-    let emulator = environment.get(&["STORAGE_EMULATOR_HOST"]).map(|host| match host.contains("://") {
+    let emulator = environment.get(&[EMULATOR]).map(|host| match host.contains("://") {
         true => host.to_owned(),
         false => format!("http://{host}"),
     });
-    let is_anonymous = emulator.is_some() || environment.is_set(&["GOOGLE_SKIP_SIGNATURE"]);
+    let skips = environment.is_set(&[SKIP]).then_some(SKIP);
+    let anonymous = skips.or_else(|| emulator.is_some().then_some(EMULATOR));
+    let is_anonymous = anonymous.is_some();
     let base = emulator.as_deref().or_else(|| environment.get(&["GOOGLE_BASE_URL"]));
     let endpoint = base.unwrap_or("https://storage.googleapis.com").trim_end_matches('/');
     check_endpoint("the endpoint of Google's storage", endpoint)?;
@@ -42,11 +53,11 @@ pub(crate) fn make(address: &Address, environment: &Arc<Environment>, connector:
     let given = IDENTITY.into_iter().find_map(|(name, key)| Some((name, key, environment.get(&[name])?)));
     let is_default = !is_anonymous && given.is_none_or(|(name, ..)| name == google::VARIABLE);
     let account = is_default.then(|| Account::of(environment)).flatten();
-    let credentials = match (&account, given) {
-        (Some(account), _) => account.origin.clone(),
-        (None, _) if is_anonymous => "none".to_owned(),
-        (None, Some((name, ..))) => environment.origin(name).to_owned(),
-        (None, None) => "Google's application default credentials".to_owned(),
+    let credentials = match (&account, anonymous, given) {
+        (Some(account), ..) => account.origin.clone(),
+        (None, Some(name), _) => format!("none ({})", environment.origin(name)),
+        (None, None, Some((name, ..))) => environment.origin(name).to_owned(),
+        (None, None, None) => "Google's application default credentials".to_owned(),
     };
     let keys = account.map(|account| Arc::new(CredentialCache::new(account)));
     builder = match (&keys, given) {
@@ -68,13 +79,18 @@ pub(crate) fn make(address: &Address, environment: &Arc<Environment>, connector:
         .map_err(|error| {
             let variable = given.map_or(google::VARIABLE, |(name, ..)| name);
             let unusable = google::unusable(environment, variable);
-            let error = unusable.unwrap_or_else(|| refused(address, environment, &error).remedy(REMEDY));
+            let remedy = || format!("{SIGN_IN}; {PUBLIC}");
+            let error = unusable.unwrap_or_else(|| refused(address, environment, &error).remedy(remedy()));
             error.object(address.shown())
         })?;
     let keys = keys.map(|keys| keys as Arc<dyn Renewable>);
-    Ok(Made { store: Arc::new(store), credentials, keys, region: None, endpoint: normal(endpoint) })
+    let anonymous = anonymous.map(|name| environment.without(name));
+    let (region, endpoint) = (None, normal(endpoint));
+    Ok(Made { store: Arc::new(store), credentials, anonymous, keys, region, endpoint })
 }
 
 /// What to do where there are no credentials.
-pub(crate) const REMEDY: &str = "Set GOOGLE_APPLICATION_CREDENTIALS to a service account's key file, run `gcloud auth \
-                                 application-default login`, or set GOOGLE_SKIP_SIGNATURE=true for a public bucket";
+pub(crate) const SIGN_IN: &str = "Set GOOGLE_APPLICATION_CREDENTIALS to a service account's key file, or run `gcloud auth \
+                                  application-default login`";
+/// What to do instead, where none are needed.
+pub(crate) const PUBLIC: &str = "for a public bucket set GOOGLE_SKIP_SIGNATURE=true";

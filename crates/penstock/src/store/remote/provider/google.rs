@@ -15,10 +15,11 @@
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -31,7 +32,7 @@ use tokio::net::unix::pipe;
 
 use super::credential_cache::{Fetched, Source};
 use crate::error::{Error, ErrorKind};
-use crate::store::remote::http::response_recorder::CredentialError;
+use crate::store::remote::http::response_recorder::{CredentialError, CredentialFailure};
 use crate::store::remote::http::tls;
 use crate::store::remote::settings::address::Provider;
 use crate::store::remote::settings::environment::Environment;
@@ -91,6 +92,38 @@ struct CredentialsFile {
     text: io::Result<Vec<u8>>,
 }
 
+/// The file that `variable` names; where [`VARIABLE`] is not set, the one that `gcloud` writes. None where the variable
+/// holds a key itself.
+fn path(environment: &Environment, variable: &str) -> Option<PathBuf> {
+    match environment.get(&[variable]) {
+        None => well_known(environment),
+        Some(value) if ["_KEY", "_TOKEN"].iter().any(|end| variable.ends_with(end)) || is_no_path(value) => {
+            None
+        }
+        Some(value) => Some(value.into()),
+    }
+}
+
+fn is_no_path(value: &str) -> bool {
+    value.len() > 255 || value.contains(['{', '\n'])
+}
+
+/// What tells a file from the one that was there before: written anew, or replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct FileVersion {
+    inode: u64,
+    bytes: u64,
+    modified: (i64, i64),
+}
+
+impl FileVersion {
+    /// Of a file of credentials, if `variable` leads to one.
+    pub(super) fn of(environment: &Environment, variable: &str) -> Option<Self> {
+        let is = std::fs::metadata(path(environment, variable)?).ok()?;
+        Some(Self { inode: is.ino(), bytes: is.len(), modified: (is.mtime(), is.mtime_nsec()) })
+    }
+}
+
 impl CredentialsFile {
     /// That of `variable`; where [`VARIABLE`] is not set, the one that `gcloud` writes.
     fn of(environment: &Environment, variable: &str) -> Option<Self> {
@@ -100,8 +133,7 @@ impl CredentialsFile {
             let setting = path.display().to_string();
             return Some(Self { name: setting.clone(), setting, text: std::fs::read(path) });
         };
-        let is_no_path = value.len() > 255 || value.contains(['{', '\n']);
-        let (name, text) = match (variable.ends_with("_KEY"), is_no_path) {
+        let (name, text) = match (variable.ends_with("_KEY"), is_no_path(value)) {
             (true, _) => (setting.clone(), Ok(value.into())),
             (false, true) => (
                 setting.clone(),
@@ -120,7 +152,15 @@ pub(super) fn unusable(environment: &Environment, variable: &str) -> Option<Erro
         Ok(text) => fault(variable, &text)?,
         Err(error) => format!("cannot be read: {error}"),
     };
-    Some(Error::new(ErrorKind::Config, format!("{name} {cause}")).detail("setting", setting).remedy(
+    let error = Error::new(ErrorKind::Config, format!("{name} {cause}")).detail("setting", setting);
+    if variable.ends_with("_KEY") {
+        return Some(error.remedy(
+            "Give the whole of a service account's key, as `gcloud iam service-accounts keys create FILE` writes it: its \
+             JSON, or as the storage option token a dict of it. For a file of any form, name its path with \
+             application_credentials",
+        ));
+    }
+    Some(error.remedy(
         "Check the path, and what is there: GOOGLE_APPLICATION_CREDENTIALS (the storage option application_credentials) \
          names any file of credentials, GOOGLE_SERVICE_ACCOUNT (service_account) the file of a key, and \
          GOOGLE_SERVICE_ACCOUNT_KEY (service_account_key) holds what is in such a file. `gcloud auth \
@@ -166,9 +206,30 @@ pub(super) struct Account {
     /// For errors.
     pub(super) origin: String,
     remedy: &'static str,
-    /// The file. A login of a workforce pool changes with each token: `gcloud`'s file stays as it is.
-    file: Mutex<Value>,
+    file: Mutex<Login>,
     environment: Arc<Environment>,
+}
+
+/// A file of credentials.
+struct Login {
+    /// A login of a workforce pool changes with each token: `gcloud`'s file stays as it is.
+    file: Value,
+    /// What it was read from.
+    version: Option<FileVersion>,
+}
+
+impl Login {
+    /// What `environment` leads to, and what errors call it.
+    fn read(environment: &Environment) -> Option<(Self, String)> {
+        // Before the file is read: one that is written meanwhile is read again.
+        let version = FileVersion::of(environment, VARIABLE);
+        let CredentialsFile { name, text, .. } = CredentialsFile::of(environment, VARIABLE)?;
+        Some((Self { file: serde_json::from_slice(&text.ok()?).ok()?, version }, name))
+    }
+
+    fn form(&self) -> Option<(&'static str, &'static str, &'static str)> {
+        FORMS.into_iter().find(|(kind, ..)| self.file["type"] == *kind)
+    }
 }
 
 /// What the program writes: a token, or why there is none.
@@ -182,9 +243,8 @@ struct Answer {
     #[serde(default)]
     error: String,
     remedy: Option<String>,
-    /// Whether the failure may pass.
     #[serde(default)]
-    passes: bool,
+    class: CredentialFailure,
 }
 
 /// The processes of one program. They are killed where nobody waits for its end.
@@ -219,11 +279,27 @@ impl Drop for ProcessGroup {
 impl Account {
     /// The account of the file that `environment` leads to, if it is of a form that `object_store` does not know.
     pub(super) fn of(environment: &Arc<Environment>) -> Option<Self> {
-        let CredentialsFile { name, text, .. } = CredentialsFile::of(environment, VARIABLE)?;
-        let file: Value = serde_json::from_slice(&text.ok()?).ok()?;
-        let (_, what, remedy) = FORMS.into_iter().find(|(kind, ..)| file["type"] == *kind)?;
+        let (login, name) = Login::read(environment)?;
+        let (_, what, remedy) = login.form()?;
         let (origin, environment) = (format!("{what} ({name})"), Arc::clone(environment));
-        Some(Self { origin, remedy, file: Mutex::new(file), environment })
+        Some(Self { origin, remedy, file: Mutex::new(login), environment })
+    }
+
+    fn login(&self) -> MutexGuard<'_, Login> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The file as a line of JSON. Read anew if someone has signed in again since it was read.
+    fn current(&self) -> String {
+        let mut held = self.login();
+        if FileVersion::of(&self.environment, VARIABLE) != held.version
+            && let Some((login, _)) = Login::read(&self.environment)
+            // Of another form, it is for who opens the next checkpoint.
+            && login.file["type"] == held.file["type"]
+        {
+            *held = login;
+        }
+        format!("{}\n", held.file)
     }
 
     /// Has the program make a token.
@@ -249,7 +325,7 @@ impl Account {
             .spawn()
             .map_err(failed)?;
         let mut group = ProcessGroup { leader, has_ended: false };
-        let asked = format!("{}\n", self.file.lock().unwrap_or_else(PoisonError::into_inner));
+        let asked = self.current();
         // A line each way, not until the end: a process that is forked meanwhile may hold copies of both pipes.
         let answered = tokio::time::timeout(TIME_LIMIT, async {
             let mut line = String::new();
@@ -284,10 +360,10 @@ impl Source for Account {
             remedy: error.remedy.or_else(|| Some(self.remedy.into())),
             ..error
         };
-        let Answer { token, expires, file, error, remedy, passes } = self.ask().await.map_err(told)?;
-        let bearer = token.ok_or_else(|| told(CredentialError { why: error, remedy, passes }))?;
+        let Answer { token, expires, file, error, remedy, class } = self.ask().await.map_err(told)?;
+        let bearer = token.ok_or_else(|| told(CredentialError { why: error, remedy, class }))?;
         if let Some(file) = file {
-            *self.file.lock().unwrap_or_else(PoisonError::into_inner) = file;
+            self.login().file = file;
         }
         let expires = expires.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         let expires = expires.map(|since| SystemTime::UNIX_EPOCH + since);

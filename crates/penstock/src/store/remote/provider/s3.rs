@@ -29,6 +29,12 @@ use crate::store::remote::settings::address::{Address, NO_BUCKET};
 use crate::store::remote::settings::environment::Environment;
 use crate::store::remote::settings::s3_hosts;
 
+/// What to do where there are no credentials.
+pub(crate) const SIGN_IN: &str =
+    "Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run `aws sso login`";
+/// What to do instead, where none are needed.
+pub(crate) const PUBLIC: &str = "for a public bucket set AWS_SKIP_SIGNATURE=true";
+
 const ANONYMOUS: [&str; 2] = ["AWS_SKIP_SIGNATURE", "AWS_NO_SIGN_REQUEST"];
 const KEY_ID: &str = "AWS_ACCESS_KEY_ID";
 const SECRET: &str = "AWS_SECRET_ACCESS_KEY";
@@ -104,7 +110,9 @@ pub(crate) fn make(
     };
     let store = builder.build().map_err(|error| refused(address, environment, &error))?;
     let keys = keys.map(|keys| keys as Arc<dyn Renewable>);
-    Ok(Made { store: Arc::new(store), credentials, keys, region: Some(region), endpoint: served_by })
+    let anonymous = set.map(|name| environment.without(name));
+    let (region, endpoint) = (Some(region), served_by);
+    Ok(Made { store: Arc::new(store), credentials, anonymous, keys, region, endpoint })
 }
 
 /// Refuses names that no URL can be made of.

@@ -42,6 +42,8 @@ pub struct RetryPolicy {
     /// is unknown or refuses connections: a wrong host name is reported within seconds. A server that answers, or
     /// breaks off its answers, is there, and gets as much time when an object is opened as during a load.
     pub in_a_row_at_first: u32,
+    /// How long such a host is asked for before it is given up after fewer failures: where each takes its time.
+    pub outage_at_first: Duration,
     /// Interrupted ranges that a load has for free. Every two ranges that come in earn one more.
     pub interruptions: u32,
     /// Ranges that take less than this are not asked for a second time, however long the others take.
@@ -59,6 +61,7 @@ impl Default for RetryPolicy {
             in_a_row: 6,
             outage: Duration::from_secs(60),
             in_a_row_at_first: 6,
+            outage_at_first: Duration::from_secs(4),
             interruptions: 256,
             hedge_after: Duration::from_millis(500),
         }
@@ -89,12 +92,15 @@ pub(crate) struct TransientError {
     pub(crate) unreachable: bool,
     /// What an error says of it that ends with it.
     pub(crate) code: Code,
+    /// What to do about it, where that is known better than for the store as a whole.
+    pub(crate) remedy: Option<String>,
 }
 
 impl TransientError {
     pub(crate) fn new(what: impl Into<String>) -> Self {
         let what = what.into();
-        Self { what, retry_after: None, throttled: false, unreachable: false, code: Code::Storage }
+        let (retry_after, throttled, unreachable, code, remedy) = (None, false, false, Code::Storage, None);
+        Self { what, retry_after, throttled, unreachable, code, remedy }
     }
 }
 
@@ -164,8 +170,8 @@ impl<'a> Attempts<'a> {
         Self { policy, budget, unanswered, in_a_row: 0, since: Duration::ZERO, failures: 0 }
     }
 
-    /// Counts a failure, after bytes had come or not, at a time counted from wherever. Says how long to wait before the
-    /// next request.
+    /// Counts a failure, after bytes had come or not, at a time counted from the first request. Says how long to wait
+    /// before the next one.
     pub(crate) fn failed(
         &mut self,
         error: &TransientError,
@@ -179,8 +185,9 @@ impl<'a> Attempts<'a> {
         self.in_a_row += 1;
         self.failures += 1;
         let all = self.budget.failed(self.in_a_row == 1, self.policy.interruptions);
-        let RetryPolicy { in_a_row, in_a_row_at_first, outage, longest_wait, .. } = self.policy;
-        let nobody = self.unanswered && self.in_a_row >= *in_a_row_at_first;
+        let RetryPolicy { in_a_row, in_a_row_at_first, outage, outage_at_first, longest_wait, .. } =
+            self.policy;
+        let nobody = self.unanswered && (self.in_a_row >= *in_a_row_at_first || now >= *outage_at_first);
         let gone = self.in_a_row >= *in_a_row && now.saturating_sub(self.since) >= *outage;
         let limit = match (error.retry_after, all) {
             (Some(asked), _) if asked > *longest_wait => Limit::Wait(asked),
@@ -223,6 +230,7 @@ mod tests {
         in_a_row: 4,
         outage: Duration::from_secs(10),
         in_a_row_at_first: 2,
+        outage_at_first: Duration::from_secs(3),
         interruptions: 6,
         hedge_after: Duration::from_secs(1),
     };
@@ -265,6 +273,8 @@ mod tests {
         let mut attempts = Attempts::new(&PATIENCE, &budget, true);
         attempts.failed(&nobody, false, Duration::ZERO).unwrap();
         attempts.failed(&nobody, false, Duration::ZERO).unwrap_err();
+        // Each of these failures took its time.
+        Attempts::new(&PATIENCE, &budget, true).failed(&nobody, false, Duration::from_secs(3)).unwrap_err();
         // A server that is busy, or restarts after it was, is there.
         let mut attempts = Attempts::new(&PATIENCE, &budget, true);
         for error in [&nobody, &TransientError::new("HTTP 503"), &nobody, &nobody, &nobody, &nobody] {
