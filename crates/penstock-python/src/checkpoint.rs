@@ -267,6 +267,28 @@ impl Checkpoint {
         })
     }
 
+    /// The share of it that the page cache holds, by so many looks at each of a few objects; None where that is not known.
+    fn cached_share(&self, py: Python<'_>, places: u64) -> Option<f64> {
+        py.detach(|| self.inner.cached_share(places))
+    }
+
+    /// How its first object is reached, whatever a disk cache holds of it: provider, endpoint, region, and where the
+    /// credentials come from. None for a file of this machine.
+    fn access(
+        &self,
+        py: Python<'_>,
+    ) -> Outcome<Option<(&'static str, String, Option<String>, String)>> {
+        py.detach(|| {
+            let store = Arc::new(self.router.cached_in(CachePolicy::default(), None));
+            let remote = self.inner.in_store(store);
+            if remote.objects().is_empty() {
+                return Ok(None);
+            }
+            let access = remote.open_object(0)?.access();
+            Ok(access.map(|access| (access.provider, access.endpoint, access.region, access.credentials)))
+        })
+    }
+
     /// What the header says of the tensor `name`.
     fn tensor(&self, name: &str) -> Outcome<TensorInfo> {
         Ok(TensorInfo { checkpoint: Arc::clone(&self.inner), index: self.inner.require_index(name)? })
