@@ -1,7 +1,7 @@
 """Gathers the facts of a diagnosis, in 20 seconds and without changing anything, and judges them.
 
-Each step runs in a thread of its own and has a share of the time: a mount whose server is gone does not hold up the rest.
-What a step could not find out in time is named in ``Facts.missing``.
+Each step runs in a thread of its own and has a share of the time: a mount whose server is gone does not hold up the
+rest. What a step could not find out in time is named in ``Facts.missing``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import penstock
 from penstock.arguments import is_url
 from penstock.doctor import engines, machine_rules, network, network_rules, prediction, probes, storage_rules
-from penstock.doctor.facts import Checkpoint, Facts, Failure, Rates
+from penstock.doctor.facts import Checkpoint, Facts, Failure, Prediction, Rates, Remote
 from penstock.doctor.finding import SEVERITIES, Finding, Rule
 from penstock.doctor.machine import gpus, machine, mount_of, nodes
 from penstock.doctor.tree import Tree
@@ -94,9 +94,10 @@ class _Diagnosis:
         if self._device != "cpu":
             rates = self._step("copies to GPUs", 6, self._gpu_rates) or rates
         if self._ckpt is not None and checkpoint is not None:
-            predicted = self._step("the predicted load", 8, self._predict)
+            ckpt = self._ckpt
+            predicted = self._step("the predicted load", 8, lambda: self._predict(ckpt))
             if not checkpoint.is_remote:
-                rates = self._step("the disk", 4, lambda: self._file_rates(rates, checkpoint)) or rates
+                rates = self._step("the disk", 4, lambda: self._file_rates(ckpt, rates, checkpoint)) or rates
         return Facts(
             versions=engines.versions(),
             machine=self._machine,
@@ -140,7 +141,8 @@ class _Diagnosis:
     def _chosen(self, device: str | None) -> str:
         """The device, with its number."""
         if device is None:
-            return "cuda:0" if self._machine.gpus and self._step("torch", 8, _cuda_works) else "cpu"
+            works = bool(self._machine.gpus) and self._step("torch", 8, _cuda_works)
+            return "cuda:0" if works else "cpu"
         if device == "cpu" or self._step("torch", 8, _cuda_works):
             return "cuda:0" if device == "cuda" else device
         cause = f"torch finds no GPU that it can use, and {device} was asked for"
@@ -170,26 +172,22 @@ class _Diagnosis:
             mount=None if file is None else mount_of(str(file), self._tree),
         )
 
-    def _remote(self) -> Any:
+    def _remote(self) -> Remote:
         access = self._ckpt.core.access() if self._ckpt else None
         return network.remote(self._paths[0], access, self._environment, self._options)
 
-    def _predict(self) -> Any:
-        assert self._ckpt is not None
+    def _predict(self, ckpt: penstock.Checkpoint) -> Prediction | None:
         memory = self._machine.available
         if self._machine.cgroup_limit is not None:
             room = self._machine.cgroup_limit - (self._machine.cgroup_used or 0)
             memory = room if memory is None else min(memory, room)
         # What a disk cache has whole is read from there, as the load would.
         cached = penstock.LoadOptions()
-        options = None if self._ckpt.core.locality(cached)[0] == "network" else cached
-        return prediction.predict(
-            self._ckpt, self._device, self._opening, seconds=_PROBING, memory=memory, options=options
-        )
+        options = None if ckpt.core.locality(cached)[0] == "network" else cached
+        return prediction.predict(ckpt, self._device, self._opening, seconds=_PROBING, memory=memory, options=options)
 
-    def _file_rates(self, rates: Rates, checkpoint: Checkpoint) -> Rates:
-        assert self._ckpt is not None
-        file = _largest(self._ckpt)
+    def _file_rates(self, ckpt: penstock.Checkpoint, rates: Rates, checkpoint: Checkpoint) -> Rates:
+        file = _largest(ckpt)
         if file is None:
             return rates
         share = checkpoint.cached_share

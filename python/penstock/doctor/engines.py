@@ -5,10 +5,10 @@ Everything is read from the metadata of installed distributions: no engine is im
 
 from __future__ import annotations
 
-import importlib.metadata as metadata
 import platform
 import re
 from collections.abc import Iterable, Mapping
+from importlib import metadata
 
 from penstock.doctor.facts import Engine
 from penstock.integrations import sglang, vllm

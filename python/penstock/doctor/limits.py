@@ -16,6 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 MIB = 1 << 20
@@ -85,41 +86,35 @@ def read_files(
         spans = spans or [(0, os.fstat(handle).st_size) for handle in handles]
         blocks = [(n, at) for n, (start, end) in enumerate(spans) for at in range(start, end, block)]
         lock, todo, done = threading.Lock(), iter(blocks), [0] * threads
-        failures: list[OSError] = []
+
+        def read(worker: int, file: int, at: int) -> None:
+            end = min(at + block, spans[file][1])
+            while at < end:
+                # A direct read of the last sector asks for all of it and gets what there is.
+                wanted = min(request or block, -(-(end - at) // SECTOR) * SECTOR if direct else end - at)
+                got = os.preadv(handles[file], [destination(worker, at, wanted)], at)
+                if not got:  # the file was cut off meanwhile
+                    return
+                at += got
+                done[worker] += got
 
         def work(worker: int) -> None:
-            while True:
+            while at_most is None or time.perf_counter() - began < at_most:
                 with lock:
-                    found = next(todo, None) if at_most is None or time.perf_counter() - began < at_most else None
-                if found is None or failures:
+                    found = next(todo, None)
+                if found is None:
                     return
-                file, at = found
-                end = min(at + block, spans[file][1])
-                while at < end:
-                    # A direct read of the last sector asks for all of it and gets what there is.
-                    wanted = min(request or block, -(-(end - at) // SECTOR) * SECTOR if direct else end - at)
-                    try:
-                        got = os.preadv(handles[file], [destination(worker, at, wanted)], at)
-                    except OSError as error:
-                        failures.append(error)
-                        return
-                    if not got:  # the file was cut off meanwhile
-                        return
-                    at += got
-                    done[worker] += got
+                read(worker, *found)
 
-        workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
         began, cpu = time.perf_counter(), time.process_time()
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        with ThreadPoolExecutor(threads) as pool:
+            running = [pool.submit(work, worker) for worker in range(threads)]
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     finally:
         for handle in handles:
             os.close(handle)
-    if failures:
-        raise failures[0]
+    for each in running:
+        each.result()
     return seconds, cpu, sum(done)
 
 

@@ -50,7 +50,7 @@ def _memlock(tree: Tree) -> int | None:
 
 
 def _cgroup(tree: Tree) -> tuple[int | None, int | None, float | None]:
-    """The memory limit, the memory in use, and the cores' worth of time: the narrowest of this cgroup and those above."""
+    """The memory limit, the memory in use, and the cores' worth of time: of the cgroup and those above, the least."""
     groups = dict(line.split(":", 2)[1:] for line in tree.lines("proc/self/cgroup") if line.count(":") > 1)
     if "" in groups and "memory" not in groups:
         return _cgroup_2(tree, groups[""])

@@ -42,8 +42,8 @@ def no_huge_pages(facts: Facts) -> Finding | None:
         "no_huge_pages",
         "warning",
         "transparent huge pages are off: making and pinning memory takes several times longer",
-        "On the host: echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled (containers have their host's "
-        "setting)",
+        "On the host: echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled (containers have the setting "
+        "of their host)",
     )
 
 
@@ -129,7 +129,7 @@ def slow_link(facts: Facts) -> Finding | None:
 
 
 def other_numa_node(facts: Facts) -> Finding | None:
-    """This process may not use any core near a GPU."""
+    """A GPU near which this process may use no core."""
     cores = facts.machine.cores
     far = (gpu for gpu in facts.machine.gpus if gpu.node_cores and cores and not gpu.node_cores & cores)
     gpu = next(far, None)
@@ -152,8 +152,8 @@ def far_memory(facts: Facts) -> Finding | None:
             return Finding(
                 "far_memory",
                 "note",
-                f"memory of NUMA node {best} reaches the GPU {{gpu}} at {max(rates.values()):.0f} GB/s, of another node "
-                f"at {min(rates.values()):.0f}",
+                f"memory of NUMA node {best} reaches the GPU {{gpu}} at {max(rates.values()):.0f} GB/s, of another "
+                f"node at {min(rates.values()):.0f}",
                 f"numactl --cpunodebind={best} --membind={best} for the process of this GPU",
                 {"gpu": slot},
             )

@@ -89,7 +89,7 @@ def _is_by_host(environment: Mapping[str, str], options: Mapping[str, Any]) -> b
 
 def _proxy(scheme: str, host: str, environment: Mapping[str, str]) -> str | None:
     """The variable that names a proxy for a host."""
-    if urllib.request.proxy_bypass_environment(
+    if urllib.request.proxy_bypass_environment(  # type: ignore[attr-defined]
         host, {"no": environment.get("NO_PROXY", environment.get("no_proxy", ""))}
     ):
         return None
@@ -145,8 +145,8 @@ def cloud(vendor: str | None, environment: Mapping[str, str] = os.environ) -> Cl
         return Cloud("gcp", region or None, zone is not None)
     if provider == "azure":
         query = "api-version=2021-02-01&format=text"
-        region = _text(f"{_METADATA}/metadata/instance/compute/location?{query}", {"Metadata": "true"})
-        return Cloud("azure", region, region is not None) if region else None
+        location = _text(f"{_METADATA}/metadata/instance/compute/location?{query}", {"Metadata": "true"})
+        return Cloud("azure", location, reachable=True) if location else None
     return None
 
 
@@ -167,6 +167,6 @@ def _text(url: str, headers: Mapping[str, str], method: str = "GET") -> str | No
     try:
         request = urllib.request.Request(url, headers=dict(headers), method=method)  # noqa: S310
         with opener.open(request, timeout=PATIENCE) as answer:
-            return answer.read(4096).decode(errors="replace").strip()
+            return str(answer.read(4096), errors="replace").strip()
     except (OSError, ValueError):
         return None

@@ -14,7 +14,7 @@ _SIGNED = {"s3", "gs", "az", "abfss"}
 
 
 def clock_skew(facts: Facts) -> Finding | None:
-    """This machine's clock is wrong, which signatures do not survive."""
+    """A clock that is wrong, which signatures do not survive."""
     ahead = facts.remote.clock_ahead if facts.remote else None
     refused = facts.failure is not None and facts.failure.server_code in _SKEWED
     if not refused and (ahead is None or abs(ahead) < _CLOCK):

@@ -1,9 +1,9 @@
 """How long a load of a checkpoint will take, found by loading parts of it.
 
 Penstock's own load is the probe: it meets the storage, the link and the cores as the whole load will. Parts grow until
-one takes long enough to tell, each of other tensors than the one before, spread over the files: what is cached, and what
-is not, is met in the share that it has. What is left is taken to come at the rate of the last part. The interval is the
-scatter of that part's own rate, and what loads differ by from one run to the next.
+one takes long enough to tell, each of other tensors than the one before, spread over the files: what is cached is met
+in the share that it has. What is left is taken to come at the rate of the last part. The interval is that
+rate's own scatter, and what loads differ by from one run to the next.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _sliced(part: Part, slices: int = 8) -> Iterator[tuple[float, int]]:
 
 
 def spread(ckpt: Checkpoint, nbytes: int, turn: int) -> tuple[list[str], dict[str, tuple[slice, ...]], int]:
-    """Tensors of so many bytes from several places of a checkpoint, other ones for each turn as far as there are others.
+    """Tensors of so many bytes from several places of a checkpoint; each turn others, as far as there are others.
 
     A tensor that is larger than its place's share is cut in its first dimension.
 

@@ -5,6 +5,7 @@ Nothing is changed: files are read only, and what a probe brought into the page 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -108,7 +109,7 @@ def rates_by_node(
     found: dict[str, dict[int, float]] = {}
     for ordinal in range(torch.cuda.device_count()):
         slot = slot_of(ordinal)
-        if slot not in known:
+        if slot is None or slot not in known:
             continue
         for node, cores in nodes.items():
             if cores & allowed:
@@ -117,12 +118,15 @@ def rates_by_node(
     return found
 
 
-def slot_of(ordinal: int) -> str:
-    """The PCI address of torch's GPU of that number."""
-    import torch
-
-    of = torch.cuda.get_device_properties(ordinal)
-    return f"{of.pci_domain_id:04x}:{of.pci_bus_id:02x}:{of.pci_device_id:02x}.0"
+def slot_of(ordinal: int) -> str | None:
+    """The PCI address of CUDA's GPU of that number; None where the driver does not say."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, text = ctypes.c_int(), ctypes.create_string_buffer(32)
+    refused = driver.cuDeviceGet(ctypes.byref(device), ordinal) or driver.cuDeviceGetPCIBusId(text, 32, device)
+    return None if refused else text.value.decode().lower()
 
 
 def _bound(cores: frozenset[int], work: Callable[[], float]) -> float:

@@ -1,4 +1,4 @@
-"""A diagnosis for programs (``as_dict``) and for a ticket (``anonymous``), which names no path, host, bucket or user."""
+"""A diagnosis for programs (``as_dict``) and for a ticket (``anonymous``), which names no path, host or user."""
 
 from __future__ import annotations
 
