@@ -188,6 +188,7 @@ def test_what_reading_showed_of_the_storage(tmp_path: Path) -> None:
         ),
         ("little_memory", "error", [{"proc/meminfo": "MemTotal: 8388608 kB\nMemAvailable: 2097152 kB"}]),
         ("no_huge_pages", "warning", [{"sys/kernel/mm/transparent_hugepage/enabled": "always madvise [never]"}]),
+        ("busy_machine", "note", [{"proc/pressure/cpu": "some avg10=61.20 avg60=50.00 avg300=1.00 total=5"}]),
         ("few_cores", "warning", [{"sys/fs/cgroup/cpu.max": "100000 100000"}]),
         (
             "locked_memory",
@@ -203,6 +204,13 @@ def test_a_machine_that_gives_less_than_it_has(
 ) -> None:
     (found,) = findings(facts(tree(tmp_path, *changes), path="/m"))
     assert (found.code, found.severity) == (code, severity)
+
+
+def test_memory_that_a_host_hands_out_late(tmp_path: Path) -> None:
+    of = facts(tree(tmp_path, GPU))
+    assert codes(replace(of, rates=Rates(fresh_memory=0.3))) == ["slow_memory"]
+    assert codes(replace(of, rates=Rates(fresh_memory=0.3), device="cuda:0")) == []
+    assert codes(replace(of, rates=Rates(fresh_memory=4.0))) == []
 
 
 def test_a_cgroup_leaves_room_for_what_is_loaded_to_a_gpu(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import penstock
 from penstock.arguments import is_url
-from penstock.doctor import engines, machine_rules, network, network_rules, prediction, probes, storage_rules
+from penstock.doctor import engines, limits, machine_rules, network, network_rules, prediction, probes, storage_rules
 from penstock.doctor.facts import Checkpoint, Facts, Failure, Prediction, Rates, Remote
 from penstock.doctor.finding import SEVERITIES, Finding, Rule
 from penstock.doctor.machine import gpus, machine, mount_of, nodes
@@ -29,7 +29,9 @@ BUDGET = 18.0
 LOOKS = 64
 """Places of each file that are looked up in the page cache."""
 _MOSTLY = 0.98
-_PROBING = 4.0
+_MADE, _MAKING = 256 << 20, 1.0
+"""Bytes, and seconds, of host memory that is touched to see how fast that is."""
+_PROBING = 7.0
 """Seconds of loads that the prediction is made of."""
 RULES: list[Rule] = [*network_rules.RULES, *storage_rules.RULES, *machine_rules.RULES]
 
@@ -95,7 +97,10 @@ class _Diagnosis:
             rates = self._step("copies to GPUs", 6, self._gpu_rates) or rates
         if self._ckpt is not None and checkpoint is not None:
             ckpt = self._ckpt
-            predicted = self._step("the predicted load", 8, lambda: self._predict(ckpt))
+            if self._device == "cpu":
+                made = self._step("fresh memory", 3, lambda: limits.fresh_memory(_MADE, _MAKING))
+                rates = replace(rates, fresh_memory=made[0] if made else None)
+            predicted = self._step("the predicted load", 10, lambda: self._predict(ckpt))
             if not checkpoint.is_remote:
                 rates = self._step("the disk", 4, lambda: self._file_rates(ckpt, rates, checkpoint)) or rates
         return Facts(
@@ -184,7 +189,15 @@ class _Diagnosis:
         # What a disk cache has whole is read from there, as the load would.
         cached = penstock.LoadOptions()
         options = None if ckpt.core.locality(cached)[0] == "network" else cached
-        return prediction.predict(ckpt, self._device, self._opening, seconds=_PROBING, memory=memory, options=options)
+        return prediction.predict(
+            ckpt,
+            self._device,
+            self._opening,
+            seconds=_PROBING,
+            memory=memory,
+            pressure=self._machine.pressure or 0.0,
+            options=options,
+        )
 
     def _file_rates(self, ckpt: penstock.Checkpoint, rates: Rates, checkpoint: Checkpoint) -> Rates:
         file = _largest(ckpt)

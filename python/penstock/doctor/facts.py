@@ -62,6 +62,8 @@ class Machine:
     """CAP_IPC_LOCK: the limit does not count."""
     huge_pages: str | None = None
     """``always``, ``madvise`` or ``never``."""
+    pressure: float | None = None
+    """The share of the last ten seconds in which somebody waited for a core."""
     vendor: str | None = None
     """Who made the machine, by its firmware: ``Amazon EC2``."""
     gpus: tuple[Gpu, ...] = ()
@@ -145,6 +147,8 @@ class Rates:
     direct: float | None = None
     buffered: float | None = None
     page_cache: float | None = None
+    fresh_memory: float | None = None
+    """Host memory that is touched for the first time."""
     h2d: float | None = None
     pageable: float | None = None
     by_node: dict[str, dict[int, float]] = field(default_factory=dict)

@@ -5,6 +5,7 @@ several settings, and the best counts. Nothing here knows a checkpoint, and only
 
 - ``disk``: parallel ``O_DIRECT`` reads of files to small buffers that are ready.
 - ``page-cache``: parallel ``pread`` of cached pages (or of tmpfs) to small buffers that are ready.
+- ``fresh_memory``: host memory that is touched for the first time.
 - ``pcie``: one large copy from pinned memory to the GPU.
 """
 
@@ -44,6 +45,21 @@ def buffer(size: int, *, ready: bool = True) -> memoryview:
     if ready:
         ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(memory)), 1, size)
     return memoryview(memory)
+
+
+def fresh_memory(size: int, at_most: float) -> tuple[float, list[memoryview]]:
+    """Touches memory for the first time, by one thread, for so many bytes or seconds, whatever ends first.
+
+    Returns:
+        GB/s, and the memory: as long as it is held, nobody else is given it as if it were new.
+    """
+    piece = 32 * MIB
+    held: list[memoryview] = []
+    began = time.perf_counter()
+    while len(held) * piece < size and time.perf_counter() - began < at_most:
+        held.append(buffer(piece))
+    seconds = time.perf_counter() - began
+    return len(held) * piece / seconds / GB, held
 
 
 def to_small_buffers(threads: int, block: int) -> Callable[[int, int, int], memoryview]:

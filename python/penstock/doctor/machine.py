@@ -32,6 +32,7 @@ def machine(tree: Tree) -> Machine:
         memlock=_memlock(tree),
         locks_freely=bool(int(status.get("CapEff") or "0", 16) & _CAP_IPC_LOCK),
         huge_pages=_chosen(tree.text("sys/kernel/mm/transparent_hugepage/enabled")),
+        pressure=_pressure(tree),
         vendor=tree.text("sys/class/dmi/id/sys_vendor"),
         gpus=tuple(gpus(tree)),
     )
@@ -41,6 +42,11 @@ def _chosen(text: str | None) -> str | None:
     """The word in brackets of ``always [madvise] never``."""
     found = re.search(r"\[(\w+)\]", text or "")
     return found[1] if found else None
+
+
+def _pressure(tree: Tree) -> float | None:
+    found = re.search(r"some avg10=([\d.]+)", tree.text("proc/pressure/cpu") or "")
+    return float(found[1]) / 100 if found else None
 
 
 def _memlock(tree: Tree) -> int | None:

@@ -11,7 +11,10 @@ _STAGING = 512 << 20
 _HOST_EXTRA = 256 << 20
 """What a process has besides its weights: the interpreter, a framework."""
 _MEMLOCK = 128 << 20
+_SLOW_MEMORY = 1.0
+"""GB/s of touching memory for the first time."""
 _FEW_CORES = 2.0
+_BUSY = 0.3
 _NODE_PENALTY = 0.85
 
 
@@ -76,6 +79,33 @@ def little_memory(facts: Facts) -> Finding | None:
         "error",
         f"{size(available)} of memory are free, the weights are {size(ckpt.nbytes)}",
         "Free memory, load with mmap=True, or load to a GPU",
+    )
+
+
+def slow_memory(facts: Facts) -> Finding | None:
+    """Memory that is slow to touch for the first time: a virtual machine's host hands it out only then."""
+    rate = facts.rates.fresh_memory
+    if rate is None or rate >= _SLOW_MEMORY or _to_gpu(facts):
+        return None
+    return Finding(
+        "slow_memory",
+        "warning",
+        f"memory that is touched for the first time comes at {rate:.2f} GB/s: the host of a virtual machine hands it "
+        "out then, and takes back what is free",
+        "On the host: huge pages, and neither ballooning nor free page reporting; here: load to a GPU, or mmap=True",
+    )
+
+
+def busy_machine(facts: Facts) -> Finding | None:
+    """Other processes want the cores too."""
+    pressure = facts.machine.pressure
+    if pressure is None or pressure < _BUSY:
+        return None
+    return Finding(
+        "busy_machine",
+        "note",
+        f"for {pressure:.0%} of the time somebody waits for a core: loads are slower than they can be, and vary",
+        "Measure again when nothing else runs, or give the process cores of its own",
     )
 
 
@@ -179,6 +209,8 @@ RULES: list[Rule] = [
     locked_memory,
     no_huge_pages,
     few_cores,
+    busy_machine,
+    slow_memory,
     narrow_link,
     slow_link,
     other_numa_node,

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from penstock._native import LoadOptions
 from penstock.checkpoint import Checkpoint
@@ -22,14 +23,16 @@ from penstock.doctor.facts import Prediction
 _FIRST = 48 << 20
 """Bytes of the first part."""
 _MOST = 2 << 30
-"""Bytes of a part at most: they are in memory while it lasts."""
+"""Bytes of all parts at most: they are in memory until the end."""
 _GROWTH = 16
 _SPANS = 8
 """So many places of the checkpoint a part is taken from."""
-_ENOUGH = 1.2
+_ENOUGH = 2.5
 """Seconds of a part that tells enough."""
-_BETWEEN_RUNS = 0.12
-"""What two loads of the same differ by on a machine that others use too, as a standard deviation."""
+_BETWEEN_RUNS = 0.1
+"""What two loads of the same differ by, as a standard deviation."""
+_OF_PRESSURE = 0.25
+"""What that grows by where somebody always waits for a core."""
 
 
 @dataclass
@@ -53,6 +56,7 @@ def predict(
     *,
     seconds: float,
     memory: int | None = None,
+    pressure: float = 0.0,
     options: LoadOptions | None = None,
 ) -> Prediction | None:
     """Predicts a load of the whole checkpoint to a device, into fresh memory, by a process that has loaded nothing.
@@ -63,6 +67,7 @@ def predict(
         opening: how long opening it took.
         seconds: for all parts together, about.
         memory: bytes that may be taken meanwhile.
+        pressure: the share of the time in which somebody waits for a core: then loads differ more.
         options: settings of the loads; by default the checkpoint's.
 
     Returns:
@@ -71,27 +76,30 @@ def predict(
     Raises:
         PenstockError: the load failed, as the whole one would.
     """
-    most = min(_MOST, ckpt.nbytes, _MOST if memory is None else memory // 4)
-    until, wanted, first, turn = time.perf_counter() + seconds, _FIRST, None, 0
-    last: Part | None = None
-    while True:
-        names, slices, nbytes = spread(ckpt, min(wanted, most), turn)
-        if not nbytes:
+    left = min(_MOST, _MOST if memory is None else memory // 3, _room_on(device))
+    until, wanted, turn = time.perf_counter() + seconds, _FIRST, 0
+    part: Part | None = None
+    held: list[dict[str, Any]] = []
+    while left > 0 and (part is None or part.seconds < _ENOUGH):
+        names, slices, nbytes = spread(ckpt, min(wanted, left), turn)
+        spare = until - time.perf_counter()
+        if not nbytes or (part is not None and spare <= 0):
             break
-        last = _load(ckpt, names, slices, nbytes, device, until, options)
-        first = first or last
-        turn += 1
-        left = until - time.perf_counter()
-        if last.seconds >= _ENOUGH or wanted >= most or left <= 0:
+        part, tensors = _load(ckpt, names, slices, nbytes, device, until, options)
+        # What is freed would be given to the next part, as memory that is there already. The whole load has none.
+        held.append(tensors)
+        turn, left = turn + 1, left - nbytes
+        if part.nbytes >= ckpt.nbytes:
             break
-        # Such a part takes half of the time that is left, if it is no faster.
-        reachable = int(last.nbytes / last.seconds * min(left / 2, 2 * _ENOUGH))
-        wanted = min(max(reachable, last.nbytes * 2), last.nbytes * _GROWTH)
-    if last is None or not last.nbytes or first is None:
+        # The next one takes most of the time that is left, if it is no faster.
+        spare = until - time.perf_counter()
+        reachable = int(part.nbytes / part.seconds * min(spare * 0.6, 1.2 * _ENOUGH)) if part.seconds else 0
+        wanted = min(max(reachable, part.nbytes * 2), part.nbytes * _GROWTH)
+    if part is None or not part.nbytes:
         return None
-    loading, spread_of = extrapolated(last, ckpt.nbytes)
+    loading, scatter = extrapolated(part, ckpt.nbytes)
     total = opening + loading
-    around = 2 * math.hypot(spread_of, _BETWEEN_RUNS)
+    around = 2 * math.hypot(scatter, _BETWEEN_RUNS + _OF_PRESSURE * pressure)
     stats = ckpt.stats
     return Prediction(
         seconds=total,
@@ -100,10 +108,19 @@ def predict(
         gb_per_s=ckpt.nbytes / total / 1e9,
         limited_by=stats.limited_by if stats else "unknown",
         readers=stats.readers if stats else 0,
-        probed_bytes=last.nbytes,
+        probed_bytes=part.nbytes,
         pinned=bool(stats and stats.pinned),
         notes=tuple(stats.notes) if stats else (),
     )
+
+
+def _room_on(device: str) -> int:
+    """Bytes that a part may take of a device's memory."""
+    if device == "cpu":
+        return _MOST
+    import torch
+
+    return int(torch.cuda.mem_get_info(device)[0]) // 4
 
 
 def extrapolated(part: Part, nbytes: int) -> tuple[float, float]:
@@ -115,10 +132,8 @@ def extrapolated(part: Part, nbytes: int) -> tuple[float, float]:
     rate = part.nbytes / part.seconds
     if len(rates) >= 4:  # noqa: PLR2004 - else there is no second half to speak of
         rate = statistics.harmonic_mean(rates[len(rates) // 2 :])
-    rest = max(nbytes - part.nbytes, 0)
-    share = rest / nbytes if nbytes else 0.0
-    scatter = statistics.pstdev(rates) / statistics.fmean(rates) / math.sqrt(len(rates)) if len(rates) > 1 else 0.25
-    return part.seconds + rest / rate, scatter * math.sqrt(share)
+    scatter = statistics.pstdev(rates) / statistics.fmean(rates) / math.sqrt(len(rates)) if len(rates) > 1 else 0.0
+    return part.seconds + max(nbytes - part.nbytes, 0) / rate, scatter
 
 
 def _sliced(part: Part, slices: int = 8) -> Iterator[tuple[float, int]]:
@@ -176,8 +191,8 @@ def _load(
     device: str,
     until: float,
     options: LoadOptions | None,
-) -> Part:
-    """Loads them; what takes far longer than it may is broken off."""
+) -> tuple[Part, dict[str, Any]]:
+    """Loads them, and returns them too; what takes far longer than it may is broken off."""
     framework = "dlpack" if device == "cpu" else "pt"
     began = time.perf_counter()
     part = Part(0, 0.0, [(0.0, 0)])
@@ -194,8 +209,8 @@ def _load(
             import torch
 
             torch.cuda.synchronize(device)
-        part.nbytes, part.seconds = nbytes, time.perf_counter() - began
-        del tensors
     except _LongEnoughError:
         part.seconds, part.nbytes = part.samples[-1]
-    return part
+        return part, {}
+    part.nbytes, part.seconds = nbytes, time.perf_counter() - began
+    return part, tensors

@@ -43,6 +43,7 @@ def rates(facts: Facts) -> dict[str, float]:
         "disk, direct": of.direct,
         "disk, buffered": of.buffered,
         "page cache": of.page_cache,
+        "fresh memory": of.fresh_memory,
         "pinned to GPU": of.h2d,
         "pageable to GPU": of.pageable,
     }
