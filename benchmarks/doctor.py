@@ -3,7 +3,7 @@
 Prediction and load alternate, each in a fresh process, in the same state: ``disk`` (the file is not in the page cache),
 ``cached``, ``loopback`` (S3 over HTTP) and ``shaped`` (the same with latency and limits). Prints and writes, of each
 state, the pairs, the median error, and how many loads took a time within the interval that was stated.
-What making memory costs on a virtual machine is part of both, unless they are ``--settled``.
+What making memory costs on a virtual machine is part of both.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,13 @@ _S3 = {
     "AWS_ALLOW_HTTP": "true",
 }
 SHAPE = ["--latency-ms", "20", "--connection-mb", "40", "--link-mb", "400"]
+PAUSE = 6.0
 STATES = ("disk", "cached", "loopback", "shaped")
 
 
-def run(command: str, location: str, environment: dict[str, str], *options: str) -> dict[str, Any]:
+def run(command: str, location: str, environment: dict[str, str]) -> dict[str, Any]:
     """What a command of Penstock prints as JSON."""
-    asked = [sys.executable, "-m", "penstock", command, location, "--device", "cpu", "--json", *options]
+    asked = [sys.executable, "-m", "penstock", command, location, "--device", "cpu", "--json"]
     done = subprocess.run(asked, env=os.environ | environment, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -49,25 +51,22 @@ def served(program: str, file: Path, state: str) -> Iterator[tuple[str, dict[str
         yield f"s3://bucket/{file.name}", _S3 | {"AWS_ENDPOINT_URL": f"http://{address}"}
 
 
-def prepare(file: Path, state: str, *, settled: bool) -> None:
-    """Makes the state, and memory that is there if ``settled``."""
+def prepare(file: Path, state: str) -> None:
+    """Makes the state. The pause lets a virtual machine's host take back what is free: both meet the same memory."""
     states.set_cache([file], "cold" if state == "disk" else "warm")
-    if settled:
-        states.settle_memory(file.stat().st_size * 5 // 4)
+    time.sleep(PAUSE)
 
 
-def pairs(program: str, file: Path, state: str, count: int, *, settled: bool) -> dict[str, Any]:
+def pairs(program: str, file: Path, state: str, count: int) -> dict[str, Any]:
     """Predictions and loads in turns."""
     found = []
-    # Importing torch takes so long that memory is gone again.
-    options = ("--framework", "dlpack") if settled else ()
     with served(program, file, state) as (location, environment):
         for _ in range(count):
-            prepare(file, state, settled=settled)
+            prepare(file, state)
             asked = run("doctor", location, environment)
             prediction = asked["prediction"]
-            prepare(file, state, settled=settled)
-            load = run("load", location, environment, *options)
+            prepare(file, state)
+            load = run("load", location, environment)
             seconds = load["total_seconds"]
             pair = {
                 "predicted": prediction["seconds"],
@@ -92,14 +91,11 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--states", nargs="+", choices=STATES, default=STATES)
     parser.add_argument("--pairs", type=int, default=6)
-    parser.add_argument("--settled", action="store_true", help="with memory that was touched just before")
     parser.add_argument("--server", default="benchmarks/http/target/release/http-bench")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     about = machine.about(options.file.parent, "cpu")
-    results = [
-        pairs(options.server, options.file, state, options.pairs, settled=options.settled) for state in options.states
-    ]
+    results = [pairs(options.server, options.file, state, options.pairs) for state in options.states]
     for result in results:
         within = f"{result['within']} of {options.pairs} loads within the interval"
         sys.stdout.write(f"{result['state']}: median error {result['median_error']:.0%}, {within}\n")

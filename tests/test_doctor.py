@@ -476,7 +476,7 @@ def test_an_anonymous_text_of_a_store_names_neither_bucket_nor_host_nor_profile(
     text = report.anonymous(of_network(tmp_path, **known))
     assert "secret" not in text
     assert "region eu-west-1" in text
-    assert "limited by network" in text
+    assert "limited by: network" in text
 
 
 def test_every_finding_is_in_the_manual_with_its_severity() -> None:

@@ -87,8 +87,7 @@ def _checkpoint(facts: Facts, paths: list[str]) -> Iterable[tuple[str, str]]:
         yield "server", f"{remote.host}{region}{far}"
         if remote.credentials:
             yield "credentials", remote.credentials
-    if line := report.predicted(facts):
-        yield "predicted load", line
+    yield from report.predicted(facts).items()
 
 
 def _finding(out: Output, finding: Finding) -> None:
@@ -98,4 +97,5 @@ def _finding(out: Output, finding: Finding) -> None:
     made.add_column(overflow="fold")
     made.add_row(Text(f"  {finding.severity}", style=_STYLES[finding.severity]), Text(cause))
     made.add_row(Text("  try", style="cyan"), Text(remedy))
+    out.print()
     out.print(made)

@@ -90,7 +90,7 @@ class _Diagnosis:
         checkpoint = remote = predicted = None
         if self._paths:
             self._step("opening the checkpoint", 6, self._open)
-            checkpoint = self._step("the checkpoint's storage", 2, self._checkpoint)
+            checkpoint = self._step("the checkpoint's storage", 4, self._checkpoint)
             if is_url(self._paths[0]):
                 remote = self._step("the network", 4, self._remote)
         if self._device != "cpu":
@@ -100,14 +100,14 @@ class _Diagnosis:
             if self._device == "cpu":
                 made = self._step("fresh memory", 3, lambda: limits.fresh_memory(_MADE, _MAKING))
                 rates = replace(rates, fresh_memory=made[0] if made else None)
-            predicted = self._step("the predicted load", 10, lambda: self._predict(ckpt))
+            predicted = self._step("the predicted load", 10, lambda: self._predict(ckpt, rates.fresh_memory))
             if not checkpoint.is_remote:
                 rates = self._step("the disk", 4, lambda: self._file_rates(ckpt, rates, checkpoint)) or rates
         return Facts(
             versions=engines.versions(),
             machine=self._machine,
             device=self._device,
-            engines=tuple(self._step("engines", 2, lambda: engines.engines(self._environment)) or ()),
+            engines=tuple(self._step("engines", 6, lambda: engines.engines(self._environment)) or ()),
             checkpoint=checkpoint,
             failure=self._failure,
             remote=remote,
@@ -181,7 +181,7 @@ class _Diagnosis:
         access = self._ckpt.core.access() if self._ckpt else None
         return network.remote(self._paths[0], access, self._environment, self._options)
 
-    def _predict(self, ckpt: penstock.Checkpoint) -> Prediction | None:
+    def _predict(self, ckpt: penstock.Checkpoint, fresh_memory: float | None) -> Prediction | None:
         memory = self._machine.available
         if self._machine.cgroup_limit is not None:
             room = self._machine.cgroup_limit - (self._machine.cgroup_used or 0)
@@ -195,6 +195,7 @@ class _Diagnosis:
             self._opening,
             seconds=_PROBING,
             memory=memory,
+            fresh_memory=fresh_memory,
             pressure=self._machine.pressure or 0.0,
             options=options,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.doctor.facts import Facts, Gpu
 from penstock.doctor.finding import Finding, Rule
+from penstock.doctor.prediction import SLOW_MEMORY
 from penstock.units import size
 
 _STAGING = 512 << 20
@@ -11,8 +12,6 @@ _STAGING = 512 << 20
 _HOST_EXTRA = 256 << 20
 """What a process has besides its weights: the interpreter, a framework."""
 _MEMLOCK = 128 << 20
-_SLOW_MEMORY = 1.0
-"""GB/s of touching memory for the first time."""
 _FEW_CORES = 2.0
 _BUSY = 0.3
 _NODE_PENALTY = 0.85
@@ -85,7 +84,7 @@ def little_memory(facts: Facts) -> Finding | None:
 def slow_memory(facts: Facts) -> Finding | None:
     """Memory that is slow to touch for the first time: a virtual machine's host hands it out only then."""
     rate = facts.rates.fresh_memory
-    if rate is None or rate >= _SLOW_MEMORY or _to_gpu(facts):
+    if rate is None or rate >= SLOW_MEMORY or _to_gpu(facts):
         return None
     return Finding(
         "slow_memory",

@@ -50,15 +50,16 @@ def rates(facts: Facts) -> dict[str, float]:
     return {name: rate for name, rate in named.items() if rate is not None}
 
 
-def predicted(facts: Facts) -> str | None:
-    """The prediction in a line."""
+def predicted(facts: Facts) -> dict[str, str]:
+    """The prediction, by what people call it."""
     of = facts.prediction
     if of is None:
-        return None
-    return (
-        f"{seconds(of.seconds)} ({seconds(of.low)} to {seconds(of.high)}) to {facts.device}, "
-        f"{of.gb_per_s:.2f} GB/s, limited by {of.limited_by}"
-    )
+        return {}
+    interval = f"{seconds(of.low)} to {seconds(of.high)}"
+    return {
+        "predicted load": f"{seconds(of.seconds)} ({interval}) to {facts.device}",
+        "limited by": f"{of.limited_by}, at {of.gb_per_s:.2f} GB/s",
+    }
 
 
 def seconds(of: float) -> str:
@@ -118,7 +119,7 @@ def _anonymous(facts: Facts) -> Iterator[str]:
     if ckpt := facts.checkpoint:
         kind = ckpt.mount.kind if ckpt.mount else facts.remote.scheme if facts.remote else "unknown"
         share = "" if ckpt.is_remote else f", {cached(ckpt.cached_share)}"
-        yield f"checkpoint: {size(ckpt.nbytes)}, {ckpt.files} files on {kind}{share}"
+        yield f"checkpoint: {size(ckpt.nbytes)}, {ckpt.files} {'file' if ckpt.files == 1 else 'files'} on {kind}{share}"
     if remote := facts.remote:
         # Where credentials come from may name a profile or a file.
         parts = [f"region {remote.region}" if remote.region else "", "a proxy" if remote.proxy else ""]
@@ -126,8 +127,7 @@ def _anonymous(facts: Facts) -> Iterator[str]:
             parts.append(f"{remote.round_trip * 1e3:.0f} ms to the server")
         yield ", ".join(["store: " + remote.scheme, *filter(None, parts)])
     yield from (f"{name}: {rate:.2f} GB/s" for name, rate in rates(facts).items())
-    if line := predicted(facts):
-        yield f"predicted load: {line}"
+    yield from (f"{name}: {value}" for name, value in predicted(facts).items())
     yield from (f"not found out: {what}" for what in facts.missing)
     for finding in findings(facts):
         cause, remedy = finding.said(anonymous=True)
