@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -11,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+import penstock
+import servers
 from conftest import Raw, raw_bytes, write_raw
 from penstock.doctor import engines, network, report
 from penstock.doctor.diagnosis import RULES, diagnose, findings
 from penstock.doctor.facts import Checkpoint, Cloud, Facts, Failure, Prediction, Rates, Remote
 from penstock.doctor.machine import machine, mount_of
+from penstock.doctor.prediction import Part, extrapolated, spread
 from penstock.doctor.tree import Tree
 from services import serving
 
@@ -458,6 +462,86 @@ def test_a_diagnosis_of_a_checkpoint(tmp_path: Path) -> None:
     assert "predicted load: " in text
     for private in (str(tmp_path), "private-directory", "m.safetensors", "filer", "secret", "secretcorp", "w0"):
         assert private not in text
+
+
+@pytest.mark.parametrize("scheme", ["http", "s3"])
+def test_a_diagnosis_of_a_store_says_where_credentials_come_from_and_shows_none(
+    tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = model(tmp_path).read_bytes()
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(cache))
+    with servers.web(tmp_path) as remote:
+        remote.put("bucket/m.safetensors", body)
+        location, options, origin = f"{remote.root}/bucket/m.safetensors?sig=SECRET", {}, "the URL's query"
+        if scheme == "s3":
+            location, origin = "s3://bucket/m.safetensors", "storage_options"
+            options = {"key": "KEYID", "secret": "SECRET", "endpoint_url": remote.root, "region": "eu-west-1"}
+        where = {"root": tree(tmp_path / "root").root, "environment": {"PENSTOCK_CACHE_DIR": str(cache)}}
+        of = diagnose([location], "cpu", storage_options=options, **where)  # type: ignore[arg-type]
+        assert not cache.exists(), "a diagnosis keeps nothing"
+        penstock.open(location, cache_dir=cache, storage_options=options).load(framework="np")
+        assert penstock.flush_disk_cache()
+        kept = diagnose([location], "cpu", storage_options=options, **where)  # type: ignore[arg-type]
+    assert (of.failure, of.missing) == (None, ())
+    assert of.checkpoint is not None
+    assert (of.checkpoint.is_remote, of.checkpoint.nbytes) == (True, 3 * MIB)
+    assert of.remote is not None
+    assert (of.remote.host, of.remote.credentials) == ("127.0.0.1", origin)
+    assert of.remote.region == ("eu-west-1" if scheme == "s3" else None)
+    assert of.prediction is not None
+    assert of.prediction.limited_by in {"network", "cores", "memory", "consumer"}
+    assert kept.prediction is not None
+    assert kept.prediction.limited_by in {"page cache", "disk", "memory"}, "the disk cache has it whole"
+    assert codes(of) == []
+    shown = json.dumps(report.as_dict(of)) + report.anonymous(of)
+    assert "SECRET" not in shown
+    assert "KEYID" not in shown
+    assert "127.0.0.1" not in report.anonymous(of)
+
+
+def test_a_diagnosis_leaves_the_page_cache_as_it_was(tmp_path: Path) -> None:
+    path = model(tmp_path / "m", 24 * MIB)
+    of = diagnose([str(path)], "cpu", environment={})
+    assert of.checkpoint is not None
+    if of.checkpoint.storage in {"tmpfs", "overlay"} or of.checkpoint.cached_share != 1.0:
+        pytest.skip(f"the files of this test lie on {of.checkpoint.storage}")
+    handle = os.open(path, os.O_RDONLY)
+    os.fsync(handle)
+    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(handle)
+    cold = diagnose([str(path)], "cpu", environment={})
+    assert cold.checkpoint is not None
+    assert cold.checkpoint.cached_share is not None
+    assert cold.checkpoint.cached_share < 0.2
+    assert cold.rates.direct is not None
+    after = penstock.open(path).core.cached_share(8)
+    assert after is not None
+    assert after <= cold.checkpoint.cached_share + 0.2
+
+
+def test_a_prediction_is_made_of_parts_from_all_places(tmp_path: Path) -> None:
+    tensors = {f"w{n:02}": Raw("U8", (64, 1024), raw_bytes("U8", (64, 1024), n)) for n in range(64)}
+    ckpt = penstock.open(write_raw(tmp_path / "m.safetensors", tensors))
+    for turn in (0, 1):
+        names, slices, nbytes = spread(ckpt, MIB, turn)
+        places = [int(name[1:]) // 8 for name in names]
+        assert set(places) == set(range(8))
+        assert nbytes == sum(ckpt[name].nbytes for name in names) == MIB
+        assert not slices
+    assert set(spread(ckpt, MIB, 0)[0]).isdisjoint(spread(ckpt, MIB, 1)[0])
+    names, slices, nbytes = spread(ckpt, MIB // 8, 0)
+    assert nbytes == MIB // 8, "large tensors are cut"
+    assert all(slices[name] == (slice(0, 16),) for name in names)
+    assert spread(ckpt, 1 << 40, 0) == (ckpt.offset_keys(), {}, ckpt.nbytes)
+
+
+def test_what_a_part_lacks_comes_at_its_later_rate() -> None:
+    samples = [(0.1 * n, 10 * n if n <= 10 else 100 + 100 * (n - 10)) for n in range(21)]
+    seconds, scatter = extrapolated(Part(1100, 2.0, samples), 11_100)
+    assert 11.5 <= seconds <= 13.5, "10,000 at 1,000 a second after the 2 seconds"
+    assert scatter > 0.1
+    assert extrapolated(Part(1100, 2.0, samples), 1100)[0] == 2.0
 
 
 @pytest.mark.parametrize("path", ["/nowhere/m.safetensors", "no-such.safetensors"])

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import penstock
+from penstock import _native
 from penstock.arguments import is_url
 from penstock.doctor import engines, limits, machine_rules, network, network_rules, prediction, probes, storage_rules
 from penstock.doctor.facts import Checkpoint, Facts, Failure, Prediction, Rates, Remote
@@ -26,6 +27,7 @@ from penstock.errors import PenstockError
 T = TypeVar("T")
 BUDGET = 18.0
 """Seconds of a whole diagnosis, the interpreter's start aside."""
+_CACHE = "PENSTOCK_CACHE_DIR"
 LOOKS = 64
 """Places of each file that are looked up in the page cache."""
 _MOSTLY = 0.98
@@ -91,14 +93,15 @@ class _Diagnosis:
         if self._paths:
             self._step("opening the checkpoint", 6, self._open)
             checkpoint = self._step("the checkpoint's storage", 4, self._checkpoint)
-            if is_url(self._paths[0]):
+            # A model of the hub that this machine has is read from files.
+            if is_url(self._paths[0]) and (checkpoint is None or checkpoint.is_remote):
                 remote = self._step("the network", 4, self._remote)
         if self._device != "cpu":
             rates = self._step("copies to GPUs", 6, self._gpu_rates) or rates
         if self._ckpt is not None and checkpoint is not None:
             ckpt = self._ckpt
             if self._device == "cpu":
-                made = self._step("fresh memory", 3, lambda: limits.fresh_memory(_MADE, _MAKING))
+                made = self._step("fresh memory", 5, lambda: limits.fresh_memory(min(_MADE, ckpt.nbytes), _MAKING))
                 rates = replace(rates, fresh_memory=made[0] if made else None)
             predicted = self._step("the predicted load", 10, lambda: self._predict(ckpt, rates.fresh_memory))
             if not checkpoint.is_remote:
@@ -187,8 +190,7 @@ class _Diagnosis:
             room = self._machine.cgroup_limit - (self._machine.cgroup_used or 0)
             memory = room if memory is None else min(memory, room)
         # What a disk cache has whole is read from there, as the load would.
-        cached = penstock.LoadOptions()
-        options = None if ckpt.core.locality(cached)[0] == "network" else cached
+        options = penstock.LoadOptions() if self._is_kept(ckpt) else None
         return prediction.predict(
             ckpt,
             self._device,
@@ -218,8 +220,17 @@ class _Diagnosis:
         by_node = probes.rates_by_node(self._machine.gpus, nodes(self._tree), self._machine.cores)
         return Rates(h2d=pinned, pageable=pageable, by_node=by_node)
 
+    def _is_kept(self, ckpt: penstock.Checkpoint) -> bool:
+        """Whether the disk cache holds all of a remote checkpoint."""
+        directory = self._environment.get(_CACHE)
+        if not directory or not Path(directory).is_dir():
+            return False
+        entries = _native.cache_entries(directory)
+        whole = {(location, nbytes) for _, location, nbytes, _, is_complete, _ in entries if is_complete}
+        return all((_native.shown(location), nbytes) in whole for location, nbytes in ckpt.files)
+
     def _closed_cache(self) -> str | None:
-        directory = self._environment.get("PENSTOCK_CACHE_DIR")
+        directory = self._environment.get(_CACHE)
         if not directory or not Path(directory).is_dir() or os.access(directory, os.W_OK | os.X_OK):
             return None
         return directory

@@ -53,7 +53,7 @@ def fresh_memory(size: int, at_most: float) -> tuple[float, list[memoryview]]:
     Returns:
         GB/s, and the memory: as long as it is held, nobody else is given it as if it were new.
     """
-    piece = 32 * MIB
+    piece = 8 * MIB
     held: list[memoryview] = []
     began = time.perf_counter()
     while len(held) * piece < size and time.perf_counter() - began < at_most:
