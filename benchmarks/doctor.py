@@ -65,6 +65,8 @@ def pairs(program: str, file: Path, state: str, count: int) -> dict[str, Any]:
             prepare(file, state)
             asked = run("doctor", location, environment)
             prediction = asked["prediction"]
+            if prediction is None:
+                raise SystemExit(f"no prediction: {asked['missing']} {asked['failure']}")
             prepare(file, state)
             load = run("load", location, environment)
             seconds = load["total_seconds"]
@@ -102,7 +104,6 @@ def main() -> None:
     if options.output:
         document = {
             "machine": about,
-            "settled": options.settled,
             "bytes": options.file.stat().st_size,
             "shape": SHAPE,
             "states": results,

@@ -23,6 +23,9 @@ use crate::prefetch::Prefetch;
 use crate::session::{Mapped, Session};
 use crate::signals::interruptibly;
 
+/// How an object is reached: provider, endpoint, region, and where the credentials come from.
+type Reached = (&'static str, String, Option<String>, String);
+
 /// What the header says of one tensor.
 #[pyclass(frozen, module = "penstock._native")]
 #[derive(Debug)]
@@ -272,12 +275,8 @@ impl Checkpoint {
         py.detach(|| self.inner.cached_share(places))
     }
 
-    /// How its first object is reached, whatever a disk cache holds of it: provider, endpoint, region, and where the
-    /// credentials come from. None for a file of this machine.
-    fn access(
-        &self,
-        py: Python<'_>,
-    ) -> Outcome<Option<(&'static str, String, Option<String>, String)>> {
+    /// How its first object is reached, whatever a disk cache holds of it. None for a file of this machine.
+    fn access(&self, py: Python<'_>) -> Outcome<Option<Reached>> {
         py.detach(|| {
             let store = Arc::new(self.router.cached_in(CachePolicy::default(), None));
             let remote = self.inner.in_store(store);

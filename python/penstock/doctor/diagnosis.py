@@ -25,7 +25,7 @@ from penstock.doctor.tree import Tree
 from penstock.errors import PenstockError
 
 T = TypeVar("T")
-BUDGET = 18.0
+BUDGET = 18.5
 """Seconds of a whole diagnosis, the interpreter's start aside."""
 _CACHE = "PENSTOCK_CACHE_DIR"
 LOOKS = 64
@@ -103,7 +103,7 @@ class _Diagnosis:
             if self._device == "cpu":
                 made = self._step("fresh memory", 5, lambda: limits.fresh_memory(min(_MADE, ckpt.nbytes), _MAKING))
                 rates = replace(rates, fresh_memory=made[0] if made else None)
-            predicted = self._step("the predicted load", 10, lambda: self._predict(ckpt, rates.fresh_memory))
+            predicted = self._step("the predicted load", 14, lambda: self._predict(ckpt, rates.fresh_memory))
             if not checkpoint.is_remote:
                 rates = self._step("the disk", 4, lambda: self._file_rates(ckpt, rates, checkpoint)) or rates
         return Facts(

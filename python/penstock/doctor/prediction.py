@@ -92,7 +92,11 @@ def predict(
         spare = until - time.perf_counter()
         if not nbytes or (part is not None and spare <= 0):
             break
-        part, tensors = _load(ckpt, names, slices, nbytes, device, until, options)
+        came, tensors = _load(ckpt, names, slices, nbytes, device, until, options)
+        if part is None or came.nbytes > part.nbytes:
+            part = came
+        if came.nbytes < nbytes:  # it was broken off
+            break
         # What is freed would be given to the next part, as memory that is there already. The whole load has none.
         held.append(tensors)
         turn, left = turn + 1, left - nbytes
@@ -138,12 +142,13 @@ def _room_on(device: str) -> int:
 def extrapolated(part: Part, nbytes: int) -> tuple[float, float]:
     """The seconds of a load of so many bytes, and how far that scatters, as a share of it.
 
-    What the part lacks comes at the rate of its second half: readers are added in the first.
+    What the part lacks comes at the rate of its second half, since readers are added in the first; or at its own where
+    that is faster: a pause in one half is not to count twice.
     """
     rates = [(b2 - b1) / (t2 - t1) for (t1, b1), (t2, b2) in pairwise(_sliced(part))]
     rate = part.nbytes / part.seconds
     if len(rates) >= 4:  # noqa: PLR2004 - else there is no second half to speak of
-        rate = statistics.harmonic_mean(rates[len(rates) // 2 :])
+        rate = max(rate, statistics.harmonic_mean(rates[len(rates) // 2 :]))
     scatter = statistics.pstdev(rates) / statistics.fmean(rates) / math.sqrt(len(rates)) if len(rates) > 1 else 0.0
     return part.seconds + max(nbytes - part.nbytes, 0) / rate, scatter
 
