@@ -29,6 +29,7 @@ LAYERS = [
     {"integrations.safetensors", "integrations.shared"},
     {"integrations.peft", "integrations.sglang", "integrations.transformers", "integrations.vllm"},
     {"integrations.diffusers"},
+    {"doctor"},
     {"integrations", "cli"},
     {"__init__", "__main__"},
 ]

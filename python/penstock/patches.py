@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -75,9 +75,9 @@ In the order of the manual's table, which says how long each stays, what it does
 _TARGETS = {target for targets in PATCHES.values() for target in targets}
 
 
-def is_disabled() -> bool:
+def is_disabled(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether ``PENSTOCK_DISABLE`` turns plugins and ``patch_safetensors`` off. Empty, 0, false and no do not."""
-    return os.environ.get(DISABLE, "").strip().lower() not in {"", "0", "false", "no"}
+    return environment.get(DISABLE, "").strip().lower() not in {"", "0", "false", "no"}
 
 
 def listed(target: str) -> str:

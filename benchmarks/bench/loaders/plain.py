@@ -8,22 +8,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .. import limits
+from penstock.doctor import limits
+
 from . import Load, Loader, Tensors, Use
 
 
 def read(use: Use) -> Load:
     request = int(use.settings["kib"]) << 10
     block = int(use.settings.get("block_kib", 0)) << 10 or request
-    buffers = [limits.buffer(request) for _ in range(int(use.settings["threads"]))]
-
-    def place(worker: int, _at: int, size: int) -> memoryview:
-        return buffers[worker][:size]
+    threads = int(use.settings["threads"])
+    place = limits.to_small_buffers(threads, request)
 
     def load(files: list[str]) -> Tensors:
         paths = [Path(file) for file in files]
         use.notes["bytes"] = sum(path.stat().st_size for path in paths)
-        limits.read_files(paths, len(buffers), block, place, direct=True, request=request)
+        limits.read_files(paths, threads, block, place, direct=True, request=request)
         return {}
 
     return load

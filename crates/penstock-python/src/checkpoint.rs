@@ -23,6 +23,9 @@ use crate::prefetch::Prefetch;
 use crate::session::{Mapped, Session};
 use crate::signals::interruptibly;
 
+/// How an object is reached: provider, endpoint, region, and where the credentials come from.
+type Reached = (&'static str, String, Option<String>, String);
+
 /// What the header says of one tensor.
 #[pyclass(frozen, module = "penstock._native")]
 #[derive(Debug)]
@@ -264,6 +267,24 @@ impl Checkpoint {
                 StorageKind::Disk | StorageKind::Virtiofs | StorageKind::NineP | StorageKind::Image => "disk",
             };
             (origin, coalesce_gap_bytes)
+        })
+    }
+
+    /// The share of it that the page cache holds, by so many looks at each of a few objects; None where that is not known.
+    fn cached_share(&self, py: Python<'_>, places: u64) -> Option<f64> {
+        py.detach(|| self.inner.cached_share(places))
+    }
+
+    /// How its first object is reached, whatever a disk cache holds of it. None for a file of this machine.
+    fn access(&self, py: Python<'_>) -> Outcome<Option<Reached>> {
+        py.detach(|| {
+            let store = Arc::new(self.router.cached_in(CachePolicy::default(), None));
+            let remote = self.inner.in_store(store);
+            if remote.objects().is_empty() {
+                return Ok(None);
+            }
+            let access = remote.open_object(0)?.access();
+            Ok(access.map(|access| (access.provider, access.endpoint, access.region, access.credentials)))
         })
     }
 

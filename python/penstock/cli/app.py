@@ -316,6 +316,49 @@ def pull_command(
         )
 
 
+@app.command(
+    "doctor", epilog=_epilog("doctor", ("model.safetensors", "s3://bucket/llama-3-8b/ --device cuda:0", "--anonymous"))
+)
+def doctor_command(
+    paths: Annotated[
+        list[str] | None,
+        _argument(
+            metavar="[PATH|URL]...",
+            help="The checkpoint, as for load; the machine alone where it is left out.",
+            autocompletion=completed_paths,
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            parser=parse_device,
+            metavar="DEVICE",
+            help="cpu, cuda or cuda:N; the first GPU that torch can use, else cpu.",
+        ),
+    ] = None,
+    storage_option: StorageOption = None,
+    anonymous: Annotated[
+        bool, _flag("--anonymous", help="Print a text for a ticket: no paths, hosts or names.")
+    ] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Find what limits loads here, and how long one will take. Changes nothing, and takes at most 20 seconds."""
+    if json and anonymous:
+        raise typer.BadParameter("--json and --anonymous are two forms of one report: give one of them.")
+    with handled(as_json=json, debug=debug):
+        from penstock.cli.doctor import doctor
+
+        doctor(
+            paths or [],
+            device,
+            storage_options=storage_options(storage_option),
+            anonymous=anonymous,
+            json=json,
+        )
+
+
 cache_app = typer.Typer(
     name="cache",
     help="Look after the disk cache behind object stores.",

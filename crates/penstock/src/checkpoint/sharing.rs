@@ -29,22 +29,27 @@ impl Checkpoint {
 
     /// Whether the page cache holds most of it, by a few looks.
     pub fn is_mostly_cached(&self) -> bool {
+        self.cached_share(PLACES).is_some_and(|share| share > 0.5)
+    }
+
+    /// The share of it that the page cache holds, by so many looks at each of a few objects; nothing where the kernel does
+    /// not say, or there is nothing to look at.
+    pub fn cached_share(&self, places: u64) -> Option<f64> {
         let step = self.objects().len().div_ceil(OBJECTS).max(1);
-        let (mut looks, mut cached) = (0, 0);
+        let (mut looks, mut cached) = (0_u32, 0_u32);
         for index in (0..self.objects().len()).step_by(step) {
-            let Ok(object) = self.open_object(index) else { return false };
-            for place in 0..PLACES {
-                let start = object.bytes() / PLACES * place;
+            let object = self.open_object(index).ok()?;
+            for place in 0..places {
+                let start = object.bytes() / places * place;
                 let range = start..(start + PLACE).min(object.bytes());
                 if range.is_empty() {
                     continue;
                 }
-                let Some(is) = object.is_cached(&range) else { return false };
                 looks += 1;
-                cached += usize::from(is);
+                cached += u32::from(object.is_cached(&range)?);
             }
         }
-        cached * 2 > looks
+        (looks > 0).then(|| f64::from(cached) / f64::from(looks))
     }
 }
 

@@ -57,6 +57,19 @@ pub struct Entry {
     pub bytes: u64,
 }
 
+/// How a remote object is reached. Holds no secrets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Access {
+    /// Who serves it, as errors call it: `S3`.
+    pub provider: &'static str,
+    /// The URL of the server that a setting names, or the cloud's partition; empty where the location says it.
+    pub endpoint: String,
+    /// S3: the region that the bucket answers in.
+    pub region: Option<String>,
+    /// Where the credentials in use come from.
+    pub credentials: String,
+}
+
 /// A place where objects live.
 pub trait Store: Send + Sync {
     /// Opens the object at `location` for reading.
@@ -184,6 +197,11 @@ pub trait Object: Send + Sync {
     /// in. A hint: what is no file of this machine does nothing.
     fn prefetch(&self, _range: Range<u64>) -> bool {
         false
+    }
+
+    /// How the object is reached, where that is over a network.
+    fn access(&self) -> Option<Access> {
+        None
     }
 
     /// Tells the store that direct reads of this object would gain nothing. A hint, for objects that have such a choice.

@@ -153,7 +153,7 @@ fn an_entry_that_cannot_be_opened_for_want_of_descriptors_is_not_removed() {
     let entry = directory.entry(&key(10)).unwrap();
     for descriptors in 0..6 {
         assert!(in_child(|| {
-            let next = File::open("/dev/null").unwrap().as_raw_fd() as u64;
+            let next = u64::from(File::open("/dev/null").unwrap().as_raw_fd().cast_unsigned());
             let limit = Rlimit { current: Some(next + descriptors), ..getrlimit(Resource::Nofile) };
             setrlimit(Resource::Nofile, limit).unwrap();
             let _ = directory.entry(&key(10));

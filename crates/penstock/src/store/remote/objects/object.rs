@@ -16,7 +16,7 @@ use crate::store::remote::http::context::LoadContext;
 use crate::store::remote::provider::backend::Backend;
 use crate::store::remote::request::latency::HedgePermit;
 use crate::store::remote::request::outcome::Stop;
-use crate::store::{Identity, Object, ReadContext};
+use crate::store::{Access, Identity, Object, ReadContext};
 
 /// A pinned version of an object.
 pub(crate) struct RemoteObject {
@@ -155,6 +155,15 @@ impl Object for RemoteObject {
 
     fn identity(&self) -> Identity {
         identity(&self.meta)
+    }
+
+    fn access(&self) -> Option<Access> {
+        Some(Access {
+            provider: self.backend.provider.name(),
+            endpoint: self.backend.endpoint.clone(),
+            region: self.backend.region.clone(),
+            credentials: self.backend.credentials().into_owned(),
+        })
     }
 
     fn read_into(&self, offset: u64, mut into: Window<'_>, cx: &mut ReadContext) -> Result<()> {
