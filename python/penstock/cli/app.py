@@ -317,7 +317,8 @@ def pull_command(
 
 
 @app.command(
-    "doctor", epilog=_epilog("doctor", ("model.safetensors", "s3://bucket/llama-3-8b/ --device cuda:0", "--anonymous"))
+    "doctor",
+    epilog=_epilog("doctor model.safetensors", "doctor s3://bucket/llama-3-8b/ --device cuda:0", "doctor --anonymous"),
 )
 def doctor_command(
     paths: Annotated[

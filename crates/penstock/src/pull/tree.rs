@@ -230,6 +230,6 @@ pub(super) fn check(path: &str) -> Result<()> {
         return Ok(());
     }
     Err(Error::new(ErrorKind::Access, format!("the key {path:?} is no path below the destination")).remedy(
-        "Leave it out with ignore_patterns=; a key with such parts comes from a broken or a hostile tool",
+        "Leave it out (ignore_patterns=, --exclude); a key with such parts comes from a broken or a hostile tool",
     ))
 }
