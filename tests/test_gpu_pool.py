@@ -141,6 +141,7 @@ def test_a_graph_replays_to_the_bit_after_another_model_was_there(memory: Memory
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of what its compiler imports
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # and of a graph of its own
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 @pytest.mark.skipif(shutil.which("cc") is None and shutil.which("gcc") is None, reason="no C compiler")
 def test_a_compiled_module_survives_without_being_compiled_again(memory: Memory, mode: str) -> None:
@@ -216,7 +217,7 @@ def test_out_of_memory_half_way_leaves_everything_as_it_was(memory: Memory) -> N
     ballast = torch.empty(torch.cuda.mem_get_info()[0] - 20 * CHUNK, dtype=torch.uint8, device="cuda")
     before, free = usage(memory), torch.cuda.mem_get_info()[0]
     for _ in range(2):
-        with pytest.raises(InsufficientMemoryError, match="2560 MiB more are wanted") as raised:
+        with pytest.raises(InsufficientMemoryError, match=f"{40 * CHUNK // MIB} MiB more are wanted") as raised:
             part.map()
         assert int(raised.value.details["wanted"]) == 40 * CHUNK
         assert 0 < int(raised.value.details["free"]) < 21 * CHUNK
@@ -242,7 +243,7 @@ def test_a_return_after_a_partial_eviction_copies_only_what_is_missing(memory: M
     assert slab.fill(second) == 0
 
 
-def test_a_master_of_several_registered_pieces_arrives_whole_from_any_byte(memory: Memory) -> None:
+def test_a_large_master_arrives_whole_from_any_byte(memory: Memory) -> None:
     nbytes = (2 << 30) + 3 * CHUNK + 12_345
     slab, master = memory.slab(nbytes), master_of(memory, nbytes, 1)
     slab.fill(master)
@@ -250,6 +251,8 @@ def test_a_master_of_several_registered_pieces_arrives_whole_from_any_byte(memor
         slab.evict([memory.now()], keep=keep)
         assert slab.fill(master) == nbytes - keep
         assert torch.equal(slab.tensor.cpu(), master)
+    around = slice((1 << 30) - 5, (1 << 30) + 5)
+    assert torch.equal(master[around].cuda().cpu(), master[around]), "it is pinned as one"
 
 
 def test_work_on_a_side_stream_sees_its_bytes_although_the_memory_goes_to_another(memory: Memory) -> None:

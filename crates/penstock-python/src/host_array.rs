@@ -69,7 +69,7 @@ impl HostArray {
             PinnedMemory::make(nbytes, device.pinning(), threads)
         };
         let memory = py.detach(make)?;
-        let refused = memory.refused().map(str::to_owned);
+        let refused = memory.refused();
         Ok((Self::new(Owner::Pinned(memory), Dtype::U8, vec![nbytes as u64], nbytes as u64), refused))
     }
 
@@ -85,7 +85,7 @@ impl HostArray {
         let Owner::Pinned(memory) = &*self.owner else {
             return Some("it was not made to be pinned".to_owned());
         };
-        py.detach(|| memory.register().map(str::to_owned))
+        py.detach(|| memory.register())
     }
 
     /// Where it begins.

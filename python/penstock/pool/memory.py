@@ -26,8 +26,6 @@ from penstock.units import size
 
 logger = logging.getLogger(__name__)
 
-_PIECE = 1 << 30
-"""Bytes of pinned memory that are registered as one."""
 _RELAXED = 2
 """The capture mode of a thread whose calls heed no capture: ``cudaStreamCaptureModeRelaxed``."""
 _OUT_OF_MEMORY: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
@@ -142,11 +140,7 @@ class Memory:
     def to_device(self, slab: torch.Tensor, host: torch.Tensor, start: int = 0) -> None:
         """Fills a slab of the device from host memory, from byte ``start`` on."""
         with self._on_stream():
-            while start < host.numel():
-                # A copy must not reach from one registered piece of the master into the next.
-                end = min(start - start % _PIECE + _PIECE, host.numel())
-                slab[start:end].copy_(host[start:end], non_blocking=True)
-                start = end
+            slab[start:].copy_(host[start:], non_blocking=True)
             self._wait()
 
     def to_host(self, host: torch.Tensor, device: torch.Tensor) -> None:

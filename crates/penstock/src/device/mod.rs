@@ -19,7 +19,7 @@ use crate::error::Result;
 use crate::memory::Pinning;
 
 pub use cuda::CudaDevice;
-pub use pinned_memory::{PINNED_PIECE, PinnedMemory};
+pub use pinned_memory::PinnedMemory;
 pub use virtual_memory::{DEVICE_CHUNK, DeviceMemory, DeviceRange, DeviceUsage, Space};
 
 /// A moment in the life of a stream: everything enqueued before it.

@@ -1,8 +1,8 @@
 //! Host memory that stays pinned as long as it exists: masters of a model pool, tensors that a program copies by itself.
 //!
-//! Made in pieces, by several threads: touched, so that pages are there (huge ones where the kernel has them), and
-//! registered. That is some eight times as fast as the driver's own allocation. One registration of all of it could fail
-//! on large machines, and would stall other work on the GPU for as long as it takes.
+//! Touched by several threads, so that pages are there (huge ones where the kernel has them), then registered. That is
+//! some eight times as fast as the driver's own allocation. All of it is registered at once: the driver refuses a copy
+//! that reaches from one registered range into the next, and anyone may copy any tensor of it.
 //!
 //! Promises that the memory is the size that was asked for, rounded up to a page; that nothing of it remains once it is
 //! dropped; and that a forked child, which does not have it, leaves it alone. Knows no device: that is a [`Pinning`].
@@ -15,8 +15,6 @@ use crate::error::Result;
 use crate::memory::{Owner, PAGE, Pinning, Region, Window};
 use crate::threads;
 
-/// Bytes that are registered at once. A copy must not reach from one piece into the next.
-pub const PINNED_PIECE: usize = 1 << 30;
 /// Bytes that a thread touches at once.
 const TOUCHED: usize = 64 << 20;
 
@@ -24,15 +22,8 @@ const TOUCHED: usize = 64 << 20;
 pub struct PinnedMemory {
     region: ManuallyDrop<Region>,
     pinning: Arc<dyn Pinning>,
-    registered: OnceLock<Registered>,
+    registered: OnceLock<Result<()>>,
     made_by: Owner,
-}
-
-/// What came of registering.
-#[derive(Default)]
-struct Registered {
-    pieces: Vec<usize>,
-    refused: Option<String>,
 }
 
 impl PinnedMemory {
@@ -42,7 +33,8 @@ impl PinnedMemory {
     /// `Memory` where there is no memory.
     pub fn make(len: usize, pinning: Arc<dyn Pinning>, threads: usize) -> Result<Self> {
         let made = Self::reserve(len, pinning)?;
-        let touched: Vec<_> = made.pieces(TOUCHED).collect();
+        let touched: Vec<_> =
+            (0..len).step_by(TOUCHED).map(|start| (start, TOUCHED.min(len - start))).collect();
         threads::in_order(&touched, threads, "penstock-pinning", |(start, len)| {
             made.region.touch(*start, *len)
         })
@@ -65,30 +57,15 @@ impl PinnedMemory {
     }
 
     /// Registers all of it, once. Says why the device refused, if it did: then it stays pageable.
-    pub fn register(&self) -> Option<&str> {
-        self.registered.get_or_init(|| self.registration()).refused.as_deref()
-    }
-
-    fn registration(&self) -> Registered {
-        let mut done = Registered::default();
-        for (start, len) in self.pieces(PINNED_PIECE) {
-            // SAFETY: inside the region, which stays mapped until `Drop` has unregistered it.
-            match unsafe {
-                self.pinning.register(self.region.as_ptr().add(start), len.next_multiple_of(PAGE))
-            } {
-                Ok(()) => done.pieces.push(start),
-                Err(error) => {
-                    self.unregister(&done);
-                    return Registered { refused: Some(error.to_string()), ..Registered::default() };
-                }
+    pub fn register(&self) -> Option<String> {
+        let registered = self.registered.get_or_init(|| {
+            if self.is_empty() {
+                return Ok(());
             }
-        }
-        done
-    }
-
-    fn pieces(&self, bytes: usize) -> impl Iterator<Item = (usize, usize)> {
-        let len = self.region.len();
-        (0..len).step_by(bytes).map(move |start| (start, bytes.min(len - start)))
+            // SAFETY: the region stays mapped until `Drop` has unregistered it; whole pages are mapped.
+            unsafe { self.pinning.register(self.region.as_ptr(), self.region.len().next_multiple_of(PAGE)) }
+        });
+        registered.as_ref().err().map(ToString::to_string)
     }
 
     /// Where it begins.
@@ -107,20 +84,13 @@ impl PinnedMemory {
     }
 
     /// Why the device did not register it, if it did not.
-    pub fn refused(&self) -> Option<&str> {
-        self.registered.get()?.refused.as_deref()
+    pub fn refused(&self) -> Option<String> {
+        self.registered.get()?.as_ref().err().map(ToString::to_string)
     }
 
     /// All of it, to be filled.
     pub fn window(&mut self) -> Window<'_> {
         self.region.window()
-    }
-
-    fn unregister(&self, done: &Registered) {
-        for start in &done.pieces {
-            // SAFETY: registered, and once: callers own `done`. Whoever owned the memory has ended its copies.
-            unsafe { self.pinning.unregister(self.region.as_ptr().add(*start)) };
-        }
     }
 }
 
@@ -133,8 +103,9 @@ impl fmt::Debug for PinnedMemory {
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
         if self.made_by.is_current() {
-            if let Some(done) = self.registered.take() {
-                self.unregister(&done);
+            if !self.is_empty() && matches!(self.registered.take(), Some(Ok(()))) {
+                // SAFETY: registered, and unregistered once, here. Whoever owned the memory has ended its copies.
+                unsafe { self.pinning.unregister(self.region.as_ptr()) };
             }
             // SAFETY: dropped once, here.
             unsafe { ManuallyDrop::drop(&mut self.region) };
