@@ -55,10 +55,10 @@ def main() -> None:
             pastes_the_readme(Path(directory))
     assert getattr(sys, "_is_gil_enabled", lambda: True)() == HAS_GIL, "penstock turned the GIL on"
     gil = "" if HAS_GIL else ", without a GIL"
-    where = f"Python {platform.python_version()}{gil}, {platform.machine()}, {'glibc' if platform.libc_ver()[0] == 'glibc' else 'musl'}"
-    print(
-        f"ok: penstock {penstock.__version__}, {where}, README's snippets {'run' if pasted else 'left out: no torch'}"
-    )
+    libc = "glibc" if platform.libc_ver()[0] == "glibc" else "musl"
+    readme = "README.md as pasted" if pasted else "no torch for README.md"
+    where = f"Python {platform.python_version()}{gil}, {platform.machine()}, {libc}, {readme}"
+    print(f"ok: penstock {penstock.__version__}, {where}")
 
 
 def command(*arguments: str) -> str:
