@@ -37,9 +37,8 @@ def main() -> None:
     assert command("--version") == f"penstock {penstock.__version__}\n"
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "model.safetensors"
-        random = np.random.default_rng(0)
-        tensors = {f"t{i}": random.standard_normal((64, 33 + i)).astype(np.float32) for i in range(50)}
-        save_file(tensors | {"large": random.integers(0, 255, 9_000_000, dtype=np.uint8)}, path)
+        tensors = {f"t{i}": np.sin(np.arange(64 * (33 + i), dtype=np.float32) + i).reshape(64, -1) for i in range(50)}
+        save_file(tensors | {"large": (np.arange(9_000_000) % 251).astype(np.uint8)}, path)
         loads(path)
         assert "51 tensors" in command("inspect", str(path), "--limit", "1")
         inspects_a_hub(path)
@@ -56,10 +55,10 @@ def main() -> None:
             pastes_the_readme(Path(directory))
     assert getattr(sys, "_is_gil_enabled", lambda: True)() == HAS_GIL, "penstock turned the GIL on"
     gil = "" if HAS_GIL else ", without a GIL"
-    where = f"Python {platform.python_version()}{gil}, {platform.machine()}, {platform.libc_ver()[0] or 'musl'}"
-    print(
-        f"ok: penstock {penstock.__version__}, {where}, README's snippets {'run' if pasted else 'left out: no torch'}"
-    )
+    libc = "glibc" if platform.libc_ver()[0] == "glibc" else "musl"
+    readme = "README.md as pasted" if pasted else "no torch for README.md"
+    where = f"Python {platform.python_version()}{gil}, {platform.machine()}, {libc}, {readme}"
+    print(f"ok: penstock {penstock.__version__}, {where}")
 
 
 def command(*arguments: str) -> str:
