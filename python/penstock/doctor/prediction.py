@@ -87,12 +87,14 @@ def predict(
     until, wanted, turn = time.perf_counter() + seconds, _FIRST, 0
     part: Part | None = None
     held: list[dict[str, Any]] = []
+    parts: list[Part] = []
     while left > 0 and (part is None or part.seconds < _ENOUGH):
         names, slices, nbytes = spread(ckpt, min(wanted, left), turn)
         spare = until - time.perf_counter()
         if not nbytes or (part is not None and spare <= 0):
             break
         came, tensors = _load(ckpt, names, slices, nbytes, device, until, options)
+        parts.append(came)
         if part is None or came.nbytes > part.nbytes:
             part = came
         if came.nbytes < nbytes:  # it was broken off
@@ -108,9 +110,11 @@ def predict(
         wanted = min(max(reachable, part.nbytes * 2), part.nbytes * _GROWTH)
     if part is None or not part.nbytes:
         return None
-    loading, scatter = extrapolated(part, ckpt.nbytes)
+    is_slow = fresh_memory is not None and fresh_memory < SLOW_MEMORY
+    # Memory gets the slower the more is taken: then all parts together are what the whole load goes through.
+    loading, scatter = extrapolated(joined(parts) if is_slow else part, ckpt.nbytes)
     total, least = opening + loading, loading
-    if fresh_memory is not None and fresh_memory < SLOW_MEMORY:
+    if is_slow:
         held.clear()
         names, slices, nbytes = spread(ckpt, part.nbytes, turn)
         again, _ = _load(ckpt, names, slices, nbytes, device, until + _AGAIN, options)
@@ -139,6 +143,15 @@ def _room_on(device: str) -> int:
     return int(torch.cuda.mem_get_info(device)[0]) // 4
 
 
+def joined(parts: list[Part]) -> Part:
+    """Parts, one after the other, as one."""
+    whole = Part(0, 0.0, [(0.0, 0)])
+    for part in parts:
+        whole.samples += [(whole.seconds + seconds, whole.nbytes + nbytes) for seconds, nbytes in part.samples[1:]]
+        whole.nbytes, whole.seconds = whole.nbytes + part.nbytes, whole.seconds + part.seconds
+    return whole
+
+
 def extrapolated(part: Part, nbytes: int) -> tuple[float, float]:
     """The seconds of a load of so many bytes, and how far that scatters, as a share of it.
 
@@ -150,7 +163,9 @@ def extrapolated(part: Part, nbytes: int) -> tuple[float, float]:
     if len(rates) >= 4:  # noqa: PLR2004 - else there is no second half to speak of
         rate = max(rate, statistics.harmonic_mean(rates[len(rates) // 2 :]))
     scatter = statistics.pstdev(rates) / statistics.fmean(rates) / math.sqrt(len(rates)) if len(rates) > 1 else 0.0
-    return part.seconds + max(nbytes - part.nbytes, 0) / rate, scatter
+    if part.nbytes > nbytes:
+        return next((seconds for seconds, came in part.samples if came >= nbytes), part.seconds), scatter
+    return part.seconds + (nbytes - part.nbytes) / rate, scatter
 
 
 def _sliced(part: Part, slices: int = 8) -> Iterator[tuple[float, int]]:
