@@ -212,9 +212,9 @@ def test_a_machine_that_gives_less_than_it_has(
 
 def test_memory_that_a_host_hands_out_late(tmp_path: Path) -> None:
     of = facts(tree(tmp_path, GPU))
-    assert codes(replace(of, rates=Rates(fresh_memory=0.3))) == ["slow_memory"]
-    assert codes(replace(of, rates=Rates(fresh_memory=0.3), device="cuda:0")) == []
-    assert codes(replace(of, rates=Rates(fresh_memory=4.0))) == []
+    prediction = Prediction(2.0, 1.5, 2.5, 0.5, "memory", 2, 1 << 28, fresh_memory=0.3)
+    assert codes(replace(of, prediction=prediction)) == ["slow_memory"]
+    assert codes(replace(of, prediction=replace(prediction, fresh_memory=4.0))) == []
 
 
 def test_a_cgroup_leaves_room_for_what_is_loaded_to_a_gpu(tmp_path: Path) -> None:

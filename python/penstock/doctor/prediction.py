@@ -18,6 +18,7 @@ from typing import Any
 
 from penstock._native import LoadOptions
 from penstock.checkpoint import Checkpoint
+from penstock.doctor import limits
 from penstock.doctor.facts import Prediction
 
 _FIRST = 48 << 20
@@ -29,6 +30,8 @@ _SPANS = 8
 """So many places of the checkpoint a part is taken from."""
 _ENOUGH = 2.5
 """Seconds of a part that tells enough."""
+_MADE, _MAKING = 256 << 20, 1.0
+"""Bytes, and seconds, of host memory that is touched to see how fast that is."""
 _AGAIN = 2.0
 """Seconds more for a load to memory that is there."""
 SLOW_MEMORY = 1.0
@@ -61,7 +64,6 @@ def predict(
     seconds: float,
     memory: int | None = None,
     pressure: float = 0.0,
-    fresh_memory: float | None = None,
     options: LoadOptions | None = None,
 ) -> Prediction | None:
     """Predicts a load of the whole checkpoint to a device, into fresh memory, by a process that has loaded nothing.
@@ -73,8 +75,6 @@ def predict(
         seconds: for all parts together, about.
         memory: bytes that may be taken meanwhile.
         pressure: the share of the time in which somebody waits for a core: then loads differ more.
-        fresh_memory: GB/s of touching host memory for the first time. Where a virtual machine's host is slow to hand it
-            out, a load that meets memory which is there is faster by far: the interval begins with that.
         options: settings of the loads; by default the checkpoint's.
 
     Returns:
@@ -110,11 +110,14 @@ def predict(
         wanted = min(max(reachable, part.nbytes * 2), part.nbytes * _GROWTH)
     if part is None or not part.nbytes:
         return None
-    is_slow = fresh_memory is not None and fresh_memory < SLOW_MEMORY
+    # Measured last, since it takes memory that the parts would have had.
+    made = limits.fresh_memory(min(_MADE, ckpt.nbytes), _MAKING)[0] if device == "cpu" else None
+    is_slow = made is not None and made < SLOW_MEMORY
     # Memory gets the slower the more is taken: then all parts together are what the whole load goes through.
     loading, scatter = extrapolated(joined(parts) if is_slow else part, ckpt.nbytes)
     total, least = opening + loading, loading
     if is_slow:
+        # A load that meets memory which is there is faster by far: the interval begins with that.
         held.clear()
         names, slices, nbytes = spread(ckpt, part.nbytes, turn)
         again, _ = _load(ckpt, names, slices, nbytes, device, until + _AGAIN, options)
@@ -129,6 +132,7 @@ def predict(
         limited_by=stats.limited_by if stats else "unknown",
         readers=stats.readers if stats else 0,
         probed_bytes=part.nbytes,
+        fresh_memory=made,
         pinned=bool(stats and stats.pinned),
         notes=tuple(stats.notes) if stats else (),
     )
