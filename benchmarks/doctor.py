@@ -29,7 +29,8 @@ _S3 = {
     "AWS_ALLOW_HTTP": "true",
 }
 SHAPE = ["--latency-ms", "20", "--connection-mb", "40", "--link-mb", "400"]
-PAUSE = 6.0
+PAUSE = 8.0
+"""Seconds."""
 STATES = ("disk", "cached", "loopback", "shaped")
 
 

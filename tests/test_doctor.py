@@ -19,7 +19,7 @@ from penstock.doctor import engines, network, report
 from penstock.doctor.diagnosis import RULES, diagnose, findings
 from penstock.doctor.facts import Checkpoint, Cloud, Facts, Failure, Prediction, Rates, Remote
 from penstock.doctor.machine import machine, mount_of
-from penstock.doctor.prediction import Part, extrapolated, spread
+from penstock.doctor.prediction import Part, extrapolated, joined, spread
 from penstock.doctor.tree import Tree
 from services import serving
 
@@ -212,9 +212,9 @@ def test_a_machine_that_gives_less_than_it_has(
 
 def test_memory_that_a_host_hands_out_late(tmp_path: Path) -> None:
     of = facts(tree(tmp_path, GPU))
-    assert codes(replace(of, rates=Rates(fresh_memory=0.3))) == ["slow_memory"]
-    assert codes(replace(of, rates=Rates(fresh_memory=0.3), device="cuda:0")) == []
-    assert codes(replace(of, rates=Rates(fresh_memory=4.0))) == []
+    prediction = Prediction(2.0, 1.5, 2.5, 0.5, "memory", 2, 1 << 28, fresh_memory=0.3)
+    assert codes(replace(of, prediction=prediction)) == ["slow_memory"]
+    assert codes(replace(of, prediction=replace(prediction, fresh_memory=4.0))) == []
 
 
 def test_a_cgroup_leaves_room_for_what_is_loaded_to_a_gpu(tmp_path: Path) -> None:
@@ -542,6 +542,14 @@ def test_what_a_part_lacks_comes_at_its_later_rate() -> None:
     assert 11.5 <= seconds <= 13.5, "10,000 at 1,000 a second after the 2 seconds"
     assert scatter > 0.1
     assert extrapolated(Part(1100, 2.0, samples), 1100)[0] == 2.0
+
+
+def test_parts_together_are_what_a_load_to_slow_memory_goes_through() -> None:
+    first, second = Part(100, 1.0, [(0.0, 0), (1.0, 100)]), Part(300, 6.0, [(0.0, 0), (2.0, 100), (6.0, 300)])
+    both = joined([first, second])
+    assert (both.nbytes, both.seconds, both.samples[-1]) == (400, 7.0, (7.0, 400))
+    assert extrapolated(both, 200)[0] == 3.0
+    assert extrapolated(both, 500)[0] > 8.0
 
 
 @pytest.mark.parametrize("path", ["/nowhere/m.safetensors", "no-such.safetensors"])

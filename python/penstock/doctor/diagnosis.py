@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import penstock
 from penstock import _native
 from penstock.arguments import is_url
-from penstock.doctor import engines, limits, machine_rules, network, network_rules, prediction, probes, storage_rules
+from penstock.doctor import engines, machine_rules, network, network_rules, prediction, probes, storage_rules
 from penstock.doctor.facts import Checkpoint, Facts, Failure, Prediction, Rates, Remote
 from penstock.doctor.finding import SEVERITIES, Finding, Rule
 from penstock.doctor.machine import gpus, machine, mount_of, nodes
@@ -31,8 +31,6 @@ _CACHE = "PENSTOCK_CACHE_DIR"
 LOOKS = 64
 """Places of each file that are looked up in the page cache."""
 _MOSTLY = 0.98
-_MADE, _MAKING = 256 << 20, 1.0
-"""Bytes, and seconds, of host memory that is touched to see how fast that is."""
 _PROBING = 7.0
 """Seconds of loads that the prediction is made of."""
 RULES: list[Rule] = [*network_rules.RULES, *storage_rules.RULES, *machine_rules.RULES]
@@ -100,10 +98,7 @@ class _Diagnosis:
             rates = self._step("copies to GPUs", 6, self._gpu_rates) or rates
         if self._ckpt is not None and checkpoint is not None:
             ckpt = self._ckpt
-            if self._device == "cpu":
-                made = self._step("fresh memory", 5, lambda: limits.fresh_memory(min(_MADE, ckpt.nbytes), _MAKING))
-                rates = replace(rates, fresh_memory=made[0] if made else None)
-            predicted = self._step("the predicted load", 14, lambda: self._predict(ckpt, rates.fresh_memory))
+            predicted = self._step("the predicted load", 14, lambda: self._predict(ckpt))
             if not checkpoint.is_remote:
                 rates = self._step("the disk", 4, lambda: self._file_rates(ckpt, rates, checkpoint)) or rates
         return Facts(
@@ -184,7 +179,7 @@ class _Diagnosis:
         access = self._ckpt.core.access() if self._ckpt else None
         return network.remote(self._paths[0], access, self._environment, self._options)
 
-    def _predict(self, ckpt: penstock.Checkpoint, fresh_memory: float | None) -> Prediction | None:
+    def _predict(self, ckpt: penstock.Checkpoint) -> Prediction | None:
         memory = self._machine.available
         if self._machine.cgroup_limit is not None:
             room = self._machine.cgroup_limit - (self._machine.cgroup_used or 0)
@@ -197,7 +192,6 @@ class _Diagnosis:
             self._opening,
             seconds=_PROBING,
             memory=memory,
-            fresh_memory=fresh_memory,
             pressure=self._machine.pressure or 0.0,
             options=options,
         )

@@ -147,8 +147,6 @@ class Rates:
     direct: float | None = None
     buffered: float | None = None
     page_cache: float | None = None
-    fresh_memory: float | None = None
-    """Host memory that is touched for the first time."""
     h2d: float | None = None
     pageable: float | None = None
     by_node: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -169,6 +167,8 @@ class Prediction:
     readers: int
     probed_bytes: int
     """The bytes that were loaded to find out."""
+    fresh_memory: float | None = None
+    """GB/s of touching host memory for the first time."""
     pinned: bool = False
     notes: tuple[str, ...] = ()
 

@@ -83,8 +83,8 @@ def little_memory(facts: Facts) -> Finding | None:
 
 def slow_memory(facts: Facts) -> Finding | None:
     """Memory that is slow to touch for the first time: a virtual machine's host hands it out only then."""
-    rate = facts.rates.fresh_memory
-    if rate is None or rate >= SLOW_MEMORY or _to_gpu(facts):
+    rate = facts.prediction.fresh_memory if facts.prediction else None
+    if rate is None or rate >= SLOW_MEMORY:
         return None
     return Finding(
         "slow_memory",

@@ -18,6 +18,7 @@ from typing import Any
 
 from penstock._native import LoadOptions
 from penstock.checkpoint import Checkpoint
+from penstock.doctor import limits
 from penstock.doctor.facts import Prediction
 
 _FIRST = 48 << 20
@@ -29,6 +30,8 @@ _SPANS = 8
 """So many places of the checkpoint a part is taken from."""
 _ENOUGH = 2.5
 """Seconds of a part that tells enough."""
+_MADE, _MAKING = 256 << 20, 1.0
+"""Bytes, and seconds, of host memory that is touched to see how fast that is."""
 _AGAIN = 2.0
 """Seconds more for a load to memory that is there."""
 SLOW_MEMORY = 1.0
@@ -61,7 +64,6 @@ def predict(
     seconds: float,
     memory: int | None = None,
     pressure: float = 0.0,
-    fresh_memory: float | None = None,
     options: LoadOptions | None = None,
 ) -> Prediction | None:
     """Predicts a load of the whole checkpoint to a device, into fresh memory, by a process that has loaded nothing.
@@ -73,8 +75,6 @@ def predict(
         seconds: for all parts together, about.
         memory: bytes that may be taken meanwhile.
         pressure: the share of the time in which somebody waits for a core: then loads differ more.
-        fresh_memory: GB/s of touching host memory for the first time. Where a virtual machine's host is slow to hand it
-            out, a load that meets memory which is there is faster by far: the interval begins with that.
         options: settings of the loads; by default the checkpoint's.
 
     Returns:
@@ -87,12 +87,14 @@ def predict(
     until, wanted, turn = time.perf_counter() + seconds, _FIRST, 0
     part: Part | None = None
     held: list[dict[str, Any]] = []
+    parts: list[Part] = []
     while left > 0 and (part is None or part.seconds < _ENOUGH):
         names, slices, nbytes = spread(ckpt, min(wanted, left), turn)
         spare = until - time.perf_counter()
         if not nbytes or (part is not None and spare <= 0):
             break
         came, tensors = _load(ckpt, names, slices, nbytes, device, until, options)
+        parts.append(came)
         if part is None or came.nbytes > part.nbytes:
             part = came
         if came.nbytes < nbytes:  # it was broken off
@@ -108,9 +110,14 @@ def predict(
         wanted = min(max(reachable, part.nbytes * 2), part.nbytes * _GROWTH)
     if part is None or not part.nbytes:
         return None
-    loading, scatter = extrapolated(part, ckpt.nbytes)
+    # Measured last, since it takes memory that the parts would have had.
+    made = limits.fresh_memory(min(_MADE, ckpt.nbytes), _MAKING)[0] if device == "cpu" else None
+    is_slow = made is not None and made < SLOW_MEMORY
+    # Memory gets the slower the more is taken: then all parts together are what the whole load goes through.
+    loading, scatter = extrapolated(joined(parts) if is_slow else part, ckpt.nbytes)
     total, least = opening + loading, loading
-    if fresh_memory is not None and fresh_memory < SLOW_MEMORY:
+    if is_slow:
+        # A load that meets memory which is there is faster by far: the interval begins with that.
         held.clear()
         names, slices, nbytes = spread(ckpt, part.nbytes, turn)
         again, _ = _load(ckpt, names, slices, nbytes, device, until + _AGAIN, options)
@@ -125,6 +132,7 @@ def predict(
         limited_by=stats.limited_by if stats else "unknown",
         readers=stats.readers if stats else 0,
         probed_bytes=part.nbytes,
+        fresh_memory=made,
         pinned=bool(stats and stats.pinned),
         notes=tuple(stats.notes) if stats else (),
     )
@@ -139,6 +147,15 @@ def _room_on(device: str) -> int:
     return int(torch.cuda.mem_get_info(device)[0]) // 4
 
 
+def joined(parts: list[Part]) -> Part:
+    """Parts, one after the other, as one."""
+    whole = Part(0, 0.0, [(0.0, 0)])
+    for part in parts:
+        whole.samples += [(whole.seconds + seconds, whole.nbytes + nbytes) for seconds, nbytes in part.samples[1:]]
+        whole.nbytes, whole.seconds = whole.nbytes + part.nbytes, whole.seconds + part.seconds
+    return whole
+
+
 def extrapolated(part: Part, nbytes: int) -> tuple[float, float]:
     """The seconds of a load of so many bytes, and how far that scatters, as a share of it.
 
@@ -150,7 +167,9 @@ def extrapolated(part: Part, nbytes: int) -> tuple[float, float]:
     if len(rates) >= 4:  # noqa: PLR2004 - else there is no second half to speak of
         rate = max(rate, statistics.harmonic_mean(rates[len(rates) // 2 :]))
     scatter = statistics.pstdev(rates) / statistics.fmean(rates) / math.sqrt(len(rates)) if len(rates) > 1 else 0.0
-    return part.seconds + max(nbytes - part.nbytes, 0) / rate, scatter
+    if part.nbytes > nbytes:
+        return next((seconds for seconds, came in part.samples if came >= nbytes), part.seconds), scatter
+    return part.seconds + (nbytes - part.nbytes) / rate, scatter
 
 
 def _sliced(part: Part, slices: int = 8) -> Iterator[tuple[float, int]]:

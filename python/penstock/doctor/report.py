@@ -43,7 +43,7 @@ def rates(facts: Facts) -> dict[str, float]:
         "disk, direct": of.direct,
         "disk, buffered": of.buffered,
         "page cache": of.page_cache,
-        "fresh memory": of.fresh_memory,
+        "fresh memory": facts.prediction.fresh_memory if facts.prediction else None,
         "pinned to GPU": of.h2d,
         "pageable to GPU": of.pageable,
     }
