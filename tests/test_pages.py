@@ -53,6 +53,7 @@ NEEDS = {
         "a LoRA",
         "the file of a model",
     ),
+    "prometheus_client",
     *("a GPU", "a GPU and an image", "docker", "a cluster", "a project of Google Cloud", "a subscription of Azure"),
 }
 # Addresses of servers that are nobody's.
@@ -63,7 +64,7 @@ WITH_A_FILE = {"docs/engines/runai.md", "docs/slow.md"}
 
 
 def _tier(page: str) -> list[pytest.MarkDecorator]:
-    if page.startswith("docs/engines/"):
+    if page.startswith("docs/engines/") or page == "docs/switching.md":
         return [pytest.mark.libraries]
     return [pytest.mark.stores] if page in STORES or page == "docs/huggingface.md" else []
 
@@ -107,7 +108,7 @@ def _stores(page: str, tmp_path: Path) -> Iterator[dict[str, str]]:
             (tmp_path / "server").mkdir()
             remote = stack.enter_context(servers.ALL[server](tmp_path / "server", bucket=bucket))
             of_model = {"model.safetensors": body, "config.json": b"{}"}
-            if page.startswith("docs/engines/"):
+            if page.startswith("docs/engines/") or page == "docs/switching.md":
                 of_model = dict(_llama())
             for prefix in ("llama-3-8b", "model"):
                 for name, content in of_model.items():
@@ -121,7 +122,7 @@ def _stores(page: str, tmp_path: Path) -> Iterator[dict[str, str]]:
 )
 @pytest.mark.filterwarnings(*QUIET)
 def test_the_page_runs_as_it_is_written(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if page.startswith("docs/engines/"):
+    if page.startswith("docs/engines/") or page == "docs/switching.md":
         for library in ("transformers", "diffusers", "peft", "accelerate"):
             pytest.importorskip(library)
     # The commands and the interpreter of this environment, by the names that people have them under.

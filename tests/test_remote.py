@@ -162,10 +162,10 @@ def test_what_is_not_there_is_told_with_what_is_like_it(remote: servers.Remote, 
             assert raised.value.location == f"{root}/{typed}"
     with pytest.raises(penstock.LocationNotFoundError):
         penstock.open(f"{root}/none*.safetensors")
-    # A bucket has no neighbours.
-    with pytest.raises(penstock.PenstockError) as raised:
-        penstock.open(remote.root.replace(servers.BUCKET, "absent-bucket") + "/model/")
-    assert "Did you mean" not in str(raised.value)
+    if remote.requests is None:  # a bucket has no neighbours
+        with pytest.raises(penstock.PenstockError) as raised:
+            penstock.open(remote.root.replace(servers.BUCKET, "absent-bucket") + "/model/")
+        assert "Did you mean" not in str(raised.value)
 
 
 def test_neighbours_that_take_long_to_list_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

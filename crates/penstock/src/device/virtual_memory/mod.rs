@@ -1,6 +1,6 @@
 //! Device memory at addresses that stay: a range of addresses is reserved once, physical memory comes and goes under it.
 //!
-//! A [`DeviceRange`] is mapped from its beginning to any chunk and unmapped from its end. Chunks that one range gives up
+//! A [`DeviceRange`] (`range`) is mapped from its beginning to any chunk and unmapped from its end. Chunks that one range gives up
 //! are kept for the next one, without the driver: a component that goes hands its memory to the one that comes. A range
 //! is made of large chunks, since a map costs the same for any size, and of a tail of powers of two, so that less than
 //! one granule is wasted and kept chunks fit other ranges too.
