@@ -144,13 +144,13 @@ class Thaw(Arm):
     """
 
     def __init__(self, models: Models, device: str, room: int, directory: Path) -> None:
-        from thaw_common.snapshot import freeze_model, make_pinned_mmap, restore_model_from_pinned_mmap
+        from thaw_common.snapshot import freeze_model_pipelined, make_pinned_mmap, restore_model_from_pinned_mmap
 
         super().__init__({}, device, room, directory)
         self._pinned, self._restore = {}, restore_model_from_pinned_mmap
         for name, modules in models.items():
             self._names, (module,) = list(modules), list(modules.values())
-            freeze_model(module.to(device), str(directory / "model.thaw"))
+            freeze_model_pipelined(module.to(device), str(directory / "model.thaw"))
             self._pinned[name] = make_pinned_mmap(str(directory / "model.thaw"))
             (directory / "model.thaw").unlink()
             modules.clear()  # its weights on the device go with the next model's
