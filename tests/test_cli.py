@@ -288,7 +288,10 @@ class TestLoad:
 
     def test_logs_on_stderr_when_asked_to(self, single: Path) -> None:
         assert penstock("load", single, "--framework", "np").stderr == ""
-        assert "penstock.checkpoint: loaded from" in penstock("load", "-v", single, "--framework", "np").stderr
+        told = penstock("load", "-v", single, "--framework", "np").stderr
+        assert "penstock.checkpoint: opened" in told
+        assert "penstock.checkpoint: loaded from" in told
+        assert "penstock.checkpoint: opened" in penstock("inspect", "-v", single).stderr
 
     def test_shows_a_bar_on_a_terminal(self, single: Path) -> None:
         assert "loading to cpu" in _stderr_of_a_terminal("load", single, "--framework", "np")

@@ -185,7 +185,9 @@ def inspect_command(
     sort: Annotated[
         str, one_of(ORDERS, typer.Option, "By name, by place in the files, or the largest first.")
     ] = "name",
-    limit: Annotated[int, typer.Option("--limit", "-n", parser=parse_count, metavar="N", help="Rows of the table; 0 for all.")] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", parser=parse_count, metavar="N", help="Rows of the table; 0 for all.")
+    ] = 50,
     storage_option: StorageOption = None,
     verbose: Verbose = False,
     json: Json = False,
@@ -297,7 +299,9 @@ def pull_command(
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help="Leave out objects whose paths match. Repeat for more.")
     ] = None,
-    readers: Annotated[int | None, typer.Option(parser=parse_count, metavar="N", help="Requests in flight (32).")] = None,
+    readers: Annotated[
+        int | None, typer.Option(parser=parse_count, metavar="N", help="Requests in flight (32).")
+    ] = None,
     storage_option: StorageOption = None,
     dry_run: Annotated[bool, _flag("--dry-run", help="List what would be fetched; fetch and make nothing.")] = False,
     verbose: Annotated[bool, _flag("--verbose", "-v", help="List each file, and how it came to be there.")] = False,

@@ -1,6 +1,6 @@
-"""How help is written: without types that say nothing (``<list[str]>``, ``<bool>``), and with one example to a line.
+"""How help is written: without types that say nothing (``<list[str]>``, ``<bool>``), and one example to a line.
 
-The names of arguments and values (``PATH``, ``SIZE``) say what is meant. Versions of typer differ in both, so that neither
+The names of arguments and values (``PATH``, ``SIZE``) say what is meant. Versions of typer differ in both; so neither
 is left to them. It knows no command.
 """
 
@@ -24,7 +24,7 @@ class _Plain(_Base):
         parameters: list[Any] = super().get_params(ctx)
         for parameter in parameters:
             shown = parameter.metavar if parameter.param_type_name == "option" else None
-            vars(parameter)["display_type_rich"] = lambda ctx, shown=shown: shown
+            vars(parameter)["display_type_rich"] = lambda ctx, shown=shown: shown  # noqa: ARG005 - typer names it
         return parameters
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
