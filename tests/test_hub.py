@@ -144,7 +144,6 @@ def test_refusals_are_exceptions_that_say_what_to_do(
     ("written", "meant"),
     [
         ("modle.safetensors", "model.safetensors"),
-        ("unte/model.safetensors", "unet/model.safetensors"),
         ("unte", "unet"),
     ],
 )
