@@ -626,10 +626,11 @@ def test_a_metadata_service_that_says_nothing_is_given_up_within_seconds(
     began = time.monotonic()
     with silent() as (url, _):
         monkeypatch.setenv("GCE_METADATA_HOST", url.removeprefix("http://"))
-        with pytest.raises(penstock.LocationAccessError, match="service gives none: nothing came") as raised:
+        with pytest.raises(penstock.LocationAccessError, match="metadata service") as raised:
             penstock.open(LOCATION)
     assert "GOOGLE_APPLICATION_CREDENTIALS" in (raised.value.remedy or "")
-    assert time.monotonic() - began < 30, "one answer is waited for, and not six"
+    # The service has a name and an address, and each is asked once.
+    assert time.monotonic() - began < 28
 
 
 def handles(number: int) -> dict[str, bool]:

@@ -364,11 +364,11 @@ fn summary(stats: &penstock::stats::LoadStats) -> String {
     let plural = |number: u64, of: &str| format!("{number} {of}{}", if number == 1 { "" } else { "s" });
     format!(
         "<penstock.LoadStats: {}, {} in {seconds:.3} s ({}/s), limited by {}; {}, storage {:?}>",
-        plural(stats.tensors as u64, "tensor"),
+        plural(stats.tensors, "tensor"),
         scaled(stats.bytes as f64),
         scaled(speed),
         stats.limited_by(),
-        plural(stats.readers as u64, "reader"),
+        plural(stats.readers, "reader"),
         stats.storage,
     )
 }

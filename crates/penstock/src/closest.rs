@@ -16,7 +16,8 @@ fn score(wanted: &str, name: &str) -> Option<usize> {
         !short.is_empty() && long.strip_suffix(short).is_some_and(|prefix| prefix.ends_with('.'))
     };
     // A module's name, where that of its tensor is meant.
-    let is_of_module = || !wanted.is_empty() && name.strip_prefix(wanted).is_some_and(|rest| rest.starts_with('.'));
+    let is_of_module =
+        || !wanted.is_empty() && name.strip_prefix(wanted).is_some_and(|rest| rest.starts_with('.'));
     if wanted.eq_ignore_ascii_case(name) {
         Some(0)
     } else if extends(name, wanted) || extends(wanted, name) {
