@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "performance.md"
+DOCS = ROOT / "docs"
+PAGE = DOCS / "performance.md"
 CHARTS = sorted(set(re.findall(r"\((charts/[\w-]+\.svg)\)", PAGE.read_text())))
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WIDTH = 800
@@ -101,3 +102,17 @@ def test_a_chart_that_cannot_be_read_is_found(tmp_path: Path) -> None:
     )
     found = problems(look(bad, tmp_path))
     assert [line.split("'")[1] for line in found] == ["leaves it", "small", "covered", "one"]
+
+
+@pytest.mark.parametrize("name", [*CHARTS, "pictures/data-path.svg"])
+def test_a_picture_has_the_colours_of_the_dark_mode_too(name: str) -> None:
+    style, inner = re.findall(
+        r"<style>(.*?)@media \(prefers-color-scheme:dark\){(.*)}</style>", (DOCS / name).read_text()
+    )[0]
+    colored = {
+        kind: set(re.findall(r"([.\w]+){[^}]*(?:fill|stroke):#", css))
+        for kind, css in (("light", style), ("dark", inner))
+    }
+    assert colored["light"] == colored["dark"] != set()
+    drawn = (DOCS / name).read_text().partition("</style>")[2]
+    assert not re.search(r'(fill|stroke)="#', drawn), "a colour that knows no mode"

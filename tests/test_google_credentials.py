@@ -617,6 +617,22 @@ def silent() -> Iterator[tuple[str, Callable[[], bool]]]:
             connection.close()
 
 
+@pytest.mark.slow
+def test_a_metadata_service_that_says_nothing_is_given_up_within_seconds(
+    google: Google, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    monkeypatch.setenv("HOME", str(google.directory))
+    began = time.monotonic()
+    with silent() as (url, _):
+        monkeypatch.setenv("GCE_METADATA_HOST", url.removeprefix("http://"))
+        with pytest.raises(penstock.LocationAccessError, match="metadata service") as raised:
+            penstock.open(LOCATION)
+    assert "GOOGLE_APPLICATION_CREDENTIALS" in (raised.value.remedy or "")
+    # The service has a name and an address, and each is asked once.
+    assert time.monotonic() - began < 28
+
+
 def handles(number: int) -> dict[str, bool]:
     """Whether this process handles a signal, and whether it ignores it: whoever asked for that."""
     lines = [line.split(":") for line in Path("/proc/self/status").read_text().splitlines()]

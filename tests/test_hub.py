@@ -140,6 +140,24 @@ def test_refusals_are_exceptions_that_say_what_to_do(
     assert {authorization for who, *_, authorization in running.requests if who == "network"} == {""}
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("modle.safetensors", "model.safetensors"),
+        ("unte", "unet"),
+    ],
+)
+def test_a_name_that_is_nearly_one_of_the_repository_is_suggested(
+    running: Hub, tmp_path: Path, written: str, meant: str
+) -> None:
+    write_raw(tmp_path / "model.safetensors", {"w": Raw("F32", (4,), raw_bytes("F32", (4,), 0))})
+    body = (tmp_path / "model.safetensors").read_bytes()
+    running.push("org/m", {"model.safetensors": body, "unet/model.safetensors": body})
+    with pytest.raises(penstock.LocationNotFoundError) as raised:
+        penstock.open(f"hf://org/m/{written}")
+    assert f"Did you mean hf://org/m/{meant}" in (raised.value.remedy or "")
+
+
 def test_directories_below_one_without_weights_are_named(running: Hub) -> None:
     running.push("org/pipeline", {"model_index.json": b"{}", "unet/model.safetensors": b"x", "vae/config.json": b"{}"})
     with pytest.raises(penstock.LocationNotFoundError, match=r"holds model_index.json and the directories unet, vae"):

@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from time import perf_counter
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
@@ -81,12 +82,15 @@ def open(  # noqa: A001
     if options.cache_dir is not None:
         _flush_at_exit()
     storage = core_options(storage_options, paths)
+    began = perf_counter()
     try:
         opened = _native.Checkpoint(paths, options, storage)
     except LocationNotFoundError as error:
         raise with_neighbours(error, paths, storage) from None
     # Storage options may be secrets: a checkpoint that was opened with some is not pickled.
-    return Checkpoint(opened, options, None if storage else _anywhere(paths))
+    ckpt = Checkpoint(opened, options, None if storage else _anywhere(paths))
+    logger.debug("opened %r in %.3f s: storage %s", ckpt, perf_counter() - began, ckpt.storage)
+    return ckpt
 
 
 def _anywhere(paths: list[str]) -> list[str]:

@@ -361,13 +361,14 @@ getters! {
 fn summary(stats: &penstock::stats::LoadStats) -> String {
     let seconds = stats.wall.as_secs_f64();
     let speed = if seconds > 0.0 { stats.bytes as f64 / seconds } else { 0.0 };
+    let plural = |number: u64, of: &str| format!("{number} {of}{}", if number == 1 { "" } else { "s" });
     format!(
-        "<penstock.LoadStats: {} tensors, {} in {seconds:.3} s ({}/s), limited by {}; {} readers, storage {:?}>",
-        stats.tensors,
+        "<penstock.LoadStats: {}, {} in {seconds:.3} s ({}/s), limited by {}; {}, storage {:?}>",
+        plural(stats.tensors, "tensor"),
         scaled(stats.bytes as f64),
         scaled(speed),
         stats.limited_by(),
-        stats.readers,
+        plural(stats.readers, "reader"),
         stats.storage,
     )
 }

@@ -15,10 +15,15 @@ fn score(wanted: &str, name: &str) -> Option<usize> {
     let extends = |long: &str, short: &str| {
         !short.is_empty() && long.strip_suffix(short).is_some_and(|prefix| prefix.ends_with('.'))
     };
+    // A module's name, where that of its tensor is meant.
+    let is_of_module =
+        || !wanted.is_empty() && name.strip_prefix(wanted).is_some_and(|rest| rest.starts_with('.'));
     if wanted.eq_ignore_ascii_case(name) {
         Some(0)
     } else if extends(name, wanted) || extends(wanted, name) {
         Some(1)
+    } else if is_of_module() {
+        Some(2)
     } else {
         let limit = (wanted.len() / 5).clamp(1, 12);
         // Two neighbours that changed places are one edit.
@@ -45,6 +50,9 @@ mod tests {
         assert_eq!(find("layers.0.weight"), ["model.layers.0.weight"]);
         assert_eq!(find("model.lm_head.weight"), ["lm_head.weight"]);
         assert_eq!(find("LM_HEAD.weight"), ["lm_head.weight"]);
+        assert_eq!(find("lm_head"), ["lm_head.weight"]);
+        assert_eq!(find("model.layers"), ["model.layers.0.weight"]);
+        assert!(find("").is_empty());
         assert_eq!(find("lm_haed.weight"), ["lm_head.weight"]);
         assert!(find("visual.patch_embed").is_empty());
     }

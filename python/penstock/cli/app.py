@@ -18,18 +18,18 @@ import typer
 import penstock
 from penstock.arguments import is_url
 from penstock.cli.failures import CODES_HELP, handled
+from penstock.cli.help import Command, Group
 from penstock.errors import ConfigError
 from penstock.units import size_meant
 
 
 def _epilog(*examples: str) -> str:
-    # An empty line is what starts a new line here; without indentation they would run on.
-    lines = ["Examples:", *(f"- penstock {example}" for example in examples), CODES_HELP]
-    return "\n\n".join(lines)
+    return "\n".join(["Examples:", *(f"  penstock {example}" for example in examples)]) + f"\n\n{CODES_HELP}"
 
 
 app = typer.Typer(
     name="penstock",
+    cls=Group,
     help="Inspect, load and download safetensors checkpoints.",
     epilog=_epilog("inspect model.safetensors", "load hf://org/name --stats", "pull s3://bucket/model/ models/model"),
     add_completion=True,
@@ -99,6 +99,13 @@ def completed_paths(incomplete: str) -> list[str]:
     return sorted(f"{path}/" if os.path.isdir(path) else path for path in found)  # noqa: PTH112
 
 
+def parse_count(text: object) -> int:
+    """A number of things, 0 or more; typer gives defaults too, which are numbers already."""
+    if re.fullmatch(r"\d{1,9}", str(text)):
+        return int(str(text))
+    raise typer.BadParameter(f"{text!r} is not a number of 0 or more.")
+
+
 def parse_size(text: str) -> int:
     """Bytes, as people and the environment variables write them."""
     nbytes = size_meant(text)
@@ -152,7 +159,7 @@ def _log(wanted: bool) -> None:
 
 Verbose = Annotated[
     bool,
-    _flag("--verbose", "-v", callback=_log, help="Log loads, requests and retries on stderr."),
+    _flag("--verbose", "-v", callback=_log, help="Log what is opened and loaded, and retries, on stderr."),
 ]
 
 
@@ -171,14 +178,16 @@ def _options(
     del version
 
 
-@app.command("inspect", epilog=_epilog(*(f"inspect {path}" for path in _PATHS)))
+@app.command("inspect", cls=Command, epilog=_epilog(*(f"inspect {path}" for path in _PATHS)))
 def inspect_command(
     paths: Paths,
     filter: Filter = None,  # noqa: A002 - the option's name
     sort: Annotated[
         str, one_of(ORDERS, typer.Option, "By name, by place in the files, or the largest first.")
     ] = "name",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, metavar="N", help="Rows of the table; 0 for all.")] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", parser=parse_count, metavar="N", help="Rows of the table; 0 for all.")
+    ] = 50,
     storage_option: StorageOption = None,
     verbose: Verbose = False,
     json: Json = False,
@@ -195,7 +204,7 @@ def inspect_command(
         inspect(paths, filter or [], sort, limit, json=json, options=storage_options(storage_option))
 
 
-@app.command("load", epilog=_epilog(*(f"load {path}" for path in _PATHS)))
+@app.command("load", cls=Command, epilog=_epilog(*(f"load {path}" for path in _PATHS)))
 def load_command(
     paths: Paths,
     names: Annotated[list[str] | None, _selection(metavar="NAME", help="Only this tensor. Repeat for more.")] = None,
@@ -207,7 +216,7 @@ def load_command(
         str | None, typer.Option(metavar="NAME", help="pt, np, jax or dlpack (pt where torch is installed, else np).")
     ] = None,
     mmap: Annotated[bool, _flag("--mmap", help="Map the files and bring all pages in; cpu only.")] = False,
-    readers: Annotated[int | None, _setting(metavar="N", help="Threads that read.")] = None,
+    readers: Annotated[int | None, _setting(parser=parse_count, metavar="N", help="Threads that read.")] = None,
     block_bytes: Annotated[
         int | None, _setting(parser=parse_size, metavar="SIZE", help="What is read at once, such as 4194304 or 4MiB.")
     ] = None,
@@ -261,6 +270,7 @@ def load_command(
 
 @app.command(
     "pull",
+    cls=Command,
     epilog=_epilog(
         "pull hf://org/name models/name",
         "pull s3://bucket/model/ models/model --include '*.safetensors' --include '*.json'",
@@ -289,7 +299,9 @@ def pull_command(
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help="Leave out objects whose paths match. Repeat for more.")
     ] = None,
-    readers: Annotated[int | None, typer.Option(metavar="N", help="Requests in flight (32).")] = None,
+    readers: Annotated[
+        int | None, typer.Option(parser=parse_count, metavar="N", help="Requests in flight (32).")
+    ] = None,
     storage_option: StorageOption = None,
     dry_run: Annotated[bool, _flag("--dry-run", help="List what would be fetched; fetch and make nothing.")] = False,
     verbose: Annotated[bool, _flag("--verbose", "-v", help="List each file, and how it came to be there.")] = False,
@@ -318,13 +330,14 @@ def pull_command(
 
 @app.command(
     "doctor",
+    cls=Command,
     epilog=_epilog("doctor model.safetensors", "doctor s3://bucket/llama-3-8b/ --device cuda:0", "doctor --anonymous"),
 )
 def doctor_command(
     paths: Annotated[
         list[str] | None,
         _argument(
-            metavar="[PATH|URL]...",
+            metavar="PATH",
             help="The checkpoint, as for load; the machine alone where it is left out.",
             autocompletion=completed_paths,
         ),
@@ -362,6 +375,7 @@ def doctor_command(
 
 cache_app = typer.Typer(
     name="cache",
+    cls=Group,
     help="Look after the disk cache behind object stores.",
     epilog=_epilog("cache ls", "cache rm 's3://bucket/old-model/*'", "cache prune --bytes 200GiB"),
     no_args_is_help=True,
@@ -380,11 +394,11 @@ CacheDirectory = Annotated[
 ]
 Locations = Annotated[
     list[str] | None,
-    _argument(metavar="[PATTERN]...", help="Entries whose location matches (*, ?, [...]), or of that name."),
+    _argument(metavar="PATTERN", help="Entries whose location matches (*, ?, [...]), or of that name."),
 ]
 
 
-@cache_app.command("ls", epilog=_epilog("cache ls", "cache ls 's3://bucket/model/*'"))
+@cache_app.command("ls", cls=Command, epilog=_epilog("cache ls", "cache ls 's3://bucket/model/*'"))
 def cache_ls_command(
     patterns: Locations = None, cache_dir: CacheDirectory = None, json: Json = False, debug: Debug = False
 ) -> None:
@@ -395,7 +409,7 @@ def cache_ls_command(
         cache.ls(cache.directory_of(cache_dir), patterns or [], json=json)
 
 
-@cache_app.command("verify", epilog=_epilog("cache verify", "cache verify 'hf://org/name*'"))
+@cache_app.command("verify", cls=Command, epilog=_epilog("cache verify", "cache verify 'hf://org/name*'"))
 def cache_verify_command(
     patterns: Locations = None, cache_dir: CacheDirectory = None, json: Json = False, debug: Debug = False
 ) -> None:
@@ -406,11 +420,11 @@ def cache_verify_command(
         cache.verify(cache.directory_of(cache_dir), patterns or [], json=json)
 
 
-@cache_app.command("rm", epilog=_epilog("cache rm 's3://bucket/old-model/*'", "cache rm '*'"))
+@cache_app.command("rm", cls=Command, epilog=_epilog("cache rm 's3://bucket/old-model/*'", "cache rm '*'"))
 def cache_rm_command(
     patterns: Annotated[
         list[str],
-        _argument(metavar="PATTERN...", help="Entries whose location matches (*, ?, [...]), or of that name."),
+        _argument(metavar="PATTERN", help="Entries whose location matches (*, ?, [...]), or of that name."),
     ],
     cache_dir: CacheDirectory = None,
     json: Json = False,
@@ -423,7 +437,7 @@ def cache_rm_command(
         cache.rm(cache.directory_of(cache_dir), patterns, json=json)
 
 
-@cache_app.command("prune", epilog=_epilog("cache prune --bytes 200GiB"))
+@cache_app.command("prune", cls=Command, epilog=_epilog("cache prune --bytes 200GiB"))
 def cache_prune_command(
     nbytes: Annotated[
         int, typer.Option("--bytes", parser=parse_size, metavar="SIZE", help="What may stay, such as 200GiB.")

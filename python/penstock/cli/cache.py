@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import sys
 import time
 from typing import NamedTuple
 
@@ -54,10 +55,17 @@ def directory_of(given: str | None) -> str:
 def entries(directory: str, patterns: list[str]) -> list[Entry]:
     """The entries whose location or name matches one of the patterns, or all where there is none.
 
+    A directory that is missing holds none, and a note says so: a schedule may prune it before the first load made it.
+
     Raises:
-        LocationNotFoundError: there is no such directory; patterns that match nothing.
+        LocationNotFoundError: patterns that match nothing.
     """
     if not os.path.isdir(directory):  # noqa: PTH112 - a name that need not be UTF-8
+        if not patterns:
+            sys.stderr.write(
+                f"note: {printable(directory)} does not exist: the first load that uses the cache makes it\n"
+            )
+            return []
         remedy = f"Check --cache-dir, or {DIRECTORY}; the first load that uses the cache makes it"
         raise LocationNotFoundError(location=directory, cause="there is no such directory", remedy=remedy)
     everything = [Entry(*entry) for entry in _native.cache_entries(directory)]
@@ -135,8 +143,9 @@ def rm(directory: str, patterns: list[str], *, json: bool) -> None:
 def prune(directory: str, nbytes: int, *, json: bool) -> None:
     """Removes entries, those used longest ago first, until all together have at most so many bytes."""
     before = entries(directory, [])
-    _native.cache_prune(directory, nbytes)
-    left = {entry.name for entry in entries(directory, [])}
+    if before:
+        _native.cache_prune(directory, nbytes)
+    left = {entry.name for entry in entries(directory, [])} if before else set()
     _report(directory, [entry for entry in before if entry.name not in left], [], json=json)
 
 

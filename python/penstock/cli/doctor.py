@@ -47,7 +47,8 @@ def show(facts: Facts, paths: list[str]) -> None:
     if paths:
         section(out, "Checkpoint", _checkpoint(facts, paths))
     section(out, "Measured here", ((name, f"{rate:.2f} GB/s") for name, rate in report.rates(facts).items()))
-    section(out, "Machine", [*report.machine(facts).items(), *(("GPU", line) for line in report.links(facts))])
+    gpus = list(report.links(facts)) or ["none found"]
+    section(out, "Machine", [*report.machine(facts).items(), *(("GPU", line) for line in gpus)])
     section(
         out, "Engines", ((f"{engine.name} {engine.version}", engine.why_not or engine.how) for engine in facts.engines)
     )

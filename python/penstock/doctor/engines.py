@@ -25,7 +25,7 @@ _LIBRARIES = {
     "transformers": "penstock.integrations.transformers.from_pretrained(…)",
     "diffusers": "penstock.integrations.diffusers.from_pretrained(…)",
     "peft": "penstock.integrations.peft.from_pretrained(…)",
-    "safetensors": "with penstock.patch_safetensors():",
+    "safetensors": "within penstock.patch_safetensors()",
 }
 _OWN = "penstock-loader"
 _RUNAI = ("penstock-runai-model-streamer", "runai-model-streamer")

@@ -103,7 +103,7 @@ def busy_machine(facts: Facts) -> Finding | None:
     return Finding(
         "busy_machine",
         "note",
-        f"for {pressure:.0%} of the time somebody waits for a core: loads are slower than they can be, and vary",
+        f"for {pressure:.0%} of the time some process waited for a core: loads are slower than they can be, and vary",
         "Measure again when nothing else runs, or give the process cores of its own",
     )
 

@@ -14,6 +14,8 @@ use crate::store::remote::settings::environment::Environment;
 
 /// Credential servers of this machine's network answer at once or are not there.
 const METADATA_CONNECT: Duration = Duration::from_secs(1);
+/// A token may take them seconds, where they ask others for it.
+const METADATA_IDLE: Duration = Duration::from_secs(10);
 const METADATA_HOSTS: [&str; 5] =
     ["169.254.169.254", "169.254.170.2", "169.254.170.23", "metadata.google.internal", "metadata"];
 
@@ -52,11 +54,12 @@ impl ClientKey {
     }
 
     /// The key of clients for metadata services, if `is_metadata`: of servers that answer at once or are not there, no
-    /// connection is waited for long.
+    /// connection is waited for long, and no answer as long as a store's.
     pub(crate) fn for_metadata(&self, is_metadata: bool) -> Self {
         let mut key = self.clone();
         if is_metadata {
             key.policy.connect = METADATA_CONNECT.min(key.policy.connect);
+            key.policy.idle = METADATA_IDLE.min(key.policy.idle);
         }
         key
     }

@@ -238,7 +238,9 @@ fn note_failure(key: &ClientKey, error: &reqwest::Error, host: &str, of_metadata
         matches!(kind, Some(Io::ConnectionRefused | Io::NetworkUnreachable | Io::HostUnreachable))
             || matches!(&*cause.to_string(), "dns error" | PROXY_REFUSES)
     };
-    let unreachable = error.is_connect() && (of_metadata || causes.iter().any(is_nobody));
+    // A metadata service that takes a connection and says nothing is none, either.
+    let unreachable = of_metadata && (error.is_connect() || error.is_timeout())
+        || error.is_connect() && causes.iter().any(is_nobody);
     let lost = Lost { what, in_vain, unreachable, timed_out: error.is_timeout(), of_metadata };
     ResponseRecorder::note(|seen| seen.transport = Some(lost));
 }
