@@ -17,6 +17,7 @@ import typer
 
 import penstock
 from penstock.arguments import is_url
+from penstock.cli import starting
 from penstock.cli.failures import CODES_HELP, handled
 from penstock.errors import ConfigError
 from penstock.units import size_meant
@@ -437,3 +438,6 @@ def cache_prune_command(
         from penstock.cli import cache
 
         cache.prune(cache.directory_of(cache_dir), nbytes, json=json)
+
+
+starting.add_to(app, _epilog)
