@@ -70,7 +70,8 @@ def start_report(
 
     # With --json alone stdout holds the document and nothing else: what the command prints goes to stderr.
     stdout_to = 2 if json and output is None else 1
-    observer = Observer(command, Readiness(url, body, pattern), cold=cold, stdout_to=stdout_to)
+    look = files > 0 or save_profile is not None
+    observer = Observer(command, Readiness(url, body, pattern), look=look, cold=cold, stdout_to=stdout_to)
     try:
         status = observer.run(write, stop_when_ready=stop)
     except OSError as error:
@@ -128,9 +129,11 @@ def show(start: Start, files: int, out: Output) -> None:
     out.print(table)
     if files:
         _files(start, files, out)
-    out.print()
     resident, of = start.before
-    share = f"{resident / of:.0%}" if of else "nothing"
+    if not of:
+        return
+    out.print()
+    share = f"{resident / of:.0%}"
     out.lines([f"{share} of {size(of)} that it may read was in the page cache before; --cold puts it out"], style="dim")
     if start.hidden:
         out.lines(

@@ -54,7 +54,9 @@ def start_report_command(
         bool, typer.Option("--cold", metavar="", help="Put its files out of the page cache first.")
     ] = False,
     stop: Annotated[bool, typer.Option("--stop", metavar="", help="End it with SIGTERM once it has answered.")] = False,
-    files: Annotated[int, typer.Option(min=0, metavar="N", help="Files to list for each step.")] = 5,
+    files: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Files to list for each step; with 0 files are not looked at.")
+    ] = 5,
     save_profile: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write a start profile for penstock run and penstock warm.")
     ] = None,

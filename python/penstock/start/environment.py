@@ -25,6 +25,8 @@ lib = [sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("INSTSONAME"
 print(json.dumps([sys.executable, sys.path, [paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"]],
   "/".join(filter(None, lib))]))"""
 _SYSTEM = ("/usr/lib/*-linux-gnu/*.so*", "/lib64/*.so*", "/usr/lib64/*.so*", "/usr/local/cuda/lib64/*.so*")
+_UNREAD = re.compile(r"\.(py|pyi|pyx|pxd|h|hpp|cuh|inl|c|cc|cpp|cu|a|cmake|md|rst|html)$|/(RECORD|tests?/.*)$")
+"""Files of packages that no start reads: sources, of which Python reads the compiled form."""
 _CACHES = {
     "VLLM_CACHE_ROOT": "{cache}/vllm",
     "TORCHINDUCTOR_CACHE_DIR": "{tmp}/torchinductor_{user}",
@@ -171,6 +173,8 @@ def candidates(environment: Environment, command: Sequence[str]) -> dict[str, st
     seen: set[tuple[int, int]] = set()
     for of, paths in roots:
         for path in (path for root in paths for path in files_below(root)):
+            if of == "packages" and _UNREAD.search(path):
+                continue
             try:
                 status = os.stat(path)
             except OSError:

@@ -21,7 +21,7 @@ from penstock.start.command import Child
 from penstock.start.environment import Environment
 from penstock.start.residency import drop
 from penstock.start.scanner import Read, Scanner
-from penstock.start.steps import FIRST, Step, Timeline, markers
+from penstock.start.steps import FIRST, STEPS, Step, Timeline, markers
 from penstock.start.usage import Usage
 
 EVENTS = "_PENSTOCK_START_EVENTS"
@@ -39,7 +39,7 @@ class Start:
         environment: of the command.
         steps: each of the six.
         used: by step that ended: what the processes had used by then since they began.
-        reads: what became resident, in order.
+        reads: what became resident, in order, and during which step.
         before: bytes of the candidate files that were resident before, and bytes that they have.
         hidden: files whose residency the kernel does not tell.
         ready: whether the first answer was seen.
@@ -50,7 +50,7 @@ class Start:
     environment: Environment
     steps: list[Step] = field(default_factory=list)
     used: dict[str, Usage] = field(default_factory=dict)
-    reads: list[Read] = field(default_factory=list)
+    reads: list[tuple[str, Read]] = field(default_factory=list)
     before: tuple[int, int] = (0, 0)
     hidden: int = 0
     ready: bool = False
@@ -100,21 +100,28 @@ class Observer:
     Args:
         command: what to start.
         readiness: when it answers.
+        look: whether files are looked at.
         cold: put the candidate files out of the page cache first, as far as nobody has mapped them.
         stdout_to: the file descriptor that gets the command's stdout.
     """
 
     def __init__(
-        self, command: Sequence[str], readiness: Readiness | None = None, *, cold: bool = False, stdout_to: int = 1
+        self,
+        command: Sequence[str],
+        readiness: Readiness | None = None,
+        *,
+        look: bool = True,
+        cold: bool = False,
+        stdout_to: int = 1,
     ) -> None:
         self._readiness = readiness or Readiness()
         self._stdout_to = stdout_to
         self.start = Start(list(command), environments.of(command))
-        files = environments.candidates(self.start.environment, command)
+        files = environments.candidates(self.start.environment, command) if look or cold else {}
         if cold:
             for path in files:
                 drop(path)
-        self._scanner = Scanner(files)
+        self._scanner = Scanner(files if look else {})
         self.start.before, self.start.hidden = self._scanner.before, self._scanner.hidden
         self._locked = threading.Lock()
         self._pipe: int | None = None
@@ -191,12 +198,12 @@ class Observer:
         with self._locked:
             step = self._timeline.feed(text.decode(errors="replace"), when)
             if step is not None:
-                self._step_ended(step)
+                self._step_ended(step, when)
 
-    def _step_ended(self, step: str) -> None:
+    def _step_ended(self, step: str, when: float) -> None:
         if (used := usage.of(self._child.pid)).processes:
             self.start.used[step] = used
-        self._scanner.step_ended(step)
+        self._scanner.step_ended(step, when)
 
     def _read_events(self) -> None:
         if self._pipe is None:
@@ -215,14 +222,24 @@ class Observer:
                 when = time.monotonic()
                 with self._locked:
                     self._timeline.end(FIRST, when)
-                    self._step_ended(FIRST)
+                    self._step_ended(FIRST, when)
                 return
 
     def _finish(self) -> None:
-        self._scanner.end()
-        self.start.steps = self._timeline.steps()
-        self.start.ready = self._timeline.is_ready
-        self.start.reads = list(self._scanner.found)
+        steps = self._timeline.steps()
+        self.start.steps, self.start.ready = steps, self._timeline.is_ready
+        ended = [step.ended for step in steps if step.ended is not None]
+        self._scanner.end(self._child.begun + ended[-1] if self.start.ready else time.monotonic())
+        self.start.reads = [(self._step_at(read.when), read) for read in self._scanner.found]
+
+    def _step_at(self, when: float) -> str:
+        """The step that a time is in; the one behind the last that ended where that is all there is."""
+        since = when - self._child.begun
+        known = [step for step in self.start.steps if step.ended is not None]
+        for step in known:
+            if step.ended is not None and since <= step.ended:
+                return step.name
+        return STEPS[min(STEPS.index(known[-1].name) + 1, len(STEPS) - 1)] if known else STEPS[0]
 
     def _close(self) -> None:
         if self._pipe is not None:

@@ -19,6 +19,7 @@ from penstock.start.profile import Wanted, is_stale
 
 CHUNK_BYTES = 2 << 20
 _CHECK_BYTES = 64 << 20
+_SCRATCH = bytearray(CHUNK_BYTES)
 _RESERVE_SHARE, _RESERVE_MOST = 0.1, 8 << 30
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IDLE = 3 << 13
@@ -93,18 +94,25 @@ def bring(wanted: Iterable[Wanted], stop: Callable[[], str | None], free: Callab
 
 
 def _bring_file(handle: int, wanted: Wanted, done: Brought, why_not: Callable[[], str | None]) -> str | None:
-    last: int | None = None
+    last: tuple[int, int] | None = None
     for start, end in _chunks(wanted):
         if (why := why_not()) is not None:
             return why
         os.posix_fadvise(handle, start, end - start, os.POSIX_FADV_WILLNEED)
         if last is not None:
-            os.pread(handle, 1, last)  # returns when it is there
-        last = end - 1
+            _await(handle, last)
+        last = start, end
         done.nbytes += end - start
     if last is not None:
-        os.pread(handle, 1, last)
+        _await(handle, last)
     return None
+
+
+def _await(handle: int, chunk: tuple[int, int]) -> None:
+    """Returns when a chunk is there. Read, not only touched: the kernel may leave pages out of what it is advised of."""
+    start, end = chunk
+    while start < end and (got := os.preadv(handle, [memoryview(_SCRATCH)[: end - start]], start)):
+        start += got
 
 
 def _chunks(wanted: Wanted) -> Iterable[tuple[int, int]]:

@@ -20,7 +20,6 @@ from typing import Any
 from penstock.errors import ConfigError, FormatError
 from penstock.start.observe import Start
 from penstock.start.residency import Ranges, total
-from penstock.start.steps import STEPS
 
 SCHEMA = 1
 _LARGEST = 256 << 20
@@ -62,9 +61,9 @@ class Profile:
 
 def of_start(start: Start) -> Profile:
     """The profile of a start that was watched. The model's files are left out: a command names its own."""
-    reads = [read for read in start.reads if read.of != "model"]
+    reads = [read for _, read in start.reads if read.of != "model"]
     wanted = []
-    for read in sorted(reads, key=lambda read: STEPS.index(read.step)):  # stable: in a step, as they were seen
+    for read in sorted(reads, key=lambda read: read.when):
         with suppress(OSError):
             wanted.append(Wanted(read.path, read.ranges, _stamp(os.stat(read.path))))
     return Profile(start.environment.engine, start.environment.version, tuple(wanted))

@@ -58,10 +58,10 @@ def seconds(start: Start) -> float | None:
     return None if ended is None else round(ended, 3)
 
 
-def by_file(reads: Iterable[Read]) -> dict[str, dict[str, int]]:
+def by_file(reads: Iterable[tuple[str, Read]]) -> dict[str, dict[str, int]]:
     """Bytes of each file by step, the largest first."""
     found: dict[str, dict[str, int]] = {}
-    for read in reads:
-        of = found.setdefault(read.step, {})
+    for step, read in reads:
+        of = found.setdefault(step, {})
         of[read.path] = of.get(read.path, 0) + total(read.ranges)
     return {step: dict(sorted(of.items(), key=lambda item: -item[1])) for step, of in found.items()}

@@ -1,7 +1,7 @@
 """What becomes resident in the page cache while a start goes on, by step and in the order in which it is seen.
 
-Looked at from a thread of its own: once for each step that ends, and about once a second in between, for at most a
-tenth of the time. So a file belongs to the step in which it was first seen, and order within a second is not known.
+Looked at from a thread of its own: when a step ends, and about once a second in between, for at most a tenth of the
+time. So a file belongs to the step in which it was first seen, and order within a second is not known.
 What was resident before cannot be seen to be read.
 """
 
@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from penstock.start.residency import Ranges, resident, total, united, without
-from penstock.start.steps import STEPS
 
 _EVERY = 1.0
 _SHARE = 10
@@ -27,13 +26,13 @@ class Read:
     """What of one file was seen to become resident.
 
     Attributes:
-        step: during which step.
+        when: the monotonic time by which it was.
         path: the file.
         of: ``packages``, ``system``, ``model`` or ``caches``.
         ranges: bytes that were not resident before.
     """
 
-    step: str
+    when: float
     path: str
     of: str
     ranges: Ranges
@@ -66,42 +65,46 @@ class Scanner:
                 self._sizes[path] = os.stat(path).st_size
                 self._known[path] = ranges
         self.before = sum(map(total, self._known.values())), sum(self._sizes.values())
-        self._events: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[str, float]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="penstock-residency", daemon=True)
 
     def start(self) -> None:
-        """Begins to look. The step is the first."""
+        """Begins to look."""
         self._thread.start()
 
-    def step_ended(self, step: str) -> None:
-        """What is first seen after the next look is of the step behind this one."""
-        self._events.put(step)
+    def step_ended(self, step: str, when: float) -> None:
+        """A step has ended, which may be said several times: what is resident is looked at."""
+        self._events.put((step, when))
 
-    def end(self) -> None:
-        """Looks once more, and no more."""
-        self._events.put(None)
+    def end(self, when: float) -> None:
+        """Looks once more, and no more. What is found then was resident by that time."""
+        self._events.put(("", when))
         self._thread.join()
 
     def _run(self) -> None:
-        number, pause = 0, _EVERY
+        seen: set[str] = set()
+        due = time.monotonic() + _EVERY
         while True:
             try:
-                ended = self._events.get(timeout=pause)
+                step, when = self._events.get(timeout=max(due - time.monotonic(), 0.0))
             except queue.Empty:
-                ended = STEPS[number - 1] if number else ""
+                step, when = None, time.monotonic()
+            if step in seen and time.monotonic() < due:
+                continue  # one of many imports
             begun = time.monotonic()
-            self._look(STEPS[number])
-            if ended is None:
+            self._look(when)
+            if step == "":
                 return
-            if ended:
-                number = min(max(STEPS.index(ended) + 1, number), len(STEPS) - 1)
-            pause = max(_EVERY, (time.monotonic() - begun) * _SHARE)
+            if step is not None:
+                seen.add(step)
+            now = time.monotonic()
+            due = now + max(_EVERY, (now - begun) * _SHARE)
 
-    def _look(self, step: str) -> None:
+    def _look(self, when: float) -> None:
         for path, known in self._known.items():
             if total(known) >= self._sizes[path]:
                 continue
             now = resident(path)
             if now is not None and (new := without(now, known)):
-                self.found.append(Read(step, path, self._files[path], new))
+                self.found.append(Read(when, path, self._files[path], new))
                 self._known[path] = united(known, now)
