@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -196,3 +200,29 @@ def test_the_package_alone_imports_nothing_of_this() -> None:
     code = "import sys, penstock; print([m for m in sys.modules if m.startswith('penstock.start')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert re.fullmatch(r"\[\]", done.stdout.strip())
+
+
+def test_a_command_on_a_terminal_writes_as_on_a_terminal(tmp_path: Path) -> None:
+    import pty
+
+    code = "import os, sys; print(sys.stdout.isatty(), sys.stderr.isatty(), os.get_terminal_size().columns)"
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 77, 0, 0))
+    command = [*COMMAND, "-o", str(tmp_path / "report"), "--", sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave) as process:
+        os.close(slave)
+        shown = b""
+        with contextlib.suppress(OSError):  # nobody holds the other end any more
+            while data := os.read(master, 4096):
+                shown += data
+    os.close(master)
+    assert (process.returncode, shown) == (0, b"True True 77\r\n")
+
+
+def test_the_environments_own_sitecustomize_is_imported_too(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.marked = __file__")
+    command = [*COMMAND, "-o", str(tmp_path / "report"), "--"]
+    command += [sys.executable, "-c", "import sys; print(sys.marked, any(p.endswith('start/hooks') for p in sys.path))"]
+    environ = environment() | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False, timeout=60)
+    assert done.stdout.split() == [str(tmp_path / "sitecustomize.py"), "False"]

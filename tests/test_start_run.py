@@ -16,9 +16,13 @@ from safetensors.numpy import save_file
 
 pytest.importorskip("typer")
 
+from penstock.doctor.tree import Tree
 from penstock.errors import FormatError
+from penstock.start import environment as environments
 from penstock.start import profile as profiles
-from penstock.start.prefetch import bring
+from penstock.start import run as runs
+from penstock.start.environment import Environment
+from penstock.start.prefetch import bring, headroom
 from penstock.start.profile import Profile, Wanted
 from penstock.start.residency import drop, resident, total
 
@@ -208,3 +212,41 @@ def _commands() -> list[str]:
 
 def test_a_command_that_is_not_there_is_127() -> None:
     assert ran("run", "--", "/no/such/program").returncode == 127
+
+
+def test_without_a_profile_the_libraries_of_what_is_installed_are_read_in_the_order_of_their_use(
+    tmp_path: Path,
+) -> None:
+    site = tmp_path / "site-packages"
+    names = ["vllm/_C.abi3.so", "torch/lib/libtorch_cuda.so", "torch/lib/libtorch_cpu.so", "torch/lib/libc10.so"]
+    names += ["nvidia/cublas/lib/libcublasLt.so.13", "unrelated/huge.so", "torch/lib/readme.txt"]
+    for name in names:
+        path = site / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    found = runs.libraries(Environment("vllm", None, None, (str(site),)))
+    in_order = ["libc10.so", "libtorch_cpu.so", "libtorch_cuda.so", "libcublasLt.so.13", "_C.abi3.so"]
+    assert [Path(each.path).name for each in found] == in_order
+
+
+def test_an_installed_command_is_found_with_its_python_and_engine(tmp_path: Path) -> None:
+    script = tmp_path / "vllm"
+    script.write_text(f"#!{sys.executable}\nprint('x')\n")
+    script.chmod(0o755)
+    found = environments.of([str(script), "serve", "m"])
+    assert (found.engine, found.python) == ("vllm", sys.executable)
+    assert any((Path(path) / "torch").is_dir() for path in found.packages)
+    assert environments.of([sys.executable, "-m", "sglang.launch_server"]).engine == "sglang"
+    assert environments.of(["sh", "-c", "true"]).python is None
+
+
+def test_headroom_is_the_cgroups_where_that_is_less(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 1000000 kB\nMemAvailable: 900000 kB\n")
+    assert headroom(Tree(tmp_path)) == 900_000 * 1024 - 100_000 * 1024
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("100000000\n")
+    (group / "memory.current").write_text("60000000\n")
+    (group / "memory.stat").write_text("anon 1\ninactive_file 10000000\nactive_file 5000000\n")
+    assert headroom(Tree(tmp_path)) == 100_000_000 - 60_000_000 + 15_000_000 - 10_000_000

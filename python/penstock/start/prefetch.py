@@ -109,7 +109,7 @@ def _bring_file(handle: int, wanted: Wanted, done: Brought, why_not: Callable[[]
 
 
 def _await(handle: int, chunk: tuple[int, int]) -> None:
-    """Returns when a chunk is there. Read, not only touched: the kernel may leave pages out of what it is advised of."""
+    """Returns when a chunk is there. It is read: the kernel may leave pages out of what it is advised of."""
     start, end = chunk
     while start < end and (got := os.preadv(handle, [memoryview(_SCRATCH)[: end - start]], start)):
         start += got

@@ -72,7 +72,7 @@ def _begin(pipe: str) -> None:
                 continue
             for path in waiting.pop(name):
                 try:
-                    _replace(module, path, watched)
+                    _put(module, path, watched)
                 except Exception:
                     pass
 
@@ -97,7 +97,7 @@ def _begin(pipe: str) -> None:
     tell("python")
 
 
-def _replace(module: Any, path: str, watched: Callable[..., Any]) -> None:
+def _put(module: Any, path: str, watched: Callable[..., Any]) -> None:
     *owners, name = path.split(".")
     owner = functools.reduce(getattr, owners, module)
     if owners:
