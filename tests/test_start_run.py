@@ -97,7 +97,8 @@ def test_what_a_profile_names_is_brought_in_and_a_file_that_changed_is_not(cold:
     other.write_bytes(bytes(1 << 20))
     stale = wanted(other)
     other.write_bytes(bytes(2 << 20))
-    done = bring([stale, wanted(cold)], lambda: None)
+    parts = wanted(cold, (0, 1 << 20)), wanted(cold, (1 << 20, 8 << 20))
+    done = bring([stale, *parts], lambda: None)
     assert (done.nbytes, done.files, done.stale, done.why) == (8 << 20, 1, 1, None)
     assert in_cache(cold) == 8 << 20
 

@@ -21,6 +21,7 @@ _NONE: tuple[str, ...] = ()
 RULES: list[tuple[str, tuple[str, ...]]] = [
     # The first pattern that matches the beginning of a path decides.
     (r"tests/tested-commit$", _NONE),
+    (r"tests/logs/", _NONE),
     (r"tests/engines/", ("engines",)),
     (r"docs/engines/|examples/", ("libraries",)),  # whose code is run by tests
     (r"docs/(s3|gcs|azure|huggingface|pull)\.md", ("stores",)),

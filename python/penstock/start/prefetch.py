@@ -63,6 +63,7 @@ def bring(wanted: Iterable[Wanted], stop: Callable[[], str | None], free: Callab
     done = Brought()
     free = free or headroom
     checked = -_CHECK_BYTES
+    read: set[str] = set()
 
     def why_not() -> str | None:
         nonlocal checked
@@ -85,7 +86,8 @@ def bring(wanted: Iterable[Wanted], stop: Callable[[], str | None], free: Callab
             done.why = _bring_file(handle, each, done, why_not)
             if done.why is not None:
                 return done
-            done.files += 1
+            read.add(each.path)
+            done.files = len(read)
         except OSError:
             done.failed += 1
         finally:

@@ -115,7 +115,8 @@ def _helper(
 
 def summary(done: Brought) -> str:
     """What was brought in, in a line."""
-    parts = [f"{size(done.nbytes)} of {done.files:,} files are in the page cache"]
+    files = f"{done.files:,} file" + ("" if done.files == 1 else "s")
+    parts = [f"{size(done.nbytes)} of {files} are in the page cache"]
     parts += [f"{done.stale:,} have changed and were left out"] if done.stale else []
     parts += [f"{done.failed:,} could not be read"] if done.failed else []
     parts += [f"stopped: {done.why}"] if done.why else []
