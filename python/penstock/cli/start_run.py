@@ -10,7 +10,6 @@ from dataclasses import asdict
 from penstock.cli.output import as_json, printable
 from penstock.errors import ConfigError
 from penstock.start import run as runs
-from penstock.start.command import NOT_EXECUTABLE, NOT_FOUND
 from penstock.start.prefetch import bring
 
 
@@ -20,7 +19,7 @@ def run(command: Sequence[str], profile: str | None, *, with_weights: bool) -> i
         runs.run(command, profile, with_weights=with_weights)
     except OSError as error:
         sys.stderr.write(f"error: {printable(command[0])} cannot be started: {os.strerror(error.errno or 0)}\n")
-        return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+        return 127 if isinstance(error, FileNotFoundError) else 126  # as a shell has them
     return 0
 
 

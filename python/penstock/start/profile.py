@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, FormatError
-from penstock.start.observe import Start
 from penstock.start.residency import Ranges, total
+
+if TYPE_CHECKING:
+    from penstock.start.observe import Start
 
 SCHEMA = 1
 _LARGEST = 256 << 20
