@@ -62,7 +62,7 @@ def test_the_page_of_the_command_line_names_every_command_and_exit_code() -> Non
     from penstock.cli.failures import CODES, CODES_HELP
 
     page = (ROOT / "docs" / "cli.md").read_text()
-    named = re.findall(r"^\| `penstock ([\w ]+)` \|", page, re.MULTILINE)
+    named = re.findall(r"^\| `penstock ([\w -]+)` \|", page, re.MULTILINE)
     assert sorted(named) == sorted(name for name in site.names() if name)
     codes = set(re.findall(r"^\| (\d+) \|", page, re.MULTILINE))
     assert codes == set(re.findall(r"\d+", CODES_HELP)) >= {str(code) for _, code in CODES}

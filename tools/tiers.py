@@ -21,6 +21,7 @@ _NONE: tuple[str, ...] = ()
 RULES: list[tuple[str, tuple[str, ...]]] = [
     # The first pattern that matches the beginning of a path decides.
     (r"tests/tested-commit$", _NONE),
+    (r"tests/logs/", _NONE),
     (r"tests/engines/", ("engines",)),
     (r"docs/engines/|examples/", ("libraries",)),  # whose code is run by tests
     (r"docs/(s3|gcs|azure|huggingface|pull)\.md", ("stores",)),
@@ -29,7 +30,7 @@ RULES: list[tuple[str, tuple[str, ...]]] = [
     (r"python/penstock/integrations/(transformers|diffusers|peft|safetensors)/", ("libraries",)),
     (r"python/penstock/pool/", ("libraries",)),
     (r"python/penstock/(recording|distributed)/", ("engines",)),
-    (r"python/penstock/(cli|doctor)/", _NONE),
+    (r"python/penstock/(cli|doctor|start)/", _NONE),
     (r"python/penstock/(pulling|storage_options|google_tokens)\.py", ("stores",)),
     (r"compat/", ("engines", "stores")),
     (r"crates/penstock-checks/", ("stores",)),

@@ -26,7 +26,9 @@ def main() -> None:
         return
     try:
         app = _app()
-        if "--json" in sys.argv[1:]:
+        # What stands behind `--` is another program's.
+        own = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
+        if "--json" in own:
             from penstock.cli.failures import usage_as_json
 
             with usage_as_json():

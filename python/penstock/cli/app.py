@@ -17,6 +17,7 @@ import typer
 
 import penstock
 from penstock.arguments import is_url
+from penstock.cli import starting
 from penstock.cli.failures import CODES_HELP, handled
 from penstock.cli.help import Command, Group
 from penstock.errors import ConfigError
@@ -451,3 +452,6 @@ def cache_prune_command(
         from penstock.cli import cache
 
         cache.prune(cache.directory_of(cache_dir), nbytes, json=json)
+
+
+starting.add_to(app, _epilog)

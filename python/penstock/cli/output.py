@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import IO, Any
 
 from rich import box
 from rich.console import Console
@@ -25,15 +25,16 @@ NARROW = 60
 
 
 class Output(Console):
-    """stdout.
+    """stdout, or another stream.
 
     Raises:
         BrokenPipeError: when whoever reads has gone away; rich alone would exit with 1.
     """
 
-    def __init__(self) -> None:
-        loose = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-        super().__init__(highlight=False, markup=False, emoji=False, width=UNBOUNDED if loose else None)
+    def __init__(self, stream: IO[str] | None = None) -> None:
+        loose = not (stream or sys.stdout).isatty() and "COLUMNS" not in os.environ
+        width = UNBOUNDED if loose else None
+        super().__init__(file=stream, highlight=False, markup=False, emoji=False, width=width)
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError

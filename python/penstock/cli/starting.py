@@ -1,0 +1,120 @@
+"""Commands around another command: what they take. ``add_to`` puts them into the application.
+
+What stands behind ``--`` is another program's: nothing of it is parsed here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from penstock.cli.failures import handled
+
+_PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+Command = Annotated[
+    list[str], typer.Argument(metavar="-- COMMAND...", help="The command and its arguments.", show_default=False)
+]
+Profile = Annotated[
+    str | None, typer.Option(metavar="FILE", help="A start profile of penstock start-report; else all libraries.")
+]
+NoWeights = Annotated[
+    bool, typer.Option("--no-weights", metavar="", help="Leave out the files of weights that the command names.")
+]
+Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON on stdout, errors too.")]
+Debug = Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")]
+
+
+def add_to(app: typer.Typer, epilog: Callable[..., str]) -> None:
+    """Adds the commands."""
+    examples = "start-report -- vllm serve models/llama", "start-report --cold --stop -- vllm serve models/llama"
+    app.command("start-report", epilog=epilog(*examples), context_settings=_PASS_ON)(start_report_command)
+    examples = "run -- vllm serve models/llama", "run --profile llama.start -- vllm serve models/llama"
+    app.command("run", epilog=epilog(*examples), context_settings=_PASS_ON)(run_command)
+    examples = "warm --profile llama.start", "warm -- vllm serve models/llama"
+    app.command("warm", epilog=epilog(*examples), context_settings=_PASS_ON)(warm_command)
+
+
+def start_report_command(
+    command: Command,
+    ready_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="It has answered when this does, such as http://localhost:8000/health."),
+    ] = None,
+    ready_body: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Post this to the URL: a prompt, for the first token.")
+    ] = None,
+    ready_log: Annotated[
+        str | None, typer.Option(metavar="REGEX", help="It has answered when a line of its output matches.")
+    ] = None,
+    cold: Annotated[
+        bool, typer.Option("--cold", metavar="", help="Put its files out of the page cache first.")
+    ] = False,
+    stop: Annotated[bool, typer.Option("--stop", metavar="", help="End it with SIGTERM once it has answered.")] = False,
+    files: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Files to list for each step; with 0 files are not looked at.")
+    ] = 5,
+    save_profile: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write a start profile for penstock run and penstock warm.")
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report here; else to stderr.")
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Start a command, and show what its start waits for: six steps, their time, CPU, disk and files.
+
+    Its output, its signals and its exit status are the command's own. The report comes when it has answered.
+    """
+    with handled(as_json=json, debug=debug):
+        from penstock.cli.start_report import start_report
+
+        status = start_report(
+            command,
+            readiness=(ready_url, ready_body, ready_log),
+            cold=cold,
+            stop=stop,
+            files=files,
+            output=output,
+            save_profile=save_profile,
+            json=json,
+        )
+    sys.exit(status)
+
+
+def run_command(
+    command: Command,
+    profile: Profile = None,
+    no_weights: NoWeights = False,
+    debug: Debug = False,
+) -> None:
+    """Start a command, and bring what it reads into the page cache ahead of it.
+
+    The command takes the place of this process. A helper reads at idle priority, and ends with the command.
+    """
+    with handled(as_json=False, debug=debug):
+        from penstock.cli.start_run import run
+
+        status = run(command, profile, with_weights=not no_weights)
+    sys.exit(status)
+
+
+def warm_command(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- COMMAND...]", help="The command that will be started.", show_default=False),
+    ] = None,
+    profile: Profile = None,
+    no_weights: NoWeights = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Bring what a start reads into the page cache, and end: for init containers and nodes."""
+    with handled(as_json=json, debug=debug):
+        from penstock.cli.start_run import warm
+
+        warm(command or [], profile, with_weights=not no_weights, json=json)

@@ -1,0 +1,137 @@
+"""Bringing ranges of files into the page cache, in order, without standing in an engine's way.
+
+One thread, at idle I/O priority, with at most two chunks under way: a page fault of the engine waits behind those at
+most. It stops when memory would run short, which counts what was brought in here, though the kernel could forget it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.doctor.tree import Tree, whole
+from penstock.start.profile import Wanted, is_stale
+
+CHUNK_BYTES = 2 << 20
+_CHECK_BYTES = 64 << 20
+_SCRATCH = bytearray(CHUNK_BYTES)
+_RESERVE_SHARE, _RESERVE_MOST = 0.1, 8 << 30
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+_IDLE = 3 << 13
+
+
+@dataclass
+class Brought:
+    """What was brought in.
+
+    Attributes:
+        nbytes: bytes that are in the page cache now, those that were there before too.
+        files: of how many files.
+        stale: files that have changed since, or are gone: left out.
+        failed: files that could not be read.
+        why: why it stopped before the end, or None.
+    """
+
+    nbytes: int = 0
+    files: int = 0
+    stale: int = 0
+    failed: int = 0
+    why: str | None = None
+
+
+def be_idle() -> None:
+    """Puts this process behind all others, for the disk and the CPU. What the system refuses is left."""
+    with suppress(OSError):
+        os.nice(10)
+    if (number := _IOPRIO_SET.get(platform.machine())) is not None:
+        ctypes.CDLL(None).syscall(number, 1, 0, _IDLE)
+
+
+def bring(wanted: Iterable[Wanted], stop: Callable[[], str | None], free: Callable[[], int] | None = None) -> Brought:
+    """Brings ranges in, in order.
+
+    Args:
+        wanted: which. Files that are stale are left out.
+        stop: asked between chunks; an answer ends it, and says why.
+        free: bytes of memory that may be used by what is brought in; of this machine by default.
+    """
+    done = Brought()
+    free = free or headroom
+    checked = -_CHECK_BYTES
+    read: set[str] = set()
+
+    def why_not() -> str | None:
+        nonlocal checked
+        if done.nbytes - checked >= _CHECK_BYTES:
+            checked = done.nbytes
+            if free() < done.nbytes + _CHECK_BYTES:
+                return "memory would run short"
+        return stop()
+
+    for each in wanted:
+        if is_stale(each):
+            done.stale += 1
+            continue
+        try:
+            handle = os.open(each.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            done.failed += 1
+            continue
+        try:
+            done.why = _bring_file(handle, each, done, why_not)
+            if done.why is not None:
+                return done
+            read.add(each.path)
+            done.files = len(read)
+        except OSError:
+            done.failed += 1
+        finally:
+            os.close(handle)
+    return done
+
+
+def _bring_file(handle: int, wanted: Wanted, done: Brought, why_not: Callable[[], str | None]) -> str | None:
+    last: tuple[int, int] | None = None
+    for start, end in _chunks(wanted):
+        if (why := why_not()) is not None:
+            return why
+        os.posix_fadvise(handle, start, end - start, os.POSIX_FADV_WILLNEED)
+        if last is not None:
+            _await(handle, last)
+        last = start, end
+        done.nbytes += end - start
+    if last is not None:
+        _await(handle, last)
+    return None
+
+
+def _await(handle: int, chunk: tuple[int, int]) -> None:
+    """Returns when a chunk is there. It is read: the kernel may leave pages out of what it is advised of."""
+    start, end = chunk
+    while start < end and (got := os.preadv(handle, [memoryview(_SCRATCH)[: end - start]], start)):
+        start += got
+
+
+def _chunks(wanted: Wanted) -> Iterable[tuple[int, int]]:
+    for start, end in wanted.ranges:
+        for at in range(start, end, CHUNK_BYTES):
+            yield at, min(at + CHUNK_BYTES, end)
+
+
+def headroom(tree: Tree | None = None) -> int:
+    """Bytes that may be brought in: what is available here and in this cgroup, less a reserve for the engine."""
+    tree = tree or Tree(Path("/"))
+    memory = tree.kib("proc/meminfo", "MemTotal") or 0
+    available = tree.kib("proc/meminfo", "MemAvailable") or 0
+    limit = whole(tree.text("sys/fs/cgroup/memory.max"))
+    if limit is not None and limit < memory:
+        stats = dict(line.split(" ", 1) for line in tree.lines("sys/fs/cgroup/memory.stat") if " " in line)
+        used = tree.number("sys/fs/cgroup/memory.current") or 0
+        reclaimable = (whole(stats.get("inactive_file")) or 0) + (whole(stats.get("active_file")) or 0)
+        memory, available = limit, min(available, limit - used + reclaimable)
+    return max(available - int(min(memory * _RESERVE_SHARE, _RESERVE_MOST)), 0)

@@ -1,0 +1,164 @@
+"""``penstock run``: a command that takes this process's place, and a helper that brings in ahead of it what it reads.
+
+The command has this process's id, its signals and its exit status: nothing stands between. The helper is no child of
+it, belongs to a session of its own, and ends with it. Whatever goes wrong here, the command starts, and one line on
+stderr says why nothing was brought in.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+
+from penstock.errors import PenstockError
+from penstock.start import environment as environments
+from penstock.start import profile as profiles
+from penstock.start.environment import Environment, files_below, model_of
+from penstock.start.prefetch import Brought, be_idle, bring
+from penstock.start.profile import Wanted
+from penstock.units import size
+
+_ORDER = (
+    r"/torch/lib/(libtorch_python|libc10|libshm|libtorch_global|libtorch\.)",
+    r"/torch/lib/libtorch_cpu",
+    r"/torch/lib/",
+    r"/nvidia/.*/lib(cudart|nvrtc|cupti|cublas|cublasLt|nccl|nvJitLink|cusparse|cufft|curand|cufile)\b[^/]*$",
+    r"/(numpy|numpy\.libs|torch|triton|safetensors|tokenizers)/",
+    r"/(vllm|sgl_kernel|sglang|flashinfer|xgrammar|llguidance|pydantic_core|pyarrow|cv2|PIL)/",
+)
+"""Libraries in the order in which the engines touch them: what a start without a profile brings in."""
+_WEIGHTS = re.compile(r"\.(safetensors|gguf|bin|pt|pth)$")
+_ENOUGH_STALE = 0.5
+
+
+def libraries(environment: Environment) -> list[Wanted]:
+    """The shared libraries of what is installed, of the engines and of what they build on, in order."""
+    patterns = [re.compile(pattern) for pattern in _ORDER]
+    found: list[list[str]] = [[] for _ in patterns]
+    seen = set()
+    for root in environment.packages:
+        if not root.endswith(("site-packages", "dist-packages")):
+            continue
+        for path in files_below(root):
+            if ".so" in path and path not in seen:
+                seen.add(path)
+                number = next((n for n, pattern in enumerate(patterns) if pattern.search(path)), None)
+                if number is not None:
+                    found[number].append(path)
+    return profiles.whole(path for paths in found for path in sorted(paths))
+
+
+def weights(command: Sequence[str]) -> list[Wanted]:
+    """The files of weights that the command names, in order of their names."""
+    paths = (path for root in model_of(command) for path in sorted(files_below(root)))
+    return profiles.whole(path for path in paths if _WEIGHTS.search(path))
+
+
+def wanted_by(command: Sequence[str], profile: str | None, *, with_weights: bool) -> tuple[list[Wanted], str | None]:
+    """What a start is going to read, and why the profile was not used, where it was not."""
+    why = None
+    wanted: list[Wanted] | None = None
+    if profile is not None:
+        try:
+            found = list(profiles.load(profile).wanted)
+            stale = sum(map(profiles.is_stale, found))
+            if found and stale > len(found) * _ENOUGH_STALE:
+                why = f"the profile is stale: {stale:,} of its {len(found):,} files have changed"
+            else:
+                wanted = found
+        except PenstockError as error:
+            why = error.cause
+        except OSError as error:
+            why = f"the profile cannot be read: {error.strerror}"
+    if wanted is None:
+        wanted = libraries(environments.of(command)) if command else []
+    return wanted + (weights(command) if with_weights and command else []), why
+
+
+def run(command: Sequence[str], profile: str | None, *, with_weights: bool = True, prefetch: bool = True) -> None:
+    """Becomes the command; returns only by an exception.
+
+    Raises:
+        OSError: where the command cannot be started.
+    """
+    if shutil.which(command[0]) is not None and prefetch and os.environ.get("PENSTOCK_DISABLE", "") in {"", "0"}:
+        try:
+            _detached(lambda ended: _helper(command, profile, ended, with_weights=with_weights))
+        except OSError as error:
+            say(f"nothing is brought in ahead of the start: {error.strerror}")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execvp(command[0], list(command))  # noqa: S606 - what was asked for
+
+
+def say(line: str) -> None:
+    """One line on stderr."""
+    sys.stderr.write(f"penstock: {line}\n")
+    sys.stderr.flush()
+
+
+def _helper(
+    command: Sequence[str], profile: str | None, ended: Callable[[], str | None], *, with_weights: bool
+) -> None:
+    be_idle()
+    wanted, why = wanted_by(command, profile, with_weights=with_weights)
+    if why is not None:
+        say(f"{why}; the engine's libraries are brought in" if wanted else f"{why}; nothing is brought in")
+    done = bring(wanted, ended)
+    if ended() is None and wanted:
+        say(summary(done))
+
+
+def summary(done: Brought) -> str:
+    """What was brought in, in a line."""
+    files = f"{done.files:,} file" + ("" if done.files == 1 else "s")
+    parts = [f"{size(done.nbytes)} of {files} are in the page cache"]
+    parts += [f"{done.stale:,} have changed and were left out"] if done.stale else []
+    parts += [f"{done.failed:,} could not be read"] if done.failed else []
+    parts += [f"stopped: {done.why}"] if done.why else []
+    return ", ".join(parts)
+
+
+def _detached(work: Callable[[Callable[[], str | None]], None]) -> None:
+    """Runs ``work`` in a process that is no child of this one. It gets what says that this process has ended."""
+    me = os.getpid()
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    try:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)  # whoever reads the command's output waits for the command alone
+        os.closerange(3, 256)
+        work(_ended(me))
+    except BaseException:  # noqa: BLE001, S110 - the command is under way, and is not to hear of it
+        pass
+    finally:
+        os._exit(0)
+
+
+def _ended(pid: int) -> Callable[[], str | None]:
+    said = "the command has ended"
+    try:
+        handle = os.pidfd_open(pid)
+    except (OSError, AttributeError):
+
+        def alive() -> str | None:
+            try:
+                os.kill(pid, 0)
+            except OSError:
+                return said
+            return None
+
+        return alive
+    poller = select.poll()
+    poller.register(handle, select.POLLIN)
+    return lambda: said if poller.poll(0) else None
