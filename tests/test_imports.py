@@ -30,6 +30,7 @@ LAYERS = [
     {"integrations.peft", "integrations.sglang", "integrations.transformers", "integrations.vllm"},
     {"integrations.diffusers"},
     {"doctor"},
+    {"bench"},
     {"integrations", "cli"},
     {"__init__", "__main__"},
 ]

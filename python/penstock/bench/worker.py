@@ -1,15 +1,19 @@
 """The program of every measured process: carries out tasks by their name.
 
-    python -m PACKAGE.worker TASK.json RESULT.json      # one task; the answer goes to a file
-    python -m PACKAGE.worker --resident fork|keep       # tasks by line; each in a forked child, or all in this process
+    python worker.py TASK.json RESULT.json      # one task; the answer goes to a file
+    python worker.py --resident fork|keep       # tasks by line; each in a forked child, or all in this process
 
 A task is a JSON object: ``do`` names it, and the rest is the task's own. The module of a task is imported only for it,
 so no measurement pays for what another one imports. It does not matter what a loader prints, or how it dies at exit.
+
+The package is imported from this file's directory as ``penstock_bench``. So no loader's process imports ``penstock``
+that does not use it, and a process may measure another build of it than the one that measures.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -24,17 +28,19 @@ TASKS = {
     "serialise": "loaders.tensorizer",
     "vllm": "loaders.vllm",
     "sglang": "loaders.sglang",
-    "rank": "experiments.sharing",
-    "switch": "experiments.switch",
 }
+ALIAS = "penstock_bench"
 
 
 def carry_out(task: dict[str, Any]) -> dict[str, Any]:
     """The answer to a task."""
-    if task.get("do") not in TASKS:
-        raise SystemExit(f"no task {task.get('do')!r}: {', '.join(TASKS)}")
+    do = str(task.get("do"))
+    # A name with dots is a module that brings its own task.
+    module = do if "." in do else f"{ALIAS}.{TASKS[do]}" if do in TASKS else None
+    if module is None:
+        raise SystemExit(f"no task {do!r}: {', '.join(TASKS)}")
     os.environ.update(task.get("env", {}))
-    answer: dict[str, Any] = importlib.import_module(f".{TASKS[task['do']]}", __package__).run_task(task)
+    answer: dict[str, Any] = importlib.import_module(module).run_task(task)
     return answer
 
 
@@ -79,5 +85,18 @@ def main() -> None:
     answer.write_text(json.dumps(carry_out(json.loads(question.read_text()))))
 
 
+def _import_package() -> None:
+    """Imports the package that this file is of, under its other name."""
+    here = Path(__file__).resolve().parent
+    # Python before 3.11 looks for modules beside a script.
+    sys.path[:] = [path for path in sys.path if not path or Path(path).resolve() != here]
+    spec = importlib.util.spec_from_file_location(ALIAS, here / "__init__.py", submodule_search_locations=[str(here)])
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[ALIAS] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
 if __name__ == "__main__":
+    _import_package()
     main()

@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .. import checkpoints, checksum, processes, servers, states
-from ..schedule import Axes, Schedule
-from . import Experiment, Rows, run
+from benchmarks import servers
+from penstock.bench import checkpoints, checksum, processes, states
+from penstock.bench.rows import Rows, run
+from penstock.bench.schedule import Axes, Schedule
+
+from . import Experiment
 
 CAPPED = ["--latency-ms", "30", "--connection-mb", "90", "--link-mb", "1000"]
 NETWORKS = {"loopback": [], "capped": CAPPED, "outage": [*CAPPED, "--outage-after", "0.5", "--outage", "20"]}
@@ -53,7 +56,7 @@ class Remote:
         self.kinds = {row: parts(row.partition("+")[0], options.device) for row in asked}
         known = {row for row in asked if self.kinds[row][0].partition("-")[0] not in PLAIN}
         options.loaders = sorted({self.kinds[row][0] for row in known})
-        self.rows = Rows(options)
+        self.rows = Rows(options, work)
         self.rows.versions["server"] = servers.version(self.server)
 
     def _asked(self, network: str) -> list[str]:

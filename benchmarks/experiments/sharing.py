@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .. import data, processes, states
-from ..schedule import Axes, Schedule
-from . import Experiment
+from penstock.bench import data, processes, states
+from penstock.bench.schedule import Axes, Schedule
+
+from . import IMPORTABLE, Experiment
 
 HIDDEN, INNER, KEYS = 4096, 14336, 1024
 ROWS = {"q_proj": (HIDDEN, HIDDEN), "k_proj": (KEYS, HIDDEN), "v_proj": (KEYS, HIDDEN), "gate_proj": (INNER, HIDDEN)}
@@ -56,7 +57,7 @@ class Ranks:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         task = {
-            "do": "rank",
+            "do": __name__,
             "ranks": self.options.ranks,
             "port": port,
             "files": [str(path) for path in self.files],
@@ -66,7 +67,7 @@ class Ranks:
             "device": self.options.device,
         }
         tasks = [task | {"rank": rank} for rank in range(self.options.ranks)]
-        found = processes.run_together(tasks, self.work, seconds=seconds)
+        found = processes.run_together(tasks, self.work, seconds=seconds, env=IMPORTABLE)
         right = all(rank.get("right", True) for rank in found)
         checks = {"bytes_ok": right, "wrong": [] if right else ["columns"]} if number == 0 else {}
         read = sum(rank["read_bytes"] for rank in found)

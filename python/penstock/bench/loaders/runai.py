@@ -11,7 +11,11 @@ def stream(use: Use) -> Load:
     def load(files: list[str]) -> Tensors:
         with SafetensorsStreamer() as streamer:
             streamer.stream_files(files, device=use.device)
-            return dict(streamer.get_tensors())
+            tensors: Tensors = {}
+            for name, tensor in streamer.get_tensors():
+                tensors[name] = tensor
+                use.arrived()
+            return tensors
 
     return load
 

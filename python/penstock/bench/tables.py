@@ -1,10 +1,10 @@
-"""Tables of a result: medians, rates, shares of the machine's limit, and every row beside another, round by round."""
+"""Tables of a result, as Markdown: medians, rates, shares of the machine's limit, and rows beside others by rounds."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from .result import Result, Sample
 
 RESAMPLES = 10_000
 # What may be told of each row: heading, figure, its unit, and which of its values counts.
-COLUMNS = [
+COLUMNS: list[tuple[str, str, float, str, Callable[[list[float]], float]]] = [
     ("weights s", "weights_seconds", 1.0, "{:.2f}", statistics.median),
     ("model s", "model_seconds", 1.0, "{:.2f}", statistics.median),
     ("ready s", "ready_seconds", 1.0, "{:.2f}", statistics.median),
@@ -49,7 +49,7 @@ def good(items: Iterable[Sample]) -> list[Sample]:
 
 
 def median(items: Sequence[Sample], figure: str = "seconds") -> float:
-    return statistics.median(item["figures"][figure] for item in items)
+    return float(statistics.median(item["figures"][figure] for item in items))
 
 
 def limit(result: Result, case: str, state: str) -> tuple[float, str] | None:

@@ -23,10 +23,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .. import measure, states
-from ..schedule import Axes, Schedule
-from ..switch_models import FLUX, LLAMA, builders, filled, nbytes
-from . import Experiment, run
+from benchmarks.switch_models import FLUX, LLAMA, builders, filled, nbytes
+from penstock.bench import measure, states
+from penstock.bench.rows import run
+from penstock.bench.schedule import Axes, Schedule
+
+from . import IMPORTABLE, Experiment
 
 POOL, TO, ACCELERATE = "penstock-pool", "to", "accelerate"
 STATES = {"one": (POOL, TO, ACCELERATE), "both": (POOL, TO), "evict": (POOL,), "adopt": (POOL,)}
@@ -38,7 +40,7 @@ class Switching:
 
     def __init__(self, options: argparse.Namespace, work: Path) -> None:
         self.options, self.work = options, work
-        self._task = {"do": "switch", "scale": options.scale, "narrow": options.narrow, "device": options.device}
+        self._task = {"do": __name__, "scale": options.scale, "narrow": options.narrow, "device": options.device}
         self._task |= {"directory": str(options.directory), "repeats": options.repeats}
 
     def stages(self) -> list[str]:
@@ -69,7 +71,7 @@ class Switching:
         return self._run({"state": axes["state"], "arm": axes["loader"]}, seconds)
 
     def _run(self, task: dict[str, str], seconds: float) -> dict[str, Any]:
-        return run(self._task | task, self.options, self.work, seconds=seconds, env={})
+        return run(self._task | task, self.options, self.work, seconds=seconds, env=IMPORTABLE)
 
 
 def _files(directory: Path) -> list[Path]:

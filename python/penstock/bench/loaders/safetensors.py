@@ -14,6 +14,8 @@ def load_file(use: Use) -> Load:
         tensors: Tensors = {}
         for file in files:
             tensors |= load_file(file, device=use.device)
+            if use.device != "cpu":  # there, a mapped file has not been read yet
+                use.arrived()
         return tensors
 
     return load

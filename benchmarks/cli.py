@@ -11,7 +11,9 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from . import experiments, loaders, machine, report, result, schedule
+from penstock.bench import loaders, machine, result, schedule, tables
+
+from . import experiments
 
 WIDTH = 79
 # Options of which a result keeps no directory.
@@ -39,7 +41,7 @@ def main(arguments: list[str] | None = None, prog: str = "python -m benchmarks")
     if options.output:
         result.write(options.output, merged)
     known = experiments.every().get(merged["experiment"])
-    print(report.tables(merged, known.beside if known else ()))
+    print(tables.tables(merged, known.beside if known else ()))
 
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
@@ -126,7 +128,7 @@ def run(options: argparse.Namespace, command: str) -> str:
         limits = schedule.Limits(options.rounds, options.timeout, options.budget)
         about = _about(options, bench, command)
         schedule.Schedule(bench, document, about, limits, options.output).everything()
-    return report.tables(document, experiment.beside)
+    return tables.tables(document, experiment.beside)
 
 
 def _about(options: argparse.Namespace, bench: Any, command: str) -> dict[str, Any]:
@@ -156,8 +158,10 @@ def _complete(options: argparse.Namespace) -> None:
         missing = [name for name in have if "@" in name and name not in options.site]
         if missing:
             raise ValueError(f"--site {missing[0]}=DIR is needed: the packages of {missing[0]}")
-    from .checkpoints import NAMES
-    from .experiments import files, remote, switch
+    from penstock.bench import files
+    from penstock.bench.checkpoints import NAMES
+
+    from .experiments import remote, switch
 
     switching = options.experiment.name == "switch"
     known = {

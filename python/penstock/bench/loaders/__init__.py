@@ -4,6 +4,10 @@ A row's name says what is measured: ``runai``, ``safetensors@0.9`` for the same 
 ``penstock:readers=16+block_bytes=1048576`` with settings. The part before the first ``-`` names the plug-in, a module
 of this folder with a table ``LOADERS``; ``make(name)`` of a plug-in makes rows that no table can list.
 
+Other distributions bring plug-ins as entry points of the group ``penstock.bench.loaders``: the entry's name is the
+plug-in's, its value a module with ``LOADERS``. It is imported by the command too, so it imports its library in
+``prepare``.
+
 A plug-in knows neither the clock nor the state of the page cache. It imports what it needs in ``prepare``, since
 importing is not loading, and returns the function that is timed: files in, tensors out that the caller may keep.
 """
@@ -16,12 +20,14 @@ import importlib.metadata
 import itertools
 import re
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 Tensors = dict[str, Any]
 Load = Callable[[list[str]], Tensors]
+GROUP = "penstock.bench.loaders"
 PLUGINS = [
     "penstock", "safetensors", "runai", "fastsafetensors", "instanttensor", "tensorizer", "transformers", "vllm",
     "sglang", "plain",
@@ -35,6 +41,10 @@ class Use:
     device: str
     settings: dict[str, str]
     notes: dict[str, Any]
+
+    def arrived(self) -> None:
+        """Says that a tensor can be used: the first call is the time of the first tensor."""
+        self.notes.setdefault("first_at", time.perf_counter())
 
 
 def no_load(use: Use) -> Load:
@@ -98,7 +108,7 @@ def of(name: str) -> Loader:
         KeyError: no plug-in has it; the message lists those that there are.
     """
     module = plugin(kind(name))
-    row = module.LOADERS.get(kind(name)) if module else None
+    row: Loader | None = module.LOADERS.get(kind(name)) if module else None
     if module and row is None and hasattr(module, "make"):
         row = module.make(kind(name))
     if row is None:
@@ -107,14 +117,36 @@ def of(name: str) -> Loader:
     return replace(row, env=row.env | env) if kind(name).startswith("penstock") else row
 
 
+class PluginError(RuntimeError):
+    """A plug-in of another distribution that cannot be imported, or has no table."""
+
+
 def plugin(name: str) -> Any:
-    """The module of a loader, or None."""
+    """The module of a loader, or None.
+
+    Raises:
+        PluginError: it is another distribution's, and broken.
+    """
     found = name.partition("-")[0]
-    return importlib.import_module(f".{found}", __package__) if found in PLUGINS else None
+    if found in PLUGINS:
+        return importlib.import_module(f".{found}", __package__)
+    for entry in importlib.metadata.entry_points(group=GROUP, name=found):
+        try:
+            module = entry.load()
+            module.LOADERS.keys()
+        except Exception as error:
+            raise PluginError(f"the plug-in {entry.value} fails: {type(error).__name__}: {error}") from error
+        return module
+    return None
+
+
+def foreign() -> list[str]:
+    """The plug-ins that other distributions bring, by name."""
+    return sorted({entry.name for entry in importlib.metadata.entry_points(group=GROUP)} - set(PLUGINS))
 
 
 def names() -> list[str]:
-    """All rows of the plug-ins' tables."""
+    """All rows of the tables of our own plug-ins."""
     return [name for found in PLUGINS for name in plugin(found).LOADERS]
 
 
@@ -124,6 +156,8 @@ def version(name: str, site: str | None) -> str | None:
     distribution = of(name).distribution
     if distribution == "":
         return ""
+    if distribution == "penstock" and site is None:
+        distribution = "penstock-loader"
     for found in importlib.metadata.distributions(name=distribution, path=path):
         return found.version
     # A source tree on PYTHONPATH has no metadata.

@@ -19,8 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-# Where this package lies: fresh processes import it from there, after everything else.
-ROOT = Path(__file__).resolve().parents[__name__.count(".")]
+WORKER = Path(__file__).resolve().with_name("worker.py")
 
 
 class FailedError(Exception):
@@ -31,19 +30,14 @@ class HungError(FailedError):
     """The process was killed because its time was over."""
 
 
-def command(module: str, *arguments: str) -> list[str]:
-    """The command line of a module of this package."""
-    return [sys.executable, "-m", f"{__package__}.{module}", *arguments]
+def command(*arguments: str) -> list[str]:
+    """The command line of a worker: by its file, since what it measures may be another build of ``penstock``."""
+    return [sys.executable, str(WORKER), *arguments]
 
 
 def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a fresh process: ours with that one over it, in which this package can be imported.
-
-    The current directory is not searched for modules, and what PYTHONPATH names comes before this package.
-    """
-    merged = os.environ | dict(env or {})
-    path = os.pathsep.join(filter(None, [merged.get("PYTHONPATH"), str(ROOT)]))
-    return merged | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    """The environment of a fresh process: ours with that one over it, without the current directory's modules."""
+    return os.environ | dict(env or {}) | {"PYTHONSAFEPATH": "1"}
 
 
 def run(task: dict[str, Any], work: Path, *, seconds: float, env: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -75,7 +69,7 @@ def _started(
     answer.unlink(missing_ok=True)
     with (place / "errors.txt").open("wb") as stderr:
         process = subprocess.Popen(
-            command("worker", str(question), str(answer)),
+            command(str(question), str(answer)),
             stdin=subprocess.DEVNULL,
             stdout=stderr,
             stderr=stderr,
@@ -107,7 +101,7 @@ class Resident:
 
     def __init__(self, mode: str, env: Mapping[str, str] | None = None) -> None:
         self._process = subprocess.Popen(
-            command("worker", "--resident", mode),
+            command("--resident", mode),
             env=environment(env),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

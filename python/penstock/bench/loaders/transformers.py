@@ -47,7 +47,7 @@ def _patched() -> Any:
     return penstock.patch_safetensors()(_stock())
 
 
-def _penstock(**options: Any) -> Any:
+def _by_penstock(**options: Any) -> Any:
     from penstock.integrations.transformers import from_pretrained
 
     return lambda model, device, dtype: from_pretrained("auto", model, device=device, dtype=dtype, **options)
@@ -58,7 +58,7 @@ LOADERS = {
     for name, how in {
         "transformers": _stock,
         "transformers-patched": _patched,
-        "transformers-penstock": _penstock,
-        "transformers-mapped": lambda: _penstock(mmap=True),
+        "transformers-penstock": _by_penstock,
+        "transformers-mapped": lambda: _by_penstock(mmap=True),
     }.items()
 }

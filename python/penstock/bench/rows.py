@@ -1,53 +1,32 @@
-"""The experiments: each says what it compares, with which defaults, and how one measurement is made.
-
-``files.py`` has all that load files of a disk or of memory; these differ in their defaults alone.
-"""
+"""The rows of a run: which loaders can be measured here, their packages and their environment; and running a task."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import loaders, processes
-from ..schedule import Bench
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """One experiment of the command."""
-
-    name: str
-    summary: str
-    about: str
-    make: Callable[[argparse.Namespace, Path], Bench]
-    add_options: Callable[[argparse.ArgumentParser], None]
-    defaults: dict[str, Any] = field(default_factory=dict)
-    # Each row is compared with the fastest of those whose names begin so, round by round.
-    beside: tuple[str, ...] = ()
-
-
-def every() -> dict[str, Experiment]:
-    """All experiments by name."""
-    from . import disk_cache, files, remote, sharing, switch
-
-    found = [*files.EXPERIMENTS, remote.EXPERIMENT, disk_cache.EXPERIMENT, sharing.EXPERIMENT, switch.EXPERIMENT]
-    return {experiment.name: experiment for experiment in found}
+from . import loaders, processes
 
 
 class Rows:
     """The loaders of a run: which can be measured here, their packages and their environment."""
 
-    def __init__(self, options: argparse.Namespace, env: dict[str, str] | None = None) -> None:
+    def __init__(self, options: argparse.Namespace, work: Path, env: dict[str, str] | None = None) -> None:
         self.options = options
         self.env = env or {}
-        self.versions = {name: loaders.version(name, self.site(name)) for name in options.loaders}
-        reasons = {name: loaders.reason_to_skip(name, self.versions[name], options.device) for name in options.loaders}
-        self.skipped = {name: reason for name, reason in reasons.items() if reason}
+        self.versions: dict[str, str | None] = {}
+        self.skipped: dict[str, str] = {}
+        for name in options.loaders:
+            try:
+                self.versions[name] = loaders.version(name, self.site(name))
+                reason = loaders.reason_to_skip(name, self.versions[name], options.device)
+            except loaders.PluginError as error:
+                reason = without_directories(str(error), options, work)
+            if reason:
+                self.skipped[name] = reason
         self.names = [name for name in options.loaders if name not in self.skipped]
 
     def site(self, name: str) -> str | None:

@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .. import checkpoints, checksum, servers, states
-from ..schedule import Axes, Schedule
-from . import Experiment, Rows, run
+from benchmarks import servers
+from penstock.bench import checkpoints, checksum, states
+from penstock.bench.rows import Rows, run
+from penstock.bench.schedule import Axes, Schedule
+
+from . import Experiment
 
 WAYS = ["remote", "filling", "cached", "local"]
 SHAPE = {"link_mb": "MB/s of the network", "connection_mb": "MB/s of a connection", "latency_ms": "before an answer"}
@@ -26,7 +29,7 @@ class DiskCache:
         self.cache = options.directory / "cache"
         self.reference = work / "reference.json"
         options.loaders, options.device = ["penstock-cached"], "cpu"
-        self.rows = Rows(options)
+        self.rows = Rows(options, work)
         self.address = ""
         self.served: checkpoints.Case
         self.local: Path

@@ -33,7 +33,16 @@ def _each(checkpoint: Any, use: Use) -> Tensors:
     last: Tensors = {}
     for name, tensor in checkpoint.stream(device=use.device):
         last = {name: tensor}
+        use.arrived()
     return last
+
+
+def _stream(checkpoint: Any, use: Use) -> Tensors:
+    tensors: Tensors = {}
+    for name, tensor in checkpoint.stream(device=use.device):
+        tensors[name] = tensor
+        use.arrived()
+    return tensors
 
 
 def _into(use: Use) -> Load:
@@ -69,7 +78,7 @@ LOADERS = {
     "penstock-second": Loader("penstock", whole, second=True),
     # Tensors that exist are filled.
     "penstock-into": Loader("penstock", _into, second=True),
-    "penstock-stream": Loader("penstock", _loading(lambda checkpoint, use: dict(checkpoint.stream(device=use.device)))),
+    "penstock-stream": Loader("penstock", _loading(_stream)),
     "penstock-each": Loader("penstock", _loading(_each), checked=False),
     "penstock-mmap": Loader("penstock", _loading(lambda checkpoint, _: checkpoint.load(mmap=True, prefault=True))),
     "penstock-cached": Loader("penstock", whole, finish=_flush),
