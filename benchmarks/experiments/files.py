@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _experiment(name: str, summary: str, about: str, *, beside: tuple[str, ...] = (), **defaults: Any) -> Experiment:
     usual = {"device": "cuda:0", "rounds": 3, "gb": 15.19, "cases": "llama", "process": "fresh", "timeout": 300.0}
-    rest = {"limits": {}, "rotate": False, "second_cold": False, "env": {}}
+    rest = {"given": None, "limits": {}, "limit_rounds": math.inf, "rotate": False, "second_cold": False, "env": {}}
     return Experiment(name, summary, about, Files, add_options, usual | rest | defaults, beside)
 
 

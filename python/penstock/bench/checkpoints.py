@@ -46,7 +46,12 @@ class Case:
 def given(directory: Path) -> Case | None:
     """The checkpoint that lies in the directory itself, if there is one."""
     files = sorted(directory.glob("*.safetensors"))
-    return _case("checkpoint", files) if files else None
+    return of_files(files) if files else None
+
+
+def of_files(files: list[Path]) -> Case:
+    """The checkpoint of safetensors files that lie somewhere."""
+    return _case("checkpoint", files)
 
 
 def make(

@@ -39,7 +39,8 @@ class Files:
         if options.device != "cpu" and loaders.plugin("fastsafetensors").link_cuda_runtime(work):
             env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [str(work), os.environ.get("LD_LIBRARY_PATH", "")]))
         self.rows = Rows(options, work, env)
-        self.given = checkpoints.given(options.directory)
+        self.given = options.given or checkpoints.given(options.directory)
+        self.counted = False
         self.cases: dict[str, checkpoints.Case] = {}
         self.checked: set[tuple[str, ...]] = set()
         self.residents: dict[str, processes.Resident] = {}
@@ -58,6 +59,7 @@ class Files:
         sizes = {"gb": options.gb, "tensors": options.tensors, "one_gb": options.one_gb, "files": options.files}
         self.case = self.given or checkpoints.make(name, options.directory, **sizes)
         self.settled = -1
+        self.counted = states.counts_reads(self.case.files[0])
         schedule.add_case(self.case.name, self.case.as_dict())
         say(f"{name}: {self.case.nbytes / data.GB:.2f} GB in {self.case.tensors} tensors; computing its checksums")
         self.reference.write_text(json.dumps(checksum.of_files(self.case.files)))
@@ -88,7 +90,7 @@ class Files:
                 for name in self.rows.names
                 if not loaders.of(name).second or self.options.second_cold or state in {"warm", "tmpfs"}
             ]
-            for limit in self.options.limits.get(state, []):
+            for limit in self.options.limits.get(state, []) if number < self.options.limit_rounds else ():
                 if (limit, state == "tmpfs") not in done:
                     group += [at | {"limit": limit, "setting": setting} for setting in limits.settings(limit)]
                 done.add((limit, state == "tmpfs"))
@@ -150,7 +152,11 @@ class Files:
                 raise processes.FailedError(without_directories(str(error), self.options, self.work)) from error
         if "bytes_ok" in answer:
             self.checked.add(kind)
-        return proof | answer | version
+        # A second load's own proof replaces that of the first.
+        cache = proof.get("cache", {}) | answer.pop("cache", {})
+        if cache and self.counted and "device_bytes" in answer:
+            cache["device"] = round(answer["device_bytes"] / case.nbytes, 4)
+        return answer | version | ({"cache": cache} if cache else {})
 
     def _resident(self, name: str, env: dict[str, str], task: dict[str, Any], seconds: float) -> processes.Resident:
         key = name if self.options.process == "keep" else self.rows.site(name) or ""

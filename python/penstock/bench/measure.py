@@ -71,7 +71,7 @@ def run_task(task: dict[str, Any]) -> dict[str, Any]:
     if task.get("settle"):
         states.settle_memory(task["settle"])
     Path("/proc/self/clear_refs").write_text("5")  # the peak from now on: imports are not the load's
-    rss, read, usage = status("VmRSS"), _device_bytes(), resource.getrusage(resource.RUSAGE_SELF)
+    rss, read, usage = status("VmRSS"), states.device_bytes(), resource.getrusage(resource.RUSAGE_SELF)
     began = time.perf_counter()
     tensors = load(files)
     if cuda:
@@ -86,7 +86,7 @@ def run_task(task: dict[str, Any]) -> dict[str, Any]:
         "cpu_seconds": round(after.ru_utime + after.ru_stime - usage.ru_utime - usage.ru_stime, 3),
         "peak_rss": max(0, status("VmHWM") - rss),
         "bytes": notes.pop("bytes", None) or sum(tensor.nbytes for tensor in tensors.values()),
-        "device_bytes": _device_bytes() - read,
+        "device_bytes": states.device_bytes() - read,
         "torch": torch.__version__,
     }
     # Of what hands its tensors over together, the first comes with the last.
@@ -99,6 +99,8 @@ def run_task(task: dict[str, Any]) -> dict[str, Any]:
     if elsewhere:
         raise RuntimeError(f"tensors were left on {', '.join(sorted(elsewhere))}")
     if task.get("reference") and row.checked and "dtype" not in loaders.settings(name):
+        if not cuda:
+            torch.set_num_threads(1)  # threads that wait for each other on busy cores take six times as long
         wrong = checksum.wrong(checksum.of_tensors(tensors), json.loads(Path(task["reference"]).read_text()))
         result |= {"bytes_ok": not wrong, "wrong": wrong[:8]}
     return result | notes
@@ -136,9 +138,3 @@ def status(field: str) -> int:
     """Bytes of the process, as the kernel has them under that name."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
-
-
-def _device_bytes() -> int:
-    """What the kernel has read from devices for this process."""
-    counters = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    return int(counters["read_bytes"])

@@ -8,8 +8,9 @@
 
 ``axes`` say what was measured: ``case``, ``state`` or ``network``, ``loader``; of a limit of the machine, ``limit`` and
 ``setting``. ``figures`` are numbers, ``facts`` anything else that is known of the sample. ``cache`` proves the state of
-the page cache: the share of the files that was cached right ``before`` the measurement, by ``mincore(2)``; None where
-nothing was proved. A sample without proof can be read, but not published as cold, half cached or warm.
+the page cache: the share of the files that was cached right ``before`` the measurement, by ``mincore(2)``, and, where
+the kernel counts it, the share that was read from the ``device`` by it; None where nothing was proved. A sample without
+proof can be read, but neither plotted nor published as cold, half cached or warm.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from typing import Any
 SCHEMA = "penstock-bench/1"
 # The share of the files that may be cached in each state. tmpfs is memory, and needs no proof.
 CACHED = {"cold": (0.0, 0.01), "cold-machine": (0.0, 0.01), "half": (0.45, 0.55), "warm": (0.99, 1.0)}
+# The share of the files that a device must have given meanwhile. More is the loader's choice: it may pass the cache by.
+READ = {"cold": 0.9, "half": 0.4}
 Result = dict[str, Any]
 Sample = dict[str, Any]
 
@@ -92,6 +95,20 @@ def prove(item: Sample) -> None:
     share = (item["cache"] or {}).get("before")
     if share is None or not least <= share <= most:
         raise UnprovedError(f"round {item['round']} of {item['axes']} is {state}, but {share} of it was cached")
+    read = item["cache"].get("device")
+    if read is not None and read < READ.get(state, 0.0):
+        raise UnprovedError(
+            f"round {item['round']} of {item['axes']} is {state}, but {read} of it came from the device"
+        )
+
+
+def is_proved(item: Sample) -> bool:
+    """Whether the sample may be plotted."""
+    try:
+        prove(item)
+    except UnprovedError:
+        return False
+    return True
 
 
 def read(path: Path) -> Result:

@@ -5,6 +5,9 @@ order within a group is drawn anew for each round: what drifts in a machine meet
 comes after the same other one. (They took turns once, so whoever came after the limit's three readings met a disk that
 these had worn out.) The result is written after every measurement, so nothing is lost with the process. A measurement
 that fails is a sample that says so, and is not tried again in this run; one that hung is not tried in any state.
+
+With a ``precision``, a group's rounds end once the median of each of its rows, and each ratio to the first row of the
+same round, is known so well. The run says of each group what ended it: ``interval``, ``rounds`` or ``budget``.
 """
 
 from __future__ import annotations
@@ -19,10 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from . import data, processes, result, states
+from . import data, intervals, processes, result, states
 
 Axes = dict[str, str]
-# What a measurement is taken to need while none like it has been seen: seconds.
+# Axes that rows have in common.
+Group = tuple[tuple[str, str], ...]
+# What the first measurement is taken to need: seconds. Later ones of a new kind, what the longest so far took.
 GUESS = 15.0
 
 
@@ -53,6 +58,8 @@ class Limits:
     rounds: int
     timeout: float
     budget: float | None = None
+    # The half width of intervals at which a group's rounds end, as a share.
+    precision: float | None = None
 
 
 class Schedule:
@@ -72,6 +79,7 @@ class Schedule:
         self._began = clock()
         self._took: dict[tuple[str, ...], float] = {}
         self._broken: set[tuple[str, ...]] = set()
+        self._settled: set[Group] = set()
         run |= {"started": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")}
         run |= {"skipped": run.get("skipped", {}), "budget": limits.budget, "unmeasured": 0}
         result.check_same(document, [run], {})
@@ -82,6 +90,7 @@ class Schedule:
         """Measures what was asked for, or what the budget allows of it."""
         todo = {stage: list(self._turns(stage)) for stage in self.bench.stages()}
         left = sum("loader" in axes for turns in todo.values() for _, axes in turns)
+        out_of_time = False
         try:
             for stage, turns in todo.items():
                 if not turns:
@@ -89,12 +98,48 @@ class Schedule:
                 self.in_time((stage,))
                 with self.bench.stage(stage, self):
                     for number, axes in turns:
-                        if not self._hopeless(axes):
+                        if not self._hopeless(axes) and not self._is_settled(axes):
                             self._measure(axes, number)
                         left -= "loader" in axes
         except OutOfTimeError:
-            self.run["unmeasured"] = left
+            out_of_time = True
+            self.run["unmeasured"] = left if self.limits.precision is None else 0
+        self._say_what_ended(out_of_time=out_of_time)
         self.save()
+
+    def _is_settled(self, axes: Axes) -> bool:
+        """Whether the medians and ratios of the group are known as well as was asked for."""
+        if self.limits.precision is None:
+            return False
+        group = _group(axes)
+        if group in self._settled:
+            return True
+        rows = self._rows(group)
+        if not rows or not _are_narrow(rows, self.limits.precision):
+            return False
+        self._settled.add(group)
+        return True
+
+    def _rows(self, group: Group) -> dict[str, dict[int, float]]:
+        """The seconds of each loader of a group, by round."""
+        rows: dict[str, dict[int, float]] = {}
+        for item in self.result["samples"]:
+            axes = item["axes"]
+            if "loader" in axes and "seconds" in item.get("figures", {}) and _group(axes) == group:
+                rows.setdefault(axes["loader"], {})[item["round"]] = item["figures"]["seconds"]
+        return rows
+
+    def _say_what_ended(self, *, out_of_time: bool) -> None:
+        if self.limits.precision is None:
+            return
+        groups = {_group(item["axes"]): None for item in self.result["samples"] if "loader" in item["axes"]}
+        ended = []
+        for group in groups:
+            rows = self._rows(group)
+            by = "interval" if rows and _are_narrow(rows, self.limits.precision) else "rounds"
+            by = "budget" if by == "rounds" and out_of_time else by
+            ended.append({"axes": dict(group), "by": by, "rounds": max(map(len, rows.values()), default=0)})
+        self.run |= {"precision": self.limits.precision, "ended": ended}
 
     def _turns(self, stage: str) -> Iterator[tuple[int, Axes]]:
         """The rounds of a stage, without what the run that is resumed has got."""
@@ -133,7 +178,7 @@ class Schedule:
         if self.limits.budget is None:
             return seconds
         left = self.limits.budget - (self._clock() - self._began)
-        if left < self._took.get(kind, GUESS):
+        if left < self._took.get(kind, max(self._took.values(), default=GUESS)):
             raise OutOfTimeError
         return min(seconds, left)
 
@@ -159,6 +204,19 @@ class Schedule:
     def save(self) -> None:
         if self.output:
             result.write(self.output, self.result)
+
+
+def _group(axes: Axes) -> Group:
+    """What rows that are compared have in common."""
+    return tuple((axis, value) for axis, value in axes.items() if axis not in {"loader", "limit", "setting"})
+
+
+def _are_narrow(rows: dict[str, dict[int, float]], precision: float) -> bool:
+    first = next(iter(rows.values()))
+    ratios = ([of[number] / first[number] for number in of.keys() & first.keys()] for of in rows.values())
+    return all(intervals.is_narrow([*of.values()], precision) for of in rows.values()) and all(
+        intervals.is_narrow(found, precision) for found in ratios
+    )
 
 
 def _without_state(axes: Axes) -> tuple[str, ...]:

@@ -77,6 +77,24 @@ def set_cache(paths: list[Path], state: str) -> float:
     return cached_share(paths)
 
 
+def counts_reads(path: Path) -> bool:
+    """Whether the kernel counts what a process reads of this file from a device: not so of FUSE or a network."""
+    try:
+        set_cache([path], "cold")
+        before = device_bytes()
+        with path.open("rb", buffering=0) as file:
+            file.read(PAGE)
+        return device_bytes() > before
+    except (OSError, StateError, KeyError):
+        return False
+
+
+def device_bytes() -> int:
+    """What the kernel has read from devices for this process."""
+    counters = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(counters["read_bytes"])
+
+
 def drop_page_cache() -> None:
     """Drops the page cache of the whole machine: interpreters and libraries are cold too, as after pulling an image.
 

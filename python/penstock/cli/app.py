@@ -22,7 +22,7 @@ from penstock.errors import ConfigError
 from penstock.units import size_meant
 
 
-def _epilog(*examples: str) -> str:
+def epilog(*examples: str) -> str:
     # An empty line is what starts a new line here; without indentation they would run on.
     lines = ["Examples:", *(f"- penstock {example}" for example in examples), CODES_HELP]
     return "\n\n".join(lines)
@@ -31,7 +31,7 @@ def _epilog(*examples: str) -> str:
 app = typer.Typer(
     name="penstock",
     help="Inspect, load and download safetensors checkpoints.",
-    epilog=_epilog("inspect model.safetensors", "load hf://org/name --stats", "pull s3://bucket/model/ models/model"),
+    epilog=epilog("inspect model.safetensors", "load hf://org/name --stats", "pull s3://bucket/model/ models/model"),
     add_completion=True,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -171,7 +171,7 @@ def _options(
     del version
 
 
-@app.command("inspect", epilog=_epilog(*(f"inspect {path}" for path in _PATHS)))
+@app.command("inspect", epilog=epilog(*(f"inspect {path}" for path in _PATHS)))
 def inspect_command(
     paths: Paths,
     filter: Filter = None,  # noqa: A002 - the option's name
@@ -195,7 +195,7 @@ def inspect_command(
         inspect(paths, filter or [], sort, limit, json=json, options=storage_options(storage_option))
 
 
-@app.command("load", epilog=_epilog(*(f"load {path}" for path in _PATHS)))
+@app.command("load", epilog=epilog(*(f"load {path}" for path in _PATHS)))
 def load_command(
     paths: Paths,
     names: Annotated[list[str] | None, _selection(metavar="NAME", help="Only this tensor. Repeat for more.")] = None,
@@ -261,7 +261,7 @@ def load_command(
 
 @app.command(
     "pull",
-    epilog=_epilog(
+    epilog=epilog(
         "pull hf://org/name models/name",
         "pull s3://bucket/model/ models/model --include '*.safetensors' --include '*.json'",
     ),
@@ -318,7 +318,7 @@ def pull_command(
 
 @app.command(
     "doctor",
-    epilog=_epilog("doctor model.safetensors", "doctor s3://bucket/llama-3-8b/ --device cuda:0", "doctor --anonymous"),
+    epilog=epilog("doctor model.safetensors", "doctor s3://bucket/llama-3-8b/ --device cuda:0", "doctor --anonymous"),
 )
 def doctor_command(
     paths: Annotated[
@@ -363,7 +363,7 @@ def doctor_command(
 cache_app = typer.Typer(
     name="cache",
     help="Look after the disk cache behind object stores.",
-    epilog=_epilog("cache ls", "cache rm 's3://bucket/old-model/*'", "cache prune --bytes 200GiB"),
+    epilog=epilog("cache ls", "cache rm 's3://bucket/old-model/*'", "cache prune --bytes 200GiB"),
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -384,7 +384,7 @@ Locations = Annotated[
 ]
 
 
-@cache_app.command("ls", epilog=_epilog("cache ls", "cache ls 's3://bucket/model/*'"))
+@cache_app.command("ls", epilog=epilog("cache ls", "cache ls 's3://bucket/model/*'"))
 def cache_ls_command(
     patterns: Locations = None, cache_dir: CacheDirectory = None, json: Json = False, debug: Debug = False
 ) -> None:
@@ -395,7 +395,7 @@ def cache_ls_command(
         cache.ls(cache.directory_of(cache_dir), patterns or [], json=json)
 
 
-@cache_app.command("verify", epilog=_epilog("cache verify", "cache verify 'hf://org/name*'"))
+@cache_app.command("verify", epilog=epilog("cache verify", "cache verify 'hf://org/name*'"))
 def cache_verify_command(
     patterns: Locations = None, cache_dir: CacheDirectory = None, json: Json = False, debug: Debug = False
 ) -> None:
@@ -406,7 +406,7 @@ def cache_verify_command(
         cache.verify(cache.directory_of(cache_dir), patterns or [], json=json)
 
 
-@cache_app.command("rm", epilog=_epilog("cache rm 's3://bucket/old-model/*'", "cache rm '*'"))
+@cache_app.command("rm", epilog=epilog("cache rm 's3://bucket/old-model/*'", "cache rm '*'"))
 def cache_rm_command(
     patterns: Annotated[
         list[str],
@@ -423,7 +423,7 @@ def cache_rm_command(
         cache.rm(cache.directory_of(cache_dir), patterns, json=json)
 
 
-@cache_app.command("prune", epilog=_epilog("cache prune --bytes 200GiB"))
+@cache_app.command("prune", epilog=epilog("cache prune --bytes 200GiB"))
 def cache_prune_command(
     nbytes: Annotated[
         int, typer.Option("--bytes", parser=parse_size, metavar="SIZE", help="What may stay, such as 200GiB.")
@@ -437,3 +437,7 @@ def cache_prune_command(
         from penstock.cli import cache
 
         cache.prune(cache.directory_of(cache_dir), nbytes, json=json)
+
+
+# Last: it uses what is defined above.
+import penstock.cli.bench_commands  # noqa: E402
