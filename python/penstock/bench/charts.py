@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 COLOURS = {
     # name: light, dark. No two of the light ones are equal: they are found in the SVG by their value.
     "text": ("#1f2328", "#e6edf3"),
+    "page": ("#fefefe", "#0d1117"),
     "muted": ("#59636e", "#9198a1"),
     "grid": ("#d8dee4", "#30363d"),
     "ours": ("#0969da", "#58a6ff"),
@@ -73,6 +74,7 @@ def comparison(panel: Panel, width: float = WIDE) -> Figure:
             va="center",
             fontsize=10,
             color=colour("text"),
+            bbox={"facecolor": colour("page"), "edgecolor": "none", "pad": 1.0},
         )
     axes.set_yticks(range(len(rows)), [row.loader for row in rows])
     for label, row in zip(axes.get_yticklabels(), rows, strict=True):
@@ -87,7 +89,7 @@ def comparison(panel: Panel, width: float = WIDE) -> Figure:
     if panel.limit:
         seconds, what = panel.limit
         axes.axvline(seconds, color=colour("limit"), linewidth=1.4, linestyle=(0, (4, 3)))
-        text = f"limit of the {what}: {seconds:.3g} s"
+        text = f"what reading the {what} allows: {seconds:.3g} s"
         axes.set_title(text, loc="left", fontsize=10, color=colour("limit"), pad=6)
     return figure
 

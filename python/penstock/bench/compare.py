@@ -10,8 +10,9 @@ import argparse
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ class Wanted:
     output: Path | None = None
     resume: bool = False
     timeout: float = 120.0
+    began: float = field(default_factory=time.monotonic)
 
     @property
     def seconds(self) -> float:
@@ -107,16 +109,33 @@ def compare(wanted: Wanted, command: str) -> result.Result:
             raise ConfigError(cause=f"{state!r} is no state", remedy=f"Use some of {', '.join(STATES)}")
     case = case_of(wanted.path) if wanted.path else None
     names, skipped = rows_of(wanted, given=case is not None)
+    with scratch_of(wanted) as scratch:
+        return carry_out("compare", Files, options_of(wanted, case, names, scratch), wanted, command, skipped)
+
+
+def carry_out(
+    experiment: str,
+    make: Callable[[argparse.Namespace, Path], Any],
+    options: argparse.Namespace,
+    wanted: Wanted,
+    command: str,
+    skipped: dict[str, str],
+) -> result.Result:
+    """Runs an experiment with what was asked for.
+
+    Raises:
+        ConfigError: a loader is none, or the result to go on with is another experiment's.
+    """
     output = wanted.output / "result.json" if wanted.output else None
-    document = result.empty("compare")
+    document = result.empty(experiment)
     if wanted.resume and output and output.exists():
         document = result.read(output)
-    with _scratch(wanted) as scratch:
-        options = _options(wanted, case, names, scratch)
-        work = scratch / "work"
-        work.mkdir()
+        if document["experiment"] != experiment:
+            cause = f"the result is one of {document['experiment']}, not of {experiment}"
+            raise ConfigError(cause=cause, location=str(output), remedy="Give another --output")
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as work:
         try:
-            bench = Files(options, work)
+            bench = make(options, Path(work))
         except KeyError as error:
             raise ConfigError(
                 cause=str(error.args[0]), remedy="penstock bench loaders lists those there are"
@@ -129,20 +148,22 @@ def compare(wanted: Wanted, command: str) -> result.Result:
             | bench.rows.versions,
             "skipped": skipped | bench.rows.skipped,
         }
-        limits = schedule.Limits(wanted.rounds, wanted.timeout, wanted.seconds, wanted.precision)
+        # What has gone by since the command began counts too.
+        seconds = max(1.0, wanted.seconds - (time.monotonic() - wanted.began))
+        limits = schedule.Limits(wanted.rounds, wanted.timeout, seconds, wanted.precision)
         schedule.Schedule(bench, document, about, limits, output).everything()
     return document
 
 
 @contextlib.contextmanager
-def _scratch(wanted: Wanted) -> Iterator[Path]:
+def scratch_of(wanted: Wanted) -> Iterator[Path]:
     # Beside the report where there is one: /tmp may be memory, of which no state can be made.
     home = wanted.output or None
     with tempfile.TemporaryDirectory(prefix=".penstock-bench-", dir=home) as scratch:
         yield Path(scratch)
 
 
-def _options(wanted: Wanted, case: checkpoints.Case | None, names: list[str], scratch: Path) -> argparse.Namespace:
+def options_of(wanted: Wanted, case: checkpoints.Case | None, names: list[str], scratch: Path) -> argparse.Namespace:
     directory = case.files[0].parent if case else scratch / "checkpoints"
     directory.mkdir(exist_ok=True)
     known: dict[str, Any] = {

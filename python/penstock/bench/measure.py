@@ -103,6 +103,8 @@ def run_task(task: dict[str, Any]) -> dict[str, Any]:
             torch.set_num_threads(1)  # threads that wait for each other on busy cores take six times as long
         wrong = checksum.wrong(checksum.of_tensors(tensors), json.loads(Path(task["reference"]).read_text()))
         result |= {"bytes_ok": not wrong, "wrong": wrong[:8]}
+    if task.get("sums"):
+        result["sums"] = checksum.of_tensors(tensors)
     return result | notes
 
 

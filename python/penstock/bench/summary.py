@@ -21,6 +21,9 @@ STATES = {
     "half": "Half in the page cache",
     "warm": "Warm: all in the page cache",
     "tmpfs": "tmpfs: files in memory",
+    "s3": "From S3",
+    "gs": "From Google Cloud Storage",
+    "https": "Over HTTPS",
 }
 
 
@@ -154,12 +157,15 @@ def headlines(found: Iterable[Panel]) -> list[str]:
             continue
         others = [row for row in panel.measured if not row.loader.startswith(OURS) and row.ratio]
         told = others[:1] + [row for row in others[1:] if row.loader == "safetensors"]
-        words = [f"{row.loader} takes {_times(row)}" for row in told]
+        fixed = [row for row in panel.measured if row.loader.startswith(f"{OURS}:readers=") and row.ratio]
+        words = [f"{row.loader} takes {_times(row)}" for row in [*fixed[:1], *told]]
         gain = f"{'; '.join(words)}." if words else "No other loader was measured."
         limit = ""
         if panel.limit:
             seconds, what = panel.limit
-            limit = f" The {what} allows {seconds:.3g} s: Penstock is at {seconds / ours.median:.0%} of that limit."
+            limit = (
+                f" Reading the {what} allows {seconds:.3g} s: Penstock is at {seconds / ours.median:.0%} of that limit."
+            )
         said.append(
             f"{panel.title}. Penstock loads {ours.nbytes / data.GB:.3g} GB in {ours.median:.3g} s. {gain}{limit}"
         )
@@ -168,7 +174,7 @@ def headlines(found: Iterable[Panel]) -> list[str]:
 
 def _times(row: Row) -> str:
     interval = intervals.of_median(row.ratios)
-    known = f" [{interval.low:.2f}, {interval.high:.2f}]" if interval else ""
+    known = f" [{interval.low:.2f}, {interval.high:.2f}]" if interval else " (too few rounds for an interval)"
     return f"{row.ratio:.2f} times as long{known}"
 
 

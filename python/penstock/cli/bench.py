@@ -8,13 +8,14 @@ from pathlib import Path
 
 from rich.text import Text
 
+from penstock._native import shown as without_secrets
 from penstock.bench import report, result
 from penstock.bench.compare import Wanted, compare
 from penstock.bench.summary import OURS, Panel, Row, headlines, panels
 from penstock.cli.output import NARROW, Output, as_json, bare_table, printable
 
-_WIDE = 110
-"""The columns from which a table has everything."""
+_WIDE, _VERSIONS = 110, 130
+"""The columns from which a table has everything, and from which versions stand beside names."""
 Column = tuple[str, Callable[[Row], str], int]
 """The heading, what is told of a row, and the width of the terminal from which it is shown."""
 
@@ -24,6 +25,16 @@ def run_compare(wanted: Wanted, *, json: bool) -> None:
     if wanted.output:
         wanted.output.mkdir(parents=True, exist_ok=True)
     told(compare(wanted, _command()), wanted.output, json=json)
+
+
+def run_concurrency(location: str | None, wanted: Wanted, readers: Sequence[int], *, json: bool) -> None:
+    """Measures by the number of readers, and shows."""
+    from penstock.bench.concurrency import concurrency, drawn
+
+    if wanted.output:
+        wanted.output.mkdir(parents=True, exist_ok=True)
+    document = concurrency(location, wanted, _command(), readers)
+    told(document, wanted.output, json=json, charts=drawn(document))
 
 
 def told(document: result.Result, output: Path | None, *, json: bool, charts: Sequence[report.Chart] = ()) -> None:
@@ -74,7 +85,7 @@ def _columns(panel: Panel, width: int) -> list[Column]:
 
 def _panel(out: Output, panel: Panel) -> None:
     out.print()
-    limit = f" (the {panel.limit[1]} allows {panel.limit[0]:.3g} s)" if panel.limit else ""
+    limit = f" (reading the {panel.limit[1]} allows {panel.limit[0]:.3g} s)" if panel.limit else ""
     out.lines([f"{panel.title}{limit}"], style="bold")
     columns = _columns(panel, out.width)
     table = bare_table()
@@ -83,7 +94,7 @@ def _panel(out: Output, panel: Panel) -> None:
         table.add_column(heading, justify="right", no_wrap=heading != "bytes")
     for row in panel.measured:
         style = "bold" if row.loader == OURS else ""
-        name = f"{row.loader} {row.version}" if out.width >= _WIDE else row.loader
+        name = f"{row.loader} {row.version}" if out.width >= _VERSIONS else row.loader
         table.add_row(*(Text(printable(text), style=style) for text in [name, *(of(row) for _, of, _ in columns)]))
     if columns:
         out.print(table)
@@ -95,6 +106,6 @@ def _panel(out: Output, panel: Panel) -> None:
 
 
 def _command() -> str:
-    """The command line, without directories of this machine."""
-    words = [Path(word).name if "/" in word and "://" not in word else word for word in sys.argv[1:]]
+    """The command line, without directories of this machine and secrets of URLs."""
+    words = [without_secrets(word) if "://" in word else Path(word).name or word for word in sys.argv[1:]]
     return " ".join(["penstock", *words])

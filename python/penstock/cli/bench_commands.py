@@ -68,6 +68,8 @@ def first_device(given: str | None) -> str:
     """The device that was asked for; otherwise a GPU where torch can use one."""
     if given:
         return given
+    if not list(Path("/dev").glob("nvidia[0-9]*")):
+        return "cpu"  # without the seconds that importing torch takes
     import torch
 
     return "cuda:0" if torch.cuda.is_available() else "cpu"
@@ -126,6 +128,60 @@ def compare_command(
             resume=resume,
         )
         run_compare(wanted, json=json)
+
+
+@bench_app.command(
+    "concurrency", epilog=epilog("bench concurrency --quick", "bench concurrency s3://bucket/llama/ --output report")
+)
+def concurrency_command(
+    path: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PATH|URL]",
+            show_default=False,
+            help="A .safetensors file, a directory of them or a URL; left out, random weights are made and removed.",
+            autocompletion=completed_paths,
+        ),
+    ] = None,
+    quick: Quick = False,
+    output: Directory = None,
+    device: Device = None,
+    loaders: Loaders = None,
+    readers: Annotated[str, typer.Option("--readers", metavar="N,N", help="The numbers to try.")] = "",
+    states: Annotated[
+        str, typer.Option("--states", metavar="A,B", help="Of the page cache: cold, half, warm, tmpfs.")
+    ] = "cold",
+    gb: Annotated[
+        float | None, typer.Option("--gb", min=0.001, metavar="N", help="The size of a checkpoint that is made.")
+    ] = None,
+    budget: Budget = None,
+    rounds: Rounds = 60,
+    resume: Resume = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Load one checkpoint with several numbers of readers, beside the number that Penstock finds by itself."""
+    if resume and output is None:
+        raise typer.BadParameter("--resume needs --output: the directory of the result to go on with.")
+    if any(not word.isdigit() or not int(word) for word in _words(readers)):
+        raise typer.BadParameter("--readers takes numbers such as 1,4,16.")
+    with handled(as_json=json, debug=debug):
+        needs_extra()
+        from penstock.bench.compare import Wanted
+        from penstock.cli.bench import run_concurrency
+
+        wanted = Wanted(
+            device=first_device(device),
+            states=_words(states),
+            loaders=_words(loaders),
+            quick=quick,
+            gb=gb,
+            budget=budget,
+            rounds=rounds,
+            output=output,
+            resume=resume,
+        )
+        run_concurrency(path, wanted, [int(word) for word in _words(readers)], json=json)
 
 
 def _words(text: str | None) -> tuple[str, ...]:

@@ -72,6 +72,8 @@ class Loader:
     watched: bool = False
     # The first version that has what is called.
     since: tuple[int, ...] = ()
+    # The variable of the environment that sets how many readers it has: of ``NAME:readers=8``.
+    readers: str = ""
     # Called after the clock, with the notes.
     finish: Callable[[dict[str, Any]], object] | None = None
 
@@ -113,8 +115,12 @@ def of(name: str) -> Loader:
         row = module.make(kind(name))
     if row is None:
         raise KeyError(f"no loader {kind(name)}: {', '.join(names())}")
-    env = {f"PENSTOCK_{key.upper()}": value for key, value in settings(name).items()}
-    return replace(row, env=row.env | env) if kind(name).startswith("penstock") else row
+    if kind(name).startswith("penstock"):
+        env = {f"PENSTOCK_{key.upper()}": value for key, value in settings(name).items()}
+    else:
+        told = settings(name).get("readers")
+        env = {row.readers: told} if row.readers and told else {}
+    return replace(row, env=row.env | env)
 
 
 class PluginError(RuntimeError):

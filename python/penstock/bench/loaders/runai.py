@@ -20,7 +20,9 @@ def stream(use: Use) -> Load:
     return load
 
 
+READERS = "RUNAI_STREAMER_CONCURRENCY"
+BUFFERED = {"RUNAI_STREAMER_FS_STRATEGY": "sync_buffered"}
 LOADERS = {
-    "runai": Loader("runai-model-streamer", stream),
-    "runai-buffered": Loader("runai-model-streamer", stream, {"RUNAI_STREAMER_FS_STRATEGY": "sync_buffered"}),
+    "runai": Loader("runai-model-streamer", stream, readers=READERS),
+    "runai-buffered": Loader("runai-model-streamer", stream, BUFFERED, readers=READERS),
 }

@@ -48,4 +48,4 @@ def run_task(task: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-LOADERS = {"tensorizer": Loader("tensorizer", deserialise, own_format=True)}
+LOADERS = {"tensorizer": Loader("tensorizer", deserialise, own_format=True, readers="TENSORIZER_READERS")}
