@@ -159,6 +159,6 @@ def test_without_a_path_a_checkpoint_is_made_and_removed(tmp_path: Path) -> None
     ],
 )
 def test_what_cannot_be_measured_is_refused_with_a_remedy(arguments: list[str], message: str) -> None:
-    done = bench("compare", *arguments, "--device", "cpu", code=1)
+    done = bench("compare", *arguments, "--device", "cpu", code=8)
     assert message in done.stderr
     assert "Traceback" not in done.stderr

@@ -128,6 +128,16 @@ def test_the_table_fits_the_terminal(
     assert any("2.00×" in line for line in lines)
 
 
+def test_a_busy_machine_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(cold=COLD)
+    show(Output(), found)
+    assert "busy" not in capsys.readouterr().out
+    found["runs"][0]["machine"]["load_average"] = 9.5
+    show(Output(), found)
+    assert "its load average was 9.5, for 2 cores" in capsys.readouterr().out
+    assert "load average was 9.5" in report.page(found, summary.panels(found), [])
+
+
 def test_wrong_bytes_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     found = document(cold=COLD)
     found["samples"][0]["facts"]["bytes_ok"] = False

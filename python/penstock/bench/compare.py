@@ -137,9 +137,7 @@ def carry_out(
         try:
             bench = make(options, Path(work))
         except KeyError as error:
-            raise ConfigError(
-                cause=str(error.args[0]), remedy="penstock bench loaders lists those there are"
-            ) from error
+            raise ConfigError(cause=str(error.args[0]), remedy="Name some of these") from error
         about = {
             "command": command,
             "device": wanted.device,

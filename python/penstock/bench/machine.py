@@ -22,7 +22,7 @@ def about(directory: Path, device: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "gpu": None if device == "cpu" else gpu_name(),
         "filesystem": filesystem(directory),
-        "load_average": os.getloadavg()[0],
+        "load_average": round(os.getloadavg()[0], 2),
     }
 
 

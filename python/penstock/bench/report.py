@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import charts, data, intervals, result
-from .summary import OURS, Panel, Row, headlines, panels, samples_csv
+from .summary import OURS, Panel, Row, headlines, panels, remarks, samples_csv
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +35,7 @@ figure svg{display:block;width:100%;height:auto;overflow:visible}
 .narrow{display:none}
 @media (max-width: 620px){.wide{display:none}.narrow{display:block}main{padding:20px 14px 48px}}
 .scroll{overflow-x:auto;-webkit-overflow-scrolling:touch}
-table{border-collapse:collapse;width:100%;font-size:.86rem;font-variant-numeric:tabular-nums}
+table{border-collapse:separate;border-spacing:0;width:100%;font-size:.86rem;font-variant-numeric:tabular-nums}
 th,td{padding:6px 9px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--grid)}
 th{color:var(--muted);font-weight:600}
 th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:var(--page)}
@@ -92,6 +92,7 @@ def page(document: result.Result, found: Sequence[Panel], drawn: Sequence[Chart]
     if said := headlines(found):
         items = "".join(f"<li>{_text(line)}</li>" for line in said)
         parts.append(f'<div class="short"><strong>In short</strong><ul>{items}</ul></div>')
+    parts += [f'<p class="bad">{_text(remark)}</p>' for remark in remarks(document)]
     shown = list(drawn)
     for panel in found:
         parts.append(f"<h2>{_text(panel.title)}</h2>")
@@ -189,15 +190,16 @@ def _method(document: result.Result) -> str:
     text = f"""{len(samples)} loads, each in a process of its own, in an order drawn anew for each round. The time runs
 from opening the files until the last tensor can be used; imports come before it. Rounds go on until the 95 % interval
 of each median and of each ratio is within ±{precision:.0%}, or the budget ends. Intervals are by ranks, and there is
-none below six rounds. Thin lines reach from the least to the most. Before each load, mincore(2) says how much of the
-files is cached; after it, the kernel says how much came from the device.
+none below six rounds. Thin lines and bands reach from the least to the most. Before each load, mincore(2) says how much
+of the files is cached; after it, the kernel says how much came from the device.
 {proved if unproved else "Every load has that proof."}
 The bytes of all tensors are compared with checksums of the files, once for each loader and state."""
     return f"<h2>How it was measured</h2><p>{_text(text)}</p>"
 
 
 def _machine(run: dict[str, Any]) -> str:
-    versions = {name: version for name, version in run["versions"].items() if version}
+    # Rows of one loader have one version.
+    versions = {name.partition(":")[0]: version for name, version in run["versions"].items() if version}
     known = [(key.replace("_", " "), value) for key, value in run["machine"].items() if value is not None]
     doctor = "<code>penstock doctor</code> says what limits loads here, and what to change."
     repeat = f"<p>Repeat it: <code>{_text(run['command'])}</code>. {doctor}</p>"

@@ -163,13 +163,21 @@ def headlines(found: Iterable[Panel]) -> list[str]:
         limit = ""
         if panel.limit:
             seconds, what = panel.limit
-            limit = (
-                f" Reading the {what} allows {seconds:.3g} s: Penstock is at {seconds / ours.median:.0%} of that limit."
-            )
+            share = seconds / ours.median
+            reached = f"is at {share:.0%} of that limit" if share < 1 else "is no slower than plain reads"
+            limit = f" Reading the {what} allows {seconds:.3g} s: Penstock {reached}."
         said.append(
             f"{panel.title}. Penstock loads {ours.nbytes / data.GB:.3g} GB in {ours.median:.3g} s. {gain}{limit}"
         )
     return said
+
+
+def remarks(result: Result) -> list[str]:
+    """What a reader has to know before believing the figures."""
+    machine = result["runs"][-1]["machine"]
+    load, cores = machine.get("load_average", 0.0), machine.get("cores", 1)
+    busy = f"Other processes kept this machine busy: its load average was {load:.1f}, for {cores} cores."
+    return [f"{busy} On a quiet machine loads take less time, and vary less."] if load > cores else []
 
 
 def _times(row: Row) -> str:

@@ -11,7 +11,7 @@ from rich.text import Text
 from penstock._native import shown as without_secrets
 from penstock.bench import report, result
 from penstock.bench.compare import Wanted, compare
-from penstock.bench.summary import OURS, Panel, Row, headlines, panels
+from penstock.bench.summary import OURS, Panel, Row, headlines, panels, remarks
 from penstock.cli.output import NARROW, Output, as_json, bare_table, printable
 
 _WIDE, _VERSIONS = 110, 130
@@ -60,7 +60,8 @@ def show(out: Output, document: result.Result) -> None:
         out.lines((printable(f"left out: {what}: {why}") for what, why in run.get("skipped", {}).items()), style="dim")
     out.print()
     for line in headlines(found):
-        out.print(Text(printable(line)), soft_wrap=False)
+        out.print(Text(printable(line)))
+    out.lines(remarks(document), style="yellow")
     out.print()
 
 
