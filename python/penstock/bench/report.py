@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import charts, data, intervals, result
-from .summary import OURS, Panel, Row, headlines, panels, remarks, samples_csv
+from .summary import OURS, Panel, Row, headlines, notes, panels, samples_csv
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,7 +92,7 @@ def page(document: result.Result, found: Sequence[Panel], drawn: Sequence[Chart]
     if said := headlines(found):
         items = "".join(f"<li>{_text(line)}</li>" for line in said)
         parts.append(f'<div class="short"><strong>In short</strong><ul>{items}</ul></div>')
-    parts += [f'<p class="bad">{_text(remark)}</p>' for remark in remarks(document)]
+    parts += [f'<p class="bad">{_text(note)}</p>' for note in notes(document)]
     shown = list(drawn)
     for panel in found:
         parts.append(f"<h2>{_text(panel.title)}</h2>")

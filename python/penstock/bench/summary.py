@@ -172,7 +172,7 @@ def headlines(found: Iterable[Panel]) -> list[str]:
     return said
 
 
-def remarks(result: Result) -> list[str]:
+def notes(result: Result) -> list[str]:
     """What a reader has to know before believing the figures."""
     machine = result["runs"][-1]["machine"]
     load, cores = machine.get("load_average", 0.0), machine.get("cores", 1)

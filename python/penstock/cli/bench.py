@@ -11,7 +11,7 @@ from rich.text import Text
 from penstock._native import shown as without_secrets
 from penstock.bench import report, result
 from penstock.bench.compare import Wanted, compare
-from penstock.bench.summary import OURS, Panel, Row, headlines, panels, remarks
+from penstock.bench.summary import OURS, Panel, Row, headlines, notes, panels
 from penstock.cli.output import NARROW, Output, as_json, bare_table, printable
 
 _WIDE, _VERSIONS = 110, 130
@@ -61,7 +61,7 @@ def show(out: Output, document: result.Result) -> None:
     out.print()
     for line in headlines(found):
         out.print(Text(printable(line)))
-    out.lines(remarks(document), style="yellow")
+    out.lines(notes(document), style="yellow")
     out.print()
 
 
