@@ -106,6 +106,15 @@ def test_the_page_needs_nothing_else_and_follows_light_and_dark(tmp_path: Path) 
     assert len(ids) - len(set(ids)) <= len([name for name in ids if re.fullmatch(r"[a-z]+_\d+", name)])
 
 
+def test_every_figure_of_the_table_has_a_heading() -> None:
+    found = document(cold=COLD)
+    page = report.page(found, summary.panels(found), [])
+    heads = re.findall(r"<th>(.*?)</th>", page)
+    (row,) = re.findall(r"<tr class=ours>(.*?)</tr>", page)
+    told = dict(zip(heads, re.findall(r"<td.*?>(.*?)</td>", row), strict=True))
+    assert (told["seconds"], told["CPU s"], told["from disk"], told["bytes"]) == ("0.500", "0.50", "100%", "ok")
+
+
 def test_charts_are_files_too(tmp_path: Path) -> None:
     report.write(tmp_path, document(cold=COLD))
     assert (tmp_path / "cold.png").read_bytes().startswith(b"\x89PNG")

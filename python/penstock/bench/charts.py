@@ -89,7 +89,8 @@ def comparison(panel: Panel, width: float = WIDE) -> Figure:
     if panel.limit:
         seconds, what = panel.limit
         axes.axvline(seconds, color=colour("limit"), linewidth=1.4, linestyle=(0, (4, 3)))
-        text = f"what reading the {what} allows: {seconds:.3g} s"
+        text = f"what reading the {what} allows" if width > NARROW else f"limit ({what})"
+        text = f"{text}: {seconds:.3g} s"
         axes.set_title(text, loc="left", fontsize=10, color=colour("limit"), pad=6)
     return figure
 

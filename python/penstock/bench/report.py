@@ -129,6 +129,7 @@ HEADS = (
     "first s",
     "CPU s",
     "peak MB",
+    "from disk",
     "bytes",
 )
 
