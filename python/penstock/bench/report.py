@@ -22,7 +22,7 @@ CSS = """
 @media (prefers-color-scheme: dark){:root{--card:#161b22}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--text);font:16px/1.55 system-ui,sans-serif}
-main{max-width:1000px;margin:0 auto;padding:32px 20px 64px}
+main{max-width:1080px;margin:0 auto;padding:32px 20px 64px}
 h1{font-size:1.7rem;line-height:1.25;margin:0 0 4px}
 h2{font-size:1.2rem;margin:40px 0 8px}
 p{margin:8px 0}
@@ -31,12 +31,12 @@ p{margin:8px 0}
 .short li{margin:6px 0}
 .short ul{padding-left:18px;margin:4px 0}
 figure{margin:12px 0}
-figure svg{display:block;width:100%;height:auto;overflow:visible}
+figure svg{display:block;width:100%;max-width:820px;height:auto;overflow:visible}
 .narrow{display:none}
 @media (max-width: 620px){.wide{display:none}.narrow{display:block}main{padding:20px 14px 48px}}
 .scroll{overflow-x:auto;-webkit-overflow-scrolling:touch}
 table{border-collapse:separate;border-spacing:0;width:100%;font-size:.86rem;font-variant-numeric:tabular-nums}
-th,td{padding:6px 9px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--grid)}
+th,td{padding:6px 8px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--grid)}
 th{color:var(--muted);font-weight:600}
 th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:var(--page)}
 tr.ours td{font-weight:600;color:var(--ours)}
@@ -124,7 +124,7 @@ HEADS = (
     "seconds",
     "95 % interval",
     "least-most",
-    "of Penstock",
+    "ratio",
     "GB/s",
     "first s",
     "CPU s",
