@@ -1,4 +1,5 @@
 """Measurements of Penstock, beside the machine's limits and other loaders.
 
-``bench`` measures and needs no repository; ``published`` reads the results that are kept here and draws the charts.
+``penstock.bench`` measures, and needs no repository. Here are experiments that are ours alone (``experiments`` and
+``cli``), the results that are kept, and ``published``, which draws the charts of them.
 """

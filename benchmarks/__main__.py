@@ -1,6 +1,6 @@
 """The command: ``python -m benchmarks EXPERIMENT``, or ``list``, ``report`` and ``merge``."""
 
-from .bench.cli import main
+from .cli import main
 
 if __name__ == "__main__":
     main()

@@ -20,7 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .bench import machine, servers, states
+from penstock.bench import machine, states
+
+from . import servers
 
 _S3 = {
     "AWS_ACCESS_KEY_ID": "key",

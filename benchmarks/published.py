@@ -12,8 +12,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from .bench import charts as drawing
-from .bench import result
+from penstock.bench import bars, result
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -53,7 +52,7 @@ def charts() -> dict[str, str]:
     table = published()
     figures = {figure["id"]: figure for figure in table["figure"]}
     return {
-        entry["file"]: drawing.bars(
+        entry["file"]: bars.bars(
             entry["title"],
             [(label, value(figures[name]), f"{figures[name]['text']} s") for label, name in entry["bars"]],
         )

@@ -12,10 +12,11 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
-from benchmarks.bench import checkpoints, cli, machine, processes, report, result
-from benchmarks.bench.loaders import vllm
+from benchmarks import cli
 
 import penstock
+from penstock.bench import checkpoints, machine, processes, result, tables
+from penstock.bench.loaders import vllm
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +50,7 @@ def test_loaders_are_measured_and_checked(directory: Path, capsys: Any) -> None:
     assert rows.keys() == {("cold", "transformers"), ("cold", "transformers-penstock")}
     for row in rows.values():
         assert row["facts"]["bytes_ok"] is True, row
-        assert row["cache"] == {"before": 0}
+        assert row["cache"]["before"] == 0
         assert row["figures"]["seconds"] > 0
     assert found["runs"][0]["versions"]["transformers"]
     printed = capsys.readouterr().out
@@ -61,7 +62,7 @@ def test_loaders_are_measured_and_checked(directory: Path, capsys: Any) -> None:
 def test_what_fails_is_a_row(directory: Path) -> None:
     axes = {"state": "warm", "loader": "transformers-penstock"}
     failed = {"run": 0, "round": 0, "axes": axes, "cache": None, "error": "exit code 1: RuntimeError: no"}
-    assert "| transformers-penstock | failed: exit code 1: RuntimeError: no |" in report.tables(of_samples([failed]))
+    assert "| transformers-penstock | failed: exit code 1: RuntimeError: no |" in tables.tables(of_samples([failed]))
     task = {"do": "load", "loader": "transformers-absent", "files": ["m"], "device": "cpu"}
     with pytest.raises(processes.FailedError, match=r"KeyError: .*no loader transformers-absent"):
         processes.run(task, directory, seconds=60)
@@ -89,7 +90,7 @@ def test_formats_of_vllm_are_told_apart_by_what_they_logged_and_generated() -> N
         sample("auto", auto | {"weights_seconds": 2.5}, 1),
     ]
     failed = {"run": 0, "round": 0, "axes": {"state": "warm", "loader": "vllm-absent"}, "cache": None}
-    printed = report.tables(of_samples([*samples, failed | {"error": "exit code 1: ValueError: no"}]), ["vllm-auto"])
+    printed = tables.tables(of_samples([*samples, failed | {"error": "exit code 1: ValueError: no"}]), ["vllm-auto"])
     rows = {line.split("|")[1].strip(): line for line in printed.splitlines() if line.startswith("| vllm")}
     assert "| 2.00 | 2.50 | 30.00 | 3 | equal |" in rows["vllm-auto"]
     assert "|  | 2.50 | 30.00 | 3 | OTHERS |" in rows["vllm-other"]

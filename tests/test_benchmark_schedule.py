@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 pytest.importorskip("numpy")
-from benchmarks.bench import cli, experiments, processes, result, schedule
+from benchmarks import cli, experiments
+
+from penstock.bench import processes, result, schedule
 
 NAMES = [f"loader{number}" for number in range(6)]
 

@@ -15,23 +15,22 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks.bench import (
+from benchmarks import cli, servers
+from benchmarks.experiments import remote
+
+import penstock
+from penstock.bench import (
     checkpoints,
     checksum,
-    cli,
     data,
     limits,
     loaders,
     machine,
     processes,
-    report,
     result,
-    servers,
     states,
+    tables,
 )
-from benchmarks.bench.experiments import remote
-
-import penstock
 
 pytestmark = pytest.mark.slow
 
@@ -197,11 +196,11 @@ def test_a_run_measures_installed_loaders_and_tells_of_those_that_fail(tmp_path:
     assert figures["peak_rss"] >= 0
     assert figures["bytes"] == facts["stats"]["bytes"] == 20 * 16384
     assert facts["bytes_ok"] is True
-    assert ok[0]["cache"] == {"before": 0}
+    assert ok[0]["cache"]["before"] == 0
     result.prove(ok[0])
     assert "built for another machine" in failed[0]["error"]
 
-    seconds, what = report.limit(found, "small-tensors", "cold") or (0, "")
+    seconds, what = tables.limit(found, "small-tensors", "cold") or (0, "")
     assert (seconds > 0, what) == (True, "disk")
     assert "### small-tensors, cold" in done.stdout
     assert "| failed: exit code 1: ImportError: built for another machine" in done.stdout
@@ -384,11 +383,11 @@ def result_of(seconds: list[float], **about: str) -> result.Result:
 
 def test_merged_results_are_one_table_of_all_rounds() -> None:
     merged = result.merge([result_of([0.05]), result_of([0.1, 0.2], gpu="G, 2.0")])
-    group = report.groups(merged)["llama", "warm"]
+    group = tables.groups(merged)["llama", "warm"]
     assert [item["figures"]["seconds"] for item in group["a"]] == [0.05, 0.1, 0.2]
-    assert report.limit(merged, "llama", "warm") == (0.025, "page cache")
+    assert tables.limit(merged, "llama", "warm") == (0.025, "page cache")
     assert [item["run"] for item in group["a"]] == [0, 1, 1]
-    assert "| a 1 | 0.100 | 0.050-0.200 | 10.00 | 1.00 ± 0.00 | 0.25 | 1.00 | 0 | ok |" in report.tables(merged)
+    assert "| a 1 | 0.100 | 0.050-0.200 | 10.00 | 1.00 ± 0.00 | 0.25 | 1.00 | 0 | ok |" in tables.tables(merged)
 
 
 def test_results_of_different_machines_are_not_merged() -> None:
@@ -399,7 +398,7 @@ def test_results_of_different_machines_are_not_merged() -> None:
 def test_one_wrong_check_marks_the_row() -> None:
     found = result_of([0.1, 0.2])
     found["samples"][-1]["facts"]["bytes_ok"] = False
-    assert "| WRONG |" in report.tables(found)
+    assert "| WRONG |" in tables.tables(found)
 
 
 def test_commands_name_no_directory() -> None:
@@ -423,7 +422,7 @@ def test_commands_name_no_directory() -> None:
 # ---- from an object store
 
 
-def rows_of(**rows: list[dict[str, float]]) -> report.Group:
+def rows_of(**rows: list[dict[str, float]]) -> tables.Group:
     return {
         what.replace("__", "@").replace("_to_", ":"): [
             {"axes": {"loader": what}, "round": number, **result.sample({"bytes": 10**9} | figures)}
@@ -444,21 +443,21 @@ def test_ratios_beside_a_plain_client_are_of_the_same_round() -> None:
         penstock=of([2.0, 1.0, 2.0], [1.0, 0.5, 1.0]),
     )
     group["object_store-ready@4"] = rows_of(x=of([0.1] * 3, [0.1] * 3))["x"]
-    other = report.baseline(group, "penstock", "object_store")
+    other = tables.baseline(group, "penstock", "object_store")
     assert other == "object_store@16"
     # The disturbed third round is disturbed for both.
-    assert report.beside(group["penstock"], group[other]) == [2.0, 1.0, 0.5]
-    assert report.beside(group["penstock"], group[other], "cpu_seconds") == [1.0, 0.5, 0.5]
-    assert report.baseline(group, "penstock-into", "object_store") == "object_store-ready@4"
+    assert tables.beside(group["penstock"], group[other]) == [2.0, 1.0, 0.5]
+    assert tables.beside(group["penstock"], group[other], "cpu_seconds") == [1.0, 0.5, 0.5]
+    assert tables.baseline(group, "penstock-into", "object_store") == "object_store-ready@4"
 
 
 def test_a_row_that_failed_says_so_and_is_compared_with_nothing() -> None:
     found = result_of([])
     failure = {"run": 0, "round": 0, "cache": None, "axes": {"network": "loopback", "loader": "penstock"}}
     found["samples"] += [failure | {"error": "no"}, failure | {"error": "no more"}]
-    group = report.groups(found)["loopback",]
-    assert report.baseline(group, "penstock", "object_store") is None
-    assert "| penstock | failed: no more |" in report.tables(found)
+    group = tables.groups(found)["loopback",]
+    assert tables.baseline(group, "penstock", "object_store") is None
+    assert "| penstock | failed: no more |" in tables.tables(found)
 
 
 def test_a_rival_is_compared_at_its_best_setting_and_where_it_loads_to() -> None:
@@ -469,12 +468,12 @@ def test_a_rival_is_compared_at_its_best_setting_and_where_it_loads_to() -> None
         penstock=of([0.5], [0.25]),
         penstock_to_cpu=of([0.5], [0.25]),
     )
-    assert report.baseline(group, "penstock", "runai") == "runai@16"
-    assert report.beside(group["penstock"], group["runai@16"], "cpu_seconds") == [0.25]
-    assert report.baseline(group, "penstock:cpu", "runai") == "runai@16:cpu"
+    assert tables.baseline(group, "penstock", "runai") == "runai@16"
+    assert tables.beside(group["penstock"], group["runai@16"], "cpu_seconds") == [0.25]
+    assert tables.baseline(group, "penstock:cpu", "runai") == "runai@16:cpu"
     # A plain client that read a quarter of the bytes in a quarter of the time is as fast.
     plain = rows_of(recv=of([0.5], [0.25], 250_000_000))["recv"]
-    assert report.beside(rows_of(penstock=of([2.0], [1.0]))["penstock"], plain) == [1.0]
+    assert tables.beside(rows_of(penstock=of([2.0], [1.0]))["penstock"], plain) == [1.0]
 
 
 def test_settings_of_a_row_have_alternatives() -> None:

@@ -18,7 +18,7 @@ environment = dict(os.environ)
 began = time.process_time()
 import penstock
 seconds = time.process_time() - began
-heavy = [m for m in ("torch", "numpy", "typer", "rich", "tqdm", "safetensors") if m in sys.modules]
+heavy = [m for m in ("torch", "numpy", "typer", "rich", "tqdm", "safetensors", "penstock.bench") if m in sys.modules]
 tasks = len(os.listdir("/proc/self/task"))
 print(json.dumps([seconds, heavy, tasks, dict(os.environ) == environment]))
 """

@@ -30,7 +30,7 @@ LAYERS = [
     {"integrations.peft", "integrations.sglang", "integrations.transformers", "integrations.vllm"},
     {"integrations.diffusers"},
     {"doctor"},
-    {"start"},
+    {"bench", "start"},
     {"integrations", "cli"},
     {"__init__", "__main__"},
 ]

@@ -10,7 +10,8 @@ import pytest
 
 pytest.importorskip("tomllib")
 from benchmarks import published
-from benchmarks.bench import result
+
+from penstock.bench import result
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "performance.md"

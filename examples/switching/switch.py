@@ -13,7 +13,7 @@ import torch
 import penstock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from benchmarks.bench import charts
+from penstock.bench import bars
 
 TURNS = ("a", "b", "a")
 
@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{name}: .to {before:.4f} s, pool {after:.4f} s, {same}")
     rows = [("Penstock", pooled[-1][1]), (".to, both ways", plain[-1][1])]
     title = f"Seconds to switch back to {nbytes / 1e9:.2f} GB and use it, {options.device}"
-    options.chart.write_text(charts.bars(title, [(label, took, f"{took:.3f} s") for label, took in rows]))
+    options.chart.write_text(bars.bars(title, [(label, took, f"{took:.3f} s") for label, took in rows]))
     print(f"wrote {options.chart}")
 
 

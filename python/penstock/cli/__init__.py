@@ -1,7 +1,8 @@
 """The ``penstock`` command: what a checkpoint holds, how fast it loads here, and bringing it here.
 
 * ``main``: the entry point. ``--version`` needs neither typer nor rich; all else says what is missing.
-* ``app``: commands and their options. ``inspect``, ``load``, ``pull``, ``doctor``: what the commands do.
+* ``app``, ``bench_commands``: commands and their options. ``inspect``, ``load``, ``pull``, ``doctor``, ``bench``: what
+  they do.
 * ``failures``: errors and exit codes. ``output``: how figures, names and tables are written.
 
 What people read goes to stdout, what goes wrong and the progress bar to stderr; with ``--json``, stdout holds one JSON

@@ -18,21 +18,16 @@ import typer
 import penstock
 from penstock.arguments import is_url
 from penstock.cli import starting
-from penstock.cli.failures import CODES_HELP, handled
-from penstock.cli.help import Command, Group
+from penstock.cli.failures import handled
+from penstock.cli.help import Command, Group, epilog
 from penstock.errors import ConfigError
 from penstock.units import size_meant
-
-
-def _epilog(*examples: str) -> str:
-    return "\n".join(["Examples:", *(f"  penstock {example}" for example in examples)]) + f"\n\n{CODES_HELP}"
-
 
 app = typer.Typer(
     name="penstock",
     cls=Group,
     help="Inspect, load and download safetensors checkpoints.",
-    epilog=_epilog("inspect model.safetensors", "load hf://org/name --stats", "pull s3://bucket/model/ models/model"),
+    epilog=epilog("inspect model.safetensors", "load hf://org/name --stats", "pull s3://bucket/model/ models/model"),
     add_completion=True,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -179,7 +174,7 @@ def _options(
     del version
 
 
-@app.command("inspect", cls=Command, epilog=_epilog(*(f"inspect {path}" for path in _PATHS)))
+@app.command("inspect", cls=Command, epilog=epilog(*(f"inspect {path}" for path in _PATHS)))
 def inspect_command(
     paths: Paths,
     filter: Filter = None,  # noqa: A002 - the option's name
@@ -205,7 +200,7 @@ def inspect_command(
         inspect(paths, filter or [], sort, limit, json=json, options=storage_options(storage_option))
 
 
-@app.command("load", cls=Command, epilog=_epilog(*(f"load {path}" for path in _PATHS)))
+@app.command("load", cls=Command, epilog=epilog(*(f"load {path}" for path in _PATHS)))
 def load_command(
     paths: Paths,
     names: Annotated[list[str] | None, _selection(metavar="NAME", help="Only this tensor. Repeat for more.")] = None,
@@ -272,7 +267,7 @@ def load_command(
 @app.command(
     "pull",
     cls=Command,
-    epilog=_epilog(
+    epilog=epilog(
         "pull hf://org/name models/name",
         "pull s3://bucket/model/ models/model --include '*.safetensors' --include '*.json'",
     ),
@@ -332,7 +327,7 @@ def pull_command(
 @app.command(
     "doctor",
     cls=Command,
-    epilog=_epilog("doctor model.safetensors", "doctor s3://bucket/llama-3-8b/ --device cuda:0", "doctor --anonymous"),
+    epilog=epilog("doctor model.safetensors", "doctor s3://bucket/llama-3-8b/ --device cuda:0", "doctor --anonymous"),
 )
 def doctor_command(
     paths: Annotated[
@@ -378,7 +373,7 @@ cache_app = typer.Typer(
     name="cache",
     cls=Group,
     help="Look after the disk cache behind object stores.",
-    epilog=_epilog("cache ls", "cache rm 's3://bucket/old-model/*'", "cache prune --bytes 200GiB"),
+    epilog=epilog("cache ls", "cache rm 's3://bucket/old-model/*'", "cache prune --bytes 200GiB"),
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -399,7 +394,7 @@ Locations = Annotated[
 ]
 
 
-@cache_app.command("ls", cls=Command, epilog=_epilog("cache ls", "cache ls 's3://bucket/model/*'"))
+@cache_app.command("ls", cls=Command, epilog=epilog("cache ls", "cache ls 's3://bucket/model/*'"))
 def cache_ls_command(
     patterns: Locations = None, cache_dir: CacheDirectory = None, json: Json = False, debug: Debug = False
 ) -> None:
@@ -410,7 +405,7 @@ def cache_ls_command(
         cache.ls(cache.directory_of(cache_dir), patterns or [], json=json)
 
 
-@cache_app.command("verify", cls=Command, epilog=_epilog("cache verify", "cache verify 'hf://org/name*'"))
+@cache_app.command("verify", cls=Command, epilog=epilog("cache verify", "cache verify 'hf://org/name*'"))
 def cache_verify_command(
     patterns: Locations = None, cache_dir: CacheDirectory = None, json: Json = False, debug: Debug = False
 ) -> None:
@@ -421,7 +416,7 @@ def cache_verify_command(
         cache.verify(cache.directory_of(cache_dir), patterns or [], json=json)
 
 
-@cache_app.command("rm", cls=Command, epilog=_epilog("cache rm 's3://bucket/old-model/*'", "cache rm '*'"))
+@cache_app.command("rm", cls=Command, epilog=epilog("cache rm 's3://bucket/old-model/*'", "cache rm '*'"))
 def cache_rm_command(
     patterns: Annotated[
         list[str],
@@ -438,7 +433,7 @@ def cache_rm_command(
         cache.rm(cache.directory_of(cache_dir), patterns, json=json)
 
 
-@cache_app.command("prune", cls=Command, epilog=_epilog("cache prune --bytes 200GiB"))
+@cache_app.command("prune", cls=Command, epilog=epilog("cache prune --bytes 200GiB"))
 def cache_prune_command(
     nbytes: Annotated[
         int, typer.Option("--bytes", parser=parse_size, metavar="SIZE", help="What may stay, such as 200GiB.")
@@ -454,4 +449,7 @@ def cache_prune_command(
         cache.prune(cache.directory_of(cache_dir), nbytes, json=json)
 
 
-starting.add_to(app, _epilog)
+starting.add_to(app)
+
+# Last: it uses what is defined above.
+import penstock.cli.bench_commands  # noqa: E402

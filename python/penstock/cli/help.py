@@ -13,6 +13,8 @@ from rich.padding import Padding
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
+from penstock.cli.failures import CODES_HELP
+
 if TYPE_CHECKING:
     _Base = TyperCommand
 else:
@@ -42,3 +44,8 @@ class Command(_Plain, TyperCommand):
 
 class Group(_Plain, TyperGroup):
     """A group of commands with such help."""
+
+
+def epilog(*examples: str) -> str:
+    """What stands below a command's help: examples, and the exit codes."""
+    return "\n".join(["Examples:", *(f"  penstock {example}" for example in examples)]) + f"\n\n{CODES_HELP}"

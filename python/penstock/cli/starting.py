@@ -6,11 +6,11 @@ What stands behind ``--`` is another program's: nothing of it is parsed here.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
+from penstock.cli import help
 from penstock.cli.failures import handled
 
 _PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -28,14 +28,16 @@ Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON on st
 Debug = Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")]
 
 
-def add_to(app: typer.Typer, epilog: Callable[..., str]) -> None:
+def add_to(app: typer.Typer) -> None:
     """Adds the commands."""
     examples = "start-report -- vllm serve models/llama", "start-report --cold --stop -- vllm serve models/llama"
-    app.command("start-report", epilog=epilog(*examples), context_settings=_PASS_ON)(start_report_command)
+    app.command("start-report", cls=help.Command, epilog=help.epilog(*examples), context_settings=_PASS_ON)(
+        start_report_command
+    )
     examples = "run -- vllm serve models/llama", "run --profile llama.start -- vllm serve models/llama"
-    app.command("run", epilog=epilog(*examples), context_settings=_PASS_ON)(run_command)
+    app.command("run", cls=help.Command, epilog=help.epilog(*examples), context_settings=_PASS_ON)(run_command)
     examples = "warm --profile llama.start", "warm -- vllm serve models/llama"
-    app.command("warm", epilog=epilog(*examples), context_settings=_PASS_ON)(warm_command)
+    app.command("warm", cls=help.Command, epilog=help.epilog(*examples), context_settings=_PASS_ON)(warm_command)
 
 
 def start_report_command(
