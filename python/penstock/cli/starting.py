@@ -30,14 +30,21 @@ Debug = Annotated[bool, typer.Option("--debug", metavar="", help="Show the trace
 
 def add_to(app: typer.Typer) -> None:
     """Adds the commands."""
-    examples = "start-report -- vllm serve models/llama", "start-report --cold --stop -- vllm serve models/llama"
-    app.command("start-report", cls=help.Command, epilog=help.epilog(*examples), context_settings=_PASS_ON)(
-        start_report_command
-    )
-    examples = "run -- vllm serve models/llama", "run --profile llama.start -- vllm serve models/llama"
-    app.command("run", cls=help.Command, epilog=help.epilog(*examples), context_settings=_PASS_ON)(run_command)
-    examples = "warm --profile llama.start", "warm -- vllm serve models/llama"
-    app.command("warm", cls=help.Command, epilog=help.epilog(*examples), context_settings=_PASS_ON)(warm_command)
+    for name, command, examples in (
+        (
+            "start-report",
+            start_report_command,
+            ("start-report -- vllm serve models/llama", "start-report --cold --stop -- vllm serve models/llama"),
+        ),
+        (
+            "run",
+            run_command,
+            ("run -- vllm serve models/llama", "run --profile llama.start -- vllm serve models/llama"),
+        ),
+        ("warm", warm_command, ("warm --profile llama.start", "warm -- vllm serve models/llama")),
+    ):
+        written = help.epilog(*examples)
+        app.command(name, cls=help.Command, epilog=written, context_settings=_PASS_ON)(command)
 
 
 def start_report_command(
