@@ -126,14 +126,6 @@ class Component:
             if number in self.kept:
                 view.copy_(self.kept[number])
 
-    def restore(self, views: Mapping[int, torch.Tensor]) -> None:
-        """Gives views the values of the tensors of these numbers, from the master or from storage."""
-        if self.host is None:
-            self.read(views)
-            return
-        for number, view in views.items():
-            view.copy_(self.layout.places[number].of(self.host))
-
     def is_equal(self, other: Component) -> bool:
         """Whether the other is of the same versions of the same files, with equal buffers: the same for sure."""
         one, two = self.source, other.source

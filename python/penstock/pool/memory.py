@@ -143,6 +143,11 @@ class Memory:
             slab[start:].copy_(host[start:], non_blocking=True)
             self._wait()
 
+    def finish(self) -> None:
+        """Waits for the copies, and for what memory of torch's allocator waits for before it may be written to."""
+        with self._beside_captures():
+            self._wait()
+
     def to_host(self, host: torch.Tensor, device: torch.Tensor) -> None:
         """Copies tensors or slabs from the device."""
         with self._on_stream():
@@ -170,9 +175,12 @@ class Memory:
                     event.synchronize()
 
     def synchronise(self) -> None:
-        """Waits for all work on the device."""
+        """Waits for all work on the device. If that has failed, there is none left to wait for."""
         if self.is_gpu:
-            torch.cuda.synchronize(self.device)
+            try:
+                torch.cuda.synchronize(self.device)
+            except RuntimeError:
+                logger.exception("work on %s has failed", self.device)
 
     def begin_peak(self) -> int:
         """Begins to measure the most memory that torch has allocated; bytes that it has now. Its own peak is reset."""

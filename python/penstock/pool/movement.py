@@ -1,7 +1,8 @@
 """The movement of components: fetching masters, copying them to the device, evicting, and the books of both memories.
 
 One lock (``changed``) guards the books, the components' slabs and their bindings. It is held while modules are rebound,
-and never while bytes are read or copied: threads of two workers do that, one for masters and one for the device.
+and not while components are read or copied: threads of two workers do that, one for masters and one for the device.
+Only tensors that a module has written to are copied with it held.
 
 Promises that a component which is held is neither moved nor evicted, and that the books are exact after every failure.
 Knows components and who is bound to them, but no models, and nothing of who waits for what: it tells ``on_moved``.
@@ -10,10 +11,11 @@ Knows components and who is bound to them, but no models, and nothing of who wai
 from __future__ import annotations
 
 import logging
-import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InsufficientMemoryError, LoadCancelledError
@@ -23,6 +25,7 @@ from penstock.pool.component import Component, Derived
 from penstock.pool.device_slab import DeviceSlab
 from penstock.pool.figures import PoolStats
 from penstock.pool.ledger import Ledger
+from penstock.pool.lock import Lock, let_in
 from penstock.pool.memory import Memory
 from penstock.pool.twins import Twins
 from penstock.pool.worker import Worker
@@ -50,6 +53,8 @@ class State:
     """On its way to the device, or about to be: it has been given room there."""
     error: BaseException | None = None
     """What bringing it failed with last."""
+    trace: TracebackType | None = None
+    """Where that was."""
     beside: Sequence[Component] = ()
     """What it is fetched with."""
     fetch_seconds: float | None = None
@@ -64,13 +69,25 @@ class State:
         """Keeps a reason."""
         self.reasons = [reason, *self.reasons][:_REASONS]
 
+    def fail(self, error: BaseException) -> None:
+        """Keeps an error, without what its frames have: slabs, among others."""
+        self.error, self.trace = error, error.__traceback__
+        _clear(error)
+        self.note(f"failed: {error}")
+
+    def check(self) -> None:
+        """Raises what bringing it failed with, if it is not on its way again."""
+        if self.error is not None and not self.copying:
+            # From where it was: the frames of those who were told before are theirs.
+            raise self.error.with_traceback(self.trace)
+
 
 class Movement:
     """Components in host memory and on one device."""
 
     def __init__(self, memory: Memory, host_budget: int, device_budget: int) -> None:
         self.memory = memory
-        self.changed = threading.Condition(threading.RLock())
+        self.changed = Lock()
         self.host = Ledger("host memory", host_budget, self._seconds_to_fetch)
         self.device = Ledger(str(memory.device), device_budget, self._seconds_to_copy)
         self.states: dict[Component, State] = {}
@@ -83,6 +100,17 @@ class Movement:
         self._twins = Twins(self)
         self._fetcher = Worker("penstock-pool-fetch", self._fetch)
         self._copier = Worker("penstock-pool-copy", self._copy)
+
+    def begin(self) -> None:
+        """Has the threads, before anything counts on them.
+
+        Raises:
+            LoadCancelledError: once the pool is closed.
+            PoolError: where the system has no more threads.
+        """
+        self.check_open()
+        for worker in (self._fetcher, self._copier):
+            worker.begin()
 
     def is_moving(self, components: Iterable[Component]) -> bool:
         """Whether any of these is on its way."""
@@ -142,37 +170,59 @@ class Movement:
             state = self.states.get(component)
             if state is None or not state.fetching:
                 return
-        began, slab, on_host, error, twin = time.monotonic(), None, False, None, None
+        began, slab, on_host, error = time.monotonic(), None, False, None
         try:
-            on_host = self._take_room_on_host(component)
+            with self.changed:
+                on_host = self._take_room_on_host(component)
+                if not on_host and not state.copying:
+                    # Decided with the lock held: who wants it on the device from now on begins anew.
+                    cause = f"masters that are in use leave no room for {component.name!r}, {size(component.nbytes)}"
+                    refused = InsufficientMemoryError(cause=cause, remedy="Raise host_budget, or end leases")
+                    self._end_fetch(component, state, None, refused, began, on_host=False)
+                    return
             if on_host:
                 slab = self.memory.host_slab(component.nbytes)
                 component.read(dict(enumerate(component.layout.views(slab))), self._watch)
-            elif state.copying:
+            else:
                 self._read_to_device(component)
-            else:
-                cause = f"masters that are in use leave no room for {component.name!r}, {size(component.nbytes)}"
-                raise InsufficientMemoryError(cause=cause, remedy="Raise host_budget, or end leases")  # noqa: TRY301
         except BaseException as raised:  # noqa: BLE001 - whatever it is, it belongs to those who wait
-            error = raised
+            error, slab = raised, None
         with self.changed:
-            state.fetching = False
-            if error is None:
-                self._fetched(component, state, slab, time.monotonic() - began)
-            else:
-                self._failed(component, state, error, on_host=on_host)
+            self._end_fetch(component, state, slab, error, began, on_host=on_host)
+            if component.host is None:
+                return
             self.comparing += 1
-            self.on_moved()
+        twin = None
         try:
             # Nobody waits for this.
-            twin = None if slab is None or error is not None else self._twins.find(component, slab)
+            twin = self._twins.find(component, slab) if slab is not None else None
         finally:
             with self.changed:
                 self.comparing -= 1
                 if twin is not None and component.host is slab:
                     self._twins.note(component, twin)
-                    self._twins.merge_if_idle(component)
+                self._twins.merge_idle()
                 self.on_moved()
+
+    def _end_fetch(
+        self,
+        component: Component,
+        state: State,
+        slab: torch.Tensor | None,
+        error: BaseException | None,
+        began: float,
+        *,
+        on_host: bool,
+    ) -> None:
+        state.fetching = False
+        try:
+            if error is None:
+                self._fetched(component, state, slab, time.monotonic() - began)
+        except BaseException as raised:  # noqa: BLE001 - what was written to it could not be kept
+            error = raised
+        if error is not None:
+            self._failed(component, state, error, on_host=on_host)
+        self.on_moved()
 
     def _watch(self, done: int, total: int) -> None:
         """Ends a load that nobody wants any more."""
@@ -181,20 +231,26 @@ class Movement:
             raise LoadCancelledError(cause="the pool was closed")
 
     def _take_room_on_host(self, component: Component) -> bool:
-        """Evicts what is in a master's way, and holds its room; or says that there is none."""
-        with self.changed:
-            wanted = [(component, component.nbytes)]
+        """Evicts what is in a master's way, and holds its room; or says that there is none. With the lock held."""
+        wanted = [(component, component.nbytes)]
+        while True:
             family = [(one, one.nbytes) for one in self.states[component].beside if one in self.host]
             room = self.host.room_for([*family, *wanted])
             room = self.host.room_for(wanted) if room is None else room
-            for victim, _ in room or ():
-                self.evict_from_host(victim, f"made room for {component.name}")
-            if room is not None:
-                self.host.hold(component, component.nbytes)
-            return room is not None
+            if room is not None or not self.comparing or self.closed:
+                break
+            # Masters that are held for a comparison may go after it.
+            self.changed.wait()
+        for victim, _ in room or ():
+            self.evict_from_host(victim, f"made room for {component.name}")
+        if room is not None:
+            self.host.hold(component, component.nbytes)
+        return room is not None
 
     def _read_to_device(self, component: Component) -> None:
         slab = self._map(component)
+        # The load copies on streams of its own, and torch's allocator knows that of copies only.
+        self.memory.finish()
         views, places = component.layout.views(component.copy()), component.layout.places
         missing = [n for n, place in enumerate(places) if place.offset + place.nbytes > component.arrived]
         component.read({number: views[number] for number in missing}, self._watch)
@@ -221,13 +277,14 @@ class Movement:
 
     def _fetched(self, component: Component, state: State, slab: Any, seconds: float) -> None:
         state.fetch_seconds = seconds
+        if slab is not None:
+            self._keep_changes(component, but_in=slab)
         self.stats.fetched += 1
         self.stats.fetched_bytes += component.nbytes
         self.stats.fetch_seconds += seconds
         if slab is None:
             self._arrived(component, state)
             return
-        self._keep_changes(component, but_in=slab)
         component.host = slab
         for bound in component.bound:
             if bound.home is None or not bound.leases:
@@ -269,8 +326,7 @@ class Movement:
                 bound.to("device")
 
     def _failed(self, component: Component, state: State, error: BaseException, *, on_host: bool) -> None:
-        state.error = error
-        state.note(f"failed: {error}")
+        state.fail(error)
         if on_host:
             self.host.release(component)
             self.host.keep(component)
@@ -283,6 +339,9 @@ class Movement:
         """Takes what never came, and nobody waits for, out of the device's books, and gives its memory back."""
         here = component.on_device or self.device.is_held(component) or component not in self.device
         if not here:
+            for bound in component.bound:
+                if bound.home == "device":
+                    bound.to(None)
             component.drop_device(component.arrived)
             self.device.keep(component, component.arrived)
 
@@ -338,10 +397,14 @@ class Movement:
 
     def shrink(self) -> None:
         """Evicts what lowered budgets have no room for, as far as nobody holds it."""
-        for victim, keep in self.device.excess():
-            self.evict_from_device(victim, "the budget was lowered", keep)
-        for victim, _ in self.host.excess():
-            self.evict_from_host(victim, "the budget was lowered")
+        try:
+            for victim, keep in self.device.excess():
+                self.evict_from_device(victim, "the budget was lowered", keep)
+            for victim, _ in self.host.excess():
+                self.evict_from_host(victim, "the budget was lowered")
+        except Exception:
+            # It is tried again with the next request.
+            logger.exception("what was written to a component that has to go could not be kept")
 
     # Components
 
@@ -355,6 +418,7 @@ class Movement:
             ledger.forget(component)
         component.give_up_device()
         component.drop_host()
+        self._twins.forget(component)
         del self.states[component]
 
     def idle(self, component: Component) -> None:
@@ -362,9 +426,20 @@ class Movement:
         self.settle_books(component)
         self._twins.merge_if_idle(component)
 
-    def find_equal(self, bound: Bound) -> Component | None:
-        """A component with the bytes that a module's tensors have, whose master is held once for the caller."""
+    def find_equal(self, bound: Bound) -> tuple[Component, int] | None:
+        """A component with the bytes that a module's tensors have, whose master is held once for the caller, and its
+        edits when it was compared.
+        """
         return self._twins.find_of(bound)
+
+    def is_as_compared(self, component: Component, edits: int) -> bool:
+        """Whether a component has the bytes that it had when it was compared."""
+        return self._twins.is_as_compared(component, edits)
+
+    def derived_from(self, component: Component) -> list[Component]:
+        """Components that begin as copies of this one."""
+        found = self.states if component.derived else ()
+        return [one for one in found if isinstance(one.source, Derived) and one.source.of is component]
 
     def join(self, bound: Bound, component: Component) -> None:
         """Binds a module to a component, which has a master if the module's is to last."""
@@ -405,12 +480,13 @@ class Movement:
     def derive(self, shared: Component) -> Component:
         """A component that begins as a copy of this one, which stays as long as that one needs it; nowhere yet."""
         source = shared.source
-        if source is None:
-            source = Derived(shared)
-            shared.derived += 1
-            self.host.hold(shared, shared.nbytes)
+        base = source.of if isinstance(source, Derived) else shared if source is None else None
+        if base is not None:
+            source = Derived(base)
+            base.derived += 1
+            self.host.hold(base, base.nbytes)
         own = Component(shared.name, shared.layout, source)
-        own.kept = {} if isinstance(source, Derived) else dict(shared.kept)
+        own.kept = dict(shared.kept)
         own.edits = 1
         self.add(own)
         return own
@@ -424,9 +500,10 @@ class Movement:
     def close(self) -> None:
         """Ends the threads and drops all memory."""
         self.stop()
-        for worker in (self._fetcher, self._copier):
-            worker.join()
-        self.memory.synchronise()
+        with let_in():
+            for worker in (self._fetcher, self._copier):
+                worker.join()
+            self.memory.synchronise()
         with self.changed:
             for component in self.states:
                 for bound in component.bound:
@@ -448,3 +525,12 @@ class Movement:
         copied = (self.stats.copied_bytes or _LINK) / (self.stats.copy_seconds if self.stats.copied_bytes else 1)
         fetching = 0 if component.host is not None else self._seconds_to_fetch(component)
         return fetching + component.nbytes / copied
+
+
+def _clear(error: BaseException | None) -> None:
+    """Drops the local variables of frames that an error and its causes came through."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

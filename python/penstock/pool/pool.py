@@ -19,6 +19,7 @@ from penstock.pool.bound import Bound, claim
 from penstock.pool.device_slab import PlainSlab
 from penstock.pool.figures import Explanation, PoolStats, Residence, Stages
 from penstock.pool.lease import Lease
+from penstock.pool.lock import deferred, let_in
 from penstock.pool.making import adopted, built
 from penstock.pool.memory import Memory, host_available
 from penstock.pool.model import Model, modules_of
@@ -98,7 +99,7 @@ class ModelPool:
         self._process = os.getpid()
         _pools.add(self)
         # A pool that nobody has any more: its threads end, and modules keep the memory that they have.
-        weakref.finalize(self, _stop, self._movement, self._requests).atexit = False
+        weakref.finalize(self, _stop, self._process, self._movement, self._requests).atexit = False
 
     # What is in the pool
 
@@ -136,15 +137,27 @@ class ModelPool:
                 lacks = "build" if of in locations else "locations"
                 raise ConfigError(cause=f"component {of!r} of {name!r} is not in {lacks}", remedy="Name it in both")
         becomes = None if dtype is None else Torch().floating_dtype(dtype)
-        with self._name(name):
+        movement = self._movement
+        with deferred(), self._name(name):
             made = {}
-            for of, location in locations.items():
-                checkpoint = location if isinstance(location, Checkpoint) else open(location)
-                made[of] = built(name, of, build[of], checkpoint, becomes)
+            with let_in():
+                for of, location in locations.items():
+                    checkpoint = location if isinstance(location, Checkpoint) else open(location)
+                    made[of] = built(name, of, build[of], checkpoint, becomes)
             claim(list(made.values()))
-            with self._movement.changed:
-                for bound in made.values():
-                    self._enter(bound)
+            with movement.changed:
+                movement.check_open()
+                entered = []
+                try:
+                    for bound in made.values():
+                        self._enter(bound)
+                        entered.append(bound)
+                except BaseException:
+                    for bound in entered:
+                        movement.leave(bound)
+                    for bound in made.values():
+                        bound.let_go()
+                    raise
                 self._models[name] = Model(name, made)
 
     def adopt(self, name: str, model: Any) -> None:
@@ -160,7 +173,7 @@ class ModelPool:
             DestinationError: for tensors without plain memory, such as quantised ones.
             InsufficientMemoryError: where the host budget has no room for it; nothing was moved then.
         """
-        with self._name(name):
+        with deferred(), self._name(name):
             modules = modules_of(model)
             once = {id(module): (of, module) for of, module in reversed(modules.items())}
             bounds = {key: adopted(name, *each) for key, each in reversed(once.items())}
@@ -218,11 +231,17 @@ class ModelPool:
         learns = workspace == "auto"
         needs = self._workspaces.expected(name, key) if learns else _size("workspace", workspace)
         request = Request(name, model.current, needs, thread=threading.get_ident())
-        seconds = self._requests.admit(request)
-        self._movement.give_back()
-        lease = Lease(self._requests, model, request, self._measured(name, key, request) if learns else self._told)
-        lease.stages.queue = seconds
-        return lease
+        try:
+            with deferred():
+                seconds = self._requests.admit(request)
+                self._movement.give_back()
+                told = self._measured(name, key, request) if learns else self._told
+                lease = Lease(self._requests, model, request, told)
+                lease.stages.queue = seconds
+            return lease  # noqa: TRY300 - Ctrl-C may come here
+        except BaseException:
+            self._requests.drop(request)
+            raise
 
     def prefetch(self, name: str, *, to: Literal["host", "device"] = "device", priority: float = 0) -> Future[None]:
         """Has a model's masters fetched, or the model brought to the device, in the background.
@@ -230,7 +249,8 @@ class ModelPool:
         Comes after whatever ``use`` waits for; of several prefetches, those of higher priority come first.
 
         Returns:
-            A future, done when all of it has arrived. While it waits for room, it can be cancelled.
+            A future, done when all of it has arrived. While it waits for room, it can be cancelled. Its callbacks are
+            not to wait for other prefetches: one thread calls them all.
 
         Raises:
             ConfigError: for a name that is not in the pool, and another ``to``.
@@ -238,7 +258,7 @@ class ModelPool:
         """
         if to not in ("host", "device"):
             raise ConfigError(cause=f'to={to!r} is neither "host" nor "device"')
-        request = Request(name, self._model(name).current, lends=False, priority=priority)
+        request = Request(name, self._model(name).current, lends=False, priority=priority, pool=self)
         begin = self._requests.fetch if to == "host" else self._requests.prefetch
         begin(request)
         return request.future
@@ -250,11 +270,12 @@ class ModelPool:
             As ``use``, and what loading it failed with.
         """
         request = Request(name, self._model(name).current, thread=threading.get_ident())
-        self._requests.admit(request)
-        try:
-            self._requests.wait_arrived(request)
-        finally:
-            self._requests.end(request, [])
+        with deferred():
+            try:
+                self._requests.admit(request)
+                self._requests.wait_arrived(request)
+            finally:
+                self._requests.drop(request)
 
     wake_up = switch
 
@@ -288,11 +309,12 @@ class ModelPool:
             As ``switch``.
         """
         request = Request(f"{name} (pinned)", self._model(name).current, thread=threading.get_ident(), lends=False)
-        self._requests.admit(request)
         try:
-            self._requests.wait_arrived(request)
+            with deferred():
+                self._requests.admit(request)
+                self._requests.wait_arrived(request)
         except BaseException:
-            self._requests.end(request, [])
+            self._requests.drop(request)
             raise
 
     def unpin(self, name: str) -> None:
@@ -303,7 +325,7 @@ class ModelPool:
         """
         self._check_process()
         with self._movement.changed:
-            pins = [one for one in self._requests.granted if one.name == f"{name} (pinned)"]
+            pins = [one for one in self._requests.granted if not one.lends and one.name == f"{name} (pinned)"]
             if not pins:
                 raise ConfigError(cause=f"model {name!r} is not pinned")
             self._requests.end(pins[0], [])
@@ -377,11 +399,14 @@ class ModelPool:
 
     def close(self) -> None:
         """Ends the pool's threads and frees its memory: modules have none afterwards. Calling it twice is fine."""
-        if os.getpid() == self._process and not self.closed:
+        if os.getpid() != self._process:
+            return
+        with deferred():
             self._requests.close()
-            for model in self._models.values():
-                model.gone = True
-            self._models.clear()
+            with self._movement.changed:
+                for model in self._models.values():
+                    model.gone = True
+                self._models.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -464,18 +489,20 @@ class ModelPool:
         """The model of that name, of which nothing moves and that nobody leases."""
         model = self._model(name)
         self._requests.settle(model.components)
+        self._movement.check_open()
         if self._model(name) is not model:
             raise ConfigError(cause=f"model {name!r} was replaced meanwhile")
-        names = {name, f"{name} (pinned)"}
-        if any(one.name in names for one in self._requests.granted):
+        if any(one.name == (name if one.lends else f"{name} (pinned)") for one in self._requests.granted):
             cause = f"model {name!r} is in use, so it cannot be {what}"
             raise ConfigError(cause=cause, remedy="End its leases (and unpin it) first")
         return model
 
 
-def _stop(movement: Movement, requests: Requests) -> None:
-    movement.stop()
-    requests.stop()
+def _stop(process: int, movement: Movement, requests: Requests) -> None:
+    # A forked child has neither these threads nor whoever held their locks.
+    if os.getpid() == process:
+        movement.stop()
+        requests.stop()
 
 
 @atexit.register

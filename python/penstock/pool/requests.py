@@ -18,11 +18,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.errors import InsufficientMemoryError, LoadCancelledError, PenstockError, PoolError
+from penstock.errors import ConfigError, InsufficientMemoryError, LoadCancelledError, PoolError
 from penstock.pool.bound import Bound
-from penstock.pool.changes import keep_changes
+from penstock.pool.changes import keep_changes, lose_changes
 from penstock.pool.component import Component
 from penstock.pool.figures import Stages
+from penstock.pool.lock import deferred, let_in
 from penstock.pool.movement import Movement
 from penstock.pool.worker import Worker
 from penstock.units import size
@@ -59,6 +60,8 @@ class Request:
     """Why it never will be granted."""
     granted: bool = False
     overtaken: int = 0
+    pool: Any = None
+    """What a prefetch keeps until it is done, though its caller may have dropped it."""
 
     @property
     def is_prefetch(self) -> bool:
@@ -94,7 +97,7 @@ class Requests:
         """
         began = time.monotonic()
         with self.changed:
-            self.movement.check_open()
+            self._begin()
             self._waiting.append(request)
             try:
                 self.serve()
@@ -104,9 +107,8 @@ class Requests:
                 if request.error is not None:
                     raise request.error  # noqa: TRY301 - it ends like any other
             except BaseException:
-                # Ctrl-C comes wherever it likes.
-                if request in self.granted:
-                    self.end(request, [])
+                # Ctrl-C comes while it waits.
+                self.drop(request)
                 raise
             finally:
                 if request in self._waiting:
@@ -123,9 +125,11 @@ class Requests:
             InsufficientMemoryError: where that can never be.
         """
         with self.changed:
-            self.movement.check_open()
+            self._begin()
             self._check_fits(request, _components(request.bounds()))
             self._waiting.append(request)
+            # One that is cancelled is not to wait here, and keep its pool, until something happens.
+            request.future.add_done_callback(lambda _: self.drop(request))
             self.serve()
 
     def fetch(self, request: Request) -> None:
@@ -136,7 +140,7 @@ class Requests:
         """
         movement = self.movement
         with self.changed:
-            movement.check_open()
+            self._begin()
             components = _components(request.bounds())
             movement.host.check_fits(request.name, _bytes(components))
             request.future.set_running_or_notify_cancel()
@@ -148,9 +152,20 @@ class Requests:
             self._arriving.append(request)
             self.serve()
 
+    def drop(self, request: Request) -> None:
+        """Ends a request wherever it is: one that waits does not any more, and one that was granted holds nothing."""
+        with self.changed:
+            if request in self._waiting:
+                self._waiting.remove(request)
+                self.serve()
+            if request in self.granted:
+                self.end(request, [])
+
     def end(self, request: Request, points: list[Any]) -> None:
         """Ends a lease or a pin. ``points`` are work on the device that may still use its components."""
         with self.changed:
+            if self.movement.closed:
+                return
             self.granted.remove(request)
             for bound in request.lent:
                 if bound.leases == 1:
@@ -159,6 +174,7 @@ class Requests:
                     except Exception:
                         # The lease ends all the same: what was written is lost, and says so.
                         logger.exception("what was written to %s could not be kept", bound.component)
+                        lose_changes(bound)
                 bound.leases -= 1
                 if not bound.leases and bound.component.host is not None and bound.home != "host":
                     bound.to("host")
@@ -168,20 +184,23 @@ class Requests:
                 self.movement.idle(component)
             self.serve()
 
-    def wait_for(self, bound: Bound, stages: Stages) -> None:
+    def wait_for(self, bound: Bound, request: Request, stages: Stages) -> None:
         """Waits until a module that is lent has arrived on the device, and counts what it waited for.
 
         Raises:
             Exception: what bringing it failed with.
+            ConfigError: where another thread has ended the lease meanwhile.
             LoadCancelledError: where the pool was closed meanwhile.
         """
         with self.changed:
             component = bound.component
             while bound.home != "device" or not component.on_device:
                 self.movement.check_open()
+                if request not in self.granted:
+                    cause = f"the lease of {request.name!r} was ended by another thread"
+                    raise ConfigError(cause=cause, remedy="Use its modules within the with-statement")
                 state = self.movement.states[component]
-                if state.error is not None and not state.copying:
-                    raise state.error
+                state.check()
                 began = time.monotonic()
                 source = component.source
                 stage = "switch" if not state.fetching else "read" if not source or not source.is_remote else "download"
@@ -197,9 +216,8 @@ class Requests:
         with self.changed:
             while not all(component.on_device for component in request.held):
                 self.movement.check_open()
-                for state in map(self.movement.states.get, request.held):
-                    if state is not None and state.error is not None and not state.copying:
-                        raise state.error
+                for component in request.held:
+                    self.movement.states[component].check()
                 self.changed.wait()
 
     def settle(self, components: Iterable[Component]) -> None:
@@ -216,6 +234,10 @@ class Requests:
                 if set(request.bounds()) & set(bounds):
                     self._waiting.remove(request)
                     self._futures.submit((request.future, _CANCELLED))
+
+    def _begin(self) -> None:
+        self.movement.begin()
+        self._futures.begin()
 
     # Order
 
@@ -241,17 +263,20 @@ class Requests:
         self.changed.notify_all()
 
     def _consider(self, request: Request) -> None:
-        """Grants a request if it is its turn and there is enough room; or notes why that never will be."""
+        """Grants a request if it is its turn and there is enough room; or notes why it is refused."""
         try:
-            bounds = request.bounds()
-            components = _components(bounds)
-            self._check_fits(request, components)
-        except PenstockError as error:
-            self._waiting.remove(request)
+            self._grant_if_possible(request)
+        except Exception as error:  # noqa: BLE001 - it is that of this request: others have their turn
+            if request in self._waiting:
+                self._waiting.remove(request)
             request.error = error
-            if request.is_prefetch and request.future.set_running_or_notify_cancel():
+            if request.is_prefetch and (request.future.running() or request.future.set_running_or_notify_cancel()):
                 self._futures.submit((request.future, error))
-            return
+
+    def _grant_if_possible(self, request: Request) -> None:
+        bounds = request.bounds()
+        components = _components(bounds)
+        self._check_fits(request, components)
         before = [one for one in self._waiting[: self._waiting.index(request)] if not one.is_prefetch]
         if not self._has_its_turn(request, before, components) or not self._keep_changes(bounds):
             return
@@ -291,6 +316,7 @@ class Requests:
         if request.is_prefetch and not request.future.set_running_or_notify_cancel():
             return
         movement = self.movement
+        # Only this may fail, and it holds nothing.
         for victim, keep in victims:
             movement.evict_from_device(victim, f"made room for {request.name}", keep)
         movement.device.begin_request()
@@ -349,19 +375,27 @@ class Requests:
         self._futures.stop()
 
     def close(self) -> None:
-        """Has those who wait get ``LoadCancelledError``, and futures be cancelled or fail so."""
-        with self.changed:
-            self.movement.closed = True
-            self.changed.notify_all()
-        self.movement.close()
-        self._futures.stop()
-        self._futures.join()
-        closed = LoadCancelledError(cause="the pool was closed")
-        for request in [*self._waiting, *self._arriving]:
-            if request.is_prefetch and not request.future.cancel() and not request.future.done():
-                request.future.set_exception(closed)
-        for future, error in self._futures.left():
-            _finish((future, error))
+        """Has those who wait get ``LoadCancelledError``, and futures be cancelled or fail so.
+
+        What was interrupted goes on with the next call.
+        """
+        with deferred():
+            with self.changed:
+                self.movement.closed = True
+                self.changed.notify_all()
+            self.movement.close()
+            self._futures.stop()
+            with let_in():
+                self._futures.join()
+            with self.changed:
+                waiting, self._waiting = self._waiting, []
+                arriving, self._arriving = self._arriving, []
+            closed = LoadCancelledError(cause="the pool was closed")
+            for future, error in self._futures.left():
+                _finish((future, error))
+            for request in [*waiting, *arriving]:
+                if request.is_prefetch and not request.future.cancel() and not request.future.done():
+                    request.future.set_exception(closed)
 
 
 def _is_past(point: Any) -> bool:
