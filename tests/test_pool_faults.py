@@ -460,6 +460,7 @@ operations = {
 # A call that has its result, and one that has not begun, cannot know.
 outside = {("use", "return"), ("pin", "return")}
 outside |= {(name, event) for name in ("__exit__", "close") for event in ("call", "line")}
+outside |= {("__enter__", event) for event in ("call", "line", "return")}
 
 
 class Interrupt:

@@ -6,7 +6,8 @@ copies only what is missing. ``PagedSlab`` does the same for the device ``cpu``,
 takes memory of torch's allocator anew each time.
 
 Promises that the first ``filled`` bytes are the component's, and that memory goes to no one else before the points that
-``evict`` is given. One thread at a time may use a slab. Knows neither budgets nor who uses it.
+``evict`` is given. One thread at a time may map, fill or evict a slab; ``filled`` may be lowered by another one. Knows
+neither budgets nor who uses it.
 """
 
 from __future__ import annotations
@@ -163,7 +164,9 @@ class PagedSlab(DeviceSlab):
         freed = max(self._mapped - keep, 0)
         if freed:
             self._pages.madvise(mmap.MADV_DONTNEED, keep, len(self._pages) - keep)
-            self._mapped, self.filled = keep, min(self.filled, keep)
+            self._mapped = keep
+            if self.filled > keep:  # noqa: PLR1730 - as of a stable slab
+                self.filled = keep
         return freed
 
 
@@ -207,7 +210,9 @@ class StableSlab(DeviceSlab):
         try:
             return self._range.unmap(keep)
         finally:
-            self.filled = min(self.filled, self._range.mapped_bytes)
+            # Written only if it has to be: whoever has the pool's lock may lower it meanwhile.
+            if self.filled > self._range.mapped_bytes:  # noqa: PLR1730
+                self.filled = self._range.mapped_bytes
 
     def close(self, points: Iterable[Any] = ()) -> None:
         """As of every slab."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import InsufficientMemoryError, LoadCancelledError
+from penstock.errors import InsufficientMemoryError, LoadCancelledError, PenstockError
 from penstock.pool.bound import Bound, Home
 from penstock.pool.changes import keep_changes
 from penstock.pool.component import Component, Derived
@@ -28,6 +28,7 @@ from penstock.pool.ledger import Ledger
 from penstock.pool.lock import Lock, let_in
 from penstock.pool.memory import Memory
 from penstock.pool.twins import Twins
+from penstock.pool.vacating import Vacating
 from penstock.pool.worker import Worker
 from penstock.units import size
 
@@ -90,6 +91,7 @@ class Movement:
         self.changed = Lock()
         self.host = Ledger("host memory", host_budget, self._seconds_to_fetch)
         self.device = Ledger(str(memory.device), device_budget, self._seconds_to_copy)
+        self.vacating = Vacating(self.changed, self.device)
         self.states: dict[Component, State] = {}
         self.stats = PoolStats()
         self.closed = False
@@ -118,6 +120,13 @@ class Movement:
         return any(state.fetching or state.copying for state in states)
 
     # Coming
+
+    def take_back(self, component: Component) -> None:
+        """Lets a component that is wanted, and has room in the books, have its memory that is not unmapped yet."""
+        self.vacating.take_back(component)
+        if component.on_device:
+            self.device.hold(component, component.nbytes)
+            self.device.release(component)
 
     def want_on_device(
         self, component: Component, priority: float, reason: str, beside: Sequence[Component] = ()
@@ -264,16 +273,22 @@ class Movement:
         """
         if component.slab is None:
             component.slab = self.memory.slab(component.nbytes)
+        self.vacating.make_room()
+        with self.changed:
+            self.vacating.wait_until_idle(component.slab)
         while True:
             try:
                 component.slab.map()
                 return component.slab  # noqa: TRY300 - there is no else to go on with
             except InsufficientMemoryError:  # noqa: PERF203 - it is tried again with more room
+                if self.vacating.make_room(everything=True):
+                    continue
                 with self.changed:
                     victims = self.device.first_to_go()
                     if not victims:
                         raise
                     self.evict_from_device(victims[0], f"{self.memory.device} had no memory for {component.name}")
+                self.vacating.make_room(everything=True)
 
     def _fetched(self, component: Component, state: State, slab: Any, seconds: float) -> None:
         state.fetch_seconds = seconds
@@ -342,21 +357,21 @@ class Movement:
             for bound in component.bound:
                 if bound.home == "device":
                     bound.to(None)
-            component.drop_device(component.arrived)
+            self.vacating.leave(component, component.arrived)
             self.device.keep(component, component.arrived)
 
     # Going
 
     def evict_from_device(self, component: Component, reason: str, keep: int = 0) -> None:
-        """Frees a component's memory on the device, behind its first ``keep`` bytes or about that. Copies nothing.
+        """Takes a component off the device's books, behind its first ``keep`` bytes or about that. Copies nothing.
 
-        Waits for the work on the device that was queued by the end of its last lease.
+        Its memory goes without the lock, after the work that was queued by the end of its last lease: ``vacating``.
         """
         if component.host is None:
             self._keep_changes(component)
             for bound in component.bound:
                 bound.to(None)
-        component.drop_device(keep)
+        self.vacating.leave(component, keep)
         self.device.keep(component, component.arrived)
         self.stats.evicted_from_device += 1
         state = self.states[component]
@@ -389,10 +404,17 @@ class Movement:
                         component.layout.places[number].of(but_in).copy_(value)
 
     def give_back(self) -> None:
-        """Gives the driver what evictions left, so that torch can have it; not while something is on its way there."""
+        """Gives the driver what evictions left, so that torch can have it; not while something is on its way there.
+
+        May wait for work that is queued on the device, so it is not to be called with the lock held.
+        """
         with self.changed:
             moving = self.closed or any(state.copying for state in self.states.values())
-        if not moving and self.memory.kept():
+        if moving:
+            # Whoever moves it makes its room.
+            return
+        self.vacating.make_room()
+        if self.memory.kept():
             self.memory.trim()
 
     def shrink(self) -> None:
@@ -416,7 +438,7 @@ class Movement:
         """Drops a component that nobody holds and nobody waits for."""
         for ledger in (self.device, self.host):
             ledger.forget(component)
-        component.give_up_device()
+        self.vacating.leave_for_good(component)
         component.drop_host()
         self._twins.forget(component)
         del self.states[component]
@@ -509,8 +531,12 @@ class Movement:
                 for bound in component.bound:
                     bound.to(None)
                     bound.let_go()
-                component.give_up_device()
+                self.vacating.leave_for_good(component)
                 component.drop_host()
+        try:
+            self.vacating.make_room(everything=True)
+        except (PenstockError, RuntimeError):
+            logger.exception("memory of %s could not be given back", self.memory.device)
 
     def check_open(self) -> None:
         """Raises LoadCancelledError once the pool is closed."""

@@ -234,6 +234,8 @@ class ModelPool:
         try:
             with deferred():
                 seconds = self._requests.admit(request)
+                if needs:
+                    self._movement.vacating.make_room()
                 self._movement.give_back()
                 told = self._measured(name, key, request) if learns else self._told
                 lease = Lease(self._requests, model, request, told)
@@ -294,12 +296,15 @@ class ModelPool:
             if level > 1 and lasting:
                 cause = f"{lasting[0].component.name!r} of {name!r} was adopted: nothing could bring its weights back"
                 raise ConfigError(cause=cause, remedy="Use level=1, or register it with its checkpoint")
+            slabs = {component.slab for component in model.components if component.slab is not None}
             for component in model.components:
                 if component in movement.device and not movement.device.is_held(component):
                     movement.evict_from_device(component, why)
                 if level > 1 and component.host is not None and not movement.host.is_held(component):
                     movement.evict_from_host(component, why)
             self._requests.serve()
+        # Here and now, after work on them that is queued.
+        movement.vacating.make_room(slabs)
         movement.give_back()
 
     def pin(self, name: str) -> None:

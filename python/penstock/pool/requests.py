@@ -167,6 +167,7 @@ class Requests:
             if self.movement.closed:
                 return
             self.granted.remove(request)
+            self.movement.vacating.reserved -= request.workspace
             for bound in request.lent:
                 if bound.leases == 1:
                     try:
@@ -281,9 +282,8 @@ class Requests:
         if not self._has_its_turn(request, before, components) or not self._keep_changes(bounds):
             return
         components = _components(bounds)
-        reserved = sum(granted.workspace for granted in self.granted)
         sizes = [(component, component.nbytes) for component in components]
-        victims = self.movement.device.room_for(sizes, request.workspace + reserved)
+        victims = self.movement.device.room_for(sizes, request.workspace + self.movement.vacating.reserved)
         if victims is not None:
             for one in before:
                 one.overtaken += 1
@@ -323,6 +323,7 @@ class Requests:
         movement.host.begin_request()
         request.held = components
         for component in components:
+            movement.take_back(component)
             if not request.is_prefetch:
                 movement.device.hold(component, component.nbytes)
             movement.device.touch(component)
@@ -332,6 +333,7 @@ class Requests:
         else:
             request.granted = True
             self.granted.append(request)
+            movement.vacating.reserved += request.workspace
         if request.lends:
             request.lent = list(dict.fromkeys(bounds))
         for bound in request.lent:
