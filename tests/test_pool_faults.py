@@ -227,7 +227,7 @@ def test_shared_weights_that_cannot_be_restored_are_the_error_of_who_asks_and_of
 def test_a_request_that_meets_a_fault_does_not_keep_others_from_theirs(
     files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.pool import requests as of_requests
+    from penstock.pool import turns as of_turns
 
     with pool_of(files) as pool:
         pool.switch("m0")
@@ -239,7 +239,7 @@ def test_a_request_that_meets_a_fault_does_not_keep_others_from_theirs(
             raise MemoryError("no more")
 
         with monkeypatch.context() as patch:
-            patch.setattr(of_requests, "keep_changes", refusing)
+            patch.setattr(of_turns, "keep_changes", refusing)
             assert isinstance(within(lambda: pool.use("m0")), MemoryError)
             assert isinstance(within(lambda: pool.prefetch("m0").result(5)), MemoryError)
             assert within(lambda: first(pool, "m1")) == 1

@@ -167,7 +167,7 @@ def test_a_model_that_is_there_does_not_keep_another_from_its_turn(files: list[P
 
 
 def test_what_needs_no_room_overtakes_but_not_for_ever(files: list[Path]) -> None:
-    from penstock.pool.requests import OVERTAKING
+    from penstock.pool.turns import OVERTAKING
 
     with pool_of(files, models=1) as pool:
         lease = pool.use("m0")

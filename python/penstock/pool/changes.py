@@ -17,12 +17,12 @@ from penstock.pool.bound import Bound, plain_tensors
 from penstock.pool.component import Component
 
 if TYPE_CHECKING:
-    from penstock.pool.movement import Movement
+    from penstock.pool.members import Members
 
 logger = logging.getLogger(__name__)
 
 
-def keep_changes(movement: Movement, bound: Bound) -> bool:
+def keep_changes(movement: Members, bound: Bound) -> bool:
     """Saves what a module's tensors were changed to since they were bound, with the lock held.
 
     Called before a lease and at its end, and not while others lease the same model, nor while the component moves.

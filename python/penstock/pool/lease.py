@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from penstock.pool.model import Model
-    from penstock.pool.requests import Request, Requests
+    from penstock.pool.requests import Requests
+    from penstock.pool.turns import Request
 
 
 logger = logging.getLogger(__name__)

@@ -1,8 +1,6 @@
-"""The movement of components: fetching masters, copying them to the device, evicting, and the books of both memories.
+"""The movement of components: fetching masters, and copying them to the device.
 
-One lock (``changed``) guards the books, the components' slabs and their bindings. It is held while modules are rebound,
-and not while components are read or copied: threads of two workers do that, one for masters and one for the device.
-Only tensors that a module has written to are copied with it held.
+Threads of two workers do that, one for masters and one for the device, without the pool's lock.
 
 Promises that a component which is held is neither moved nor evicted, and that the books are exact after every failure.
 Knows components and who is bound to them, but no models, and nothing of who waits for what: it tells ``on_moved``.
@@ -12,23 +10,16 @@ from __future__ import annotations
 
 import logging
 import time
-import traceback
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from penstock.errors import InsufficientMemoryError, LoadCancelledError, PenstockError
-from penstock.pool.bound import Bound, Home
-from penstock.pool.changes import keep_changes
-from penstock.pool.component import Component, Derived
+from penstock.pool.books import State
+from penstock.pool.component import Component
+from penstock.pool.departures import Departures
 from penstock.pool.device_slab import DeviceSlab
-from penstock.pool.figures import PoolStats
-from penstock.pool.ledger import Ledger
-from penstock.pool.lock import Lock, let_in
+from penstock.pool.lock import let_in
 from penstock.pool.memory import Memory
-from penstock.pool.twins import Twins
-from penstock.pool.vacating import Vacating
 from penstock.pool.worker import Worker
 from penstock.units import size
 
@@ -37,69 +28,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LINK = 20e9
-"""Bytes a second to the device, before any copy was timed."""
-_STORAGE = 2e9
-"""Bytes a second from storage, before a component was fetched."""
-_REASONS = 4
-"""That are kept of a component."""
 
-
-@dataclass(eq=False)
-class State:
-    """What is known of a component beside its slabs and the books."""
-
-    fetching: bool = False
-    copying: bool = False
-    """On its way to the device, or about to be: it has been given room there."""
-    error: BaseException | None = None
-    """What bringing it failed with last."""
-    trace: TracebackType | None = None
-    """Where that was."""
-    beside: Sequence[Component] = ()
-    """What it is fetched with."""
-    fetch_seconds: float | None = None
-    """What fetching it took last."""
-    reasons: list[str] = field(default_factory=list)
-    """Why it came or went, newest first."""
-    left_host: str = ""
-    """Why it left host memory last."""
-    left_device: str = ""
-
-    def note(self, reason: str) -> None:
-        """Keeps a reason."""
-        self.reasons = [reason, *self.reasons][:_REASONS]
-
-    def fail(self, error: BaseException) -> None:
-        """Keeps an error, without what its frames have: slabs, among others."""
-        self.error, self.trace = error, error.__traceback__
-        _clear(error)
-        self.note(f"failed: {error}")
-
-    def check(self) -> None:
-        """Raises what bringing it failed with, if it is not on its way again."""
-        if self.error is not None and not self.copying:
-            # From where it was: the frames of those who were told before are theirs.
-            raise self.error.with_traceback(self.trace)
-
-
-class Movement:
-    """Components in host memory and on one device."""
+class Movement(Departures):
+    """Components that come to host memory and to one device."""
 
     def __init__(self, memory: Memory, host_budget: int, device_budget: int) -> None:
-        self.memory = memory
-        self.changed = Lock()
-        self.host = Ledger("host memory", host_budget, self._seconds_to_fetch)
-        self.device = Ledger(str(memory.device), device_budget, self._seconds_to_copy)
-        self.vacating = Vacating(self.changed, self.device)
-        self.states: dict[Component, State] = {}
-        self.stats = PoolStats()
-        self.closed = False
-        self.comparing = 0
-        """How many compare masters, which must not go meanwhile."""
-        self.on_moved: Callable[[], None] = self.changed.notify_all
-        """Called with the lock held when something has arrived, or failed, or there may be room."""
-        self._twins = Twins(self)
+        super().__init__(memory, host_budget, device_budget)
         self._fetcher = Worker("penstock-pool-fetch", self._fetch)
         self._copier = Worker("penstock-pool-copy", self._copy)
 
@@ -113,13 +47,6 @@ class Movement:
         self.check_open()
         for worker in (self._fetcher, self._copier):
             worker.begin()
-
-    def is_moving(self, components: Iterable[Component]) -> bool:
-        """Whether any of these is on its way."""
-        states = [state for state in map(self.states.get, components) if state is not None]
-        return any(state.fetching or state.copying for state in states)
-
-    # Coming
 
     def take_back(self, component: Component) -> None:
         """Lets a component that is wanted, and has room in the books, have its memory that is not unmapped yet."""
@@ -290,7 +217,7 @@ class Movement:
                     self.evict_from_device(victims[0], f"{self.memory.device} had no memory for {component.name}")
                 self.vacating.make_room(everything=True)
 
-    def _fetched(self, component: Component, state: State, slab: Any, seconds: float) -> None:
+    def _fetched(self, component: Component, state: State, slab: torch.Tensor | None, seconds: float) -> None:
         state.fetch_seconds = seconds
         if slab is not None:
             self._keep_changes(component, but_in=slab)
@@ -350,169 +277,6 @@ class Movement:
             self.device.release(component)
             self.settle_books(component)
 
-    def settle_books(self, component: Component) -> None:
-        """Takes what never came, and nobody waits for, out of the device's books, and gives its memory back."""
-        here = component.on_device or self.device.is_held(component) or component not in self.device
-        if not here:
-            for bound in component.bound:
-                if bound.home == "device":
-                    bound.to(None)
-            self.vacating.leave(component, component.arrived)
-            self.device.keep(component, component.arrived)
-
-    # Going
-
-    def evict_from_device(self, component: Component, reason: str, keep: int = 0) -> None:
-        """Takes a component off the device's books, behind its first ``keep`` bytes or about that. Copies nothing.
-
-        Its memory goes without the lock, after the work that was queued by the end of its last lease: ``vacating``.
-        """
-        if component.host is None:
-            self._keep_changes(component)
-            for bound in component.bound:
-                bound.to(None)
-        self.vacating.leave(component, keep)
-        self.device.keep(component, component.arrived)
-        self.stats.evicted_from_device += 1
-        state = self.states[component]
-        state.left_device = reason
-        part = f", its first {size(component.arrived)} stayed" if component.arrived else ""
-        state.note(f"left {self.memory.device}: {reason}{part}")
-
-    def evict_from_host(self, component: Component, reason: str) -> None:
-        """Frees a component's master. It is fetched again when it is wanted."""
-        self._keep_changes(component)
-        self.host.keep(component)
-        home: Home = "device" if component.on_device else None
-        for bound in component.bound:
-            if bound.home == "host":
-                bound.to(home)
-        component.drop_host()
-        self.stats.evicted_from_host += 1
-        state = self.states[component]
-        state.left_host = reason
-        state.note(f"left host memory: {reason}")
-
-    def _keep_changes(self, component: Component, but_in: torch.Tensor | None = None) -> None:
-        """Saves what was written outside of leases, before the memory goes that it was written to."""
-        for bound in list(component.bound):
-            if not bound.leases and bound.home is not None and bound.is_changed():
-                keep_changes(self, bound)
-                if but_in is not None and bound.component is component:
-                    # It was read from storage before that.
-                    for number, value in component.kept.items():
-                        component.layout.places[number].of(but_in).copy_(value)
-
-    def give_back(self) -> None:
-        """Gives the driver what evictions left, so that torch can have it; not while something is on its way there.
-
-        May wait for work that is queued on the device, so it is not to be called with the lock held.
-        """
-        with self.changed:
-            moving = self.closed or any(state.copying for state in self.states.values())
-        if moving:
-            # Whoever moves it makes its room.
-            return
-        self.vacating.make_room()
-        if self.memory.kept():
-            self.memory.trim()
-
-    def shrink(self) -> None:
-        """Evicts what lowered budgets have no room for, as far as nobody holds it."""
-        try:
-            for victim, keep in self.device.excess():
-                self.evict_from_device(victim, "the budget was lowered", keep)
-            for victim, _ in self.host.excess():
-                self.evict_from_host(victim, "the budget was lowered")
-        except Exception:
-            # It is tried again with the next request.
-            logger.exception("what was written to a component that has to go could not be kept")
-
-    # Components
-
-    def add(self, component: Component) -> None:
-        """Enters a component that is nowhere yet."""
-        self.states[component] = State()
-
-    def forget(self, component: Component) -> None:
-        """Drops a component that nobody holds and nobody waits for."""
-        for ledger in (self.device, self.host):
-            ledger.forget(component)
-        self.vacating.leave_for_good(component)
-        component.drop_host()
-        self._twins.forget(component)
-        del self.states[component]
-
-    def idle(self, component: Component) -> None:
-        """A component is in nobody's lease any more: it may become one with its twin."""
-        self.settle_books(component)
-        self._twins.merge_if_idle(component)
-
-    def find_equal(self, bound: Bound) -> tuple[Component, int] | None:
-        """A component with the bytes that a module's tensors have, whose master is held once for the caller, and its
-        edits when it was compared.
-        """
-        return self._twins.find_of(bound)
-
-    def is_as_compared(self, component: Component, edits: int) -> bool:
-        """Whether a component has the bytes that it had when it was compared."""
-        return self._twins.is_as_compared(component, edits)
-
-    def derived_from(self, component: Component) -> list[Component]:
-        """Components that begin as copies of this one."""
-        found = self.states if component.derived else ()
-        return [one for one in found if isinstance(one.source, Derived) and one.source.of is component]
-
-    def join(self, bound: Bound, component: Component) -> None:
-        """Binds a module to a component, which has a master if the module's is to last."""
-        bound.component = component
-        component.bound.append(bound)
-        if bound.lasting:
-            self.host.hold(component, component.nbytes)
-        bound.to("host" if component.host is not None else "device" if component.on_device else None)
-
-    def leave_for(self, bound: Bound, component: Component) -> None:
-        """Takes a module from its component to another one."""
-        old, lasting = bound.component, bound.lasting
-        old.bound.remove(bound)
-        bound.lasting = lasting and component.host is not None
-        self.join(bound, component)
-        if lasting:
-            self.host.release(old)
-        self._drop_unused(old)
-
-    def leave(self, bound: Bound) -> None:
-        """Takes a module from its component, which is dropped if nobody else has it. The module keeps its tensors."""
-        component = bound.component
-        component.bound.remove(bound)
-        if bound.lasting:
-            self.host.release(component)
-        self._drop_unused(component)
-
-    def _drop_unused(self, component: Component) -> None:
-        if component.bound or component.derived:
-            return
-        self.forget(component)
-        if isinstance(component.source, Derived):
-            base = component.source.of
-            base.derived -= 1
-            self.host.release(base)
-            self._drop_unused(base)
-
-    def derive(self, shared: Component) -> Component:
-        """A component that begins as a copy of this one, which stays as long as that one needs it; nowhere yet."""
-        source = shared.source
-        base = source.of if isinstance(source, Derived) else shared if source is None else None
-        if base is not None:
-            source = Derived(base)
-            base.derived += 1
-            self.host.hold(base, base.nbytes)
-        own = Component(shared.name, shared.layout, source)
-        own.kept = dict(shared.kept)
-        own.edits = 1
-        self.add(own)
-        return own
-
     def stop(self) -> None:
         """Has the threads end soon, without waiting for them."""
         self.closed = True
@@ -537,26 +301,3 @@ class Movement:
             self.vacating.make_room(everything=True)
         except (PenstockError, RuntimeError):
             logger.exception("memory of %s could not be given back", self.memory.device)
-
-    def check_open(self) -> None:
-        """Raises LoadCancelledError once the pool is closed."""
-        if self.closed:
-            raise LoadCancelledError(cause="the pool was closed", remedy="Make another one")
-
-    def _seconds_to_fetch(self, component: Component) -> float:
-        seconds = self.states[component].fetch_seconds
-        return component.nbytes / _STORAGE if seconds is None else seconds
-
-    def _seconds_to_copy(self, component: Component) -> float:
-        copied = (self.stats.copied_bytes or _LINK) / (self.stats.copy_seconds if self.stats.copied_bytes else 1)
-        fetching = 0 if component.host is not None else self._seconds_to_fetch(component)
-        return fetching + component.nbytes / copied
-
-
-def _clear(error: BaseException | None) -> None:
-    """Drops the local variables of frames that an error and its causes came through."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__

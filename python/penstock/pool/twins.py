@@ -20,7 +20,7 @@ from penstock.units import size
 if TYPE_CHECKING:
     import torch
 
-    from penstock.pool.movement import Movement
+    from penstock.pool.members import Members
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 class Twins:
     """What is known of components that hold the same bytes, and are to become one once nobody uses the later one."""
 
-    def __init__(self, movement: Movement) -> None:
+    def __init__(self, movement: Members) -> None:
         self._movement = movement
         self._found: dict[Component, tuple[Component, int]] = {}
 
