@@ -12,6 +12,7 @@ captures a CUDA graph meanwhile.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -35,8 +36,14 @@ class Memory:
     """Host memory and one device: ``cpu``, or ``cuda:N``."""
 
     def __init__(self, device: str, *, debug: bool = False) -> None:
-        """With ``debug``, addresses without memory lead to scratch memory that holds NaN; see ``was_written_late``."""
+        """With ``debug``, what components left holds NaN; see ``was_written_late``.
+
+        On a GPU these addresses lead to one scratch page; on the CPU memory is filled, and not given back.
+        """
         self.device = torch.device(device)
+        self.debug = debug
+        self._paged: weakref.WeakSet[PagedSlab] = weakref.WeakSet()
+        """Slabs that are looked at in the debug mode."""
         self.virtual: DeviceMemory | None = None
         """Where the addresses of slabs stay; None where that is not to be had."""
         self._stream: Any = None
@@ -48,6 +55,8 @@ class Memory:
                 self.virtual = DeviceMemory(self.device.index, debug=debug)
             except DeviceError as error:
                 logger.warning("addresses on %s change whenever a component returns: %s", self.device, error)
+                if debug:
+                    logger.warning("debug=True finds nothing without addresses that stay")
 
     @property
     def is_gpu(self) -> bool:
@@ -82,15 +91,21 @@ class Memory:
 
         Always False without ``debug``.
         """
-        if self.virtual is None:
+        if not self.debug:
             return False
-        torch.cuda.synchronize(self.device)
+        if self.virtual is None:
+            # All of them: each is made right again.
+            return sum(slab.was_written_late() for slab in list(self._paged)) > 0
+        self.synchronise()
         return not self.virtual.scratch_is_clean()
 
     def slab(self, nbytes: int) -> DeviceSlab:
         """The place of one component on the device, without memory yet."""
         if not self.is_gpu:
-            return PagedSlab(self, nbytes)
+            paged = PagedSlab(self, nbytes, debug=self.debug)
+            if self.debug:
+                self._paged.add(paged)
+            return paged
         return PlainSlab(self, nbytes) if self.virtual is None else StableSlab(self, self.virtual, nbytes)
 
     def host_slab(self, nbytes: int) -> torch.Tensor:

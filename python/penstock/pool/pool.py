@@ -16,6 +16,7 @@ from penstock.errors import ConfigError
 from penstock.pool.catalogue import Catalogue
 from penstock.pool.device_slab import PlainSlab
 from penstock.pool.figures import Explanation, PoolStats, Residence, Stages
+from penstock.pool.late_use import LateUse
 from penstock.pool.lease import Lease
 from penstock.pool.lock import deferred
 from penstock.pool.memory import Memory, host_available
@@ -51,7 +52,7 @@ class ModelPool(Catalogue):
             m["unet"](...)
 
     Outside of a lease, parameters are views of the master: on the CPU, and to be read only. Several threads may use a
-    pool. A forked child has to make its own.
+    pool; a forked child makes its own.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class ModelPool(Catalogue):
         device_budget: Size | Literal["auto"] = "auto",
         reserve: Size = "4GiB",
         observe: Observer | None = None,
+        debug: bool = False,
     ) -> None:
         """Makes an empty pool. Nothing is allocated yet.
 
@@ -73,6 +75,8 @@ class ModelPool(Catalogue):
             reserve: bytes that a default ``device_budget`` leaves to activations and others.
             observe: called after each lease with the model's name and the lease's ``Stages``, in the thread that ended
                 it. What it raises is logged.
+            debug: finds use of models after their leases, slowly: what left the device holds NaN, and writes there are
+                logged and counted (``PoolStats.late_writes``).
 
         Raises:
             ConfigError: for what is no size.
@@ -81,12 +85,13 @@ class ModelPool(Catalogue):
         """
         from penstock.frameworks.torch import Torch
 
-        memory = Memory(Torch().device(device))
+        memory = Memory(Torch().device(device), debug=debug)
         left = _size("reserve", reserve)
         host = host_available() // 2 if host_budget == "auto" else _size("host_budget", host_budget)
         on_device = memory.available() - left if device_budget == "auto" else _size("device_budget", device_budget)
         super().__init__(Movement(memory, host, max(on_device, 0)))
         self._observe = observe
+        self._late_use = LateUse(self._movement)
         _pools.add(self)
         # A pool that nobody has any more: its threads end, and modules keep the memory that they have.
         weakref.finalize(self, _stop, self._process, self._movement, self._requests).atexit = False
@@ -109,6 +114,7 @@ class ModelPool(Catalogue):
             PoolError: where threads that hold leases could only wait for each other.
         """
         model = self._model(name)
+        self._late_use.check()
         learns = workspace == "auto"
         needs = self._workspaces.expected(name, key) if learns else _size("workspace", workspace)
         request = Request(name, model.current, needs, thread=threading.get_ident())
@@ -302,6 +308,7 @@ class ModelPool(Catalogue):
         with self._movement.changed:
             stats.ended += 1
             stats.stages.add_all(lease.stages)
+        self._late_use.check()
         if self._observe is not None:
             try:
                 self._observe(lease.model.name, replace(lease.stages))
