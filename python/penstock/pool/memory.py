@@ -23,10 +23,12 @@ import torch.utils.dlpack
 from penstock._native import DeviceMemory, HostArray, spare_memory
 from penstock.errors import ConfigError, DeviceError, InsufficientMemoryError
 from penstock.pool.device_slab import DeviceSlab, PagedSlab, PlainSlab, StableSlab
-from penstock.units import size
+from penstock.units import size, size_meant
 
 logger = logging.getLogger(__name__)
 
+Size = int | str
+"""Bytes, as a number or with a unit: ``"96GiB"``."""
 _RELAXED = 2
 """The capture mode of a thread whose calls heed no capture: ``cudaStreamCaptureModeRelaxed``."""
 _OUT_OF_MEMORY: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
@@ -254,3 +256,15 @@ def host_available() -> int:
         cause = "the system does not say how much memory it has"
         raise ConfigError(cause=cause, remedy="Give the pool's budgets in bytes")
     return available
+
+
+def size_of(argument: str, given: Size) -> int:
+    """The bytes that a budget, or another argument of that name, is given as.
+
+    Raises:
+        ConfigError: for what is no size.
+    """
+    nbytes = size_meant(given) if isinstance(given, str) else given
+    if not isinstance(nbytes, int) or isinstance(nbytes, bool) or nbytes < 0:
+        raise ConfigError(cause=f"{argument}={given!r} is no size", remedy='Give bytes, or text such as "96GiB"')
+    return nbytes

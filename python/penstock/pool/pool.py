@@ -19,19 +19,16 @@ from penstock.pool.figures import Explanation, PoolStats, Residence, Stages
 from penstock.pool.late_use import LateUse
 from penstock.pool.lease import Lease
 from penstock.pool.lock import deferred
-from penstock.pool.memory import Memory, host_available
+from penstock.pool.memory import Memory, Size, host_available, size_of
 from penstock.pool.movement import Movement
 from penstock.pool.requests import Requests
 from penstock.pool.turns import Request
-from penstock.units import size_meant
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 logger = logging.getLogger(__name__)
 
-Size = int | str
-"""Bytes, as a number or with a unit: ``"96GiB"``."""
 Observer = Callable[[str, Stages], object]
 
 _pools: weakref.WeakSet[ModelPool] = weakref.WeakSet()
@@ -86,9 +83,9 @@ class ModelPool(Catalogue):
         from penstock.frameworks.torch import Torch
 
         memory = Memory(Torch().device(device), debug=debug)
-        left = _size("reserve", reserve)
-        host = host_available() // 2 if host_budget == "auto" else _size("host_budget", host_budget)
-        on_device = memory.available() - left if device_budget == "auto" else _size("device_budget", device_budget)
+        left = size_of("reserve", reserve)
+        host = host_available() // 2 if host_budget == "auto" else size_of("host_budget", host_budget)
+        on_device = memory.available() - left if device_budget == "auto" else size_of("device_budget", device_budget)
         super().__init__(Movement(memory, host, max(on_device, 0)))
         self._observe = observe
         self._late_use = LateUse(self._movement)
@@ -116,7 +113,7 @@ class ModelPool(Catalogue):
         model = self._model(name)
         self._late_use.check()
         learns = workspace == "auto"
-        needs = self._workspaces.expected(name, key) if learns else _size("workspace", workspace)
+        needs = self._workspaces.expected(name, key) if learns else size_of("workspace", workspace)
         request = Request(name, model.current, needs, thread=threading.get_ident())
         try:
             with deferred():
@@ -230,7 +227,7 @@ class ModelPool(Catalogue):
         """
         self._check_process()
         movement = self._movement
-        sizes = [None if given is None else _size(of, given) for of, given in (("host", host), ("device", device))]
+        sizes = [None if given is None else size_of(of, given) for of, given in (("host", host), ("device", device))]
         with movement.changed:
             for ledger, nbytes in zip((movement.host, movement.device), sizes, strict=True):
                 ledger.budget = ledger.budget if nbytes is None else nbytes
@@ -347,10 +344,3 @@ def _close_all() -> None:
     """Before the interpreter ends: a thread that is copying then would be stopped where it is."""
     for pool in list(_pools):
         pool.close()
-
-
-def _size(argument: str, given: Size) -> int:
-    nbytes = size_meant(given) if isinstance(given, str) else given
-    if not isinstance(nbytes, int) or isinstance(nbytes, bool) or nbytes < 0:
-        raise ConfigError(cause=f"{argument}={given!r} is no size", remedy='Give bytes, or text such as "96GiB"')
-    return nbytes
