@@ -388,6 +388,66 @@ ended.set()
     assert run(program, str(files[0])) == "0\n"
 
 
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_who_waits_for_room_is_interrupted_at_once(files: list[Path], number: str) -> None:
+    program = """
+import os, signal, sys, threading, time, torch
+from penstock.pool import ModelPool
+from pool_books import check_books
+pool = ModelPool("cpu", host_budget="64MiB", device_budget=64 * 64 * 4)
+for name, file in zip("ab", sys.argv[2:]):
+    pool.register(name, {"net": file}, build={"net": lambda: torch.nn.Linear(64, 64, bias=False)})
+number = getattr(signal, sys.argv[1])
+signal.signal(number, signal.default_int_handler)
+held = threading.Event()
+def hold():
+    with pool.use("b") as lease:
+        lease["net"]
+        held.set()
+        while not pool.stats().waiting:
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+        while pool.stats().waiting:
+            time.sleep(0.01)
+thread = threading.Thread(target=hold, daemon=True)
+thread.start()
+held.wait()
+try:
+    pool.use("a")
+except KeyboardInterrupt:
+    print("interrupted")
+thread.join(20)
+assert signal.getsignal(number) is signal.default_int_handler
+check_books(pool)
+pool.use("a").close()
+"""
+    assert run(program, number, *map(str, files)) == "interrupted\n"
+
+
+def test_a_child_that_another_thread_forks_meanwhile_takes_signals(files: list[Path]) -> None:
+    program = """
+import os, signal, sys, threading, time
+from penstock.pool.lock import Lock
+lock, codes = Lock(), []
+def fork():
+    child = os.fork()
+    if child == 0:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            os._exit(7)
+        os._exit(1)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+with lock:
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join(20)
+print(codes)
+"""
+    assert run(program) == "[7]\n"
+
+
 def test_an_interrupted_comparison_holds_nothing(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     class Pipeline:
         components: ClassVar[dict[str, Any]] = {"one": layer(1), "two": layer(2)}

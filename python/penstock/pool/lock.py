@@ -8,6 +8,7 @@ one in Python, and in other threads, nothing is done. Knows nothing of what the 
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -59,6 +60,11 @@ class _Interrupts:
             self._take_over()
             self.depth = depth
 
+    def begin_anew(self) -> None:
+        """In a forked child: its main thread is the one that forked, which holds nothing back."""
+        self.depth, self._came = 0, {}
+        self._give_back()
+
     def _take_over(self) -> None:
         for number in _SIGNALS:
             handler = signal.getsignal(number)
@@ -85,6 +91,7 @@ class _Interrupts:
 
 
 _interrupts = _Interrupts()
+os.register_at_fork(after_in_child=_interrupts.begin_anew)
 
 
 def _is_main() -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -71,8 +72,9 @@ class Requests(Turns):
             self._begin()
             self._check_fits(request, components_of(request.bounds()))
             self._waiting.append(request)
-            # One that is cancelled is not to wait here, and keep its pool, until something happens.
-            request.future.add_done_callback(lambda _: self.drop(request))
+            # One that is cancelled is not to wait here, and keep its pool, until something happens. Nor does a future
+            # that the program keeps keep a pool.
+            request.future.add_done_callback(_Dropping(self, request))
             self.serve()
 
     def fetch(self, request: Request) -> None:
@@ -177,7 +179,7 @@ class Requests(Turns):
             for request in [one for one in self._waiting if one.is_prefetch]:
                 if set(request.bounds()) & set(bounds):
                     self._waiting.remove(request)
-                    self._futures.submit((request.future, CANCELLED))
+                    self._futures.submit((request, CANCELLED))
 
     def _begin(self) -> None:
         self.movement.begin()
@@ -204,11 +206,23 @@ class Requests(Turns):
                 waiting, self._waiting = self._waiting, []
                 arriving, self._arriving = self._arriving, []
             closed = LoadCancelledError(cause="the pool was closed")
-            for future, error in self._futures.left():
-                finish((future, error))
+            for done in self._futures.left():
+                finish(done)
             for request in [*waiting, *arriving]:
                 if request.is_prefetch and not request.future.cancel() and not request.future.done():
                     request.future.set_exception(closed)
+
+
+class _Dropping:
+    """Drops a request, unless it or its pool is gone."""
+
+    def __init__(self, requests: Requests, request: Request) -> None:
+        self._requests, self._request = weakref.ref(requests), weakref.ref(request)
+
+    def __call__(self, _: object) -> None:
+        requests, request = self._requests(), self._request()
+        if requests is not None and request is not None:
+            requests.drop(request)
 
 
 def _is_past(point: Any) -> bool:

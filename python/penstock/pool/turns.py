@@ -94,7 +94,7 @@ class Turns:
             self._arriving.remove(request)
             errors = [state.error for state in map(self.movement.states.get, request.held) if state and state.error]
             # In another thread, and without the lock: a future's callbacks are anyone's.
-            self._futures.submit((request.future, errors[0] if errors else None))
+            self._futures.submit((request, errors[0] if errors else None))
         self._refuse_stuck()
         self.changed.notify_all()
 
@@ -107,7 +107,7 @@ class Turns:
                 self._waiting.remove(request)
             request.error = error
             if request.is_prefetch and (request.future.running() or request.future.set_running_or_notify_cancel()):
-                self._futures.submit((request.future, error))
+                self._futures.submit((request, error))
 
     def _grant_if_possible(self, request: Request) -> None:
         bounds = request.bounds()
@@ -216,9 +216,10 @@ def bytes_of(components: Iterable[Component]) -> int:
     return sum(component.nbytes for component in components)
 
 
-def finish(done: tuple[Future[None], BaseException | None]) -> None:
+def finish(done: tuple[Request, BaseException | None]) -> None:
     """Gives a future its result, an error, or that it is cancelled. Its callbacks are called here."""
-    future, error = done
+    # The request keeps its pool, and so this thread, until the future is done.
+    future, error = done[0].future, done[1]
     if error is CANCELLED:
         future.cancel()
     elif error is None:
