@@ -71,7 +71,7 @@ def run_task(task: dict[str, Any]) -> dict[str, Any]:
     if task.get("settle"):
         states.settle_memory(task["settle"])
     Path("/proc/self/clear_refs").write_text("5")  # the peak from now on: imports are not the load's
-    rss, read, usage = status("VmRSS"), _device_bytes(), resource.getrusage(resource.RUSAGE_SELF)
+    rss, read, usage = status("VmRSS"), device_bytes(), resource.getrusage(resource.RUSAGE_SELF)
     began = time.perf_counter()
     tensors = load(files)
     if cuda:
@@ -85,7 +85,7 @@ def run_task(task: dict[str, Any]) -> dict[str, Any]:
         "cpu_seconds": round(after.ru_utime + after.ru_stime - usage.ru_utime - usage.ru_stime, 3),
         "peak_rss": max(0, status("VmHWM") - rss),
         "bytes": notes.pop("bytes", None) or sum(tensor.nbytes for tensor in tensors.values()),
-        "device_bytes": _device_bytes() - read,
+        "device_bytes": device_bytes() - read,
         "torch": torch.__version__,
     }
     if cuda:
@@ -135,7 +135,7 @@ def status(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
-def _device_bytes() -> int:
+def device_bytes() -> int:
     """What the kernel has read from devices for this process."""
     counters = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(counters["read_bytes"])

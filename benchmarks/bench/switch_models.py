@@ -35,6 +35,8 @@ def filled(build: Build, seed: int) -> Any:
     with torch.device("meta"):
         module = build().to(torch.bfloat16)
     module = module.to_empty(device="cpu").eval().requires_grad_(False)
+    if hasattr(module, "tie_weights"):
+        module.tie_weights()
     generator = torch.Generator().manual_seed(seed)
     block = torch.randint(0, 255, (1 << 24,), dtype=torch.uint8, generator=generator)
     for tensor in {id(tensor): tensor for tensor in module.state_dict().values()}.values():
@@ -50,24 +52,20 @@ def nbytes(module: Any) -> int:
     return sum(tensor.nbytes for tensor in [*module.parameters(), *module.buffers()])
 
 
+def pipeline(modules: dict[str, Any]) -> Any:
+    """Diffusers' pipeline of Flux's components, without what holds few bytes."""
+    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
+
+    return FluxPipeline(FlowMatchEulerDiscreteScheduler(), vae=None, tokenizer=None, tokenizer_2=None, **modules)
+
+
 def _flux(double: int, single: int, narrow: int) -> Any:
-    """The matrices of Flux-dev's transformer."""
-    from torch import nn
+    from diffusers import FluxTransformer2DModel
 
-    width = 3072 // narrow
-
-    def matrices(*ends: tuple[int, int]) -> Any:
-        return nn.ModuleList(nn.Linear(width * into, width * out) for into, out in ends)
-
-    def half() -> Any:
-        return matrices((1, 3), (1, 1), (1, 4), (4, 1), (1, 6))
-
-    return nn.ModuleDict(
-        {
-            "double_blocks": nn.ModuleList(nn.ModuleList([half(), half()]) for _ in range(double)),
-            "single_blocks": nn.ModuleList(matrices((1, 7), (5, 1), (1, 3)) for _ in range(single)),
-        }
-    )
+    return FluxTransformer2DModel(
+        num_layers=double, num_single_layers=single, num_attention_heads=max(24 // narrow, 1), guidance_embeds=True,
+        joint_attention_dim=4096 // narrow, pooled_projection_dim=768 // narrow,
+    )  # fmt: skip
 
 
 def _t5(layers: int, narrow: int) -> Any:

@@ -1,12 +1,13 @@
-"""Models that take turns on a device: the pool, ``.to`` both ways, accelerate's hooks; and how a model starts.
+"""Models that take turns on a device, by the ways of ``switch_arms``; and how a pipeline starts.
 
 Each sample is a fresh process, which builds its models (``switch_models``) before the clock. States:
 
     one     Flux, then Llama, then Flux, with room for one: the last switch, until all of Flux can be used
-    both    the same with room for both
+    llama   the same with two Llamas
+    both    Flux and Llama, with room for both
     evict   Flux leaves the device; then until torch could allocate its bytes
     adopt   Flux becomes the pool's; with what host memory it took above the model
-    warm    from files in the page cache to a model that can be used; and ``cold``, from the disk
+    warm    from files in the page cache to a pipeline on the device; and ``cold``, from the disk
 
 ``of_link`` is the time that the bytes take over the link, from pinned memory in large copies, measured in the same
 process right before, as a share of the time taken. On the CPU a link is a copy in memory, and ``.to`` moves nothing.
@@ -17,20 +18,30 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import json
+import os
+import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .. import measure, states
+from .. import limits, measure, states
 from ..schedule import Axes, Schedule
-from ..switch_models import FLUX, LLAMA, builders, filled, nbytes
+from ..switch_arms import ARMS, FROM, PARALLEL, POOL
+from ..switch_models import FLUX, LLAMA, builders, filled, nbytes, pipeline
 from . import Experiment, run
 
-POOL, TO, ACCELERATE = "penstock-pool", "to", "accelerate"
-STATES = {"one": (POOL, TO, ACCELERATE), "both": (POOL, TO), "evict": (POOL,), "adopt": (POOL,)}
-STARTS = {"warm": (POOL, TO), "cold": (POOL, TO)}
+_EXPECTED = "sample.json"
+"""What is sampled of the tensors that were written."""
+DISK = "disk-limit"
+"""The disk's own rate, by the best of some plain readers: no model."""
+STATES = {
+    "one": (POOL, "to", "accelerate", "components-manager"), "llama": (POOL, "to", "thaw"), "both": (POOL, "to"),
+    "evict": (POOL,), "adopt": (POOL,),
+}  # fmt: skip
+STARTS = {"warm": (POOL, FROM, PARALLEL), "cold": (POOL, FROM, PARALLEL, DISK)}
 
 
 class Switching:
@@ -52,8 +63,7 @@ class Switching:
             schedule.add_case(name, {"bytes": made["bytes"], "tensors": made["tensors"], "files": made["files"]})
             yield
         finally:
-            for path in _files(self.options.directory):
-                path.unlink()
+            shutil.rmtree(self.options.directory / FLUX, ignore_errors=True)
 
     def groups(self, stage: str, number: int) -> list[list[Axes]]:
         del number
@@ -73,7 +83,7 @@ class Switching:
 
 
 def _files(directory: Path) -> list[Path]:
-    return sorted(directory.glob(f"{FLUX}-*.safetensors"))
+    return sorted((directory / FLUX).rglob("*.safetensors"))
 
 
 # ---- what runs in the process of a sample
@@ -87,6 +97,8 @@ def run_task(task: dict[str, Any]) -> dict[str, Any]:
     state, directory = task["state"], Path(task["directory"])
     if state in {"write", "size"}:
         return _write(task, directory, write=state == "write")
+    if state in STARTS:
+        os.environ["HF_ENABLE_PARALLEL_LOADING"] = "YES" if task["arm"] == PARALLEL else "NO"
     if task["device"] != "cpu":
         torch.cuda.set_device(task["device"])
         torch.empty(1 << 20, device=task["device"]).fill_(1)
@@ -94,119 +106,38 @@ def run_task(task: dict[str, Any]) -> dict[str, Any]:
         return _start(task, directory)
     if state == "adopt":
         return _adopt(task)
-    models = {name: _built(task, name, seed) for seed, name in enumerate((FLUX, LLAMA))}
+    kinds = {"a": LLAMA, "b": LLAMA} if state == "llama" else {"a": FLUX, "b": LLAMA}
+    models = {name: _built(task, kind, seed) for seed, (name, kind) in enumerate(kinds.items())}
     size = {name: sum(map(nbytes, modules.values())) for name, modules in models.items()}
-    room = max(size.values()) if state == "one" else 2 * sum(size.values())
-    arm = ARMS[task["arm"]](models, task["device"], room)
+    expected = _sample_of(models["a"])
+    room = max(size.values()) if state in {"one", "llama"} else 2 * sum(size.values())
+    arm = ARMS[task["arm"]](models, task["device"], room, directory)
+    del models
+    gc.collect()
     if state == "evict":
-        return _evict(task, arm, size[FLUX])
-    expected = _sample_of(models[FLUX])
+        return _evict(task, arm, size["a"])
     took, first = [], []
     for _ in range(task["repeats"] + 1):
-        for name in (FLUX, LLAMA):
+        for name in kinds:
             began = time.perf_counter()
             at = arm.bring(name, lambda: _synchronise(task["device"]))
             took.append((name, at[-1] - began))
             first.append((name, at[0] - began))
-    right = expected == arm.check(FLUX, _sample_of)
+    figures = arm.figures()
+    right = expected == arm.check("a", _sample_of)
     # The first turn brings models there for the first time.
-    seconds = [one for name, one in took if name == FLUX][1:]
-    moved = size[FLUX] if state == "one" else 0
+    seconds = [one for name, one in took if name == "a"][1:]
+    moved = size["a"] if state in {"one", "llama"} else 0
     return {
         "seconds": statistics.median(seconds),
-        "first_seconds": statistics.median([one for name, one in first if name == FLUX][1:]),
+        "first_seconds": statistics.median([one for name, one in first if name == "a"][1:]),
         "least": min(seconds),
         "most": max(seconds),
-        "bytes": size[FLUX],
+        "bytes": size["a"],
         "bytes_ok": right,
         "wrong": [] if right else ["sampled tensors"],
-        **arm.figures(),
+        **figures,
     } | (_of_link(task, moved, statistics.median(seconds)) if moved else {})
-
-
-class Pool:
-    """Penstock's."""
-
-    def __init__(self, models: dict[str, dict[str, Any]], device: str, room: int) -> None:
-        from penstock import ModelPool
-
-        total = sum(nbytes(module) for modules in models.values() for module in modules.values())
-        self.pool = ModelPool(device, host_budget=2 * total, device_budget=room + (1 << 20))
-        for name, modules in models.items():
-            self.pool.adopt(name, type("Pipeline", (), {"components": modules}))
-        self._began = 0
-
-    def bring(self, name: str, done: Callable[[], None]) -> list[float]:
-        """Returns when each component could be used."""
-        self._began = self.pool.stats().copied_bytes
-        at = []
-        with self.pool.use(name) as lease:
-            for component in lease:
-                lease[component]
-                done()
-                at.append(time.perf_counter())
-        return at
-
-    def check(self, name: str, of: Callable[[dict[str, Any]], Any]) -> Any:
-        with self.pool.use(name) as lease:
-            return of(dict(lease.items()))
-
-    def figures(self) -> dict[str, Any]:
-        return {"copied_last": self.pool.stats().copied_bytes - self._began}
-
-
-class To:
-    """``module.to``, both ways."""
-
-    def __init__(self, models: dict[str, dict[str, Any]], device: str, room: int) -> None:
-        self.models, self.device = models, device
-        self._fits = room >= sum(nbytes(module) for modules in models.values() for module in modules.values())
-
-    def bring(self, name: str, done: Callable[[], None]) -> list[float]:
-        for other, modules in self.models.items():
-            if other != name and not self._fits:
-                for module in modules.values():
-                    module.to("cpu")
-        at = []
-        for module in self.models[name].values():
-            module.to(self.device)
-            done()
-            at.append(time.perf_counter())
-        return at
-
-    def check(self, name: str, of: Callable[[dict[str, Any]], Any]) -> Any:
-        return of(self.models[name])
-
-    def figures(self) -> dict[str, Any]:
-        return {}
-
-
-class Accelerate(To):
-    """``cpu_offload_with_hook``, which diffusers' ``enable_model_cpu_offload`` is made of."""
-
-    def __init__(self, models: dict[str, dict[str, Any]], device: str, room: int) -> None:
-        from accelerate import cpu_offload_with_hook
-
-        super().__init__(models, device, room)
-        self.hooks = {
-            name: [cpu_offload_with_hook(module, device)[1] for module in modules.values()]
-            for name, modules in models.items()
-        }
-
-    def bring(self, name: str, done: Callable[[], None]) -> list[float]:
-        for other, hooks in self.hooks.items():
-            if other != name and not self._fits:
-                for hook in hooks:
-                    hook.offload()
-        at = []
-        for module in self.models[name].values():
-            module._hf_hook.pre_forward(module)
-            done()
-            at.append(time.perf_counter())
-        return at
-
-
-ARMS: dict[str, Any] = {POOL: Pool, TO: To, ACCELERATE: Accelerate}
 
 
 def _built(task: dict[str, Any], model: str, seed: int) -> dict[str, Any]:
@@ -251,17 +182,17 @@ def _of_link(task: dict[str, Any], moved: int, seconds: float) -> dict[str, Any]
     return {"link_gb_per_s": rate / 1e9, "of_link": moved / rate / seconds}
 
 
-def _evict(task: dict[str, Any], arm: Pool, size: int) -> dict[str, Any]:
+def _evict(task: dict[str, Any], arm: Any, size: int) -> dict[str, Any]:
     import torch
 
     cuda = task["device"] != "cpu"
     taken, given, used = [], [], 0
     for _ in range(task["repeats"]):
         before = torch.cuda.mem_get_info()[0] if cuda else 0
-        arm.bring(FLUX, lambda: _synchronise(task["device"]))
+        arm.bring("a", lambda: _synchronise(task["device"]))
         used = before - torch.cuda.mem_get_info()[0] if cuda else 0
         began = time.perf_counter()
-        arm.pool.sleep(FLUX)
+        arm.pool.sleep("a")
         taken.append(time.perf_counter() - began)
         if cuda:
             torch.empty(size, dtype=torch.uint8, device=task["device"])
@@ -279,68 +210,74 @@ def _adopt(task: dict[str, Any]) -> dict[str, Any]:
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")
     before, began = measure.status("VmRSS"), time.perf_counter()
-    Pool({FLUX: modules}, task["device"], size)
+    ARMS[POOL]({FLUX: modules}, task["device"], size, Path(task["directory"]))
     return {"seconds": time.perf_counter() - began, "bytes": size, "peak_rss": max(measure.status("VmHWM") - before, 0)}
 
 
 def _write(task: dict[str, Any], directory: Path, *, write: bool) -> dict[str, Any]:
     import torch
 
-    total, tensors = 0, 0
     made = builders(FLUX, task["scale"], task["narrow"])
-    for number, (of, build) in enumerate(made.items()):
-        if write:
-            from safetensors.torch import save_model
-
-            module = filled(build, number)
-            save_model(module, str(directory / f"{FLUX}-{of}.safetensors"))
-        else:
-            with torch.device("meta"):
-                module = build().to(torch.bfloat16)
-        total += nbytes(module)
-        tensors += len(module.state_dict())
-        del module
-    return {"bytes": total, "tensors": tensors, "files": len(made)}
+    if write:
+        modules = {of: filled(build, number) for number, (of, build) in enumerate(made.items())}
+        pipeline(modules).save_pretrained(directory / FLUX)
+        (directory / FLUX / _EXPECTED).write_text(json.dumps(_sample_of(modules)))
+    else:
+        with torch.device("meta"):
+            modules = {of: build().to(torch.bfloat16) for of, build in made.items()}
+    tensors = sum(len(module.state_dict()) for module in modules.values())
+    files = len(_files(directory)) if write else 0
+    return {"bytes": sum(map(nbytes, modules.values())), "tensors": tensors, "files": files}
 
 
 def _start(task: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """From files to a model that can be used, built without initialising it by either arm."""
+    """From files to a pipeline on the device: what diffusers makes, without what holds few bytes."""
+    if task["arm"] == DISK:
+        files = [str(file) for file in _files(directory)]
+        share = states.set_cache(_files(directory), task["state"])
+        tried = [{"limit": "disk", "files": files, "setting": one} for one in limits.settings("disk")]
+        best = min((limits.run_task(one) for one in tried), key=lambda found: float(found["seconds"]))
+        return best | {"cache": {"before": round(share, 4)}}
     import torch
+    from diffusers import FluxPipeline
+
+    import penstock
 
     made = builders(FLUX, task["scale"], task["narrow"])
-    if task["arm"] == POOL:
-        import penstock  # noqa: F401 - not the load's
-        from penstock import ModelPool
-    else:
-        from safetensors.torch import load_file
-    from penstock.model import no_init
-
     for build in made.values():
         # What it imports is not the load's.
         with torch.device("meta"):
             build()
-    files = {of: directory / f"{FLUX}-{of}.safetensors" for of in made}
-    share = states.set_cache(list(files.values()), task["state"])
-    began = time.perf_counter()
+    files = _files(directory)
+    share = states.set_cache(files, task["state"])
+    began, read = time.perf_counter(), measure.device_bytes()
     if task["arm"] == POOL:
-        pool = ModelPool(task["device"], reserve=0)
-        pool.register(FLUX, files, build=made)
+        pool = penstock.ModelPool(task["device"], reserve=0)
+        pool.register(FLUX, {of: directory / FLUX / of for of in made}, build=made)
         with pool.use(FLUX) as lease:
             lease.wait()
             _synchronise(task["device"])
             seconds = time.perf_counter() - began
+            sample = _sample_of(dict(lease.items()))
     else:
-        for of, build in made.items():
-            with no_init():
-                module = build()
-            module.load_state_dict(load_file(files[of]), assign=True, strict=False)
-            module.to(task["device"])
-            if task["device"] == "cpu":
-                states.touch(module.state_dict())
+        without = dict.fromkeys(("vae", "tokenizer", "tokenizer_2", "image_encoder", "feature_extractor"))
+        loaded = FluxPipeline.from_pretrained(directory / FLUX, torch_dtype=torch.bfloat16, **without)
+        loaded.to(task["device"])
+        if task["device"] == "cpu":
+            for of in made:
+                states.touch(getattr(loaded, of).state_dict())
         _synchronise(task["device"])
         seconds = time.perf_counter() - began
-    size = sum(path.stat().st_size for path in files.values())
-    return {"seconds": seconds, "bytes": size, "cache": {"before": round(share, 4)}}
+        sample = _sample_of({of: getattr(loaded, of) for of in made})
+    size = sum(path.stat().st_size for path in files)
+    right = sample == json.loads((directory / FLUX / _EXPECTED).read_text())
+    return {
+        "seconds": seconds,
+        "bytes": size,
+        "bytes_ok": right,
+        "wrong": [] if right else ["sampled tensors"],
+        "cache": {"before": round(share, 4), "read": measure.device_bytes() - read},
+    }
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -354,7 +291,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 EXPERIMENT = Experiment(
     "switch",
     "models that take turns on a device",
-    "The pool beside .to both ways, and accelerate's hooks. Needs transformers.",
+    "The pool beside .to both ways, accelerate, diffusers and thaw. Needs transformers and diffusers.",
     Switching,
     add_options,
     {

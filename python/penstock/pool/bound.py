@@ -64,11 +64,24 @@ class Bound:
             for name, tensor in owned.items()
             if tensor is not None
         ]
+        self._is_changed = False
+        """Whether ``changed`` found any since they were bound."""
         self._seen: list[int] = []
         """Version counters, as they were when the tensors were bound."""
 
     def to(self, home: Home) -> None:
         """Gives the tensors the memory of their component there, or none, so that torch refuses their use."""
+        if home is not None and self.home is not None and not self._is_changed:
+            # All have memory, and are where they belong: a lease of a model that is there takes little else. That
+            # leaves version counters as they are.
+            with plain_tensors():
+                for tensor, there in zip(self.tensors, self.component.views(home), strict=True):
+                    tensor.data = there
+        else:
+            self._rebind(home)
+        self.home = home
+
+    def _rebind(self, home: Home) -> None:
         places = self.component.layout.places
         views: Sequence[torch.Tensor | None] = [None] * len(places) if home is None else self.component.views(home)
         with plain_tensors():
@@ -82,7 +95,7 @@ class Bound:
                     self._put(number, without)
         for owned, name, number in self._places:
             owned[name] = self.tensors[number]
-        self.home = home
+        self._is_changed = False
         self._seen = _versions(self.tensors)
 
     def _put(self, number: int, memory: torch.Tensor) -> None:
@@ -115,6 +128,7 @@ class Bound:
             elif now is not None and now.shape == place.shape and now.dtype == place.dtype and not now.is_meta:
                 stays.append((owned, name, number))
                 found[number] = now
+        self._is_changed |= bool(found) or len(stays) < len(self._places)
         self._places = stays
         return found
 
