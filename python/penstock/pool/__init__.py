@@ -4,7 +4,7 @@
 * ``default``: the process's own pool. ``lease``: what ``ModelPool.use`` gives.
 * ``requests``: what waits for room, and how it ends; ``turns``: in which order it is granted.
 * ``movement``: fetching masters and copying them to the device, on the threads of ``worker``. Layers of what it moves:
-  ``departures``: eviction; ``members``: who has which component; ``books``: bytes and states under one lock.
+  ``masters``: host copies of what was read to the device; ``departures``: eviction;
 * ``vacating``: memory that is out of the books and still to be unmapped. ``lock``: the lock, and when Ctrl-C comes.
 * ``twins``: components of equal bytes become one; ``changes``: writes to weights; ``adopting``: modules with weights.
 * ``component``: tensors that travel together; ``bound``: the modules that have them; ``making``: how both come to be.

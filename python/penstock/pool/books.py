@@ -34,6 +34,8 @@ class State:
     fetching: bool = False
     copying: bool = False
     """On its way to the device, or about to be: it has been given room there."""
+    keeping: bool = False
+    """Its master is being copied from the device."""
     error: BaseException | None = None
     """What bringing it failed with last."""
     trace: TracebackType | None = None
@@ -85,7 +87,7 @@ class Books:
     def is_moving(self, components: Iterable[Component]) -> bool:
         """Whether any of these is on its way."""
         states = [state for state in map(self.states.get, components) if state is not None]
-        return any(state.fetching or state.copying for state in states)
+        return any(state.fetching or state.copying or state.keeping for state in states)
 
     def check_open(self) -> None:
         """Raises LoadCancelledError once the pool is closed."""

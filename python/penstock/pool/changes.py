@@ -42,6 +42,7 @@ def keep_changes(movement: Members, bound: Bound) -> bool:
         # Read before anything is restored: they may be views of what is.
         values = {number: tensor.detach().to("cpu", copy=True) for number, tensor in changed.items()}
         shared = bound.component
+        shared.writes += 1
         if (len(shared.bound) > 1 or shared.derived) and _can_restore(shared, bound):
             right, views = _right_values(shared, bound, values), shared.views(bound.home)
             for number, value in right.items():

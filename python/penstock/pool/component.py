@@ -47,6 +47,8 @@ class Component:
         """Tensors that no checkpoint holds, by number: buffers as construction left them, and changed ones."""
         self.edits = 0
         """How often it was changed: what was compared with it holds for this number only."""
+        self.writes = 0
+        """How often a module's writes to one of its slabs were dealt with."""
         self.bound: list[Bound] = []
         self.derived = 0
         """Components whose source this one is."""

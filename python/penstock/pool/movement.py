@@ -13,12 +13,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.errors import InsufficientMemoryError, LoadCancelledError, PenstockError
+from penstock.errors import InsufficientMemoryError, PenstockError
 from penstock.pool.books import State
 from penstock.pool.component import Component
-from penstock.pool.departures import Departures
 from penstock.pool.device_slab import DeviceSlab
 from penstock.pool.lock import let_in
+from penstock.pool.masters import Masters
 from penstock.pool.memory import Memory
 from penstock.pool.worker import Worker
 from penstock.units import size
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Movement(Departures):
+class Movement(Masters):
     """Components that come to host memory and to one device."""
 
     def __init__(self, memory: Memory, host_budget: int, device_budget: int) -> None:
@@ -45,7 +45,7 @@ class Movement(Departures):
             PoolError: where the system has no more threads.
         """
         self.check_open()
-        for worker in (self._fetcher, self._copier):
+        for worker in (self._fetcher, self._copier, self._keeper):
             worker.begin()
 
     def take_back(self, component: Component) -> None:
@@ -81,7 +81,7 @@ class Movement(Departures):
         Wanted again at a higher priority, it comes earlier.
         """
         state = self.states[component]
-        if component.host is not None:
+        if component.host is not None or state.keeping:
             return
         if not state.fetching:
             state.fetching, state.error, state.beside = True, None, beside
@@ -101,7 +101,7 @@ class Movement(Departures):
             logger.info("%s is copied to %s for %s%s", what, self.memory.device, reason, again)
 
     def _fetch(self, component: Component) -> None:
-        """Brings a master from storage; straight to the device where host memory has no room for it."""
+        """Brings a component from storage: straight to the device where it is wanted there, else its master."""
         with self.changed:
             state = self.states.get(component)
             if state is None or not state.fetching:
@@ -109,36 +109,24 @@ class Movement(Departures):
         began, slab, on_host, error = time.monotonic(), None, False, None
         try:
             with self.changed:
-                on_host = self._take_room_on_host(component)
-                if not on_host and not state.copying:
+                on_host, direct = self._take_room_on_host(component), state.copying
+                if not on_host and not direct:
                     # Decided with the lock held: who wants it on the device from now on begins anew.
                     cause = f"masters that are in use leave no room for {component.name!r}, {size(component.nbytes)}"
                     refused = InsufficientMemoryError(cause=cause, remedy="Raise host_budget, or end leases")
                     self._end_fetch(component, state, None, refused, began, on_host=False)
                     return
-            if on_host:
-                slab = self.memory.host_slab(component.nbytes)
-                component.read(dict(enumerate(component.layout.views(slab))), self._watch)
-            else:
+            if direct:
                 self._read_to_device(component)
+            else:
+                slab = self.memory.host_slab(component.nbytes)
+                component.read(dict(enumerate(component.layout.views(slab))), self.watch)
         except BaseException as raised:  # noqa: BLE001 - whatever it is, it belongs to those who wait
             error, slab = raised, None
         with self.changed:
             self._end_fetch(component, state, slab, error, began, on_host=on_host)
-            if component.host is None:
-                return
-            self.comparing += 1
-        twin = None
-        try:
-            # Nobody waits for this.
-            twin = self._twins.find(component, slab) if slab is not None else None
-        finally:
-            with self.changed:
-                self.comparing -= 1
-                if twin is not None and component.host is slab:
-                    self._twins.note(component, twin)
-                self._twins.merge_idle()
-                self.on_moved()
+        if slab is not None:
+            self.compare(component, slab)
 
     def _end_fetch(
         self,
@@ -153,18 +141,12 @@ class Movement(Departures):
         state.fetching = False
         try:
             if error is None:
-                self._fetched(component, state, slab, time.monotonic() - began)
+                self._fetched(component, state, slab, time.monotonic() - began, on_host=on_host)
         except BaseException as raised:  # noqa: BLE001 - what was written to it could not be kept
             error = raised
         if error is not None:
             self._failed(component, state, error, on_host=on_host)
         self.on_moved()
-
-    def _watch(self, done: int, total: int) -> None:
-        """Ends a load that nobody wants any more."""
-        del done, total
-        if self.closed:
-            raise LoadCancelledError(cause="the pool was closed")
 
     def _take_room_on_host(self, component: Component) -> bool:
         """Evicts what is in a master's way, and holds its room; or says that there is none. With the lock held."""
@@ -189,7 +171,7 @@ class Movement(Departures):
         self.memory.finish()
         views, places = component.layout.views(component.copy()), component.layout.places
         missing = [n for n, place in enumerate(places) if place.offset + place.nbytes > component.arrived]
-        component.read({number: views[number] for number in missing}, self._watch)
+        component.read({number: views[number] for number in missing}, self.watch)
         slab.filled = component.nbytes
 
     def _map(self, component: Component) -> DeviceSlab:
@@ -217,21 +199,20 @@ class Movement(Departures):
                     self.evict_from_device(victims[0], f"{self.memory.device} had no memory for {component.name}")
                 self.vacating.make_room(everything=True)
 
-    def _fetched(self, component: Component, state: State, slab: torch.Tensor | None, seconds: float) -> None:
+    def _fetched(
+        self, component: Component, state: State, slab: torch.Tensor | None, seconds: float, *, on_host: bool
+    ) -> None:
         state.fetch_seconds = seconds
         if slab is not None:
-            self._keep_changes(component, but_in=slab)
+            self.has_master(component, slab)
         self.stats.fetched += 1
         self.stats.fetched_bytes += component.nbytes
         self.stats.fetch_seconds += seconds
         if slab is None:
+            if on_host:
+                self.keep_master(component, state)
             self._arrived(component, state)
-            return
-        component.host = slab
-        for bound in component.bound:
-            if bound.home is None or not bound.leases:
-                bound.to("host")
-        if state.copying:
+        elif state.copying:
             # Held until it is copied.
             self._copier.submit(component)
         else:
@@ -280,14 +261,14 @@ class Movement(Departures):
     def stop(self) -> None:
         """Has the threads end soon, without waiting for them."""
         self.closed = True
-        for worker in (self._fetcher, self._copier):
+        for worker in (self._fetcher, self._copier, self._keeper):
             worker.stop()
 
     def close(self) -> None:
         """Ends the threads and drops all memory."""
         self.stop()
         with let_in():
-            for worker in (self._fetcher, self._copier):
+            for worker in (self._fetcher, self._copier, self._keeper):
                 worker.join()
             self.memory.synchronise()
         with self.changed:

@@ -197,7 +197,7 @@ class Turns:
         stuck = [one for one in waiting if one.thread in holders]
         if not stuck or not holders <= {one.thread for one in waiting}:
             return
-        if any(state.copying or state.fetching for state in self.movement.states.values()):
+        if self.movement.is_moving(self.movement.states):
             return
         held = ", ".join(sorted({granted.name for granted in leases}))
         cause = f"there is no room for {stuck[-1].name} beside {held}, leased by threads that wait for room themselves"
