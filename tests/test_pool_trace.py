@@ -109,7 +109,8 @@ print(json.dumps({
 
 
 def trace(loads: int, models: int, directory: Path) -> dict[str, float]:
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    # Masters of a GPU are never on the heap, so these are not either.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": str(Path(__file__).parent)}
     command = [sys.executable, "-c", PROGRAM, str(loads), str(models), str(directory)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False, env=environment)
     assert done.returncode == 0, done.stderr
@@ -124,8 +125,8 @@ def check(figures: dict[str, float]) -> None:
     assert figures["device_waste"] <= 0.02
     assert figures["most_host"] <= figures["host_budget"]
     assert figures["most_device"] <= figures["device_budget"] * 1.02
-    # Of the process. Copies are host memory here, too; masters of a GPU are not on the heap, as these are.
-    assert figures["grown"] <= figures["host_budget"] + figures["device_budget"] + (512 << 20)
+    # Of the process. Copies are host memory here, too.
+    assert figures["grown"] <= figures["host_budget"] + figures["device_budget"] + (64 << 20)
 
 
 def test_a_short_mixed_trace_wastes_little(tmp_path: Path) -> None:

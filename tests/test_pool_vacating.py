@@ -254,3 +254,21 @@ def test_workspace_is_free_when_the_lease_is_given(files: list[Path]) -> None:
         with pool.use("m1", workspace=NBYTES):
             assert sum(slab.device_bytes for slab in slabs if slab is not None) == NBYTES
         check_books(pool)
+
+
+def test_a_copy_with_room_does_not_wait_for_what_is_unloaded(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pool_of(files, models=4) as pool:
+        use(pool, 0)
+        device = SlowDevice(monkeypatch, pool)
+        thread = threading.Thread(target=pool.unload, args=["m0"], daemon=True)
+        thread.start()
+        assert device.asked.wait(10)
+        pool.prefetch("m1").result(10)
+        assert thread.is_alive()
+        device.done.set()
+        thread.join(10)
+        assert not thread.is_alive()
+        check_books(pool)
+        assert pool._movement.vacating.nbytes == 0

@@ -101,10 +101,11 @@ class Books:
         """
         with self.changed:
             moving = self.closed or any(state.copying for state in self.states.values())
+            gone = self.vacating.gone()
         if moving:
             # Whoever moves it makes its room.
             return
-        self.vacating.make_room()
+        self.vacating.make_room(gone)
         if self.memory.kept():
             self.memory.trim()
 

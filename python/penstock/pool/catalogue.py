@@ -146,7 +146,10 @@ class Catalogue:
                 bound.to(None)
                 bound.let_go()
                 self._movement.leave(bound)
+            gone = self._movement.vacating.gone()
             self._requests.serve()
+        # Here and now, after work on them that is queued.
+        self._movement.vacating.make_room(gone)
         self._movement.give_back()
 
     def _enter(self, bound: Bound) -> None:

@@ -116,10 +116,14 @@ class Vacating:
         self._leaving[slab] = made
         return made
 
+    def gone(self) -> set[DeviceSlab]:
+        """What goes for good, and nobody unmaps yet: it comes back never, so it may go whenever there is time."""
+        return {one.slab for one in self._leaving.values() if one.closes and not one.running}
+
     # Without it
 
     def make_room(self, named: Container[DeviceSlab] = (), *, everything: bool = False) -> int:
-        """Unmaps what has left until the rest fits beside the books, and besides all that goes for good, or is named.
+        """Unmaps what has left until the rest fits beside the books, and besides what is named, or everything.
 
         Returns:
             The bytes that are free now.
@@ -151,7 +155,7 @@ class Vacating:
         """The next one that has to go; waits for those that other threads are at."""
         while True:
             over = everything or self._device.used + self.reserved + self.nbytes > self._device.budget
-            due = [one for one in self._leaving.values() if over or one.closes or one.slab in named]
+            due = [one for one in self._leaving.values() if over or one.slab in named]
             idle = next((one for one in due if not one.running), None)
             if idle is not None or not due:
                 return idle
