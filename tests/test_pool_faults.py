@@ -119,6 +119,7 @@ def test_a_change_of_a_change_has_both(files: list[Path]) -> None:
         with pool.use("a") as lease, torch.no_grad():
             lease["model"].one.weight.fill_(5)
         pool.switch("a")
+        check_books(pool)  # it has its master then
         pool.adopt("c", Two(5, 2))
         assert pool.explain("a").components[0].used_by == ("a", "c")
         with pool.use("a") as lease, torch.no_grad():

@@ -17,6 +17,7 @@ import penstock
 from penstock.pool import ModelPool
 from penstock.pool.component import Stored
 from penstock.pool.device_slab import PagedSlab
+from penstock.pool.memory import Memory
 from pool_books import check_books
 
 WIDTH = 256
@@ -118,16 +119,17 @@ def test_what_frees_memory_returns_when_it_is_free(
 def test_what_is_wanted_again_before_it_was_unmapped_is_there(
     files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another model was to have its room, and could not be read."""
+    """Another model was to have its room, and could not come."""
 
-    def failing(stored: Stored, views: Any, watch: Any) -> None:
-        raise OSError("the disk")
+    def failing(memory: Memory, nbytes: int) -> Any:
+        raise OSError("no addresses")
 
     with pool_of(files, models=1) as pool:
         use(pool, 0)
+        check_books(pool)
         with monkeypatch.context() as patch:
-            patch.setattr(Stored, "read", failing)
-            with pytest.raises(OSError, match="the disk"):
+            patch.setattr(Memory, "slab", failing)
+            with pytest.raises(OSError, match="no addresses"):
                 pool.switch("m1")
         check_books(pool)
         assert pool.stats().device_bytes == 0

@@ -89,6 +89,11 @@ class Books:
         states = [state for state in map(self.states.get, components) if state is not None]
         return any(state.fetching or state.copying or state.keeping for state in states)
 
+    @property
+    def is_keeping(self) -> bool:
+        """Whether a master is being copied from the device, so that neither may go."""
+        return any(state.keeping for state in self.states.values())
+
     def check_open(self) -> None:
         """Raises LoadCancelledError once the pool is closed."""
         if self.closed:

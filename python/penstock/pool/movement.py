@@ -155,9 +155,9 @@ class Movement(Masters):
             family = [(one, one.nbytes) for one in self.states[component].beside if one in self.host]
             room = self.host.room_for([*family, *wanted])
             room = self.host.room_for(wanted) if room is None else room
-            if room is not None or not self.comparing or self.closed:
+            if room is not None or not (self.comparing or self.is_keeping) or self.closed:
                 break
-            # Masters that are held for a comparison may go after it.
+            # Masters that are held for a comparison, or are being made, may go after it.
             self.changed.wait()
         for victim, _ in room or ():
             self.evict_from_host(victim, f"made room for {component.name}")
@@ -194,8 +194,12 @@ class Movement(Masters):
                     continue
                 with self.changed:
                     victims = self.device.first_to_go()
-                    if not victims:
+                    if not victims and not self.is_keeping:
                         raise
+                    if not victims:
+                        # They may go as soon as they have masters.
+                        self.changed.wait()
+                        continue
                     self.evict_from_device(victims[0], f"{self.memory.device} had no memory for {component.name}")
                 self.vacating.make_room(everything=True)
 

@@ -232,6 +232,7 @@ class ModelPool(Catalogue):
             for ledger, nbytes in zip((movement.host, movement.device), sizes, strict=True):
                 ledger.budget = ledger.budget if nbytes is None else nbytes
             self._requests.serve()
+            self._requests.settle_masters()
         movement.give_back()
 
     # What is known of it

@@ -173,6 +173,12 @@ class Requests(Turns):
             while (self.movement.is_moving(of) or self.movement.comparing) and not self.movement.closed:
                 self.changed.wait()
 
+    def settle_masters(self) -> None:
+        """Waits until none is being made of what is on the device: both may go then."""
+        with self.changed:
+            while self.movement.is_keeping and not self.movement.closed:
+                self.changed.wait()
+
     def withdraw(self, bounds: Sequence[Bound]) -> None:
         """Cancels prefetches that wait for room for these."""
         with self.changed:
