@@ -16,11 +16,15 @@ def check_books(pool: ModelPool) -> None:
             there = 0 if component.slab is None or component.slab.tensor is None else component.slab.device_bytes
             assert component.arrived <= there or not component.nbytes, component
             held = movement.device.is_held(component)
+            granularity = 1 if component.slab is None else component.slab.granularity
+            counted = movement.device.bytes_of(component) + movement.vacating.bytes_of(component.slab)
+            assert there <= -(-counted // granularity) * granularity, component
             assert movement.device.bytes_of(component) == (component.nbytes if held else component.arrived), component
             assert movement.host.bytes_of(component) == (component.nbytes if component.host is not None else 0)
         for ledger in (movement.device, movement.host):
             assert set(ledger) <= movement.states.keys()
             assert ledger.used <= max(ledger.budget, ledger.held)
+        assert movement.vacating.reserved == sum(one.workspace for one in requests.granted)
         granted = Counter(component for one in requests.granted for component in one.held)
         bases = Counter(one.source.of for one in movement.states if hasattr(one.source, "of"))
         models = [bound for model in pool._models.values() for bound in model.modules]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -66,3 +68,45 @@ def test_workspace_is_what_torch_allocated_beside_the_weights() -> None:
                 torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
         learned = pool._workspaces.expected("a", 1)
         assert 64 << 20 <= learned < 80 << 20
+
+
+def test_the_debug_mode_finds_what_is_written_after_a_lease() -> None:
+    with penstock.ModelPool("cuda", host_budget="1GiB", device_budget="1GiB", debug=True) as pool:
+        for name, value in (("a", 1.0), ("b", 2.0)):
+            pool.adopt(name, layer(value))
+        with pool.use("a") as lease:
+            kept = lease["model"].weight.detach()
+        pool.sleep("a")
+        assert kept.isnan().all()
+        pool.use("b").close()
+        assert pool.stats().late_writes == 0
+        kept[3, 4] = 5
+        pool.use("b").close()
+        assert pool.stats().late_writes == 1
+        with pool.use("a") as lease:
+            assert (lease["model"].weight == 1).all()
+        check_books(pool)
+
+
+def test_others_go_on_while_a_component_waits_for_its_work_to_be_unmapped() -> None:
+    with penstock.ModelPool("cuda", host_budget="1GiB", device_budget=2 * NBYTES) as pool:
+        for name, value in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
+            pool.adopt(name, layer(value))
+        pool.switch("b")
+        side = torch.cuda.Stream()
+        with pool.use("a") as lease:
+            lease.wait()
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(2_000_000_000)
+            lease.record_stream(side)
+        began = time.monotonic()
+        future = pool.prefetch("c")
+        pool.stats()
+        for name in ("a", "b"):
+            if pool.explain(name).components[0].on_device:
+                pool.use(name).close()
+        assert time.monotonic() - began < 0.3
+        future.result(30)
+        with pool.use("c") as lease:
+            assert (lease["model"].weight == 3).all()
+        check_books(pool)

@@ -1,13 +1,16 @@
 """Models that share a device: host masters, residency under a budget, leases.
 
-* ``pool``: ``ModelPool``; ``default``: the process's own; ``model``: what a name in it stands for.
-* ``lease``: what ``ModelPool.use`` gives.
-* ``requests``: who gets room on the device, in which order.
-* ``movement``: fetching masters, copying them to the device, evicting, on the threads of ``worker``.
+* ``pool``: ``ModelPool``; ``catalogue``: how models come in and go; ``model``: what a name stands for.
+* ``default``: the process's own pool. ``lease``: what ``ModelPool.use`` gives.
+* ``requests``: what waits for room, and how it ends; ``turns``: in which order it is granted.
+* ``movement``: fetching masters and copying them to the device, on the threads of ``worker``. Layers of what it moves:
+  ``masters``: host copies of what was read to the device; ``departures``: eviction;
+* ``vacating``: memory that is out of the books and still to be unmapped. ``lock``: the lock, and when Ctrl-C comes.
 * ``twins``: components of equal bytes become one; ``changes``: writes to weights; ``adopting``: modules with weights.
 * ``component``: tensors that travel together; ``bound``: the modules that have them; ``making``: how both come to be.
-* ``ledger``: the books: bytes against budgets, holds, and what to evict. ``workspace``: what runs need besides. Pure.
-* ``layout``: where the tensors of a module lie in one slab; ``slab``, ``memory``: slabs, and copies between them.
+* ``ledger``: bytes against a budget, holds, and what to evict. ``workspace``: what runs need besides. Both are pure.
+* ``layout``: where the tensors of a module lie in one slab; ``memory``, ``device_slab``: slabs, and copies to them.
+* ``late_use``: what the debug mode finds.
 * ``figures``: what people and metrics get to know.
 """
 

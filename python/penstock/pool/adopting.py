@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import InsufficientMemoryError
 from penstock.pool.bound import Bound
+from penstock.pool.lock import let_in
 from penstock.pool.making import take_over
 
 if TYPE_CHECKING:
@@ -17,67 +18,89 @@ if TYPE_CHECKING:
 def adopt(movement: Movement, name: str, bounds: Sequence[Bound]) -> None:
     """Gives modules, each bound to a component of its own that is in no book yet, masters that last.
 
-    Memory for one more tensor is enough: the old memory of each is free once it was moved.
+    Memory for one more tensor is enough: the old memory of each is free once it was moved. Called within
+    ``lock.deferred``; KeyboardInterrupt may come while bytes are compared and moved.
 
     Raises:
         InsufficientMemoryError: where the host budget has no room; nothing has been moved then.
-        Exception: where moving fails. Modules that were moved have plain host memory; the pool has none of them.
+        Exception: where moving fails. The modules have plain host memory that is theirs; the pool has none of them.
     """
+    moved: list[Bound] = []
+    equal: dict[Bound, tuple[Component, int]] = {}
     with movement.changed:
+        # What these are compared with has to stay until they join it.
         movement.comparing += 1
     try:
-        done, apart = _join_equal(movement, name, bounds)
+        left = list(bounds)
+        while left:
+            apart = _find_equal(movement, left, equal)
+            with movement.changed:
+                _take_room(movement, name, [bound.component for bound in apart])
+            _move(movement, apart, moved)
+            left = _join(movement, equal)
+    except BaseException:
+        with movement.changed:
+            for one, _ in equal.values():
+                movement.host.release(one)
+            for bound in moved:
+                bound.to("host")
+                movement.leave(bound)
+        raise
     finally:
         with movement.changed:
             movement.comparing -= 1
             movement.changed.notify_all()
-    _move(movement, done, apart)
 
 
-def _join_equal(movement: Movement, name: str, bounds: Sequence[Bound]) -> tuple[list[Bound], list[Bound]]:
-    """Lets modules join components of equal bytes, and takes room for the others. Returns both."""
-    equal = {bound: movement.find_equal(bound) for bound in bounds}
-    joined = {bound: one for bound, one in equal.items() if one is not None}
-    apart = [bound for bound in bounds if bound not in joined]
-    with movement.changed:
-        try:
-            _take_room(movement, name, [bound.component for bound in apart])
-        except BaseException:
-            for one in joined.values():
-                movement.host.release(one)
-            raise
-        for bound, one in joined.items():
-            bound.lasting = True
-            bound.component = one
-            movement.join(bound, one)
-            movement.host.release(one)
-    return list(joined), apart
+def _find_equal(movement: Movement, bounds: Sequence[Bound], equal: dict[Bound, tuple[Component, int]]) -> list[Bound]:
+    """Notes which components have the bytes of these modules, and holds them. Returns the modules without one."""
+    apart = []
+    for bound in bounds:
+        found = movement.find_equal(bound)
+        if found is None:
+            apart.append(bound)
+        else:
+            equal[bound] = found
+    return apart
 
 
-def _move(movement: Movement, done: list[Bound], apart: list[Bound]) -> None:
-    """Moves modules to masters of their own; if that fails, ``done`` and these have none in the pool."""
+def _move(movement: Movement, apart: Sequence[Bound], moved: list[Bound]) -> None:
+    """Moves modules to masters of their own, for which room was taken. They are added to ``moved`` one by one."""
     try:
         for bound in apart:
-            slab, pin = movement.memory.growing_host_slab(bound.component.nbytes)
-            take_over(bound, slab)
-            pin()
+            with let_in():
+                slab, pin = movement.memory.growing_host_slab(bound.component.nbytes)
+                take_over(bound, slab)
+                pin()
             with movement.changed:
                 bound.component.host = slab
                 bound.lasting = True
                 movement.join(bound, bound.component)
                 # The room that was taken for it.
                 movement.host.release(bound.component)
-            done.append(bound)
+            moved.append(bound)
     except BaseException:
         with movement.changed:
-            for bound in done:
-                bound.to("host")
-                movement.leave(bound)
             for bound in apart:
-                if bound not in done:
+                if bound not in moved:
                     movement.host.release(bound.component)
                     movement.forget(bound.component)
         raise
+
+
+def _join(movement: Movement, equal: dict[Bound, tuple[Component, int]]) -> list[Bound]:
+    """Lets modules join the components of equal bytes, all at once; or returns those whose was changed meanwhile."""
+    with movement.changed:
+        changed = [bound for bound, found in equal.items() if not movement.is_as_compared(*found)]
+        for bound in changed:
+            movement.host.release(equal.pop(bound)[0])
+        for bound, (one, _) in equal.items() if not changed else ():
+            bound.lasting = True
+            movement.join(bound, one)
+            movement.host.release(one)
+        if not changed:
+            equal.clear()
+        return changed
 
 
 def _take_room(movement: Movement, name: str, components: Sequence[Component]) -> None:

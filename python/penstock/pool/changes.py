@@ -8,26 +8,30 @@ next eviction; outside of one it changes the master, for all who share it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
+
+import torch
 
 from penstock.pool.bound import Bound, plain_tensors
 from penstock.pool.component import Component
 
 if TYPE_CHECKING:
-    import torch
-
-    from penstock.pool.movement import Movement
+    from penstock.pool.members import Members
 
 logger = logging.getLogger(__name__)
 
 
-def keep_changes(movement: Movement, bound: Bound) -> bool:
+def keep_changes(movement: Members, bound: Bound) -> bool:
     """Saves what a module's tensors were changed to since they were bound, with the lock held.
 
     Called before a lease and at its end, and not while others lease the same model, nor while the component moves.
 
     Returns:
         Whether there were any.
+
+    Raises:
+        PenstockError: where storage cannot restore what others share. Nothing has changed then.
     """
     if bound.home is None:
         return False
@@ -38,13 +42,20 @@ def keep_changes(movement: Movement, bound: Bound) -> bool:
         # Read before anything is restored: they may be views of what is.
         values = {number: tensor.detach().to("cpu", copy=True) for number, tensor in changed.items()}
         shared = bound.component
-        if len(shared.bound) > 1 and _can_restore(shared, bound):
+        shared.writes += 1
+        if (len(shared.bound) > 1 or shared.derived) and _can_restore(shared, bound):
+            right, views = _right_values(shared, bound, values), shared.views(bound.home)
+            for number, value in right.items():
+                views[number].copy_(value)
             own = movement.derive(shared)
             own.kept.update(values)
             logger.info("%s of %s was written to, and is shared: %s has its own now", shared, bound.owner, bound.owner)
-            _restore(shared, bound, values)
             movement.leave_for(bound, own)
         else:
+            for one in movement.derived_from(shared):
+                # What it takes from there is about to change.
+                views = one.views("host") if one.host is not None else []
+                one.kept = {n: views[n].clone() for n in values if views} | one.kept
             _write(shared, values)
             movement.settle_books(shared)
             bound.to(bound.home)
@@ -75,15 +86,26 @@ def _can_restore(shared: Component, bound: Bound) -> bool:
     return elsewhere or shared.source is not None
 
 
-def _restore(shared: Component, bound: Bound, values: dict[int, torch.Tensor]) -> None:
-    """Gives shared weights their values back where a module has written to them."""
-    if bound.home == "device":
-        views = shared.views("device")
-        shared.restore({number: views[number] for number in values})
-        return
-    views = shared.views("host")
-    if shared.on_device:
-        for number in values:
-            views[number].copy_(shared.views("device")[number])
-    else:
-        shared.read({number: views[number] for number in values})
+def _right_values(shared: Component, bound: Bound, numbers: Iterable[int]) -> dict[int, torch.Tensor]:
+    """What shared weights held where a module has written to them."""
+    if bound.home == "host" and shared.on_device:
+        return {number: shared.views("device")[number] for number in numbers}
+    if bound.home == "device" and shared.host is not None:
+        return {number: shared.views("host")[number] for number in numbers}
+    places = {number: shared.layout.places[number] for number in numbers}
+    # Not straight into place: a read that fails leaves anything there.
+    read = {
+        number: torch.empty_strided(place.shape, place.stride, dtype=place.dtype, device="cpu")
+        for number, place in places.items()
+    }
+    shared.read(read)
+    return read
+
+
+def lose_changes(bound: Bound) -> None:
+    """Forgets what a module has written on the device, and that the copy there is right from the first of it on."""
+    written = bound.changed()
+    slab = bound.component.slab
+    if bound.home == "device" and written and slab is not None:
+        slab.filled = min(slab.filled, *(bound.component.layout.places[number].offset for number in written))
+    bound.to(None)

@@ -47,6 +47,8 @@ class Component:
         """Tensors that no checkpoint holds, by number: buffers as construction left them, and changed ones."""
         self.edits = 0
         """How often it was changed: what was compared with it holds for this number only."""
+        self.writes = 0
+        """How often a module's writes to one of its slabs were dealt with."""
         self.bound: list[Bound] = []
         self.derived = 0
         """Components whose source this one is."""
@@ -125,14 +127,6 @@ class Component:
         for number, view in views.items():
             if number in self.kept:
                 view.copy_(self.kept[number])
-
-    def restore(self, views: Mapping[int, torch.Tensor]) -> None:
-        """Gives views the values of the tensors of these numbers, from the master or from storage."""
-        if self.host is None:
-            self.read(views)
-            return
-        for number, view in views.items():
-            view.copy_(self.layout.places[number].of(self.host))
 
     def is_equal(self, other: Component) -> bool:
         """Whether the other is of the same versions of the same files, with equal buffers: the same for sure."""

@@ -6,12 +6,14 @@ copies only what is missing. ``PagedSlab`` does the same for the device ``cpu``,
 takes memory of torch's allocator anew each time.
 
 Promises that the first ``filled`` bytes are the component's, and that memory goes to no one else before the points that
-``evict`` is given. One thread at a time may use a slab. Knows neither budgets nor who uses it.
+``evict`` is given. One thread at a time may map, fill or evict a slab; ``filled`` may be lowered by another one. Knows
+neither budgets nor who uses it.
 """
 
 from __future__ import annotations
 
 import mmap
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,10 @@ from penstock.units import size
 if TYPE_CHECKING:
     from penstock._native import DeviceMemory
     from penstock.pool.memory import Memory
+
+
+_SCRATCH = 0xFF
+"""NaN in every floating-point format of 16 bits and more: what a scratch page holds."""
 
 
 class DeviceSlab(ABC):
@@ -127,13 +133,19 @@ class PlainSlab(DeviceSlab):
 
 
 class PagedSlab(DeviceSlab):
-    """Anonymous host memory, for the device ``cpu``: pages go back to the kernel from its end."""
+    """Anonymous host memory, for the device ``cpu``: pages go back to the kernel from its end.
+
+    With ``debug`` they stay instead, filled with what a scratch page of a GPU holds.
+    """
 
     is_stable = True
     granularity = mmap.PAGESIZE
 
-    def __init__(self, memory: Memory, nbytes: int) -> None:
+    def __init__(self, memory: Memory, nbytes: int, *, debug: bool = False) -> None:
         super().__init__(memory, nbytes)
+        self._debug, self._looking = debug, threading.Lock()
+        self._ever, self._late = 0, False
+        """Bytes that have ever been mapped; whether some of these were written to while they were not."""
         try:
             self._pages = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError) as error:
@@ -154,7 +166,9 @@ class PagedSlab(DeviceSlab):
 
     def map(self) -> torch.Tensor:
         """As of every slab. Pages come with their first byte."""
-        self._mapped = self.nbytes
+        with self._looking:
+            self._look()
+            self._mapped = self._ever = self.nbytes
         return self._tensor
 
     def evict(self, points: Iterable[Any], keep: int = 0) -> int:
@@ -162,9 +176,28 @@ class PagedSlab(DeviceSlab):
         del points
         freed = max(self._mapped - keep, 0)
         if freed:
-            self._pages.madvise(mmap.MADV_DONTNEED, keep, len(self._pages) - keep)
-            self._mapped, self.filled = keep, min(self.filled, keep)
+            with self._looking:
+                if self._debug:
+                    self._tensor[keep:].fill_(_SCRATCH)
+                else:
+                    self._pages.madvise(mmap.MADV_DONTNEED, keep, len(self._pages) - keep)
+                self._mapped = keep
+            if self.filled > keep:  # noqa: PLR1730 - as of a stable slab
+                self.filled = keep
         return freed
+
+    def was_written_late(self) -> bool:
+        """Whether memory that was given up was written to since the last call. Always False without ``debug``."""
+        with self._looking:
+            self._look()
+            late, self._late = self._late, False
+            return late
+
+    def _look(self) -> None:
+        given_up = self._tensor[self._mapped : self._ever]
+        if self._debug and not bool((given_up == _SCRATCH).all()):
+            given_up.fill_(_SCRATCH)
+            self._late = True
 
 
 class StableSlab(DeviceSlab):
@@ -207,7 +240,9 @@ class StableSlab(DeviceSlab):
         try:
             return self._range.unmap(keep)
         finally:
-            self.filled = min(self.filled, self._range.mapped_bytes)
+            # Written only if it has to be: whoever has the pool's lock may lower it meanwhile.
+            if self.filled > self._range.mapped_bytes:  # noqa: PLR1730
+                self.filled = self._range.mapped_bytes
 
     def close(self, points: Iterable[Any] = ()) -> None:
         """As of every slab."""

@@ -65,6 +65,8 @@ class PoolStats:
     evicted_from_device: int = 0
     """Components that left the device, or a part of them."""
     evicted_from_host: int = 0
+    late_writes: int = 0
+    """How often memory was found written to that its component had left; found with ``debug=True`` only."""
     ended: int = 0
     """Leases that have ended."""
     stages: Stages = field(default_factory=Stages)

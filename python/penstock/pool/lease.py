@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -11,13 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
 from penstock.pool.figures import Stages
+from penstock.pool.lock import deferred
 
 if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
     from penstock.pool.model import Model
-    from penstock.pool.requests import Request, Requests
+    from penstock.pool.requests import Requests
+    from penstock.pool.turns import Request
+
+
+logger = logging.getLogger(__name__)
 
 
 class Lease(Mapping[str, "torch.nn.Module"]):
@@ -55,7 +61,7 @@ class Lease(Mapping[str, "torch.nn.Module"]):
         if not self._open or os.getpid() != self._process:
             cause = f"the lease of {self.model.name!r} has ended, or is another process's"
             raise ConfigError(cause=cause, remedy="Use its modules within the with-statement")
-        self._requests.wait_for(bound, self.stages)
+        self._requests.wait_for(bound, self.request, self.stages)
         return bound.module
 
     def __iter__(self) -> Iterator[str]:
@@ -80,20 +86,43 @@ class Lease(Mapping[str, "torch.nn.Module"]):
 
     def close(self) -> None:
         """Ends the lease. Calling it twice is fine; in a forked child it does nothing."""
+        try:
+            self._close()
+        except BaseException:
+            # Ctrl-C may have come before it began.
+            self._close()
+            raise
+
+    def _close(self) -> None:
         requests = self._requests
         if os.getpid() != self._process:
             return
-        with requests.changed:
-            if not self._open:
-                return
-            self._open = False
-            if not requests.movement.closed:
-                memory = requests.movement.memory
-                points = [memory.now(), *(memory.now(stream) for stream in self._streams)]
-                self._requests.end(self.request, points)
+        with deferred():
+            with requests.changed:
+                if not self._open:
+                    return
+                self._open = False
+            requests.end(self.request, self._points())
             waited = self.stages.total - self.stages.queue
             self.stages.compute = max(time.monotonic() - self._began - waited, 0.0)
         self._ended(self)
+
+    def _points(self) -> list[Any]:
+        """Work on the device that may still use the model."""
+        memory = self._requests.movement.memory
+        if self._requests.movement.closed:
+            return []
+        try:
+            points = [memory.now(), *(memory.now(stream) for stream in self._streams)]
+            if any(bound.is_changed() for bound in self.request.lent):
+                # What was written is read next, on another stream.
+                memory.wait_for(points)
+        except RuntimeError:
+            # A stream that is gone, or a device that failed: the lease ends all the same.
+            logger.exception("the work of a lease of %s could not be noted, so all work is waited for", self.model.name)
+            memory.synchronise()
+            return []
+        return points
 
     def __enter__(self) -> Self:
         self.request.thread = threading.get_ident()

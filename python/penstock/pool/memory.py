@@ -12,6 +12,7 @@ captures a CUDA graph meanwhile.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,10 +23,12 @@ import torch.utils.dlpack
 from penstock._native import DeviceMemory, HostArray, spare_memory
 from penstock.errors import ConfigError, DeviceError, InsufficientMemoryError
 from penstock.pool.device_slab import DeviceSlab, PagedSlab, PlainSlab, StableSlab
-from penstock.units import size
+from penstock.units import size, size_meant
 
 logger = logging.getLogger(__name__)
 
+Size = int | str
+"""Bytes, as a number or with a unit: ``"96GiB"``."""
 _RELAXED = 2
 """The capture mode of a thread whose calls heed no capture: ``cudaStreamCaptureModeRelaxed``."""
 _OUT_OF_MEMORY: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
@@ -35,8 +38,14 @@ class Memory:
     """Host memory and one device: ``cpu``, or ``cuda:N``."""
 
     def __init__(self, device: str, *, debug: bool = False) -> None:
-        """With ``debug``, addresses without memory lead to scratch memory that holds NaN; see ``was_written_late``."""
+        """With ``debug``, what components left holds NaN; see ``was_written_late``.
+
+        On a GPU these addresses lead to one scratch page; on the CPU memory is filled, and not given back.
+        """
         self.device = torch.device(device)
+        self.debug = debug
+        self._paged: weakref.WeakSet[PagedSlab] = weakref.WeakSet()
+        """Slabs that are looked at in the debug mode."""
         self.virtual: DeviceMemory | None = None
         """Where the addresses of slabs stay; None where that is not to be had."""
         self._stream: Any = None
@@ -48,6 +57,8 @@ class Memory:
                 self.virtual = DeviceMemory(self.device.index, debug=debug)
             except DeviceError as error:
                 logger.warning("addresses on %s change whenever a component returns: %s", self.device, error)
+                if debug:
+                    logger.warning("debug=True finds nothing without addresses that stay")
 
     @property
     def is_gpu(self) -> bool:
@@ -82,15 +93,21 @@ class Memory:
 
         Always False without ``debug``.
         """
-        if self.virtual is None:
+        if not self.debug:
             return False
-        torch.cuda.synchronize(self.device)
+        if self.virtual is None:
+            # All of them: each is made right again.
+            return sum(slab.was_written_late() for slab in list(self._paged)) > 0
+        self.synchronise()
         return not self.virtual.scratch_is_clean()
 
     def slab(self, nbytes: int) -> DeviceSlab:
         """The place of one component on the device, without memory yet."""
         if not self.is_gpu:
-            return PagedSlab(self, nbytes)
+            paged = PagedSlab(self, nbytes, debug=self.debug)
+            if self.debug:
+                self._paged.add(paged)
+            return paged
         return PlainSlab(self, nbytes) if self.virtual is None else StableSlab(self, self.virtual, nbytes)
 
     def host_slab(self, nbytes: int) -> torch.Tensor:
@@ -143,6 +160,11 @@ class Memory:
             slab[start:].copy_(host[start:], non_blocking=True)
             self._wait()
 
+    def finish(self) -> None:
+        """Waits for the copies, and for what memory of torch's allocator waits for before it may be written to."""
+        with self._beside_captures():
+            self._wait()
+
     def to_host(self, host: torch.Tensor, device: torch.Tensor) -> None:
         """Copies tensors or slabs from the device."""
         with self._on_stream():
@@ -170,9 +192,12 @@ class Memory:
                     event.synchronize()
 
     def synchronise(self) -> None:
-        """Waits for all work on the device."""
+        """Waits for all work on the device. If that has failed, there is none left to wait for."""
         if self.is_gpu:
-            torch.cuda.synchronize(self.device)
+            try:
+                torch.cuda.synchronize(self.device)
+            except RuntimeError:
+                logger.exception("work on %s has failed", self.device)
 
     def begin_peak(self) -> int:
         """Begins to measure the most memory that torch has allocated; bytes that it has now. Its own peak is reset."""
@@ -231,3 +256,15 @@ def host_available() -> int:
         cause = "the system does not say how much memory it has"
         raise ConfigError(cause=cause, remedy="Give the pool's budgets in bytes")
     return available
+
+
+def size_of(argument: str, given: Size) -> int:
+    """The bytes that a budget, or another argument of that name, is given as.
+
+    Raises:
+        ConfigError: for what is no size.
+    """
+    nbytes = size_meant(given) if isinstance(given, str) else given
+    if not isinstance(nbytes, int) or isinstance(nbytes, bool) or nbytes < 0:
+        raise ConfigError(cause=f"{argument}={given!r} is no size", remedy='Give bytes, or text such as "96GiB"')
+    return nbytes

@@ -1,7 +1,6 @@
-"""The movement of components: fetching masters, copying them to the device, evicting, and the books of both memories.
+"""The movement of components: fetching masters, and copying them to the device.
 
-One lock (``changed``) guards the books, the components' slabs and their bindings. It is held while modules are rebound,
-and never while bytes are read or copied: threads of two workers do that, one for masters and one for the device.
+Threads of two workers do that, one for masters and one for the device, without the pool's lock.
 
 Promises that a component which is held is neither moved nor evicted, and that the books are exact after every failure.
 Knows components and who is bound to them, but no models, and nothing of who waits for what: it tells ``on_moved``.
@@ -10,21 +9,17 @@ Knows components and who is bound to them, but no models, and nothing of who wai
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from penstock.errors import InsufficientMemoryError, LoadCancelledError
-from penstock.pool.bound import Bound, Home
-from penstock.pool.changes import keep_changes
-from penstock.pool.component import Component, Derived
+from penstock.errors import InsufficientMemoryError, PenstockError
+from penstock.pool.books import State
+from penstock.pool.component import Component
 from penstock.pool.device_slab import DeviceSlab
-from penstock.pool.figures import PoolStats
-from penstock.pool.ledger import Ledger
+from penstock.pool.lock import let_in
+from penstock.pool.masters import Masters
 from penstock.pool.memory import Memory
-from penstock.pool.twins import Twins
 from penstock.pool.worker import Worker
 from penstock.units import size
 
@@ -33,63 +28,32 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LINK = 20e9
-"""Bytes a second to the device, before any copy was timed."""
-_STORAGE = 2e9
-"""Bytes a second from storage, before a component was fetched."""
-_REASONS = 4
-"""That are kept of a component."""
 
-
-@dataclass(eq=False)
-class State:
-    """What is known of a component beside its slabs and the books."""
-
-    fetching: bool = False
-    copying: bool = False
-    """On its way to the device, or about to be: it has been given room there."""
-    error: BaseException | None = None
-    """What bringing it failed with last."""
-    beside: Sequence[Component] = ()
-    """What it is fetched with."""
-    fetch_seconds: float | None = None
-    """What fetching it took last."""
-    reasons: list[str] = field(default_factory=list)
-    """Why it came or went, newest first."""
-    left_host: str = ""
-    """Why it left host memory last."""
-    left_device: str = ""
-
-    def note(self, reason: str) -> None:
-        """Keeps a reason."""
-        self.reasons = [reason, *self.reasons][:_REASONS]
-
-
-class Movement:
-    """Components in host memory and on one device."""
+class Movement(Masters):
+    """Components that come to host memory and to one device."""
 
     def __init__(self, memory: Memory, host_budget: int, device_budget: int) -> None:
-        self.memory = memory
-        self.changed = threading.Condition(threading.RLock())
-        self.host = Ledger("host memory", host_budget, self._seconds_to_fetch)
-        self.device = Ledger(str(memory.device), device_budget, self._seconds_to_copy)
-        self.states: dict[Component, State] = {}
-        self.stats = PoolStats()
-        self.closed = False
-        self.comparing = 0
-        """How many compare masters, which must not go meanwhile."""
-        self.on_moved: Callable[[], None] = self.changed.notify_all
-        """Called with the lock held when something has arrived, or failed, or there may be room."""
-        self._twins = Twins(self)
+        super().__init__(memory, host_budget, device_budget)
         self._fetcher = Worker("penstock-pool-fetch", self._fetch)
         self._copier = Worker("penstock-pool-copy", self._copy)
 
-    def is_moving(self, components: Iterable[Component]) -> bool:
-        """Whether any of these is on its way."""
-        states = [state for state in map(self.states.get, components) if state is not None]
-        return any(state.fetching or state.copying for state in states)
+    def begin(self) -> None:
+        """Has the threads, before anything counts on them.
 
-    # Coming
+        Raises:
+            LoadCancelledError: once the pool is closed.
+            PoolError: where the system has no more threads.
+        """
+        self.check_open()
+        for worker in (self._fetcher, self._copier, self._keeper):
+            worker.begin()
+
+    def take_back(self, component: Component) -> None:
+        """Lets a component that is wanted, and has room in the books, have its memory that is not unmapped yet."""
+        self.vacating.take_back(component)
+        if component.on_device:
+            self.device.hold(component, component.nbytes)
+            self.device.release(component)
 
     def want_on_device(
         self, component: Component, priority: float, reason: str, beside: Sequence[Component] = ()
@@ -117,7 +81,7 @@ class Movement:
         Wanted again at a higher priority, it comes earlier.
         """
         state = self.states[component]
-        if component.host is not None:
+        if component.host is not None or state.keeping:
             return
         if not state.fetching:
             state.fetching, state.error, state.beside = True, None, beside
@@ -137,67 +101,77 @@ class Movement:
             logger.info("%s is copied to %s for %s%s", what, self.memory.device, reason, again)
 
     def _fetch(self, component: Component) -> None:
-        """Brings a master from storage; straight to the device where host memory has no room for it."""
+        """Brings a component from storage: straight to the device where it is wanted there, else its master."""
         with self.changed:
             state = self.states.get(component)
             if state is None or not state.fetching:
                 return
-        began, slab, on_host, error, twin = time.monotonic(), None, False, None, None
+        began, slab, on_host, error = time.monotonic(), None, False, None
         try:
-            on_host = self._take_room_on_host(component)
-            if on_host:
-                slab = self.memory.host_slab(component.nbytes)
-                component.read(dict(enumerate(component.layout.views(slab))), self._watch)
-            elif state.copying:
+            with self.changed:
+                on_host, direct = self._take_room_on_host(component), state.copying
+                if not on_host and not direct:
+                    # Decided with the lock held: who wants it on the device from now on begins anew.
+                    cause = f"masters that are in use leave no room for {component.name!r}, {size(component.nbytes)}"
+                    refused = InsufficientMemoryError(cause=cause, remedy="Raise host_budget, or end leases")
+                    self._end_fetch(component, state, None, refused, began, on_host=False)
+                    return
+            if direct:
                 self._read_to_device(component)
             else:
-                cause = f"masters that are in use leave no room for {component.name!r}, {size(component.nbytes)}"
-                raise InsufficientMemoryError(cause=cause, remedy="Raise host_budget, or end leases")  # noqa: TRY301
+                slab = self.memory.host_slab(component.nbytes)
+                component.read(dict(enumerate(component.layout.views(slab))), self.watch)
         except BaseException as raised:  # noqa: BLE001 - whatever it is, it belongs to those who wait
-            error = raised
+            error, slab = raised, None
         with self.changed:
-            state.fetching = False
-            if error is None:
-                self._fetched(component, state, slab, time.monotonic() - began)
-            else:
-                self._failed(component, state, error, on_host=on_host)
-            self.comparing += 1
-            self.on_moved()
-        try:
-            # Nobody waits for this.
-            twin = None if slab is None or error is not None else self._twins.find(component, slab)
-        finally:
-            with self.changed:
-                self.comparing -= 1
-                if twin is not None and component.host is slab:
-                    self._twins.note(component, twin)
-                    self._twins.merge_if_idle(component)
-                self.on_moved()
+            self._end_fetch(component, state, slab, error, began, on_host=on_host)
+        if slab is not None:
+            self.compare(component, slab)
 
-    def _watch(self, done: int, total: int) -> None:
-        """Ends a load that nobody wants any more."""
-        del done, total
-        if self.closed:
-            raise LoadCancelledError(cause="the pool was closed")
+    def _end_fetch(
+        self,
+        component: Component,
+        state: State,
+        slab: torch.Tensor | None,
+        error: BaseException | None,
+        began: float,
+        *,
+        on_host: bool,
+    ) -> None:
+        state.fetching = False
+        try:
+            if error is None:
+                self._fetched(component, state, slab, time.monotonic() - began, on_host=on_host)
+        except BaseException as raised:  # noqa: BLE001 - what was written to it could not be kept
+            error = raised
+        if error is not None:
+            self._failed(component, state, error, on_host=on_host)
+        self.on_moved()
 
     def _take_room_on_host(self, component: Component) -> bool:
-        """Evicts what is in a master's way, and holds its room; or says that there is none."""
-        with self.changed:
-            wanted = [(component, component.nbytes)]
+        """Evicts what is in a master's way, and holds its room; or says that there is none. With the lock held."""
+        wanted = [(component, component.nbytes)]
+        while True:
             family = [(one, one.nbytes) for one in self.states[component].beside if one in self.host]
             room = self.host.room_for([*family, *wanted])
             room = self.host.room_for(wanted) if room is None else room
-            for victim, _ in room or ():
-                self.evict_from_host(victim, f"made room for {component.name}")
-            if room is not None:
-                self.host.hold(component, component.nbytes)
-            return room is not None
+            if room is not None or not (self.comparing or self.is_keeping) or self.closed:
+                break
+            # Masters that are held for a comparison, or are being made, may go after it.
+            self.changed.wait()
+        for victim, _ in room or ():
+            self.evict_from_host(victim, f"made room for {component.name}")
+        if room is not None:
+            self.host.hold(component, component.nbytes)
+        return room is not None
 
     def _read_to_device(self, component: Component) -> None:
         slab = self._map(component)
+        # The load copies on streams of its own, and torch's allocator knows that of copies only.
+        self.memory.finish()
         views, places = component.layout.views(component.copy()), component.layout.places
         missing = [n for n, place in enumerate(places) if place.offset + place.nbytes > component.arrived]
-        component.read({number: views[number] for number in missing}, self._watch)
+        component.read({number: views[number] for number in missing}, self.watch)
         slab.filled = component.nbytes
 
     def _map(self, component: Component) -> DeviceSlab:
@@ -208,31 +182,41 @@ class Movement:
         """
         if component.slab is None:
             component.slab = self.memory.slab(component.nbytes)
+        self.vacating.make_room()
+        with self.changed:
+            self.vacating.wait_until_idle(component.slab)
         while True:
             try:
                 component.slab.map()
                 return component.slab  # noqa: TRY300 - there is no else to go on with
             except InsufficientMemoryError:  # noqa: PERF203 - it is tried again with more room
+                if self.vacating.make_room(everything=True):
+                    continue
                 with self.changed:
                     victims = self.device.first_to_go()
-                    if not victims:
+                    if not victims and not self.is_keeping:
                         raise
+                    if not victims:
+                        # They may go as soon as they have masters.
+                        self.changed.wait()
+                        continue
                     self.evict_from_device(victims[0], f"{self.memory.device} had no memory for {component.name}")
+                self.vacating.make_room(everything=True)
 
-    def _fetched(self, component: Component, state: State, slab: Any, seconds: float) -> None:
+    def _fetched(
+        self, component: Component, state: State, slab: torch.Tensor | None, seconds: float, *, on_host: bool
+    ) -> None:
         state.fetch_seconds = seconds
+        if slab is not None:
+            self.has_master(component, slab)
         self.stats.fetched += 1
         self.stats.fetched_bytes += component.nbytes
         self.stats.fetch_seconds += seconds
         if slab is None:
+            if on_host:
+                self.keep_master(component, state)
             self._arrived(component, state)
-            return
-        self._keep_changes(component, but_in=slab)
-        component.host = slab
-        for bound in component.bound:
-            if bound.home is None or not bound.leases:
-                bound.to("host")
-        if state.copying:
+        elif state.copying:
             # Held until it is copied.
             self._copier.submit(component)
         else:
@@ -269,8 +253,7 @@ class Movement:
                 bound.to("device")
 
     def _failed(self, component: Component, state: State, error: BaseException, *, on_host: bool) -> None:
-        state.error = error
-        state.note(f"failed: {error}")
+        state.fail(error)
         if on_host:
             self.host.release(component)
             self.host.keep(component)
@@ -279,172 +262,27 @@ class Movement:
             self.device.release(component)
             self.settle_books(component)
 
-    def settle_books(self, component: Component) -> None:
-        """Takes what never came, and nobody waits for, out of the device's books, and gives its memory back."""
-        here = component.on_device or self.device.is_held(component) or component not in self.device
-        if not here:
-            component.drop_device(component.arrived)
-            self.device.keep(component, component.arrived)
-
-    # Going
-
-    def evict_from_device(self, component: Component, reason: str, keep: int = 0) -> None:
-        """Frees a component's memory on the device, behind its first ``keep`` bytes or about that. Copies nothing.
-
-        Waits for the work on the device that was queued by the end of its last lease.
-        """
-        if component.host is None:
-            self._keep_changes(component)
-            for bound in component.bound:
-                bound.to(None)
-        component.drop_device(keep)
-        self.device.keep(component, component.arrived)
-        self.stats.evicted_from_device += 1
-        state = self.states[component]
-        state.left_device = reason
-        part = f", its first {size(component.arrived)} stayed" if component.arrived else ""
-        state.note(f"left {self.memory.device}: {reason}{part}")
-
-    def evict_from_host(self, component: Component, reason: str) -> None:
-        """Frees a component's master. It is fetched again when it is wanted."""
-        self._keep_changes(component)
-        self.host.keep(component)
-        home: Home = "device" if component.on_device else None
-        for bound in component.bound:
-            if bound.home == "host":
-                bound.to(home)
-        component.drop_host()
-        self.stats.evicted_from_host += 1
-        state = self.states[component]
-        state.left_host = reason
-        state.note(f"left host memory: {reason}")
-
-    def _keep_changes(self, component: Component, but_in: torch.Tensor | None = None) -> None:
-        """Saves what was written outside of leases, before the memory goes that it was written to."""
-        for bound in list(component.bound):
-            if not bound.leases and bound.home is not None and bound.is_changed():
-                keep_changes(self, bound)
-                if but_in is not None and bound.component is component:
-                    # It was read from storage before that.
-                    for number, value in component.kept.items():
-                        component.layout.places[number].of(but_in).copy_(value)
-
-    def give_back(self) -> None:
-        """Gives the driver what evictions left, so that torch can have it; not while something is on its way there."""
-        with self.changed:
-            moving = self.closed or any(state.copying for state in self.states.values())
-        if not moving and self.memory.kept():
-            self.memory.trim()
-
-    def shrink(self) -> None:
-        """Evicts what lowered budgets have no room for, as far as nobody holds it."""
-        for victim, keep in self.device.excess():
-            self.evict_from_device(victim, "the budget was lowered", keep)
-        for victim, _ in self.host.excess():
-            self.evict_from_host(victim, "the budget was lowered")
-
-    # Components
-
-    def add(self, component: Component) -> None:
-        """Enters a component that is nowhere yet."""
-        self.states[component] = State()
-
-    def forget(self, component: Component) -> None:
-        """Drops a component that nobody holds and nobody waits for."""
-        for ledger in (self.device, self.host):
-            ledger.forget(component)
-        component.give_up_device()
-        component.drop_host()
-        del self.states[component]
-
-    def idle(self, component: Component) -> None:
-        """A component is in nobody's lease any more: it may become one with its twin."""
-        self.settle_books(component)
-        self._twins.merge_if_idle(component)
-
-    def find_equal(self, bound: Bound) -> Component | None:
-        """A component with the bytes that a module's tensors have, whose master is held once for the caller."""
-        return self._twins.find_of(bound)
-
-    def join(self, bound: Bound, component: Component) -> None:
-        """Binds a module to a component, which has a master if the module's is to last."""
-        bound.component = component
-        component.bound.append(bound)
-        if bound.lasting:
-            self.host.hold(component, component.nbytes)
-        bound.to("host" if component.host is not None else "device" if component.on_device else None)
-
-    def leave_for(self, bound: Bound, component: Component) -> None:
-        """Takes a module from its component to another one."""
-        old, lasting = bound.component, bound.lasting
-        old.bound.remove(bound)
-        bound.lasting = lasting and component.host is not None
-        self.join(bound, component)
-        if lasting:
-            self.host.release(old)
-        self._drop_unused(old)
-
-    def leave(self, bound: Bound) -> None:
-        """Takes a module from its component, which is dropped if nobody else has it. The module keeps its tensors."""
-        component = bound.component
-        component.bound.remove(bound)
-        if bound.lasting:
-            self.host.release(component)
-        self._drop_unused(component)
-
-    def _drop_unused(self, component: Component) -> None:
-        if component.bound or component.derived:
-            return
-        self.forget(component)
-        if isinstance(component.source, Derived):
-            base = component.source.of
-            base.derived -= 1
-            self.host.release(base)
-            self._drop_unused(base)
-
-    def derive(self, shared: Component) -> Component:
-        """A component that begins as a copy of this one, which stays as long as that one needs it; nowhere yet."""
-        source = shared.source
-        if source is None:
-            source = Derived(shared)
-            shared.derived += 1
-            self.host.hold(shared, shared.nbytes)
-        own = Component(shared.name, shared.layout, source)
-        own.kept = {} if isinstance(source, Derived) else dict(shared.kept)
-        own.edits = 1
-        self.add(own)
-        return own
-
     def stop(self) -> None:
         """Has the threads end soon, without waiting for them."""
         self.closed = True
-        for worker in (self._fetcher, self._copier):
+        for worker in (self._fetcher, self._copier, self._keeper):
             worker.stop()
 
     def close(self) -> None:
         """Ends the threads and drops all memory."""
         self.stop()
-        for worker in (self._fetcher, self._copier):
-            worker.join()
-        self.memory.synchronise()
+        with let_in():
+            for worker in (self._fetcher, self._copier, self._keeper):
+                worker.join()
+            self.memory.synchronise()
         with self.changed:
             for component in self.states:
                 for bound in component.bound:
                     bound.to(None)
                     bound.let_go()
-                component.give_up_device()
+                self.vacating.leave_for_good(component)
                 component.drop_host()
-
-    def check_open(self) -> None:
-        """Raises LoadCancelledError once the pool is closed."""
-        if self.closed:
-            raise LoadCancelledError(cause="the pool was closed", remedy="Make another one")
-
-    def _seconds_to_fetch(self, component: Component) -> float:
-        seconds = self.states[component].fetch_seconds
-        return component.nbytes / _STORAGE if seconds is None else seconds
-
-    def _seconds_to_copy(self, component: Component) -> float:
-        copied = (self.stats.copied_bytes or _LINK) / (self.stats.copy_seconds if self.stats.copied_bytes else 1)
-        fetching = 0 if component.host is not None else self._seconds_to_fetch(component)
-        return fetching + component.nbytes / copied
+        try:
+            self.vacating.make_room(everything=True)
+        except (PenstockError, RuntimeError):
+            logger.exception("memory of %s could not be given back", self.memory.device)

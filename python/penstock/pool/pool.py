@@ -7,41 +7,35 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.errors import ConfigError
-from penstock.pool.adopting import adopt
-from penstock.pool.bound import Bound, claim
+from penstock.pool.catalogue import Catalogue
 from penstock.pool.device_slab import PlainSlab
 from penstock.pool.figures import Explanation, PoolStats, Residence, Stages
+from penstock.pool.late_use import LateUse
 from penstock.pool.lease import Lease
-from penstock.pool.making import adopted, built
-from penstock.pool.memory import Memory, host_available
-from penstock.pool.model import Model, modules_of
+from penstock.pool.lock import deferred
+from penstock.pool.memory import Memory, Size, host_available, size_of
 from penstock.pool.movement import Movement
-from penstock.pool.requests import Request, Requests
-from penstock.pool.workspace import Workspaces
-from penstock.units import size_meant
+from penstock.pool.requests import Requests
+from penstock.pool.turns import Request
 
 if TYPE_CHECKING:
-    import torch
     from typing_extensions import Self
 
 logger = logging.getLogger(__name__)
 
-Size = int | str
-"""Bytes, as a number or with a unit: ``"96GiB"``."""
 Observer = Callable[[str, Stages], object]
 
 _pools: weakref.WeakSet[ModelPool] = weakref.WeakSet()
 """Those that are closed before the interpreter ends, if nobody has."""
 
 
-class ModelPool:
+class ModelPool(Catalogue):
     """Models that share a device.
 
     Weights have a *master* in host memory, within ``host_budget``. They are copied to the device when their model is
@@ -55,7 +49,7 @@ class ModelPool:
             m["unet"](...)
 
     Outside of a lease, parameters are views of the master: on the CPU, and to be read only. Several threads may use a
-    pool. A forked child has to make its own.
+    pool; a forked child makes its own.
     """
 
     def __init__(
@@ -66,6 +60,7 @@ class ModelPool:
         device_budget: Size | Literal["auto"] = "auto",
         reserve: Size = "4GiB",
         observe: Observer | None = None,
+        debug: bool = False,
     ) -> None:
         """Makes an empty pool. Nothing is allocated yet.
 
@@ -77,6 +72,8 @@ class ModelPool:
             reserve: bytes that a default ``device_budget`` leaves to activations and others.
             observe: called after each lease with the model's name and the lease's ``Stages``, in the thread that ended
                 it. What it raises is logged.
+            debug: finds use of models after their leases, slowly: what left the device holds NaN, and writes there are
+                logged and counted (``PoolStats.late_writes``).
 
         Raises:
             ConfigError: for what is no size.
@@ -85,117 +82,16 @@ class ModelPool:
         """
         from penstock.frameworks.torch import Torch
 
-        memory = Memory(Torch().device(device))
-        left = _size("reserve", reserve)
-        host = host_available() // 2 if host_budget == "auto" else _size("host_budget", host_budget)
-        on_device = memory.available() - left if device_budget == "auto" else _size("device_budget", device_budget)
-        self._movement = Movement(memory, host, max(on_device, 0))
-        self._requests = Requests(self._movement)
-        self._models: dict[str, Model] = {}
-        self._coming: set[str] = set()
-        self._workspaces = Workspaces()
+        memory = Memory(Torch().device(device), debug=debug)
+        left = size_of("reserve", reserve)
+        host = host_available() // 2 if host_budget == "auto" else size_of("host_budget", host_budget)
+        on_device = memory.available() - left if device_budget == "auto" else size_of("device_budget", device_budget)
+        super().__init__(Movement(memory, host, max(on_device, 0)))
         self._observe = observe
-        self._process = os.getpid()
+        self._late_use = LateUse(self._movement)
         _pools.add(self)
         # A pool that nobody has any more: its threads end, and modules keep the memory that they have.
-        weakref.finalize(self, _stop, self._movement, self._requests).atexit = False
-
-    # What is in the pool
-
-    def register(
-        self,
-        name: str,
-        locations: Mapping[str, Any],
-        *,
-        build: Mapping[str, Callable[[], torch.nn.Module]],
-        dtype: Any = None,
-    ) -> None:
-        """Adds a model of one or more components. Headers are read now, weights when they are wanted first.
-
-        Components of the same bytes are one, with one master and one copy on the device, whichever models have them:
-        those of the same files from now on, others as soon as both masters are in memory and neither is in use.
-
-        Args:
-            name: what it is called in the pool.
-            locations: for each component what ``penstock.open`` takes, or a ``Checkpoint``.
-            build: for each component a function that builds its module. It is called now, without memory for
-                parameters. Buffers that no checkpoint holds keep what it put into them.
-            dtype: what floating-point parameters become; by default they have the checkpoint's dtypes.
-
-        Raises:
-            ConfigError: for a name that is taken, a component that only one of the mappings has, and a module that a
-                pool has already.
-            TensorNotFoundError, DestinationError: where a module and its checkpoint do not fit.
-            PenstockError: what opening a checkpoint raises.
-        """
-        from penstock.checkpoint import Checkpoint, open
-        from penstock.frameworks.torch import Torch
-
-        for of in [*locations, *build]:
-            if of not in locations or of not in build:
-                lacks = "build" if of in locations else "locations"
-                raise ConfigError(cause=f"component {of!r} of {name!r} is not in {lacks}", remedy="Name it in both")
-        becomes = None if dtype is None else Torch().floating_dtype(dtype)
-        with self._name(name):
-            made = {}
-            for of, location in locations.items():
-                checkpoint = location if isinstance(location, Checkpoint) else open(location)
-                made[of] = built(name, of, build[of], checkpoint, becomes)
-            claim(list(made.values()))
-            with self._movement.changed:
-                for bound in made.values():
-                    self._enter(bound)
-                self._models[name] = Model(name, made)
-
-    def adopt(self, name: str, model: Any) -> None:
-        """Takes over a model that is built: a ``torch.nn.Module``, or a pipeline of diffusers with its components.
-
-        Its weights move to masters of the pool one by one, so that memory for one more tensor is enough. Components
-        whose bytes the pool has already join these. They come from nowhere else, so these masters stay until
-        ``unload``.
-
-        Raises:
-            ConfigError: for a name that is taken, for what has no modules, and where modules share tensors with each
-                other or with those of a pool.
-            DestinationError: for tensors without plain memory, such as quantised ones.
-            InsufficientMemoryError: where the host budget has no room for it; nothing was moved then.
-        """
-        with self._name(name):
-            modules = modules_of(model)
-            once = {id(module): (of, module) for of, module in reversed(modules.items())}
-            bounds = {key: adopted(name, *each) for key, each in reversed(once.items())}
-            unique = list(bounds.values())
-            claim(unique)
-            try:
-                adopt(self._movement, name, unique)
-            except BaseException:
-                for bound in unique:
-                    bound.let_go()
-                raise
-            with self._movement.changed:
-                self._models[name] = Model(name, {of: bounds[id(module)] for of, module in modules.items()}, model)
-                self._requests.serve()
-
-    def unload(self, name: str) -> None:
-        """Takes a model out of the pool. Its modules have no memory afterwards; components of others stay.
-
-        Requests that wait for room for it get a ``ConfigError``; its prefetches are cancelled.
-
-        Raises:
-            ConfigError: for a name that is not in the pool, and for a model with an open lease.
-        """
-        with self._movement.changed:
-            model = self._idle(name, "unloaded")
-            self._requests.withdraw(model.modules)
-            del self._models[name]
-            model.gone = True
-            self._workspaces.forget(name)
-            for bound in model.modules:
-                bound.to(None)
-                bound.let_go()
-                self._movement.leave(bound)
-            self._requests.serve()
-        self._movement.give_back()
+        weakref.finalize(self, _stop, self._process, self._movement, self._requests).atexit = False
 
     # Using it
 
@@ -215,14 +111,23 @@ class ModelPool:
             PoolError: where threads that hold leases could only wait for each other.
         """
         model = self._model(name)
+        self._late_use.check()
         learns = workspace == "auto"
-        needs = self._workspaces.expected(name, key) if learns else _size("workspace", workspace)
+        needs = self._workspaces.expected(name, key) if learns else size_of("workspace", workspace)
         request = Request(name, model.current, needs, thread=threading.get_ident())
-        seconds = self._requests.admit(request)
-        self._movement.give_back()
-        lease = Lease(self._requests, model, request, self._measured(name, key, request) if learns else self._told)
-        lease.stages.queue = seconds
-        return lease
+        try:
+            with deferred():
+                seconds = self._requests.admit(request)
+                if needs:
+                    self._movement.vacating.make_room()
+                self._movement.give_back()
+                told = self._measured(name, key, request) if learns else self._told
+                lease = Lease(self._requests, model, request, told)
+                lease.stages.queue = seconds
+            return lease  # noqa: TRY300 - Ctrl-C may come here
+        except BaseException:
+            self._requests.drop(request)
+            raise
 
     def prefetch(self, name: str, *, to: Literal["host", "device"] = "device", priority: float = 0) -> Future[None]:
         """Has a model's masters fetched, or the model brought to the device, in the background.
@@ -230,7 +135,8 @@ class ModelPool:
         Comes after whatever ``use`` waits for; of several prefetches, those of higher priority come first.
 
         Returns:
-            A future, done when all of it has arrived. While it waits for room, it can be cancelled.
+            A future, done when all of it has arrived. While it waits for room, it can be cancelled. Its callbacks are
+            not to wait for other prefetches: one thread calls them all.
 
         Raises:
             ConfigError: for a name that is not in the pool, and another ``to``.
@@ -238,7 +144,7 @@ class ModelPool:
         """
         if to not in ("host", "device"):
             raise ConfigError(cause=f'to={to!r} is neither "host" nor "device"')
-        request = Request(name, self._model(name).current, lends=False, priority=priority)
+        request = Request(name, self._model(name).current, lends=False, priority=priority, pool=self)
         begin = self._requests.fetch if to == "host" else self._requests.prefetch
         begin(request)
         return request.future
@@ -250,11 +156,12 @@ class ModelPool:
             As ``use``, and what loading it failed with.
         """
         request = Request(name, self._model(name).current, thread=threading.get_ident())
-        self._requests.admit(request)
-        try:
-            self._requests.wait_arrived(request)
-        finally:
-            self._requests.end(request, [])
+        with deferred():
+            try:
+                self._requests.admit(request)
+                self._requests.wait_arrived(request)
+            finally:
+                self._requests.drop(request)
 
     wake_up = switch
 
@@ -273,12 +180,15 @@ class ModelPool:
             if level > 1 and lasting:
                 cause = f"{lasting[0].component.name!r} of {name!r} was adopted: nothing could bring its weights back"
                 raise ConfigError(cause=cause, remedy="Use level=1, or register it with its checkpoint")
+            slabs = {component.slab for component in model.components if component.slab is not None}
             for component in model.components:
                 if component in movement.device and not movement.device.is_held(component):
                     movement.evict_from_device(component, why)
                 if level > 1 and component.host is not None and not movement.host.is_held(component):
                     movement.evict_from_host(component, why)
             self._requests.serve()
+        # Here and now, after work on them that is queued.
+        movement.vacating.make_room(slabs)
         movement.give_back()
 
     def pin(self, name: str) -> None:
@@ -288,11 +198,12 @@ class ModelPool:
             As ``switch``.
         """
         request = Request(f"{name} (pinned)", self._model(name).current, thread=threading.get_ident(), lends=False)
-        self._requests.admit(request)
         try:
-            self._requests.wait_arrived(request)
+            with deferred():
+                self._requests.admit(request)
+                self._requests.wait_arrived(request)
         except BaseException:
-            self._requests.end(request, [])
+            self._requests.drop(request)
             raise
 
     def unpin(self, name: str) -> None:
@@ -303,7 +214,7 @@ class ModelPool:
         """
         self._check_process()
         with self._movement.changed:
-            pins = [one for one in self._requests.granted if one.name == f"{name} (pinned)"]
+            pins = [one for one in self._requests.granted if not one.lends and one.name == f"{name} (pinned)"]
             if not pins:
                 raise ConfigError(cause=f"model {name!r} is not pinned")
             self._requests.end(pins[0], [])
@@ -316,20 +227,15 @@ class ModelPool:
         """
         self._check_process()
         movement = self._movement
-        sizes = [None if given is None else _size(of, given) for of, given in (("host", host), ("device", device))]
+        sizes = [None if given is None else size_of(of, given) for of, given in (("host", host), ("device", device))]
         with movement.changed:
             for ledger, nbytes in zip((movement.host, movement.device), sizes, strict=True):
                 ledger.budget = ledger.budget if nbytes is None else nbytes
             self._requests.serve()
+            self._requests.settle_masters()
         movement.give_back()
 
     # What is known of it
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._models
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(list(self._models))
 
     @property
     def device(self) -> str:
@@ -377,11 +283,14 @@ class ModelPool:
 
     def close(self) -> None:
         """Ends the pool's threads and frees its memory: modules have none afterwards. Calling it twice is fine."""
-        if os.getpid() == self._process and not self.closed:
+        if os.getpid() != self._process:
+            return
+        with deferred():
             self._requests.close()
-            for model in self._models.values():
-                model.gone = True
-            self._models.clear()
+            with self._movement.changed:
+                for model in self._models.values():
+                    model.gone = True
+                self._models.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -397,6 +306,7 @@ class ModelPool:
         with self._movement.changed:
             stats.ended += 1
             stats.stages.add_all(lease.stages)
+        self._late_use.check()
         if self._observe is not None:
             try:
                 self._observe(lease.model.name, replace(lease.stages))
@@ -422,60 +332,12 @@ class ModelPool:
 
         return ended
 
-    # Checks
 
-    def _enter(self, bound: Bound) -> None:
-        """Binds a module of a new model to its component, or to an equal one that is in the pool already."""
-        movement = self._movement
-        known = next((one for one in movement.states if one.is_equal(bound.component)), None)
-        if known is None:
-            known = bound.component
-            movement.add(known)
-        movement.join(bound, known)
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            raise ConfigError(cause="the pool belongs to the process that this one was forked from", remedy="Make one")
-
-    def _model(self, name: str) -> Model:
-        self._check_process()
-        model = self._models.get(name)
-        if model is None:
-            there = ", ".join(repr(one) for one in list(self._models)) or "nothing"
-            raise ConfigError(cause=f"there is no model {name!r} in the pool, which has {there}")
-        return model
-
-    @contextmanager
-    def _name(self, name: str) -> Iterator[None]:
-        """Keeps a name for a model that is on its way into the pool."""
-        self._check_process()
-        with self._movement.changed:
-            self._movement.check_open()
-            if name in self._models or name in self._coming:
-                raise ConfigError(cause=f"there is a model {name!r} in the pool already", remedy="Unload it first")
-            self._coming.add(name)
-        try:
-            yield
-        finally:
-            with self._movement.changed:
-                self._coming.discard(name)
-
-    def _idle(self, name: str, what: str) -> Model:
-        """The model of that name, of which nothing moves and that nobody leases."""
-        model = self._model(name)
-        self._requests.settle(model.components)
-        if self._model(name) is not model:
-            raise ConfigError(cause=f"model {name!r} was replaced meanwhile")
-        names = {name, f"{name} (pinned)"}
-        if any(one.name in names for one in self._requests.granted):
-            cause = f"model {name!r} is in use, so it cannot be {what}"
-            raise ConfigError(cause=cause, remedy="End its leases (and unpin it) first")
-        return model
-
-
-def _stop(movement: Movement, requests: Requests) -> None:
-    movement.stop()
-    requests.stop()
+def _stop(process: int, movement: Movement, requests: Requests) -> None:
+    # A forked child has neither these threads nor whoever held their locks.
+    if os.getpid() == process:
+        movement.stop()
+        requests.stop()
 
 
 @atexit.register
@@ -483,10 +345,3 @@ def _close_all() -> None:
     """Before the interpreter ends: a thread that is copying then would be stopped where it is."""
     for pool in list(_pools):
         pool.close()
-
-
-def _size(argument: str, given: Size) -> int:
-    nbytes = size_meant(given) if isinstance(given, str) else given
-    if not isinstance(nbytes, int) or isinstance(nbytes, bool) or nbytes < 0:
-        raise ConfigError(cause=f"{argument}={given!r} is no size", remedy='Give bytes, or text such as "96GiB"')
-    return nbytes

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 from penstock.pool.bound import Bound
 from penstock.pool.component import Component, equal_bytes, same_bits
 from penstock.pool.layout import Layout, elements_of
+from penstock.pool.lock import let_in
 from penstock.units import size
 
 if TYPE_CHECKING:
     import torch
 
-    from penstock.pool.movement import Movement
+    from penstock.pool.members import Members
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 class Twins:
     """What is known of components that hold the same bytes, and are to become one once nobody uses the later one."""
 
-    def __init__(self, movement: Movement) -> None:
+    def __init__(self, movement: Members) -> None:
         self._movement = movement
         self._found: dict[Component, tuple[Component, int]] = {}
 
@@ -45,16 +46,17 @@ class Twins:
                 self._movement.host.release(found[0])
         return found
 
-    def find_of(self, bound: Bound) -> Component | None:
-        """A component whose master is equal to a module's tensors, held once for the caller. Takes the lock."""
+    def find_of(self, bound: Bound) -> tuple[Component, int] | None:
+        """A component whose master is equal to a module's tensors, held once for the caller, and its edits when it was
+        compared. Takes the lock.
+        """
         layout = bound.component.layout
 
         def is_equal(master: torch.Tensor) -> bool:
             pairs = zip(bound.tensors, layout.places, strict=True)
             return all(same_bits(elements_of(one), place.elements(master)) for one, place in pairs if place.nbytes)
 
-        found = self._first(layout, is_equal, bound.component)
-        return None if found is None else found[0]
+        return self._first(layout, is_equal, bound.component)
 
     def _first(
         self, layout: Layout, is_equal: Callable[[torch.Tensor], bool], but: Component
@@ -70,7 +72,8 @@ class Twins:
             tried.add(one)
             equal = False
             try:
-                equal = is_equal(master)
+                with let_in():
+                    equal = is_equal(master)
             finally:
                 with movement.changed:
                     equal = equal and one.edits == edits
@@ -83,6 +86,19 @@ class Twins:
     def note(self, component: Component, twin: tuple[Component, int]) -> None:
         """Keeps what was found of a component that has a master now."""
         self._found[component] = twin
+
+    def forget(self, component: Component) -> None:
+        """Drops what is known of a component that is gone."""
+        self._found.pop(component, None)
+
+    def is_as_compared(self, component: Component, edits: int) -> bool:
+        """Whether a component that is held since it was compared still has the bytes that it had then."""
+        return component.edits == edits and not _is_changed(component)
+
+    def merge_idle(self) -> None:
+        """As ``merge_if_idle``, of all: after a comparison, which held components and kept them apart."""
+        for component in list(self._found):
+            self.merge_if_idle(component)
 
     def merge_if_idle(self, component: Component) -> None:
         """Lets whoever has a component have its twin, unless one of them is in use or was changed meanwhile."""
@@ -105,7 +121,9 @@ class Twins:
             return
         del self._found[component]
         logger.info("%s has the bytes of %s: they are one, %s less", component, other, size(component.nbytes))
-        other.source = other.source or component.source
+        if other.source is None and component.source is not None:
+            # With what the source does not hold: the bytes are equal, so the values are.
+            other.source, other.kept = component.source, dict(component.kept)
         for bound in list(component.bound):
             movement.leave_for(bound, other)
 
