@@ -316,6 +316,23 @@ def pull_command(
         )
 
 
+@app.command("manifest", epilog=_epilog("manifest models/llama-3-8b"))
+def manifest_command(
+    directory: Annotated[
+        str,
+        _argument(metavar="DIRECTORY", help="A local directory with a checkpoint.", autocompletion=completed_paths),
+    ],
+    verbose: Annotated[bool, _flag("--verbose", "-v", help="List each file and its BLAKE3 hash.")] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Hash a checkpoint's files, and write the hashes beside them: loads verify what they read."""
+    with handled(as_json=json, debug=debug):
+        from penstock.cli.manifest import manifest
+
+        manifest(directory, verbose=verbose, json=json)
+
+
 @app.command(
     "doctor",
     epilog=_epilog("doctor model.safetensors", "doctor s3://bucket/llama-3-8b/ --device cuda:0", "doctor --anonymous"),
