@@ -42,6 +42,8 @@ app = typer.Typer(
 ORDERS = ("name", "offset", "size")
 POLICIES = ("auto", "use", "bypass", "populate")
 """``LoadOptions.cache``."""
+VERIFY = ("auto", "require", "off")
+"""``LoadOptions.verify``."""
 
 
 def one_of(words: tuple[str, ...], option: Callable[..., Any], meaning: str) -> Any:
@@ -222,6 +224,9 @@ def load_command(
         int | None,
         _disk_cache(parser=parse_size, metavar="SIZE", help="At most so much of it (80 % of what the disk has free)."),
     ] = None,
+    verify: Annotated[
+        str | None, one_of(VERIFY, _setting, "Compare what is read with a manifest; auto where there is one.")
+    ] = None,
     storage_option: StorageOption = None,
     stats: Annotated[bool, _flag("--stats", help="Print what was read, from where, and what limited it.")] = False,
     all_stats: Annotated[bool, _flag("--all-stats", help="Print every figure, those that are zero too.")] = False,
@@ -240,6 +245,7 @@ def load_command(
             cache=cache,  # type: ignore[arg-type]
             cache_dir=cache_dir,
             cache_bytes=cache_bytes,
+            verify=verify,  # type: ignore[arg-type]
         )
         if cache_dir and not any(is_url(path) for path in paths):
             sys.stderr.write("note: --cache-dir is ignored: what lies on this machine needs no disk cache\n")

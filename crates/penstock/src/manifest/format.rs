@@ -140,8 +140,12 @@ impl Manifest {
 
     /// The file of that name.
     pub fn file(&self, name: &str) -> Option<&FileHashes> {
-        let place = self.files.binary_search_by(|file| file.name.as_str().cmp(name)).ok()?;
-        self.files.get(place)
+        self.files.get(self.index_of(name)?)
+    }
+
+    /// The position of the file of that name among [`Manifest::files`].
+    pub fn index_of(&self, name: &str) -> Option<usize> {
+        self.files.binary_search_by(|file| file.name.as_str().cmp(name)).ok()
     }
 
     fn encoded_len(&self) -> u64 {
