@@ -28,7 +28,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def command(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603
+    return subprocess.run(
         [sys.executable, "-m", "penstock", *map(str, arguments)], capture_output=True, text=True, check=False
     )
 

@@ -22,5 +22,5 @@ def manifest(directory: str, *, verbose: bool, json: bool) -> None:
         return
     each = (f"{file.blake3}  {size(file.nbytes):>8}  {file.path}" for file in made.files if verbose)
     speed = rate(made.nbytes, made.seconds)
-    last = f"{plural(len(made.files), 'file')}, {size(made.nbytes)} hashed in {made.seconds:.3f} s, {speed}: {made.path}"
-    Output().lines(map(printable, [*each, last]))
+    done = f"{plural(len(made.files), 'file')}, {size(made.nbytes)} hashed in {made.seconds:.3f} s, {speed}"
+    Output().lines(map(printable, [*each, f"{done}: {made.path}"]))

@@ -207,6 +207,11 @@ pub trait Object: Send + Sync {
         None
     }
 
+    /// Whether bytes that came damaged may come whole when they are asked for once more: a network is on their way.
+    fn may_come_better(&self) -> bool {
+        self.access().is_some()
+    }
+
     /// Tells the store that direct reads of this object would gain nothing. A hint, for objects that have such a choice.
     fn avoid_direct(&self) {}
 
@@ -264,6 +269,8 @@ pub struct ReadContext {
     pub per_reader_fd: bool,
     /// What [`Object::is_cached`] has said of what is read next, so that the object need not find out again.
     pub cached: Option<bool>,
+    /// Whether what was kept of the object before does not count: it was found to be damaged.
+    pub(crate) afresh: bool,
     pub(crate) scratch: Option<crate::memory::Region>,
     pub(crate) verification_scratch: Option<crate::memory::Region>,
     /// What a store keeps for this reader from one read to the next, such as a file open for it alone.

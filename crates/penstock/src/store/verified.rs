@@ -191,7 +191,7 @@ impl VerifiedObject {
     /// The bytes of a block that came damaged: fetched once more where a network may have damaged them, and verified.
     fn fetch_again(&self, block: u64, cx: &mut ReadContext) -> Result<Vec<u8>> {
         let range = self.range(block);
-        if self.inner.access().is_none() {
+        if !self.inner.may_come_better() {
             return Err(self.mismatch(range));
         }
         let mut bytes = Vec::new();
@@ -200,7 +200,10 @@ impl VerifiedObject {
             .try_reserve_exact(len)
             .map_err(|error| Error::new(ErrorKind::Memory, format!("reading {len} bytes failed: {error}")))?;
         bytes.resize(len, 0);
-        self.inner.read_into(range.start, Window::from_slice(&mut bytes), cx)?;
+        cx.afresh = true;
+        let read = self.inner.read_into(range.start, Window::from_slice(&mut bytes), cx);
+        cx.afresh = false;
+        read?;
         let mut hasher = self.hashes().hasher(block);
         hasher.update(&bytes);
         if self.hashes().value(block) != Some(&hasher.value()) {
@@ -347,6 +350,10 @@ impl Object for VerifiedObject {
 
     fn access(&self) -> Option<Access> {
         self.inner.access()
+    }
+
+    fn may_come_better(&self) -> bool {
+        self.inner.may_come_better()
     }
 
     fn avoid_direct(&self) {
