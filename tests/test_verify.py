@@ -167,7 +167,7 @@ class TestGood:
         assert loaded.tobytes() == whole[..., :7].tobytes()
         assert ckpt.stats is not None
         first, end = ckpt[name].byte_range
-        size = ckpt[name].location and Path(ckpt[name].location).stat().st_size
+        size = Path(ckpt[name].location).stat().st_size
         blocks = min(-(-end // MIB) * MIB, size) - first // MIB * MIB
         assert ckpt.stats.read_bytes == ckpt.stats.verified_bytes == blocks
 
@@ -391,7 +391,7 @@ class TestAttacks:
         at = ckpt["0.q"].byte_range[0]
         flip(model.shard, at)
         block = at // MIB * MIB
-        handed_out = []
+        handed_out: list[str] = []
         tensors = ckpt.stream(framework="np")
         with pytest.raises(penstock.IntegrityError):
             handed_out.extend(name for name, _ in tensors)
@@ -478,16 +478,21 @@ class Damaged(bytes):
         return taken
 
 
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Remote]:
+    with servers.moto(tmp_path_factory.mktemp("server")) as remote:
+        yield remote
+
+
 @pytest.fixture
-def s3(tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[servers.Remote]:
+def s3(bucket: servers.Remote, model: Model, monkeypatch: pytest.MonkeyPatch) -> servers.Remote:
     """The model, in a bucket."""
     servers.forget_settings(monkeypatch, "AWS_")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    with servers.moto(tmp_path / "server") as remote:
-        for name, value in remote.environment.items():
-            monkeypatch.setenv(name, value)
-        upload(remote, model)
-        yield remote
+    for name, value in bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    upload(bucket, model)
+    return bucket
 
 
 def upload(remote: servers.Remote, model: Model) -> None:
