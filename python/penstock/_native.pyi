@@ -22,6 +22,7 @@ __all__ = [
     "cache_verify",
     "flush_disk_cache",
     "list_objects",
+    "make_manifest",
     "read_object",
     "release_staging",
     "remedy_for_missing",
