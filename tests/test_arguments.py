@@ -253,7 +253,17 @@ class TestConfig:
         assert opened.options.cache_bytes == 5_000_000_000
         assert pickle.loads(pickle.dumps(opened)).options.cache_bytes == 5_000_000_000  # noqa: S301 - our own
 
-    @pytest.mark.parametrize("keywords", [{"cache": 3}, {"cache": "often"}, {"cache_dir": 3}, {"cache_dir": ["x"]}])
+    @pytest.mark.parametrize(
+        "keywords",
+        [
+            {"cache": 3},
+            {"cache": "often"},
+            {"verify": "yes"},
+            {"verify": True},
+            {"cache_dir": 3},
+            {"cache_dir": ["x"]},
+        ],
+    )
     def test_other_settings_are_named_too(self, keywords: dict[str, Any]) -> None:
         with pytest.raises(penstock.ConfigError, match=next(iter(keywords))):
             penstock.LoadOptions(**keywords)

@@ -22,7 +22,7 @@ LAYERS = [
     {"destinations", "state"},
     {"checkpoint"},
     {"supply"},
-    {"model", "pulling", "safetensors"},
+    {"manifests", "model", "pulling", "safetensors"},
     {"pool"},
     {"recording"},
     {"distributed"},
@@ -196,6 +196,7 @@ def test_no_cycle_of_imports_has_more_than_four_files(crate: str) -> None:
 STATIONS = [
     {"error", "closest"},
     {"memory", "threads"},
+    {"manifest"},
     {"device", "store"},
     {"checkpoint", "config"},
     {"plan", "tune"},

@@ -34,6 +34,7 @@ from penstock.errors import (  # noqa: E402
     DeviceError,
     FormatError,
     InsufficientMemoryError,
+    IntegrityError,
     LoadCancelledError,
     LocationAccessError,
     LocationChangedError,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from penstock._native import flush_disk_cache, release_staging
     from penstock.checkpoint import Checkpoint, open
     from penstock.integrations.safetensors.patching import patch_safetensors
+    from penstock.manifests import HashedFile, Manifest, manifest
     from penstock.model import load_model
     from penstock.pool import ModelPool, default_pool
     from penstock.pulling import Pulled, PulledFile, pull
@@ -65,14 +67,17 @@ __all__ = [
     "DestinationError",
     "DeviceError",
     "FormatError",
+    "HashedFile",
     "IncompatibleKeys",
     "InsufficientMemoryError",
+    "IntegrityError",
     "LoadCancelledError",
     "LoadOptions",
     "LoadStats",
     "LocationAccessError",
     "LocationChangedError",
     "LocationNotFoundError",
+    "Manifest",
     "MissingDependencyError",
     "ModelPool",
     "PeerError",
@@ -90,6 +95,7 @@ __all__ = [
     "flush_disk_cache",
     "load_file",
     "load_model",
+    "manifest",
     "open",
     "patch_safetensors",
     "pull",
@@ -102,6 +108,7 @@ _NAMES_OF = {
     "penstock._native": ("flush_disk_cache", "release_staging"),
     "penstock.checkpoint": ("Checkpoint", "open"),
     "penstock.integrations.safetensors.patching": ("patch_safetensors",),
+    "penstock.manifests": ("HashedFile", "Manifest", "manifest"),
     "penstock.model": ("load_model",),
     "penstock.pool": ("ModelPool", "default_pool"),
     "penstock.pulling": ("Pulled", "PulledFile", "pull"),

@@ -69,6 +69,7 @@ def open(  # noqa: A001
         LocationNotFoundError: nothing is there, or a directory holds no checkpoint.
         LocationAccessError: a file may not be read, or is no regular file; a store denies access, or there are no
             credentials for it.
+        IntegrityError: a file is not what its manifest says, or ``options`` require a manifest and there is none.
         FormatError: a header or an index is malformed.
         StorageError: reading failed.
         ConfigError: a storage option is unknown, or an impossible setting of the environment.
@@ -267,8 +268,9 @@ class Checkpoint(Mapping[str, TensorInfo]):
             device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or what the framework uses.
             dtype: the floating-point dtype that floating-point tensors are converted to, on the device, as they arrive.
             framework: ``"pt"``, ``"np"``, ``"jax"``, or ``"dlpack"``.
-            mmap: views of the mapped files instead (``device="cpu"`` only). Nothing is read before it is touched;
-                writes stay in this process; a file truncated later kills the process that touches its pages.
+            mmap: views of the mapped files instead (``device="cpu"`` only). Nothing is read before it is touched, but
+                for what a manifest verifies. Writes stay in this process; a file truncated later kills the process
+                that touches its pages.
             prefault: with ``mmap``, bring all pages in first, with many threads.
             pin_memory: torch tensors on the CPU in pinned memory of the current GPU, for programs that copy them to it
                 by themselves. They are read straight into one allocation of the size that they need (torch's own
@@ -279,6 +281,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         Raises:
             TensorNotFoundError, SelectionError, DeviceError, InsufficientMemoryError, StorageError,
                 LocationChangedError: what cannot be found, taken, placed or read.
+            IntegrityError: for bytes that are not what the manifest says; ``details["tensors"]`` names their tensors.
             LocationNotFoundError, LocationAccessError: for a file that is gone, or closed to this user, since it was
                 opened.
             ConfigError, MissingDependencyError: for settings that do not go together, and a framework that is not

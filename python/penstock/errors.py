@@ -96,6 +96,12 @@ class LocationChangedError(PenstockError, OSError):
     code = "changed"
 
 
+class IntegrityError(PenstockError, OSError):
+    """Bytes that are not what their manifest says, a manifest that is refused, or none where one is required."""
+
+    code = "integrity"
+
+
 class SafetensorError(PenstockError):
     """What safetensors has one name for: files, names, slices and settings that it refuses."""
 

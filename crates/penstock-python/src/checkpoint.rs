@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::sync::Arc;
 
 use penstock::checkpoint::is_nearly_url;
+use penstock::manifest::Verify;
 use penstock::pipeline;
 use penstock::plan::{Plan, Selection};
 use penstock::store::{
@@ -100,12 +101,14 @@ impl Checkpoint {
         locations: Vec<String>,
         config: &LoadOptions,
         storage_options: Option<Options>,
-        open: impl FnOnce(Arc<dyn Store>, &[String]) -> penstock::Result<penstock::checkpoint::Checkpoint> + Send,
+        open: impl FnOnce(Arc<dyn Store>, &[String], Verify) -> penstock::Result<penstock::checkpoint::Checkpoint>
+        + Send,
     ) -> PyResult<Self> {
         let router = config.router(environment(&locations, storage_options)?);
         let store = Arc::new(router.clone());
         let locations = absolute(locations);
-        let open = || open(Arc::clone(&store) as _, &locations);
+        let verify = config.inner.verify.unwrap_or_default();
+        let open = || open(Arc::clone(&store) as _, &locations, verify);
         let inner = match locations.iter().any(|location| is_remote(location)) {
             true => interruptibly(py, open, || store.interrupt())?,
             false => py.detach(open).map_err(Failure)?,
@@ -133,14 +136,19 @@ impl Checkpoint {
         Ok(indices)
     }
 
-    /// The checkpoint as a load with these settings reads it: through another disk cache than it was opened with, if
-    /// they say so.
-    fn for_load(&self, config: &LoadOptions) -> Arc<penstock::checkpoint::Checkpoint> {
+    /// The checkpoint as a load with these settings reads it: through another disk cache than it was opened with, and
+    /// verified or not, if they say so.
+    fn for_load(&self, config: &LoadOptions) -> Outcome<Arc<penstock::checkpoint::Checkpoint>> {
+        let verify = config.inner.verify.unwrap_or_default();
+        let inner = match verify {
+            Verify::Auto => Arc::clone(&self.inner),
+            Verify::Require | Verify::Off => Arc::new(self.inner.verified(verify)?),
+        };
         if config.disk_cache() == self.disk_cache {
-            return Arc::clone(&self.inner);
+            return Ok(inner);
         }
         let policy = config.inner.cache.unwrap_or_default();
-        Arc::new(self.inner.in_store(Arc::new(self.router.cached_in(policy, config.disk_cache()))))
+        Ok(Arc::new(inner.in_store(Arc::new(self.router.cached_in(policy, config.disk_cache())))))
     }
 
     /// What most of these bytes lie on; each number belongs to an object.
@@ -172,7 +180,7 @@ impl Checkpoint {
         storage_options: Option<Options>,
     ) -> PyResult<Self> {
         let inputs = inputs.into_iter().map(|LocationArgument(input)| input).collect();
-        Self::made(py, inputs, config, storage_options, penstock::checkpoint::Checkpoint::open)
+        Self::made(py, inputs, config, storage_options, penstock::checkpoint::Checkpoint::open_verified)
     }
 
     /// A catalogue of byte ranges (first, end) of any objects, each a tensor of bytes called "object:range" by their
@@ -190,9 +198,9 @@ impl Checkpoint {
             .into_iter()
             .map(|(location, ranges)| (location.0, ranges.into_iter().map(span).collect()))
             .unzip();
-        Self::made(py, locations, config, storage_options, |store, locations| {
+        Self::made(py, locations, config, storage_options, |store, locations, verify| {
             let wanted: Vec<_> = locations.iter().cloned().zip(ranges).collect();
-            penstock::checkpoint::Checkpoint::of_ranges(store, &wanted)
+            penstock::checkpoint::Checkpoint::of_ranges(store, &wanted, verify)
         })
     }
 
@@ -250,9 +258,9 @@ impl Checkpoint {
 
     /// Where most of its bytes come from: "memory" (the page cache, too), "disk" or "network"; and the largest gap between
     /// wanted bytes that a load reads rather than skips.
-    fn locality(&self, py: Python<'_>, config: &LoadOptions) -> (&'static str, u64) {
-        let checkpoint = self.for_load(config);
-        py.detach(|| {
+    fn locality(&self, py: Python<'_>, config: &LoadOptions) -> Outcome<(&'static str, u64)> {
+        let checkpoint = self.for_load(config)?;
+        Ok(py.detach(|| {
             let tensors = checkpoint.tensors().iter();
             let storage = self.storage_of(&checkpoint, tensors.map(|tensor| (tensor.object, tensor.bytes())));
             let coalesce_gap_bytes = Settings::choose(&config.inner, &storage, false).coalesce_gap_bytes;
@@ -267,7 +275,7 @@ impl Checkpoint {
                 StorageKind::Disk | StorageKind::Virtiofs | StorageKind::NineP | StorageKind::Image => "disk",
             };
             (origin, coalesce_gap_bytes)
-        })
+        }))
     }
 
     /// The share of it that the page cache holds, by so many looks at each of a few objects; None where that is not known.
@@ -343,7 +351,7 @@ impl Checkpoint {
     #[pyo3(signature = (names, config))]
     fn map(&self, py: Python<'_>, names: Option<Vec<String>>, config: &LoadOptions) -> Outcome<Mapped> {
         let indices = self.select(names.as_deref())?;
-        let checkpoint = self.for_load(config);
+        let checkpoint = self.for_load(config)?;
         py.detach(|| {
             let wanted = indices.iter().map(|index| &self.inner.tensors()[*index]);
             let storage = self.storage_of(&checkpoint, wanted.map(|tensor| (tensor.object, tensor.bytes())));
@@ -362,7 +370,7 @@ impl Checkpoint {
         config: &LoadOptions,
     ) -> Outcome<Prefetch> {
         let indices = self.select(names.as_deref())?;
-        let checkpoint = self.for_load(config);
+        let checkpoint = self.for_load(config)?;
         Ok(Prefetch::new(py.detach(|| {
             let wanted = indices.iter().map(|index| &self.inner.tensors()[*index]);
             let storage = self.storage_of(&checkpoint, wanted.map(|tensor| (tensor.object, tensor.bytes())));
@@ -395,12 +403,16 @@ impl Checkpoint {
     ) -> Outcome<Session> {
         let to_device = !matches!(target, "slab" | "host");
         let target = target.to_owned();
-        let checkpoint = self.for_load(config);
+        let checkpoint = self.for_load(config)?;
         py.detach(|| {
             let bytes = wanted.iter().map(|(tensor, selection)| (tensor.object, selection.bytes()));
             let storage = self.storage_of(&checkpoint, bytes);
             let bytes = wanted.iter().map(|(_, selection)| selection.bytes()).sum();
             let settings = Settings::choose(&config.inner, &storage, to_device).for_bytes(bytes);
+            let settings = match checkpoint.verification_block() {
+                Some(bytes) => settings.for_verification(bytes),
+                None => settings,
+            };
             let plan = Plan::new(wanted, settings.block_bytes, settings.coalesce_gap_bytes);
             Session::start(checkpoint, Arc::new(plan), &target, &settings, &storage)
         })

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use penstock::manifest::Verify;
 use penstock::store::{CachePolicy, DiskCache, Environment, Router};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
@@ -37,7 +38,7 @@ impl LoadOptions {
     #[new]
     #[pyo3(signature = (
         *, readers=None, block_bytes=None, staging_bytes=None, window_bytes=None, cache=None, cache_dir=None,
-        cache_bytes=None
+        cache_bytes=None, verify=None
     ))]
     #[allow(clippy::too_many_arguments, reason = "keywords")]
     fn new(
@@ -48,6 +49,7 @@ impl LoadOptions {
         cache: Option<Bound<'_, PyAny>>,
         cache_dir: Option<Bound<'_, PyAny>>,
         cache_bytes: Option<Bound<'_, PyAny>>,
+        verify: Option<Bound<'_, PyAny>>,
     ) -> Outcome<Self> {
         let readers = number("readers", readers, "a number of threads, 1 to 256")?;
         let given = penstock::config::Config {
@@ -64,6 +66,13 @@ impl LoadOptions {
                 .transpose()?,
             cache_dir: directory(cache_dir)?,
             cache_bytes: size("cache_bytes", cache_bytes)?,
+            verify: verify
+                .map(|given| {
+                    let name = given.extract::<String>().ok();
+                    let known = name.as_deref().and_then(Verify::from_name);
+                    known.ok_or_else(|| refused("verify", &given, "one of auto, require, off"))
+                })
+                .transpose()?,
         };
         Ok(Self { inner: given.or_environment(|name| std::env::var(name).ok())? })
     }
@@ -121,6 +130,11 @@ impl LoadOptions {
         self.inner.cache.map(CachePolicy::name)
     }
 
+    #[getter]
+    fn verify(&self) -> Option<&'static str> {
+        self.inner.verify.map(Verify::name)
+    }
+
     /// What `pickle` and `copy` make another one of: the settings as they are, the environment's among them.
     fn __getnewargs_ex__<'py>(&self, py: Python<'py>) -> PyResult<((), Bound<'py, PyDict>)> {
         let keywords = PyDict::new(py);
@@ -132,6 +146,7 @@ impl LoadOptions {
         keywords
             .set_item("cache_dir", self.inner.cache_dir.as_ref().map(|directory| directory.as_os_str()))?;
         keywords.set_item("cache_bytes", self.inner.cache_bytes)?;
+        keywords.set_item("verify", self.verify())?;
         Ok(((), keywords))
     }
 

@@ -31,6 +31,7 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         ErrorKind::NotFound => "LocationNotFoundError",
         ErrorKind::Access => "LocationAccessError",
         ErrorKind::Changed => "LocationChangedError",
+        ErrorKind::Integrity => "IntegrityError",
         ErrorKind::Format => "FormatError",
         ErrorKind::TensorNotFound => "TensorNotFoundError",
         ErrorKind::Selection => "SelectionError",

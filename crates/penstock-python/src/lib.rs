@@ -9,6 +9,7 @@
 //! * `host_array`: `HostArray`: the memory of one host tensor, for numpy and DLPack. `dlpack`: capsules.
 //! * `device_memory`: `DeviceMemory`, `DeviceRange`: memory of a GPU at addresses that stay.
 //! * `cache`: what is in a disk cache. `objects`: listings, and the bytes of small objects.
+//! * `manifest`: manifests of directories.
 //! * `pull`: `Source`, `Pull`: remote objects brought to a directory.
 //! * `config`: `LoadOptions`. `environment`: variables and storage options. `errors`: exceptions. `paths`: paths and URLs as
 //!   arguments and results. `logging`: the core's log. `signals`: Ctrl-C while waiting for a server.
@@ -27,6 +28,7 @@ mod environment;
 mod errors;
 mod host_array;
 mod logging;
+mod manifest;
 mod objects;
 mod paths;
 mod prefetch;
@@ -49,6 +51,8 @@ mod _native {
     use super::device_memory::{DeviceMemory, DeviceRange};
     #[pymodule_export]
     use super::host_array::{HostArray, spare_memory};
+    #[pymodule_export]
+    use super::manifest::make_manifest;
     #[pymodule_export]
     use super::objects::{list_objects, read_object, remedy_for_missing};
     #[pymodule_export]

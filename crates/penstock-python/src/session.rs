@@ -253,8 +253,10 @@ impl Mapped {
 
 #[pymethods]
 impl Mapped {
-    /// (name, view) of every tensor; views of misaligned tensors are `None`: no framework takes those as they are.
-    fn views(&self) -> Outcome<Vec<(&str, Option<HostArray>)>> {
+    /// (name, view) of every tensor, verified where there is a manifest; views of misaligned tensors are `None`: no framework takes those as they are.
+    fn views(&self, py: Python<'_>) -> Outcome<Vec<(&str, Option<HostArray>)>> {
+        let inner = &*self.inner;
+        py.detach(|| inner.verify(&self.tensors, self.readers)).map_err(Failure)?;
         let view = |index: &usize| {
             let info = &self.checkpoint.tensors()[*index];
             let (mapping, range) = self.inner.view(*index)?;
@@ -315,6 +317,10 @@ getters! {
     buffered_bytes: u64 = |s| s.buffered_bytes;
     /// Bytes that came from an object store or HTTP server.
     network_bytes: u64 = |s| s.network_bytes;
+    /// Bytes that were compared with a manifest before they were handed out.
+    verified_bytes: u64 = |s| s.verified_bytes;
+    /// Bytes read only because blocks are verified whole.
+    verification_excess_bytes: u64 = |s| s.verification_excess_bytes;
     /// Calls made to the store.
     calls: u64 = |s| s.calls;
     /// Calls that an object store answered with "too fast".

@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::manifest::Verify;
 use crate::store::CachePolicy;
 
 /// The most readers that one load may have.
@@ -30,6 +31,8 @@ pub struct Config {
     /// The most bytes kept there (`PENSTOCK_CACHE_BYTES`); 80 % of the disk's free space and what is there already
     /// where nothing is said.
     pub cache_bytes: Option<u64>,
+    /// When what is loaded is compared with a manifest (`PENSTOCK_VERIFY`: `auto`, `require` or `off`).
+    pub verify: Option<Verify>,
 }
 
 impl Config {
@@ -85,6 +88,10 @@ impl Config {
                 _ => directory,
             }),
             cache_bytes: or(self.cache_bytes, "PENSTOCK_CACHE_BYTES")?,
+            verify: match self.verify {
+                Some(verify) => Some(verify),
+                None => read(&lookup, "PENSTOCK_VERIFY", Verify::from_name, "one of auto, require, off")?,
+            },
         }
         .checked()
     }
@@ -154,6 +161,8 @@ mod tests {
         assert_eq!(config.cache_dir, Some(PathBuf::from("/u/c")));
         let config = Config::default().or_environment(environment("PENSTOCK_CACHE_BYTES", "2GB")).unwrap();
         assert_eq!(config.cache_bytes, Some(2_000_000_000));
+        let config = Config::default().or_environment(environment("PENSTOCK_VERIFY", "require")).unwrap();
+        assert_eq!(config.verify, Some(Verify::Require));
         let config = Config::default().or_environment(environment("PENSTOCK_CACHE", "bypass")).unwrap();
         assert_eq!(config.cache, Some(CachePolicy::Bypass));
     }

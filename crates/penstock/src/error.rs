@@ -28,6 +28,8 @@ pub enum ErrorKind {
     Storage,
     /// An object was truncated, rewritten or replaced between opening it and the end of the load.
     Changed,
+    /// Bytes that are not what a manifest says they are, or a manifest that is missing or refused.
+    Integrity,
     /// Bytes that are not a valid safetensors file or shard index.
     Format,
     /// A tensor name that the checkpoint does not hold.
@@ -72,6 +74,12 @@ pub enum Code {
     EndlessListing,
     /// The object is not what it was when it was opened.
     Changed,
+    /// Bytes, a size or a file that the manifest does not have.
+    Integrity,
+    /// There is no manifest, and one is required.
+    NoManifest,
+    /// A manifest that is malformed, damaged or no regular file.
+    BadManifest,
     /// A file that is malformed in some other way.
     BadFormat,
     /// A file that ends before its header says so.
@@ -126,6 +134,9 @@ impl Code {
             Self::Timeout => "timeout",
             Self::EndlessListing => "endless_listing",
             Self::Changed => "changed",
+            Self::Integrity => "integrity",
+            Self::NoManifest => "no_manifest",
+            Self::BadManifest => "bad_manifest",
             Self::BadFormat => "bad_format",
             Self::Truncated => "truncated",
             Self::TrailingBytes => "trailing_bytes",
@@ -157,6 +168,7 @@ impl ErrorKind {
             Self::Access => Code::AccessDenied,
             Self::Storage => Code::Storage,
             Self::Changed => Code::Changed,
+            Self::Integrity => Code::Integrity,
             Self::Format => Code::BadFormat,
             Self::TensorNotFound => Code::TensorNotFound,
             Self::Selection => Code::Selection,

@@ -12,6 +12,7 @@
 //! * [`plan`]: which byte ranges go where, cut into equal blocks.
 //! * [`store`]: where objects live; reads into memory it is given.
 //! * [`memory`]: regions, the staging arena, host tensors, file mappings.
+//! * [`manifest`]: what the bytes of a checkpoint should be; [`store`] compares what it reads with it.
 //! * [`device`]: the CUDA driver, opened at run time.
 //! * [`pipeline`]: readers that move blocks, and the delivery of finished tensors.
 //! * `pull`: remote objects brought to a directory.
@@ -27,6 +28,7 @@ mod closest;
 pub mod config;
 pub mod device;
 pub mod error;
+pub mod manifest;
 pub mod memory;
 pub mod pipeline;
 pub mod plan;

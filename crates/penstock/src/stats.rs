@@ -21,6 +21,10 @@ pub struct LoadStats {
     pub buffered_bytes: u64,
     /// Of those: from an object store or HTTP server.
     pub network_bytes: u64,
+    /// Bytes that were compared with a manifest before they were handed out; what was read of a mapping is not counted.
+    pub verified_bytes: u64,
+    /// Bytes read only because blocks are verified whole.
+    pub verification_excess_bytes: u64,
     /// Calls made to the store.
     pub calls: u64,
     /// Of those: answered by an object store with "too fast".
@@ -102,6 +106,8 @@ impl LoadStats {
         self.direct_bytes += other.direct_bytes;
         self.buffered_bytes += other.buffered_bytes;
         self.network_bytes += other.network_bytes;
+        self.verified_bytes += other.verified_bytes;
+        self.verification_excess_bytes += other.verification_excess_bytes;
         self.calls += other.calls;
         self.throttled += other.throttled;
         self.reading += other.reading;

@@ -38,6 +38,8 @@ app = typer.Typer(
 ORDERS = ("name", "offset", "size")
 POLICIES = ("auto", "use", "bypass", "populate")
 """``LoadOptions.cache``."""
+VERIFY = ("auto", "require", "off")
+"""``LoadOptions.verify``."""
 
 
 def one_of(words: tuple[str, ...], option: Callable[..., Any], meaning: str) -> Any:
@@ -227,6 +229,9 @@ def load_command(
         int | None,
         _disk_cache(parser=parse_size, metavar="SIZE", help="At most so much of it (80 % of what the disk has free)."),
     ] = None,
+    verify: Annotated[
+        str | None, one_of(VERIFY, _setting, "Compare what is read with a manifest; auto where there is one.")
+    ] = None,
     storage_option: StorageOption = None,
     stats: Annotated[bool, _flag("--stats", help="Print what was read, from where, and what limited it.")] = False,
     all_stats: Annotated[bool, _flag("--all-stats", help="Print every figure, those that are zero too.")] = False,
@@ -245,6 +250,7 @@ def load_command(
             cache=cache,  # type: ignore[arg-type]
             cache_dir=cache_dir,
             cache_bytes=cache_bytes,
+            verify=verify,  # type: ignore[arg-type]
         )
         if cache_dir and not any(is_url(path) for path in paths):
             sys.stderr.write("note: --cache-dir is ignored: what lies on this machine needs no disk cache\n")
@@ -322,6 +328,23 @@ def pull_command(
             quiet=quiet,
             json=json,
         )
+
+
+@app.command("manifest", epilog=epilog("manifest models/llama-3-8b"))
+def manifest_command(
+    directory: Annotated[
+        str,
+        _argument(metavar="DIRECTORY", help="A local directory with a checkpoint.", autocompletion=completed_paths),
+    ],
+    verbose: Annotated[bool, _flag("--verbose", "-v", help="List each file and its BLAKE3 hash.")] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Hash a checkpoint's files, and write the hashes beside them: loads verify what they read."""
+    with handled(as_json=json, debug=debug):
+        from penstock.cli.manifest import manifest
+
+        manifest(directory, verbose=verbose, json=json)
 
 
 @app.command(

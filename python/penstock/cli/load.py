@@ -46,6 +46,8 @@ FIGURES = {
     "direct_bytes": Figure("source", "direct I/O", "read past the page cache (O_DIRECT)"),
     "buffered_bytes": Figure("source", "buffered I/O", "read through the page cache"),
     "network_bytes": Figure("source", "from network", "from an object store or HTTP server"),
+    "verified_bytes": Figure("source", "verified", "compared with the manifest"),
+    "verification_excess_bytes": Figure("source", "read to verify", "read only because blocks are verified whole"),
     "calls": Figure("source", "read calls", "reads or requests made"),
     "throttled": Figure("source", "throttled", "requests answered 429 or 503"),
     "seconds": Figure("time", "load time", "from start to the last byte; opening is not in it"),

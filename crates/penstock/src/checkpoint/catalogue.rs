@@ -15,9 +15,11 @@ use super::header::ParsedTensor;
 use super::location::shown;
 use super::open_all::{Opened, open_all};
 use super::source::{Resolved, ResolvedIndex, resolve};
+use super::verifying::{Discovery, Manifests};
 use super::{Dtype, TensorInfo};
 use crate::closest::closest;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Code, Error, ErrorKind, Result};
+use crate::manifest::Verify;
 use crate::store::{Identity, Object, ReadContext, Store, is_remote, location_of};
 
 /// One object of a checkpoint.
@@ -38,7 +40,12 @@ pub struct ObjectInfo {
 /// The catalogue of a checkpoint.
 #[derive(Clone)]
 pub struct Checkpoint {
+    /// Where the objects are read: verified, where there are manifests.
     store: Arc<dyn Store>,
+    /// The same, unverified.
+    plain: Arc<dyn Store>,
+    /// What was found when it was opened; nothing where nobody looked.
+    manifests: Option<Arc<Manifests>>,
     objects: Vec<ObjectInfo>,
     /// Where the objects are, in the form their store takes: URLs may carry secrets.
     locations: Vec<String>,
@@ -54,17 +61,24 @@ impl Checkpoint {
     /// `NotFound` where an input or a shard is missing; `Format` where an object is malformed, a name stands for two
     /// tensors, or an index does not fit its shards; what the store reports where reading fails.
     pub fn open(store: Arc<dyn Store>, inputs: &[String]) -> Result<Self> {
-        let resolved = resolve(&*store, inputs)?;
-        let opened = open_all(&*store, &resolved.objects)
-            .map_err(|(number, error)| blame_index(&resolved, number, error))?;
-        let mut made = Self {
-            store,
-            objects: Vec::with_capacity(opened.len()),
-            locations: Vec::with_capacity(opened.len()),
-            tensors: Vec::new(),
-            by_name: HashMap::with_capacity(opened.iter().map(|opened| opened.header.tensors.len()).sum()),
-            metadata: BTreeMap::new(),
-        };
+        Self::open_verified(store, inputs, Verify::Auto)
+    }
+
+    /// As [`Checkpoint::open`], with a word on manifests. Where there is one, headers and indexes are verified before they
+    /// are parsed, and so is all that is loaded later.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`]; `Integrity` where bytes are not what a manifest says, a manifest is refused, or none is there
+    /// and one is required.
+    pub fn open_verified(store: Arc<dyn Store>, inputs: &[String], verify: Verify) -> Result<Self> {
+        let ((resolved, opened), manifests) = discovering(&store, verify, |store| {
+            let resolved = resolve(store, inputs)?;
+            let opened = open_all(store, &resolved.objects)
+                .map_err(|(number, error)| blame_index(&resolved, number, error))?;
+            Ok((resolved, opened))
+        })?;
+        let mut made = Self::empty(store, manifests);
+        made.by_name.reserve(opened.iter().map(|opened| opened.header.tensors.len()).sum());
         let mut owners = vec![Vec::new(); opened.len()];
         for owning in &resolved.indexes {
             for (shard, object) in (0u32..).zip(&owning.objects) {
@@ -84,19 +98,23 @@ impl Checkpoint {
     /// called `object:range` by their numbers.
     ///
     /// # Errors
-    /// `Selection` for a range that leaves its object; what the store fails with when it opens one.
-    pub fn of_ranges(store: Arc<dyn Store>, wanted: &[(String, Vec<Range<u64>>)]) -> Result<Self> {
-        let mut made = Self {
-            store,
-            objects: Vec::with_capacity(wanted.len()),
-            locations: Vec::with_capacity(wanted.len()),
-            tensors: Vec::new(),
-            by_name: HashMap::new(),
-            metadata: BTreeMap::new(),
-        };
-        for (location, ranges) in wanted {
-            let opened = made.store.open(location).map_err(|error| error.object(shown(location)))?;
-            let (bytes, number) = (opened.bytes(), countable(made.objects.len())?);
+    /// `Selection` for a range that leaves its object; what the store fails with when it opens one; `Integrity` as for
+    /// [`Checkpoint::open_verified`].
+    pub fn of_ranges(
+        store: Arc<dyn Store>,
+        wanted: &[(String, Vec<Range<u64>>)],
+        verify: Verify,
+    ) -> Result<Self> {
+        let (opened, manifests) = discovering(&store, verify, |store| {
+            let open = |(location, _): &(String, _)| {
+                let object = store.open(location).map_err(|error| error.object(shown(location)))?;
+                Ok((object.bytes(), object.identity()))
+            };
+            wanted.iter().map(open).collect::<Result<Vec<_>>>()
+        })?;
+        let mut made = Self::empty(store, manifests);
+        for ((location, ranges), (bytes, identity)) in wanted.iter().zip(opened) {
+            let number = countable(made.objects.len())?;
             let mut tensors = Vec::with_capacity(ranges.len());
             for (index, range) in ranges.iter().enumerate() {
                 if range.start > range.end || range.end > bytes {
@@ -121,12 +139,28 @@ impl Checkpoint {
             made.objects.push(ObjectInfo {
                 location: shown(location).into_owned(),
                 bytes,
-                identity: opened.identity(),
+                identity,
                 data_start: 0,
                 metadata: BTreeMap::new(),
             });
         }
         Ok(made)
+    }
+
+    fn empty(plain: Arc<dyn Store>, manifests: Option<Manifests>) -> Self {
+        let manifests = manifests.map(Arc::new);
+        let store =
+            manifests.as_ref().map_or_else(|| Arc::clone(&plain), |found| found.over(Arc::clone(&plain)));
+        Self {
+            store,
+            plain,
+            manifests,
+            objects: Vec::new(),
+            locations: Vec::new(),
+            tensors: Vec::new(),
+            by_name: HashMap::new(),
+            metadata: BTreeMap::new(),
+        }
     }
 
     /// Adds an object and those of its tensors that the indexes in charge of it, if any, map to it.
@@ -303,8 +337,41 @@ impl Checkpoint {
     }
 
     /// The same checkpoint, whose objects are read through another store.
-    pub fn in_store(&self, store: Arc<dyn Store>) -> Self {
-        Self { store, ..self.clone() }
+    pub fn in_store(&self, plain: Arc<dyn Store>) -> Self {
+        let verified = self.manifests.as_ref().map(|found| found.over(Arc::clone(&plain)));
+        Self { store: verified.unwrap_or_else(|| Arc::clone(&plain)), plain, ..self.clone() }
+    }
+
+    /// The same checkpoint, whose loads are verified as `verify` says: with the manifests that were found when it was
+    /// opened.
+    ///
+    /// # Errors
+    /// `Integrity` where it is to be verified and cannot be.
+    pub fn verified(&self, verify: Verify) -> Result<Self> {
+        let refuse = |cause, remedy| {
+            let error = Error::new(ErrorKind::Integrity, cause).code(Code::NoManifest).remedy(remedy);
+            match self.objects.first() {
+                Some(first) => error.object(&*first.location),
+                None => error,
+            }
+        };
+        match (verify, &self.manifests) {
+            (Verify::Off, _) => Ok(Self { store: Arc::clone(&self.plain), manifests: None, ..self.clone() }),
+            (Verify::Require, None) => Err(refuse(
+                "verification is required, and the checkpoint was opened without",
+                "Open it with verify=\"require\" too: headers are verified before they are parsed",
+            )),
+            (Verify::Require, Some(found)) if !found.cover_all() => Err(refuse(
+                "there was no manifest when the checkpoint was opened, and one is required",
+                "Make one where the files are trusted (penstock manifest), and open the checkpoint again",
+            )),
+            _ => Ok(self.clone()),
+        }
+    }
+
+    /// Bytes of the blocks in which its loads are verified, if they are.
+    pub fn verification_block(&self) -> Option<u64> {
+        self.manifests.as_ref()?.block_bytes()
     }
 
     /// The same checkpoint, of which each tensor is its bytes one after the other: for those who cut anywhere.
@@ -349,6 +416,20 @@ impl fmt::Debug for Checkpoint {
             .field("bytes", &self.bytes())
             .finish_non_exhaustive()
     }
+}
+
+/// What `open` opens in `store`, and the manifests that were found meanwhile.
+fn discovering<T>(
+    store: &Arc<dyn Store>,
+    verify: Verify,
+    open: impl FnOnce(&dyn Store) -> Result<T>,
+) -> Result<(T, Option<Manifests>)> {
+    if verify == Verify::Off {
+        return Ok((open(&**store)?, None));
+    }
+    let discovery = Discovery::new(Arc::clone(store), verify);
+    let opened = open(&discovery)?;
+    Ok((opened, Some(discovery.into_manifests())))
 }
 
 /// Says of a missing object that an index names it, and for which tensor.

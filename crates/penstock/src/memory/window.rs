@@ -81,6 +81,19 @@ impl<'a> Window<'a> {
         Window { non_temporal: self.non_temporal, ..part }
     }
 
+    /// The window in two, of which the first has `len` bytes.
+    ///
+    /// # Panics
+    /// Where it is shorter: a bug of the caller.
+    #[must_use]
+    pub fn split_at(self, len: usize) -> (Self, Self) {
+        assert!(len <= self.len, "a window is split beyond its end");
+        // SAFETY: both halves lie in this window, do not overlap, and take its place.
+        let rest = unsafe { Self::from_raw(self.ptr.add(len), self.len - len) };
+        let rest = Self { non_temporal: self.non_temporal, ..rest };
+        (Self { len, ..self }, rest)
+    }
+
     /// Copies `bytes` to the window's position `start`.
     ///
     /// # Panics

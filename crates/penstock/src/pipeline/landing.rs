@@ -164,7 +164,8 @@ pub(super) fn to_host(
                 unsafe { Window::from_raw(pointer(destinations.of(segment)), to_usize(segment.len)) };
             (segment.src, window.non_temporal())
         };
-        if object.scatters() {
+        // Two tensors may lie in one block that is verified whole.
+        if object.scatters() || object.verification_block().is_some() {
             object.read_scattered(&mut segments.iter().map(window).collect::<Vec<_>>(), cx)?;
         } else {
             for (offset, window) in segments.iter().map(window) {

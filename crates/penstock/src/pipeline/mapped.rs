@@ -47,14 +47,38 @@ impl Mapped {
         Ok(Self { checkpoint, files })
     }
 
-    /// The mapping that holds the tensor, and where its bytes begin there.
+    /// Verifies the bytes of `tensors` with `threads` threads, where there is a manifest: else each [`Mapped::view`] would, in
+    /// its own.
     ///
     /// # Errors
-    /// `TensorNotFound` for a tensor whose object was not mapped.
+    /// `Integrity` where they are not what they should be; as [`Mapped::prefault`] where a page cannot be read.
+    pub fn verify(&self, tensors: &[usize], threads: usize) -> Result<()> {
+        if self.checkpoint.verification_block().is_none() {
+            return Ok(());
+        }
+        let steps = steps(&self.checkpoint, tensors).into_iter();
+        let steps: Vec<_> =
+            steps.filter_map(|(file, range)| Some((file, self.files[file].as_ref()?, range))).collect();
+        in_parallel(threads, &steps, |(_, (object, _), range)| Ok(object.prefetch(range.clone())))?;
+        in_parallel(threads, &steps, |(file, (object, mapping), range)| {
+            object.verify_mapped(mapping, range).map_err(|error| self.name_all(error, tensors, *file))
+        })?;
+        Ok(())
+    }
+
+    /// The mapping that holds the tensor, and where its bytes begin there: verified, where there is a manifest.
+    ///
+    /// # Errors
+    /// `TensorNotFound` for a tensor whose object was not mapped; as [`Mapped::verify`].
     pub fn view(&self, tensor: usize) -> Result<(Arc<FileMapping>, Range<u64>)> {
         let info = &self.checkpoint.tensors()[tensor];
         match &self.files[info.object as usize] {
-            Some((_, mapping)) => Ok((Arc::clone(mapping), info.range.clone())),
+            Some((object, mapping)) => {
+                object
+                    .verify_mapped(mapping, &info.range)
+                    .map_err(|error| self.name_all(error, &[tensor], info.object as usize))?;
+                Ok((Arc::clone(mapping), info.range.clone()))
+            }
             None => Err(Error::new(ErrorKind::TensorNotFound, "its file was not mapped").tensor(&*info.name)),
         }
     }
@@ -84,6 +108,21 @@ impl Mapped {
         })?;
         // What was cached was not touched, and may be gone by now.
         self.files.iter().flatten().try_for_each(|(object, _)| object.verify_unchanged())
+    }
+
+    /// Adds those of `tensors` that the failed bytes of a file belong to.
+    fn name_all(&self, error: Error, tensors: &[usize], file: usize) -> Error {
+        let Some(range) = error.byte_range() else { return error };
+        let infos = tensors.iter().map(|tensor| &self.checkpoint.tensors()[*tensor]);
+        let touched = infos.filter(|info| {
+            info.object as usize == file && info.range.start < range.end && range.start < info.range.end
+        });
+        let names: Vec<_> = touched.map(|info| &*info.name).collect();
+        let error = error.detail("tensors", names.join(", "));
+        match names.first() {
+            Some(name) => error.tensor(*name),
+            None => error,
+        }
     }
 
     /// Adds the first tensor of `range` whose pages cannot be made present.

@@ -9,7 +9,7 @@ use super::landing::{Destinations, Fetched, Timing, fetch, land, requests, to_ho
 use super::queue::ReadKind;
 use super::shared::{Shared, Take};
 use crate::device::{CopyEvent, CopyRegion, CopyStream, Device};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{Lease, PinnedSpan, Region, StagingBuffer, Window};
 use crate::plan::{Block, Segment};
 use crate::stats::LoadStats;
@@ -56,6 +56,8 @@ impl ReaderStats {
         self.stats.buffered_bytes = self.cx.buffered_bytes;
         self.stats.network_bytes = self.cx.network_bytes;
         self.stats.read_bytes = self.cx.bytes();
+        self.stats.verified_bytes = self.cx.verified_bytes;
+        self.stats.verification_excess_bytes = self.cx.verification_excess_bytes;
         self.stats.calls = self.cx.calls;
         shared.with_stats(|stats| stats.add(&self.stats));
     }
@@ -398,8 +400,28 @@ fn name_tensor(error: Error, shared: &Shared, block: &Block, object: &dyn Object
     let segments = shared.plan.segments(block);
     let hit = segments.iter().rev().find(|segment| segment.src <= at).or(segments.first());
     let error = error.object(object.location()).range(block.range.clone());
+    if error.kind() == ErrorKind::Integrity {
+        return name_all(error, shared, block);
+    }
     match hit {
         Some(segment) => error.tensor(&*shared.plan.tensors()[segment.tensor as usize].name),
+        None => error,
+    }
+}
+
+/// Adds all tensors that the damaged bytes of a block belong to.
+fn name_all(error: Error, shared: &Shared, block: &Block) -> Error {
+    let range = error.byte_range().unwrap_or_else(|| block.range.clone());
+    let mut names: Vec<&str> = Vec::new();
+    for segment in shared.plan.segments(block) {
+        let name = &*shared.plan.tensors()[segment.tensor as usize].name;
+        if segment.src < range.end && range.start < segment.src + segment.span() && !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    let error = error.detail("tensors", names.join(", "));
+    match names.first() {
+        Some(name) => error.tensor(*name),
         None => error,
     }
 }

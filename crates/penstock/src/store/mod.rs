@@ -7,6 +7,7 @@
 //! * `local`: files. `remote`: object stores and HTTP servers. `disk_cache`: a store in front of the remote one.
 //! * `router`: which of them a location leads to. `location`: what can be said of one without asking anyone.
 //! * `block_map`: which blocks of a partial copy are there.
+//! * `verified`: an object around another one, whose bytes are compared with a manifest before anyone gets them.
 //! * `locked_file`: a file that is locked by one process, and not by its forked children.
 //!
 //! Promises of every store, checked by one conformance suite (`tests/store_conformance.rs`):
@@ -24,6 +25,7 @@ pub(crate) mod locked_file;
 #[cfg(feature = "remote")]
 mod remote;
 mod router;
+mod verified;
 
 use std::any::Any;
 use std::ops::Range;
@@ -43,6 +45,7 @@ pub use location::{is_doubtful_path, shown, shown_setting};
 #[cfg(feature = "remote")]
 pub use remote::{Environment, ListedObject, Listing, RemoteStore, RetryPolicy, set_google_token_command};
 pub use router::{Router, is_remote};
+pub(crate) use verified::VerifiedObject;
 
 /// What tells one version of an object from another: compared between opening a checkpoint and loading from it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -204,12 +207,32 @@ pub trait Object: Send + Sync {
         None
     }
 
+    /// Whether bytes that came damaged may come whole when they are asked for once more: a network is on their way.
+    fn may_come_better(&self) -> bool {
+        self.access().is_some()
+    }
+
     /// Tells the store that direct reads of this object would gain nothing. A hint, for objects that have such a choice.
     fn avoid_direct(&self) {}
 
     /// What reading came upon that the load's owner may want to know: a faster way that was refused.
     fn notes(&self) -> Vec<String> {
         Vec::new()
+    }
+
+    /// The bytes of the blocks in which reads of this object are verified, if they are: a range is read in whole blocks, so
+    /// what is cut at multiples of them is not read twice.
+    fn verification_block(&self) -> Option<u64> {
+        None
+    }
+
+    /// Verifies `range` of a mapping that [`Object::map`] made, where reads of this object are verified: to be called before
+    /// anyone sees it.
+    ///
+    /// # Errors
+    /// `Integrity` where the bytes are not what they should be, `Storage` or `Changed` where a page cannot be read.
+    fn verify_mapped(&self, _mapping: &FileMapping, _range: &Range<u64>) -> Result<()> {
+        Ok(())
     }
 
     /// Fails with `Changed` if what was read may not be of the version that was opened.
@@ -233,6 +256,10 @@ pub struct ReadContext {
     pub buffered_bytes: u64,
     /// Bytes that came from an object store or HTTP server.
     pub network_bytes: u64,
+    /// Bytes that were compared with a manifest.
+    pub verified_bytes: u64,
+    /// Bytes that were read only because blocks are verified whole.
+    pub verification_excess_bytes: u64,
     /// Calls made to the store: system calls or requests.
     pub calls: u64,
     /// Answers of a store that it is asked too often.
@@ -242,7 +269,10 @@ pub struct ReadContext {
     pub per_reader_fd: bool,
     /// What [`Object::is_cached`] has said of what is read next, so that the object need not find out again.
     pub cached: Option<bool>,
+    /// Whether what was kept of the object before does not count: it was found to be damaged.
+    pub(crate) afresh: bool,
     pub(crate) scratch: Option<crate::memory::Region>,
+    pub(crate) verification_scratch: Option<crate::memory::Region>,
     /// What a store keeps for this reader from one read to the next, such as a file open for it alone.
     pub(crate) kept: Option<Box<dyn Any + Send>>,
 }

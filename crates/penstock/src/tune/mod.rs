@@ -101,6 +101,19 @@ impl Settings {
         let block_bytes = part.max(self.least_block_bytes).min(self.block_bytes);
         Self { block_bytes, ..self }
     }
+
+    /// The same for a load that is verified in blocks of `bytes`, a power of two: reads are cut at multiples of them and bridge
+    /// the gaps inside them, so that no two reads of the load share one.
+    #[must_use]
+    pub fn for_verification(self, bytes: u64) -> Self {
+        Self {
+            block_bytes: self.block_bytes.next_multiple_of(bytes),
+            least_block_bytes: self.least_block_bytes.next_multiple_of(bytes),
+            coalesce_gap_bytes: self.coalesce_gap_bytes.max(bytes),
+            request_bytes: self.request_bytes.checked_next_multiple_of(bytes).unwrap_or(u64::MAX),
+            ..self
+        }
+    }
 }
 
 #[cfg(test)]

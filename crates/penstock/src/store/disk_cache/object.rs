@@ -252,6 +252,9 @@ impl Object for CachedObject {
     }
 
     fn read_scattered(&self, into: &mut [(u64, Window<'_>)], cx: &mut ReadContext) -> Result<()> {
+        if cx.afresh {
+            return self.remote()?.read_scattered(into, cx);
+        }
         if self.read_file(|file| file.read_scattered(into, cx)).is_some() {
             return Ok(());
         }
@@ -291,6 +294,10 @@ impl Object for CachedObject {
 
     fn map(&self) -> Result<FileMapping> {
         self.file.as_ref().map_or_else(|| self.remote()?.map(), |file| file.map())
+    }
+
+    fn may_come_better(&self) -> bool {
+        true
     }
 
     fn is_cached(&self, range: &Range<u64>) -> Option<bool> {

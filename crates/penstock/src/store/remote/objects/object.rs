@@ -36,11 +36,12 @@ impl RemoteObject {
             let cause = format!("a read beyond the end of the object's {} bytes", self.meta.size);
             return Err(Error::new(ErrorKind::Storage, cause).object(&self.location).range(range));
         }
-        let held = self.head.len().clamp(to_usize(range.start), to_usize(range.end));
-        if let Some(held) = self.head.get(to_usize(range.start)..held).filter(|held| !held.is_empty()) {
+        let head = if cx.afresh { &[][..] } else { &self.head[..] };
+        let held = head.len().clamp(to_usize(range.start), to_usize(range.end));
+        if let Some(held) = head.get(to_usize(range.start)..held).filter(|held| !held.is_empty()) {
             write(range.start, held);
         }
-        let rest = range.start.max(self.head.len() as u64)..range.end;
+        let rest = range.start.max(head.len() as u64)..range.end;
         if rest.is_empty() { Ok(()) } else { self.fetch(rest, cx, write) }
     }
 
