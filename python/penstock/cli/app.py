@@ -330,7 +330,7 @@ def pull_command(
         )
 
 
-@app.command("manifest", epilog=epilog("manifest models/llama-3-8b"))
+@app.command("manifest", cls=Command, epilog=epilog("manifest models/llama-3-8b"))
 def manifest_command(
     directory: Annotated[
         str,

@@ -11,8 +11,7 @@ being made stays on the device.
 from __future__ import annotations
 
 import logging
-
-import torch
+from typing import TYPE_CHECKING
 
 from penstock.errors import LoadCancelledError
 from penstock.pool.books import State
@@ -20,6 +19,9 @@ from penstock.pool.component import Component
 from penstock.pool.departures import Departures
 from penstock.pool.memory import Memory
 from penstock.pool.worker import Worker
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +34,7 @@ class Masters(Departures):
         self._keeper = Worker("penstock-pool-keep", self._keep)
 
     def keep_master(self, component: Component, state: State) -> None:
-        """Has a master made of what is on the device, for which host memory has room that is held. With the lock held."""
+        """Has a master made of what is on the device. Host memory has room, which is held. With the lock held."""
         state.keeping = True
         self.device.hold(component, component.nbytes)
         self._keeper.submit(component)
