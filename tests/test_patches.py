@@ -17,7 +17,8 @@ from penstock.patches import Replacement, replace_for_good
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "engines" / "patches.md"
-SOURCES = sorted((ROOT / "python" / "penstock").rglob("*.py"))
+# But for what runs in a program that ``penstock start-report`` watches, where nothing of Penstock is.
+SOURCES = sorted(path for path in (ROOT / "python" / "penstock").rglob("*.py") if path.parent.name != "hooks")
 
 
 # The list

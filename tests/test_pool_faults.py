@@ -232,6 +232,7 @@ def test_a_request_that_meets_a_fault_does_not_keep_others_from_theirs(
 
     with pool_of(files) as pool:
         pool.switch("m0")
+        check_books(pool)  # it has its master then
         module = pool._models["m0"].bounds["net"].module
         with torch.no_grad():
             module.weight.fill_(7)

@@ -293,7 +293,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 EXPERIMENT = Experiment(
     "switch",
     "models that take turns on a device",
-    "The pool beside .to both ways, accelerate, diffusers and thaw. Needs transformers and diffusers.",
+    "The pool beside .to, accelerate, diffusers' manager and thaw-vllm.",
     Switching,
     add_options,
     {

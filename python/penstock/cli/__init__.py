@@ -45,8 +45,9 @@ def _app() -> typer.Typer:
     try:
         from penstock.cli.app import app
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in {"typer", "rich", "click"}:
+        package = (error.name or "").partition(".")[0]
+        if package not in {"typer", "rich", "click"}:
             raise
-        sys.stderr.write(f"error: the penstock command needs the package {error.name!r}: pip install typer rich\n")
+        sys.stderr.write(f"error: the penstock command needs the package {package!r}: pip install typer rich\n")
         sys.exit(1)
     return app
