@@ -22,6 +22,7 @@ import torch
 import torch.utils.dlpack
 
 from penstock.errors import InsufficientMemoryError
+from penstock.pool.lock import deferred
 from penstock.units import size
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ class PagedSlab(DeviceSlab):
 
     def map(self) -> torch.Tensor:
         """As of every slab. Pages come with their first byte."""
-        with self._looking:
+        with deferred(), self._looking:
             self._look()
             self._mapped = self._ever = self.nbytes
         return self._tensor
@@ -176,7 +177,7 @@ class PagedSlab(DeviceSlab):
         del points
         freed = max(self._mapped - keep, 0)
         if freed:
-            with self._looking:
+            with deferred(), self._looking:
                 if self._debug:
                     self._tensor[keep:].fill_(_SCRATCH)
                 else:
@@ -188,7 +189,7 @@ class PagedSlab(DeviceSlab):
 
     def was_written_late(self) -> bool:
         """Whether memory that was given up was written to since the last call. Always False without ``debug``."""
-        with self._looking:
+        with deferred(), self._looking:
             self._look()
             late, self._late = self._late, False
             return late
