@@ -359,7 +359,7 @@ def test_a_registration_that_fails_at_its_end_adds_nothing(files: list[Path], mo
 def run(program: str, *arguments: str) -> str:
     command = [sys.executable, "-c", program, *arguments]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=540, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -593,12 +593,14 @@ OPERATIONS = ["use", "lease", "write", "switch", "pin", "prefetch"]
 OPERATIONS += ["sleep", "unload", "register", "adopt", "resize", "close"]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_ctrl_c_anywhere_leaves_a_pool_that_works(files: list[Path], operation: str) -> None:
     interrupt_at_every(29, operation, files)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_ctrl_c_at_every_line_leaves_a_pool_that_works(files: list[Path], operation: str) -> None:
     interrupt_at_every(1, operation, files)
