@@ -245,6 +245,20 @@ pub trait Object: Send + Sync {
 /// How much longer than its block a buffer must be, so that a store may read whole sectors around it.
 pub const ALIGNMENT_PADDING: usize = 2 * 4096;
 
+/// The range of a read of `len` bytes, which must lie in the object: anything else is a bug of the plan.
+///
+/// # Errors
+/// `Storage` for what lies beyond its end.
+pub(crate) fn checked_range(object: &(impl Object + ?Sized), offset: u64, len: usize) -> Result<Range<u64>> {
+    let bytes = object.bytes();
+    let end = offset.checked_add(len as u64).filter(|end| *end <= bytes);
+    end.map(|end| offset..end).ok_or_else(|| {
+        Error::new(ErrorKind::Storage, format!("a read beyond the end of the file's {bytes} bytes"))
+            .object(object.location())
+            .range(offset..offset.saturating_add(len as u64))
+    })
+}
+
 /// What one reader brings to every read it makes: scratch memory, an open file of its own, and counters. Not shared between threads.
 #[derive(Debug, Default)]
 pub struct ReadContext {

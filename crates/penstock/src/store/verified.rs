@@ -13,7 +13,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
-use super::{ALIGNMENT_PADDING, Access, Identity, Object, ReadContext};
+use super::block_map::to_usize;
+use super::{ALIGNMENT_PADDING, Access, Identity, Object, ReadContext, checked_range};
 use crate::error::{Error, ErrorKind, Result};
 use crate::manifest::{FileHashes, Manifest};
 use crate::memory::{FileMapping, PinnedSpan, Region, Window};
@@ -75,22 +76,11 @@ impl VerifiedObject {
         range.start / block * block..bytes.min(range.end.next_multiple_of(block))
     }
 
-    /// A read must lie in the object; anything else is a bug of the plan.
-    fn check_range(&self, offset: u64, len: usize) -> Result<Range<u64>> {
-        let bytes = self.hashes().bytes();
-        let end = offset.checked_add(len as u64).filter(|end| *end <= bytes);
-        end.map(|end| offset..end).ok_or_else(|| {
-            Error::new(ErrorKind::Storage, format!("a read beyond the end of the file's {bytes} bytes"))
-                .object(self.location())
-                .range(offset..offset.saturating_add(len as u64))
-        })
-    }
-
     /// Fills the windows, whose offsets rise, and verifies every block that they touch.
     fn read(&self, into: &mut [(u64, Window<'_>)], cx: &mut ReadContext) -> Result<()> {
         let mut wanted = Vec::with_capacity(into.len());
         for (offset, window) in into.iter().filter(|(_, window)| !window.is_empty()) {
-            wanted.push(self.check_range(*offset, window.len())?);
+            wanted.push(checked_range(self, *offset, window.len())?);
         }
         let gaps = gaps(&wanted, self.block_bytes(), self.hashes().bytes());
         let excess: u64 = gaps.iter().map(|gap| gap.end - gap.start).sum();
@@ -273,7 +263,7 @@ impl Object for VerifiedObject {
     }
 
     fn read_into(&self, offset: u64, mut into: Window<'_>, cx: &mut ReadContext) -> Result<()> {
-        let range = self.check_range(offset, into.len())?;
+        let range = checked_range(self, offset, into.len())?;
         if cx.cached != Some(true) {
             let len = into.len();
             return self.read(&mut [(offset, into.part(0, len))], cx);
@@ -303,7 +293,7 @@ impl Object for VerifiedObject {
         cx: &mut ReadContext,
     ) -> Result<usize> {
         let len = to_usize(range.end - range.start);
-        self.check_range(range.start, len)?;
+        checked_range(self, range.start, len)?;
         let whole = self.whole(&range);
         let (blocks_len, room) = (to_usize(whole.end - whole.start), buffer.len());
         if len == 0 || blocks_len.saturating_add(ALIGNMENT_PADDING) > room {
@@ -377,7 +367,7 @@ impl Object for VerifiedObject {
     }
 
     fn verify_mapped(&self, mapping: &FileMapping, range: &Range<u64>) -> Result<()> {
-        self.check_range(range.start, to_usize(range.end.saturating_sub(range.start)))?;
+        checked_range(self, range.start, to_usize(range.end.saturating_sub(range.start)))?;
         if (mapping.len() as u64) < self.hashes().bytes() {
             let cause = format!("only {} bytes of it were mapped", mapping.len());
             return Err(Error::new(ErrorKind::Storage, cause).object(self.location()));
@@ -416,10 +406,6 @@ impl Object for VerifiedObject {
         }
         Ok(())
     }
-}
-
-fn to_usize(n: u64) -> usize {
-    usize::try_from(n).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

@@ -23,7 +23,8 @@ use super::handle::DirectFile;
 use super::{CachePolicy, LocalFile};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{PAGE, Region, Window};
-use crate::store::{Object, ReadContext};
+use crate::store::block_map::to_usize;
+use crate::store::{Object, ReadContext, checked_range};
 
 /// Bytes read at once to scratch memory, where a direct read cannot go to its destination.
 const SCRATCH_BYTES: usize = 1 << 20;
@@ -57,7 +58,7 @@ impl LocalFile {
     }
 
     pub(super) fn read_exactly(&self, offset: u64, mut into: Window<'_>, cx: &mut ReadContext) -> Result<()> {
-        let range = self.checked_range(offset, into.len())?;
+        let range = checked_range(self, offset, into.len())?;
         let cached = match self.route(&range, cx) {
             Route::Direct(direct) => {
                 match self.read_directly(&direct, offset, into.part(0, into.len()), cx) {
@@ -78,7 +79,7 @@ impl LocalFile {
         cx: &mut ReadContext,
     ) -> Result<usize> {
         let len = to_usize(range.end - range.start);
-        self.checked_range(range.start, len)?;
+        checked_range(self, range.start, len)?;
         let cached = match self.route(&range, cx) {
             Route::Direct(direct) if (buffer.as_ptr() as usize).is_multiple_of(direct.memory_align) => {
                 let start = range.start / PAGE as u64 * PAGE as u64;
@@ -98,19 +99,6 @@ impl LocalFile {
     }
 
     /// A range must lie in the file as it was opened; anything else is a bug of the plan, not a short file.
-    fn checked_range(&self, offset: u64, len: usize) -> Result<Range<u64>> {
-        offset.checked_add(len as u64).filter(|end| *end <= self.bytes()).map(|end| offset..end).ok_or_else(
-            || {
-                Error::new(
-                    ErrorKind::Storage,
-                    format!("a read beyond the end of the file's {} bytes", self.bytes()),
-                )
-                .object(&self.location)
-                .range(offset..offset.saturating_add(len as u64))
-            },
-        )
-    }
-
     fn read_buffered(&self, offset: u64, into: Window<'_>, cx: &mut ReadContext, cached: bool) -> Result<()> {
         let wanted = into.len();
         if self.cache == CachePolicy::Populate && !cached {
@@ -252,9 +240,4 @@ impl LocalFile {
 /// other way will say so.
 fn is_refusal(error: &Error) -> bool {
     matches!(error.os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS | libc::EPERM))
-}
-
-/// Lengths here are lengths of memory that exists, so they fit.
-fn to_usize(n: u64) -> usize {
-    usize::try_from(n).unwrap_or(usize::MAX)
 }

@@ -12,6 +12,7 @@ use object_store::path::Path;
 use super::fetch::{Counters, add, once, with_retries};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Window;
+use crate::store::block_map::to_usize;
 use crate::store::remote::http::context::LoadContext;
 use crate::store::remote::provider::backend::Backend;
 use crate::store::remote::request::latency::HedgePermit;
@@ -286,11 +287,6 @@ fn scatter(into: &mut [(u64, Window<'_>)], at: u64, bytes: &[u8]) {
         let (from, to) = (at.max(*offset), end.min(*offset + window.len() as u64));
         window.write(to_usize(from - *offset), &bytes[to_usize(from - at)..to_usize(to - at)]);
     }
-}
-
-/// Lengths here are lengths of memory that exists, so they fit.
-fn to_usize(n: u64) -> usize {
-    usize::try_from(n).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]
