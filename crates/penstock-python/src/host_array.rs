@@ -5,11 +5,12 @@
 //! consumers may free their share without the GIL, from any thread.
 
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use penstock::checkpoint::Dtype;
 use penstock::device::{CudaDevice, Device, PinnedMemory};
-use penstock::memory::{FileMapping, HostTensor, spare_bytes};
+use penstock::memory::{FileMapping, HostTensor, spare_bytes_below};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -153,8 +154,9 @@ impl HostArray {
 }
 
 /// Bytes of host memory that this process could take: of the machine, and within its control groups' limits, page cache
-/// counted as free. None where the system says nothing about it.
+/// counted as free. None where the system says nothing about it. `root` is where its file system begins.
 #[pyfunction]
-pub fn spare_memory() -> Option<u64> {
-    spare_bytes()
+#[pyo3(signature = (root = PathBuf::from("/")))]
+pub fn spare_memory(root: PathBuf) -> Option<u64> {
+    spare_bytes_below(&root)
 }

@@ -12,8 +12,8 @@ import platform
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
+from penstock._native import spare_memory
 from penstock.doctor.tree import Tree, whole
 from penstock.start.profile import Wanted, is_stale
 
@@ -124,14 +124,8 @@ def _chunks(wanted: Wanted) -> Iterable[tuple[int, int]]:
 
 
 def headroom(tree: Tree | None = None) -> int:
-    """Bytes that may be brought in: what is available here and in this cgroup, less a reserve for the engine."""
-    tree = tree or Tree(Path("/"))
+    """Bytes that may be brought in: what is to spare here and in this control group, less a reserve for the engine."""
+    tree = tree or Tree()
     memory = tree.kib("proc/meminfo", "MemTotal") or 0
-    available = tree.kib("proc/meminfo", "MemAvailable") or 0
-    limit = whole(tree.text("sys/fs/cgroup/memory.max"))
-    if limit is not None and limit < memory:
-        stats = dict(line.split(" ", 1) for line in tree.lines("sys/fs/cgroup/memory.stat") if " " in line)
-        used = tree.number("sys/fs/cgroup/memory.current") or 0
-        reclaimable = (whole(stats.get("inactive_file")) or 0) + (whole(stats.get("active_file")) or 0)
-        memory, available = limit, min(available, limit - used + reclaimable)
-    return max(available - int(min(memory * _RESERVE_SHARE, _RESERVE_MOST)), 0)
+    memory = min(memory, whole(tree.text("sys/fs/cgroup/memory.max")) or memory)
+    return max((spare_memory(tree.root) or 0) - int(min(memory * _RESERVE_SHARE, _RESERVE_MOST)), 0)

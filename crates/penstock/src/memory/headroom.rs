@@ -38,7 +38,12 @@ pub(super) fn look(root: &Path) -> Option<Headroom> {
 /// Bytes that this process may have before something else has to give way, page cache counted as free; `None` where the
 /// system says nothing about it.
 pub fn spare_bytes() -> Option<u64> {
-    look(Path::new("/")).map(|headroom| headroom.bytes)
+    spare_bytes_below(Path::new("/"))
+}
+
+/// As [`spare_bytes`], of the system whose file system begins at `root`.
+pub fn spare_bytes_below(root: &Path) -> Option<u64> {
+    look(root).map(|headroom| headroom.bytes)
 }
 
 /// Bytes until the limit of the control group with that directory, page cache counted as free; `None` where it has none.

@@ -24,7 +24,7 @@ mod window;
 
 pub use file_mapping::FileMapping;
 pub use fork::{Owner, PerProcess};
-pub use headroom::spare_bytes;
+pub use headroom::{spare_bytes, spare_bytes_below};
 pub use pinned::PinnedSpan;
 pub(crate) use region::page_bytes;
 pub use region::{HUGE_PAGE, PAGE, Region};
