@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from penstock.errors import PenstockError
+from penstock.patches import is_disabled
 from penstock.start import environment as environments
 from penstock.start import profile as profiles
 from penstock.start.environment import Environment, files_below, model_of
@@ -79,13 +80,13 @@ def wanted_by(command: Sequence[str], profile: str | None, *, with_weights: bool
     return wanted + (weights(command) if with_weights and command else []), why
 
 
-def run(command: Sequence[str], profile: str | None, *, with_weights: bool = True, prefetch: bool = True) -> None:
+def run(command: Sequence[str], profile: str | None, *, with_weights: bool = True) -> None:
     """Becomes the command; returns only by an exception.
 
     Raises:
         OSError: where the command cannot be started.
     """
-    if shutil.which(command[0]) is not None and prefetch and os.environ.get("PENSTOCK_DISABLE", "") in {"", "0"}:
+    if shutil.which(command[0]) is not None and not is_disabled():
         try:
             _detached(lambda ended: _helper(command, profile, ended, with_weights=with_weights))
         except OSError as error:
