@@ -1,27 +1,42 @@
-"""Commands and their options; typer makes the parser and the help of them.
+"""The application, and the commands that stand alone; typer makes the parser and the help of them.
 
 Nothing heavy is imported before a command runs, so that ``--help`` and ``--version`` are immediate.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-from collections.abc import Callable
-from functools import partial
-from glob import escape, glob
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 import penstock
 from penstock.arguments import is_url
 from penstock.cli import starting
+from penstock.cli.bench_commands import bench_app
+from penstock.cli.cache_commands import cache_app
 from penstock.cli.failures import handled
 from penstock.cli.help import Command, Group, epilog
-from penstock.errors import ConfigError
-from penstock.units import size_meant
+from penstock.cli.options import (
+    Debug,
+    Filter,
+    Json,
+    Paths,
+    StorageOption,
+    Verbose,
+    argument,
+    completed_paths,
+    disk_cache,
+    flag,
+    one_of,
+    parse_count,
+    parse_device,
+    parse_size,
+    selection,
+    setting,
+    storage_options,
+)
 
 app = typer.Typer(
     name="penstock",
@@ -42,24 +57,6 @@ VERIFY = ("auto", "require", "off")
 """``LoadOptions.verify``."""
 
 
-def one_of(words: tuple[str, ...], option: Callable[..., Any], meaning: str) -> Any:
-    """An option that is one of these words."""
-
-    def parse(text: str) -> str:
-        if text not in words:
-            raise typer.BadParameter(f"{text!r} is not one of {', '.join(words)}.")
-        return text
-
-    return option(parser=parse, metavar="|".join(words), help=meaning)
-
-
-def parse_device(text: str) -> str:
-    """``cpu``, ``cuda`` or ``cuda:N``. Whether it is there, the load will say."""
-    if re.fullmatch(r"cpu|cuda(:\d+)?", text):
-        return text
-    raise typer.BadParameter(f"{text!r} is not a device. Give cpu or cuda:N.")
-
-
 def check_remote(text: str) -> None:
     """What is on this machine need not be fetched.
 
@@ -76,89 +73,7 @@ def check_remote(text: str) -> None:
         )
 
 
-def storage_options(given: list[str] | None) -> dict[str, str] | None:
-    """The options of ``--storage-option KEY=VALUE``. Errors do not repeat what was written: it may be secret.
-
-    Raises:
-        ConfigError: for what has no ``=``, or nothing before it.
-    """
-    if not given:
-        return None
-    pairs = [text.partition("=") for text in given]
-    if any(not name.strip() or not mark for name, mark, _ in pairs):
-        cause, remedy = "--storage-option takes KEY=VALUE", "Write --storage-option endpoint_url=http://host:9000"
-        raise ConfigError(cause=cause, remedy=remedy)
-    return {name.strip(): value for name, _, value in pairs}
-
-
-def completed_paths(incomplete: str) -> list[str]:
-    """Paths that begin so, directories with a slash: a shell asks for them when the tab key is pressed."""
-    found = glob(f"{escape(os.path.expanduser(incomplete))}*")  # noqa: PTH111, PTH207 - text as it was typed
-    return sorted(f"{path}/" if os.path.isdir(path) else path for path in found)  # noqa: PTH112
-
-
-def parse_count(text: object) -> int:
-    """A number of things, 0 or more; typer gives defaults too, which are numbers already."""
-    if re.fullmatch(r"\d{1,9}", str(text)):
-        return int(str(text))
-    raise typer.BadParameter(f"{text!r} is not a number of 0 or more.")
-
-
-def parse_size(text: str) -> int:
-    """Bytes, as people and the environment variables write them."""
-    nbytes = size_meant(text)
-    if nbytes is None:
-        raise typer.BadParameter(f"{text!r} is not a size in bytes such as 4194304, 4MiB or 500GB")
-    return nbytes
-
-
-_argument = partial(typer.Argument, show_default=False)
-Paths = Annotated[
-    list[str],
-    _argument(
-        metavar="PATH",
-        help="A file, several, a directory, a quoted glob, a shard index, or a model of a Hugging Face cache; or a "
-        "URL: s3://, gs://, az://, abfss://, https://, hf://org/name\\[@revision].",
-        autocompletion=completed_paths,
-    ),
-]
 _PATHS = ("model.safetensors", "s3://bucket/llama-3-8b/", "hf://openai-community/gpt2")
-
-_flag = partial(typer.Option, metavar="")
-"""An option that takes no value."""
-_selection = partial(typer.Option, rich_help_panel="Selection")
-_setting = partial(typer.Option, rich_help_panel="Settings (found by themselves when left out)")
-_disk_cache = partial(typer.Option, rich_help_panel="Disk cache")
-
-Filter = Annotated[
-    list[str] | None, _selection(metavar="GLOB", help="Only tensors whose names match (*, ?, [...]). Repeat for more.")
-]
-StorageOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--storage-option",
-        metavar="KEY=VALUE",
-        help="Credentials, endpoint or setting of the remote store, by its name in s3fs, gcsfs, adlfs or object_store. "
-        "Repeat for more. Other users of the machine can see a command line: secrets are safer in the environment.",
-        rich_help_panel="Remote store",
-    ),
-]
-Json = Annotated[bool, _flag("--json", help="Print JSON on stdout, errors too.")]
-Debug = Annotated[bool, _flag("--debug", help="Show the traceback of an error.")]
-
-
-def _log(wanted: bool) -> None:
-    if wanted:
-        import logging
-
-        logging.basicConfig(format="%(name)s: %(message)s")  # on stderr
-        logging.getLogger("penstock").setLevel(logging.DEBUG)
-
-
-Verbose = Annotated[
-    bool,
-    _flag("--verbose", "-v", callback=_log, help="Log what is opened and loaded, and retries, on stderr."),
-]
 
 
 def _version(wanted: bool) -> None:
@@ -170,7 +85,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, _flag("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, flag("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     del version
@@ -205,7 +120,7 @@ def inspect_command(
 @app.command("load", cls=Command, epilog=epilog(*(f"load {path}" for path in _PATHS)))
 def load_command(
     paths: Paths,
-    names: Annotated[list[str] | None, _selection(metavar="NAME", help="Only this tensor. Repeat for more.")] = None,
+    names: Annotated[list[str] | None, selection(metavar="NAME", help="Only this tensor. Repeat for more.")] = None,
     filter: Filter = None,  # noqa: A002
     device: Annotated[
         str, typer.Option("--device", parser=parse_device, metavar="DEVICE", help="cpu, cuda or cuda:N.")
@@ -213,30 +128,30 @@ def load_command(
     framework: Annotated[
         str | None, typer.Option(metavar="NAME", help="pt, np, jax or dlpack (pt where torch is installed, else np).")
     ] = None,
-    mmap: Annotated[bool, _flag("--mmap", help="Map the files and bring all pages in; cpu only.")] = False,
-    readers: Annotated[int | None, _setting(parser=parse_count, metavar="N", help="Threads that read.")] = None,
+    mmap: Annotated[bool, flag("--mmap", help="Map the files and bring all pages in; cpu only.")] = False,
+    readers: Annotated[int | None, setting(parser=parse_count, metavar="N", help="Threads that read.")] = None,
     block_bytes: Annotated[
-        int | None, _setting(parser=parse_size, metavar="SIZE", help="What is read at once, such as 4194304 or 4MiB.")
+        int | None, setting(parser=parse_size, metavar="SIZE", help="What is read at once, such as 4194304 or 4MiB.")
     ] = None,
     cache: Annotated[
-        str | None, one_of(POLICIES, _setting, "Use of the page cache; auto decides block by block.")
+        str | None, one_of(POLICIES, setting, "Use of the page cache; auto decides block by block.")
     ] = None,
     cache_dir: Annotated[
         str | None,
-        _disk_cache(metavar="DIRECTORY", help="Keep what comes over the network here.", autocompletion=completed_paths),
+        disk_cache(metavar="DIRECTORY", help="Keep what comes over the network here.", autocompletion=completed_paths),
     ] = None,
     cache_bytes: Annotated[
         int | None,
-        _disk_cache(parser=parse_size, metavar="SIZE", help="At most so much of it (80 % of what the disk has free)."),
+        disk_cache(parser=parse_size, metavar="SIZE", help="At most so much of it (80 % of what the disk has free)."),
     ] = None,
     verify: Annotated[
-        str | None, one_of(VERIFY, _setting, "Compare what is read with a manifest; auto where there is one.")
+        str | None, one_of(VERIFY, setting, "Compare what is read with a manifest; auto where there is one.")
     ] = None,
     storage_option: StorageOption = None,
-    stats: Annotated[bool, _flag("--stats", help="Print what was read, from where, and what limited it.")] = False,
-    all_stats: Annotated[bool, _flag("--all-stats", help="Print every figure, those that are zero too.")] = False,
+    stats: Annotated[bool, flag("--stats", help="Print what was read, from where, and what limited it.")] = False,
+    all_stats: Annotated[bool, flag("--all-stats", help="Print every figure, those that are zero too.")] = False,
     verbose: Verbose = False,
-    quiet: Annotated[bool, _flag("--quiet", "-q", help="Show no progress bar.")] = False,
+    quiet: Annotated[bool, flag("--quiet", "-q", help="Show no progress bar.")] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -281,14 +196,14 @@ def load_command(
 def pull_command(
     url: Annotated[
         str,
-        _argument(
+        argument(
             metavar="URL",
             help="A prefix of an object store, a repository (hf://org/name\\[@revision]), or one object.",
         ),
     ],
     directory: Annotated[
         str,
-        _argument(
+        argument(
             metavar="DIRECTORY",
             help="Where the files go; made where it is missing.",
             autocompletion=completed_paths,
@@ -305,9 +220,9 @@ def pull_command(
         int | None, typer.Option(parser=parse_count, metavar="N", help="Requests in flight (32).")
     ] = None,
     storage_option: StorageOption = None,
-    dry_run: Annotated[bool, _flag("--dry-run", help="List what would be fetched; fetch and make nothing.")] = False,
-    verbose: Annotated[bool, _flag("--verbose", "-v", help="List each file, and how it came to be there.")] = False,
-    quiet: Annotated[bool, _flag("--quiet", "-q", help="Show no progress bar.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", help="List what would be fetched; fetch and make nothing.")] = False,
+    verbose: Annotated[bool, flag("--verbose", "-v", help="List each file, and how it came to be there.")] = False,
+    quiet: Annotated[bool, flag("--quiet", "-q", help="Show no progress bar.")] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -334,9 +249,9 @@ def pull_command(
 def manifest_command(
     directory: Annotated[
         str,
-        _argument(metavar="DIRECTORY", help="A local directory with a checkpoint.", autocompletion=completed_paths),
+        argument(metavar="DIRECTORY", help="A local directory with a checkpoint.", autocompletion=completed_paths),
     ],
-    verbose: Annotated[bool, _flag("--verbose", "-v", help="List each file and its BLAKE3 hash.")] = False,
+    verbose: Annotated[bool, flag("--verbose", "-v", help="List each file and its BLAKE3 hash.")] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -355,7 +270,7 @@ def manifest_command(
 def doctor_command(
     paths: Annotated[
         list[str] | None,
-        _argument(
+        argument(
             metavar="PATH",
             help="The checkpoint, as for load; the machine alone where it is left out.",
             autocompletion=completed_paths,
@@ -372,7 +287,7 @@ def doctor_command(
     ] = None,
     storage_option: StorageOption = None,
     anonymous: Annotated[
-        bool, _flag("--anonymous", help="Print a text for a ticket: no paths, hosts or names.")
+        bool, flag("--anonymous", help="Print a text for a ticket: no paths, hosts or names.")
     ] = False,
     json: Json = False,
     debug: Debug = False,
@@ -392,87 +307,6 @@ def doctor_command(
         )
 
 
-cache_app = typer.Typer(
-    name="cache",
-    cls=Group,
-    help="Look after the disk cache behind object stores.",
-    epilog=epilog("cache ls", "cache rm 's3://bucket/old-model/*'", "cache prune --bytes 200GiB"),
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 app.add_typer(cache_app)
-
-CacheDirectory = Annotated[
-    str | None,
-    typer.Option(
-        "--cache-dir",
-        metavar="DIRECTORY",
-        help="The cache's directory (PENSTOCK_CACHE_DIR).",
-        autocompletion=completed_paths,
-    ),
-]
-Locations = Annotated[
-    list[str] | None,
-    _argument(metavar="PATTERN", help="Entries whose location matches (*, ?, [...]), or of that name."),
-]
-
-
-@cache_app.command("ls", cls=Command, epilog=epilog("cache ls", "cache ls 's3://bucket/model/*'"))
-def cache_ls_command(
-    patterns: Locations = None, cache_dir: CacheDirectory = None, json: Json = False, debug: Debug = False
-) -> None:
-    """List what is cached: location, size, how much of it is there, when it was used last."""
-    with handled(as_json=json, debug=debug):
-        from penstock.cli import cache
-
-        cache.ls(cache.directory_of(cache_dir), patterns or [], json=json)
-
-
-@cache_app.command("verify", cls=Command, epilog=epilog("cache verify", "cache verify 'hf://org/name*'"))
-def cache_verify_command(
-    patterns: Locations = None, cache_dir: CacheDirectory = None, json: Json = False, debug: Debug = False
-) -> None:
-    """Compare what is cached with its checksums. What is damaged is fetched again by the next load."""
-    with handled(as_json=json, debug=debug):
-        from penstock.cli import cache
-
-        cache.verify(cache.directory_of(cache_dir), patterns or [], json=json)
-
-
-@cache_app.command("rm", cls=Command, epilog=epilog("cache rm 's3://bucket/old-model/*'", "cache rm '*'"))
-def cache_rm_command(
-    patterns: Annotated[
-        list[str],
-        _argument(metavar="PATTERN", help="Entries whose location matches (*, ?, [...]), or of that name."),
-    ],
-    cache_dir: CacheDirectory = None,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Remove entries. Those that a load uses stay."""
-    with handled(as_json=json, debug=debug):
-        from penstock.cli import cache
-
-        cache.rm(cache.directory_of(cache_dir), patterns, json=json)
-
-
-@cache_app.command("prune", cls=Command, epilog=epilog("cache prune --bytes 200GiB"))
-def cache_prune_command(
-    nbytes: Annotated[
-        int, typer.Option("--bytes", parser=parse_size, metavar="SIZE", help="What may stay, such as 200GiB.")
-    ],
-    cache_dir: CacheDirectory = None,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Remove entries, those used longest ago first, until the rest fits."""
-    with handled(as_json=json, debug=debug):
-        from penstock.cli import cache
-
-        cache.prune(cache.directory_of(cache_dir), nbytes, json=json)
-
-
+app.add_typer(bench_app)
 starting.add_to(app)
-
-# Last: it uses what is defined above.
-import penstock.cli.bench_commands  # noqa: E402

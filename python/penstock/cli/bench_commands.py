@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.app import Debug, Json, app, completed_paths, parse_device
 from penstock.cli.failures import handled
 from penstock.cli.help import Command, Group, epilog
+from penstock.cli.options import Debug, Json, completed_paths, parse_device
 from penstock.errors import MissingDependencyError
 
 bench_app = typer.Typer(
@@ -21,7 +21,6 @@ bench_app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(bench_app)
 
 Device = Annotated[
     str | None,
@@ -54,6 +53,10 @@ Loaders = Annotated[
     str | None,
     typer.Option("--loaders", metavar="A,B", help="Only these, such as penstock,safetensors,penstock:readers=8."),
 ]
+States = Annotated[str, typer.Option("--states", metavar="A,B", help="Of the page cache: cold, half, warm, tmpfs.")]
+Gigabytes = Annotated[
+    float | None, typer.Option("--gb", min=0.001, metavar="N", help="The size of a checkpoint that is made.")
+]
 
 
 def needs_extra() -> None:
@@ -64,6 +67,12 @@ def needs_extra() -> None:
             raise MissingDependencyError(
                 cause=f"penstock bench needs the package {module}", remedy=f"pip install '{extra}'"
             )
+
+
+def check_resumable(resume: bool, output: Path | None) -> None:
+    """Raises BadParameter where there is nothing to go on with."""
+    if resume and output is None:
+        raise typer.BadParameter("--resume needs --output: the directory of the result to go on with.")
 
 
 def first_device(given: str | None) -> str:
@@ -96,12 +105,8 @@ def compare_command(
     output: Directory = None,
     device: Device = None,
     loaders: Loaders = None,
-    states: Annotated[
-        str, typer.Option("--states", metavar="A,B", help="Of the page cache: cold, half, warm, tmpfs.")
-    ] = "cold,half,warm,tmpfs",
-    gb: Annotated[
-        float | None, typer.Option("--gb", min=0.001, metavar="N", help="The size of a checkpoint that is made.")
-    ] = None,
+    states: States = "cold,half,warm,tmpfs",
+    gb: Gigabytes = None,
     budget: Budget = None,
     rounds: Rounds = 60,
     resume: Resume = False,
@@ -112,8 +117,7 @@ def compare_command(
 
     Other loaders are plug-ins: entry points of the group penstock.bench.loaders.
     """
-    if resume and output is None:
-        raise typer.BadParameter("--resume needs --output: the directory of the result to go on with.")
+    check_resumable(resume, output)
     with handled(as_json=json, debug=debug):
         needs_extra()
         from penstock.bench.compare import Wanted
@@ -154,12 +158,8 @@ def concurrency_command(
     device: Device = None,
     loaders: Loaders = None,
     readers: Annotated[str, typer.Option("--readers", metavar="N,N", help="The numbers to try.")] = "",
-    states: Annotated[
-        str, typer.Option("--states", metavar="A,B", help="Of the page cache: cold, half, warm, tmpfs.")
-    ] = "cold",
-    gb: Annotated[
-        float | None, typer.Option("--gb", min=0.001, metavar="N", help="The size of a checkpoint that is made.")
-    ] = None,
+    states: States = "cold",
+    gb: Gigabytes = None,
     budget: Budget = None,
     rounds: Rounds = 60,
     resume: Resume = False,
@@ -167,8 +167,7 @@ def concurrency_command(
     debug: Debug = False,
 ) -> None:
     """Load one checkpoint with several numbers of readers, beside the number that Penstock finds by itself."""
-    if resume and output is None:
-        raise typer.BadParameter("--resume needs --output: the directory of the result to go on with.")
+    check_resumable(resume, output)
     if any(not word.isdigit() or not int(word) for word in _words(readers)):
         raise typer.BadParameter("--readers takes numbers such as 1,4,16.")
     with handled(as_json=json, debug=debug):

@@ -12,6 +12,7 @@ import typer
 
 from penstock.cli import help
 from penstock.cli.failures import handled
+from penstock.cli.options import Debug, Json
 
 _PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -24,8 +25,6 @@ Profile = Annotated[
 NoWeights = Annotated[
     bool, typer.Option("--no-weights", metavar="", help="Leave out the files of weights that the command names.")
 ]
-Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON on stdout, errors too.")]
-Debug = Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")]
 
 
 def add_to(app: typer.Typer) -> None:
