@@ -45,7 +45,7 @@ class Masters(Departures):
         if self.closed:
             raise LoadCancelledError(cause="the pool was closed")
 
-    def has_master(self, component: Component, slab: torch.Tensor) -> None:
+    def set_master(self, component: Component, slab: torch.Tensor) -> None:
         """Makes a slab a component's master. With the lock held.
 
         Raises:
@@ -91,7 +91,7 @@ class Masters(Departures):
             self.device.release(component)
             try:
                 if slab is not None:
-                    self.has_master(component, slab)
+                    self.set_master(component, slab)
             except BaseException as raised:  # noqa: BLE001 - what was written to it could not be kept
                 error = raised
             self.host.release(component)

@@ -208,7 +208,7 @@ class Movement(Masters):
     ) -> None:
         state.fetch_seconds = seconds
         if slab is not None:
-            self.has_master(component, slab)
+            self.set_master(component, slab)
         self.stats.fetched += 1
         self.stats.fetched_bytes += component.nbytes
         self.stats.fetch_seconds += seconds
