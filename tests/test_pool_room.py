@@ -25,38 +25,14 @@ from penstock.pool.device_slab import PagedSlab
 from penstock.pool.memory import Memory
 from penstock.pool.workspace import Workspaces
 from pool_books import check_books
+from pool_models import NBYTES, WIDTH, layer, pool_of, use, write_files
 
-WIDTH = 256
-NBYTES = 4 * WIDTH**2
-"""Of a model: 64 pages."""
 PAGE = 4096
-
-
-def layer() -> torch.nn.Module:
-    return torch.nn.Linear(WIDTH, WIDTH, bias=False)
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    root = tmp_path_factory.mktemp("pool")
-    for number in range(4):
-        value = torch.full((WIDTH, WIDTH), float(number)) + torch.arange(WIDTH)
-        safetensors_torch.save_file({"weight": value}, root / f"{number}.safetensors")
-    return sorted(root.iterdir())
-
-
-def pool_of(files: list[Path], models: float = 2, host: float = 8, **settings: Any) -> ModelPool:
-    """With room for so many models."""
-    pool = ModelPool("cpu", host_budget=int(host * NBYTES), device_budget=int(models * NBYTES), **settings)
-    for number, file in enumerate(files):
-        pool.register(f"m{number}", {"net": file}, build={"net": layer})
-    return pool
-
-
-def use(pool: ModelPool, number: int) -> None:
-    with pool.use(f"m{number}") as lease:
-        assert torch.equal(lease["net"].weight[1], torch.arange(WIDTH) + float(number))
-        assert torch.equal(lease["net"].weight[-1], torch.arange(WIDTH) + float(number))
+    return write_files(tmp_path_factory.mktemp("pool"))
 
 
 def until(condition: Any, seconds: float = 20) -> None:

@@ -19,36 +19,12 @@ from penstock.pool.component import Stored
 from penstock.pool.device_slab import PagedSlab
 from penstock.pool.memory import Memory
 from pool_books import check_books
-
-WIDTH = 256
-NBYTES = 4 * WIDTH**2
-
-
-def layer() -> torch.nn.Module:
-    return torch.nn.Linear(WIDTH, WIDTH, bias=False)
+from pool_models import NBYTES, pool_of, use, write_files
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    root = tmp_path_factory.mktemp("pool")
-    for number in range(4):
-        value = torch.full((WIDTH, WIDTH), float(number)) + torch.arange(WIDTH)
-        safetensors_torch.save_file({"weight": value}, root / f"{number}.safetensors")
-    return sorted(root.iterdir())
-
-
-def pool_of(files: list[Path], models: float = 2) -> ModelPool:
-    """With room for so many models."""
-    pool = ModelPool("cpu", host_budget=8 * NBYTES, device_budget=int(models * NBYTES))
-    for number, file in enumerate(files):
-        pool.register(f"m{number}", {"net": file}, build={"net": layer})
-    return pool
-
-
-def use(pool: ModelPool, number: int) -> None:
-    with pool.use(f"m{number}") as lease:
-        for row in (1, -1):
-            assert torch.equal(lease["net"].weight[row], torch.arange(WIDTH) + float(number))
+    return write_files(tmp_path_factory.mktemp("pool"))
 
 
 class SlowDevice:
