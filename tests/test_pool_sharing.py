@@ -50,6 +50,11 @@ def register(pool: ModelPool, name: str, file: Path) -> None:
     pool.register(name, {"net": file}, build={"net": layer})
 
 
+def settle(pool: ModelPool) -> None:
+    """Waits for masters, which are made behind a lease, and for their comparison."""
+    pool._requests.settle(list(pool._movement.states))
+
+
 def weight(lease: Any) -> torch.Tensor:
     return next(iter(lease.values())).weight
 
@@ -65,6 +70,7 @@ def test_files_with_the_same_bytes_at_other_places_become_one(pool: ModelPool, f
         assert torch.equal(weight(a), weight(b))
         assert not torch.equal(weight(a), weight(c))
         assert weight(a).data_ptr() != weight(b).data_ptr(), "in use, neither is taken away"
+    settle(pool)
     assert pool.stats().host_bytes == pool.stats().device_bytes == 2 * NBYTES
     assert pool.explain("a").components[0].used_by == ("a", "b")
     check_books(pool)
@@ -146,6 +152,7 @@ def test_a_module_has_the_devices_memory_within_a_lease_only(pool: ModelPool, fi
     with pool.use("a") as lease:
         inside = weight(lease).data_ptr()
         net = lease["net"]
+    settle(pool)
     assert pool.explain("a").components[0].on_device
     assert net.weight.data_ptr() != inside
     assert torch.equal(net.weight, stored(files[0]))

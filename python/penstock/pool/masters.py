@@ -57,13 +57,15 @@ class Masters(Departures):
             if bound.home is None or not bound.leases:
                 bound.to("host")
 
+    def begin_compare(self, component: Component, slab: torch.Tensor | None) -> bool:
+        """Whether a slab became a master, to be compared. Called with the lock that it came under still held."""
+        is_master = slab is not None and component.host is slab
+        self.comparing += is_master
+        return is_master
+
     def compare(self, component: Component, slab: torch.Tensor) -> None:
-        """Looks for another component of the same bytes, to become one with it. Nobody waits for this."""
+        """Looks for another component of the same bytes, to become one with it, after ``begin_compare``."""
         twin = None
-        with self.changed:
-            if component.host is not slab:
-                return
-            self.comparing += 1
         try:
             twin = self._twins.find(component, slab)
         finally:
@@ -102,7 +104,8 @@ class Masters(Departures):
                     logger.warning("%s stays without a copy in host memory: %s", component, error)
             self.settle_books(component)
             self.on_moved()
-        if slab is not None and error is None:
+            is_compared = self.begin_compare(component, slab)
+        if slab is not None and is_compared:
             self.compare(component, slab)
 
     def _copy_unwritten(self, component: Component, slab: torch.Tensor) -> bool:

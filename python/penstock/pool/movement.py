@@ -125,7 +125,8 @@ class Movement(Masters):
             error, slab = raised, None
         with self.changed:
             self._end_fetch(component, state, slab, error, began, on_host=on_host)
-        if slab is not None:
+            is_compared = self.begin_compare(component, slab)
+        if slab is not None and is_compared:
             self.compare(component, slab)
 
     def _end_fetch(
