@@ -66,7 +66,7 @@ docs: $(VENV)/.built-tests  ## the manual as a site, strictly
 	@$(BIN)/pip install -q -r docs/requirements.txt
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict --site-dir site
 
-lint: docs  ## formatting, clippy, ruff, mypy, stubs, the manual: warnings are errors
+lint: docs  ## formatting, clippy, ruff, mypy, stubs, workflows, the manual: warnings are errors
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo fmt --check --manifest-path benchmarks/http/Cargo.toml
@@ -77,6 +77,7 @@ lint: docs  ## formatting, clippy, ruff, mypy, stubs, the manual: warnings are e
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest penstock._native
+	$(BIN)/zizmor --offline --quiet .github
 
 sanitize:  ## Miri, AddressSanitizer, ThreadSanitizer: needs a nightly toolchain, see docs/testing.md
 	tools/sanitize.sh
