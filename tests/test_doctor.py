@@ -492,7 +492,7 @@ def test_a_diagnosis_of_a_store_says_where_credentials_come_from_and_shows_none(
     assert of.prediction is not None
     assert of.prediction.limited_by in {"network", "cores", "memory", "consumer"}
     assert kept.prediction is not None
-    assert kept.prediction.limited_by in {"page cache", "disk", "memory"}, "the disk cache has it whole"
+    assert kept.prediction.limited_by != "network", "the disk cache has it whole"
     # How fast the host hands out memory is the machine's at that moment, not the store's.
     assert set(codes(of)) <= {"slow_memory"}
     shown = json.dumps(report.as_dict(of)) + report.anonymous(of)
