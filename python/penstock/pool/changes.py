@@ -49,23 +49,25 @@ def keep_changes(movement: Members, bound: Bound) -> bool:
                 views[number].copy_(value)
             own = movement.derive(shared)
             own.kept.update(values)
-            logger.info("%s of %s was written to, and is shared: %s has its own now", shared, bound.owner, bound.owner)
+            said = "%s of %s was written to, and is shared: %s has its own now"
+            movement.changed.later(logger.info, said, shared, bound.owner, bound.owner)
             movement.leave_for(bound, own)
         else:
             for one in movement.derived_from(shared):
                 # What it takes from there is about to change.
                 views = one.views("host") if one.host is not None else []
                 one.kept = {n: views[n].clone() for n in values if views} | one.kept
-            _write(shared, values)
+            _write(movement, shared, values)
             movement.settle_books(shared)
             bound.to(bound.home)
     return True
 
 
-def _write(component: Component, values: dict[int, torch.Tensor]) -> None:
+def _write(movement: Members, component: Component, values: dict[int, torch.Tensor]) -> None:
     """Takes changed values to both slabs, and beside the source, which does not have them."""
     if len(component.bound) > 1:
-        logger.warning("%s was written to outside of a lease: the change is that of all who share it", component)
+        said = "%s was written to outside of a lease: the change is that of all who share it"
+        movement.changed.later(logger.warning, said, component)
     component.edits += 1
     if component.source is not None:
         component.kept.update(values)

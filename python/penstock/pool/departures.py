@@ -72,6 +72,6 @@ class Departures(Members):
                 self.evict_from_device(victim, "the budget was lowered", keep)
             for victim, _ in self.host.excess():
                 self.evict_from_host(victim, "the budget was lowered")
-        except Exception:
-            # It is tried again with the next request.
-            logger.exception("what was written to a component that has to go could not be kept")
+        except Exception as error:  # noqa: BLE001 - it is tried again with the next request
+            said = "what was written to a component that has to go could not be kept"
+            self.changed.later(logger.error, said, exc_info=error)

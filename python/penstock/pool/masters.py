@@ -101,7 +101,8 @@ class Masters(Departures):
                 self.host.keep(component)
                 state.note(f"has no master: {error}")
                 if not self.closed:
-                    logger.warning("%s stays without a copy in host memory: %s", component, error)
+                    said = "%s stays without a copy in host memory: %s"
+                    self.changed.later(logger.warning, said, component, error)
             self.settle_books(component)
             self.on_moved()
             is_compared = self.begin_compare(component, slab)

@@ -88,7 +88,8 @@ class Movement(Masters):
             again = f" again: it had left host memory: {state.left_host}" if state.left_host else ""
             state.note(f"fetched for {reason}{again}")
             if again:
-                logger.info("%s, %s, is fetched for %s%s", component.name, size(component.nbytes), reason, again)
+                what = f"{component.name}, {size(component.nbytes)},"
+                self.changed.later(logger.info, "%s is fetched for %s%s", what, reason, again)
         self._fetcher.submit(component, priority)
 
     def _explain_copy(self, component: Component, state: State, reason: str) -> None:
@@ -98,7 +99,7 @@ class Movement(Masters):
         state.note(f"{part}brought to {self.memory.device} for {reason}{again}")
         if again:
             what = f"{component.name}, {size(missing)},"
-            logger.info("%s is copied to %s for %s%s", what, self.memory.device, reason, again)
+            self.changed.later(logger.info, "%s is copied to %s for %s%s", what, self.memory.device, reason, again)
 
     def _fetch(self, component: Component) -> None:
         """Brings a component from storage: straight to the device where it is wanted there, else its master."""

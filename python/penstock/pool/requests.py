@@ -117,9 +117,9 @@ class Requests(Turns):
                 if bound.leases == 1:
                     try:
                         keep_changes(self.movement, bound)
-                    except Exception:
-                        # The lease ends all the same: what was written is lost, and says so.
-                        logger.exception("what was written to %s could not be kept", bound.component)
+                    except Exception as error:  # noqa: BLE001 - the lease ends all the same
+                        said = "what was written to %s could not be kept"
+                        self.changed.later(logger.error, said, bound.component, exc_info=error)
                         lose_changes(bound)
                 bound.leases -= 1
                 if not bound.leases and bound.component.host is not None and bound.home != "host":
