@@ -183,6 +183,14 @@ class Lock:
             if mine in self._waiting:
                 self._waiting.remove(mine)
 
+    def notify_if_free(self) -> None:
+        """As ``notify_all``, without the lock held and without waiting for it: for finalizers."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self.notify_all()
+            finally:
+                self._lock.release()
+
     def notify_all(self) -> None:
         """Wakes all who wait, with the lock held."""
         for one in self._waiting:
