@@ -130,7 +130,8 @@ class Movement(Masters):
             is_compared = self.begin_compare(component, slab)
         if slab is not None and is_compared:
             self.compare(component, slab)
-        self.give_back()
+        if error is None:
+            self.give_back()
 
     def _end_fetch(
         self,
