@@ -25,7 +25,7 @@ from penstock.pool.device_slab import PagedSlab
 from penstock.pool.memory import Memory
 from penstock.pool.workspace import Workspaces
 from pool_books import check_books
-from pool_models import NBYTES, WIDTH, layer, pool_of, use, write_files
+from pool_models import NBYTES, layer, pool_of, use, write_files
 
 PAGE = 4096
 
