@@ -25,7 +25,7 @@ from penstock.pool.device_slab import PagedSlab
 from penstock.pool.memory import Memory
 from penstock.pool.workspace import Workspaces
 from pool_books import check_books
-from pool_models import NBYTES, WIDTH, layer, pool_of, use, write_files
+from pool_models import NBYTES, layer, pool_of, use, write_files
 
 PAGE = 4096
 
@@ -583,76 +583,3 @@ def test_a_process_has_one_pool_for_a_device(default: Any) -> None:
     made[0].close()
     assert default("cpu", host_budget=1000).stats().host_budget == 1000
     assert os.getpid() == made[0]._process
-
-
-# Masters
-
-
-class Held:
-    """Copies from the device that do not begin before ``go`` is set."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.go, self.asked, copying = threading.Event(), threading.Event(), Memory.to_host
-
-        def to_host(memory: Memory, host: torch.Tensor, device: torch.Tensor) -> None:
-            self.asked.set()
-            assert self.go.wait(20)
-            copying(memory, host, device)
-
-        monkeypatch.setattr(Memory, "to_host", to_host)
-
-
-def test_a_model_can_be_used_before_it_has_a_master(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    with pool_of(files) as pool:
-        held = Held(monkeypatch)
-        use(pool, 0)
-        assert held.asked.wait(10)
-        assert not pool.explain("m0").components[0].on_host
-        use(pool, 0)
-        held.go.set()
-        check_books(pool)
-        assert pool.explain("m0").components[0].on_host
-        assert (pool.stats().fetched, pool.stats().copied) == (1, 0)
-
-
-def test_a_model_whose_master_is_being_made_goes_after_that_and_is_not_read_again(
-    files: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pool_of(files, models=1) as pool:
-        held = Held(monkeypatch)
-        use(pool, 0)
-        assert held.asked.wait(10)
-        future = pool.prefetch("m1")
-        assert pool.explain("m0").components[0].on_device
-        held.go.set()
-        future.result(20)
-        use(pool, 1)
-        use(pool, 0)
-        check_books(pool)
-        assert pool.stats().fetched == 2
-
-
-@pytest.mark.parametrize("how", ["in_lease", "after_it"])
-def test_what_is_written_while_a_master_is_made_is_not_in_what_others_get(
-    files: list[Path], monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    with pool_of(files) as pool:
-        pool.register("twin", {"net": files[0]}, build={"net": layer})
-        held = Held(monkeypatch)
-        with pool.use("m0") as lease, torch.no_grad():
-            module = lease["net"]
-            assert held.asked.wait(10)
-            module.weight.fill_(7)
-            if how == "in_lease":
-                held.go.set()
-                pool._requests.settle_masters()
-        held.go.set()
-        check_books(pool)
-        for _ in range(2):
-            with pool.use("twin") as lease:
-                assert torch.equal(lease["net"].weight[1], torch.arange(WIDTH) + 0.0)
-            with pool.use("m0") as lease:
-                assert bool((lease["net"].weight == 7).all())
-            for name in ("m0", "twin"):
-                pool.sleep(name)
-        check_books(pool)

@@ -381,3 +381,20 @@ def test_a_line_says_why_something_is_loaded_again(files: list[Path], caplog: py
             caplog.records[-1].getMessage()
             == "net, 16.6 kB, is copied to cpu for a again: it had left: made room for c"
         )
+
+
+def test_a_pinned_models_change_of_its_own_has_to_fit_beside_what_the_pin_keeps(files: list[Path]) -> None:
+    with ModelPool("cpu", host_budget=0, device_budget=2 * NBYTES - 1) as pool:
+        register(pool, "a", files[0])
+        register(pool, "b", files[0])
+        pool.pin("a")
+        with pool.use("a") as lease:
+            net = lease["net"]
+        with torch.no_grad():
+            net.weight.fill_(5)
+        with pytest.raises(penstock.InsufficientMemoryError, match="pinned"):
+            pool.use("a")
+        pool.unpin("a")
+        with pool.use("a") as lease:
+            assert (weight(lease) == 5).all()
+        check_books(pool)

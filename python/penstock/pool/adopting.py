@@ -106,6 +106,12 @@ def _join(movement: Movement, equal: dict[Bound, tuple[Component, int]]) -> list
 def _take_room(movement: Movement, name: str, components: Sequence[Component]) -> None:
     wanted = [(component, component.nbytes) for component in components]
     room = movement.host.room_for(wanted)
+    with movement.awaiting_masters():
+        while room is None and movement.is_keeping and not movement.closed:
+            # Masters that are being made may go after that.
+            movement.changed.wait()
+            room = movement.host.room_for(wanted)
+    movement.check_open()
     if room is None:
         movement.host.check_fits(f"model {name!r}", sum(nbytes for _, nbytes in wanted))
         cause = f"masters that are in use leave no room for model {name!r}"

@@ -35,7 +35,7 @@ class State:
     copying: bool = False
     """On its way to the device, or about to be: it has been given room there."""
     keeping: bool = False
-    """Its master is being copied from the device."""
+    """Its master is being copied from the device, or is about to be."""
     error: BaseException | None = None
     """What bringing it failed with last."""
     trace: TracebackType | None = None

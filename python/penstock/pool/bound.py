@@ -96,12 +96,16 @@ class Bound:
         for owned, name, number in self._places:
             owned[name] = self.tensors[number]
         self._is_changed = False
-        self._seen = _versions(self.tensors)
+        self._seen = self.versions()
 
     def _put(self, number: int, memory: torch.Tensor) -> None:
         _owners.pop(self.tensors[number], None)
         self.tensors[number] = _like(self.tensors[number], memory)
         _owners[self.tensors[number]] = self.owner
+
+    def versions(self) -> list[int]:
+        """Numbers that differ after a write."""
+        return _versions(self.tensors)
 
     def let_go(self) -> None:
         """Leaves the tensors to the module as they are."""

@@ -38,37 +38,46 @@ def keep_changes(movement: Members, bound: Bound) -> bool:
     changed = bound.changed()
     if not changed:
         return False
+    if bound.home == "device" and not bound.leases:
+        # Nobody has waited for the work that wrote them.
+        movement.memory.wait_for_all()
     with plain_tensors():
         # Read before anything is restored: they may be views of what is.
         values = {number: tensor.detach().to("cpu", copy=True) for number, tensor in changed.items()}
         shared = bound.component
         shared.writes += 1
         if (len(shared.bound) > 1 or shared.derived) and _can_restore(shared, bound):
-            right, views = _right_values(shared, bound, values), shared.views(bound.home)
-            for number, value in right.items():
-                views[number].copy_(value)
+            _put(shared, _right_values(shared, bound, values))
             own = movement.derive(shared)
             own.kept.update(values)
-            logger.info("%s of %s was written to, and is shared: %s has its own now", shared, bound.owner, bound.owner)
+            said = "%s of %s was written to, and is shared: %s has its own now"
+            movement.changed.later(logger.info, said, shared, bound.owner, bound.owner)
             movement.leave_for(bound, own)
         else:
             for one in movement.derived_from(shared):
                 # What it takes from there is about to change.
                 views = one.views("host") if one.host is not None else []
                 one.kept = {n: views[n].clone() for n in values if views} | one.kept
-            _write(shared, values)
+            _write(movement, shared, values)
             movement.settle_books(shared)
             bound.to(bound.home)
+        shared.mixed &= any(one.home is not None and one.is_changed() for one in shared.bound)
     return True
 
 
-def _write(component: Component, values: dict[int, torch.Tensor]) -> None:
+def _write(movement: Members, component: Component, values: dict[int, torch.Tensor]) -> None:
     """Takes changed values to both slabs, and beside the source, which does not have them."""
     if len(component.bound) > 1:
-        logger.warning("%s was written to outside of a lease: the change is that of all who share it", component)
+        said = "%s was written to outside of a lease: the change is that of all who share it"
+        movement.changed.later(logger.warning, said, component)
     component.edits += 1
     if component.source is not None:
         component.kept.update(values)
+    _put(component, values)
+
+
+def _put(component: Component, values: dict[int, torch.Tensor]) -> None:
+    """Takes values to both slabs."""
     for home in ("host", "device"):
         there = component.host is not None if home == "host" else component.on_device
         views = component.views(home) if there else []
@@ -82,16 +91,23 @@ def _write(component: Component, values: dict[int, torch.Tensor]) -> None:
 
 def _can_restore(shared: Component, bound: Bound) -> bool:
     """Whether what was overwritten is to be had from elsewhere."""
-    elsewhere = shared.on_device if bound.home == "host" else shared.host is not None
-    return elsewhere or shared.source is not None
+    return _elsewhere(shared, bound) is not None or shared.source is not None
+
+
+def _elsewhere(shared: Component, bound: Bound) -> list[torch.Tensor] | None:
+    """The tensors in the slab that a module did not write to, if there is one that has none of its writes."""
+    if shared.mixed:
+        return None
+    if bound.home == "host":
+        return shared.views("device") if shared.on_device else None
+    return None if shared.host is None else shared.views("host")
 
 
 def _right_values(shared: Component, bound: Bound, numbers: Iterable[int]) -> dict[int, torch.Tensor]:
     """What shared weights held where a module has written to them."""
-    if bound.home == "host" and shared.on_device:
-        return {number: shared.views("device")[number] for number in numbers}
-    if bound.home == "device" and shared.host is not None:
-        return {number: shared.views("host")[number] for number in numbers}
+    views = _elsewhere(shared, bound)
+    if views is not None:
+        return {number: views[number] for number in numbers}
     places = {number: shared.layout.places[number] for number in numbers}
     # Not straight into place: a read that fails leaves anything there.
     read = {
@@ -106,6 +122,7 @@ def lose_changes(bound: Bound) -> None:
     """Forgets what a module has written on the device, and that the copy there is right from the first of it on."""
     written = bound.changed()
     slab = bound.component.slab
+    bound.component.writes += bool(written)
     if bound.home == "device" and written and slab is not None:
         slab.filled = min(slab.filled, *(bound.component.layout.places[number].offset for number in written))
     bound.to(None)

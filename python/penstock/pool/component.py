@@ -49,6 +49,8 @@ class Component:
         """How often it was changed: what was compared with it holds for this number only."""
         self.writes = 0
         """How often a module's writes to one of its slabs were dealt with."""
+        self.mixed = False
+        """Whether what a module wrote, and was not dealt with yet, may be in both slabs."""
         self.bound: list[Bound] = []
         self.derived = 0
         """Components whose source this one is."""
@@ -73,6 +75,10 @@ class Component:
     def on_device(self) -> bool:
         """Whether all of it is on the device."""
         return self.slab is not None and self.slab.tensor is not None and self.arrived >= self.nbytes
+
+    def versions(self) -> tuple[int, list[list[int]]]:
+        """What differs once a module has written to the master, whether that was dealt with or not."""
+        return self.writes, [bound.versions() for bound in self.bound if bound.home == "host"]
 
     def master(self) -> torch.Tensor:
         """The master, which must be there."""

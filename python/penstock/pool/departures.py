@@ -7,16 +7,12 @@ failure. All of it is called with the lock held.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from penstock.pool.bound import Home
 from penstock.pool.changes import keep_changes
 from penstock.pool.component import Component
 from penstock.pool.members import Members
 from penstock.units import size
-
-if TYPE_CHECKING:
-    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -55,15 +51,11 @@ class Departures(Members):
         state.left_host = reason
         state.note(f"left host memory: {reason}")
 
-    def _keep_changes(self, component: Component, but_in: torch.Tensor | None = None) -> None:
+    def _keep_changes(self, component: Component) -> None:
         """Saves what was written outside of leases, before the memory goes that it was written to."""
         for bound in list(component.bound):
             if not bound.leases and bound.home is not None and bound.is_changed():
                 keep_changes(self, bound)
-                if but_in is not None and bound.component is component:
-                    # It was read from storage before that.
-                    for number, value in component.kept.items():
-                        component.layout.places[number].of(but_in).copy_(value)
 
     def shrink(self) -> None:
         """Evicts what lowered budgets have no room for, as far as nobody holds it."""
@@ -72,6 +64,6 @@ class Departures(Members):
                 self.evict_from_device(victim, "the budget was lowered", keep)
             for victim, _ in self.host.excess():
                 self.evict_from_host(victim, "the budget was lowered")
-        except Exception:
-            # It is tried again with the next request.
-            logger.exception("what was written to a component that has to go could not be kept")
+        except Exception as error:  # noqa: BLE001 - it is tried again with the next request
+            said = "what was written to a component that has to go could not be kept"
+            self.changed.later(logger.error, said, exc_info=error)

@@ -1,16 +1,20 @@
-"""The lock of a pool, whom it wakes, and when Ctrl-C comes.
+"""The lock of a pool, whom it wakes, what is called after it, and when Ctrl-C comes.
 
 Promises that within ``deferred``, and so with the lock held, no handler of SIGINT or SIGTERM raises in the main thread:
 what was begun there is done, and KeyboardInterrupt comes at the end. It comes at once where a thread waits for changes,
 or ``let_in`` says so. A handler is put in the place of the program's own for so long, and that is called later. Without
-one in Python, and in other threads, nothing is done. Knows nothing of what the lock guards.
+one in Python, and in other threads, nothing is done. Promises that what ``later`` is given is called without the lock:
+handlers of logging are the program's, which may wait for other threads. Knows nothing of what the lock guards.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -77,14 +81,19 @@ class _Interrupts:
                     del self._handlers[number]
 
     def _give_back(self) -> None:
-        while self._handlers:
-            number, handler = self._handlers.popitem()
-            signal.signal(number, handler)
-        while self._came:
-            number, frame = self._came.popitem()
-            told = signal.getsignal(number)
-            if callable(told):
-                told(number, frame)
+        try:
+            while self._handlers:
+                number, handler = self._handlers.popitem()
+                signal.signal(number, handler)
+            while self._came:
+                number, frame = self._came.popitem()
+                told = signal.getsignal(number)
+                if callable(told):
+                    told(number, frame)
+        finally:
+            if self._handlers or self._came:
+                # One of them raised. The others are the program's all the same.
+                self._give_back()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._came[number] = frame
@@ -129,6 +138,7 @@ class Lock:
         self._depth = 0
         """How often the thread that has it has taken it."""
         self._waiting: list[threading.Lock] = []
+        self._later: list[Callable[[], object]] = []
 
     def __enter__(self) -> None:
         if _is_main():
@@ -138,19 +148,32 @@ class Lock:
 
     def __exit__(self, *exc: object) -> None:
         self._depth -= 1
+        later = [] if self._depth else self._take_later()
         self._lock.release()
-        if _is_main():
-            _interrupts.release()
+        try:
+            _call(later)
+        finally:
+            if _is_main():
+                _interrupts.release()
+
+    def later(self, call: Callable[..., object], *arguments: Any, **named: Any) -> None:
+        """Has a function called by this thread as soon as it has given the lock up. With the lock held."""
+        self._later.append(functools.partial(call, *arguments, **named))
+
+    def _take_later(self) -> list[Callable[[], object]]:
+        taken, self._later = self._later, []
+        return taken
 
     def wait(self) -> None:
         """Gives the lock up, however often it was taken, until ``notify_all``. KeyboardInterrupt may come meanwhile."""
         depth, mine = self._depth, threading.Lock()
         mine.acquire()
         self._waiting.append(mine)
-        self._depth = 0
+        self._depth, later = 0, self._take_later()
         for _ in range(depth):
             self._lock.release()
         try:
+            _call(later)
             with let_in():
                 mine.acquire()
         finally:
@@ -160,8 +183,26 @@ class Lock:
             if mine in self._waiting:
                 self._waiting.remove(mine)
 
+    def notify_if_free(self) -> None:
+        """As ``notify_all``, without the lock held and without waiting for it: for finalizers."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self.notify_all()
+            finally:
+                self._lock.release()
+
     def notify_all(self) -> None:
         """Wakes all who wait, with the lock held."""
         for one in self._waiting:
             one.release()
         self._waiting.clear()
+
+
+def _call(functions: list[Callable[[], object]]) -> None:
+    """Calls all of them. What they raise breaks nothing: it is shown as ``logging`` shows what its handlers raise."""
+    for function in functions:
+        try:
+            function()
+        except Exception:  # noqa: BLE001, PERF203 - it is the program's
+            if logging.raiseExceptions:
+                traceback.print_exc()

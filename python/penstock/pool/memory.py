@@ -49,10 +49,13 @@ class Memory:
         self.virtual: DeviceMemory | None = None
         """Where the addresses of slabs stay; None where that is not to be had."""
         self._stream: Any = None
-        """That of copies."""
+        """That of copies to the device."""
+        self._back: Any = None
+        """That of copies from it, which others do not wait for."""
         if self.is_gpu:
             torch.cuda.init()  # type: ignore[no-untyped-call]
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            self._back = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             try:
                 self.virtual = DeviceMemory(self.device.index, debug=debug)
             except DeviceError as error:
@@ -147,7 +150,7 @@ class Memory:
             InsufficientMemoryError: where it cannot be had.
         """
         try:
-            with self._on_stream():
+            with self._on(self._stream):
                 return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         except (_OUT_OF_MEMORY, RuntimeError) as error:
             cause = f"{size(nbytes)} of {self.device} could not be had: {str(error).splitlines()[0]}"
@@ -156,20 +159,20 @@ class Memory:
 
     def to_device(self, slab: torch.Tensor, host: torch.Tensor, start: int = 0) -> None:
         """Fills a slab of the device from host memory, from byte ``start`` on."""
-        with self._on_stream():
+        with self._on(self._stream):
             slab[start:].copy_(host[start:], non_blocking=True)
-            self._wait()
+            self._wait(self._stream)
 
     def finish(self) -> None:
         """Waits for the copies, and for what memory of torch's allocator waits for before it may be written to."""
         with self._beside_captures():
-            self._wait()
+            self._wait(self._stream)
 
     def to_host(self, host: torch.Tensor, device: torch.Tensor) -> None:
         """Copies tensors or slabs from the device."""
-        with self._on_stream():
+        with self._on(self._back):
             host.copy_(device, non_blocking=True)
-            self._wait()
+            self._wait(self._back)
 
     def now(self, stream: Any = None) -> Any:
         """A point in the work on a stream, by default the thread's current one, for ``after`` and ``wait_for``."""
@@ -191,13 +194,26 @@ class Memory:
                 if event is not None:
                     event.synchronize()
 
-    def synchronise(self) -> None:
-        """Waits for all work on the device. If that has failed, there is none left to wait for."""
+    def not_past(self, points: Iterable[Any]) -> list[Any]:
+        """Those of these points that work has not passed yet."""
+        with self._beside_captures():
+            return [event for event in points if event is not None and not event.query()]
+
+    def wait_for_all(self) -> None:
+        """Waits for all work on the device.
+
+        Raises:
+            RuntimeError: where that has failed.
+        """
         if self.is_gpu:
-            try:
-                torch.cuda.synchronize(self.device)
-            except RuntimeError:
-                logger.exception("work on %s has failed", self.device)
+            torch.cuda.synchronize(self.device)
+
+    def synchronise(self) -> None:
+        """As ``wait_for_all``. If work has failed, there is none left to wait for."""
+        try:
+            self.wait_for_all()
+        except RuntimeError:
+            logger.exception("work on %s has failed", self.device)
 
     def begin_peak(self) -> int:
         """Begins to measure the most memory that torch has allocated; bytes that it has now. Its own peak is reset."""
@@ -219,8 +235,8 @@ class Memory:
         return True
 
     @contextmanager
-    def _on_stream(self) -> Iterator[None]:
-        with self._beside_captures(), torch.cuda.stream(self._stream):
+    def _on(self, stream: Any) -> Iterator[None]:
+        with self._beside_captures(), torch.cuda.stream(stream):
             yield
 
     @contextmanager
@@ -235,9 +251,9 @@ class Memory:
         finally:
             self.virtual.exchange_capture_mode(before)
 
-    def _wait(self) -> None:
+    def _wait(self, stream: Any) -> None:
         if self.is_gpu:
-            self._stream.synchronize()
+            stream.synchronize()
 
 
 def _warn_if(refused: str | None) -> None:

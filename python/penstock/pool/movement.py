@@ -9,6 +9,7 @@ Knows components and who is bound to them, but no models, and nothing of who wai
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -88,7 +89,8 @@ class Movement(Masters):
             again = f" again: it had left host memory: {state.left_host}" if state.left_host else ""
             state.note(f"fetched for {reason}{again}")
             if again:
-                logger.info("%s, %s, is fetched for %s%s", component.name, size(component.nbytes), reason, again)
+                what = f"{component.name}, {size(component.nbytes)},"
+                self.changed.later(logger.info, "%s is fetched for %s%s", what, reason, again)
         self._fetcher.submit(component, priority)
 
     def _explain_copy(self, component: Component, state: State, reason: str) -> None:
@@ -98,7 +100,7 @@ class Movement(Masters):
         state.note(f"{part}brought to {self.memory.device} for {reason}{again}")
         if again:
             what = f"{component.name}, {size(missing)},"
-            logger.info("%s is copied to %s for %s%s", what, self.memory.device, reason, again)
+            self.changed.later(logger.info, "%s is copied to %s for %s%s", what, self.memory.device, reason, again)
 
     def _fetch(self, component: Component) -> None:
         """Brings a component from storage: straight to the device where it is wanted there, else its master."""
@@ -109,14 +111,14 @@ class Movement(Masters):
         began, slab, on_host, error = time.monotonic(), None, False, None
         try:
             with self.changed:
-                on_host, direct = self._take_room_on_host(component), state.copying
-                if not on_host and not direct:
+                on_host, writes = self._take_room_on_host(component, state), component.writes
+                if not on_host and not state.copying:
                     # Decided with the lock held: who wants it on the device from now on begins anew.
                     cause = f"masters that are in use leave no room for {component.name!r}, {size(component.nbytes)}"
                     refused = InsufficientMemoryError(cause=cause, remedy="Raise host_budget, or end leases")
-                    self._end_fetch(component, state, None, refused, began, on_host=False)
+                    self._end_fetch(component, state, None, 0, refused, began, on_host=False)
                     return
-            if direct:
+            if not on_host:
                 self._read_to_device(component)
             else:
                 slab = self.memory.host_slab(component.nbytes)
@@ -124,16 +126,19 @@ class Movement(Masters):
         except BaseException as raised:  # noqa: BLE001 - whatever it is, it belongs to those who wait
             error, slab = raised, None
         with self.changed:
-            self._end_fetch(component, state, slab, error, began, on_host=on_host)
+            self._end_fetch(component, state, slab, writes, error, began, on_host=on_host)
             is_compared = self.begin_compare(component, slab)
         if slab is not None and is_compared:
             self.compare(component, slab)
+        if error is None:
+            self.give_back()
 
     def _end_fetch(
         self,
         component: Component,
         state: State,
         slab: torch.Tensor | None,
+        writes: int,
         error: BaseException | None,
         began: float,
         *,
@@ -142,29 +147,24 @@ class Movement(Masters):
         state.fetching = False
         try:
             if error is None:
-                self._fetched(component, state, slab, time.monotonic() - began, on_host=on_host)
+                self._fetched(component, state, slab, writes, time.monotonic() - began)
         except BaseException as raised:  # noqa: BLE001 - what was written to it could not be kept
             error = raised
         if error is not None:
             self._failed(component, state, error, on_host=on_host)
         self.on_moved()
 
-    def _take_room_on_host(self, component: Component) -> bool:
-        """Evicts what is in a master's way, and holds its room; or says that there is none. With the lock held."""
-        wanted = [(component, component.nbytes)]
-        while True:
-            family = [(one, one.nbytes) for one in self.states[component].beside if one in self.host]
-            room = self.host.room_for([*family, *wanted])
-            room = self.host.room_for(wanted) if room is None else room
-            if room is not None or not (self.comparing or self.is_keeping) or self.closed:
-                break
-            # Masters that are held for a comparison, or are being made, may go after it.
-            self.changed.wait()
-        for victim, _ in room or ():
-            self.evict_from_host(victim, f"made room for {component.name}")
-        if room is not None:
-            self.host.hold(component, component.nbytes)
-        return room is not None
+    def _take_room_on_host(self, component: Component, state: State) -> bool:
+        """Holds room for a master; or says that there is none, or that it is read to the device. With the lock held."""
+        with self.awaiting_masters():
+            while not state.copying:
+                if self.hold_room_on_host(component):
+                    return True
+                if not (self.comparing or self.is_keeping) or self.closed:
+                    break
+                # Masters that are held for a comparison, or are being made, may go after it.
+                self.changed.wait()
+        return False
 
     def _read_to_device(self, component: Component) -> None:
         slab = self._map(component)
@@ -194,28 +194,29 @@ class Movement(Masters):
                 if self.vacating.make_room(everything=True):
                     continue
                 with self.changed:
+                    self.check_open()
                     victims = self.device.first_to_go()
                     if not victims and not self.is_keeping:
                         raise
                     if not victims:
                         # They may go as soon as they have masters.
-                        self.changed.wait()
+                        with self.awaiting_masters():
+                            self.changed.wait()
                         continue
                     self.evict_from_device(victims[0], f"{self.memory.device} had no memory for {component.name}")
                 self.vacating.make_room(everything=True)
 
     def _fetched(
-        self, component: Component, state: State, slab: torch.Tensor | None, seconds: float, *, on_host: bool
+        self, component: Component, state: State, slab: torch.Tensor | None, writes: int, seconds: float
     ) -> None:
         state.fetch_seconds = seconds
         if slab is not None:
-            self.set_master(component, slab)
+            self.set_master(component, slab, writes)
         self.stats.fetched += 1
         self.stats.fetched_bytes += component.nbytes
         self.stats.fetch_seconds += seconds
         if slab is None:
-            if on_host:
-                self.keep_master(component, state)
+            self.keep_master(component, state)
             self._arrived(component, state)
         elif state.copying:
             # Held until it is copied.
@@ -223,20 +224,35 @@ class Movement(Masters):
         else:
             self.host.release(component)
 
+    def go_on(self, component: Component, state: State) -> None:
+        """As its base says."""
+        if component.host is None:
+            self.want_on_host(component, math.inf, "those who wait for it", state.beside)
+        else:
+            self.host.hold(component, component.nbytes)
+            self._copier.submit(component, math.inf)
+
     def _copy(self, component: Component) -> None:
         """Copies a master to the device, from where it ends there."""
         with self.changed:
             state = self.states.get(component)
             if state is None or not state.copying or component.host is None:
                 return
+            before = component.versions()
         began, start, error = time.monotonic(), component.arrived, None
         try:
             self._map(component).fill(component.master())
         except BaseException as raised:  # noqa: BLE001 - as above
             error = raised
         with self.changed:
+            if error is None and component.slab is not None and component.versions() != before and not self.closed:
+                # The master was written to meanwhile: some may have been copied before that.
+                component.slab.filled = 0
+                self._copier.submit(component, math.inf)
+                return
             self.host.release(component)
             if error is None:
+                component.mixed = any(bound.home == "host" and bound.is_changed() for bound in component.bound)
                 self.stats.copied += 1
                 self.stats.copied_bytes += component.nbytes - start
                 self.stats.copy_seconds += time.monotonic() - began
@@ -268,6 +284,7 @@ class Movement(Masters):
         self.closed = True
         for worker in (self._fetcher, self._copier, self._keeper):
             worker.stop()
+        self.changed.notify_if_free()
 
     def close(self) -> None:
         """Ends the threads and drops all memory."""

@@ -317,9 +317,9 @@ class ModelPool(Catalogue):
         """As ``_told``; and learns what torch has allocated meanwhile, copies that came to its memory aside."""
         memory, workspaces = self._movement.memory, self._workspaces
         with self._movement.changed:
-            if workspaces.measuring:
+            if workspaces.measuring in self._requests.granted:
                 return self._told
-            workspaces.measuring = True
+            workspaces.measuring = request
             began = memory.begin_peak()
             missing = [component for component in request.held if not component.on_device]
 
@@ -327,7 +327,7 @@ class ModelPool(Catalogue):
             with self._movement.changed:
                 came = sum(one.nbytes for one in missing if isinstance(one.slab, PlainSlab) and one.on_device)
                 workspaces.learn(name, key, memory.peak() - began - came)
-                workspaces.measuring = False
+                workspaces.measuring = None
             self._told(lease)
 
         return ended

@@ -7,6 +7,7 @@ Ctrl-C, and that futures' callbacks are called without the lock. Knows no models
 from __future__ import annotations
 
 import logging
+import math
 import time
 import weakref
 from collections.abc import Iterable, Sequence
@@ -45,9 +46,10 @@ class Requests(Turns):
             self._waiting.append(request)
             try:
                 self.serve()
-                while not request.granted and request.error is None:
-                    self.movement.check_open()
-                    self.changed.wait()
+                with self.movement.awaiting_masters():
+                    while not request.granted and request.error is None:
+                        self.movement.check_open()
+                        self.changed.wait()
                 if request.error is not None:
                     raise request.error  # noqa: TRY301 - it ends like any other
             except BaseException:
@@ -113,22 +115,34 @@ class Requests(Turns):
                 return
             self.granted.remove(request)
             self.movement.vacating.reserved -= request.workspace
+            lost = []
             for bound in request.lent:
                 if bound.leases == 1:
                     try:
                         keep_changes(self.movement, bound)
-                    except Exception:
-                        # The lease ends all the same: what was written is lost, and says so.
-                        logger.exception("what was written to %s could not be kept", bound.component)
+                    except Exception as error:  # noqa: BLE001 - the lease ends all the same
+                        said = "what was written to %s could not be kept"
+                        self.changed.later(logger.error, said, bound.component, exc_info=error)
                         lose_changes(bound)
+                        lost.append(bound.component)
                 bound.leases -= 1
                 if not bound.leases and bound.component.host is not None and bound.home != "host":
                     bound.to("host")
             for component in request.held:
-                component.points = [*(point for point in component.points if not _is_past(point)), *points]
+                component.points = [*self._not_past(component.points), *points]
                 self.movement.device.release(component)
                 self.movement.idle(component)
+            for component in lost:
+                if any(component in one.held for one in self.granted):
+                    self.movement.want_on_device(component, math.inf, "leases beside one whose writes were undone")
             self.serve()
+
+    def _not_past(self, points: list[Any]) -> list[Any]:
+        try:
+            return self.movement.memory.not_past(points)
+        except RuntimeError:
+            # Work has failed: there is none left to wait for.
+            return []
 
     def wait_for(self, bound: Bound, request: Request, stages: Stages) -> None:
         """Waits until a module that is lent has arrived on the device, and counts what it waited for.
@@ -170,12 +184,13 @@ class Requests(Turns):
         """Waits until none of these is on its way, or compared with others."""
         with self.changed:
             of = list(components)
-            while (self.movement.is_moving(of) or self.movement.comparing) and not self.movement.closed:
-                self.changed.wait()
+            with self.movement.awaiting_masters():
+                while (self.movement.is_moving(of) or self.movement.comparing) and not self.movement.closed:
+                    self.changed.wait()
 
     def settle_masters(self) -> None:
         """Waits until none is being made of what is on the device: both may go then."""
-        with self.changed:
+        with self.changed, self.movement.awaiting_masters():
             while self.movement.is_keeping and not self.movement.closed:
                 self.changed.wait()
 
@@ -229,7 +244,3 @@ class _Dropping:
         requests, request = self._requests(), self._request()
         if requests is not None and request is not None:
             requests.drop(request)
-
-
-def _is_past(point: Any) -> bool:
-    return point is None or point.query()

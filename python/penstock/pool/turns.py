@@ -116,7 +116,9 @@ class Turns:
         before = [one for one in self._waiting[: self._waiting.index(request)] if not one.is_prefetch]
         if not self._has_its_turn(request, before, components) or not self._keep_changes(bounds):
             return
+        # What was written to may be a component of its own now, beside the one that a pin keeps.
         components = components_of(bounds)
+        self._check_fits(request, components)
         sizes = [(component, component.nbytes) for component in components]
         victims = self.movement.device.room_for(sizes, request.workspace + self.movement.vacating.reserved)
         if victims is not None:

@@ -120,7 +120,8 @@ class Twins:
         if busy or _is_changed(component) or movement.is_moving([component]) or other.host is None:
             return
         del self._found[component]
-        logger.info("%s has the bytes of %s: they are one, %s less", component, other, size(component.nbytes))
+        said = "%s has the bytes of %s: they are one, %s less"
+        movement.changed.later(logger.info, said, component, other, size(component.nbytes))
         if other.source is None and component.source is not None:
             # With what the source does not hold: the bytes are equal, so the values are.
             other.source, other.kept = component.source, dict(component.kept)

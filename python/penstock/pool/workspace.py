@@ -14,8 +14,8 @@ class Workspaces:
 
     def __init__(self) -> None:
         self._runs: dict[str, dict[Hashable, deque[int]]] = {}
-        self.measuring = False
-        """Whether a run is being measured: the peak of two at once would be neither's."""
+        self.measuring: object = None
+        """What is being measured: the peak of two at once would be neither's."""
 
     def expected(self, model: str, key: Hashable) -> int:
         """What the next run will need: the most of the last ones with this key, else of any, else nothing."""
