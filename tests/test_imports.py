@@ -23,6 +23,7 @@ LAYERS = [
     {"checkpoint"},
     {"supply"},
     {"manifests", "model", "pulling", "safetensors"},
+    {"fp8"},
     {"pool"},
     {"recording"},
     {"distributed"},

@@ -18,6 +18,7 @@ from penstock.pool.lock import deferred, let_in
 from penstock.pool.making import adopted, built
 from penstock.pool.model import Model, modules_of
 from penstock.pool.movement import Movement
+from penstock.pool.quantised import check_converted, schemes_of
 from penstock.pool.requests import Requests
 from penstock.pool.workspace import Workspaces
 
@@ -49,6 +50,7 @@ class Catalogue:
         *,
         build: Mapping[str, Callable[[], torch.nn.Module]],
         dtype: Any = None,
+        quantize: Any = None,
     ) -> None:
         """Adds a model of one or more components. Headers are read now, weights when they are wanted first.
 
@@ -61,10 +63,13 @@ class Catalogue:
             build: for each component a function that builds its module. It is called now, without memory for
                 parameters. Buffers that no checkpoint holds keep what it put into them.
             dtype: what floating-point parameters become; by default they have the checkpoint's dtypes.
+            quantize: ``"fp8"``, or how (``penstock.fp8.Fp8``): weights of linear layers become float8 while they are
+                loaded. For all components, or a mapping for some. Layers that a checkpoint has as float8 stay so.
 
         Raises:
             ConfigError: for a name that is taken, a component that only one of the mappings has, and a module that a
-                pool has already.
+                pool has already; where there is nothing to quantise.
+            DeviceError: where layers are to compute in FP8, and the device cannot.
             TensorNotFoundError, DestinationError: where a module and its checkpoint do not fit.
             PenstockError: what opening a checkpoint raises.
         """
@@ -76,13 +81,15 @@ class Catalogue:
                 lacks = "build" if of in locations else "locations"
                 raise ConfigError(cause=f"component {of!r} of {name!r} is not in {lacks}", remedy="Name it in both")
         becomes = None if dtype is None else Torch().floating_dtype(dtype)
+        schemes = schemes_of(quantize, locations)
         movement = self._movement
         with deferred(), self._name(name):
             made = {}
             with let_in():
                 for of, location in locations.items():
                     checkpoint = location if isinstance(location, Checkpoint) else open(location)
-                    made[of] = built(name, of, build[of], checkpoint, becomes)
+                    made[of] = built(name, of, build[of], checkpoint, becomes, schemes.get(of), movement.memory)
+            check_converted(name, quantize, schemes, made)
             claim(list(made.values()))
             with movement.changed:
                 movement.check_open()
