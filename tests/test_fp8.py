@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
 import penstock
-from penstock.errors import ConfigError, DestinationError
-from penstock.fp8 import Float8Linear, Fp8, convert, numbers, prepare, save
+from penstock.errors import ConfigError, DestinationError, DeviceError
+from penstock.fp8 import Float8Linear, Fp8, convert, layers, numbers, prepare, save
 
 BOTH = pytest.mark.parametrize("scales", ["row", "tensor"])
 
@@ -227,6 +227,16 @@ def test_settings_that_do_not_exist_are_refused(wrong: dict[str, str]) -> None:
         Fp8(**wrong)
 
 
+def test_an_old_torch_stores_float8_and_does_not_multiply_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "installed_version", lambda _: (2, 4))
+    module = net()
+    with pytest.raises(DeviceError, match=r"torch 2\.5"):
+        convert(module, Fp8(compute="fp8"))
+    assert converted_in(module) == []
+    convert(module)
+    assert not module.first.computes
+
+
 # Computing
 
 
@@ -323,6 +333,21 @@ def test_a_layer_that_is_given_another_weight_uses_it() -> None:
     module.weight = torch.nn.Parameter(weights(64))
     x = weights(3)
     assert torch.equal(module(x), torch.nn.functional.linear(x, weights(64), module.bias))
+
+
+@BOTH
+def test_another_weight_is_rounded_into_the_memory_of_a_layer(scales: str) -> None:
+    layer, other = net().first, net().second.weight.detach()
+    expected = rounded(other, scales)
+    convert(layer, Fp8(scales))
+    memory = layer._buffers["weight"].data_ptr(), layer._buffers["weight_scale"].data_ptr()
+    assert layer.requantise(other) == expected[2]
+    assert torch.equal(layer.weight, numbers.dequantised(*expected[:2], torch.bfloat16))
+    assert memory == (layer._buffers["weight"].data_ptr(), layer._buffers["weight_scale"].data_ptr())
+    with pytest.raises(DestinationError, match=r"one of \[64, 64\]"):
+        layer.requantise(other[:3])
+    with pytest.raises(DestinationError, match="no float8 weight in memory"):
+        layer.to("meta").requantise(other)
 
 
 def test_copies_and_compiled_modules_compute_the_same() -> None:

@@ -193,6 +193,19 @@ def test_writes_to_a_shared_component_are_a_models_own(pool: ModelPool, file: Pa
     assert len(pool._movement.states) == 2
 
 
+def test_a_weight_that_is_rounded_anew_stays_a_models_own(pool: ModelPool, file: Path) -> None:
+    add(pool, "a", file)
+    add(pool, "b", file)
+    with pool.use("a") as lease:
+        layer = lease["net"].second
+        layer.requantise(layer.weight + 1)
+        changed = answer(lease["net"])
+    pool.sleep("a")
+    assert torch.equal(used(pool, "a"), changed)
+    assert not torch.equal(changed, expected(file))
+    assert torch.equal(used(pool, "b"), expected(file))
+
+
 # Files
 
 

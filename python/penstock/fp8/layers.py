@@ -18,11 +18,14 @@ import torch
 from penstock.errors import ConfigError, DestinationError, DeviceError
 from penstock.fp8.linear import Float8Linear
 from penstock.fp8.numbers import FLOAT8, Scales, TensorError, quantise, shape_of_scale
+from penstock.optional import installed_version
 from penstock.patterns import matches_any
 
 _CONVERTED = (torch.bfloat16, torch.float16)
 _CAPABILITY = (8, 9)
 """Of the first GPUs that multiply in FP8."""
+_TORCH = (2, 5)
+"""The first that multiplies with a scale for each row."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,9 @@ class Fp8:
             DeviceError: where they are to, and the device cannot.
         """
         can = computes_fp8(device)
-        if self.compute == "fp8" and not can and device.type != "cpu":
+        if self.compute == "fp8" and not (can or (device.type == "cpu" and _knows_fp8())):
             cause = f"{device} does not multiply in FP8: that needs an NVIDIA GPU of compute capability 8.9 or later"
+            cause += "" if _knows_fp8() else f", and torch 2.5, not {torch.__version__}"
             raise DeviceError(cause=cause, remedy='Give compute="auto": weights are stored in FP8 then')
         return self.compute == "fp8" or (self.compute == "auto" and can)
 
@@ -76,9 +80,14 @@ def scheme_of(given: Any) -> Fp8:
 
 def computes_fp8(device: torch.device) -> bool:
     """Whether a GPU multiplies matrices of float8_e4m3fn."""
-    if device.type != "cuda" or torch.version.hip is not None:
+    if device.type != "cuda" or torch.version.hip is not None or not _knows_fp8():
         return False
     return torch.cuda.get_device_capability(device) >= _CAPABILITY
+
+
+def _knows_fp8() -> bool:
+    version = installed_version("torch")
+    return not version or version >= _TORCH
 
 
 def chosen(

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from penstock.fp8.numbers import dequantised, quantised_rows, quantised_whole
+from penstock.errors import DestinationError
+from penstock.fp8.numbers import TensorError, dequantised, quantise, quantised_rows, quantised_whole
 
 _MULTIPLE = 16
 """Of both features, for matrix multiplication in FP8."""
@@ -44,12 +45,32 @@ class Float8Linear(torch.nn.Linear):
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
-        """The weight, dequantised: a copy, so what is written to it is lost."""
+        """The weight, dequantised: a copy, so what is written to it is lost. ``requantise`` changes the layer's."""
         stored, scale = self._buffers.get("weight"), self._buffers.get("weight_scale")
         if stored is None or scale is None:
             # Somebody has given it another weight. torch looks for that when there is no such attribute.
             raise AttributeError("weight")
         return dequantised(stored, scale, self.weight_dtype)
+
+    def requantise(self, weight: torch.Tensor) -> TensorError:
+        """Rounds another weight into the memory of its own: what is to be changed goes this way, such as a merged LoRA.
+
+        Args:
+            weight: of the layer's shape, of a floating-point dtype.
+
+        Returns:
+            How far it is from that.
+
+        Raises:
+            DestinationError: where the shapes differ, or the layer has no float8 weight at present.
+        """
+        stored, scale = self._buffers.get("weight"), self._buffers.get("weight_scale")
+        if stored is None or scale is None or stored.is_meta or weight.shape != stored.shape:
+            has = "no float8 weight in memory" if stored is None or stored.is_meta else f"one of {list(stored.shape)}"
+            cause = f"the layer has {has}, and the weight is one of {list(weight.shape)}"
+            raise DestinationError(tensor="weight", cause=cause)
+        with torch.no_grad():
+            return quantise(weight.detach(), stored, scale)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - as torch calls it
         """As of ``torch.nn.Linear``."""
