@@ -8,6 +8,9 @@
 * ``vacating``: memory that is out of the books and still to be unmapped. ``lock``: the lock, and when Ctrl-C comes.
 * ``twins``: components of equal bytes become one; ``changes``: writes to weights; ``adopting``: modules with weights.
 * ``component``: tensors that travel together; ``bound``: the modules that have them; ``making``: how both come to be.
+* ``registering``: what ``register`` was given, as a checkpoint and a module for each component; ``single_file``: of one
+  file that holds a whole model.
+* ``quantised``: components whose linear layers have float8 weights.
 * ``ledger``: bytes against a budget, holds, and what to evict. ``workspace``: what runs need besides. Both are pure.
 * ``layout``: where the tensors of a module lie in one slab; ``memory``, ``device_slab``: slabs, and copies to them.
 * ``late_use``: what the debug mode finds.

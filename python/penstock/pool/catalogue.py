@@ -7,7 +7,7 @@ child is told to make a pool of its own, and takes no lock.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ from penstock.pool.lock import deferred, let_in
 from penstock.pool.making import adopted, built
 from penstock.pool.model import Model, modules_of
 from penstock.pool.movement import Movement
+from penstock.pool.quantised import check_converted, schemes_of
+from penstock.pool.registering import sources_of
 from penstock.pool.requests import Requests
 from penstock.pool.workspace import Workspaces
 
@@ -45,10 +47,13 @@ class Catalogue:
     def register(
         self,
         name: str,
-        locations: Mapping[str, Any],
+        locations: Any,
         *,
-        build: Mapping[str, Callable[[], torch.nn.Module]],
+        build: Mapping[str, Callable[[], torch.nn.Module]] | None = None,
         dtype: Any = None,
+        quantize: Any = None,
+        config: Any = None,
+        components: Sequence[str] | None = None,
     ) -> None:
         """Adds a model of one or more components. Headers are read now, weights when they are wanted first.
 
@@ -57,32 +62,38 @@ class Catalogue:
 
         Args:
             name: what it is called in the pool.
-            locations: for each component what ``penstock.open`` takes, or a ``Checkpoint``.
+            locations: for each component what ``penstock.open`` takes, or a ``Checkpoint``. Or one of these alone: a
+                file with a whole image model in its authors' layout, which is recognised, and split into components.
             build: for each component a function that builds its module. It is called now, without memory for
-                parameters. Buffers that no checkpoint holds keep what it put into them.
+                parameters. Buffers that no checkpoint holds keep what it put into them. Not for a single file.
             dtype: what floating-point parameters become; by default they have the checkpoint's dtypes.
+            quantize: ``"fp8"``, or how (``penstock.fp8.Fp8``): weights of linear layers become float8 while they are
+                loaded. For all components, or a mapping for some. Layers that a checkpoint has as float8 stay so.
+            config: for a single file: a directory with a pipeline's settings in diffusers' layout, or the name of a
+                repository. By default the repository that diffusers takes for such files.
+            components: of a single file, only these.
 
         Raises:
             ConfigError: for a name that is taken, a component that only one of the mappings has, and a module that a
-                pool has already.
+                pool has already; where there is nothing to quantise; for a single file that is unknown, a part, or
+                a mixture.
+            DeviceError: where layers are to compute in FP8, and the device cannot.
             TensorNotFoundError, DestinationError: where a module and its checkpoint do not fit.
             PenstockError: what opening a checkpoint raises.
         """
-        from penstock.checkpoint import Checkpoint, open
         from penstock.frameworks.torch import Torch
 
-        for of in [*locations, *build]:
-            if of not in locations or of not in build:
-                lacks = "build" if of in locations else "locations"
-                raise ConfigError(cause=f"component {of!r} of {name!r} is not in {lacks}", remedy="Name it in both")
         becomes = None if dtype is None else Torch().floating_dtype(dtype)
         movement = self._movement
         with deferred(), self._name(name):
             made = {}
             with let_in():
-                for of, location in locations.items():
-                    checkpoint = location if isinstance(location, Checkpoint) else open(location)
-                    made[of] = built(name, of, build[of], checkpoint, becomes)
+                sources = sources_of(name, locations, build, config=config, components=components)
+                schemes = schemes_of(quantize, sources.checkpoints)
+                for of, checkpoint in sources.checkpoints.items():
+                    scheme = schemes.get(of)
+                    made[of] = built(name, of, sources.build[of], checkpoint, becomes, scheme, movement.memory)
+            check_converted(name, quantize, schemes, made)
             claim(list(made.values()))
             with movement.changed:
                 movement.check_open()
@@ -97,7 +108,7 @@ class Catalogue:
                     for bound in made.values():
                         bound.let_go()
                     raise
-                self._models[name] = Model(name, made)
+                self._models[name] = Model(name, made, sources.whole)
 
     def adopt(self, name: str, model: Any) -> None:
         """Takes over a model that is built: a ``torch.nn.Module``, or a pipeline of diffusers with its components.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.units import size
+
+if TYPE_CHECKING:
+    from penstock.fp8.numbers import TensorError
 
 
 @dataclass
@@ -85,6 +89,10 @@ class Residence(NamedTuple):
     """Models of the pool that have it."""
     why: tuple[str, ...]
     """What happened to it last, newest first."""
+    float8: int = 0
+    """Linear layers whose weights are float8."""
+    errors: Mapping[str, TensorError] = {}
+    """How far these are from the checkpoint's, by the names there; of those that were converted, and read by now."""
 
     @property
     def on_device(self) -> bool:
@@ -97,6 +105,16 @@ class Residence(NamedTuple):
         shared = f", shared by {', '.join(self.used_by)}" if len(self.used_by) > 1 else ""
         return f"{self.component}: {size(self.nbytes)}, on {' and '.join(where) or 'storage only'}{shared}"
 
+    def accuracy(self) -> list[str]:
+        """A line about its float8 weights, if there are any."""
+        if not self.float8:
+            return []
+        line = f"    float8 weights of {self.float8} layers"
+        if self.errors:
+            name, worst = max(self.errors.items(), key=lambda of: of[1].relative)
+            line += f", at most {worst.relative:.2%} from the checkpoint's ({name})"
+        return [line]
+
 
 @dataclass
 class Explanation:
@@ -108,5 +126,5 @@ class Explanation:
     def __str__(self) -> str:
         lines = [self.model]
         for one in self.components:
-            lines += [f"  {one}", *(f"    {reason}" for reason in one.why)]
+            lines += [f"  {one}", *one.accuracy(), *(f"    {reason}" for reason in one.why)]
         return "\n".join(lines)

@@ -163,6 +163,22 @@ class Memory:
             slab[start:].copy_(host[start:], non_blocking=True)
             self._wait(self._stream)
 
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """For computing on the device in the pool's own stream. At its end all of that is done.
+
+        Raises:
+            InsufficientMemoryError: where torch's allocator has no memory for it.
+        """
+        try:
+            with self._on_stream():
+                yield
+                self._wait()
+        except _OUT_OF_MEMORY as error:
+            cause = f"{self.device} has no memory to convert weights in: {str(error).splitlines()[0]}"
+            remedy = "Raise the pool's reserve, or lower device_budget"
+            raise InsufficientMemoryError(cause=cause, remedy=remedy) from error
+
     def finish(self) -> None:
         """Waits for the copies, and for what memory of torch's allocator waits for before it may be written to."""
         with self._beside_captures():

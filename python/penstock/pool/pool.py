@@ -21,6 +21,7 @@ from penstock.pool.lease import Lease
 from penstock.pool.lock import deferred
 from penstock.pool.memory import Memory, Size, host_available, size_of
 from penstock.pool.movement import Movement
+from penstock.pool.quantised import errors_of, float8_layers
 from penstock.pool.requests import Requests
 from penstock.pool.turns import Request
 
@@ -273,7 +274,8 @@ class ModelPool(Catalogue):
                 users = tuple(other.name for other in self._models.values() if component in other.components)
                 why = () if state is None else tuple(state.reasons)
                 here = component.host is not None, component.arrived
-                found.components.append(Residence(of, component.nbytes, *here, users, why))
+                of_float8 = len(float8_layers(bound.module)), errors_of(component.source)
+                found.components.append(Residence(of, component.nbytes, *here, users, why, *of_float8))
             return found
 
     @property
