@@ -171,9 +171,9 @@ class Memory:
             InsufficientMemoryError: where torch's allocator has no memory for it.
         """
         try:
-            with self._on_stream():
+            with self._on(self._stream):
                 yield
-                self._wait()
+                self._wait(self._stream)
         except _OUT_OF_MEMORY as error:
             cause = f"{self.device} has no memory to convert weights in: {str(error).splitlines()[0]}"
             remedy = "Raise the pool's reserve, or lower device_budget"
