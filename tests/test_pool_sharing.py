@@ -394,7 +394,13 @@ def test_a_pinned_models_change_of_its_own_has_to_fit_beside_what_the_pin_keeps(
             net.weight.fill_(5)
         with pytest.raises(penstock.InsufficientMemoryError, match="pinned"):
             pool.use("a")
+        # What the pin keeps stays as long as it does, also when no model has it any more.
+        pool.unload("b")
+        check_books(pool)
+        assert pool.stats().device_bytes == NBYTES
         pool.unpin("a")
+        check_books(pool)
+        assert pool.stats().device_bytes == 0
         with pool.use("a") as lease:
             assert (weight(lease) == 5).all()
         check_books(pool)

@@ -44,9 +44,12 @@ class Members(Books):
             self.device.keep(component, component.arrived)
 
     def idle(self, component: Component) -> None:
-        """A component is in nobody's lease any more: it may become one with its twin."""
+        """A component is in nobody's lease any more: it may become one with its twin, or go if no module has it."""
         self.settle_books(component)
-        self._twins.merge_if_idle(component)
+        if component.bound or component.derived:
+            self._twins.merge_if_idle(component)
+        else:
+            self._drop_unused(component)
 
     def find_equal(self, bound: Bound) -> tuple[Component, int] | None:
         """A component with the bytes that a module's tensors have, whose master is held once for the caller, and its
@@ -85,7 +88,8 @@ class Members(Books):
         self._drop_unused(component)
 
     def _drop_unused(self, component: Component) -> None:
-        if component.bound or component.derived:
+        if component.bound or component.derived or self.device.is_held(component):
+            # Its model may have left it under a pin, which ends later.
             return
         self.forget(component)
         if isinstance(component.source, Derived):
