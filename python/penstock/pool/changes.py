@@ -56,13 +56,13 @@ def keep_changes(movement: Members, bound: Bound) -> bool:
                 # What it takes from there is about to change.
                 views = one.views("host") if one.host is not None else []
                 one.kept = {n: views[n].clone() for n in values if views} | one.kept
-            _write(shared, values)
+            _write(shared, values, bound)
             movement.settle_books(shared)
             bound.to(bound.home)
     return True
 
 
-def _write(component: Component, values: dict[int, torch.Tensor]) -> None:
+def _write(component: Component, values: dict[int, torch.Tensor], by: Bound) -> None:
     """Takes changed values to both slabs, and beside the source, which does not have them."""
     if len(component.bound) > 1:
         logger.warning("%s was written to outside of a lease: the change is that of all who share it", component)
@@ -70,11 +70,19 @@ def _write(component: Component, values: dict[int, torch.Tensor]) -> None:
     if component.source is not None:
         component.kept.update(values)
     for home in ("host", "device"):
-        there = component.host is not None if home == "host" else component.on_device
+        there = component.host is not None if home == "host" else component.is_whole
         views = component.views(home) if there else []
         for number, value in values.items() if there else ():
             views[number].copy_(value)
-    if component.slab is not None and not component.on_device:
+    if component.overlay is not None:
+        # What was read from the device had it in it already.
+        for number in values if component.is_whole else ():
+            component.overlay.overwritten(number, as_it_is=by.home == "device")
+        if by.home == "device":
+            logger.warning(
+                "%s was written to with adapters merged into it: they are part of its weights now", component
+            )
+    if component.slab is not None and not component.is_whole:
         # The part that is there has the old values from here on.
         right = min(component.layout.places[number].offset for number in values)
         component.slab.filled = min(component.slab.filled, right)

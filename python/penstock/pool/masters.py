@@ -112,7 +112,7 @@ class Masters(Departures):
         """Copies a component from the device, and says whether no module wrote to it before that was done."""
         with self.changed:
             writes = component.writes
-            if _is_written(component):
+            if _is_written(component) or (component.overlay is not None and component.overlay.touches_copy):
                 return False
         self.memory.to_host(slab, component.copy())
         with self.changed:

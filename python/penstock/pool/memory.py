@@ -160,6 +160,14 @@ class Memory:
             slab[start:].copy_(host[start:], non_blocking=True)
             self._wait()
 
+    @contextmanager
+    def working(self, points: Iterable[Any]) -> Iterator[None]:
+        """The stream of copies is the thread's current one, behind these points; its work is done at the end."""
+        with self._on_stream():
+            self.after(points)
+            yield
+            self._wait()
+
     def finish(self) -> None:
         """Waits for the copies, and for what memory of torch's allocator waits for before it may be written to."""
         with self._beside_captures():
@@ -238,6 +246,11 @@ class Memory:
     def _wait(self) -> None:
         if self.is_gpu:
             self._stream.synchronize()
+
+
+def pending(points: Iterable[Any]) -> list[Any]:
+    """Those points, of ``Memory.now``, that have not passed."""
+    return [point for point in points if point is not None and not point.query()]
 
 
 def _warn_if(refused: str | None) -> None:

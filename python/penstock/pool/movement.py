@@ -93,6 +93,9 @@ class Movement(Masters):
 
     def _explain_copy(self, component: Component, state: State, reason: str) -> None:
         missing = component.nbytes - component.arrived
+        if component.is_whole:
+            state.note(f"adapters changed for {reason}")
+            return
         again = f" again: it had left: {state.left_device}" if state.left_device and component.host is not None else ""
         part = f"the last {size(missing)} " if component.arrived else ""
         state.note(f"{part}brought to {self.memory.device} for {reason}{again}")
@@ -109,7 +112,9 @@ class Movement(Masters):
         began, slab, on_host, error = time.monotonic(), None, False, None
         try:
             with self.changed:
-                on_host, direct = self._take_room_on_host(component), state.copying
+                on_host = self._take_room_on_host(component)
+                # A copy with an overlay is none that a master could be made of.
+                direct = state.copying and not (on_host and component.overlay is not None)
                 if not on_host and not direct:
                     # Decided with the lock held: who wants it on the device from now on begins anew.
                     cause = f"masters that are in use leave no room for {component.name!r}, {size(component.nbytes)}"
@@ -171,9 +176,11 @@ class Movement(Masters):
         # The load copies on streams of its own, and torch's allocator knows that of copies only.
         self.memory.finish()
         views, places = component.layout.views(component.copy()), component.layout.places
-        missing = [n for n, place in enumerate(places) if place.offset + place.nbytes > component.arrived]
+        start = component.arrived
+        missing = [n for n, place in enumerate(places) if place.offset + place.nbytes > start]
         component.read({number: views[number] for number in missing}, self.watch)
         slab.filled = component.nbytes
+        self._apply(component, start)
 
     def _map(self, component: Component) -> DeviceSlab:
         """Gives a component its memory on the device; others leave it if the device has less than the budget says.
@@ -195,6 +202,8 @@ class Movement(Masters):
                     continue
                 with self.changed:
                     victims = self.device.first_to_go()
+                    if not victims and self.on_short():
+                        continue
                     if not victims and not self.is_keeping:
                         raise
                     if not victims:
@@ -203,6 +212,13 @@ class Movement(Masters):
                         continue
                     self.evict_from_device(victims[0], f"{self.memory.device} had no memory for {component.name}")
                 self.vacating.make_room(everything=True)
+
+    def _apply(self, component: Component, start: int) -> None:
+        """Adds to a copy that is the master's from this byte on what its overlay has."""
+        overlay = component.overlay
+        if overlay is not None:
+            overlay.refilled(component, start)
+            self.stats.resent_bytes += overlay.apply(component, self.memory)
 
     def _fetched(
         self, component: Component, state: State, slab: torch.Tensor | None, seconds: float, *, on_host: bool
@@ -229,16 +245,17 @@ class Movement(Masters):
             state = self.states.get(component)
             if state is None or not state.copying or component.host is None:
                 return
-        began, start, error = time.monotonic(), component.arrived, None
+        began, copied, error = time.monotonic(), 0, None
         try:
-            self._map(component).fill(component.master())
+            copied = self._map(component).fill(component.master())
+            self._apply(component, component.nbytes - copied)
         except BaseException as raised:  # noqa: BLE001 - as above
             error = raised
         with self.changed:
             self.host.release(component)
             if error is None:
                 self.stats.copied += 1
-                self.stats.copied_bytes += component.nbytes - start
+                self.stats.copied_bytes += copied
                 self.stats.copy_seconds += time.monotonic() - began
                 self._arrived(component, state)
             else:
@@ -248,6 +265,8 @@ class Movement(Masters):
 
     def _arrived(self, component: Component, state: State) -> None:
         state.copying = False
+        if component.overlay is not None and component.overlay.is_empty:
+            component.overlay = None
         self.device.release(component)
         for bound in component.bound:
             if bound.leases:

@@ -18,6 +18,7 @@ from penstock.pool.changes import keep_changes, lose_changes
 from penstock.pool.component import Component
 from penstock.pool.figures import Stages
 from penstock.pool.lock import deferred, let_in
+from penstock.pool.memory import pending
 from penstock.pool.turns import CANCELLED, Request, Turns, bytes_of, components_of, finish
 
 logger = logging.getLogger(__name__)
@@ -112,7 +113,7 @@ class Requests(Turns):
             if self.movement.closed:
                 return
             self.granted.remove(request)
-            self.movement.vacating.reserved -= request.workspace
+            self.movement.vacating.reserved -= request.workspace + request.adapters
             for bound in request.lent:
                 if bound.leases == 1:
                     try:
@@ -121,11 +122,13 @@ class Requests(Turns):
                         # The lease ends all the same: what was written is lost, and says so.
                         logger.exception("what was written to %s could not be kept", bound.component)
                         lose_changes(bound)
+                if bound.points is not None:
+                    bound.points = [*pending(bound.points), *points]
                 bound.leases -= 1
                 if not bound.leases and bound.component.host is not None and bound.home != "host":
                     bound.to("host")
             for component in request.held:
-                component.points = [*(point for point in component.points if not _is_past(point)), *points]
+                component.points = [*pending(component.points), *points]
                 self.movement.device.release(component)
                 self.movement.idle(component)
             self.serve()
@@ -229,7 +232,3 @@ class _Dropping:
         requests, request = self._requests(), self._request()
         if requests is not None and request is not None:
             requests.drop(request)
-
-
-def _is_past(point: Any) -> bool:
-    return point is None or point.query()
