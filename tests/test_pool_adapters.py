@@ -372,6 +372,19 @@ def test_branches_of_idle_models_leave_the_device_for_a_model(tmp_path: Path) ->
         check_books(pool)
 
 
+def test_a_model_that_has_no_room_for_its_adapters_any_more_is_refused_and_does_not_wait(tmp_path: Path) -> None:
+    with pool_of(tmp_path) as pool:
+        pool.load_adapter("m", lora_file(tmp_path / "a.safetensors"))
+        pool.set_adapters("m", ["a"])
+        outputs(pool)
+        size, nbytes = pool.explain("m").components[0].nbytes, pool._models["m"].adapters.by_name["a"].nbytes
+        # With its adapter on the device, which could go, and would be needed again.
+        pool._movement.device.budget = size + nbytes // 2
+        with pytest.raises(penstock.InsufficientMemoryError, match="m with adapters needs"):
+            pool.use("m")
+        check_books(pool)
+
+
 def test_a_leased_model_changes_adapters_in_room_for_one(tmp_path: Path) -> None:
     with pool_of(tmp_path) as pool:
         for number in range(5):

@@ -78,6 +78,8 @@ def _write(component: Component, values: dict[int, torch.Tensor], by: Bound) -> 
         # What was read from the device had it in it already.
         for number in values if component.is_whole else ():
             component.overlay.overwritten(number, as_it_is=by.home == "device")
+        if component.overlay.is_empty:
+            component.overlay = None
         if by.home == "device":
             logger.warning(
                 "%s was written to with adapters merged into it: they are part of its weights now", component

@@ -119,7 +119,7 @@ class ModelPool(AdapterCatalogue):
         self._late_use.check()
         learns = workspace == "auto"
         needs = self._workspaces.expected(name, key) if learns else size_of("workspace", workspace)
-        beside = partial(self._choice.missing_bytes, model)
+        beside = partial(self._choice.bytes_beside, model)
         request = Request(name, model.current, needs, thread=threading.get_ident(), beside=beside)
         try:
             with deferred():

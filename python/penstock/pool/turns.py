@@ -51,8 +51,9 @@ class Request:
     held: list[Component] = field(default_factory=list)
     """Its components, once it is granted."""
     lent: list[Bound] = field(default_factory=list)
-    beside: Callable[[], int] = lambda: 0
-    """Bytes of the device that are needed beside components and workspace when it is granted: for adapters."""
+    beside: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    """Bytes of the device that are needed beside components and workspace, for adapters: in all, and what of that is
+    not there."""
     adapters: int = 0
     """What of these is kept free for it, once it is granted."""
     streams: list[Any] = field(default_factory=list)
@@ -126,7 +127,7 @@ class Turns:
         sizes = [(component, component.nbytes) for component in components]
         movement = self.movement
         while True:
-            request.adapters = request.beside()
+            _, request.adapters = request.beside()
             beside = request.workspace + request.adapters + movement.vacating.reserved
             victims = movement.device.room_for(sizes, beside)
             if victims is not None or not movement.on_short():
@@ -140,7 +141,7 @@ class Turns:
     def _has_its_turn(self, request: Request, before: list[Request], components: list[Component]) -> bool:
         if not before or request.thread in {granted.thread for granted in self.granted if granted.lends}:
             return True
-        needs_room = request.workspace or request.beside() or not all(one.on_device for one in components)
+        needs_room = request.workspace or request.beside()[1] or not all(one.on_device for one in components)
         return not needs_room and all(one.overtaken < OVERTAKING for one in before)
 
     def _keep_changes(self, bounds: Sequence[Bound]) -> bool:
@@ -193,7 +194,7 @@ class Turns:
     def _check_fits(self, request: Request, components: list[Component]) -> None:
         """Refuses what could not be held even with no other lease."""
         device = self.movement.device
-        beside = request.beside()
+        beside, _ = request.beside()
         what = f"{request.name} with adapters" if beside else request.name
         device.check_fits(what, bytes_of(components) + beside, request.workspace)
         pins = [one for one in self.granted if not one.lends]

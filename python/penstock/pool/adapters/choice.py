@@ -90,9 +90,10 @@ class Choice:
             # It is unloaded, or the pool closed; or whoever uses it next is told.
             logger.warning("%s cannot have the adapters again that it had: %s", model.name, error)
 
-    def missing_bytes(self, model: Model) -> int:
-        """Of the branches of a model that are not on the device. With the lock held."""
-        return sum(adapter.nbytes for adapter in self._missing(model))
+    def bytes_beside(self, model: Model) -> tuple[int, int]:
+        """Of the branches of a model on the device: in all, and of those that are not there. With the lock held."""
+        branches = self._branches(model)
+        return sum(one.nbytes for one in branches), sum(one.nbytes for one in branches if not one.there)
 
     def bring(self, model: Model, request: Request) -> None:
         """Has the branches of a model on the device, for a lease that has taken room for them.
@@ -101,7 +102,7 @@ class Choice:
             PenstockError: as ``set``.
         """
         with self._movement.changed:
-            missing = self._missing(model)
+            missing = [adapter for adapter in self._branches(model) if not adapter.there]
         if missing:
             with self._tier.on_device(missing, None, request):
                 pass
@@ -109,9 +110,9 @@ class Choice:
             self._movement.vacating.reserved -= request.adapters
             request.adapters = 0
 
-    def _missing(self, model: Model) -> list[Adapter]:
+    def _branches(self, model: Model) -> list[Adapter]:
         chosen = model.adapters.chosen
-        return [adapter for adapter in self._as_branches(model, chosen) if not adapter.there] if chosen.weights else []
+        return self._as_branches(model, chosen) if chosen.weights else []
 
     def _swap(self, model: Model, chosen: Chosen) -> Chosen:
         """Changes what is wanted. Returns what was."""
