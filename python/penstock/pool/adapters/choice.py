@@ -56,6 +56,11 @@ class OfModel:
     chosen: Chosen = field(default_factory=Chosen)
     branches: dict[Bound, Branches] = field(default_factory=dict)
 
+    @property
+    def active(self) -> list[Adapter]:
+        """Those that leases need on the device: branches that add something."""
+        return list(dict.fromkeys(adapter for branches in self.branches.values() for adapter, _ in branches.active))
+
 
 class Choice:
     """Changes the adapters of models."""
@@ -92,7 +97,7 @@ class Choice:
 
     def bytes_beside(self, model: Model) -> tuple[int, int]:
         """Of the branches of a model on the device: in all, and of those that are not there. With the lock held."""
-        branches = self._branches(model)
+        branches = model.adapters.active
         return sum(one.nbytes for one in branches), sum(one.nbytes for one in branches if not one.there)
 
     def bring(self, model: Model, request: Request) -> None:
@@ -101,18 +106,21 @@ class Choice:
         Raises:
             PenstockError: as ``set``.
         """
+        of = model.adapters
         with self._movement.changed:
-            missing = [adapter for adapter in self._branches(model) if not adapter.there]
+            missing = [adapter for adapter in of.active if not adapter.there]
+            ready = (
+                [] if of.chosen.merge else [one for one, weight in of.chosen.weights if not weight and not one.there]
+            )
         if missing:
             with self._tier.on_device(missing, None, request):
+                pass
+        if ready:
+            with self._tier.on_device(ready, None):
                 pass
         with self._movement.changed:
             self._movement.vacating.reserved -= request.adapters
             request.adapters = 0
-
-    def _branches(self, model: Model) -> list[Adapter]:
-        chosen = model.adapters.chosen
-        return self._as_branches(model, chosen) if chosen.weights else []
 
     def _swap(self, model: Model, chosen: Chosen) -> Chosen:
         """Changes what is wanted. Returns what was."""
