@@ -13,6 +13,7 @@ from penstock.pool.adapters.choice import Choice, Chosen
 from penstock.pool.adapters.reading import name_of
 from penstock.pool.adapters.tier import Tier
 from penstock.pool.catalogue import Catalogue
+from penstock.pool.lock import deferred
 
 if TYPE_CHECKING:
     from penstock.arguments import AnyPath
@@ -127,21 +128,8 @@ class AdapterCatalogue(Catalogue):
             ConfigError: for a name that is not there, and where the model has it and another thread leases it.
             PenstockError: as ``set_adapters``.
         """
-        of = self._model(model)
-        adapter = of.adapters.by_name.get(name)
-        if adapter is None:
-            raise ConfigError(cause=f"model {model!r} has no adapter {name!r}")
-        chosen = of.adapters.chosen
-        if any(one is adapter for one, _ in chosen.weights):
-            rest = tuple((one, weight) for one, weight in chosen.weights if one is not adapter)
-            self._choice.set(of, Chosen(rest, chosen.merge))
-        with self._movement.changed:
-            if of.adapters.by_name.get(name) is adapter:
-                del of.adapters.by_name[name]
-            for branches in of.adapters.branches.values():
-                branches.forget(adapter)
-            self._tier.forget(adapter)
-            self._movement.on_moved()
+        with deferred():
+            self._unload_adapter(model, name)
 
     def adapters(self, model: str) -> list[str]:
         """The names of a model's adapters, in the order in which they were loaded.
@@ -157,6 +145,23 @@ class AdapterCatalogue(Catalogue):
         super().unload(name)
         with self._movement.changed:
             self._forget_adapters(model)
+            self._movement.on_moved()
+
+    def _unload_adapter(self, model: str, name: str) -> None:
+        of = self._model(model)
+        adapter = of.adapters.by_name.get(name)
+        if adapter is None:
+            raise ConfigError(cause=f"model {model!r} has no adapter {name!r}")
+        chosen = of.adapters.chosen
+        if any(one is adapter for one, _ in chosen.weights):
+            rest = tuple((one, weight) for one, weight in chosen.weights if one is not adapter)
+            self._choice.set(of, Chosen(rest, chosen.merge))
+        with self._movement.changed:
+            if of.adapters.by_name.get(name) is adapter:
+                del of.adapters.by_name[name]
+            for branches in of.adapters.branches.values():
+                branches.forget(adapter)
+            self._tier.forget(adapter)
             self._movement.on_moved()
 
     def _forget_adapters(self, model: Model) -> None:
