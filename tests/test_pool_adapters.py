@@ -121,6 +121,24 @@ def test_a_model_that_left_comes_back_with_its_adapters(tmp_path: Path) -> None:
         check_books(pool)
 
 
+def test_a_weight_of_which_a_part_left_is_right_when_it_returns(tmp_path: Path) -> None:
+    value, down, up = torch.randn(64, 64), torch.randn(2, 64), torch.randn(64, 2)
+    safetensors_torch.save_file({"weight": value}, tmp_path / "base.safetensors")
+    lora = {"net.lora_A.weight": down, "net.lora_B.weight": up}
+    safetensors_torch.save_file(lora, tmp_path / "a.safetensors")
+    with ModelPool("cpu", host_budget="8MiB", device_budget="8MiB") as pool:
+        build = {"net": lambda: torch.nn.Linear(64, 64, bias=False)}
+        pool.register("m", {"net": tmp_path / "base.safetensors"}, build=build)
+        pool.load_adapter("m", tmp_path / "a.safetensors")
+        pool.set_adapters("m", ["a"], merge=True)
+        for _ in range(2):
+            assert torch.equal(state(pool)["weight"], added(value, down, up, 1))
+            pool.resize(device=8192)
+            assert pool.explain("m").components[0].device_bytes == 8192
+            pool.resize(device="8MiB")
+            check_books(pool)
+
+
 def test_a_model_without_a_master_takes_the_weights_to_restore_from_storage(tmp_path: Path) -> None:
     with pool_of(tmp_path, host_budget=64, adapter_budget="1MiB") as pool:
         pristine = state(pool)

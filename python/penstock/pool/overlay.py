@@ -68,8 +68,13 @@ class Overlay:
 
     def refilled(self, component: Component, start: int) -> None:
         """Notes that the copy is that of the master from this byte on."""
-        places = component.layout.places
-        self._there = {n: one for n, one in self._there.items() if places[n].offset + places[n].nbytes <= start}
+        there: dict[int, Hashable] = {}
+        for number, one in self._there.items():
+            place = component.layout.places[number]
+            if place.offset < start:
+                # Of a tensor that this byte is in, the beginning still has what was added.
+                there[number] = one if place.offset + place.nbytes <= start else _UNKNOWN
+        self._there = there
         self._settle()
 
     def apply(self, component: Component, memory: Memory) -> int:
