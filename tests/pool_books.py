@@ -24,7 +24,10 @@ def check_books(pool: ModelPool) -> None:
         for ledger in (movement.device, movement.host):
             assert set(ledger) <= movement.states.keys()
             assert ledger.used <= max(ledger.budget, ledger.held)
-        assert movement.vacating.reserved == sum(one.workspace for one in requests.granted)
+        check_adapters(pool)
+        beside = sum(pool._tier.device.values())
+        assert movement.vacating.reserved == sum(one.workspace for one in requests.granted) + beside
+        assert not any(one.adapters for one in requests.granted)
         granted = Counter(component for one in requests.granted for component in one.held)
         bases = Counter(one.source.of for one in movement.states if hasattr(one.source, "of"))
         models = [bound for model in pool._models.values() for bound in model.modules]
@@ -45,3 +48,34 @@ def check_books(pool: ModelPool) -> None:
             assert bound.home == home or bound.home is None, (bound.home, home)
             for tensor in bound.tensors:
                 assert tensor.is_meta == (bound.home is None)
+
+
+def check_adapters(pool: ModelPool) -> None:
+    """That what adapters have is what is counted of them, and that what they are merged into is known to be so."""
+    tier, movement = pool._tier, pool._movement
+    known = [one for model in pool._models.values() for one in model.adapters.by_name.values()]
+    assert set(tier.host) == {one for one in known if one.host is not None}
+    assert set(tier.device) == {one for one in known if one.there}
+    assert tier.host.used <= tier.host.budget
+    for adapter in known:
+        assert not adapter.is_busy
+        assert not adapter.gone
+        assert tier.host.holds(adapter) == 0
+        assert (adapter.slab is not None) == bool(adapter.there)
+        if adapter.host is not None:
+            assert tier.host.bytes_of(adapter) == adapter.nbytes == adapter.host.numel()
+        if adapter.slab is not None:
+            assert tier.device[adapter] == adapter.slab.device_bytes == adapter.slab.filled
+    assert not tier._held
+    for model in pool._models.values():
+        chosen = {adapter for adapter, _ in model.adapters.chosen.weights}
+        assert chosen <= set(model.adapters.by_name.values())
+        for bound, branches in model.adapters.branches.items():
+            assert {adapter for adapter, _ in branches.active} <= chosen
+            if bound.leases:
+                assert all(adapter.there for adapter, _ in branches.active)
+    for component in movement.states:
+        if component.overlay is not None:
+            assert len(component.bound) == 1, component
+            assert not component.derived, component
+            assert not component.overlay.is_empty, component

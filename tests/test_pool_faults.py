@@ -477,7 +477,7 @@ def test_an_interrupted_comparison_holds_nothing(files: list[Path], monkeypatch:
 
 
 INTERRUPTED = """
-import os, signal, sys, threading, torch
+import os, signal, sys, threading, torch, safetensors.torch
 from pathlib import Path
 import penstock
 from penstock.pool import ModelPool
@@ -518,7 +518,15 @@ operations = {
     "resize": lambda pool: pool.resize(device=WIDTH * WIDTH * 4, host=1 << 20),
     "prefetch": lambda pool: pool.prefetch("m1").result(20),
     "close": lambda pool: pool.close(),
+    "merge": lambda pool: pool.set_adapters("m0", ["a"], merge=True),
+    "branch": lambda pool: pool.set_adapters("m0", ["a"]),
+    "branches": lambda pool: use(pool, "m0"),
+    "unload_adapter": lambda pool: pool.unload_adapter("m0", "a"),
 }
+# Of which the first row and column are nothing.
+half = torch.arange(WIDTH).float()
+lora = str(Path(files[0]).with_name("lora.safetensors"))
+safetensors.torch.save_file({"net.lora_A.weight": half[None], "net.lora_B.weight": half[:, None].clone()}, lora)
 # A call that has its result, and one that has not begun, cannot know.
 outside = {("use", "return"), ("pin", "return")}
 outside |= {(name, event) for name in ("__exit__", "close") for event in ("call", "line")}
@@ -555,6 +563,12 @@ while True:
     pool = ModelPool("cpu", host_budget=1 << 22, device_budget=int(1.5 * WIDTH * WIDTH * 4))
     for model in range(2):
         pool.register(f"m{model}", {"net": files[model]}, build={"net": layer})
+    pool.load_adapter("m0", lora, name="a")
+    if what == "branches":
+        pool.set_adapters("m0", ["a"])
+        pool.sleep("m0")
+    elif what == "unload_adapter":
+        pool.set_adapters("m0", ["a"], merge=True)
     pool.switch("m0")
     interrupt = Interrupt(number)
     sys.settrace(interrupt)
@@ -591,6 +605,7 @@ assert not failed
 """
 OPERATIONS = ["use", "lease", "write", "switch", "pin", "prefetch"]
 OPERATIONS += ["sleep", "unload", "register", "adopt", "resize", "close"]
+OPERATIONS += ["merge", "branch", "branches", "unload_adapter"]
 
 
 @pytest.mark.timeout(300)

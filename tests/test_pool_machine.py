@@ -41,6 +41,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for file, width in enumerate(WIDTHS):
         value = torch.full((width, width), VALUES[file])
         safetensors_torch.save_file({"weight": value}, made / f"{file}.safetensors")
+    for of, width in {**{str(file): width for file, width in enumerate(WIDTHS)}, "8": 8, "40": 40}.items():
+        # Adds its weight to every element.
+        ones = {"lora_A.weight": torch.ones(1, width), "lora_B.weight": torch.ones(width, 1)}
+        component = "model" if int(of) >= len(WIDTHS) else of
+        safetensors_torch.save_file({f"{component}.{k}": v for k, v in ones.items()}, made / f"lora{of}.safetensors")
     Pool.directory = made
     return made
 
@@ -64,6 +69,8 @@ class Pool(RuleBasedStateMachine):
         super().__init__()
         self.pool = ModelPool("cpu", host_budget=20_000, device_budget=24_000)
         self.values: dict[str, list[float]] = {}
+        self.added: dict[str, float] = {}
+        """What an adapter adds to each element of the first component."""
         self.leases: list[Any] = []
         self.adopted: set[str] = set()
         self.pinned: list[str] = []
@@ -83,6 +90,7 @@ class Pool(RuleBasedStateMachine):
         else:
             self.pool.register(name, arguments[0], build=arguments[1])
             self.values[name] = [VALUES[file] for file in files]
+            self.pool.load_adapter(name, self.directory / f"lora{files[0]}.safetensors", name="x")
 
     @rule(width=st.sampled_from([8, 40]))
     def adopt(self, width: int) -> None:
@@ -99,6 +107,7 @@ class Pool(RuleBasedStateMachine):
         else:
             self.values[name] = [float(width)]
             self.adopted.add(name)
+            self.pool.load_adapter(name, self.directory / f"lora{width}.safetensors", name="x")
 
     @precondition(lambda self: self.values)
     @rule(data=st.data(), workspace=st.sampled_from([0, 0, 2_000]))
@@ -109,8 +118,35 @@ class Pool(RuleBasedStateMachine):
         except (penstock.InsufficientMemoryError, PoolError):
             return
         self.leases.append(lease)
+        self.check(name, lease)
+
+    def check(self, name: str, lease: Any) -> None:
+        """That modules give what their weights and adapters must give."""
+        added = self.added.get(name, 0.0)
         for module, value in zip(lease.values(), self.values[name], strict=True):
-            assert torch.equal(module.weight, torch.full_like(module.weight, value))
+            width = module.weight.shape[0]
+            with torch.no_grad():
+                assert torch.equal(module(torch.ones(1, width)), torch.full((1, width), width * (value + added)))
+            if not self.is_merged(name):
+                assert torch.equal(module.weight, torch.full_like(module.weight, value))
+            added = 0.0
+
+    def is_merged(self, name: str) -> bool:
+        return self.pool._models[name].modules[0].component.overlay is not None
+
+    @precondition(lambda self: self.values)
+    @rule(data=st.data(), weight=st.integers(-3, 3), merge=st.booleans())
+    def set_adapters(self, data: st.DataObject, weight: int, merge: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.values)))
+        try:
+            self.pool.set_adapters(name, {"x": weight} if weight != 3 else {}, merge=merge)
+        except penstock.InsufficientMemoryError:
+            pass
+        else:
+            self.added[name] = 0.0 if weight == 3 else float(weight)
+        for lease in self.leases:
+            if lease.model.name == name:
+                self.check(name, lease)
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
@@ -128,6 +164,9 @@ class Pool(RuleBasedStateMachine):
         module = next(iter(lease.values()))
         with torch.no_grad():
             module.weight.fill_(value)
+        if self.is_merged(lease.model.name):
+            # It is part of the weights from here on.
+            self.added[lease.model.name] = 0.0
         self.leases.pop().close()
         self.values[lease.model.name][0] = float(value)
 
@@ -166,6 +205,7 @@ class Pool(RuleBasedStateMachine):
             return
         self.pool.unload(name)
         del self.values[name]
+        self.added.pop(name, None)
         self.adopted.discard(name)
 
     @precondition(lambda self: self.values)
@@ -193,6 +233,8 @@ class Pool(RuleBasedStateMachine):
         sharing = [lease for lease in self.leases if bound.component in lease.model.components]
         if bound.leases or bound.home is None or (bound.home == "device" and sharing):
             return
+        if bound.home == "device" and self.is_merged(name):
+            self.added[name] = 0.0
         with torch.no_grad():
             bound.module.weight.fill_(value)
         # The next request finds it; until then, all who share the master see it.

@@ -29,6 +29,7 @@ except ModuleNotFoundError as error:
 
     raise extension.missing(error) from None
 from penstock.errors import (  # noqa: E402
+    AdapterError,
     ConfigError,
     DestinationError,
     DeviceError,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from penstock.tensor_info import TensorInfo
 
 __all__ = [
+    "AdapterError",
     "Checkpoint",
     "ConfigError",
     "DestinationError",

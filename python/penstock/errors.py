@@ -166,6 +166,12 @@ class PoolError(PenstockError, RuntimeError):
     code = "pool"
 
 
+class AdapterError(PenstockError, ValueError):
+    """An adapter that does not fit its model, or is of a kind that a pool does not know."""
+
+    code = "adapter"
+
+
 class MissingDependencyError(PenstockError, ImportError):
     """A package that the call needs is not installed."""
 

@@ -13,6 +13,7 @@
 * ``quantised``: components whose linear layers have float8 weights.
 * ``ledger``: bytes against a budget, holds, and what to evict. ``workspace``: what runs need besides. Both are pure.
 * ``layout``: where the tensors of a module lie in one slab; ``memory``, ``device_slab``: slabs, and copies to them.
+* ``overlay``: what a copy on the device has beside its master; ``adapters``: LoRA of models.
 * ``late_use``: what the debug mode finds.
 * ``figures``: what people and metrics get to know.
 """

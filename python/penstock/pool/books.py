@@ -83,6 +83,10 @@ class Books:
         """How many compare masters, which must not go meanwhile."""
         self.on_moved: Callable[[], None] = self.changed.notify_all
         """Called with the lock held when something has arrived, or failed, or there may be room."""
+        self.on_short: Callable[[], bool] = lambda: False
+        """Called with the lock held where the device has no room: gives up some of what is reserved there for later,
+        and says whether there was any.
+        """
 
     def is_moving(self, components: Iterable[Component]) -> bool:
         """Whether any of these is on its way."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
@@ -55,6 +56,8 @@ class Bound:
         """That are open: while there is one, the module has the copy on the device as soon as that has arrived."""
         self.lasting = False
         """Whether its component's master may not go, as it was adopted."""
+        self.points: list[Any] | None = None
+        """Work on the device of leases that have ended, where there is more to it than its component: adapters."""
         self.tensors = [tensor for _, tensor in named_tensors(module)]
         numbers = {id(tensor): number for number, tensor in enumerate(self.tensors)}
         self._places: list[tuple[dict[str, Any], str, int]] = [
@@ -134,6 +137,19 @@ class Bound:
                 found[number] = now
         self._is_changed |= bool(found) or len(stays) < len(self._places)
         self._places = stays
+        return found
+
+    def aliased(self) -> set[int]:
+        """Tensors by number that several places of the module have, or whose memory others share."""
+        uses = Counter(number for _, _, number in self._places)
+        found = {number for number, count in uses.items() if count > 1}
+        spans = sorted((one.offset, one.offset + one.nbytes, n) for n, one in enumerate(self.component.layout.places))
+        last, of = 0, -1
+        for start, end, number in spans:
+            if start < min(last, end):
+                found |= {of, number}
+            if end > last:
+                last, of = end, number
         return found
 
     def is_changed(self) -> bool:

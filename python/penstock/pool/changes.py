@@ -58,14 +58,14 @@ def keep_changes(movement: Members, bound: Bound) -> bool:
                 # What it takes from there is about to change.
                 views = one.views("host") if one.host is not None else []
                 one.kept = {n: views[n].clone() for n in values if views} | one.kept
-            _write(movement, shared, values)
+            _write(movement, shared, values, bound)
             movement.settle_books(shared)
             bound.to(bound.home)
         shared.mixed &= any(one.home is not None and one.is_changed() for one in shared.bound)
     return True
 
 
-def _write(movement: Members, component: Component, values: dict[int, torch.Tensor]) -> None:
+def _write(movement: Members, component: Component, values: dict[int, torch.Tensor], by: Bound) -> None:
     """Takes changed values to both slabs, and beside the source, which does not have them."""
     if len(component.bound) > 1:
         said = "%s was written to outside of a lease: the change is that of all who share it"
@@ -74,16 +74,25 @@ def _write(movement: Members, component: Component, values: dict[int, torch.Tens
     if component.source is not None:
         component.kept.update(values)
     _put(component, values)
+    if component.overlay is not None:
+        # What was read from the device had it in it already.
+        for number in values if component.is_whole else ():
+            component.overlay.overwritten(number, as_it_is=by.home == "device")
+        if component.overlay.is_empty:
+            component.overlay = None
+        if by.home == "device":
+            said = "%s was written to with adapters merged into it: they are part of its weights now"
+            movement.changed.later(logger.warning, said, component)
 
 
 def _put(component: Component, values: dict[int, torch.Tensor]) -> None:
     """Takes values to both slabs."""
     for home in ("host", "device"):
-        there = component.host is not None if home == "host" else component.on_device
+        there = component.host is not None if home == "host" else component.is_whole
         views = component.views(home) if there else []
         for number, value in values.items() if there else ():
             views[number].copy_(value)
-    if component.slab is not None and not component.on_device:
+    if component.slab is not None and not component.is_whole:
         # The part that is there has the old values from here on.
         right = min(component.layout.places[number].offset for number in values)
         component.slab.filled = min(component.slab.filled, right)
@@ -99,7 +108,7 @@ def _elsewhere(shared: Component, bound: Bound) -> list[torch.Tensor] | None:
     if shared.mixed:
         return None
     if bound.home == "host":
-        return shared.views("device") if shared.on_device else None
+        return shared.views("device") if shared.is_whole and shared.overlay is None else None
     return None if shared.host is None else shared.views("host")
 
 

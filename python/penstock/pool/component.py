@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint import Checkpoint
     from penstock.pool.bound import Bound
     from penstock.pool.device_slab import DeviceSlab
+    from penstock.pool.overlay import Overlay
 
 _numbers = itertools.count(1)
 Watch = Callable[[int, int], object] | None
@@ -54,6 +55,8 @@ class Component:
         self.bound: list[Bound] = []
         self.derived = 0
         """Components whose source this one is."""
+        self.overlay: Overlay | None = None
+        """What its copy on the device has beside the master: it is of one module then, and nothing's twin."""
         self.points: list[Any] = []
         """Work on the device that may still use its copy."""
         self._views: dict[str, tuple[torch.Tensor, list[torch.Tensor]]] = {}
@@ -72,9 +75,14 @@ class Component:
         return 0 if self.slab is None else self.slab.filled
 
     @property
-    def on_device(self) -> bool:
-        """Whether all of it is on the device."""
+    def is_whole(self) -> bool:
+        """Whether all of its bytes are on the device."""
         return self.slab is not None and self.slab.tensor is not None and self.arrived >= self.nbytes
+
+    @property
+    def on_device(self) -> bool:
+        """Whether it can be used on the device: all of it is there, with its overlay."""
+        return self.is_whole and not (self.overlay is not None and self.overlay.is_stale)
 
     def versions(self) -> tuple[int, list[list[int]]]:
         """What differs once a module has written to the master, whether that was dealt with or not."""
@@ -138,6 +146,8 @@ class Component:
         """Whether the other is of the same versions of the same files, with equal buffers: the same for sure."""
         one, two = self.source, other.source
         if not isinstance(one, Stored) or not isinstance(two, Stored) or self.layout != other.layout:
+            return False
+        if self.overlay is not None or other.overlay is not None:
             return False
         if self.edits or other.edits or one.identity != two.identity or self.kept.keys() != other.kept.keys():
             return False

@@ -60,6 +60,8 @@ class Departures(Members):
     def shrink(self) -> None:
         """Evicts what lowered budgets have no room for, as far as nobody holds it."""
         try:
+            while self.device.used + self.vacating.reserved > self.device.budget and self.on_short():
+                pass
             for victim, keep in self.device.excess():
                 self.evict_from_device(victim, "the budget was lowered", keep)
             for victim, _ in self.host.excess():

@@ -64,6 +64,18 @@ class PoolStats:
     """Components that were copied to the device, or the part of them that was missing there."""
     copied_bytes: int = 0
     copy_seconds: float = 0.0
+    resent_bytes: int = 0
+    """Of tensors that were copied to the device again, as adapters that are merged into them changed."""
+    adapters_bytes: int = 0
+    """Of adapters in host memory, now."""
+    adapters_budget: int = 0
+    adapters_device_bytes: int = 0
+    """Of adapters on the device, now, beside ``device_bytes``: those that are not merged."""
+    adapters_read: int = 0
+    """Adapters that were read from storage."""
+    adapters_read_bytes: int = 0
+    adapters_copied_bytes: int = 0
+    """Of adapters that were copied to the device."""
     queue_seconds: float = 0.0
     """That requests waited for room."""
     evicted_from_device: int = 0
@@ -122,9 +134,12 @@ class Explanation:
 
     model: str
     components: list[Residence] = field(default_factory=list)
+    adapters: dict[str, float] = field(default_factory=dict)
+    """Those that are set, and their weights."""
 
     def __str__(self) -> str:
         lines = [self.model]
+        lines += [f"  adapter {name}: {weight:g}" for name, weight in self.adapters.items()]
         for one in self.components:
             lines += [f"  {one}", *one.accuracy(), *(f"    {reason}" for reason in one.why)]
         return "\n".join(lines)

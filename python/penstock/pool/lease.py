@@ -46,7 +46,6 @@ class Lease(Mapping[str, "torch.nn.Module"]):
         """Where its time went so far; ``compute`` is known when it has ended."""
         self._requests, self._ended = requests, ended
         self._process, self._open = os.getpid(), True
-        self._streams: list[Any] = []
         self._began = time.monotonic()
 
     def __getitem__(self, component: str) -> torch.nn.Module:
@@ -81,8 +80,8 @@ class Lease(Mapping[str, "torch.nn.Module"]):
 
         On the CPU there are no streams, and nothing is done.
         """
-        if stream is not None and stream not in self._streams:
-            self._streams.append(stream)
+        if stream is not None and stream not in self.request.streams:
+            self.request.streams.append(stream)
 
     def close(self) -> None:
         """Ends the lease. Calling it twice is fine; in a forked child it does nothing."""
@@ -113,7 +112,7 @@ class Lease(Mapping[str, "torch.nn.Module"]):
         if self._requests.movement.closed:
             return []
         try:
-            points = [memory.now(), *(memory.now(stream) for stream in self._streams)]
+            points = [memory.now(), *(memory.now(stream) for stream in self.request.streams)]
             if any(bound.is_changed() for bound in self.request.lent):
                 # What was written is read next, on another stream.
                 memory.wait_for(points)

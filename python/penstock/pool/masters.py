@@ -189,5 +189,7 @@ class Masters(Departures):
 
 
 def _is_right(component: Component) -> bool:
-    """Whether its copy on the device is whole, without writes that nobody has dealt with yet."""
-    return component.on_device and not any(bound.home == "device" and bound.is_changed() for bound in component.bound)
+    """Whether its copy on the device is the master's, without writes that nobody has dealt with yet."""
+    has_more = component.overlay is not None and component.overlay.touches_copy
+    written = any(bound.home == "device" and bound.is_changed() for bound in component.bound)
+    return component.is_whole and not has_more and not written

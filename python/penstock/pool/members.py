@@ -35,7 +35,7 @@ class Members(Books):
 
     def settle_books(self, component: Component) -> None:
         """Takes what never came, and nobody waits for, out of the device's books, and gives its memory back."""
-        here = component.on_device or self.device.is_held(component) or component not in self.device
+        here = component.is_whole or self.device.is_held(component) or component not in self.device
         if not here:
             for bound in component.bound:
                 if bound.home == "device":

@@ -164,18 +164,19 @@ class Memory:
             self._wait(self._stream)
 
     @contextmanager
-    def work(self) -> Iterator[None]:
-        """For computing on the device in the pool's own stream. At its end all of that is done.
+    def working(self, points: Iterable[Any] = ()) -> Iterator[None]:
+        """The stream of copies is the thread's current one, behind these points; its work is done at the end.
 
         Raises:
             InsufficientMemoryError: where torch's allocator has no memory for it.
         """
         try:
             with self._on(self._stream):
+                self.after(points)
                 yield
                 self._wait(self._stream)
         except _OUT_OF_MEMORY as error:
-            cause = f"{self.device} has no memory to convert weights in: {str(error).splitlines()[0]}"
+            cause = f"{self.device} has no memory to work out weights in: {str(error).splitlines()[0]}"
             remedy = "Raise the pool's reserve, or lower device_budget"
             raise InsufficientMemoryError(cause=cause, remedy=remedy) from error
 
@@ -211,9 +212,12 @@ class Memory:
                     event.synchronize()
 
     def not_past(self, points: Iterable[Any]) -> list[Any]:
-        """Those of these points that work has not passed yet."""
-        with self._beside_captures():
-            return [event for event in points if event is not None and not event.query()]
+        """Those of these points that work has not passed yet. If work has failed, there is none left to wait for."""
+        try:
+            with self._beside_captures():
+                return [event for event in points if event is not None and not event.query()]
+        except RuntimeError:
+            return []
 
     def wait_for_all(self) -> None:
         """Waits for all work on the device.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from penstock.errors import ConfigError
+from penstock.pool.adapters.choice import OfModel
 from penstock.pool.bound import Bound
 from penstock.pool.component import Component
 
@@ -22,6 +23,7 @@ class Model:
     whole: Any = None
     """The pipeline or module that was adopted."""
     gone: bool = False
+    adapters: OfModel = field(default_factory=OfModel)
 
     @property
     def modules(self) -> list[Bound]:

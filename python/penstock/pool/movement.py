@@ -95,6 +95,9 @@ class Movement(Masters):
 
     def _explain_copy(self, component: Component, state: State, reason: str) -> None:
         missing = component.nbytes - component.arrived
+        if component.is_whole:
+            state.note(f"adapters changed for {reason}")
+            return
         again = f" again: it had left: {state.left_device}" if state.left_device and component.host is not None else ""
         part = f"the last {size(missing)} " if component.arrived else ""
         state.note(f"{part}brought to {self.memory.device} for {reason}{again}")
@@ -157,7 +160,8 @@ class Movement(Masters):
     def _take_room_on_host(self, component: Component, state: State) -> bool:
         """Holds room for a master; or says that there is none, or that it is read to the device. With the lock held."""
         with self.awaiting_masters():
-            while not state.copying:
+            # A copy with an overlay is none that a master could be made of: that comes first, where it has room.
+            while not state.copying or component.overlay is not None:
                 if self.hold_room_on_host(component):
                     return True
                 if not (self.comparing or self.is_keeping) or self.closed:
@@ -171,9 +175,11 @@ class Movement(Masters):
         # The load copies on streams of its own, and torch's allocator knows that of copies only.
         self.memory.finish()
         views, places = component.layout.views(component.copy()), component.layout.places
-        missing = [n for n, place in enumerate(places) if place.offset + place.nbytes > component.arrived]
+        start = component.arrived
+        missing = [n for n, place in enumerate(places) if place.offset + place.nbytes > start]
         component.read({number: views[number] for number in missing}, self.watch)
         slab.filled = component.nbytes
+        self._apply(component, start)
 
     def _map(self, component: Component) -> DeviceSlab:
         """Gives a component its memory on the device; others leave it if the device has less than the budget says.
@@ -196,6 +202,8 @@ class Movement(Masters):
                 with self.changed:
                     self.check_open()
                     victims = self.device.first_to_go()
+                    if not victims and self.on_short():
+                        continue
                     if not victims and not self.is_keeping:
                         raise
                     if not victims:
@@ -205,6 +213,13 @@ class Movement(Masters):
                         continue
                     self.evict_from_device(victims[0], f"{self.memory.device} had no memory for {component.name}")
                 self.vacating.make_room(everything=True)
+
+    def _apply(self, component: Component, start: int) -> None:
+        """Adds to a copy that is the master's from this byte on what its overlay has."""
+        overlay = component.overlay
+        if overlay is not None:
+            overlay.refilled(component, start)
+            self.stats.resent_bytes += overlay.apply(component, self.memory)
 
     def _fetched(
         self, component: Component, state: State, slab: torch.Tensor | None, writes: int, seconds: float
@@ -239,9 +254,10 @@ class Movement(Masters):
             if state is None or not state.copying or component.host is None:
                 return
             before = component.versions()
-        began, start, error = time.monotonic(), component.arrived, None
+        began, copied, error = time.monotonic(), 0, None
         try:
-            self._map(component).fill(component.master())
+            copied = self._map(component).fill(component.master())
+            self._apply(component, component.nbytes - copied)
         except BaseException as raised:  # noqa: BLE001 - as above
             error = raised
         with self.changed:
@@ -254,7 +270,7 @@ class Movement(Masters):
             if error is None:
                 component.mixed = any(bound.home == "host" and bound.is_changed() for bound in component.bound)
                 self.stats.copied += 1
-                self.stats.copied_bytes += component.nbytes - start
+                self.stats.copied_bytes += copied
                 self.stats.copy_seconds += time.monotonic() - began
                 self._arrived(component, state)
             else:
@@ -264,6 +280,8 @@ class Movement(Masters):
 
     def _arrived(self, component: Component, state: State) -> None:
         state.copying = False
+        if component.overlay is not None and component.overlay.is_empty:
+            component.overlay = None
         self.device.release(component)
         for bound in component.bound:
             if bound.leases:

@@ -10,10 +10,11 @@ import weakref
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.errors import ConfigError
-from penstock.pool.catalogue import Catalogue
+from penstock.pool.adapters.catalogue import AdapterCatalogue
 from penstock.pool.device_slab import PlainSlab
 from penstock.pool.figures import Explanation, PoolStats, Residence, Stages
 from penstock.pool.late_use import LateUse
@@ -36,7 +37,7 @@ _pools: weakref.WeakSet[ModelPool] = weakref.WeakSet()
 """Those that are closed before the interpreter ends, if nobody has."""
 
 
-class ModelPool(Catalogue):
+class ModelPool(AdapterCatalogue):
     """Models that share a device.
 
     Weights have a *master* in host memory, within ``host_budget``. They are copied to the device when their model is
@@ -59,6 +60,7 @@ class ModelPool(Catalogue):
         *,
         host_budget: Size | Literal["auto"] = "auto",
         device_budget: Size | Literal["auto"] = "auto",
+        adapter_budget: Size | Literal["auto"] = "auto",
         reserve: Size = "4GiB",
         observe: Observer | None = None,
         debug: bool = False,
@@ -70,6 +72,8 @@ class ModelPool(Catalogue):
             host_budget: bytes of masters. By default, half of what the machine, and the process's control groups,
                 could spare.
             device_budget: bytes of copies on the device. By default, what is free there now, less ``reserve``.
+            adapter_budget: bytes of adapters in host memory, beside the masters. By default, an eighth of
+                ``host_budget``.
             reserve: bytes that a default ``device_budget`` leaves to activations and others.
             observe: called after each lease with the model's name and the lease's ``Stages``, in the thread that ended
                 it. What it raises is logged.
@@ -87,7 +91,8 @@ class ModelPool(Catalogue):
         left = size_of("reserve", reserve)
         host = host_available() // 2 if host_budget == "auto" else size_of("host_budget", host_budget)
         on_device = memory.available() - left if device_budget == "auto" else size_of("device_budget", device_budget)
-        super().__init__(Movement(memory, host, max(on_device, 0)))
+        adapters = host // 8 if adapter_budget == "auto" else size_of("adapter_budget", adapter_budget)
+        super().__init__(Movement(memory, host, max(on_device, 0)), adapters)
         self._observe = observe
         self._late_use = LateUse(self._movement)
         _pools.add(self)
@@ -115,10 +120,12 @@ class ModelPool(Catalogue):
         self._late_use.check()
         learns = workspace == "auto"
         needs = self._workspaces.expected(name, key) if learns else size_of("workspace", workspace)
-        request = Request(name, model.current, needs, thread=threading.get_ident())
+        beside = partial(self._choice.bytes_beside, model)
+        request = Request(name, model.current, needs, thread=threading.get_ident(), beside=beside)
         try:
             with deferred():
                 seconds = self._requests.admit(request)
+                self._choice.bring(model, request)
                 if needs:
                     self._movement.vacating.make_room()
                 self._movement.give_back()
@@ -187,6 +194,7 @@ class ModelPool(Catalogue):
                     movement.evict_from_device(component, why)
                 if level > 1 and component.host is not None and not movement.host.is_held(component):
                     movement.evict_from_host(component, why)
+            self._rest_adapters(model, level)
             self._requests.serve()
         # Here and now, after work on them that is queued.
         movement.vacating.make_room(slabs)
@@ -220,7 +228,7 @@ class ModelPool(Catalogue):
                 raise ConfigError(cause=f"model {name!r} is not pinned")
             self._requests.end(pins[0], [])
 
-    def resize(self, *, host: Size | None = None, device: Size | None = None) -> None:
+    def resize(self, *, host: Size | None = None, device: Size | None = None, adapters: Size | None = None) -> None:
         """Changes budgets. What they have no room for is evicted, as far as no lease holds it.
 
         Raises:
@@ -228,10 +236,12 @@ class ModelPool(Catalogue):
         """
         self._check_process()
         movement = self._movement
-        sizes = [None if given is None else size_of(of, given) for of, given in (("host", host), ("device", device))]
+        given = (("host", host), ("device", device), ("adapters", adapters))
+        sizes = [None if nbytes is None else size_of(of, nbytes) for of, nbytes in given]
         with movement.changed:
-            for ledger, nbytes in zip((movement.host, movement.device), sizes, strict=True):
+            for ledger, nbytes in zip((movement.host, movement.device, self._tier.host), sizes, strict=True):
                 ledger.budget = ledger.budget if nbytes is None else nbytes
+            self._tier.shrink()
             self._requests.serve()
             self._requests.settle_masters()
         movement.give_back()
@@ -254,6 +264,9 @@ class ModelPool(Catalogue):
                 host_budget=movement.host.budget,
                 device_bytes=movement.device.used,
                 device_budget=movement.device.budget,
+                adapters_bytes=self._tier.host.used,
+                adapters_budget=self._tier.host.budget,
+                adapters_device_bytes=sum(self._tier.device.values()),
                 leases=sum(granted.lends for granted in self._requests.granted),
                 waiting=self._requests.waiting,
                 stages=replace(movement.stats.stages),
@@ -268,6 +281,7 @@ class ModelPool(Catalogue):
         model = self._model(name)
         with self._movement.changed:
             found = Explanation(name)
+            found.adapters = {adapter.name: weight for adapter, weight in model.adapters.chosen.weights}
             for of, bound in model.bounds.items():
                 component = bound.component
                 state = self._movement.states.get(component)
@@ -292,6 +306,7 @@ class ModelPool(Catalogue):
             with self._movement.changed:
                 for model in self._models.values():
                     model.gone = True
+                    self._forget_adapters(model)
                 self._models.clear()
 
     def __enter__(self) -> Self:

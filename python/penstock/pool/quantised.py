@@ -75,7 +75,7 @@ class Converted(Stored):
     def _convert(self, names: list[str], views: Mapping[int, torch.Tensor], device: torch.device, watch: Watch) -> None:
         if not names:
             return
-        with self._memory.work():
+        with self._memory.working():
             stream: Any = self.checkpoint.stream(names, device=device, progress=watch)
             with closing(stream):
                 for name, tensor in stream:

@@ -114,7 +114,7 @@ class Requests(Turns):
             if self.movement.closed:
                 return
             self.granted.remove(request)
-            self.movement.vacating.reserved -= request.workspace
+            self.movement.vacating.reserved -= request.workspace + request.adapters
             lost = []
             for bound in request.lent:
                 if bound.leases == 1:
@@ -125,24 +125,19 @@ class Requests(Turns):
                         self.changed.later(logger.error, said, bound.component, exc_info=error)
                         lose_changes(bound)
                         lost.append(bound.component)
+                if bound.points is not None:
+                    bound.points = [*self.movement.memory.not_past(bound.points), *points]
                 bound.leases -= 1
                 if not bound.leases and bound.component.host is not None and bound.home != "host":
                     bound.to("host")
             for component in request.held:
-                component.points = [*self._not_past(component.points), *points]
+                component.points = [*self.movement.memory.not_past(component.points), *points]
                 self.movement.device.release(component)
                 self.movement.idle(component)
             for component in lost:
                 if any(component in one.held for one in self.granted):
                     self.movement.want_on_device(component, math.inf, "leases beside one whose writes were undone")
             self.serve()
-
-    def _not_past(self, points: list[Any]) -> list[Any]:
-        try:
-            return self.movement.memory.not_past(points)
-        except RuntimeError:
-            # Work has failed: there is none left to wait for.
-            return []
 
     def wait_for(self, bound: Bound, request: Request, stages: Stages) -> None:
         """Waits until a module that is lent has arrived on the device, and counts what it waited for.

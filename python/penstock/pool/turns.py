@@ -51,6 +51,13 @@ class Request:
     held: list[Component] = field(default_factory=list)
     """Its components, once it is granted."""
     lent: list[Bound] = field(default_factory=list)
+    beside: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    """Bytes of the device that are needed beside components and workspace, for adapters: in all, and what of that is
+    not there."""
+    adapters: int = 0
+    """What of these is kept free for it, once it is granted."""
+    streams: list[Any] = field(default_factory=list)
+    """That its components are used on beside the current one."""
     error: BaseException | None = None
     """Why it never will be granted."""
     granted: bool = False
@@ -120,7 +127,13 @@ class Turns:
         components = components_of(bounds)
         self._check_fits(request, components)
         sizes = [(component, component.nbytes) for component in components]
-        victims = self.movement.device.room_for(sizes, request.workspace + self.movement.vacating.reserved)
+        movement = self.movement
+        while True:
+            _, request.adapters = request.beside()
+            beside = request.workspace + request.adapters + movement.vacating.reserved
+            victims = movement.device.room_for(sizes, beside)
+            if victims is not None or not movement.on_short():
+                break
         if victims is not None:
             for one in before:
                 one.overtaken += 1
@@ -130,7 +143,7 @@ class Turns:
     def _has_its_turn(self, request: Request, before: list[Request], components: list[Component]) -> bool:
         if not before or request.thread in {granted.thread for granted in self.granted if granted.lends}:
             return True
-        needs_room = request.workspace or not all(component.on_device for component in components)
+        needs_room = request.workspace or request.beside()[1] or not all(one.on_device for one in components)
         return not needs_room and all(one.overtaken < OVERTAKING for one in before)
 
     def _keep_changes(self, bounds: Sequence[Bound]) -> bool:
@@ -170,7 +183,7 @@ class Turns:
         else:
             request.granted = True
             self.granted.append(request)
-            movement.vacating.reserved += request.workspace
+            movement.vacating.reserved += request.workspace + request.adapters
         if request.lends:
             request.lent = list(dict.fromkeys(bounds))
         for bound in request.lent:
@@ -183,10 +196,12 @@ class Turns:
     def _check_fits(self, request: Request, components: list[Component]) -> None:
         """Refuses what could not be held even with no other lease."""
         device = self.movement.device
-        device.check_fits(request.name, bytes_of(components), request.workspace)
+        beside, _ = request.beside()
+        what = f"{request.name} with adapters" if beside else request.name
+        device.check_fits(what, bytes_of(components) + beside, request.workspace)
         pins = [one for one in self.granted if not one.lends]
         pinned = {component for one in pins for component in one.held} - set(components)
-        if bytes_of(components) + request.workspace + bytes_of(pinned) > device.budget:
+        if bytes_of(components) + beside + request.workspace + bytes_of(pinned) > device.budget:
             names = ", ".join(sorted({one.name for one in pins}))
             cause = f"{request.name} has no room beside {names}: {size(bytes_of(pinned))} stay on {device.memory}"
             raise InsufficientMemoryError(cause=cause, remedy="Unpin one, or raise device_budget")

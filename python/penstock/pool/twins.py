@@ -115,6 +115,8 @@ class Twins:
         ):
             del self._found[component]
             return
+        if component.overlay is not None or other.overlay is not None:
+            return
         lasting = sum(bound.lasting for bound in component.bound)
         busy = movement.device.is_held(component) or movement.host.holds(component) > lasting
         if busy or _is_changed(component) or movement.is_moving([component]) or other.host is None:
@@ -135,4 +137,4 @@ def _is_changed(component: Component) -> bool:
 
 
 def _comparable(one: Component, layout: Layout) -> bool:
-    return one.host is not None and one.layout == layout and not _is_changed(one)
+    return one.host is not None and one.overlay is None and one.layout == layout and not _is_changed(one)
