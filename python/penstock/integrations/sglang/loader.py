@@ -130,7 +130,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             [url] if patterns is None else [joined(url, pattern) for pattern in patterns], 1
         ):
             try:
-                return penstock.open(place, options=self.extra.load_options())
+                return self.extra.open(place, [small_files_of(url)])
             except LocationNotFoundError:  # noqa: PERF203 - few, and the first is there
                 if number == len(patterns or [url]):
                     raise
@@ -146,7 +146,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             hf_config = source.model_config.hf_config
             files = maybe_add_mtp_safetensors(files, folder, "model.safetensors.index.json", hf_config)
         # SGLang may have each rank begin with another file (SGLANG_SORT_WEIGHT_FILES); here all go by one order.
-        return penstock.open(sorted(files), options=self.extra.load_options())
+        return self.extra.open(sorted(files))
 
     # Loading
 
