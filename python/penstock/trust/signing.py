@@ -151,7 +151,8 @@ def _signer(
         return configuration.use_certificate_signer(
             private_key=path,
             signing_certificate=Path(os.fsdecode(certificate)),
-            certificate_chain=[Path(os.fsdecode(one)) for one in given],
+            # The library fails without any, and one that is there twice does no harm.
+            certificate_chain=[Path(os.fsdecode(one)) for one in given or [certificate]],
         )
     except Exception as error:
         why = " ".join(str(error).split()) or type(error).__name__
