@@ -554,3 +554,73 @@ class TestPolicies:
         monkeypatch.setitem(sys.modules, "model_signing", None)
         with pytest.raises(penstock.MissingDependencyError, match=r"penstock-loader\[sign\]"):
             model.load()
+
+
+class TestSigstore:
+    """Verified without a network, with a trusted root of the tests' own. Signing by Sigstore has not been run."""
+
+    IDENTITY, ISSUER = "release@example.com", "https://accounts.example.com"
+
+    @pytest.fixture
+    def instance(self) -> Any:
+        from sigstore_instance import Instance
+
+        return Instance()
+
+    @pytest.fixture
+    def payload(self, model: Model) -> bytes:
+        import base64
+
+        model.sign()
+        return base64.b64decode(json.loads(model.signature.read_bytes())["dsseEnvelope"]["payload"])
+
+    def policy(self, tmp_path: Path, instance: Any, **changed: Any) -> penstock.Policy:
+        config = instance.trust_config(tmp_path / "trust.json")
+        return penstock.Policy(
+            **({"identity": self.IDENTITY, "issuer": self.ISSUER, "trust_config": config} | changed)
+        )
+
+    @pytest.fixture(autouse=True)
+    def _without_network(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import socket
+
+        def refuse(*arguments: Any) -> None:
+            raise AssertionError(f"a connection was made to {arguments}")
+
+        monkeypatch.setattr(socket.socket, "connect", refuse)
+
+    def test_an_identity_is_verified_offline(self, model: Model, tmp_path: Path, instance: Any, payload: bytes) -> None:
+        model.signature.write_bytes(instance.sign(payload, self.IDENTITY, self.ISSUER))
+        ckpt = penstock.open(model.directory, trust=self.policy(tmp_path, instance))
+        assert_bits(ckpt.load(framework="np"), model.tensors)
+        done = library_cli(
+            *("verify", "sigstore", model.directory, "--signature", model.signature),
+            *("--identity", self.IDENTITY, "--identity_provider", self.ISSUER),
+            *("--trust_config", tmp_path / "trust.json"),
+        )
+        assert done.returncode == 0, done.stderr
+
+    @pytest.mark.parametrize(
+        "changed", [{"identity": "other@example.com"}, {"issuer": "https://evil.example.com"}]
+    )
+    def test_another_identity_or_issuer_is_refused(
+        self, model: Model, tmp_path: Path, instance: Any, payload: bytes, changed: Any
+    ) -> None:
+        model.signature.write_bytes(instance.sign(payload, self.IDENTITY, self.ISSUER))
+        policy = self.policy(tmp_path, instance, **changed)
+        refused("bad_signature", lambda: penstock.open(model.directory, trust=policy))
+
+    def test_another_instance_is_refused(self, model: Model, tmp_path: Path, instance: Any, payload: bytes) -> None:
+        model.signature.write_bytes(type(instance)().sign(payload, self.IDENTITY, self.ISSUER))
+        policy = self.policy(tmp_path, instance)
+        refused("bad_signature", lambda: penstock.open(model.directory, trust=policy))
+
+    def test_what_was_signed_when_the_certificate_had_expired_is_refused(
+        self, model: Model, tmp_path: Path, instance: Any, payload: bytes
+    ) -> None:
+        from datetime import timedelta
+
+        late = instance.sign(payload, self.IDENTITY, self.ISSUER, signed_after=timedelta(minutes=11))
+        model.signature.write_bytes(late)
+        policy = self.policy(tmp_path, instance)
+        refused("bad_signature", lambda: penstock.open(model.directory, trust=policy))

@@ -52,7 +52,7 @@ def manifest(directory: AnyPath, *, threads: int | None = None) -> Manifest:
     """Hashes all files of a local directory and below, and puts a manifest of them there: ``penstock-manifest.blake3``.
 
     Loads from that directory then verify what they read; so do loads from wherever all of it is copied to. Names that
-    begin with a dot are left out, links to files are followed, links to directories are not. A manifest that is there
+    begin with a dot are left out, so are signatures (``model.sig``), links to files are followed, links to directories are not. A manifest that is there
     is replaced, at once: nobody sees half of one.
 
     Args:

@@ -10,11 +10,11 @@ import logging
 import os
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock import _native
 from penstock._native import shown
-from penstock.arguments import AnyPath, is_url, locations
+from penstock.arguments import is_url
 from penstock.integrations.shared.small_files import joined
 from penstock.trust.directory import MANIFEST_NAME, SMALL_BYTES, Directory, Storage, Tree, compare, listed, root_of, trusted
 from penstock.trust.policy import Policy
@@ -56,28 +56,56 @@ def check_small_files(directory: Directory) -> None:
     check_files(directory, wanted)
 
 
-def check_copies(paths: Any, copies: Iterable[AnyPath], trust: Any, storage: Storage = None) -> None:
-    """Makes sure of directories of this machine into which small files of a signed directory were fetched.
+class Guard(NamedTuple):
+    """A signed directory of which a library reads files by path: what makes sure of those."""
 
-    Args:
-        paths: what is opened of the signed directory, as ``penstock.open`` takes it.
-        copies: the directories.
-        trust: as for ``penstock.open``.
+    policy: Policy
+    """With its root."""
+    directory: Directory
 
-    Raises:
-        SignatureError: the policy does not trust the signature, or a file of a copy is not signed or not the signed one.
-    """
-    policy = Policy.of(trust)
-    if policy is None:
-        return
-    for root in roots_of(locations(paths), policy):
-        directory = trusted(root, policy, storage)
-        for copy in copies if directory is not None else ():
-            where = os.fsdecode(copy)
-            nbytes = listed(where)
-            # Only what is needed was fetched.
-            compare(where, directory.signature, nbytes, replace(policy, missing_files="accept"), where)
-            check_small_files(directory._replace(root=where, nbytes=nbytes))
+    @classmethod
+    def of(cls, root: str, trust: Any, storage: Storage = None, *, is_partial: bool = False) -> Guard | None:
+        """That of the directory at ``root``, where the policy names no other; None where there is no policy, or it lets
+        directories through that are not signed.
+
+        Args:
+            trust: as for ``penstock.open``.
+            is_partial: whether files are fetched as they are needed, so that some are missing in any case.
+
+        Raises:
+            SignatureError: as ``signed_trees``.
+        """
+        policy = Policy.of(trust)
+        if policy is None:
+            return None
+        missing: Any = "accept" if is_partial else policy.missing_files
+        policy = replace(policy, root=policy.root or root, missing_files=missing)
+        directory = trusted(os.fsdecode(policy.root or root), policy, storage)
+        if directory is None:
+            return None
+        check_small_files(directory)
+        return cls(policy, directory)
+
+    def check_copy(self, local: str, below: str = "", names: Iterable[str] = ()) -> None:
+        """Makes sure of a directory of this machine that has copies of files of a folder of the signed directory.
+
+        Args:
+            local: the directory. Only some of the files need be there.
+            below: the folder.
+            names: files that are to be made sure of whatever their size, as far as they are there.
+
+        Raises:
+            SignatureError: a file is not signed, or not the signed one.
+        """
+        prefix = f"{below.strip('/')}/" if below.strip("/") else ""
+        of_folder = self.directory.signature
+        files = {path.removeprefix(prefix): of for path, of in of_folder.files.items() if path.startswith(prefix)}
+        ignored = tuple(path.removeprefix(prefix) for path in of_folder.ignored if path.startswith(prefix))
+        nbytes = listed(local)
+        copy = Directory(local, of_folder._replace(files=files, ignored=ignored), nbytes, None)
+        compare(local, copy.signature, nbytes, replace(self.policy, missing_files="accept"), local)
+        check_small_files(copy)
+        check_files(copy, [name for name in names if name in nbytes])
 
 
 def roots_of(paths: Iterable[str], policy: Policy) -> list[str]:

@@ -5,7 +5,7 @@ An engine that knows more derives a class with more fields.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -83,12 +83,12 @@ class ExtraConfig:
             verify=cast("Literal['auto', 'require', 'off'] | None", self.verify),
         )
 
-    def open(self, path: Any, copies: Iterable[Any] = ()) -> Checkpoint:
+    def open(self, path: Any, copies: Sequence[Any] = ()) -> Checkpoint:
         """Opens the weights at ``path``, as these settings say.
 
         Args:
             path: what ``penstock.open`` takes.
-            copies: directories of this machine with small files of the same model, which the engine has fetched. They
+            copies: where ``path`` is one URL, directories of this machine with small files of the same model, which the engine has fetched. They
                 have to be the signed ones, too.
 
         Raises:
@@ -98,7 +98,9 @@ class ExtraConfig:
 
         checkpoint = open(path, trust=self.trust, options=self.load_options())
         if is_trust_asked(self.trust):
-            from penstock.trust.opening import check_copies
+            from penstock.trust.opening import Guard, root_of
 
-            check_copies(path, copies, self.trust)
+            guard = Guard.of(root_of(str(path)), self.trust) if copies else None
+            for copy in copies if guard is not None else ():
+                guard.check_copy(str(copy))
         return checkpoint
