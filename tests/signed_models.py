@@ -73,7 +73,7 @@ def sign_by_library(model: Model, how: str = "sha256", **serialization: Any) -> 
 
     hashing = library.hashing.Config().set_ignored_paths(paths=["model.sig"])
     if how == "shards":
-        hashing.use_shard_serialization(shard_size=1 << 20, **serialization)
+        hashing.use_shard_serialization(shard_size=700_001, **serialization)
     else:
         hashing.use_file_serialization(hashing_algorithm=how, **serialization)
     signer = library.signing.Config().use_elliptic_key_signer(private_key=model.private)

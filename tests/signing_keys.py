@@ -23,9 +23,7 @@ def write_key(key: Key, path: Path, password: bytes | None = None) -> Path:
     """Puts the private key at ``path``, and the public one beside it, with ``.pub`` at its end."""
     locked = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
     path.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked))
-    public = key.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     path.with_suffix(".pub").write_bytes(public)
     return path
 

@@ -31,9 +31,7 @@ def b64(data: bytes) -> str:
 
 
 def der(key: Key) -> bytes:
-    return key.public_key().public_bytes(
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    return key.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def id_of(key: Key) -> bytes:
@@ -108,7 +106,7 @@ class Instance:
         return path
 
     def sign(self, payload: bytes, identity: str, issuer: str, *, signed_after: timedelta = timedelta(0)) -> bytes:
-        """The bundle of a signature that ``identity`` made, so long after its certificate was issued (for 10 minutes)."""
+        """The bundle of what ``identity`` signed, so long after it got a certificate for 10 minutes."""
         key = new_key()
         certificate = self._certificate(key, identity, issuer)
         encoded = f"DSSEv1 {len(PAYLOAD_TYPE)} {PAYLOAD_TYPE} {len(payload)} ".encode() + payload

@@ -152,7 +152,10 @@ class TestVerify:
         signed = (model.directory / MANIFEST).read_bytes()
         penstock.manifest(model.directory)
         assert (model.directory / MANIFEST).read_bytes() == signed
-        by_manifest, by_signature = penstock.verify(model.directory), penstock.verify(model.directory, trust=model.policy)
+        by_manifest, by_signature = (
+            penstock.verify(model.directory),
+            penstock.verify(model.directory, trust=model.policy),
+        )
         assert sorted([*by_manifest.files, MANIFEST]) == by_signature.files
 
     def test_a_manifest_that_disagrees_with_the_signature_is_told(self, model: Model) -> None:

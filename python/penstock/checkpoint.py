@@ -60,9 +60,9 @@ def open(  # noqa: A001
         storage_options: credentials, endpoint and settings of the remote store, under the names of fsspec (s3fs, gcsfs,
             adlfs, huggingface_hub) or object_store: ``{"key": …, "secret": …, "endpoint_url": …}``. They come before
             the environment and serve the checkpoint's loads. The environment itself is read here, once.
-        trust: whose signatures are trusted: a ``Policy``, its names and values as a dict, or the path of a JSON file with
-            them; by default that of ``PENSTOCK_TRUST``. Then everything that is read has to be signed, and is verified
-            before it is handed out. What has no manifest is read whole for that, here.
+        trust: whose signatures are trusted: a ``Policy``, its names and values as a dict, or the path of a JSON file
+            with them; by default that of ``PENSTOCK_TRUST``. Then everything that is read has to be signed, and is
+            verified before it is handed out. What has no manifest is read whole for that, here.
         options: settings; by default each is found by itself (or read from ``PENSTOCK_*``).
 
     Returns:
@@ -126,7 +126,7 @@ def is_trust_asked(trust: Any) -> bool:
 
 
 def signed_by(trust: Any, paths: list[str], storage: list[tuple[str, str]] | None) -> Any:
-    """What is signed of the directories of these paths, for the core; None where nobody says whose signature it takes."""
+    """What is signed of the directories of these paths, for the core; None where nothing has to be signed."""
     if not is_trust_asked(trust):
         return None
     from penstock.trust.opening import signed_trees

@@ -59,7 +59,11 @@ def sign_command(
     ] = None,
     sigstore: Annotated[
         bool,
-        flag("--sigstore", help="Sign by Sigstore, with the workflow's or your own identity.", rich_help_panel="Who signs"),
+        flag(
+            "--sigstore",
+            help="Sign by Sigstore, with the workflow's or your own identity.",
+            rich_help_panel="Who signs",
+        ),
     ] = False,
     identity_token_file: Annotated[
         str | None, _file("For Sigstore: a file with a token of OpenID Connect.", "Who signs")

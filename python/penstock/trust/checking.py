@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 from penstock import _native
 from penstock._native import shown
-from penstock.arguments import AnyPath, location
+from penstock.arguments import AnyPath, joined, location
 from penstock.errors import ConfigError, IntegrityError, SignatureError
-from penstock.integrations.shared.small_files import joined
 from penstock.storage_options import core_options
 from penstock.trust.directory import MANIFEST_NAME, Directory, Storage, root_of, trusted
 from penstock.trust.opening import check_files
@@ -52,9 +51,9 @@ def verify(
 
     Args:
         path: a directory, a prefix of a store, a repository of the hub, or a file in one: all of its directory.
-        trust: whose signatures are trusted: a ``Policy``, its names and values as a dict, or the path of a JSON file with
-            them; by default that of ``PENSTOCK_TRUST``. Without any, files are compared with the manifest alone, which
-            says nothing about who made it.
+        trust: whose signatures are trusted: a ``Policy``, its names and values as a dict, or the path of a JSON file
+            with them; by default that of ``PENSTOCK_TRUST``. Without any, files are compared with the manifest alone,
+            which says nothing about who made it.
         readers: files that are read at a time; by default one for each core.
         storage_options: as for ``penstock.open``.
 

@@ -17,9 +17,8 @@ from urllib.parse import unquote
 
 from penstock import _native
 from penstock._native import Source, shown
-from penstock.arguments import is_http, is_url
+from penstock.arguments import is_http, is_url, joined
 from penstock.errors import ConfigError, LocationNotFoundError, SignatureError
-from penstock.integrations.shared.small_files import joined
 from penstock.trust.policy import SIGNATURE_NAME, Policy, version_of
 from penstock.trust.signature import MAX_BYTES, Signature, SignedEntry, read
 

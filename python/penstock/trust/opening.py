@@ -14,9 +14,18 @@ from typing import Any, NamedTuple
 
 from penstock import _native
 from penstock._native import shown
-from penstock.arguments import is_url
-from penstock.integrations.shared.small_files import joined
-from penstock.trust.directory import MANIFEST_NAME, SMALL_BYTES, Directory, Storage, Tree, compare, listed, root_of, trusted
+from penstock.arguments import is_url, joined
+from penstock.trust.directory import (
+    MANIFEST_NAME,
+    SMALL_BYTES,
+    Directory,
+    Storage,
+    Tree,
+    compare,
+    listed,
+    root_of,
+    trusted,
+)
 from penstock.trust.policy import Policy
 
 logger = logging.getLogger(__name__)

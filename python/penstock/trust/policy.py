@@ -45,8 +45,8 @@ class Policy:
         identity, issuer: the Sigstore identity, such as an e-mail address or a workflow's URI, and who vouched for it.
         trust_config: Sigstore's trust configuration (JSON), for verifying without a network or with an instance of
             one's own. By default the public instance's, which the library updates over the network.
-        digest: ``"sha256:"`` and 64 hexadecimal digits: the hash of the signature file, as ``sha256sum`` prints it. Then
-            no other signature is accepted, not even of the same signer.
+        digest: ``"sha256:"`` and 64 hexadecimal digits: the hash of the signature file, as ``sha256sum`` prints it.
+            Then no other signature is accepted, not even of the same signer.
         least_version: the version that the directory has at least, such as ``"1.2"``: what ``penstock sign --version``
             wrote into the signed file ``penstock-version``.
         signature: the signature file: a name in the signed directory, or a path or URL elsewhere.

@@ -114,7 +114,7 @@ def library(by: str) -> Any:
 
 
 class _Hears:
-    """Stands where the library wants a hashing configuration, and where it wants what that found: hears what is expected."""
+    """Stands where the library wants a hashing configuration, and what that found: hears what is expected."""
 
     expected: Any = None
 
@@ -154,7 +154,7 @@ def _by_key(policy: Policy) -> Attempts:
         configuration = library("trust=").verifying.Config()
         try:
             configuration.use_elliptic_key_verifier(public_key=path)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:
             raise _unusable("the public key", path, error) from error
         yield f"the key {path}", configuration
 
@@ -165,7 +165,7 @@ def _by_certificate(policy: Policy) -> Attempts:
     configuration = library("trust=").verifying.Config()
     try:
         configuration.use_certificate_verifier(certificate_chain=policy.chain)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         raise _unusable("a certificate", ", ".join(policy.chain), error) from error
     whose = f" of {policy.certificate_identity}" if policy.certificate_identity else ""
     yield f"a certificate{whose} below {', '.join(policy.chain)}", configuration
@@ -178,8 +178,10 @@ def _by_sigstore(policy: Policy) -> Attempts:
     configuration = library("trust=").verifying.Config()
     try:
         configuration.use_sigstore_verifier(identity=policy.identity, oidc_issuer=policy.issuer, trust_config=path)
-    except Exception as error:  # noqa: BLE001
-        raise _unusable("Sigstore's trust configuration", "the network" if path is None else str(path), error) from error
+    except Exception as error:
+        raise _unusable(
+            "Sigstore's trust configuration", "the network" if path is None else str(path), error
+        ) from error
     yield f"{policy.identity} (vouched for by {policy.issuer})", configuration
 
 
@@ -206,7 +208,9 @@ def _check_certificate(data: bytes, where: str, policy: Policy) -> None:
             remedy = 'Have it signed anew, or, if you know when it was signed, give expired="accept"'
             raise SignatureError(location=shown(where), cause=cause, remedy=remedy, code="expired_identity") from error
     if policy.certificate_identity is not None and policy.certificate_identity not in _names(leaf):
-        cause = f"the certificate is that of {', '.join(_names(leaf)) or 'nobody'}, not of {policy.certificate_identity}"
+        cause = (
+            f"the certificate is that of {', '.join(_names(leaf)) or 'nobody'}, not of {policy.certificate_identity}"
+        )
         remedy = "If you trust that identity, name it in the policy"
         raise SignatureError(location=shown(where), cause=cause, remedy=remedy, code="untrusted_identity")
 
@@ -267,4 +271,6 @@ def _bad(where: str, cause: str) -> SignatureError:
 
 def _unusable(what: str, path: str, error: Exception) -> ConfigError:
     cause = f"trust: {what} cannot be used: {' '.join(str(error).split()) or type(error).__name__}"
-    return ConfigError(location=path, cause=cause, remedy="Give a PEM file that model_signing takes, or correct the path")
+    return ConfigError(
+        location=path, cause=cause, remedy="Give a PEM file that model_signing takes, or correct the path"
+    )

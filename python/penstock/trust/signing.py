@@ -1,8 +1,8 @@
 """``penstock.sign``: a manifest of a directory, and a signature of all of it by the library of OpenSSF Model Signing.
 
 The signature is an ordinary one. With SHA-256, the library's default and the only one that its command verifies, the
-manifest is one of the files that are signed. With BLAKE3 the signed digests are the manifest's roots themselves, and the
-manifest is left out of the signature. Either way blocks of the manifest can be traced to the signature.
+manifest is one of the files that are signed. With BLAKE3 the signed digests are the manifest's roots themselves, and
+the manifest is left out of the signature. Either way blocks of the manifest can be traced to the signature.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ def sign(
     where = location(directory, "directory")
     if is_url(where) or where.startswith("file://"):
         cause = f"{shown(where)} is a URL: only a local directory can be signed"
-        raise ConfigError(cause=cause, remedy="Name a local copy by its path, then upload the signature beside the files")
+        raise ConfigError(
+            cause=cause, remedy="Name a local copy by its path, then upload the signature beside the files"
+        )
     if hash not in HASHES:
         raise ConfigError(cause=f"hash={hash!r} is not one of {', '.join(HASHES)}")
     if not signature or "/" in signature or signature in {MANIFEST_NAME, VERSION_NAME, ".", ".."}:

@@ -269,8 +269,9 @@ impl Parts {
         self.done.push((end, self.hasher.finalize_reset().into()));
     }
 
+    /// The parts that the file has: one that would end behind it is none of them.
     fn finish(mut self) -> Vec<(Option<u64>, [u8; 32])> {
-        while !self.ends.is_empty() {
+        if self.ends.last() == Some(&None) {
             self.end_part();
         }
         self.done
@@ -292,4 +293,71 @@ fn mismatch(cause: &'static str) -> Error {
     Error::new(ErrorKind::Signature, cause).code(Code::SignatureMismatch).remedy(
         "Fetch the files, the manifest and the signature again from whoever published them: they are of one version",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file of `bytes` bytes, in the pieces that it is read in.
+    fn read(bytes: u64, mut each: impl FnMut(&[u8])) -> Vec<u8> {
+        let whole: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8).collect();
+        whole.chunks(READ_BYTES as usize).for_each(&mut each);
+        whole
+    }
+
+    #[test]
+    fn the_values_of_blocks_that_are_read_fold_to_the_hash_of_the_file() {
+        let block = BLOCK_BYTES;
+        for bytes in [0, 1, block - 1, block, block + 1, 2 * block, READ_BYTES, READ_BYTES + 1, 9 * block + 5]
+        {
+            let mut blocks = Blocks::new(bytes);
+            let whole = read(bytes, |piece| blocks.update(piece));
+            let hashes = FileHashes::new("x", bytes, BLOCK_BYTES, blocks.finish()).unwrap();
+            assert_eq!(hashes.root(), blake3::hash(&whole).as_bytes(), "{bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn parts_are_signed_from_front_to_back_and_nothing_follows_the_last() {
+        let bytes = READ_BYTES + 10;
+        let digests = |whole: &[u8], ends: &[u64]| {
+            let mut start = 0;
+            let part = |end: &u64| {
+                let digest =
+                    Sha256::digest(&whole[std::mem::replace(&mut start, *end as usize)..*end as usize]);
+                (Some(*end), digest.into())
+            };
+            ends.iter().map(part).collect()
+        };
+        let whole = read(bytes, |_| {});
+        let is_signed = |parts| {
+            let signed = SignedFile { algorithm: Algorithm::Sha256, parts };
+            let mut found = Parts::new(bytes, &signed);
+            read(bytes, |piece| found.update(piece));
+            found.finish() == signed.parts
+        };
+        for ends in
+            [&[bytes][..], &[3, 7, bytes], &[READ_BYTES, bytes], &[1, READ_BYTES - 1, READ_BYTES + 1, bytes]]
+        {
+            assert!(is_signed(digests(&whole, ends)), "{ends:?}");
+        }
+        assert!(is_signed(vec![(None, Sha256::digest(&whole).into())]));
+        // What follows the last part is not signed; nor is a part that the file does not have, or none at all.
+        assert!(!is_signed(digests(&whole, &[3, 7])));
+        let mut longer = digests(&whole, &[bytes]);
+        longer.push((Some(bytes + 1), Sha256::digest(b"").into()));
+        assert!(!is_signed(longer));
+        assert!(!is_signed(Vec::new()));
+    }
+
+    #[test]
+    fn a_directory_is_found_below_the_one_that_is_signed_and_nowhere_else() {
+        let signed = Signed::new(vec![("s3://b/model/".into(), HashMap::new())]);
+        assert_eq!(signed.tree_of("s3://b/model").unwrap().1, "");
+        assert_eq!(signed.tree_of("s3://b/model/unet/x").unwrap().1, "unet/x");
+        for other in ["s3://b/model2", "s3://b", "s3://b/models/model", ""] {
+            assert_eq!(signed.tree_of(other).unwrap_err().error_code(), Code::NotSigned, "{other}");
+        }
+    }
 }

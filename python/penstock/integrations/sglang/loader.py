@@ -32,7 +32,7 @@ from sglang.srt.runtime_context import get_exec, get_model
 
 import penstock
 from penstock._native import shown
-from penstock.arguments import is_url
+from penstock.arguments import is_url, joined
 from penstock.distributed import Sharing
 from penstock.errors import ConfigError, LocationNotFoundError
 from penstock.integrations.sglang import PLUGIN
@@ -49,7 +49,6 @@ from penstock.integrations.shared.filling import (
     sharing_of,
     verify,
 )
-from penstock.integrations.shared.small_files import joined
 from penstock.recording import Recorder, copy_state
 
 logger = logging.getLogger(__name__)

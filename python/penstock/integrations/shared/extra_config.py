@@ -88,8 +88,8 @@ class ExtraConfig:
 
         Args:
             path: what ``penstock.open`` takes.
-            copies: where ``path`` is one URL, directories of this machine with small files of the same model, which the engine has fetched. They
-                have to be the signed ones, too.
+            copies: where ``path`` is one URL, directories of this machine with small files of the same model, which the
+                engine has fetched. They have to be the signed ones, too.
 
         Raises:
             PenstockError: see ``penstock.open``.
@@ -97,10 +97,12 @@ class ExtraConfig:
         from penstock.checkpoint import is_trust_asked, open
 
         checkpoint = open(path, trust=self.trust, options=self.load_options())
-        if is_trust_asked(self.trust):
-            from penstock.trust.opening import Guard, root_of
+        if copies and is_trust_asked(self.trust):
+            from penstock.trust.directory import root_of
+            from penstock.trust.opening import Guard
 
-            guard = Guard.of(root_of(str(path)), self.trust) if copies else None
-            for copy in copies if guard is not None else ():
-                guard.check_copy(str(copy))
+            guard = Guard.of(root_of(str(path)), self.trust)
+            if guard is not None:
+                for copy in copies:
+                    guard.check_copy(str(copy))
         return checkpoint

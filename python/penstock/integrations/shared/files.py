@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock._native import LoadOptions, shown
-from penstock.arguments import described, is_url
+from penstock.arguments import described, is_url, joined
 from penstock.errors import ConfigError, LocationNotFoundError
-from penstock.integrations.shared.small_files import NO_SMALL_FILES, SMALL, fetch, fresh_directory, joined
+from penstock.integrations.shared.small_files import NO_SMALL_FILES, SMALL, fetch, fresh_directory
 from penstock.pulling import pull
 from penstock.storage_options import core_options
 
@@ -109,9 +109,10 @@ class Place(NamedTuple):
             self.check()
 
     def fetch_weights(self, variant: str | None = None) -> None:
-        """Has this folder's safetensors files on the local disk, for a library's own loader: of a model on the Hub, fetched.
+        """Has this folder's safetensors files on the local disk, for a library's own loader, and makes sure of them.
 
-        Without copies in other formats (``consolidated``), and of variants that which is asked for.
+        Those of a model on the Hub are fetched: without copies in other formats (``consolidated``), and of variants
+        that which is asked for.
         """
         if self.hub is not None:
             folder = escape(self._folder())
@@ -262,9 +263,7 @@ def local_files(
     No weights are fetched. Args and exceptions are those of ``locate``. What was fetched from a URL is removed when the
     process ends.
     """
-    place = locate(
-        path, subfolder=subfolder, revision=revision, storage_options=storage_options, trust=trust, **hub
-    )
+    place = locate(path, subfolder=subfolder, revision=revision, storage_options=storage_options, trust=trust, **hub)
     return place.local
 
 

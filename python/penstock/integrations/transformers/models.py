@@ -99,9 +99,7 @@ def from_pretrained(
     older = kwargs.pop("torch_dtype", None)
     dtype = next((given for given in (dtype, older) if given is not None), "auto")
     hub = hub_options(kwargs)
-    place = locate(
-        path, subfolder=subfolder, revision=revision, storage_options=storage_options, trust=trust, **hub
-    )
+    place = locate(path, subfolder=subfolder, revision=revision, storage_options=storage_options, trust=trust, **hub)
     # transformers puts an adapter that lies beside its model on it, where peft is installed.
     if place.holds("adapter_config.json") and is_installed("peft"):
         place.bring_file("adapter_model.safetensors")

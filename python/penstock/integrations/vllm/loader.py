@@ -33,7 +33,6 @@ from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
 from vllm.model_executor.model_loader.weight_utils import enable_tqdm
 from vllm.platforms import current_platform
 
-import penstock
 from penstock.arguments import is_http, is_url
 from penstock.distributed import Sharing
 from penstock.errors import ConfigError
