@@ -41,6 +41,9 @@ pub fn make_manifest(
     Ok((path.into(), hashed.collect()))
 }
 
+/// (path, bytes, BLAKE3 hash) of a file.
+type Listed = (OsString, u64, [u8; 32]);
+
 /// (path, bytes, BLAKE3 hash) of every file of the manifest at a location, or None where there is no manifest. Ctrl-C
 /// raises KeyboardInterrupt from here.
 #[pyfunction]
@@ -49,7 +52,7 @@ pub fn read_manifest(
     py: Python<'_>,
     location: LocationArgument,
     storage_options: Option<Options>,
-) -> PyResult<Option<Vec<(OsString, u64, [u8; 32])>>> {
+) -> PyResult<Option<Vec<Listed>>> {
     let environment = environment(std::slice::from_ref(&location.0), storage_options)?;
     let store = Arc::new(Router::with_environment(CachePolicy::default(), None, environment));
     let read = || penstock::checkpoint::read_manifest(Arc::clone(&store) as _, &location.0);

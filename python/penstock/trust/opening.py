@@ -129,8 +129,9 @@ def check_files(directory: Directory, paths: Iterable[str], readers: int = 8, st
         SignatureError: one is not the signed one.
     """
     files: list[Any] = []
+    tree = directory.tree
     for path in paths:
-        where = joined(directory.root, path)
-        parent = joined(directory.root, path.rpartition("/")[0]) if "/" in path else directory.root
-        files.append((where, parent))
-    return _native.check_signed(files, [directory.tree], readers, storage)
+        # A URL's query is asked for with the file, and no part of where the directory is.
+        parent = joined(tree[0], path.rpartition("/")[0]) if "/" in path else tree[0]
+        files.append((joined(directory.root, path), parent))
+    return _native.check_signed(files, [tree], readers, storage)
