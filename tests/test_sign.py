@@ -142,6 +142,46 @@ class TestLoading:
         ckpt = penstock.open(model.directory / "adapter" / "adapter_model.safetensors", trust=policy)
         assert ckpt.load(framework="np")["lora"].shape == (16,)
 
+    @pytest.mark.parametrize(
+        "form",
+        [
+            *("{0}", "{0}/", "./model", "model/", "file://{0}", "{0}/*.safetensors", "{0}/../model"),
+            "{0}/model.safetensors.index.json",
+        ],
+    )
+    def test_paths_of_every_form_find_their_signature(
+        self, model: Model, form: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model.sign()
+        monkeypatch.chdir(model.directory.parent)
+        path = form.format(model.directory)
+        assert_bits(penstock.open(path, trust=model.policy).load(framework="np"), model.tensors)
+        with model.shard.open("ab") as file:
+            file.write(b"x")
+        with pytest.raises(penstock.IntegrityError):
+            penstock.open(path, trust=model.policy)
+
+    def test_a_pattern_that_means_a_directory_needs_the_name_of_it(
+        self, model: Model, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model.sign()
+        monkeypatch.chdir(model.directory.parent)
+        refused("no_signature", lambda: penstock.open("mod*", trust=model.policy))
+        policy = penstock.Policy(key=model.public, root=model.directory)
+        assert_bits(penstock.open("mod*", trust=policy).load(framework="np"), model.tensors)
+
+    def test_several_directories_each_have_a_signature(self, model: Model, tmp_path: Path) -> None:
+        other = Model(tmp_path / "other", seed=50)
+        model.sign()
+        penstock.sign(other.directory, key=model.private)
+        paths = [model.shard, other.directory / "model-1.safetensors"]
+        assert len(penstock.open(paths, trust=model.policy)) == 2 * 3
+        other.signature.unlink()
+        refused("no_signature", lambda: penstock.open(paths, trust=model.policy))
+        # Half of them signed is none of both.
+        accept = penstock.Policy(key=model.public, unsigned="accept")
+        refused("not_signed", lambda: penstock.open(paths, trust=accept))
+
     def test_every_way_in_takes_a_policy(self, model: Model, tmp_path: Path) -> None:
         import numpy as np
 

@@ -121,6 +121,32 @@ class TestStores:
             put("model/config.json", b"{}")
             refused("signature_mismatch", lambda: penstock.verify(index, trust=model.policy))
 
+    def test_a_signed_repository_of_the_hub_loads(
+        self, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from hub import hub
+
+        model.sign(version="2")
+        files = {
+            str(path.relative_to(model.directory)): path.read_bytes()
+            for path in model.directory.rglob("*")
+            if path.is_file()
+        }
+        servers.forget_settings(monkeypatch, "HF_")
+        with hub() as running:
+            monkeypatch.setenv("HF_ENDPOINT", running.endpoint)
+            monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+            commit = running.push("org/model", files)
+            for place in ("", "@main", f"@{commit}"):
+                ckpt = penstock.open(f"hf://org/model{place}", trust=model.policy)
+                assert_bits(ckpt.load(framework="np"), model.tensors)
+            assert len(penstock.open("hf://org/model/model-1.safetensors", trust=model.policy)) == 3
+            assert penstock.verify("hf://org/model", trust=model.policy).version == "2"
+            running.push("org/model", {**files, "config.json": b"{}"})
+            refused("signature_mismatch", lambda: penstock.verify("hf://org/model", trust=model.policy))
+            running.push("org/model", {**files, "modeling.py": b""})
+            refused("not_signed", lambda: penstock.open("hf://org/model", trust=model.policy))
+
     def test_small_files_that_are_fetched_are_signed(self, s3: servers.Remote, model: Model) -> None:
         from penstock.integrations.shared.files import local_files
 
@@ -184,10 +210,12 @@ class TestCommand:
         policy = tmp_path / "policy.json"
         policy.write_text(json.dumps({"key": "release.pub"}))
         for action in ("verify", "load"):
-            assert command(action, model.directory, "--trust", policy).returncode == 0
+            more = ("--framework", "np") if action == "load" else ()
+            assert command(action, model.directory, "--trust", policy, *more).returncode == 0
         (model.directory / "config.json").write_text("{}")
         for action in ("verify", "load"):
-            done = command(action, model.directory, "--trust", policy, "--json")
+            more = ("--framework", "np") if action == "load" else ()
+            done = command(action, model.directory, "--trust", policy, "--json", *more)
             assert done.returncode == 10
             assert json.loads(done.stdout)["error"]["code"] == "signature_mismatch"
 
