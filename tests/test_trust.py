@@ -267,6 +267,7 @@ class TestEngines:
         copies.mkdir()
         shutil.copy(model.directory / "config.json", copies)
         assert extra.open(url, [copies])
+        assert extra.open([f"{url}/model-0.safetensors"], [copies])
         (copies / "config.json").write_text("{}")
         refused("signature_mismatch", lambda: extra.open(url, [copies]))
         (copies / "config.json").unlink()

@@ -5,6 +5,7 @@ An engine that knows more derives a class with more fields.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -88,8 +89,8 @@ class ExtraConfig:
 
         Args:
             path: what ``penstock.open`` takes.
-            copies: where ``path`` is one URL, directories of this machine with small files of the same model, which the
-                engine has fetched. They have to be the signed ones, too.
+            copies: directories of this machine with small files of the same model, which the engine has fetched. They
+                have to be the signed ones, too.
 
         Raises:
             PenstockError: see ``penstock.open``.
@@ -101,7 +102,8 @@ class ExtraConfig:
             from penstock.trust.directory import root_of
             from penstock.trust.opening import Guard
 
-            guard = Guard.of(root_of(str(path)), self.trust)
+            first = path if isinstance(path, (str, os.PathLike)) else path[0]
+            guard = Guard.of(root_of(os.fspath(first)), self.trust)
             if guard is not None:
                 for copy in copies:
                     guard.check_copy(str(copy))
