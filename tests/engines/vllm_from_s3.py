@@ -2,7 +2,8 @@
 
     python vllm_from_s3.py DIRECTORY LOCATION [EXTRA]
 
-EXTRA is what ``--model-loader-extra-config`` takes. Prints the names of parameters and buffers that differ, and what Penstock did, as JSON. Nothing is computed with either.
+EXTRA is what ``--model-loader-extra-config`` takes. Prints the names of parameters and buffers that differ, and what
+Penstock did, as JSON. Nothing is computed with either.
 """
 
 from __future__ import annotations
