@@ -423,7 +423,7 @@ class TestCheckpoints:
     def test_a_location_with_an_at_that_ends_no_password_is_pickled(self, ckpt: penstock.Checkpoint, url: str) -> None:
         from penstock.checkpoint import Checkpoint
 
-        _, (paths, _) = Checkpoint(ckpt._native, ckpt.options, [url]).__reduce__()
+        _, (paths, *_) = Checkpoint(ckpt._native, ckpt.options, [url]).__reduce__()
         assert paths == [url]
 
     def test_small_checkpoints_are_not_nothing(self, ckpt: penstock.Checkpoint) -> None:

@@ -17,6 +17,7 @@ import servers
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
+from penstock.arguments import joined
 from penstock.integrations.shared import small_files
 from penstock.integrations.shared.files import local_files
 from tiny_models import QUIET, assert_same_model, randomise
@@ -219,5 +220,5 @@ def test_small_files_go_when_the_process_that_fetched_them_does(remote: servers.
 
 
 def test_addresses_are_joined_before_their_signature() -> None:
-    assert small_files.joined("https://host/model/?sig=a/b", "config.json") == "https://host/model/config.json?sig=a/b"
-    assert small_files.joined("/models/who?", "config.json") == "/models/who?/config.json"
+    assert joined("https://host/model/?sig=a/b", "config.json") == "https://host/model/config.json?sig=a/b"
+    assert joined("/models/who?", "config.json") == "/models/who?/config.json"

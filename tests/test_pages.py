@@ -130,6 +130,7 @@ def test_the_page_runs_as_it_is_written(page: str, tmp_path: Path, monkeypatch: 
     names.mkdir()
     here.mkdir()
     commands = {"penstock": "-m penstock", "python": "", "torchrun": "-m torch.distributed.run"}
+    commands["model_signing"] = "-m model_signing"
     for name, arguments in commands.items():
         (names / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
         (names / name).chmod(0o755)

@@ -29,6 +29,7 @@ RULES: list[tuple[str, tuple[str, ...]]] = [
     (r"python/penstock/integrations/(vllm|sglang)/", ("engines",)),
     (r"python/penstock/integrations/(transformers|diffusers|peft|safetensors)/", ("libraries",)),
     (r"python/penstock/(pool|fp8)/", ("libraries",)),
+    (r"python/penstock/trust/", ("stores", "libraries")),
     (r"python/penstock/(recording|distributed)/", ("engines",)),
     (r"python/penstock/(bench|cli|doctor|start)/", _NONE),
     (r"python/penstock/(pulling|storage_options|google_tokens)\.py", ("stores",)),

@@ -46,6 +46,7 @@ from penstock.errors import (  # noqa: E402
     PoolError,
     SafetensorError,
     SelectionError,
+    SignatureError,
     StorageError,
     TensorNotFoundError,
 )
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from penstock.safetensors import load_file, safe_open, save_file
     from penstock.state import IncompatibleKeys
     from penstock.tensor_info import TensorInfo
+    from penstock.trust import Policy, SignedDirectory, Verified, sign, verify
 
 __all__ = [
     "AdapterError",
@@ -84,14 +86,18 @@ __all__ = [
     "ModelPool",
     "PeerError",
     "PenstockError",
+    "Policy",
     "PoolError",
     "Pulled",
     "PulledFile",
     "SafetensorError",
     "SelectionError",
+    "SignatureError",
+    "SignedDirectory",
     "StorageError",
     "TensorInfo",
     "TensorNotFoundError",
+    "Verified",
     "__version__",
     "default_pool",
     "flush_disk_cache",
@@ -104,6 +110,8 @@ __all__ = [
     "release_staging",
     "safe_open",
     "save_file",
+    "sign",
+    "verify",
 ]
 
 _NAMES_OF = {
@@ -117,6 +125,7 @@ _NAMES_OF = {
     "penstock.safetensors": ("load_file", "safe_open", "save_file"),
     "penstock.state": ("IncompatibleKeys",),
     "penstock.tensor_info": ("TensorInfo",),
+    "penstock.trust": ("Policy", "SignedDirectory", "Verified", "sign", "verify"),
 }
 _HOME = {name: module for module, names in _NAMES_OF.items() for name in names}
 

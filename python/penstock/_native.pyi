@@ -20,9 +20,11 @@ __all__ = [
     "cache_prune",
     "cache_remove",
     "cache_verify",
+    "check_signed",
     "flush_disk_cache",
     "list_objects",
     "make_manifest",
+    "read_manifest",
     "read_object",
     "release_staging",
     "remedy_for_missing",
@@ -34,6 +36,7 @@ __all__ = [
 ]
 
 _Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+_SignedTree: TypeAlias = tuple[_Path, list[tuple[str, str, list[tuple[int | None, bytes]]]]]
 
 __version__: str
 
@@ -88,13 +91,18 @@ class TensorInfo:
 @final
 class Checkpoint:
     def __new__(
-        cls, inputs: Sequence[_Path], config: LoadOptions, storage_options: list[tuple[str, str]] | None = None
+        cls,
+        inputs: Sequence[_Path],
+        config: LoadOptions,
+        storage_options: list[tuple[str, str]] | None = None,
+        signed: list[_SignedTree] | None = None,
     ) -> Checkpoint: ...
     @staticmethod
     def of_ranges(
         ranges: Sequence[tuple[_Path, list[tuple[int, int]]]],
         config: LoadOptions,
         storage_options: list[tuple[str, str]] | None = None,
+        signed: list[_SignedTree] | None = None,
     ) -> Checkpoint: ...
     def as_bytes(self) -> Checkpoint: ...
     def keys(self) -> list[str]: ...
@@ -296,12 +304,21 @@ def cache_entries(directory: _Path) -> list[tuple[str, str, int, int, bool, floa
 def cache_verify(directory: _Path, name: str) -> tuple[int, int] | None: ...
 def cache_remove(directory: _Path, name: str) -> bool: ...
 def cache_prune(directory: _Path, nbytes: int) -> None: ...
+def check_signed(
+    files: list[tuple[_Path, _Path]],
+    signed: list[_SignedTree],
+    readers: int,
+    storage_options: list[tuple[str, str]] | None = None,
+) -> int: ...
 def flush_disk_cache(seconds: float = 30.0) -> bool: ...
 def shown(location: _Path) -> str: ...
 def shown_setting(value: str) -> str: ...
 def list_objects(
     location: _Path, storage_options: list[tuple[str, str]] | None = None
 ) -> tuple[list[tuple[str, str, int]], list[str]]: ...
+def read_manifest(
+    location: _Path, storage_options: list[tuple[str, str]] | None = None
+) -> list[tuple[str, int, bytes]] | None: ...
 def read_object(location: _Path, limit: int, storage_options: list[tuple[str, str]] | None = None) -> bytes: ...
 def remedy_for_missing(location: _Path, storage_options: list[tuple[str, str]] | None = None) -> str | None: ...
 def make_manifest(directory: _Path, threads: int) -> tuple[str, list[tuple[str, int, str]]]: ...

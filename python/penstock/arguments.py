@@ -66,6 +66,12 @@ def is_http(location: str) -> bool:
     return location.lower().startswith(("http://", "https://"))
 
 
+def joined(where: str, name: str) -> str:
+    """A name under a directory or URL; the query of a URL (a signature) stays at its end."""
+    base, mark, query = where.partition("?") if "://" in where else (where, "", "")
+    return f"{base.rstrip('/')}/{name}{mark}{query}"
+
+
 def _no_path(given: object, argument: str) -> ConfigError:
     cause = f"{argument} must be a path or a URL (str, bytes, os.PathLike), not {described(given)}"
     remedy = "Give its path or URL, or write it to a file" if hasattr(given, "read") else None

@@ -42,6 +42,7 @@ def open(  # noqa: A001
     cache_dir: AnyPath | None = None,
     cache_bytes: int | str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    trust: Any = None,
     options: LoadOptions | None = None,
 ) -> Checkpoint:
     """Opens a checkpoint: reads the headers of its safetensors files, all of them in parallel, and nothing else.
@@ -59,6 +60,9 @@ def open(  # noqa: A001
         storage_options: credentials, endpoint and settings of the remote store, under the names of fsspec (s3fs, gcsfs,
             adlfs, huggingface_hub) or object_store: ``{"key": …, "secret": …, "endpoint_url": …}``. They come before
             the environment and serve the checkpoint's loads. The environment itself is read here, once.
+        trust: whose signatures are trusted: a ``Policy``, its names and values as a dict, or the path of a JSON file
+            with them; by default that of ``PENSTOCK_TRUST``. Then everything that is read has to be signed, and is
+            verified before it is handed out. What has no manifest is read whole for that, here.
         options: settings; by default each is found by itself (or read from ``PENSTOCK_*``).
 
     Returns:
@@ -70,6 +74,7 @@ def open(  # noqa: A001
         LocationAccessError: a file may not be read, or is no regular file; a store denies access, or there are no
             credentials for it.
         IntegrityError: a file is not what its manifest says, or ``options`` require a manifest and there is none.
+        SignatureError: with ``trust``: there is no signature that is trusted, or the files are not those of it.
         FormatError: a header or an index is malformed.
         StorageError: reading failed.
         ConfigError: a storage option is unknown, or an impossible setting of the environment.
@@ -85,11 +90,12 @@ def open(  # noqa: A001
     storage = core_options(storage_options, paths)
     began = perf_counter()
     try:
-        opened = _native.Checkpoint(paths, options, storage)
+        signed = signed_by(trust, paths, storage)
+        opened = _native.Checkpoint(paths, options, storage, signed)
     except LocationNotFoundError as error:
         raise with_neighbours(error, paths, storage) from None
     # Storage options may be secrets: a checkpoint that was opened with some is not pickled.
-    ckpt = Checkpoint(opened, options, None if storage else _anywhere(paths))
+    ckpt = Checkpoint(opened, options, None if storage else _anywhere(paths), trust)
     logger.debug("opened %r in %.3f s: storage %s", ckpt, perf_counter() - began, ckpt.storage)
     return ckpt
 
@@ -114,8 +120,24 @@ def _flush_at_exit() -> None:
     atexit.register(_native.flush_disk_cache)
 
 
-def _reopened(paths: list[str], options: LoadOptions) -> Checkpoint:
-    return open(paths, options=options)
+def is_trust_asked(trust: Any) -> bool:
+    """Whether a call, or the process, says whose signatures are trusted. Imports nothing, so asking costs nothing."""
+    return trust is not None or bool(os.environ.get("PENSTOCK_TRUST", "").strip())
+
+
+def signed_by(trust: Any, paths: list[str], storage: list[tuple[str, str]] | None) -> Any:
+    """What is signed of the directories of these paths, for the core; None where nothing has to be signed."""
+    if not is_trust_asked(trust):
+        return None
+    from penstock.trust.opening import signed_trees
+    from penstock.trust.policy import Policy
+
+    policy = Policy.of(trust)
+    return None if policy is None else signed_trees(paths, policy, storage)
+
+
+def _reopened(paths: list[str], options: LoadOptions, trust: Any = None) -> Checkpoint:
+    return open(paths, options=options, trust=trust)
 
 
 class Checkpoint(Mapping[str, TensorInfo]):
@@ -125,8 +147,11 @@ class Checkpoint(Mapping[str, TensorInfo]):
 
     """
 
-    def __init__(self, native: _native.Checkpoint, options: LoadOptions, paths: list[str] | None = None) -> None:
+    def __init__(
+        self, native: _native.Checkpoint, options: LoadOptions, paths: list[str] | None = None, trust: Any = None
+    ) -> None:
         self._native = native
+        self._trust = trust
         self._options = options
         self._paths = paths
         self._last: LoadStats | None = None
@@ -140,7 +165,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
     ) -> None:
         """Does nothing: a checkpoint keeps no file open, and may be used after the block."""
 
-    def __reduce__(self) -> tuple[Callable[[list[str], LoadOptions], Checkpoint], tuple[list[str], LoadOptions]]:
+    def __reduce__(self) -> tuple[Callable[..., Checkpoint], tuple[list[str], LoadOptions, Any]]:
         """Pickles where the checkpoint is and its settings: unpickling opens it again, with that process's credentials.
 
         Raises:
@@ -153,7 +178,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
             )
             remedy = "Pass the location by a safe way, and open it in the other process"
             raise ConfigError(cause=cause, remedy=remedy)
-        return _reopened, (self._paths, self._options)
+        return _reopened, (self._paths, self._options, self._trust)
 
     def __getitem__(self, name: str) -> TensorInfo:
         return TensorInfo(self._native.tensor(*tensor_names([name])), self)

@@ -102,6 +102,12 @@ class IntegrityError(PenstockError, OSError):
     code = "integrity"
 
 
+class SignatureError(IntegrityError):
+    """A checkpoint that is not signed by anyone who is trusted, or is not what they signed."""
+
+    code = "bad_signature"
+
+
 class SafetensorError(PenstockError):
     """What safetensors has one name for: files, names, slices and settings that it refuses."""
 

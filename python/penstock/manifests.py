@@ -52,8 +52,8 @@ def manifest(directory: AnyPath, *, threads: int | None = None) -> Manifest:
     """Hashes all files of a local directory and below, and puts a manifest of them there: ``penstock-manifest.blake3``.
 
     Loads from that directory then verify what they read; so do loads from wherever all of it is copied to. Names that
-    begin with a dot are left out, links to files are followed, links to directories are not. A manifest that is there
-    is replaced, at once: nobody sees half of one.
+    begin with a dot are left out, so are signatures (``model.sig``). Links to files are followed, links to directories
+    are not. A manifest that is there is replaced, at once: nobody sees half of one.
 
     Args:
         directory: of this machine. Make the manifest before you upload a checkpoint, and upload both.

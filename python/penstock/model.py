@@ -100,6 +100,7 @@ def load_model(
     strict: bool = True,
     progress: ProgressOption = None,
     storage_options: Mapping[str, Any] | None = None,
+    trust: Any = None,
     options: LoadOptions | None = None,
 ) -> M:
     """Loads a model's weights straight to ``device``. Given a function, constructs it first, without initialising it.
@@ -119,6 +120,7 @@ def load_model(
             Those of a module that was built keep their values.
         progress, options: as for ``Checkpoint.load``.
         storage_options: credentials, endpoint and settings of the remote store, as for ``penstock.open``.
+        trust: whose signatures are trusted, as for ``penstock.open``.
 
     Returns:
         The module, in the mode (training or evaluation) that it was in.
@@ -149,9 +151,9 @@ def load_model(
     if dtype is not None:
         dtype = Torch().floating_dtype(dtype)
     if not isinstance(path, Checkpoint):
-        checkpoint = open(path, storage_options=storage_options, options=options)
-    elif storage_options:
-        cause = "storage_options are for opening a checkpoint, and this one is open"
+        checkpoint = open(path, storage_options=storage_options, trust=trust, options=options)
+    elif storage_options or trust is not None:
+        cause = "storage_options and trust are for opening a checkpoint, and this one is open"
         raise ConfigError(cause=cause, remedy="Give them to penstock.open")
     else:
         checkpoint = path

@@ -38,6 +38,7 @@ def load_file(
     framework: str = "pt",
     backend: Any = None,
     storage_options: Mapping[str, Any] | None = None,
+    trust: Any = None,
 ) -> dict[str, Any]:
     """Loads all tensors of a safetensors file, as ``safetensors.torch.load_file`` does.
 
@@ -46,13 +47,13 @@ def load_file(
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or the number of a GPU.
         framework: ``"pt"`` or ``"np"``.
         backend: ``"mmap"`` or ``"pread"``, as for safetensors, but without effect.
-        storage_options: as for ``penstock.open``.
+        storage_options, trust: as for ``penstock.open``.
 
     Raises:
         PenstockError: see ``penstock.open`` and ``Checkpoint.load``.
     """
     _check_backend(backend)
-    return open(filename, storage_options=storage_options).load(device=device, framework=framework)
+    return open(filename, storage_options=storage_options, trust=trust).load(device=device, framework=framework)
 
 
 def save_file(
@@ -129,7 +130,7 @@ class safe_open:  # noqa: N801 - the name people know
         backend: ``"mmap"`` or ``"pread"``, as for safetensors, but without effect.
         mmap: whether tensors on the CPU are views of a private mapping of a local file, as safetensors' are, which
             costs no copy. By default each tensor owns its memory.
-        storage_options: as for ``penstock.open``.
+        storage_options, trust: as for ``penstock.open``.
         options: settings, as for ``penstock.open``.
 
     Raises:
@@ -145,6 +146,7 @@ class safe_open:  # noqa: N801 - the name people know
         backend: Any = None,
         mmap: bool = False,
         storage_options: Mapping[str, Any] | None = None,
+        trust: Any = None,
         options: LoadOptions | None = None,
     ) -> None:
         _check_backend(backend)
@@ -152,7 +154,7 @@ class safe_open:  # noqa: N801 - the name people know
         if not isinstance(device, int) and not str(device).startswith("cuda"):
             library.device(device)
         # Headers can be read where the GPU that tensors are for is not, as with safetensors.
-        checkpoint = open(filename, storage_options=storage_options, options=options)
+        checkpoint = open(filename, storage_options=storage_options, trust=trust, options=options)
         on_host = str(device) == "cpu" and not any("://" in location for location, _ in checkpoint.files)
         self._checkpoint = checkpoint
         self._source: TensorSource = (

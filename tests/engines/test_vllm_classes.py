@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -112,16 +113,41 @@ def test_a_model_is_verified_and_equal_to_the_stock_loaders(result: Callable[[st
     assert differing, f"verifying did not find that {left_out} was not read"
 
 
+def from_s3(remote: servers.Remote, directory: Path, tmp_path: Path, **extra: Any) -> subprocess.CompletedProcess[str]:
+    for file in directory.iterdir():
+        remote.put(f"model/{file.name}", file.read_bytes())
+    homes = {"VLLM_CACHE_ROOT": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "home")}
+    none = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_REGION": "us-east-1"}
+    script = Path(__file__).parent / "vllm_from_s3.py"
+    command = [sys.executable, str(script), str(directory), f"{remote.root}/model", json.dumps(extra)]
+    environment = os.environ | SETTINGS | remote.environment | none | homes
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+
+
+def test_a_signed_model_on_s3_is_loaded_and_a_changed_one_is_not(models: dict[str, Path], tmp_path: Path) -> None:
+    pytest.importorskip("model_signing")
+    import penstock
+    from signing_keys import new_key, write_key
+
+    directory = Path(shutil.copytree(models["dense"], tmp_path / "signed"))
+    penstock.sign(directory, key=write_key(new_key(), tmp_path / "key"))
+    trust = {"verify": "require", "trust": {"key": str(tmp_path / "key.pub")}}
+    (tmp_path / "server").mkdir()
+    with servers.s3(tmp_path / "server") as remote:
+        done = from_s3(remote, directory, tmp_path, **trust)
+        [line] = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")] or [done.stderr[-4000:]]
+        assert json.loads(line.removeprefix("RESULT "))[0] == []
+        # What vLLM fetched by itself before it asked for weights.
+        config = directory / "config.json"
+        config.write_text(config.read_text() + " ")
+        done = from_s3(remote, directory, tmp_path, **trust)
+    assert "RESULT" not in done.stdout
+    assert "SignatureError" in done.stderr, done.stderr[-4000:]
+
+
 def test_a_model_on_s3_is_equal_to_the_stock_loaders_of_a_directory(models: dict[str, Path], tmp_path: Path) -> None:
     with servers.s3(tmp_path) as remote:
-        for file in models["dense"].iterdir():
-            remote.put(f"model/{file.name}", file.read_bytes())
-        homes = {"VLLM_CACHE_ROOT": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "home")}
-        none = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_REGION": "us-east-1"}
-        script = Path(__file__).parent / "vllm_from_s3.py"
-        command = [sys.executable, str(script), str(models["dense"]), f"{remote.root}/model"]
-        environment = os.environ | SETTINGS | remote.environment | none | homes
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+        done = from_s3(remote, models["dense"], tmp_path)
     [line] = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")] or [done.stderr[-4000:]]
     different, figures = json.loads(line.removeprefix("RESULT "))
     assert different == []

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::sync::Arc;
 
-use penstock::checkpoint::is_nearly_url;
+use penstock::checkpoint::{Verification, is_nearly_url};
 use penstock::manifest::Verify;
 use penstock::pipeline;
 use penstock::plan::{Plan, Selection};
@@ -23,6 +23,7 @@ use crate::paths::{LocationArgument, to_python};
 use crate::prefetch::Prefetch;
 use crate::session::{Mapped, Session};
 use crate::signals::interruptibly;
+use crate::signed::{SignedTree, signed_of};
 
 /// How an object is reached: provider, endpoint, region, and where the credentials come from.
 type Reached = (&'static str, String, Option<String>, String);
@@ -101,16 +102,27 @@ impl Checkpoint {
         locations: Vec<String>,
         config: &LoadOptions,
         storage_options: Option<Options>,
-        open: impl FnOnce(Arc<dyn Store>, &[String], Verify) -> penstock::Result<penstock::checkpoint::Checkpoint>
+        signed: Option<Vec<SignedTree>>,
+        open: impl FnOnce(
+            Arc<dyn Store>,
+            &[String],
+            Verification,
+        ) -> penstock::Result<penstock::checkpoint::Checkpoint>
         + Send,
     ) -> PyResult<Self> {
         let router = config.router(environment(&locations, storage_options)?);
         let store = Arc::new(router.clone());
         let locations = absolute(locations);
-        let verify = config.inner.verify.unwrap_or_default();
-        let open = || open(Arc::clone(&store) as _, &locations, verify);
-        let inner = match locations.iter().any(|location| is_remote(location)) {
-            true => interruptibly(py, open, || store.interrupt())?,
+        let signed = signed.map(signed_of).transpose()?.map(Arc::new);
+        let verification =
+            Verification { verify: config.inner.verify.unwrap_or_default(), signed: signed.clone() };
+        let open = || open(Arc::clone(&store) as _, &locations, verification);
+        // What is signed may be read whole.
+        let inner = match signed.is_some() || locations.iter().any(|location| is_remote(location)) {
+            true => interruptibly(py, open, || {
+                store.interrupt();
+                signed.iter().for_each(|signed| signed.cancel());
+            })?,
             false => py.detach(open).map_err(Failure)?,
         };
         Ok(Self {
@@ -170,37 +182,42 @@ impl Checkpoint {
     /// Opens the checkpoint that `inputs` name: reads headers only, all of them in parallel.
     ///
     /// The environment is copied here, with the GIL held, and serves the checkpoint's loads too. Looks for signals while it
-    /// waits for a server, so Ctrl-C raises KeyboardInterrupt from here.
+    /// waits for a server, so Ctrl-C raises KeyboardInterrupt from here. With `signed`, all that is opened has to be what
+    /// that says.
     #[new]
-    #[pyo3(signature = (inputs, config, storage_options=None))]
+    #[pyo3(signature = (inputs, config, storage_options=None, signed=None))]
     fn new(
         py: Python<'_>,
         inputs: Vec<LocationArgument>,
         config: &LoadOptions,
         storage_options: Option<Options>,
+        signed: Option<Vec<SignedTree>>,
     ) -> PyResult<Self> {
         let inputs = inputs.into_iter().map(|LocationArgument(input)| input).collect();
-        Self::made(py, inputs, config, storage_options, penstock::checkpoint::Checkpoint::open_verified)
+        Self::made(py, inputs, config, storage_options, signed, |store, inputs, verification| {
+            penstock::checkpoint::Checkpoint::open_verified(store, inputs, verification)
+        })
     }
 
     /// A catalogue of byte ranges (first, end) of any objects, each a tensor of bytes called "object:range" by their
     /// numbers. Headers are not read.
     #[staticmethod]
-    #[pyo3(signature = (ranges, config, storage_options=None))]
+    #[pyo3(signature = (ranges, config, storage_options=None, signed=None))]
     fn of_ranges(
         py: Python<'_>,
         ranges: Vec<(LocationArgument, Vec<(u64, u64)>)>,
         config: &LoadOptions,
         storage_options: Option<Options>,
+        signed: Option<Vec<SignedTree>>,
     ) -> PyResult<Self> {
         let span = |(start, end): (u64, u64)| start..end;
         let (locations, ranges): (Vec<_>, Vec<Vec<_>>) = ranges
             .into_iter()
             .map(|(location, ranges)| (location.0, ranges.into_iter().map(span).collect()))
             .unzip();
-        Self::made(py, locations, config, storage_options, |store, locations, verify| {
+        Self::made(py, locations, config, storage_options, signed, |store, locations, verification| {
             let wanted: Vec<_> = locations.iter().cloned().zip(ranges).collect();
-            penstock::checkpoint::Checkpoint::of_ranges(store, &wanted, verify)
+            penstock::checkpoint::Checkpoint::of_ranges(store, &wanted, verification)
         })
     }
 
@@ -421,7 +438,7 @@ impl Checkpoint {
 
 /// Paths as they are from any working directory: it may be another one when the load begins. Those that cannot be are
 /// left as they are.
-fn absolute(inputs: Vec<String>) -> Vec<String> {
+pub fn absolute(inputs: Vec<String>) -> Vec<String> {
     let absolute = |input: String| {
         // The empty path, `~` and mistyped URLs (`s3:/bucket`, `me:password@host`) are refused by what was typed.
         let kept = input.is_empty()

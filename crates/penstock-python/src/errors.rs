@@ -32,6 +32,7 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         ErrorKind::Access => "LocationAccessError",
         ErrorKind::Changed => "LocationChangedError",
         ErrorKind::Integrity => "IntegrityError",
+        ErrorKind::Signature => "SignatureError",
         ErrorKind::Format => "FormatError",
         ErrorKind::TensorNotFound => "TensorNotFoundError",
         ErrorKind::Selection => "SelectionError",

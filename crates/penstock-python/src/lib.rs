@@ -9,7 +9,7 @@
 //! * `host_array`: `HostArray`: the memory of one host tensor, for numpy and DLPack. `dlpack`: capsules.
 //! * `device_memory`: `DeviceMemory`, `DeviceRange`: memory of a GPU at addresses that stay.
 //! * `cache`: what is in a disk cache. `objects`: listings, and the bytes of small objects.
-//! * `manifest`: manifests of directories.
+//! * `manifest`: manifests of directories. `signed`: files compared with what a signature says.
 //! * `pull`: `Source`, `Pull`: remote objects brought to a directory.
 //! * `config`: `LoadOptions`. `environment`: variables and storage options. `errors`: exceptions. `paths`: paths and URLs as
 //!   arguments and results. `logging`: the core's log. `signals`: Ctrl-C while waiting for a server.
@@ -35,6 +35,7 @@ mod prefetch;
 mod pull;
 mod session;
 mod signals;
+mod signed;
 
 use pyo3::prelude::*;
 
@@ -52,7 +53,7 @@ mod _native {
     #[pymodule_export]
     use super::host_array::{HostArray, spare_memory};
     #[pymodule_export]
-    use super::manifest::make_manifest;
+    use super::manifest::{make_manifest, read_manifest};
     #[pymodule_export]
     use super::objects::{list_objects, read_object, remedy_for_missing};
     #[pymodule_export]
@@ -61,6 +62,8 @@ mod _native {
     use super::pull::{Pull, Source, flush_disk_cache, shown, shown_endpoint};
     #[pymodule_export]
     use super::session::{LoadStats, Mapped, Session, release_staging, staging_usage};
+    #[pymodule_export]
+    use super::signed::check_signed;
 
     use pyo3::prelude::*;
 

@@ -1,14 +1,16 @@
-//! Making manifests.
+//! Making manifests, and what is in them.
 
 use std::ffi::OsString;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use penstock::Error;
 use penstock::manifest;
-use penstock::store::location_of;
+use penstock::store::{CachePolicy, Router, Store, location_of};
 use pyo3::prelude::*;
 
-use crate::paths::{PathArgument, to_python};
+use crate::environment::{Options, environment};
+use crate::paths::{LocationArgument, PathArgument, to_python};
 use crate::signals::interruptibly;
 
 /// (path, bytes, BLAKE3 hash in hexadecimal digits) of a file.
@@ -37,4 +39,24 @@ pub fn make_manifest(
         (to_python(file.name()), file.bytes(), root)
     });
     Ok((path.into(), hashed.collect()))
+}
+
+/// (path, bytes, BLAKE3 hash) of a file.
+type Listed = (OsString, u64, [u8; 32]);
+
+/// (path, bytes, BLAKE3 hash) of every file of the manifest at a location, or None where there is no manifest. Ctrl-C
+/// raises KeyboardInterrupt from here.
+#[pyfunction]
+#[pyo3(signature = (location, storage_options=None))]
+pub fn read_manifest(
+    py: Python<'_>,
+    location: LocationArgument,
+    storage_options: Option<Options>,
+) -> PyResult<Option<Vec<Listed>>> {
+    let environment = environment(std::slice::from_ref(&location.0), storage_options)?;
+    let store = Arc::new(Router::with_environment(CachePolicy::default(), None, environment));
+    let read = || penstock::checkpoint::read_manifest(Arc::clone(&store) as _, &location.0);
+    let found = interruptibly(py, read, || store.interrupt())?;
+    let files = |file: &manifest::FileHashes| (to_python(file.name()), file.bytes(), *file.root());
+    Ok(found.map(|found| found.files().iter().map(files).collect()))
 }

@@ -30,6 +30,8 @@ pub enum ErrorKind {
     Changed,
     /// Bytes that are not what a manifest says they are, or a manifest that is missing or refused.
     Integrity,
+    /// A file that has to be signed and is not.
+    Signature,
     /// Bytes that are not a valid safetensors file or shard index.
     Format,
     /// A tensor name that the checkpoint does not hold.
@@ -80,6 +82,10 @@ pub enum Code {
     NoManifest,
     /// A manifest that is malformed, damaged or no regular file.
     BadManifest,
+    /// A file that the signature does not have.
+    NotSigned,
+    /// A file, or its manifest, that is not the signed one.
+    SignatureMismatch,
     /// A file that is malformed in some other way.
     BadFormat,
     /// A file that ends before its header says so.
@@ -137,6 +143,8 @@ impl Code {
             Self::Integrity => "integrity",
             Self::NoManifest => "no_manifest",
             Self::BadManifest => "bad_manifest",
+            Self::NotSigned => "not_signed",
+            Self::SignatureMismatch => "signature_mismatch",
             Self::BadFormat => "bad_format",
             Self::Truncated => "truncated",
             Self::TrailingBytes => "trailing_bytes",
@@ -169,6 +177,7 @@ impl ErrorKind {
             Self::Storage => Code::Storage,
             Self::Changed => Code::Changed,
             Self::Integrity => Code::Integrity,
+            Self::Signature => Code::SignatureMismatch,
             Self::Format => Code::BadFormat,
             Self::TensorNotFound => Code::TensorNotFound,
             Self::Selection => Code::Selection,

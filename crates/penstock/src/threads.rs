@@ -36,7 +36,10 @@ fn address_space() -> Option<u64> {
 /// What `work` makes of each item, in their order, by at most `most` threads that take items one after the other; or the
 /// first failure and the number of its item. After a failure no new item is taken, but those taken before it are finished,
 /// so it is the same on every run. The calling thread works too: a machine that grants no more threads is only slower.
-pub(crate) fn in_order<T: Sync, R: Send>(
+///
+/// # Errors
+/// That failure.
+pub fn in_order<T: Sync, R: Send>(
     items: &[T],
     most: usize,
     name: &str,

@@ -13,7 +13,7 @@ import typer
 
 import penstock
 from penstock.arguments import is_url
-from penstock.cli import starting
+from penstock.cli import signing, starting
 from penstock.cli.bench_commands import bench_app
 from penstock.cli.cache_commands import cache_app
 from penstock.cli.failures import handled
@@ -37,6 +37,7 @@ from penstock.cli.options import (
     setting,
     storage_options,
 )
+from penstock.cli.signing import Trust
 
 app = typer.Typer(
     name="penstock",
@@ -147,6 +148,7 @@ def load_command(
     verify: Annotated[
         str | None, one_of(VERIFY, setting, "Compare what is read with a manifest; auto where there is one.")
     ] = None,
+    trust: Trust = None,
     storage_option: StorageOption = None,
     stats: Annotated[bool, flag("--stats", help="Print what was read, from where, and what limited it.")] = False,
     all_stats: Annotated[bool, flag("--all-stats", help="Print every figure, those that are zero too.")] = False,
@@ -178,6 +180,7 @@ def load_command(
             mmap=mmap,
             options=options,
             storage_options=storage_options(storage_option),
+            trust=trust,
             stats=stats,
             all_stats=all_stats,
             quiet=quiet or verbose,  # a bar and a log would tear each other up
@@ -260,6 +263,9 @@ def manifest_command(
         from penstock.cli.manifest import manifest
 
         manifest(directory, verbose=verbose, json=json)
+
+
+signing.add_to(app)
 
 
 @app.command(

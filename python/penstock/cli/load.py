@@ -89,6 +89,7 @@ def load(
     mmap: bool,
     options: penstock.LoadOptions,
     storage_options: Mapping[str, str] | None,
+    trust: str | None,
     stats: bool,
     all_stats: bool,
     quiet: bool,
@@ -100,7 +101,7 @@ def load(
     with interrupt_ends_process(as_json=json):
         device = wake(framework, device)
     began = time.perf_counter()
-    ckpt = penstock.open(paths, storage_options=storage_options, options=options)
+    ckpt = penstock.open(paths, storage_options=storage_options, trust=trust, options=options)
     opened = time.perf_counter()
     names = chosen(ckpt, names, patterns)
     nbytes = sum(ckpt[name].nbytes for name in names)

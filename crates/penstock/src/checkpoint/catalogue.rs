@@ -15,7 +15,7 @@ use super::header::ParsedTensor;
 use super::location::shown;
 use super::open_all::{Opened, open_all};
 use super::source::{Resolved, ResolvedIndex, resolve};
-use super::verifying::{Discovery, Manifests};
+use super::verifying::{Discovery, Manifests, Verification};
 use super::{Dtype, TensorInfo};
 use crate::closest::closest;
 use crate::error::{Code, Error, ErrorKind, Result};
@@ -69,9 +69,13 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`Checkpoint::open`]; `Integrity` where bytes are not what a manifest says, a manifest is refused, or none is there
-    /// and one is required.
-    pub fn open_verified(store: Arc<dyn Store>, inputs: &[String], verify: Verify) -> Result<Self> {
-        let ((resolved, opened), manifests) = discovering(&store, verify, |store| {
+    /// and one is required; `Signature` where files have to be signed, and one is not.
+    pub fn open_verified(
+        store: Arc<dyn Store>,
+        inputs: &[String],
+        verification: impl Into<Verification>,
+    ) -> Result<Self> {
+        let ((resolved, opened), manifests) = discovering(&store, verification.into(), |store| {
             let resolved = resolve(store, inputs)?;
             let opened = open_all(store, &resolved.objects)
                 .map_err(|(number, error)| blame_index(&resolved, number, error))?;
@@ -103,9 +107,9 @@ impl Checkpoint {
     pub fn of_ranges(
         store: Arc<dyn Store>,
         wanted: &[(String, Vec<Range<u64>>)],
-        verify: Verify,
+        verification: impl Into<Verification>,
     ) -> Result<Self> {
-        let (opened, manifests) = discovering(&store, verify, |store| {
+        let (opened, manifests) = discovering(&store, verification.into(), |store| {
             let open = |(location, _): &(String, _)| {
                 let object = store.open(location).map_err(|error| error.object(shown(location)))?;
                 Ok((object.bytes(), object.identity()))
@@ -346,7 +350,7 @@ impl Checkpoint {
     /// opened.
     ///
     /// # Errors
-    /// `Integrity` where it is to be verified and cannot be.
+    /// `Integrity` where it is to be verified and cannot be; `Config` where it is signed and is not to be verified.
     pub fn verified(&self, verify: Verify) -> Result<Self> {
         let refuse = |cause, remedy| {
             let error = Error::new(ErrorKind::Integrity, cause).code(Code::NoManifest).remedy(remedy);
@@ -356,6 +360,7 @@ impl Checkpoint {
             }
         };
         match (verify, &self.manifests) {
+            (Verify::Off, Some(found)) if found.are_signed() => Err(must_be_verified()),
             (Verify::Off, _) => Ok(Self { store: Arc::clone(&self.plain), manifests: None, ..self.clone() }),
             (Verify::Require, None) => Err(refuse(
                 "verification is required, and the checkpoint was opened without",
@@ -421,15 +426,23 @@ impl fmt::Debug for Checkpoint {
 /// What `open` opens in `store`, and the manifests that were found meanwhile.
 fn discovering<T>(
     store: &Arc<dyn Store>,
-    verify: Verify,
+    verification: Verification,
     open: impl FnOnce(&dyn Store) -> Result<T>,
 ) -> Result<(T, Option<Manifests>)> {
-    if verify == Verify::Off {
-        return Ok((open(&**store)?, None));
+    match (verification.verify, &verification.signed) {
+        (Verify::Off, None) => return Ok((open(&**store)?, None)),
+        (Verify::Off, Some(_)) => return Err(must_be_verified()),
+        (Verify::Auto | Verify::Require, _) => {}
     }
-    let discovery = Discovery::new(Arc::clone(store), verify);
+    let discovery = Discovery::new(Arc::clone(store), verification);
     let opened = open(&discovery)?;
-    Ok((opened, Some(discovery.into_manifests())))
+    Ok((opened, Some(discovery.into_manifests()?)))
+}
+
+/// The refusal to leave out what makes sure that files are the signed ones.
+fn must_be_verified() -> Error {
+    Error::new(ErrorKind::Config, "verify=\"off\", and the checkpoint has to be signed")
+        .remedy("Leave verify out: what is signed is always verified")
 }
 
 /// Says of a missing object that an index names it, and for which tensor.

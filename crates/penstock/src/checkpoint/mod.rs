@@ -10,7 +10,8 @@
 //!   shards.
 //! * `open_all`: the headers of many objects at once; `json`, `layout`: what is checked of one. `sniff`: what a file is
 //!   that is no safetensors file. `errors`: what to say when there is nothing to load.
-//! * `verifying`: the manifests beside objects, found before anything of those is read.
+//! * `verifying`: the manifests beside objects, found before anything of those is read. [`Signed`]: what a signature says
+//!   of objects.
 //! * `catalogue`: the tensors of all objects; `tensor`, `dtype`: one of them. `sharing`: what processes that load one
 //!   checkpoint together have to know of it.
 //!
@@ -27,6 +28,7 @@ mod local_glob;
 mod location;
 mod open_all;
 mod sharing;
+mod signed;
 mod sniff;
 mod source;
 mod tensor;
@@ -42,5 +44,7 @@ pub use dtype::Dtype;
 pub use errors::is_nearly_url;
 pub use header::{Header, ParsedTensor};
 pub use index::ShardIndex;
+pub use signed::{Algorithm, Signed, SignedFile};
 pub use source::{Resolved, ResolvedIndex, resolve};
 pub use tensor::TensorInfo;
+pub use verifying::{Verification, read_manifest};

@@ -4,6 +4,7 @@
 //! it is opened. What was found then serves the checkpoint's loads ([`Manifests`]): a manifest that is put there or taken
 //! away later changes nothing. Where a directory has a manifest, all that is opened in it has to be in that.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
@@ -13,19 +14,42 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use percent_encoding::percent_decode_str;
 
-use super::location::{beside, is_http, is_url, name, parent, shown};
+use super::location::{beside, is_http, is_url, join, name, parent, shown};
+use super::signed::Signed;
 use crate::error::{Code, Error, ErrorKind, Result};
-use crate::manifest::{MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, Verify};
+use crate::manifest::{FileHashes, MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, Verify};
 use crate::memory::Window;
 use crate::store::{Entry, Identity, Object, ReadContext, Store, VerifiedObject, location_of, path_of};
+
+/// How what is opened is verified.
+#[derive(Debug, Clone, Default)]
+pub struct Verification {
+    /// When manifests are used.
+    pub verify: Verify,
+    /// What has to be signed, if anything has: then all that is opened.
+    pub signed: Option<Arc<Signed>>,
+}
+
+impl From<Verify> for Verification {
+    fn from(verify: Verify) -> Self {
+        Self { verify, signed: None }
+    }
+}
 
 /// The manifests of some directories, by their locations; nothing for those that have none.
 #[derive(Debug, Default)]
 pub(super) struct Manifests {
     of: HashMap<String, Option<Arc<Manifest>>>,
+    /// Whether all that is in them is signed.
+    are_signed: bool,
 }
 
 impl Manifests {
+    /// Whether all that is in them is signed: then no load may do without.
+    pub(super) fn are_signed(&self) -> bool {
+        self.are_signed
+    }
+
     /// Whether every directory has a manifest.
     pub(super) fn cover_all(&self) -> bool {
         self.of.values().all(Option::is_some)
@@ -62,9 +86,13 @@ fn verified(
     manifest: Option<&Arc<Manifest>>,
 ) -> Result<Arc<dyn Object>> {
     let Some(manifest) = manifest else { return Ok(object) };
+    Ok(Arc::new(VerifiedObject::new(object, manifest, &file_name(location))?))
+}
+
+/// What the file at `location` is called in its directory.
+pub(super) fn file_name(location: &str) -> Cow<'_, str> {
     let name = name(location);
-    let name = if is_http(location) { percent_decode_str(name).decode_utf8_lossy() } else { name.into() };
-    Ok(Arc::new(VerifiedObject::new(object, manifest, &name)?))
+    if is_http(location) { percent_decode_str(name).decode_utf8_lossy() } else { name.into() }
 }
 
 /// A store whose objects are verified by manifests that were found before.
@@ -103,7 +131,18 @@ impl Store for VerifyingStore {
     }
 }
 
-type Found = Arc<OnceLock<Result<Option<Arc<Manifest>>>>>;
+/// A manifest that was found.
+#[derive(Debug, Clone)]
+pub(super) struct FoundManifest {
+    pub(super) manifest: Arc<Manifest>,
+    /// Whether it is a file of the signature, where there is one.
+    pub(super) is_signed: bool,
+    /// Where the directory that is looked at lies below the manifest's.
+    pub(super) below: String,
+}
+
+type Found = Arc<OnceLock<Result<Option<FoundManifest>>>>;
+type Checked = Arc<OnceLock<Result<Arc<Manifest>>>>;
 
 /// The store in which a checkpoint is opened: looks for manifests.
 pub(super) struct Discovery {
@@ -113,42 +152,104 @@ pub(super) struct Discovery {
     found: Mutex<HashMap<String, Found>>,
     /// Manifests that listings showed, by directory.
     listed: Mutex<HashMap<String, String>>,
+    signed: Option<Arc<Signed>>,
+    /// Of files that have to be signed, by location: what was made sure of.
+    checked: Mutex<HashMap<String, Checked>>,
+    /// What was listed, by the directories that it turned out to be in: a store may name a version in its entries.
+    listings: Mutex<HashMap<String, String>>,
 }
 
 impl Discovery {
-    pub(super) fn new(inner: Arc<dyn Store>, verify: Verify) -> Self {
-        let (found, listed) = (Mutex::default(), Mutex::default());
-        Self { inner, is_required: verify == Verify::Require, found, listed }
+    pub(super) fn new(inner: Arc<dyn Store>, verification: Verification) -> Self {
+        let Verification { verify, signed } = verification;
+        let (found, listed, checked) = (Mutex::default(), Mutex::default(), Mutex::default());
+        // What is signed is verified with or without a manifest.
+        let is_required = verify == Verify::Require && signed.is_none();
+        Self { inner, is_required, found, listed, signed, checked, listings: Mutex::default() }
     }
 
     /// What was found.
-    pub(super) fn into_manifests(self) -> Manifests {
+    ///
+    /// # Errors
+    /// `Config` where signed files of one directory cannot be in one manifest.
+    pub(super) fn into_manifests(self) -> Result<Manifests> {
+        if self.signed.is_some() {
+            return self.into_signed();
+        }
         let found = self.found.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let known = |found: Found| found.get().and_then(|found| found.clone().ok().flatten());
-        Manifests { of: found.into_iter().map(|(directory, found)| (directory, known(found))).collect() }
+        let known =
+            |found: Found| found.get()?.as_ref().ok()?.as_ref().map(|found| Arc::clone(&found.manifest));
+        let of = found.into_iter().map(|(directory, found)| (directory, known(found))).collect();
+        Ok(Manifests { of, are_signed: false })
     }
 
-    /// The manifest that speaks of the object at `location`.
-    fn manifest_of(&self, location: &str) -> Result<Option<Arc<Manifest>>> {
+    /// For each directory, a manifest of the files in it that were made sure of.
+    fn into_signed(self) -> Result<Manifests> {
+        let mut files: HashMap<String, Vec<FileHashes>> = HashMap::new();
+        for (location, checked) in self.checked.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            if let Some(Ok(manifest)) = checked.get() {
+                files.entry(parent(&location).to_owned()).or_default().extend_from_slice(manifest.files());
+            }
+        }
+        let made = |(directory, files)| Ok((directory, Some(Arc::new(Manifest::new(files)?))));
+        Ok(Manifests { of: files.into_iter().map(made).collect::<Result<_>>()?, are_signed: true })
+    }
+
+    /// The hashes of a file that has to be signed, in a manifest of that file alone.
+    fn checked(&self, signed: &Signed, location: &str, object: &dyn Object) -> Result<Arc<Manifest>> {
+        let checked = Arc::clone(lock(&self.checked).entry(location.to_owned()).or_default());
+        let check = || {
+            let directory = self.directory_of(location);
+            let mut manifest = self.manifest_of(location)?;
+            let (root, below) = signed.tree_of(&directory).map_err(|error| error.object(shown(location)))?;
+            if manifest.is_none() && !below.is_empty() {
+                // One that was made of all that is signed.
+                let of_all = self.manifest_of(&join(root, MANIFEST_NAME))?;
+                manifest = of_all.map(|found| FoundManifest { below: below.to_owned(), ..found });
+            }
+            let hashes = signed.hashes(location, &directory, object, manifest.as_ref())?;
+            Manifest::new(vec![hashes]).map(Arc::new)
+        };
+        checked.get_or_init(check).clone()
+    }
+
+    /// The directory of an object, as it was asked for where it was listed.
+    fn directory_of(&self, location: &str) -> String {
+        let directory = parent(location);
+        lock(&self.listings).get(directory).cloned().unwrap_or_else(|| directory.to_owned())
+    }
+
+    /// The manifest beside the object at `location`.
+    fn manifest_of(&self, location: &str) -> Result<Option<FoundManifest>> {
         let directory = parent(location);
         let found = Arc::clone(lock(&self.found).entry(directory.to_owned()).or_default());
         found.get_or_init(|| self.find(location)).clone()
     }
 
-    fn find(&self, location: &str) -> Result<Option<Arc<Manifest>>> {
+    fn find(&self, location: &str) -> Result<Option<FoundManifest>> {
         let directory = parent(location);
         let listed = lock(&self.listed).get(directory).cloned();
         let place = listed.clone().unwrap_or_else(|| beside(location, MANIFEST_NAME));
         let bytes = match is_url(location) {
             false => local(&place)?,
             // A request that only a manifest is asked with.
-            true if listed.is_some() || self.is_required => self.remote(&place, listed.is_some())?,
+            true if listed.is_some() || self.is_required || self.signed.is_some() => {
+                self.remote(&place, listed.is_some())?
+            }
             true => None,
         };
         match bytes {
-            Some(bytes) => Manifest::parse(&bytes)
-                .map(|manifest| Some(Arc::new(manifest)))
-                .map_err(|error| error.object(shown(&place))),
+            Some(bytes) => {
+                let found = || {
+                    let directory = self.directory_of(location);
+                    let signed = self.signed.as_ref();
+                    let is_signed =
+                        signed.map(|signed| signed.check_manifest(&directory, &bytes)).transpose()?;
+                    let manifest = Arc::new(Manifest::parse(&bytes)?);
+                    Ok(FoundManifest { manifest, is_signed: is_signed == Some(true), below: String::new() })
+                };
+                found().map(Some).map_err(|error: Error| error.object(shown(&place)))
+            }
             None if self.is_required => Err(Error::new(
                 ErrorKind::Integrity,
                 "there is no manifest, and one is required",
@@ -165,6 +266,10 @@ impl Discovery {
     fn remote(&self, place: &str, was_listed: bool) -> Result<Option<Vec<u8>>> {
         let object = match self.inner.open(place) {
             Err(error) if error.kind() == ErrorKind::NotFound && !was_listed => return Ok(None),
+            // S3 denies absent keys too, to whoever may not list. What is signed can do without a manifest.
+            Err(error) if error.kind() == ErrorKind::Access && !was_listed && self.signed.is_some() => {
+                return Ok(None);
+            }
             object => object?,
         };
         let len = object.bytes();
@@ -178,12 +283,23 @@ impl Discovery {
 
 impl Store for Discovery {
     fn open(&self, location: &str) -> Result<Arc<dyn Object>> {
-        let manifest = self.manifest_of(location)?;
-        verified(location, self.inner.open(location)?, manifest.as_ref())
+        if let Some(signed) = &self.signed {
+            let object = self.inner.open(location)?;
+            let manifest = self.checked(signed, location, &*object)?;
+            return verified(location, object, Some(&manifest));
+        }
+        let found = self.manifest_of(location)?;
+        verified(location, self.inner.open(location)?, found.as_ref().map(|found| &found.manifest))
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
         let entries = self.inner.list(prefix)?;
+        if self.signed.is_some() {
+            let directory = prefix.trim_end_matches('/');
+            for entry in &entries {
+                lock(&self.listings).insert(parent(&entry.location).to_owned(), directory.to_owned());
+            }
+        }
         for entry in entries.iter().filter(|entry| name(&entry.location) == MANIFEST_NAME) {
             lock(&self.listed).insert(parent(&entry.location).to_owned(), entry.location.clone());
         }
@@ -201,6 +317,18 @@ impl Store for Discovery {
     fn interrupt(&self) {
         self.inner.interrupt();
     }
+}
+
+/// The manifest at `location`, if there is one.
+///
+/// # Errors
+/// `Integrity` where it is refused; what reading fails with.
+pub fn read_manifest(store: Arc<dyn Store>, location: &str) -> Result<Option<Manifest>> {
+    let bytes = match is_url(location) {
+        true => Discovery::new(store, Verification::default()).remote(location, false)?,
+        false => local(location)?,
+    };
+    bytes.map(|bytes| Manifest::parse(&bytes).map_err(|error| error.object(shown(location)))).transpose()
 }
 
 /// Memory for a manifest of `len` bytes.

@@ -65,6 +65,20 @@ impl FileHashes {
         Ok(Self { name: name.to_owned(), bytes, block_bytes, root, values })
     }
 
+    /// The same file under another name.
+    ///
+    /// # Errors
+    /// `Config` for a name that no manifest may have.
+    pub fn named(&self, name: &str) -> Result<Self> {
+        match name_fault(name) {
+            Some(why) => Err(Error::new(
+                ErrorKind::Config,
+                format!("the name {name:?} cannot be in a manifest: it {why}"),
+            )),
+            None => Ok(Self { name: name.to_owned(), ..self.clone() }),
+        }
+    }
+
     /// Its name: a path below the manifest's directory, with `/` between components.
     pub fn name(&self) -> &str {
         &self.name

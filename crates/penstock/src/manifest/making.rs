@@ -17,6 +17,9 @@ use crate::threads::in_order;
 
 /// Blocks that one thread hashes at a time.
 const BLOCKS_AT_ONCE: u64 = 16;
+/// What a signature of the directory is called, which may have the manifest among its files, so that the manifest cannot
+/// have it.
+const SIGNATURE_NAME: &str = "model.sig";
 /// Attempts at a name for the file that becomes the manifest.
 const ATTEMPTS: u64 = 100;
 
@@ -47,8 +50,8 @@ impl Version {
     }
 }
 
-/// The manifest of all files in `directory` and below, hashed by at most `threads` threads. Names that begin with a dot are
-/// left out, links to files are followed, links to directories are not. `name_of` is how a relative path is written in a
+/// The manifest of all files in `directory` and below, hashed by at most `threads` threads. Names that begin with a dot and
+/// signatures (`model.sig`) are left out, links to files are followed, links to directories are not. `name_of` is how a relative path is written in a
 /// location. Ends with `Cancelled` soon after `cancelled` is set.
 ///
 /// # Errors
@@ -103,7 +106,7 @@ fn find(directory: &Path, name_of: &impl Fn(&Path) -> String) -> Result<Vec<Foun
         for entry in fs::read_dir(&inside).map_err(refused)? {
             let entry = entry.map_err(refused)?;
             let (path, name) = (entry.path(), entry.file_name());
-            if name.as_encoded_bytes().starts_with(b".") || name == MANIFEST_NAME {
+            if name.as_encoded_bytes().starts_with(b".") || name == MANIFEST_NAME || name == SIGNATURE_NAME {
                 continue;
             }
             let is_link = entry.file_type().map_err(refused)?.is_symlink();

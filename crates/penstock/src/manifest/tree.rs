@@ -37,7 +37,7 @@ pub struct BlockHasher {
 
 impl BlockHasher {
     /// For the block that begins at `offset` of a file, a multiple of the block size; and whether it is the whole file.
-    pub(super) fn new(offset: u64, is_whole_file: bool) -> Self {
+    pub(crate) fn new(offset: u64, is_whole_file: bool) -> Self {
         let mut hasher = Hasher::new();
         hasher.set_input_offset(offset);
         Self { hasher, is_whole_file }

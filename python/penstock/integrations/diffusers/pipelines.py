@@ -25,7 +25,15 @@ from penstock.integrations.diffusers.arguments import class_named_in, device_of,
 from penstock.integrations.diffusers.components import Built, begin, class_of
 from penstock.integrations.diffusers.together import Together
 from penstock.integrations.safetensors.patching import patch_safetensors
-from penstock.integrations.shared.files import Place, called, check_order, hub_options, locate, refuse_options
+from penstock.integrations.shared.files import (
+    Place,
+    called,
+    check_order,
+    guard_of,
+    hub_options,
+    locate,
+    refuse_options,
+)
 from penstock.optional import required
 from penstock.progress import ProgressOption
 
@@ -49,6 +57,7 @@ def from_pretrained(
     revision: str | None = None,
     progress: ProgressOption = None,
     storage_options: Mapping[str, Any] | None = None,
+    trust: Any = None,
     options: LoadOptions | None = None,
     **kwargs: Any,
 ) -> Any:
@@ -64,6 +73,7 @@ def from_pretrained(
         variant, revision: as for diffusers; ``subfolder`` for models.
         progress: ``True`` for a bar, or a function of (bytes done, bytes in all).
         storage_options: credentials, endpoint and settings of the store of a URL, as for ``penstock.open``.
+        trust: whose signatures are trusted, as for ``penstock.open``. Small files are signed then, too.
         options: settings of the loads.
         kwargs: what else ``from_pretrained`` takes, such as components that exist already (``vae=…``).
 
@@ -85,11 +95,13 @@ def from_pretrained(
     hub = hub_options(kwargs)
     models = (diffusers.ModelMixin, diffusers.AutoModel)
     if isinstance(pipeline_class, type) and issubclass(pipeline_class, models):
-        found = locate(path, subfolder=subfolder, revision=revision, storage_options=storage_options, **hub)
+        found = locate(
+            path, subfolder=subfolder, revision=revision, storage_options=storage_options, trust=trust, **hub
+        )
         cls = pipeline_class if issubclass(pipeline_class, diffusers.ModelMixin) else class_named_in(found)
         loaded = _model(cls, found, where, dtype, variant, progress, options, kwargs)
     else:
-        found = _pipeline_place(path, variant, revision, storage_options, hub)
+        found = _pipeline_place(path, variant, revision, storage_options, trust, hub)
         with Together(progress) as together:
             parts = _components(found, together, where, dtype, variant, options, kwargs)
         loaded = _assembled(pipeline_class, found, parts, dtype, variant, options, kwargs)
@@ -145,6 +157,7 @@ def _components(
         cause = "there is no model_index.json, so this is no pipeline"
         raise LocationNotFoundError(location=found.local, cause=cause)
     if given.get("quantization_config") is not None or given.get("use_safetensors") is False:
+        found.check_all()
         return {}
     import torch
 
@@ -158,7 +171,9 @@ def _components(
             continue  # diffusers says what is not there
         wanted = dtype.get(part, dtype.get("default", torch.float32)) if isinstance(dtype, dict) else dtype
         built = begin(component, found.inside(part), together, device, wanted, variant, options)
-        if built is not None:
+        if built is None:
+            found.inside(part).check_all()
+        else:
             loading[part] = built
     together.run()
     return {part: built() for part, built in loading.items()}
@@ -194,11 +209,12 @@ def _pipeline_place(
     variant: str | None,
     revision: str | None,
     storage_options: Mapping[str, Any] | None,
+    trust: Any,
     hub: dict[str, Any],
 ) -> Place:
     text = os.fsdecode(path)
     try:
-        return locate(path, download=False, storage_options=storage_options)
+        return locate(path, download=False, storage_options=storage_options, trust=trust)
     except LocationNotFoundError:
         if text.count("/") != 1 or is_url(text):
             raise
@@ -211,4 +227,4 @@ def _pipeline_place(
     except (OSError, ValueError) as error:
         message = f"{text}: there is no such directory, and the Hub gave no pipeline of that name: {error}"
         raise LocationNotFoundError(message, location=text, cause=str(error)) from error
-    return Place(str(found), str(found))
+    return Place(str(found), str(found), guard=guard_of(str(found), trust, is_partial=True))

@@ -37,6 +37,7 @@ def from_pretrained(
     subfolder: str = "",
     revision: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    trust: Any = None,
     options: LoadOptions | None = None,
     **kwargs: Any,
 ) -> Any:
@@ -49,6 +50,7 @@ def from_pretrained(
         is_trainable: whether it may be trained.
         subfolder, revision: where in there, and of which commit.
         storage_options: credentials, endpoint and settings of the store of a URL, as for ``penstock.open``.
+        trust: whose signatures are trusted, as for ``penstock.open``. Small files are signed then, too.
         options: settings of the load.
         kwargs: ``token``, ``cache_dir``, ``local_files_only``, ``force_download``, and what else peft takes:
             ``config``, ``autocast_adapter_dtype``, ``key_mapping``, ….
@@ -62,7 +64,7 @@ def from_pretrained(
         ConfigError: for swapped arguments; storage options with the name of one on the Hub.
         PenstockError: see ``penstock.open`` and ``penstock.pull``. What peft raises comes through.
     """
-    directory = _brought("from_pretrained", model, path, subfolder, revision, storage_options, kwargs)
+    directory = _brought("from_pretrained", model, path, subfolder, revision, storage_options, trust, kwargs)
     from peft import PeftConfig, PeftModel
 
     settings = PeftConfig.from_pretrained(directory) if kwargs.get("config") is None else kwargs["config"]
@@ -81,6 +83,7 @@ def load_adapter(
     subfolder: str = "",
     revision: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    trust: Any = None,
     options: LoadOptions | None = None,
     **kwargs: Any,
 ) -> Any:
@@ -91,7 +94,7 @@ def load_adapter(
     Returns:
         The names that only one side had, as peft returns them.
     """
-    directory = _brought("load_adapter", model, path, subfolder, revision, storage_options, kwargs)
+    directory = _brought("load_adapter", model, path, subfolder, revision, storage_options, trust, kwargs)
     with patch_safetensors(options=options):
         return model.load_adapter(directory, adapter_name, is_trainable=is_trainable, **kwargs)
 
@@ -103,6 +106,7 @@ def _brought(
     subfolder: str,
     revision: str | None,
     storage_options: Mapping[str, Any] | None,
+    trust: Any,
     kwargs: dict[str, Any],
 ) -> str:
     """The directory of an adapter, with its weights. Keywords of the Hub are taken out of ``kwargs``."""
@@ -111,7 +115,9 @@ def _brought(
     hub = hub_options(kwargs)
     if unknown := sorted(set(kwargs) - _PEFTS):
         raise TypeError(f"unexpected keywords: {', '.join(unknown)}")
-    place = locate(path, subfolder=subfolder or "", revision=revision, storage_options=storage_options, **hub)
+    place = locate(
+        path, subfolder=subfolder or "", revision=revision, storage_options=storage_options, trust=trust, **hub
+    )
     open_weights(place, _WEIGHTS)
     place.bring_file(f"{_WEIGHTS}.safetensors")
     return place.local

@@ -32,7 +32,7 @@ from sglang.srt.runtime_context import get_exec, get_model
 
 import penstock
 from penstock._native import shown
-from penstock.arguments import is_url
+from penstock.arguments import is_url, joined
 from penstock.distributed import Sharing
 from penstock.errors import ConfigError, LocationNotFoundError
 from penstock.integrations.sglang import PLUGIN
@@ -49,7 +49,6 @@ from penstock.integrations.shared.filling import (
     sharing_of,
     verify,
 )
-from penstock.integrations.shared.small_files import joined
 from penstock.recording import Recorder, copy_state
 
 logger = logging.getLogger(__name__)
@@ -130,7 +129,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             [url] if patterns is None else [joined(url, pattern) for pattern in patterns], 1
         ):
             try:
-                return penstock.open(place, options=self.extra.load_options())
+                return self.extra.open(place, [small_files_of(url)])
             except LocationNotFoundError:  # noqa: PERF203 - few, and the first is there
                 if number == len(patterns or [url]):
                     raise
@@ -146,7 +145,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
             hf_config = source.model_config.hf_config
             files = maybe_add_mtp_safetensors(files, folder, "model.safetensors.index.json", hf_config)
         # SGLang may have each rank begin with another file (SGLANG_SORT_WEIGHT_FILES); here all go by one order.
-        return penstock.open(sorted(files), options=self.extra.load_options())
+        return self.extra.open(sorted(files))
 
     # Loading
 

@@ -19,14 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock._native import LoadOptions, shown
-from penstock.arguments import described, is_url
+from penstock.arguments import described, is_url, joined
 from penstock.errors import ConfigError, LocationNotFoundError
-from penstock.integrations.shared.small_files import NO_SMALL_FILES, SMALL, fetch, fresh_directory, joined
+from penstock.integrations.shared.small_files import NO_SMALL_FILES, SMALL, fetch, fresh_directory
 from penstock.pulling import pull
+from penstock.storage_options import core_options
 
 if TYPE_CHECKING:
     from penstock.arguments import AnyPath
     from penstock.checkpoint import Checkpoint
+    from penstock.trust.opening import Guard
 
 
 class HubModel(NamedTuple):
@@ -58,15 +60,40 @@ class Place(NamedTuple):
     """The model on the Hub whose cache this is in: weights come there when they are fetched."""
     storage_options: Mapping[str, Any] | None = None
     """Credentials and settings of the store that the URL leads to."""
+    guard: Guard | None = None
+    """What makes sure of files that a library reads by path, where they have to be signed."""
+    folder: str = ""
+    """The folder of the signed directory that this is."""
 
     def inside(self, folder: str) -> Place:
         """The place of a folder in there, which need not exist."""
         if not folder:
             return self
-        found = self._replace(local=str(Path(self.local, folder)), weights=joined(self.weights, folder))
+        below = f"{self.folder}/{folder}" if self.folder else folder
+        found = self._replace(local=str(Path(self.local, folder)), weights=joined(self.weights, folder), folder=below)
         if is_url(found.weights) and not Path(found.local).exists():
             fetch(found.weights, found.local, self.storage_options)
+            found.check()
         return found
+
+    def check(self, names: Iterable[str] = ()) -> None:
+        """Makes sure of the small files on the local disk, and of others of these names, where they have to be signed.
+
+        Raises:
+            SignatureError: one is not the signed one.
+        """
+        if self.guard is not None:
+            self.guard.check_copy(self.local, self.folder, names)
+
+    def check_all(self) -> None:
+        """Makes sure of all files on the local disk, before a library reads weights of them by itself.
+
+        Raises:
+            SignatureError: one is not the signed one.
+        """
+        if self.guard is not None:
+            below = (path for path in Path(self.local).rglob("*") if path.is_file())
+            self.check([str(path.relative_to(self.local)) for path in below])
 
     def bring(self, folders: Iterable[str]) -> None:
         """Has the small files of folders in there on the local disk, all at once."""
@@ -79,19 +106,21 @@ class Place(NamedTuple):
         wanted = [name for name in names if not Path(self.local, name).exists()]
         if self.hub is not None and wanted:
             self.hub.fetch([escape(f"{self._folder()}{name}") for name in wanted])
+            self.check()
 
     def fetch_weights(self, variant: str | None = None) -> None:
-        """Of a model on the Hub, has this folder's safetensors files on the local disk, for a library's own loader.
+        """Has this folder's safetensors files on the local disk, for a library's own loader, and makes sure of them.
 
-        Without copies in other formats (``consolidated``), and of variants that which is asked for.
+        Those of a model on the Hub are fetched: without copies in other formats (``consolidated``), and of variants
+        that which is asked for.
         """
-        if self.hub is None:
-            return
-        folder = escape(self._folder())
-        ignored = [f"{folder}*/*", f"{folder}consolidated*"]
-        if variant is None:
-            ignored.append(f"{folder}*.*.safetensors")
-        self.hub.fetch([f"{folder}*.safetensors"], ignored)
+        if self.hub is not None:
+            folder = escape(self._folder())
+            ignored = [f"{folder}*/*", f"{folder}consolidated*"]
+            if variant is None:
+                ignored.append(f"{folder}*.*.safetensors")
+            self.hub.fetch([f"{folder}*.safetensors"], ignored)
+        self.check_all()
 
     def bring_file(self, name: str) -> None:
         """Has a file on the local disk, if there is one of that name, for a library's own loader."""
@@ -99,6 +128,7 @@ class Place(NamedTuple):
         if is_url(self.weights):
             with suppress(LocationNotFoundError):
                 pull(joined(self.weights, name), self.local, storage_options=self.storage_options)
+        self.check([name])
 
     def _folder(self) -> str:
         """The folder within the model on the Hub, with a slash at its end, or nothing."""
@@ -165,6 +195,7 @@ def locate(
     revision: str | None = None,
     download: bool = True,
     storage_options: Mapping[str, Any] | None = None,
+    trust: Any = None,
     **hub: Any,
 ) -> Place:
     """Where the model called ``path`` is.
@@ -176,19 +207,23 @@ def locate(
         revision: of a model on the Hub.
         download: whether names of models on the Hub are looked for there, or are an error.
         storage_options: of the store that a URL leads to, as for ``penstock.open``.
+        trust: whose signatures are trusted, as for ``penstock.open``. The small files that are found are signed then.
         hub: other arguments of ``huggingface_hub.snapshot_download`` (``token``, ``cache_dir``, ``local_files_only``).
 
     Raises:
         LocationNotFoundError: nothing is there.
+        SignatureError: with ``trust``: there is no signature that is trusted, or small files are not those of it.
         ConfigError: storage options with the name of a model on the Hub.
         PenstockError: what a store reports.
     """
     text = os.fsdecode(path)
     if is_url(text):
         url = joined(text, subfolder) if subfolder else text
-        place = Place(fresh_directory(), url, storage_options=storage_options)
+        guard = guard_of(text, trust, storage_options)
+        place = Place(fresh_directory(), url, storage_options=storage_options, guard=guard, folder=subfolder)
         if not fetch(url, place.local, storage_options):
             raise LocationNotFoundError(location=shown(url), cause=NO_SMALL_FILES)
+        place.check()
         return place
     directory = Path(text.removeprefix("file://")).expanduser()
     on_hub: HubModel | None = None
@@ -203,7 +238,8 @@ def locate(
     else:
         cause = "there is no such directory, and it is no name of a model on the Hub (org/name)"
         raise LocationNotFoundError(location=shown(text), cause=cause)
-    inside = Place(found, found, on_hub).inside(subfolder)
+    guard = guard_of(found, trust, is_partial=on_hub is not None)
+    inside = Place(found, found, on_hub, guard=guard).inside(subfolder)
     if not Path(inside.local).is_dir():
         raise LocationNotFoundError(f"{shown(text)}: there is no folder {subfolder!r} in it", location=inside.local)
     return inside
@@ -215,6 +251,7 @@ def local_files(
     subfolder: str = "",
     revision: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    trust: Any = None,
     **hub: Any,
 ) -> str:
     """A local directory that has a model's small files: for tokenizers, processors and configurations.
@@ -226,7 +263,21 @@ def local_files(
     No weights are fetched. Args and exceptions are those of ``locate``. What was fetched from a URL is removed when the
     process ends.
     """
-    return locate(path, subfolder=subfolder, revision=revision, storage_options=storage_options, **hub).local
+    place = locate(path, subfolder=subfolder, revision=revision, storage_options=storage_options, trust=trust, **hub)
+    return place.local
+
+
+def guard_of(
+    root: str, trust: Any, storage_options: Mapping[str, Any] | None = None, *, is_partial: bool = False
+) -> Guard | None:
+    """What makes sure of files of the directory at ``root``; None where nothing has to be signed. See ``Guard.of``."""
+    from penstock.checkpoint import is_trust_asked
+
+    if not is_trust_asked(trust):
+        return None
+    from penstock.trust.opening import Guard
+
+    return Guard.of(root, trust, core_options(storage_options), is_partial=is_partial)
 
 
 def open_weights(
@@ -271,7 +322,8 @@ def open_weights(
             if place.hub is not None:
                 place.fetch(_shards(path))
             try:
-                return open(path, storage_options=place.storage_options, options=options)
+                trust = None if place.guard is None else place.guard.policy
+                return open(path, storage_options=place.storage_options, trust=trust, options=options)
             except LocationNotFoundError:
                 if not is_url(path):
                     raise  # a shard that is missing

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import _native
-from penstock.arguments import is_http
+from penstock.arguments import is_http, joined
 from penstock.errors import LocationAccessError, LocationNotFoundError
 from penstock.patterns import matches_any
 from penstock.storage_options import core_options
@@ -58,12 +58,6 @@ def fresh_directory() -> str:
 def _remove(root: Path, owner: int) -> None:
     if owner == os.getpid():
         shutil.rmtree(root, ignore_errors=True)
-
-
-def joined(where: str, name: str) -> str:
-    """A name under a directory or URL; the query of a URL (a signature) stays at its end."""
-    base, mark, query = where.partition("?") if "://" in where else (where, "", "")
-    return f"{base.rstrip('/')}/{name}{mark}{query}"
 
 
 def fetch(url: str, directory: str, storage_options: Mapping[str, Any] | None = None) -> list[str]:

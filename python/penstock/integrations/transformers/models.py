@@ -57,6 +57,7 @@ def from_pretrained(
     mmap: bool = False,
     progress: ProgressOption = None,
     storage_options: Mapping[str, Any] | None = None,
+    trust: Any = None,
     options: LoadOptions | None = None,
     **kwargs: Any,
 ) -> Any:
@@ -78,6 +79,7 @@ def from_pretrained(
             transformers itself, instead of memory of their own.
         progress: ``True`` for a bar, or a function of (bytes done, bytes in all).
         storage_options: credentials, endpoint and settings of the store of a URL, as for ``penstock.open``.
+        trust: whose signatures are trusted, as for ``penstock.open``. Small files are signed then, too.
         options: settings of the load.
 
     Returns:
@@ -97,7 +99,7 @@ def from_pretrained(
     older = kwargs.pop("torch_dtype", None)
     dtype = next((given for given in (dtype, older) if given is not None), "auto")
     hub = hub_options(kwargs)
-    place = locate(path, subfolder=subfolder, revision=revision, storage_options=storage_options, **hub)
+    place = locate(path, subfolder=subfolder, revision=revision, storage_options=storage_options, trust=trust, **hub)
     # transformers puts an adapter that lies beside its model on it, where peft is installed.
     if place.holds("adapter_config.json") and is_installed("peft"):
         place.bring_file("adapter_model.safetensors")

@@ -33,7 +33,6 @@ from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
 from vllm.model_executor.model_loader.weight_utils import enable_tqdm
 from vllm.platforms import current_platform
 
-import penstock
 from penstock.arguments import is_http, is_url
 from penstock.distributed import Sharing
 from penstock.errors import ConfigError
@@ -105,7 +104,7 @@ class PenstockModelLoader(DefaultModelLoader):  # type: ignore[misc]
                 where: Any = self._objects(location, source, model_config)
             else:
                 where = self._files(location, source, model_config)
-            checkpoint = penstock.open(where, options=self.extra.load_options())
+            checkpoint = self.extra.open(where, _copies(model_config) if is_url(location) else ())
             names = [
                 name
                 for name in checkpoint.offset_keys()
@@ -272,6 +271,12 @@ def _location(model_or_path: str, model_config: Any) -> str:
     # To reload from another path, vLLM 0.24 changes ``model`` alone: the object store is then that of the model before.
     configured = _CONFIGURED.setdefault(elsewhere, model_or_path)
     return elsewhere if configured == model_or_path else model_or_path
+
+
+def _copies(model_config: Any) -> list[str]:
+    """Where vLLM has put the small files of a model on an object store."""
+    places = dict.fromkeys((model_config.model, getattr(model_config, "tokenizer", None)))
+    return [str(place) for place in places if place and Path(place).is_dir()]
 
 
 def _device(load_config: Any) -> str:

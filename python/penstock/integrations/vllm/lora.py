@@ -18,9 +18,9 @@ from vllm.lora.request import LoRARequest
 from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
 
 from penstock._native import shown
-from penstock.arguments import is_url
+from penstock.arguments import is_url, joined
 from penstock.errors import LocationNotFoundError, PenstockError
-from penstock.integrations.shared.small_files import fresh_directory, joined
+from penstock.integrations.shared.small_files import fresh_directory
 from penstock.integrations.vllm import LORA_LOCATIONS
 from penstock.pulling import pull
 

@@ -11,7 +11,7 @@ from typing import Any
 from penstock import LoadOptions
 from penstock._native import Checkpoint as Catalogue
 from penstock._native import shown
-from penstock.checkpoint import Checkpoint
+from penstock.checkpoint import Checkpoint, signed_by
 from penstock.errors import LocationNotFoundError, PenstockError
 from penstock.integrations.shared import objects
 from penstock.storage_options import core_options
@@ -123,7 +123,8 @@ class FileStreamer:
             for request in requests
         ]
         storage = core_options(_penstock.storage_options((path for path, _ in wanted), credentials))
-        return Checkpoint(Catalogue.of_ranges(wanted, options, storage), options)
+        signed = signed_by(None, [path for path, _ in wanted], storage)
+        return Checkpoint(Catalogue.of_ranges(wanted, options, storage, signed), options)
 
     @staticmethod
     def _stream(catalogue: Checkpoint, ids: list[int], device: str) -> Iterator[tuple[int, int, Any]]:
