@@ -17,6 +17,7 @@ LAYERS = [
     {"units"},
     {"arguments", "optional", "patches", "patterns", "progress", "selection", "tensor_info"},
     {"frameworks", "neighbours", "storage_options"},
+    {"watching"},
     {"loading"},
     {"parts"},
     {"destinations", "state"},
@@ -24,6 +25,7 @@ LAYERS = [
     {"supply"},
     {"manifests", "model", "pulling", "safetensors"},
     {"pool"},
+    {"metrics"},
     {"recording"},
     {"distributed"},
     {"integrations.safetensors", "integrations.shared"},
@@ -201,6 +203,7 @@ STATIONS = [
     {"checkpoint", "config"},
     {"plan", "tune"},
     {"stats"},
+    {"trace"},
     {"pipeline", "pull"},
 ]
 """Rooms of the core: each uses those of earlier lines, and itself. ``lib`` hands all of them on."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 KNOWN = (
     *("PENSTOCK_READERS", "PENSTOCK_BLOCK_BYTES", "PENSTOCK_STAGING_BYTES", "PENSTOCK_WINDOW_BYTES", "PENSTOCK_CACHE"),
     *("PENSTOCK_CACHE_DIR", "PENSTOCK_CACHE_BYTES", "PENSTOCK_VERIFY", "PENSTOCK_DISABLE", "PENSTOCK_LORA_LOCATIONS"),
+    "PENSTOCK_TRACE",
 )
 """Every variable that this package or the core under it reads."""
 

@@ -29,6 +29,7 @@ mod queue;
 mod reader;
 mod reader_pool;
 mod reader_ranges;
+mod reader_stats;
 mod sampler;
 mod session;
 mod shared;
