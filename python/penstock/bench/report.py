@@ -46,7 +46,12 @@ code{background:var(--card);padding:1px 5px;border-radius:4px;font-size:.88em;ov
 dl{display:grid;grid-template-columns:max-content 1fr;gap:4px 18px;font-size:.9rem;margin:8px 0}
 dt{color:var(--muted)}dd{margin:0;overflow-wrap:anywhere}
 """
-TITLES = {"compare": "loaders compared", "concurrency": "load time by the number of readers"}
+TITLES = {
+    "compare": "loaders compared",
+    "concurrency": "load time by the number of readers",
+    "switch": "switching between models",
+    "engine": "until the first answer",
+}
 Chart = tuple[str, str, Callable[[float], "Figure"]]
 """The file's name without its end, the title, and what draws it in a width."""
 
@@ -81,7 +86,12 @@ def _nothing(_: float) -> Figure:
 
 def _chart(panel: Panel, *, several: bool) -> Chart:
     name = "-".join(filter(None, [panel.case if several else "", panel.state])).replace("/", "-")
-    return name, panel.title, (lambda width: charts.comparison(panel, width)) if panel.measured else _nothing
+    draw = charts.stacked if panel.stages else charts.comparison
+    return (
+        name.replace(" ", "-").replace(",", ""),
+        panel.title,
+        (lambda width: draw(panel, width)) if panel.measured else _nothing,
+    )
 
 
 def page(document: result.Result, found: Sequence[Panel], drawn: Sequence[Chart]) -> str:
@@ -98,7 +108,7 @@ def page(document: result.Result, found: Sequence[Panel], drawn: Sequence[Chart]
         parts.append(f"<h2>{_text(panel.title)}</h2>")
         chart = next((chart for chart in shown if chart[1] == panel.title), None)
         parts += [_figure(chart)] if chart and chart[2] is not _nothing else []
-        parts += [_table(panel), f'<p class="quiet">{_text(panel.ended)}</p>' if panel.ended else ""]
+        parts += [_table(panel), _stages(panel), f'<p class="quiet">{_text(panel.ended)}</p>' if panel.ended else ""]
     parts += [_skipped(run), _method(document), _machine(run)]
     body = "\n".join(filter(None, parts))
     return (
@@ -137,6 +147,20 @@ HEADS = (
 def _table(panel: Panel) -> str:
     rows = "".join(_row(row) for row in panel.rows)
     heads = "".join(f"<th>{_text(head)}</th>" for head in HEADS)
+    return f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
+def _stages(panel: Panel) -> str:
+    """The seconds of stages, where there are any."""
+    if not panel.stages:
+        return ""
+    heads = "".join(f"<th>{_text(head)}</th>" for head in ("seconds by stage", *panel.stages))
+    rows = "".join(
+        f"<tr{' class=ours' if row.loader == OURS else ''}><td>{_text(row.loader)}</td>"
+        + "".join(f"<td>{row.stages.get(stage, 0.0):.3f}</td>" for stage in panel.stages)
+        + "</tr>"
+        for row in panel.measured
+    )
     return f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 

@@ -16,6 +16,8 @@ from . import data, intervals, tables
 from .result import Result, Sample, is_proved
 
 OURS = "penstock"
+STAGE = "stage_"
+"""What names of figures begin with that are the seconds of a stage."""
 STATES = {
     "cold": "Cold: nothing in the page cache",
     "half": "Half in the page cache",
@@ -24,6 +26,26 @@ STATES = {
     "s3": "From S3",
     "gs": "From Google Cloud Storage",
     "https": "Over HTTPS",
+}
+
+
+PARTS = {
+    "read": ("Files to host memory", "reads"),
+    "order": ("From files to a module", "builds and fills"),
+    "reload": ("Load, unload, load again", "reloads"),
+    "copy": ("Host memory to the GPU", "copies"),
+    "turns": ("Models that take turns", "switches to"),
+    "pool": ("What a pool costs", "takes"),
+    "request": ("One request, by stages", "answers with"),
+    "engine": ("Until the first answer", "starts with"),
+}
+"""Cases that are questions of their own: what they are, and what Penstock does there."""
+OF_PARTS = {
+    "room for one": "room for one",
+    "room for both": "room for both",
+    "host": "the worker keeps the model in host memory",
+    "evict": "the model leaves the device",
+    "adopt": "modules become the pool's",
 }
 
 
@@ -45,6 +67,8 @@ class Row:
     bytes_checked: str = "not checked"
     error: str | None = None
     unproved: int = 0
+    # Of a way in stages, the seconds of each, in order.
+    stages: dict[str, float] = field(default_factory=dict)
 
     @property
     def median(self) -> float:
@@ -77,7 +101,23 @@ class Panel:
 
     @property
     def title(self) -> str:
+        if self.case in PARTS:
+            state, _, how = self.state.partition(", ")
+            said = STATES.get(state, OF_PARTS.get(state, state))
+            where = f"{said[:1].lower()}{said[1:]}" if state in STATES and state != "tmpfs" else said
+            return f"{PARTS[self.case][0]}, {where}" + (f", {how}" if how else "")
         return STATES.get(self.state, self.state)
+
+    @property
+    def verb(self) -> str:
+        """What Penstock does to the bytes."""
+        return PARTS[self.case][1] if self.case in PARTS else "loads"
+
+    @property
+    def stages(self) -> list[str]:
+        """The stages that any of its rows has, in order."""
+        longest = max((row.stages for row in self.measured), key=len, default={})
+        return list(dict.fromkeys([*longest, *(stage for row in self.measured for stage in row.stages)]))
 
     @property
     def measured(self) -> list[Row]:
@@ -120,7 +160,13 @@ def _row(name: str, group: tables.Group, good: tables.Group) -> Row:
         tables.checked(good, name),
         error,
         unproved,
+        _stages(items),
     )
+
+
+def _stages(items: Sequence[Sample]) -> dict[str, float]:
+    named = dict.fromkeys(figure for item in items for figure in item["figures"] if figure.startswith(STAGE))
+    return {figure[len(STAGE) :]: _median(items, figure) or 0.0 for figure in named}
 
 
 def _share(items: Sequence[Sample]) -> float | None:
@@ -167,7 +213,7 @@ def headlines(found: Iterable[Panel]) -> list[str]:
             reached = f"is at {share:.0%} of that limit" if share < 1 else "is no slower than plain reads"
             limit = f" Reading the {what} allows {seconds:.3g} s: Penstock {reached}."
         said.append(
-            f"{panel.title}. Penstock loads {ours.nbytes / data.GB:.3g} GB in {ours.median:.3g} s. {gain}{limit}"
+            f"{panel.title}. Penstock {panel.verb} {ours.nbytes / data.GB:.3g} GB in {ours.median:.3g} s. {gain}{limit}"
         )
     return said
 

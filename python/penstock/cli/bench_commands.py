@@ -189,5 +189,51 @@ def concurrency_command(
         run_concurrency(path, wanted, [int(word) for word in _words(readers)], json=json)
 
 
+@bench_app.command(
+    "switch",
+    cls=Command,
+    epilog=epilog("bench switch --quick", "bench switch --parts turns,request --model flux --gb 33.6 --output report"),
+)
+def switch_command(
+    quick: Quick = False,
+    output: Directory = None,
+    device: Device = None,
+    parts: Annotated[
+        str, typer.Option("--parts", metavar="A,B", help="Only these: read, order, reload, copy, turns, pool, request.")
+    ] = "",
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="flux|llama|plain", help="Which shapes; plain needs torch alone."),
+    ] = None,
+    loaders: Loaders = None,
+    gb: Gigabytes = None,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, metavar="N", help="Turns measured in a process.")] = 3,
+    budget: Budget = None,
+    rounds: Rounds = 60,
+    resume: Resume = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure what switching between models takes: reading, building, copying, taking turns, and one request."""
+    check_resumable(resume, output)
+    with handled(as_json=json, debug=debug):
+        needs_extra()
+        from penstock.bench.compare import Wanted
+        from penstock.bench.switch.bench import Asked
+        from penstock.cli.bench import run_switch
+
+        wanted = Wanted(
+            device=first_device(device),
+            loaders=_words(loaders),
+            quick=quick,
+            gb=gb,
+            budget=budget,
+            rounds=rounds,
+            output=output,
+            resume=resume,
+        )
+        run_switch(wanted, Asked(_words(parts), model, repeats), json=json)
+
+
 def _words(text: str | None) -> tuple[str, ...]:
     return tuple(word.strip() for word in (text or "").split(",") if word.strip())
