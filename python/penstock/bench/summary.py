@@ -22,6 +22,7 @@ STATES = {
     "cold": "Cold: nothing in the page cache",
     "half": "Half in the page cache",
     "warm": "Warm: all in the page cache",
+    "cold-machine": "Cold machine: nothing in its page cache",
     "tmpfs": "tmpfs: files in memory",
     "s3": "From S3",
     "gs": "From Google Cloud Storage",
@@ -37,7 +38,7 @@ PARTS = {
     "turns": ("Models that take turns", "switches to"),
     "pool": ("What a pool costs", "takes"),
     "request": ("One request, by stages", "answers with"),
-    "engine": ("Until the first answer", "starts with"),
+    **{name: (f"{name}: until the first answer", "answers after") for name in ("transformers", "vllm", "sglang")},
 }
 """Cases that are questions of their own: what they are, and what Penstock does there."""
 OF_PARTS = {
@@ -101,17 +102,17 @@ class Panel:
 
     @property
     def title(self) -> str:
-        if self.case in PARTS:
-            state, _, how = self.state.partition(", ")
-            said = STATES.get(state, OF_PARTS.get(state, state))
-            where = f"{said[:1].lower()}{said[1:]}" if state in STATES and state != "tmpfs" else said
-            return f"{PARTS[self.case][0]}, {where}" + (f", {how}" if how else "")
+        part, _, how = self.case.partition(", ")
+        if part in PARTS:
+            said = STATES.get(self.state, OF_PARTS.get(self.state, self.state))
+            where = f"{said[:1].lower()}{said[1:]}" if self.state in STATES else said
+            return ", ".join(filter(None, [PARTS[part][0], how, where]))
         return STATES.get(self.state, self.state)
 
     @property
     def verb(self) -> str:
         """What Penstock does to the bytes."""
-        return PARTS[self.case][1] if self.case in PARTS else "loads"
+        return PARTS.get(self.case.partition(", ")[0], ("", "loads"))[1]
 
     @property
     def stages(self) -> list[str]:
@@ -212,9 +213,8 @@ def headlines(found: Iterable[Panel]) -> list[str]:
             share = seconds / ours.median
             reached = f"is at {share:.0%} of that limit" if share < 1 else "is no slower than plain reads"
             limit = f" Reading the {what} allows {seconds:.3g} s: Penstock {reached}."
-        said.append(
-            f"{panel.title}. Penstock {panel.verb} {ours.nbytes / data.GB:.3g} GB in {ours.median:.3g} s. {gain}{limit}"
-        )
+        done = f"{panel.verb} {ours.nbytes / data.GB:.3g} GB in" if ours.nbytes else f"{panel.verb}"
+        said.append(f"{panel.title}. Penstock {done} {ours.median:.3g} s. {gain}{limit}")
     return said
 
 

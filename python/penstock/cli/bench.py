@@ -16,6 +16,7 @@ from penstock.bench.summary import OURS, Panel, Row, headlines, notes, panels
 from penstock.cli.output import NARROW, Output, as_json, bare_table, printable
 
 if TYPE_CHECKING:
+    from penstock.bench.engine.bench import Asked as Engines
     from penstock.bench.switch.bench import Asked
 
 _WIDE, _VERSIONS = 110, 130
@@ -48,6 +49,15 @@ def run_switch(wanted: Wanted, asked: Asked, *, json: bool) -> None:
     if wanted.output:
         wanted.output.mkdir(parents=True, exist_ok=True)
     told(switch(wanted, asked, _command()), wanted.output, json=json)
+
+
+def run_engine(path: Path | None, wanted: Wanted, asked: Engines, *, json: bool) -> None:
+    """Measures how long engines take until they answer, and shows."""
+    from penstock.bench.engine.bench import engine
+
+    if wanted.output:
+        wanted.output.mkdir(parents=True, exist_ok=True)
+    told(engine(path, wanted, asked, _command()), wanted.output, json=json)
 
 
 def told(document: result.Result, output: Path | None, *, json: bool, charts: Sequence[report.Chart] = ()) -> None:

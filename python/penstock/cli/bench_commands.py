@@ -235,5 +235,61 @@ def switch_command(
         run_switch(wanted, Asked(_words(parts), model, repeats), json=json)
 
 
+@bench_app.command(
+    "engine",
+    cls=Command,
+    epilog=epilog("bench engine --quick", "bench engine models/llama --engines vllm --modes eager,compiled"),
+)
+def engine_command(
+    path: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[PATH]",
+            show_default=False,
+            help="The directory of a model; left out, a Llama of random weights is made and removed.",
+            autocompletion=completed_paths,
+        ),
+    ] = None,
+    quick: Quick = False,
+    output: Directory = None,
+    device: Device = None,
+    engines: Annotated[
+        str, typer.Option("--engines", metavar="A,B", help="Of those that are installed: transformers, vllm, sglang.")
+    ] = "",
+    modes: Annotated[str, typer.Option("--modes", metavar="A,B", help="eager, compiled.")] = "eager",
+    tp: Annotated[int, typer.Option("--tp", min=1, metavar="N", help="GPUs that a server shares a model over.")] = 1,
+    loaders: Loaders = None,
+    states: Annotated[
+        str, typer.Option("--states", metavar="A,B", help="cold, warm, and cold-machine, which needs root.")
+    ] = "cold,warm",
+    gb: Gigabytes = None,
+    budget: Budget = None,
+    rounds: Rounds = 60,
+    resume: Resume = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure the seconds until an engine's first answer, by steps, with each of its loaders."""
+    check_resumable(resume, output)
+    with handled(as_json=json, debug=debug):
+        needs_extra()
+        from penstock.bench.compare import Wanted
+        from penstock.bench.engine.bench import Asked
+        from penstock.cli.bench import run_engine
+
+        wanted = Wanted(
+            device=first_device(device),
+            states=_words(states),
+            loaders=_words(loaders),
+            quick=quick,
+            gb=gb,
+            budget=budget,
+            rounds=rounds,
+            output=output,
+            resume=resume,
+        )
+        run_engine(path, wanted, Asked(_words(engines), _words(modes), tp), json=json)
+
+
 def _words(text: str | None) -> tuple[str, ...]:
     return tuple(word.strip() for word in (text or "").split(",") if word.strip())

@@ -203,7 +203,7 @@ def _left_out(parts: tuple[str, ...], device: str, model: str) -> tuple[dict[str
 
 def _versions() -> dict[str, str | None]:
     names = ("penstock-loader", "safetensors", *models.KINDS[models.FLUX], *arms.PACKAGES.values())
-    found = {}
+    found: dict[str, str | None] = {}
     for name in dict.fromkeys(names):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)

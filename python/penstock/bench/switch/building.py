@@ -51,11 +51,21 @@ def to_then_load(build: Callable[[], Any], files: list[Path], device: str) -> An
 
 
 def on_meta(build: Callable[[], Any]) -> Any:
-    """The module without memory."""
+    """The module, its parameters without memory. Buffers that no file holds are as they should be."""
     import torch
 
-    with torch.device("meta"):
+    register = torch.nn.Module.register_parameter
+
+    def without_memory(self: Any, name: str, parameter: Any) -> None:
+        register(self, name, parameter)
+        if parameter is not None and not parameter.is_meta:
+            self._parameters[name] = torch.nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
+
+    torch.nn.Module.register_parameter = without_memory  # type: ignore[method-assign, assignment]
+    try:
         return build().to(torch.bfloat16)
+    finally:
+        torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def assign_then_to(build: Callable[[], Any], files: list[Path], device: str) -> Any:
@@ -68,9 +78,17 @@ def assign_then_to(build: Callable[[], Any], files: list[Path], device: str) -> 
 
 def empty_then_load(build: Callable[[], Any], files: list[Path], device: str) -> Any:
     """Built without memory, given empty memory on the device, then filled."""
-    module = on_meta(build).to_empty(device=device)
+    import torch
+
+    module = on_meta(build)
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                empty = torch.empty_like(parameter, device=device)
+                part._parameters[name] = torch.nn.Parameter(empty, requires_grad=False)
+    tie(module)
     module.load_state_dict(read_state(files), strict=False)
-    return module
+    return module.to(device)  # its buffers
 
 
 def tie(module: Any) -> None:
@@ -99,7 +117,7 @@ ORDERS: dict[str, Make] = {
     "load_state_dict, to": load_then_to,
     "to, load_state_dict": to_then_load,
     "meta, assign, to": assign_then_to,
-    "meta, to_empty, load": empty_then_load,
+    "meta, empty, load": empty_then_load,
 }
 
 

@@ -23,7 +23,7 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     pieces = range(0, nbytes, PIECE)
 
     def copy(worker: int) -> None:
-        stream = torch.cuda.Stream(task["device"])
+        stream = torch.cuda.Stream(task["device"])  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             for at in pieces[worker::threads]:
                 there[at : at + PIECE].copy_(host[at : at + PIECE], non_blocking=is_pinned)

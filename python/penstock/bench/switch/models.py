@@ -1,7 +1,7 @@
 """Models of real shapes with weights that nobody trained: Flux-dev with its text encoders, and Llama-3-8B.
 
-``plain`` needs torch only: stacks of linear layers, a small and a large component. Modules are built on the meta device and filled with bytes of one random block, at the speed of memory. Nothing is
-computed with them: what is measured is how long they take to get where they are wanted.
+``plain`` needs torch only: stacks of linear layers, a small and a large component. Modules are built on the meta device
+and filled with bytes of one random block, at the speed of memory.
 """
 
 from __future__ import annotations

@@ -41,20 +41,22 @@ def direct(files: list[Path]) -> Buffers:
 
 def _direct(file: Path) -> Any:
     size = file.stat().st_size
-    whole = np.frombuffer(mmap.mmap(-1, -(-size // (2 * MIB)) * 2 * MIB), dtype=np.uint8)
+    whole = mmap.mmap(-1, -(-size // (2 * MIB)) * 2 * MIB)
+    view = memoryview(whole)
     fd = os.open(file, os.O_RDONLY | os.O_DIRECT)
     try:
         at = 0
         while at < size:
-            at += os.preadv(fd, [memoryview(whole)[at : at + 2 * MIB]], at)
+            at += os.preadv(fd, [view[at : at + 2 * MIB]], at)
     finally:
         os.close(fd)
-    return whole[:size]
+    return np.frombuffer(whole, dtype=np.uint8)[:size]
 
 
 def buffered(files: list[Path]) -> Buffers:
     """16 readers through the page cache, blocks of 2 MiB."""
     found = [np.empty(file.stat().st_size, dtype=np.uint8) for file in files]
+    views = [memoryview(whole.data) for whole in found]
     descriptors = [os.open(file, os.O_RDONLY) for file in files]
 
     def read(block: tuple[int, int]) -> None:
@@ -62,7 +64,7 @@ def buffered(files: list[Path]) -> Buffers:
         size = found[number].size
         end = min(at + 2 * MIB, size)
         while at < end:
-            at += os.preadv(descriptors[number], [memoryview(found[number])[at:end]], at)
+            at += os.preadv(descriptors[number], [views[number][at:end]], at)
 
     try:
         blocks = [(number, at) for number, whole in enumerate(found) for at in range(0, whole.size, 2 * MIB)]

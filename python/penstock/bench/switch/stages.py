@@ -1,4 +1,4 @@
-"""The way of one request through its stages, in three states: cold, a restarted worker, and a worker that has the model.
+"""The way of one request through its stages: cold, in a restarted worker, and in a worker that has the model.
 
     read     files to host memory
     switch   host memory to modules that the device can use
