@@ -109,7 +109,7 @@ def stacked(panel: Panel, width: float = WIDE) -> Figure:
         axes.annotate(
             f"{row.median:.3g} s" + (f" ({row.ratio:.2f}×)" if row.ratio and row.loader != OURS else ""),
             (sum(row.stages.values()), place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=10,
-            color=colour("text"),
+            color=colour("text"), bbox={"facecolor": colour("page"), "edgecolor": "none", "pad": 1.0},
         )  # fmt: skip
     axes.set_yticks(range(len(rows)), [row.loader for row in rows])
     for label, row in zip(axes.get_yticklabels(), rows, strict=True):

@@ -34,6 +34,7 @@ figure{margin:12px 0}
 figure svg{display:block;width:100%;max-width:820px;height:auto;overflow:visible}
 .narrow{display:none}
 @media (max-width: 620px){.wide{display:none}.narrow{display:block}main{padding:20px 14px 48px}}
+.scroll+.scroll{margin-top:14px}
 .scroll{overflow-x:auto;-webkit-overflow-scrolling:touch}
 table{border-collapse:separate;border-spacing:0;width:100%;font-size:.86rem;font-variant-numeric:tabular-nums}
 th,td{padding:6px 8px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--grid)}
@@ -52,6 +53,17 @@ TITLES = {
     "switch": "switching between models",
     "engine": "until the first answer",
 }
+CLOCKS = {
+    "switch": """What is timed is what each heading says; imports come before it.""",
+    "engine": """The time runs from the start of the process until its first answer. Steps are told by the engine's log,
+or by hooks in Python; one whose end nobody told is in the next.""",
+}
+FILES = "The time runs from opening the files until the last tensor can be used; imports come before it."
+CHECKS = {
+    "switch": "What was loaded is compared with what was written, at places drawn from it.",
+    "engine": "What an engine says with each loader is compared with what it said first.",
+}
+SUMS = "The bytes of all tensors are compared with checksums of the files, once for each loader and state."
 Chart = tuple[str, str, Callable[[float], "Figure"]]
 """The file's name without its end, the title, and what draws it in a width."""
 
@@ -197,7 +209,8 @@ def _about(document: result.Result) -> str:
     run = document["runs"][-1]
     known = run["machine"]
     sizes = [f"{case['bytes'] / data.GB:.3g} GB in {case['tensors']} tensors" for case in document["cases"].values()]
-    parts = [*sizes, f"to {run.get('device', 'cpu')}", f"{known.get('cpu')}, {known.get('cores')} cores"]
+    # Questions about one model have one size.
+    parts = [*dict.fromkeys(sizes), f"to {run.get('device', 'cpu')}", f"{known.get('cpu')}, {known.get('cores')} cores"]
     return ", ".join(map(str, [*parts, known.get("filesystem"), str(run.get("started", ""))[:10]]))
 
 
@@ -211,14 +224,14 @@ def _method(document: result.Result) -> str:
     samples = [item for item in document["samples"] if "figures" in item and "loader" in item["axes"]]
     unproved = sum(not result.is_proved(item) for item in samples)
     precision = document["runs"][-1].get("precision", intervals.BAR)
-    proved = f"{unproved} loads lack that proof, and are in no chart and no figure."
-    text = f"""{len(samples)} loads, each in a process of its own, in an order drawn anew for each round. The time runs
-from opening the files until the last tensor can be used; imports come before it. Rounds go on until the 95 % interval
-of each median and of each ratio is within ±{precision:.0%}, or the budget ends. Intervals are by ranks, and there is
-none below six rounds. Thin lines and bands reach from the least to the most. Before each load, mincore(2) says how much
-of the files is cached; after it, the kernel says how much came from the device.
-{proved if unproved else "Every load has that proof."}
-The bytes of all tensors are compared with checksums of the files, once for each loader and state."""
+    proved = f"In no chart and no figure, for want of that proof: {unproved}."
+    of = document["experiment"]
+    text = f"""{len(samples)} measurements, each in a process of its own, in an order drawn anew for each round.
+{CLOCKS.get(of, FILES)} Rounds go on until the 95 % interval of each median and of each ratio is within
+±{precision:.0%}, or the budget ends. Intervals are by ranks, and there is none below six rounds. Thin lines and bands reach from the
+least to the most. Before each measurement in a state of the page cache, mincore(2) says how much of the files is
+cached; after it, the kernel says how much came from the device. {proved if unproved else "Every one has that proof."}
+{CHECKS.get(of, SUMS)}"""
     return f"<h2>How it was measured</h2><p>{_text(text)}</p>"
 
 

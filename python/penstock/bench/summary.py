@@ -22,7 +22,6 @@ STATES = {
     "cold": "Cold: nothing in the page cache",
     "half": "Half in the page cache",
     "warm": "Warm: all in the page cache",
-    "cold-machine": "Cold machine: nothing in its page cache",
     "tmpfs": "tmpfs: files in memory",
     "s3": "From S3",
     "gs": "From Google Cloud Storage",
@@ -30,6 +29,12 @@ STATES = {
 }
 
 
+ENGINES = ("transformers", "vllm", "sglang")
+OF_ENGINES = {
+    "cold": "Cold: weights, packages and libraries put out of the page cache",
+    "warm": "Warm: after another start",
+    "cold-machine": "Cold machine: nothing in its page cache",
+}
 PARTS = {
     "read": ("Files to host memory", "reads"),
     "order": ("From files to a module", "builds and fills"),
@@ -38,7 +43,7 @@ PARTS = {
     "turns": ("Models that take turns", "switches to"),
     "pool": ("What a pool costs", "takes"),
     "request": ("One request, by stages", "answers with"),
-    **{name: (f"{name}: until the first answer", "answers after") for name in ("transformers", "vllm", "sglang")},
+    **{name: (f"{name}: until the first answer", "answers after") for name in ENGINES},
 }
 """Cases that are questions of their own: what they are, and what Penstock does there."""
 OF_PARTS = {
@@ -104,8 +109,9 @@ class Panel:
     def title(self) -> str:
         part, _, how = self.case.partition(", ")
         if part in PARTS:
-            said = STATES.get(self.state, OF_PARTS.get(self.state, self.state))
-            where = f"{said[:1].lower()}{said[1:]}" if self.state in STATES else said
+            known = OF_ENGINES if part in ENGINES else STATES
+            said = known.get(self.state, OF_PARTS.get(self.state, self.state))
+            where = f"{said[:1].lower()}{said[1:]}" if self.state in known else said
             return ", ".join(filter(None, [PARTS[part][0], how, where]))
         return STATES.get(self.state, self.state)
 
@@ -137,7 +143,9 @@ def panels(result: Result) -> list[Panel]:
         good = {name: [item for item in tables.good(items) if is_proved(item)] for name, items in group.items()}
         rows = [_row(name, group, good) for name in group]
         rows.sort(key=lambda row: (not row.seconds, row.median if row.seconds else 0.0))
-        found.append(Panel(case, state, rows, tables.limit(result, case, state), _ended(result, case, state)))
+        # Of a request, reading is one stage of several.
+        limit = tables.limit(result, case, state) if not any(row.stages for row in rows) else None
+        found.append(Panel(case, state, rows, limit, _ended(result, case, state)))
     return found
 
 

@@ -91,7 +91,8 @@ class EngineStarts:
         outcome = answer.pop("outcome_said")
         right = outcome == self._said.setdefault(axes["case"], outcome)
         answer |= {"bytes_ok": right, "wrong": [] if right else ["another answer than the first loader's"]}
-        return answer | {"version": self.options.versions.get(engine)}
+        ours = axes["loader"] == "penstock"
+        return answer | {"version": self.options.versions["penstock-loader" if ours else engine]}
 
 
 def _case(engine: str, mode: str) -> str:
@@ -133,7 +134,8 @@ def engine(path: Path | None, wanted: Wanted, asked: Asked, command: str) -> res
 def rows_of(wanted: Wanted, asked: Asked) -> tuple[dict[str, list[str]], dict[str, str], dict[str, str | None]]:
     """The loaders of each engine that is here; what is left out, with the reason; versions."""
     rows: dict[str, list[str]] = {}
-    skipped, versions = {}, {}
+    skipped: dict[str, str] = {}
+    versions = {"penstock-loader": machine.version_of("penstock-loader")}
     for name, known in ENGINES.items():
         if asked.engines and name not in asked.engines:
             continue
