@@ -224,13 +224,14 @@ def _method(document: result.Result) -> str:
     samples = [item for item in document["samples"] if "figures" in item and "loader" in item["axes"]]
     unproved = sum(not result.is_proved(item) for item in samples)
     precision = document["runs"][-1].get("precision", intervals.BAR)
-    proved = f"In no chart and no figure, for want of that proof: {unproved}."
+    proof = f"In no chart and no figure, for want of that proof: {unproved}."
     of = document["experiment"]
     text = f"""{len(samples)} measurements, each in a process of its own, in an order drawn anew for each round.
 {CLOCKS.get(of, FILES)} Rounds go on until the 95 % interval of each median and of each ratio is within
-±{precision:.0%}, or the budget ends. Intervals are by ranks, and there is none below six rounds. Thin lines and bands reach from the
-least to the most. Before each measurement in a state of the page cache, mincore(2) says how much of the files is
-cached; after it, the kernel says how much came from the device. {proved if unproved else "Every one has that proof."}
+±{precision:.0%}, or the budget ends. Intervals are by ranks, and there is none below six rounds. Thin lines and bands
+reach from the least to the most. Before each measurement in a state of the page cache, mincore(2) says how much of the
+files is cached; after it, the kernel says how much came from the device.
+{proof if unproved else "Every one has that proof."}
 {CHECKS.get(of, SUMS)}"""
     return f"<h2>How it was measured</h2><p>{_text(text)}</p>"
 

@@ -22,6 +22,8 @@ bench_app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+ENGINE_SECONDS = 600.0
+"""What one start of an engine may take: compiling, on busy cores."""
 Device = Annotated[
     str | None,
     typer.Option(
@@ -287,6 +289,7 @@ def engine_command(
             rounds=rounds,
             output=output,
             resume=resume,
+            timeout=ENGINE_SECONDS,
         )
         run_engine(path, wanted, Asked(_words(engines), _words(modes), tp), json=json)
 

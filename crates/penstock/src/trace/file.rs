@@ -76,7 +76,7 @@ fn add(file: &mut File, events: &str) -> Result<()> {
         return file.write_all([HEAD, events, TAIL].concat().as_bytes());
     }
     let mut found = [vec![0; HEAD.len()], vec![0; TAIL.len()]];
-    file.read_exact(&mut found[0]).or_else(|_| Err(not_ours()))?;
+    file.read_exact(&mut found[0]).map_err(|_| not_ours())?;
     let end = len - TAIL.len() as u64;
     file.seek(SeekFrom::Start(end))?;
     file.read_exact(&mut found[1])?;
