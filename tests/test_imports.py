@@ -32,7 +32,8 @@ LAYERS = [
     {"integrations.peft", "integrations.sglang", "integrations.transformers", "integrations.vllm"},
     {"integrations.diffusers"},
     {"doctor"},
-    {"bench", "start"},
+    {"start"},
+    {"bench"},
     {"integrations", "cli"},
     {"__init__", "__main__"},
 ]

@@ -102,13 +102,13 @@ class Accelerate(Arm):
         from accelerate import cpu_offload_with_hook
 
         super().__init__(models, device, room, directory)
-        self._hooks = {
+        self._offloads = {
             name: [cpu_offload_with_hook(module, device)[1] for module in modules.values()]
             for name, modules in models.items()
         }
 
     def bring(self, name: str, done: Done) -> list[float]:
-        for other, hooks in self._hooks.items():
+        for other, hooks in self._offloads.items():
             if other != name:
                 for hook in hooks:
                     hook.offload()
