@@ -40,9 +40,7 @@ def value(figure: dict[str, Any]) -> float:
 
 def _median(document: result.Result, figure: dict[str, Any], where: dict[str, str]) -> float:
     named = [
-        item
-        for item in document["samples"]
-        if all(item["axes"].get(axis) == wanted for axis, wanted in where.items())
+        item for item in document["samples"] if all(item["axes"].get(axis) == wanted for axis, wanted in where.items())
     ]
     found = [float(at) for item in named if (at := _figure(item.get("figures", {}), figure["value"])) is not None]
     if not found:
