@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +55,29 @@ def test_transformers_answers_the_same_with_penstock_and_its_steps_add_up(tmp_pa
     cached = {state: item["figures"]["candidates_cached"] for state, item in by_state.items()}
     assert cached["cold"] < cached["warm"]
     assert by_state["cold"]["figures"]["compile_cache_files"] == 0
+
+
+@pytest.mark.libraries
+@pytest.mark.timeout(300)
+def test_sigterm_ends_the_engine_that_is_measured_and_leaves_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    psutil = pytest.importorskip("psutil")
+    command = [sys.executable, "-m", "penstock", "bench", "engine", "--device", "cpu", "--engines", "transformers"]
+    with subprocess.Popen([*command, "--gb", "0.002"], cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+        measured: list[Any] = []
+        running = ""
+        while "program.py" not in running:
+            assert process.poll() is None
+            time.sleep(0.2)
+            with contextlib.suppress(psutil.Error):
+                measured = psutil.Process(process.pid).children(recursive=True)
+                running = " ".join(word for child in measured for word in child.cmdline())
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+        gone, left = psutil.wait_procs(measured, 30)
+    assert not left
+    assert len(gone) >= 2
+    assert os.listdir(tmp_path) == []
 
 
 def test_what_is_no_engine_mode_or_state_is_refused() -> None:
