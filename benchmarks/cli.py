@@ -152,7 +152,7 @@ def _complete(options: argparse.Namespace) -> None:
     options.loaders = [row for name in options.loaders for row in loaders.expand(name)]
     if getattr(options, "no_limits", False):
         options.limits = {}
-    if options.experiment.name not in {"remote", "disk_cache", "sharing", "switch"}:
+    if options.experiment.name not in {"remote", "disk_cache", "sharing"}:
         have = {loaders.labelled(name) for name in options.loaders}
         options.loaders += [name for name in options.site if name not in have]
         missing = [name for name in have if "@" in name and name not in options.site]
@@ -161,11 +161,10 @@ def _complete(options: argparse.Namespace) -> None:
     from penstock.bench import files
     from penstock.bench.checkpoints import NAMES
 
-    from .experiments import remote, switch
+    from .experiments import remote
 
-    switching = options.experiment.name == "switch"
     known = {
-        "states": [*switch.STATES, *switch.STARTS] if switching else files.STATES,
+        "states": files.STATES,
         "cases": NAMES,
         "networks": [*remote.NETWORKS, *remote.TLS],
     }

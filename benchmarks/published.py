@@ -1,4 +1,4 @@
-"""Published figures: reads them from the results, and draws the charts of docs/performance.md.
+"""Published figures of the manual: reads them from the results, and draws the charts of docs/performance.md.
 
     python -m benchmarks.published          # writes docs/charts/*.svg
 
@@ -12,7 +12,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from penstock.bench import bars, result
+from penstock.bench import bars, data, result
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -28,23 +28,33 @@ def published() -> dict[str, Any]:
 
 
 def value(figure: dict[str, Any]) -> float:
-    """The figure as its result has it: the median of all samples that it names.
+    """The figure as its result has it: the median of all samples that it names, in the unit of the page.
 
     Raises:
         UnprovedError: one of them does not show the state of the page cache that it was made in.
     """
     document = result.read(RESULTS / f"{figure['result']}.json")
+    found = _median(document, figure, figure["where"])
+    return found * figure.get("times", 1.0) / (_median(document, figure, figure["over"]) if "over" in figure else 1.0)
+
+
+def _median(document: result.Result, figure: dict[str, Any], where: dict[str, str]) -> float:
     named = [
-        item
-        for item in document["samples"]
-        if all(item["axes"].get(axis) == wanted for axis, wanted in figure["where"].items())
+        item for item in document["samples"] if all(item["axes"].get(axis) == wanted for axis, wanted in where.items())
     ]
-    found = [item for item in named if figure["value"] in item.get("figures", {})]
+    found = [float(at) for item in named if (at := _figure(item.get("figures", {}), figure["value"])) is not None]
     if not found:
-        raise KeyError(f"{figure['id']}: {figure['result']} has no {figure['where']}")
+        raise KeyError(f"{figure['id']}: {figure['result']} has no {where}")
     for item in named:
         result.prove(item)
-    return statistics.median(item["figures"][figure["value"]] for item in found)
+    return statistics.median(found)
+
+
+def _figure(figures: dict[str, Any], name: str) -> Any:
+    """A figure of a sample; its rate, where it has the parts."""
+    if name == "gb_per_s" and name not in figures and "bytes" in figures:
+        return figures["bytes"] / figures["seconds"] / data.GB
+    return figures.get(name)
 
 
 def charts() -> dict[str, str]:

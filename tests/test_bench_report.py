@@ -52,7 +52,7 @@ def test_a_measurement_without_proof_is_in_no_chart(tmp_path: Path, proof: dict[
     assert "runai" not in drawn
     page = (tmp_path / "report.html").read_text()
     assert "no proof of the cache" in page
-    assert "1 loads lack that proof" in page
+    assert "for want of that proof: 1." in page
 
 
 def test_nothing_is_drawn_of_a_state_without_any_proof(tmp_path: Path) -> None:

@@ -347,19 +347,6 @@ def test_ranks_read_apart_and_together(tmp_path: Path) -> None:
     assert samples["together"]["figures"]["read_bytes"] < samples["apart"]["figures"]["read_bytes"]
 
 
-@pytest.mark.libraries
-def test_models_take_turns(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    output = tmp_path / "out.json"
-    few = ("--device", "cpu", "--scale", "0.02", "--narrow", "32", "--repeats", "1", "--states", "one,warm")
-    run("switch", tmp_path / "data", *few, "--loaders", "penstock-pool", "--output", output)
-    samples = {item["axes"]["state"]: item for item in result.read(output)["samples"]}
-    assert all("figures" in item for item in samples.values()), samples
-    assert samples["one"]["facts"]["bytes_ok"]
-    assert 0 < samples["one"]["figures"]["copied_last"] <= samples["one"]["figures"]["bytes"]
-    assert not list((tmp_path / "data").iterdir())
-
-
 # ---- results
 
 

@@ -17,7 +17,8 @@ LAYERS = [
     {"units"},
     {"arguments", "optional", "patches", "patterns", "progress", "selection", "tensor_info"},
     {"frameworks", "manifests", "neighbours", "storage_options"},
-    {"loading", "trust"},
+    {"trust", "watching"},
+    {"loading"},
     {"parts"},
     {"destinations", "state"},
     {"checkpoint"},
@@ -26,12 +27,14 @@ LAYERS = [
     {"fp8"},
     {"recording"},
     {"pool"},
+    {"metrics"},
     {"distributed"},
     {"integrations.safetensors", "integrations.shared"},
     {"integrations.peft", "integrations.sglang", "integrations.transformers", "integrations.vllm"},
     {"integrations.diffusers"},
     {"doctor"},
-    {"bench", "start"},
+    {"start"},
+    {"bench"},
     {"integrations", "cli"},
     {"__init__", "__main__"},
 ]
@@ -202,6 +205,7 @@ STATIONS = [
     {"checkpoint", "config"},
     {"plan", "tune"},
     {"stats"},
+    {"trace"},
     {"pipeline", "pull"},
 ]
 """Rooms of the core: each uses those of earlier lines, and itself. ``lib`` hands all of them on."""

@@ -60,7 +60,7 @@ NEEDS = {
 ELSEWHERE = "https://minio.example.com:9000"
 FILE = re.compile(r"# ([\w/]+\.\w+)\n")
 # Pages that take a model.safetensors for granted.
-WITH_A_FILE = {"docs/engines/runai.md", "docs/slow.md", "docs/trust.md"}
+WITH_A_FILE = {"docs/engines/runai.md", "docs/observe.md", "docs/slow.md", "docs/trust.md"}
 
 
 def _tier(page: str) -> list[pytest.MarkDecorator]:

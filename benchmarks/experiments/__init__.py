@@ -37,7 +37,7 @@ class Experiment:
 
 def every() -> dict[str, Experiment]:
     """All experiments by name."""
-    from . import disk_cache, files, remote, sharing, switch
+    from . import disk_cache, files, remote, sharing
 
-    found = [*files.EXPERIMENTS, remote.EXPERIMENT, disk_cache.EXPERIMENT, sharing.EXPERIMENT, switch.EXPERIMENT]
+    found = [*files.EXPERIMENTS, remote.EXPERIMENT, disk_cache.EXPERIMENT, sharing.EXPERIMENT]
     return {experiment.name: experiment for experiment in found}

@@ -22,7 +22,9 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
+from penstock import watching
 from penstock._native import LoadOptions, LoadStats, Session
+from penstock.errors import LoadCancelledError
 from penstock.frameworks.base import Framework
 from penstock.progress import Progress
 
@@ -48,6 +50,9 @@ class SessionTensors(NamedTuple):
 class Destinations(Protocol):
     """Where a session's tensors go."""
 
+    device: str
+    """``"cpu"`` or ``"cuda:N"``."""
+
     def ahead(self) -> int | None:
         """Called once before anything is attached, where all of it will be: how many bytes to attach ahead of what has
         landed, or None for all at once. A chance to make memory beforehand.
@@ -66,6 +71,8 @@ class Destinations(Protocol):
 
 class FreshHost(Destinations):
     """Fresh host memory: the core's."""
+
+    device = "cpu"
 
     def __init__(self, session: Session, framework: Framework) -> None:
         self._session = session
@@ -87,7 +94,7 @@ class FreshDevice(Destinations):
     def __init__(self, session: Session, planned: SessionTensors, framework: Framework, device: str) -> None:
         self._session = session
         self._framework = framework
-        self._device = device
+        self.device = device
         self._planned = planned
         self._held: list[Any] = []
         self._addresses: list[int] = []
@@ -100,7 +107,7 @@ class FreshDevice(Destinations):
         they would wait. Small tensors share what was asked for: their price is Python's either way.
         """
         nbytes, total = self._planned.nbytes, sum(self._planned.nbytes)
-        if total < _LARGE_BYTES * len(nbytes) or self._framework.has_in_reserve(total, self._device):
+        if total < _LARGE_BYTES * len(nbytes) or self._framework.has_in_reserve(total, self.device):
             return None
         if self._session.leaves_a_core:
             return WINDOW_BYTES
@@ -113,12 +120,12 @@ class FreshDevice(Destinations):
         if end > len(self._held):
             self._make(end)
         # After the allocations: the fence must cover work on memory that the allocator has just reused.
-        self._session.attach(self._addresses[begin:end], self._framework.consumer_stream(self._device))
+        self._session.attach(self._addresses[begin:end], self._framework.consumer_stream(self.device))
 
     def _make(self, end: int) -> None:
         begin = len(self._held)
         dtypes, shapes = self._planned.dtypes[begin:end], self._planned.shapes[begin:end]
-        made, addresses = self._framework.empties(dtypes, shapes, self._device)
+        made, addresses = self._framework.empties(dtypes, shapes, self.device)
         self._held += made
         self._addresses += addresses
 
@@ -264,6 +271,8 @@ class Load:
         self._planned = planned
         self._window_bytes = planned.nbytes if window_bytes is None else window_bytes
         self._attaching = _Attaching(destinations, self._window_bytes)
+        self._outcome: watching.Outcome = "cancelled"
+        self._tell_end: Callable[[watching.Outcome, Callable[[], LoadStats]], None] | None = None
 
     def stream(self, limit: int) -> Iterator[tuple[str, Any]]:
         """Yields ``(name, tensor)`` as tensors land.
@@ -273,7 +282,7 @@ class Load:
         """
         names, nbytes, window_bytes = self._planned.names, self._planned.nbytes, self._window_bytes
         try:
-            self._progress.advance(0)
+            self._begin()
             window = _Window(self._attaching, self._session.attached_to_land, limit)
             window.fill()
             while indices := self._session.wait():
@@ -290,6 +299,9 @@ class Load:
                     window.taken(window_bytes[index])
                 window.fill()
             self._finish()
+        except Exception as error:
+            self._failed(error)
+            raise
         finally:
             self._end()
 
@@ -302,7 +314,7 @@ class Load:
         names, nbytes = self._planned.names, self._planned.nbytes
         tensors: list[Any] = [None] * len(names)
         try:
-            self._progress.advance(0)
+            self._begin()
             with collection_paused():
                 ahead = self._destinations.ahead()
                 window = None if ahead is None else _Window(self._attaching, self._session.attached_to_land, ahead)
@@ -322,7 +334,8 @@ class Load:
                 landed.clear()
                 self._progress.advance(sum(nbytes[index] for index in indices))
             self._finish()
-        except BaseException:
+        except BaseException as error:
+            self._failed(error)
             # The exception holds this frame: without this, whoever catches it to try again would not have the memory.
             tensors.clear()
             raise
@@ -330,14 +343,26 @@ class Load:
             self._end()
         return dict(zip(names, tensors, strict=True))
 
+    def _begin(self) -> None:
+        self._tell_end = watching.begin(self._destinations.device)
+        self._progress.advance(0)
+
+    def _failed(self, error: BaseException) -> None:
+        """It did, unless its consumer closed it, another thread ended it, or Ctrl-C did."""
+        if isinstance(error, Exception) and not isinstance(error, LoadCancelledError):
+            self._outcome = "failed"
+
     def _finish(self) -> None:
         self.stats = self._session.finish()
+        self._outcome = "complete"
         self._done(self.stats)
 
     def _end(self) -> None:
         self._session.stop()
         # Not before: until then, something may be on its way there.
         self._destinations.release()
+        if self._tell_end is not None:
+            self._tell_end(self._outcome, self._session.figures)
         self._progress.close()
 
 

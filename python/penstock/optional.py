@@ -22,6 +22,12 @@ MINIMUM = {
 }
 """Older ones lack what integrations use. docs/engines/index.md has the table for people; a test compares the two."""
 
+METRICS = {"prometheus-client": (0, 20), "opentelemetry-api": (1, 25)}
+"""Those of ``penstock.metrics``."""
+
+_MODULES = {"prometheus-client": "prometheus_client", "opentelemetry-api": "opentelemetry"}
+"""By distribution, the module to import, where it has another name."""
+
 
 def required(*names: str, by: str) -> None:
     """Checks that libraries are installed, in versions that the integration knows.
@@ -34,16 +40,17 @@ def required(*names: str, by: str) -> None:
         MissingDependencyError: naming the library, what is installed, and what to install.
     """
     for name in names:
-        wanted = f"{name}>={dotted(MINIMUM[name])}"
+        minimum = (MINIMUM | METRICS)[name]
+        wanted = f"{name}>={dotted(minimum)}"
         remedy = f"pip install '{wanted}'"
-        if importlib.util.find_spec(name) is None:
+        if importlib.util.find_spec(_module(name)) is None:
             raise MissingDependencyError(
                 f"{by} needs the package {name!r}, which is not installed. Install it: {remedy}",
                 cause=f"{name!r} is not installed",
                 remedy=remedy,
             )
         version = installed_version(name)
-        if version and version < MINIMUM[name]:
+        if version and version < minimum:
             installed = dotted(version)
             raise MissingDependencyError(
                 f"{by} needs {wanted}; version {installed} is installed. Update it: {remedy}",
@@ -52,9 +59,13 @@ def required(*names: str, by: str) -> None:
             )
 
 
+def _module(name: str) -> str:
+    return _MODULES.get(name, name)
+
+
 def is_installed(name: str) -> bool:
     """Whether a library is there, in a version that the integration knows."""
-    version = installed_version(name) if importlib.util.find_spec(name) is not None else ()
+    version = installed_version(name) if importlib.util.find_spec(_module(name)) is not None else ()
     return bool(version) and version >= MINIMUM[name]
 
 

@@ -46,7 +46,7 @@ class PartDestinations(Destinations):
         self._planned = planned
         self._parts = parts
         self._library = library
-        self._device = device
+        self.device = device
         self._fresh: dict[int, Any] = {}
         # All are checked before the first is written to.
         self._addresses = [0 if part.out is None else self._address(index) for index, part in enumerate(parts)]
@@ -55,17 +55,17 @@ class PartDestinations(Destinations):
         planned = self._planned
         fresh = [index for index in range(begin, end) if self._parts[index].out is None]
         made, addresses = self._library.empties(
-            [planned.dtypes[index] for index in fresh], [planned.shapes[index] for index in fresh], self._device
+            [planned.dtypes[index] for index in fresh], [planned.shapes[index] for index in fresh], self.device
         )
         self._fresh.update(zip(fresh, made, strict=True))
         at = dict(zip(fresh, addresses, strict=True))
         places = [at[index] if index in at else self._still(index) for index in range(begin, end)]
-        self._session.attach(places, self._library.consumer_stream(self._device))
+        self._session.attach(places, self._library.consumer_stream(self.device))
 
     def _address(self, index: int) -> int:
         part = self._parts[index]
         place = part.destination or self._library.destination(part.name, part.out)
-        if place.nbytes != self._planned.nbytes[index] or place.device != self._device or place.strides is not None:
+        if place.nbytes != self._planned.nbytes[index] or place.device != self.device or place.strides is not None:
             cause = (
                 f"{self._planned.nbytes[index]} bytes of it are for a destination of {place.nbytes} on {place.device}"
             )

@@ -421,6 +421,7 @@ impl Checkpoint {
         let to_device = !matches!(target, "slab" | "host");
         let target = target.to_owned();
         let checkpoint = self.for_load(config)?;
+        let trace = config.inner.trace.clone().filter(|file| !file.as_os_str().is_empty());
         py.detach(|| {
             let bytes = wanted.iter().map(|(tensor, selection)| (tensor.object, selection.bytes()));
             let storage = self.storage_of(&checkpoint, bytes);
@@ -431,7 +432,7 @@ impl Checkpoint {
                 None => settings,
             };
             let plan = Plan::new(wanted, settings.block_bytes, settings.coalesce_gap_bytes);
-            Session::start(checkpoint, Arc::new(plan), &target, &settings, &storage)
+            Session::start(checkpoint, Arc::new(plan), &target, &settings, &storage, trace)
         })
     }
 }

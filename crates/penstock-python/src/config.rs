@@ -38,7 +38,7 @@ impl LoadOptions {
     #[new]
     #[pyo3(signature = (
         *, readers=None, block_bytes=None, staging_bytes=None, window_bytes=None, cache=None, cache_dir=None,
-        cache_bytes=None, verify=None
+        cache_bytes=None, verify=None, trace=None
     ))]
     #[allow(clippy::too_many_arguments, reason = "keywords")]
     fn new(
@@ -50,6 +50,7 @@ impl LoadOptions {
         cache_dir: Option<Bound<'_, PyAny>>,
         cache_bytes: Option<Bound<'_, PyAny>>,
         verify: Option<Bound<'_, PyAny>>,
+        trace: Option<Bound<'_, PyAny>>,
     ) -> Outcome<Self> {
         let readers = number("readers", readers, "a number of threads, 1 to 256")?;
         let given = penstock::config::Config {
@@ -64,8 +65,9 @@ impl LoadOptions {
                     known.ok_or_else(|| refused("cache", &given, "one of auto, use, bypass, populate"))
                 })
                 .transpose()?,
-            cache_dir: directory(cache_dir)?,
+            cache_dir: path("cache_dir", cache_dir)?,
             cache_bytes: size("cache_bytes", cache_bytes)?,
+            trace: path("trace", trace)?,
             verify: verify
                 .map(|given| {
                     let name = given.extract::<String>().ok();
@@ -85,7 +87,7 @@ impl LoadOptions {
         cache_bytes: Option<Bound<'_, PyAny>>,
     ) -> Outcome<Self> {
         let inner = penstock::config::Config {
-            cache_dir: directory(cache_dir)?.or_else(|| self.inner.cache_dir.clone()),
+            cache_dir: path("cache_dir", cache_dir)?.or_else(|| self.inner.cache_dir.clone()),
             cache_bytes: size("cache_bytes", cache_bytes)?.or(self.inner.cache_bytes),
             ..self.inner.clone()
         };
@@ -135,6 +137,12 @@ impl LoadOptions {
         self.inner.verify.map(Verify::name)
     }
 
+    /// The file that a load's trace is added to; None for none.
+    #[getter]
+    fn trace(&self) -> Option<OsString> {
+        Some(self.inner.trace.as_ref().filter(|file| !file.as_os_str().is_empty())?.into())
+    }
+
     /// What `pickle` and `copy` make another one of: the settings as they are, the environment's among them.
     fn __getnewargs_ex__<'py>(&self, py: Python<'py>) -> PyResult<((), Bound<'py, PyDict>)> {
         let keywords = PyDict::new(py);
@@ -147,6 +155,7 @@ impl LoadOptions {
             .set_item("cache_dir", self.inner.cache_dir.as_ref().map(|directory| directory.as_os_str()))?;
         keywords.set_item("cache_bytes", self.inner.cache_bytes)?;
         keywords.set_item("verify", self.verify())?;
+        keywords.set_item("trace", self.inner.trace.as_ref().map(|file| file.as_os_str()))?;
         Ok(((), keywords))
     }
 
@@ -185,11 +194,11 @@ fn number(name: &str, given: Option<Bound<'_, PyAny>>, expected: &str) -> Outcom
     }
 }
 
-fn directory(given: Option<Bound<'_, PyAny>>) -> Outcome<Option<PathBuf>> {
+fn path(name: &str, given: Option<Bound<'_, PyAny>>) -> Outcome<Option<PathBuf>> {
     let Some(given) = given else { return Ok(None) };
     match given.extract() {
         Ok(PathArgument(path)) => Ok(Some(path)),
-        Err(_) => Err(refused("cache_dir", &given, "a path: a str, bytes or os.PathLike").into()),
+        Err(_) => Err(refused(name, &given, "a path: a str, bytes or os.PathLike").into()),
     }
 }
 

@@ -3,6 +3,7 @@
 //! A session is locked only while the GIL is released, and never the other way round: a thread that waits for landed
 //! tensors cannot keep another from running.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use penstock::device::CudaDevice;
 use penstock::memory::Arena;
 use penstock::pipeline::{self, Canceller, Next, Target};
 use penstock::plan::Plan;
+use penstock::stats::{plural, scaled};
 use penstock::tune::{Settings, Storage};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
@@ -72,6 +74,7 @@ impl Session {
         target: &str,
         settings: &Settings,
         storage: &Storage,
+        trace: Option<PathBuf>,
     ) -> Outcome<Self> {
         let target = match target {
             "slab" => Target::Slab,
@@ -87,8 +90,11 @@ impl Session {
         };
         let tensors = plan.tensors().iter().map(describe).collect::<Result<_, Error>>()?;
         let items = plan.tensors().iter().map(|tensor| tensor.item).collect();
-        let inner = pipeline::Session::start(checkpoint, plan, target, settings.readers)?;
+        let mut inner = pipeline::Session::start(checkpoint, plan, target, settings.readers)?;
         inner.on_storage(storage, settings);
+        if let Some(path) = trace {
+            inner.trace_to(path);
+        }
         let canceller = inner.canceller();
         let inner = Detached::new(Inner { session: Mutex::new(inner), canceller });
         Ok(Self { inner, tensors, items, leaves_a_core: settings.leaves_a_core })
@@ -218,6 +224,14 @@ impl Session {
         Ok(LoadStats { inner: finished? })
     }
 
+    /// Figures so far, of a load that may have failed. Not before its readers have ended: they hand theirs in then.
+    fn figures(&self, py: Python<'_>) -> LoadStats {
+        let inner = &*self.inner;
+        // In a forked child, a thread of the parent's may have the session.
+        let stats = || if inner.canceller.is_ours() { inner.lock().stats() } else { Default::default() };
+        LoadStats { inner: py.detach(stats) }
+    }
+
     /// Stops reading and waits until nothing is in flight. May be called at any time, by any thread and more than once.
     fn stop(&self, py: Python<'_>) {
         let inner = &*self.inner;
@@ -300,6 +314,11 @@ macro_rules! getters {
             fn __repr__(&self) -> String {
                 summary(&self.inner)
             }
+
+            /// The stages of the load, a line for each, and what follows.
+            fn __str__(&self) -> String {
+                self.inner.to_string()
+            }
         }
     };
 }
@@ -339,6 +358,8 @@ getters! {
     staging_bytes: u64 = |s| s.staging_bytes;
     /// What most of the bytes lie on: "ext4 on nvme0n1p2", "nfs4", "tmpfs", "s3".
     storage: String = |s| s.storage.clone();
+    /// Its class: "memory", "disk", "nfs", "smb", "parallel", "fuse", "virtiofs", "9p", "image" or "remote".
+    storage_kind: &'static str = |s| s.storage_kind;
     /// Whether the staging memory was pinned.
     pinned: bool = |s| s.pinned;
     /// Wall-clock seconds.
@@ -359,6 +380,8 @@ getters! {
     consumer_wait_seconds: f64 = |s| s.consumer_wait.as_secs_f64();
     /// What limited the load: "disk", "network", "cores", "page cache", "pcie", "memory" or "consumer".
     limited_by: &'static str = |s| s.limited_by();
+    /// What to do about that, in a sentence; None where nothing was loaded.
+    advice: Option<&'static str> = |s| s.advice();
     /// Fallbacks taken and limits met, in words.
     notes: Vec<String> = |s| s.notes.clone();
 }
@@ -367,7 +390,6 @@ getters! {
 fn summary(stats: &penstock::stats::LoadStats) -> String {
     let seconds = stats.wall.as_secs_f64();
     let speed = if seconds > 0.0 { stats.bytes as f64 / seconds } else { 0.0 };
-    let plural = |number: u64, of: &str| format!("{number} {of}{}", if number == 1 { "" } else { "s" });
     format!(
         "<penstock.LoadStats: {}, {} in {seconds:.3} s ({}/s), limited by {}; {}, storage {:?}>",
         plural(stats.tensors, "tensor"),
@@ -377,16 +399,6 @@ fn summary(stats: &penstock::stats::LoadStats) -> String {
         plural(stats.readers, "reader"),
         stats.storage,
     )
-}
-
-/// Bytes with the unit that leaves few digits before the point.
-fn scaled(bytes: f64) -> String {
-    let units = [(1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
-    // From half a digit below the unit, which would be rounded up to it.
-    match units.iter().find(|(unit, _)| bytes >= unit * 0.9995) {
-        Some((unit, name)) => format!("{:.2} {name}", bytes / unit),
-        None => format!("{bytes:.0} B"),
-    }
 }
 
 /// Gives staging memory that no load is using back to the system; returns the bytes.

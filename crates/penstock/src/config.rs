@@ -33,6 +33,8 @@ pub struct Config {
     pub cache_bytes: Option<u64>,
     /// When what is loaded is compared with a manifest (`PENSTOCK_VERIFY`: `auto`, `require` or `off`).
     pub verify: Option<Verify>,
+    /// The file that a load's trace is added to (`PENSTOCK_TRACE`); none where nothing is said, or an empty name.
+    pub trace: Option<PathBuf>,
 }
 
 impl Config {
@@ -82,16 +84,17 @@ impl Config {
                 Some(directory) => Some(directory),
                 None => read(&lookup, "PENSTOCK_CACHE_DIR", |t| Some(t.into()), "a directory")?,
             }
-            .map(|directory: PathBuf| match (directory.strip_prefix("~"), lookup("HOME")) {
-                // Shells expand it, Kubernetes and systemd do not.
-                (Ok(below), Some(home)) => PathBuf::from(home).join(below),
-                _ => directory,
-            }),
+            .map(|directory| at_home(directory, &lookup)),
             cache_bytes: or(self.cache_bytes, "PENSTOCK_CACHE_BYTES")?,
             verify: match self.verify {
                 Some(verify) => Some(verify),
                 None => read(&lookup, "PENSTOCK_VERIFY", Verify::from_name, "one of auto, require, off")?,
             },
+            trace: match self.trace {
+                Some(file) => Some(file),
+                None => read(&lookup, "PENSTOCK_TRACE", |t| Some(t.into()), "a file")?,
+            }
+            .map(|file| at_home(file, &lookup)),
         }
         .checked()
     }
@@ -111,6 +114,14 @@ impl Config {
             return Err(out_of_bounds("staging_bytes", bytes, "1 MiB and more"));
         }
         Ok(self)
+    }
+}
+
+/// The path, in the home directory where it begins with `~`: shells expand that, Kubernetes and systemd do not.
+fn at_home(path: PathBuf, lookup: impl Fn(&str) -> Option<String>) -> PathBuf {
+    match (path.strip_prefix("~"), lookup("HOME")) {
+        (Ok(below), Some(home)) => PathBuf::from(home).join(below),
+        _ => path,
     }
 }
 
@@ -163,6 +174,8 @@ mod tests {
         assert_eq!(config.cache_bytes, Some(2_000_000_000));
         let config = Config::default().or_environment(environment("PENSTOCK_VERIFY", "require")).unwrap();
         assert_eq!(config.verify, Some(Verify::Require));
+        let config = Config::default().or_environment(environment("PENSTOCK_TRACE", "/t.json")).unwrap();
+        assert_eq!(config.trace, Some(PathBuf::from("/t.json")));
         let config = Config::default().or_environment(environment("PENSTOCK_CACHE", "bypass")).unwrap();
         assert_eq!(config.cache, Some(CachePolicy::Bypass));
     }

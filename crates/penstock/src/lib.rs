@@ -17,7 +17,7 @@
 //! * [`pipeline`]: readers that move blocks, and the delivery of finished tensors.
 //! * `pull`: remote objects brought to a directory.
 //! * [`tune`]: what storage is like, start values for it, and the search for the number of readers.
-//! * [`config`], [`stats`], [`error`]: settings, figures, failures. [`threads`], `closest`: what several of these need.
+//! * [`config`], [`stats`], [`trace`], [`error`]: settings, figures, time lines, failures. [`threads`], `closest`: what several of these need.
 //!
 //! Dependencies point one way: `pipeline → plan → {checkpoint, store, memory, device}`. The crate knows no Python.
 //! `unsafe` is allowed in `memory`, `device`, the file readers of `store` and its disk cache, and where `pipeline` takes
@@ -37,6 +37,7 @@ pub mod pull;
 pub mod stats;
 pub mod store;
 pub mod threads;
+pub mod trace;
 pub mod tune;
 
 pub use error::{Code, Error, ErrorKind, Result};

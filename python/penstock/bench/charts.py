@@ -95,6 +95,35 @@ def comparison(panel: Panel, width: float = WIDE) -> Figure:
     return figure
 
 
+def stacked(panel: Panel, width: float = WIDE) -> Figure:
+    """A bar for each loader, of the stages of its way: medians, so their sum may differ a little from the whole."""
+    rows, stages = panel.measured, panel.stages
+    columns = 4 if width > NARROW else 2
+    figure, axes = _figure(width, 1.1 + 0.42 * len(rows) + 0.25 * -(-len(stages) // columns))
+    tones = ("ours", "line-1", "line-2", "line-3", "other", "limit", "ours-soft", "muted")
+    for number, stage in enumerate(stages):
+        lengths = [row.stages.get(stage, 0.0) for row in rows]
+        before = [sum(row.stages.get(other, 0.0) for other in stages[:number]) for row in rows]
+        axes.barh(range(len(rows)), lengths, left=before, height=0.62, color=colour(tones[number % 8]), label=stage)
+    for place, row in enumerate(rows):
+        axes.annotate(
+            f"{row.median:.3g} s" + (f" ({row.ratio:.2f}×)" if row.ratio and row.loader != OURS else ""),
+            (sum(row.stages.values()), place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=10,
+            color=colour("text"), bbox={"facecolor": colour("page"), "edgecolor": "none", "pad": 1.0},
+        )  # fmt: skip
+    axes.set_yticks(range(len(rows)), [row.loader for row in rows])
+    for label, row in zip(axes.get_yticklabels(), rows, strict=True):
+        label.set_color(colour("text"))
+        label.set_fontweight("bold" if row.loader == OURS else "normal")
+    axes.invert_yaxis()
+    axes.set_xlim(0, max(sum(row.stages.values()) for row in rows) * (1.28 if width > NARROW else 1.75))
+    axes.xaxis.set_major_locator(_few(4 if width > NARROW else 3))
+    axes.grid(axis="x", color=colour("grid"), linewidth=0.8)
+    axes.set_xlabel("seconds", color=colour("muted"), fontsize=10)
+    figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=10, labelcolor=colour("text"))
+    return figure
+
+
 def _bar(row: Row) -> str:
     return "ours" if row.loader == OURS else "ours-soft" if row.loader.startswith(OURS) else "other"
 

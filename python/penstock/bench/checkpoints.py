@@ -27,6 +27,8 @@ LARGE = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "
 LARGE |= {"intermediate_size": 14336, "vocab_size": 128256}
 TINY = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "hidden_size": 64}
 TINY |= {"intermediate_size": 128, "vocab_size": 512}
+MIDDLE = {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64, "hidden_size": 1024}
+MIDDLE |= {"intermediate_size": 2816, "vocab_size": 32000}
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -108,7 +110,7 @@ def _nbytes(shapes: Shapes) -> int:
 
 
 def _sizes(gb: float) -> dict[str, int]:
-    return TINY if gb < 0.5 else LARGE
+    return TINY if gb < 0.1 else MIDDLE if gb < 2.5 else LARGE
 
 
 def _model_shapes(sizes: dict[str, int], layers: int) -> Shapes:
@@ -117,7 +119,7 @@ def _model_shapes(sizes: dict[str, int], layers: int) -> Shapes:
 
 
 def _config(gb: float) -> dict[str, Any]:
-    """The configuration of a Llama of about ``gb`` GB; below 0.5, a tiny one."""
+    """The configuration of a Llama of about ``gb`` GB: of Llama-3-8B's width from 2.5 on, a tiny one below 0.1."""
     sizes = _sizes(gb)
     none, one = (_nbytes(_model_shapes(sizes, layers)) for layers in (0, 1))
     return sizes | {

@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shutil
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -133,7 +135,7 @@ def carry_out(
         if document["experiment"] != experiment:
             cause = f"the result is one of {document['experiment']}, not of {experiment}"
             raise ConfigError(cause=cause, location=str(output), remedy="Give another --output")
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as work:
+    with ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="penstock-bench-") as work:
         try:
             bench = make(options, Path(work))
         except KeyError as error:
@@ -151,6 +153,23 @@ def carry_out(
         limits = schedule.Limits(wanted.rounds, wanted.timeout, seconds, wanted.precision)
         schedule.Schedule(bench, document, about, limits, output).everything()
     return document
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block as an exception: measured processes have sessions of their own, and would outlive it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

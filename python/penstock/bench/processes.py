@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +97,14 @@ def _answer(process: subprocess.Popen[bytes], place: Path, deadline: float, seco
 
 
 class Resident:
-    """A process that answers one task after another, by ``mode``: ``fork`` or ``keep`` (see ``worker.py``)."""
+    """A process that answers one task after another, by ``mode``: ``fork`` or ``keep`` (see ``worker.py``).
 
-    def __init__(self, mode: str, env: Mapping[str, str] | None = None) -> None:
+    Besides torch it has imported ``imports``, so that forked processes need not.
+    """
+
+    def __init__(self, mode: str, env: Mapping[str, str] | None = None, imports: Sequence[str] = ()) -> None:
         self._process = subprocess.Popen(
-            command("--resident", mode),
+            command("--resident", mode, *imports),
             env=environment(env),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -34,6 +34,7 @@ figure{margin:12px 0}
 figure svg{display:block;width:100%;max-width:820px;height:auto;overflow:visible}
 .narrow{display:none}
 @media (max-width: 620px){.wide{display:none}.narrow{display:block}main{padding:20px 14px 48px}}
+.scroll+.scroll{margin-top:14px}
 .scroll{overflow-x:auto;-webkit-overflow-scrolling:touch}
 table{border-collapse:separate;border-spacing:0;width:100%;font-size:.86rem;font-variant-numeric:tabular-nums}
 th,td{padding:6px 8px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--grid)}
@@ -46,7 +47,23 @@ code{background:var(--card);padding:1px 5px;border-radius:4px;font-size:.88em;ov
 dl{display:grid;grid-template-columns:max-content 1fr;gap:4px 18px;font-size:.9rem;margin:8px 0}
 dt{color:var(--muted)}dd{margin:0;overflow-wrap:anywhere}
 """
-TITLES = {"compare": "loaders compared", "concurrency": "load time by the number of readers"}
+TITLES = {
+    "compare": "loaders compared",
+    "concurrency": "load time by the number of readers",
+    "switch": "switching between models",
+    "engine": "until the first answer",
+}
+CLOCKS = {
+    "switch": """What is timed is what each heading says; imports come before it.""",
+    "engine": """The time runs from the start of the process until its first answer. Steps are told by the engine's log,
+or by hooks in Python; one whose end nobody told is in the next.""",
+}
+FILES = "The time runs from opening the files until the last tensor can be used; imports come before it."
+CHECKS = {
+    "switch": "What was loaded is compared with what was written, at places drawn from it.",
+    "engine": "What an engine says with each loader is compared with what it said first.",
+}
+SUMS = "The bytes of all tensors are compared with checksums of the files, once for each loader and state."
 Chart = tuple[str, str, Callable[[float], "Figure"]]
 """The file's name without its end, the title, and what draws it in a width."""
 
@@ -81,7 +98,12 @@ def _nothing(_: float) -> Figure:
 
 def _chart(panel: Panel, *, several: bool) -> Chart:
     name = "-".join(filter(None, [panel.case if several else "", panel.state])).replace("/", "-")
-    return name, panel.title, (lambda width: charts.comparison(panel, width)) if panel.measured else _nothing
+    draw = charts.stacked if panel.stages else charts.comparison
+    return (
+        name.replace(" ", "-").replace(",", ""),
+        panel.title,
+        (lambda width: draw(panel, width)) if panel.measured else _nothing,
+    )
 
 
 def page(document: result.Result, found: Sequence[Panel], drawn: Sequence[Chart]) -> str:
@@ -98,7 +120,7 @@ def page(document: result.Result, found: Sequence[Panel], drawn: Sequence[Chart]
         parts.append(f"<h2>{_text(panel.title)}</h2>")
         chart = next((chart for chart in shown if chart[1] == panel.title), None)
         parts += [_figure(chart)] if chart and chart[2] is not _nothing else []
-        parts += [_table(panel), f'<p class="quiet">{_text(panel.ended)}</p>' if panel.ended else ""]
+        parts += [_table(panel), _stages(panel), f'<p class="quiet">{_text(panel.ended)}</p>' if panel.ended else ""]
     parts += [_skipped(run), _method(document), _machine(run)]
     body = "\n".join(filter(None, parts))
     return (
@@ -140,6 +162,20 @@ def _table(panel: Panel) -> str:
     return f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
+def _stages(panel: Panel) -> str:
+    """The seconds of stages, where there are any."""
+    if not panel.stages:
+        return ""
+    heads = "".join(f"<th>{_text(head)}</th>" for head in ("seconds by stage", *panel.stages))
+    rows = "".join(
+        f"<tr{' class=ours' if row.loader == OURS else ''}><td>{_text(row.loader)}</td>"
+        + "".join(f"<td>{row.stages.get(stage, 0.0):.3f}</td>" for stage in panel.stages)
+        + "</tr>"
+        for row in panel.measured
+    )
+    return f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
 def _row(row: Row) -> str:
     name = f"{row.loader} {row.version}".strip()
     if not row.seconds:
@@ -173,7 +209,8 @@ def _about(document: result.Result) -> str:
     run = document["runs"][-1]
     known = run["machine"]
     sizes = [f"{case['bytes'] / data.GB:.3g} GB in {case['tensors']} tensors" for case in document["cases"].values()]
-    parts = [*sizes, f"to {run.get('device', 'cpu')}", f"{known.get('cpu')}, {known.get('cores')} cores"]
+    # Questions about one model have one size.
+    parts = [*dict.fromkeys(sizes), f"to {run.get('device', 'cpu')}", f"{known.get('cpu')}, {known.get('cores')} cores"]
     return ", ".join(map(str, [*parts, known.get("filesystem"), str(run.get("started", ""))[:10]]))
 
 
@@ -187,14 +224,15 @@ def _method(document: result.Result) -> str:
     samples = [item for item in document["samples"] if "figures" in item and "loader" in item["axes"]]
     unproved = sum(not result.is_proved(item) for item in samples)
     precision = document["runs"][-1].get("precision", intervals.BAR)
-    proved = f"{unproved} loads lack that proof, and are in no chart and no figure."
-    text = f"""{len(samples)} loads, each in a process of its own, in an order drawn anew for each round. The time runs
-from opening the files until the last tensor can be used; imports come before it. Rounds go on until the 95 % interval
-of each median and of each ratio is within ±{precision:.0%}, or the budget ends. Intervals are by ranks, and there is
-none below six rounds. Thin lines and bands reach from the least to the most. Before each load, mincore(2) says how much
-of the files is cached; after it, the kernel says how much came from the device.
-{proved if unproved else "Every load has that proof."}
-The bytes of all tensors are compared with checksums of the files, once for each loader and state."""
+    proof = f"In no chart and no figure, for want of that proof: {unproved}."
+    of = document["experiment"]
+    text = f"""{len(samples)} measurements, each in a process of its own, in an order drawn anew for each round.
+{CLOCKS.get(of, FILES)} Rounds go on until the 95 % interval of each median and of each ratio is within
+±{precision:.0%}, or the budget ends. Intervals are by ranks, and there is none below six rounds. Thin lines and bands
+reach from the least to the most. Before each measurement in a state of the page cache, mincore(2) says how much of the
+files is cached; after it, the kernel says how much came from the device.
+{proof if unproved else "Every one has that proof."}
+{CHECKS.get(of, SUMS)}"""
     return f"<h2>How it was measured</h2><p>{_text(text)}</p>"
 
 

@@ -16,6 +16,8 @@ from . import data, intervals, tables
 from .result import Result, Sample, is_proved
 
 OURS = "penstock"
+STAGE = "stage_"
+"""What names of figures begin with that are the seconds of a stage."""
 STATES = {
     "cold": "Cold: nothing in the page cache",
     "half": "Half in the page cache",
@@ -24,6 +26,32 @@ STATES = {
     "s3": "From S3",
     "gs": "From Google Cloud Storage",
     "https": "Over HTTPS",
+}
+
+
+ENGINES = ("transformers", "vllm", "sglang")
+OF_ENGINES = {
+    "cold": "Cold: weights, packages and libraries put out of the page cache",
+    "warm": "Warm: after another start",
+    "cold-machine": "Cold machine: nothing in its page cache",
+}
+PARTS = {
+    "read": ("Files to host memory", "reads"),
+    "order": ("From files to a module", "builds and fills"),
+    "reload": ("Load, unload, load again", "reloads"),
+    "copy": ("Host memory to the GPU", "copies"),
+    "turns": ("Models that take turns", "switches to"),
+    "pool": ("What a pool costs", "takes"),
+    "request": ("One request, by stages", "answers with"),
+    **{name: (f"{name}: until the first answer", "answers after") for name in ENGINES},
+}
+"""Cases that are questions of their own: what they are, and what Penstock does there."""
+OF_PARTS = {
+    "room for one": "room for one",
+    "room for both": "room for both",
+    "host": "the worker keeps the model in host memory",
+    "evict": "the model leaves the device",
+    "adopt": "modules become the pool's",
 }
 
 
@@ -45,6 +73,8 @@ class Row:
     bytes_checked: str = "not checked"
     error: str | None = None
     unproved: int = 0
+    # Of a way in stages, the seconds of each, in order.
+    stages: dict[str, float] = field(default_factory=dict)
 
     @property
     def median(self) -> float:
@@ -77,7 +107,24 @@ class Panel:
 
     @property
     def title(self) -> str:
+        part, _, how = self.case.partition(", ")
+        if part in PARTS:
+            known = OF_ENGINES if part in ENGINES else STATES
+            said = known.get(self.state, OF_PARTS.get(self.state, self.state))
+            where = f"{said[:1].lower()}{said[1:]}" if self.state in known else said
+            return ", ".join(filter(None, [PARTS[part][0], how, where]))
         return STATES.get(self.state, self.state)
+
+    @property
+    def verb(self) -> str:
+        """What Penstock does to the bytes."""
+        return PARTS.get(self.case.partition(", ")[0], ("", "loads"))[1]
+
+    @property
+    def stages(self) -> list[str]:
+        """The stages that any of its rows has, in order."""
+        longest = max((row.stages for row in self.measured), key=len, default={})
+        return list(dict.fromkeys([*longest, *(stage for row in self.measured for stage in row.stages)]))
 
     @property
     def measured(self) -> list[Row]:
@@ -96,7 +143,9 @@ def panels(result: Result) -> list[Panel]:
         good = {name: [item for item in tables.good(items) if is_proved(item)] for name, items in group.items()}
         rows = [_row(name, group, good) for name in group]
         rows.sort(key=lambda row: (not row.seconds, row.median if row.seconds else 0.0))
-        found.append(Panel(case, state, rows, tables.limit(result, case, state), _ended(result, case, state)))
+        # Of a request, reading is one stage of several.
+        limit = tables.limit(result, case, state) if not any(row.stages for row in rows) else None
+        found.append(Panel(case, state, rows, limit, _ended(result, case, state)))
     return found
 
 
@@ -120,7 +169,13 @@ def _row(name: str, group: tables.Group, good: tables.Group) -> Row:
         tables.checked(good, name),
         error,
         unproved,
+        _stages(items),
     )
+
+
+def _stages(items: Sequence[Sample]) -> dict[str, float]:
+    named = dict.fromkeys(figure for item in items for figure in item["figures"] if figure.startswith(STAGE))
+    return {figure[len(STAGE) :]: _median(items, figure) or 0.0 for figure in named}
 
 
 def _share(items: Sequence[Sample]) -> float | None:
@@ -166,9 +221,8 @@ def headlines(found: Iterable[Panel]) -> list[str]:
             share = seconds / ours.median
             reached = f"is at {share:.0%} of that limit" if share < 1 else "is no slower than plain reads"
             limit = f" Reading the {what} allows {seconds:.3g} s: Penstock {reached}."
-        said.append(
-            f"{panel.title}. Penstock loads {ours.nbytes / data.GB:.3g} GB in {ours.median:.3g} s. {gain}{limit}"
-        )
+        done = f"{panel.verb} {ours.nbytes / data.GB:.3g} GB in" if ours.nbytes else f"{panel.verb}"
+        said.append(f"{panel.title}. Penstock {done} {ours.median:.3g} s. {gain}{limit}")
     return said
 
 

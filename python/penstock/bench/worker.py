@@ -1,7 +1,7 @@
 """The program of every measured process: carries out tasks by their name.
 
     python worker.py TASK.json RESULT.json      # one task; the answer goes to a file
-    python worker.py --resident fork|keep       # tasks by line; each in a forked child, or all in this process
+    python worker.py --resident fork|keep [MODULE …]  # tasks by line; each in a forked child, or all in this process
 
 A task is a JSON object: ``do`` names it, and the rest is the task's own. The module of a task is imported only for it,
 so no measurement pays for what another one imports. It does not matter what a loader prints, or how it dies at exit.
@@ -18,6 +18,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ TASKS = {
     "load": "measure",
     "limit": "limits",
     "serialise": "loaders.tensorizer",
+    "switch": "switch.tasks",
+    "engine": "engine.tasks",
     "vllm": "loaders.vllm",
     "sglang": "loaders.sglang",
 }
@@ -44,9 +47,10 @@ def carry_out(task: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def resident(*, fork: bool) -> None:
+def resident(*, fork: bool, imports: Sequence[str] = ()) -> None:
     """Answers tasks by line, having imported torch once. What a load prints goes to the error stream."""
-    import torch  # noqa: F401 - what takes seconds, once
+    for module in ("torch", *imports):  # what takes seconds, once
+        importlib.import_module(module)
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -79,7 +83,7 @@ def _in_a_child(line: str) -> str:
 
 def main() -> None:
     if sys.argv[1] == "--resident":
-        resident(fork=sys.argv[2] == "fork")
+        resident(fork=sys.argv[2] == "fork", imports=sys.argv[3:])
         return
     question, answer = map(Path, sys.argv[1:])
     answer.write_text(json.dumps(carry_out(json.loads(question.read_text()))))

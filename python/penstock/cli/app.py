@@ -149,6 +149,10 @@ def load_command(
         str | None, one_of(VERIFY, setting, "Compare what is read with a manifest; auto where there is one.")
     ] = None,
     trust: Trust = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Add a time line of the load to this file, for ui.perfetto.dev."),
+    ] = None,
     storage_option: StorageOption = None,
     stats: Annotated[bool, flag("--stats", help="Print what was read, from where, and what limited it.")] = False,
     all_stats: Annotated[bool, flag("--all-stats", help="Print every figure, those that are zero too.")] = False,
@@ -168,6 +172,7 @@ def load_command(
             cache_dir=cache_dir,
             cache_bytes=cache_bytes,
             verify=verify,  # type: ignore[arg-type]
+            trace=trace,
         )
         if cache_dir and not any(is_url(path) for path in paths):
             sys.stderr.write("note: --cache-dir is ignored: what lies on this machine needs no disk cache\n")

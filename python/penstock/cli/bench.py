@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
@@ -13,6 +14,10 @@ from penstock.bench import report, result
 from penstock.bench.compare import Wanted, compare
 from penstock.bench.summary import OURS, Panel, Row, headlines, notes, panels
 from penstock.cli.output import NARROW, Output, as_json, bare_table, printable
+
+if TYPE_CHECKING:
+    from penstock.bench.engine.bench import Asked as Engines
+    from penstock.bench.switch.bench import Asked
 
 _WIDE, _VERSIONS = 110, 130
 """The columns from which a table has everything, and from which versions stand beside names."""
@@ -35,6 +40,24 @@ def run_concurrency(location: str | None, wanted: Wanted, readers: Sequence[int]
         wanted.output.mkdir(parents=True, exist_ok=True)
     document = concurrency(location, wanted, _command(), readers)
     told(document, wanted.output, json=json, charts=drawn(document))
+
+
+def run_switch(wanted: Wanted, asked: Asked, *, json: bool) -> None:
+    """Measures what switching between models takes, and shows."""
+    from penstock.bench.switch.bench import switch
+
+    if wanted.output:
+        wanted.output.mkdir(parents=True, exist_ok=True)
+    told(switch(wanted, asked, _command()), wanted.output, json=json)
+
+
+def run_engine(path: Path | None, wanted: Wanted, asked: Engines, *, json: bool) -> None:
+    """Measures how long engines take until they answer, and shows."""
+    from penstock.bench.engine.bench import engine
+
+    if wanted.output:
+        wanted.output.mkdir(parents=True, exist_ok=True)
+    told(engine(path, wanted, asked, _command()), wanted.output, json=json)
 
 
 def told(document: result.Result, output: Path | None, *, json: bool, charts: Sequence[report.Chart] = ()) -> None:
@@ -99,6 +122,14 @@ def _panel(out: Output, panel: Panel) -> None:
         table.add_row(*(Text(printable(text), style=style) for text in [name, *(of(row) for _, of, _ in columns)]))
     if columns:
         out.print(table)
+    if panel.stages:
+        stages = bare_table()
+        stages.add_column("seconds by stage", overflow="fold")
+        for stage in panel.stages:
+            stages.add_column(stage, justify="right", no_wrap=True)
+        for row in panel.measured:
+            stages.add_row(Text(printable(row.loader)), *(f"{row.stages.get(of, 0.0):.3f}" for of in panel.stages))
+        out.print(stages)
     for row in panel.rows:
         if row.error:
             out.lines([printable(f"{row.loader} failed: {row.error}")], style="red")

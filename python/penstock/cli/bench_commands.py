@@ -22,6 +22,8 @@ bench_app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+ENGINE_SECONDS = 600.0
+"""What one start of an engine may take: compiling, on busy cores."""
 Device = Annotated[
     str | None,
     typer.Option(
@@ -187,6 +189,109 @@ def concurrency_command(
             resume=resume,
         )
         run_concurrency(path, wanted, [int(word) for word in _words(readers)], json=json)
+
+
+@bench_app.command(
+    "switch",
+    cls=Command,
+    epilog=epilog("bench switch --quick", "bench switch --parts turns,request --model flux --gb 33.6 --output report"),
+)
+def switch_command(
+    quick: Quick = False,
+    output: Directory = None,
+    device: Device = None,
+    parts: Annotated[
+        str, typer.Option("--parts", metavar="A,B", help="Only these: read, order, reload, copy, turns, pool, request.")
+    ] = "",
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="flux|llama|plain", help="Which shapes; plain needs torch alone."),
+    ] = None,
+    loaders: Loaders = None,
+    gb: Gigabytes = None,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, metavar="N", help="Turns measured in a process.")] = 3,
+    budget: Budget = None,
+    rounds: Rounds = 60,
+    resume: Resume = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure what switching between models takes: reading, building, copying, taking turns, and one request."""
+    check_resumable(resume, output)
+    with handled(as_json=json, debug=debug):
+        needs_extra()
+        from penstock.bench.compare import Wanted
+        from penstock.bench.switch.bench import Asked
+        from penstock.cli.bench import run_switch
+
+        wanted = Wanted(
+            device=first_device(device),
+            loaders=_words(loaders),
+            quick=quick,
+            gb=gb,
+            budget=budget,
+            rounds=rounds,
+            output=output,
+            resume=resume,
+        )
+        run_switch(wanted, Asked(_words(parts), model, repeats), json=json)
+
+
+@bench_app.command(
+    "engine",
+    cls=Command,
+    epilog=epilog("bench engine --quick", "bench engine models/llama --engines vllm --modes eager,compiled"),
+)
+def engine_command(
+    path: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[PATH]",
+            show_default=False,
+            help="The directory of a model; left out, a Llama of random weights is made and removed.",
+            autocompletion=completed_paths,
+        ),
+    ] = None,
+    quick: Quick = False,
+    output: Directory = None,
+    device: Device = None,
+    engines: Annotated[
+        str, typer.Option("--engines", metavar="A,B", help="Of those that are installed: transformers, vllm, sglang.")
+    ] = "",
+    modes: Annotated[str, typer.Option("--modes", metavar="A,B", help="eager, compiled.")] = "eager",
+    tp: Annotated[int, typer.Option("--tp", min=1, metavar="N", help="GPUs that a server shares a model over.")] = 1,
+    loaders: Loaders = None,
+    states: Annotated[
+        str, typer.Option("--states", metavar="A,B", help="cold, warm, and cold-machine, which needs root.")
+    ] = "cold,warm",
+    gb: Gigabytes = None,
+    budget: Budget = None,
+    rounds: Rounds = 60,
+    resume: Resume = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure the seconds until an engine's first answer, by steps, with each of its loaders."""
+    check_resumable(resume, output)
+    with handled(as_json=json, debug=debug):
+        needs_extra()
+        from penstock.bench.compare import Wanted
+        from penstock.bench.engine.bench import Asked
+        from penstock.cli.bench import run_engine
+
+        wanted = Wanted(
+            device=first_device(device),
+            states=_words(states),
+            loaders=_words(loaders),
+            quick=quick,
+            gb=gb,
+            budget=budget,
+            rounds=rounds,
+            output=output,
+            resume=resume,
+            timeout=ENGINE_SECONDS,
+        )
+        run_engine(path, wanted, Asked(_words(engines), _words(modes), tp), json=json)
 
 
 def _words(text: str | None) -> tuple[str, ...]:

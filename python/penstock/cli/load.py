@@ -39,6 +39,7 @@ class Figure(NamedTuple):
 
 FIGURES = {
     "storage": Figure("source", "storage", "what most of the bytes lie on"),
+    "storage_kind": Figure("source", "storage class", "as metrics have it"),
     "bytes": Figure("source", "tensor bytes", "bytes of the tensors"),
     "tensors": Figure("source", "tensors", "tensors loaded"),
     "read_bytes": Figure("source", "bytes read", "with gaps and alignment"),
@@ -66,17 +67,6 @@ FIGURES = {
     "staging_bytes": Figure("memory", "staging memory", "most host memory on the way to a device"),
     "pinned": Figure("memory", "pinned", "whether staging memory was registered with the device"),
 }
-
-ADVICE = {
-    "disk": "the disk is what limits: a faster disk, or files that are in the page cache, would load faster",
-    "network": "the network or the store is what limits: --cache-dir keeps what comes for the next load",
-    "cores": "the CPU cores are what limits: give the process more of them",
-    "page cache": "copying from the page cache is what limits: the storage is not",
-    "pcie": "the copies to the device are what limits: check that the GPU has its full PCIe width (nvidia-smi -q)",
-    "memory": "host memory is what limits: copying and page faults, not the storage",
-    "consumer": "the consumer is what limits: storage waited for memory to read into",
-}
-"""What follows from ``limited_by``, in a sentence."""
 
 
 def load(
@@ -136,8 +126,7 @@ def load(
         out.print()
         out.print(table(found, every=all_stats, explained=out.width >= NARROW))
         out.print()
-        advice = ADVICE.get(found["limited_by"]) if nbytes else None
-        out.lines(filter(None, [advice, *(f"note: {printable(str(note))}" for note in found["notes"])]))
+        out.lines(filter(None, [ckpt.stats.advice, *(f"note: {printable(str(note))}" for note in found["notes"])]))
     else:
         out.lines(["a mapped load has no further figures: the kernel does the reading"], style="dim")
 
@@ -240,7 +229,11 @@ def table(stats: dict[str, Any], *, every: bool, explained: bool = True) -> Tabl
     groups = dict.fromkeys(figure.group for figure in FIGURES.values()) | {"other": None}
     for group in groups:
         known = [name for name, figure in FIGURES.items() if figure.group == group and name in stats]
-        names = known if group != "other" else [name for name in stats if name not in FIGURES and name != "notes"]
+        names = (
+            known
+            if group != "other"
+            else [name for name in stats if name not in FIGURES and name not in {"notes", "advice"}]
+        )
         shown = [name for name in names if every or stats[name] not in (0, None, False, [])]
         if shown:
             made.add_row(Text(group, style="bold"))

@@ -6,7 +6,7 @@
 //! * [`Mapped`] (`mapped`): the other way to have tensors, as views of mapped files; nothing moves but pages.
 //! * [`Prefetch`] (`prefetch`): what may be done before either, bringing files into the page cache.
 //! * `reader`: the two loops, to host memory in place and to a device through staging buffers; `reader_pool`: their
-//!   threads.
+//!   threads; `reader_stats`: what each counts and, for a trace, records.
 //! * `shared`: what the owner and the readers share; `queue`: the blocks, and who takes which; `reader_ranges`: those
 //!   that are to be fetched, as runs of neighbours.
 //! * `sampler`: what readers bring in, told to the tuner, which says how many of them run.
@@ -29,6 +29,7 @@ mod queue;
 mod reader;
 mod reader_pool;
 mod reader_ranges;
+mod reader_stats;
 mod sampler;
 mod session;
 mod shared;

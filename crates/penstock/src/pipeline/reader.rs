@@ -7,61 +7,20 @@ use std::time::{Duration, Instant};
 
 use super::landing::{Destinations, Fetched, Timing, fetch, land, requests, to_host};
 use super::queue::ReadKind;
+use super::reader_stats::ReaderStats;
 use super::shared::{Shared, Take};
 use crate::device::{CopyEvent, CopyRegion, CopyStream, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{Lease, PinnedSpan, Region, StagingBuffer, Window};
 use crate::plan::{Block, Segment};
-use crate::stats::LoadStats;
-use crate::store::{ALIGNMENT_PADDING, Object, ReadContext};
+use crate::store::{ALIGNMENT_PADDING, Object};
+use crate::trace::Activity;
 
 /// Buffers of one reader: one is being filled while the other is on its way. More of them, or larger ones, would be out of
 /// the processor's cache by the time the device reads them.
 pub(super) const DEPTH: usize = 2;
 /// How often a reader that waits for a buffer looks whether the load was cancelled.
 const BUFFER_WAIT: Duration = Duration::from_millis(20);
-
-/// What every reader keeps, whatever it reads to: scratch for its store and its own counts.
-struct ReaderStats {
-    cx: ReadContext,
-    stats: LoadStats,
-}
-
-impl ReaderStats {
-    fn new(shared: &Shared) -> Self {
-        Self { cx: shared.cx(), stats: LoadStats::default() }
-    }
-
-    /// Says that a block of this kind is begun, in this thread.
-    fn begins(&mut self, shared: &Shared, block: &Block, kind: ReadKind) {
-        self.cx.cached = shared.objects.was_cached(block, kind);
-    }
-
-    fn spent(&mut self, shared: &Arc<Shared>, block: &Block, kind: ReadKind, spent: &Timing) {
-        if self.cx.throttled > self.stats.throttled {
-            self.stats.throttled = self.cx.throttled;
-            shared.on_throttle();
-        }
-        self.stats.reading += spent.reading;
-        self.stats.copying += spent.copying;
-        match kind {
-            ReadKind::Copy => self.stats.cached_reading += spent.reading,
-            ReadKind::Fetch => shared.fetched(block, spent.reading),
-        }
-    }
-
-    fn hand_in(mut self, shared: &Shared) {
-        self.stats.cached_bytes = self.cx.cached_bytes;
-        self.stats.direct_bytes = self.cx.direct_bytes;
-        self.stats.buffered_bytes = self.cx.buffered_bytes;
-        self.stats.network_bytes = self.cx.network_bytes;
-        self.stats.read_bytes = self.cx.bytes();
-        self.stats.verified_bytes = self.cx.verified_bytes;
-        self.stats.verification_excess_bytes = self.cx.verification_excess_bytes;
-        self.stats.calls = self.cx.calls;
-        shared.with_stats(|stats| stats.add(&self.stats));
-    }
-}
 
 /// Reads blocks to host memory.
 pub(super) struct HostReader {
@@ -83,7 +42,7 @@ impl HostReader {
                     self.block(shared, index, kind)?;
                     done = Some((index, kind));
                 }
-                Take::Nothing => shared.wait_for_work(),
+                Take::Nothing => self.account.wait_for_work(shared),
                 Take::Over => break,
             }
         }
@@ -93,12 +52,13 @@ impl HostReader {
 
     fn block(&mut self, shared: &Arc<Shared>, index: usize, kind: ReadKind) -> Result<()> {
         let block = &shared.plan.blocks()[index];
-        self.account.begins(shared, block, kind);
+        self.account.begins(shared, index, block, kind);
         let object = shared.objects.get(block.object)?;
         let (to, request) = (&shared.destinations, shared.request_bytes());
-        let ReaderStats { cx, .. } = &mut self.account;
+        let (ReaderStats { cx, .. }, began) = (&mut self.account, Instant::now());
         let spent = to_host(&shared.plan, block, object.as_ref(), to, request, cx, &mut self.scratch)
             .map_err(|error| name_tensor(error, shared, block, object.as_ref()))?;
+        self.account.brought(began, &spent);
         self.account.spent(shared, block, kind, &spent);
         shared.landed(block);
         Ok(())
@@ -117,6 +77,16 @@ enum Source {
     Staging(StagingBuffer),
     /// Kept until the copy has ended.
     Pinned(PinnedSpan),
+}
+
+impl Source {
+    /// Of a staging buffer: where it lies.
+    fn address(&mut self) -> Option<usize> {
+        match self {
+            Self::Staging(buffer) => Some(buffer.window().as_ptr().addr()),
+            Self::Pinned(_) => None,
+        }
+    }
 }
 
 /// Reads blocks to device memory, through staging buffers.
@@ -164,7 +134,7 @@ impl DeviceReader {
                 }
                 Take::Nothing => {
                     self.let_go(shared)?;
-                    shared.wait_for_work();
+                    self.account.wait_for_work(shared);
                 }
                 Take::Over => break,
             }
@@ -194,7 +164,7 @@ impl DeviceReader {
 
     fn block(&mut self, shared: &Arc<Shared>, index: usize, kind: ReadKind) -> Result<()> {
         let block = &shared.plan.blocks()[index];
-        self.account.begins(shared, block, kind);
+        self.account.begins(shared, index, block, kind);
         let object = shared.objects.get(block.object)?;
         let source = match object.pinned(&block.range) {
             Some(span) => {
@@ -220,7 +190,10 @@ impl DeviceReader {
             stream.wait_for(fence.as_ref())?;
             self.fence = number;
         }
+        // Held by the reader, after its stream, however this ends: a panic included.
+        let source = self.failed.insert(source);
         let mut way = BlockCopy {
+            buffer: source.address(),
             segments: shared.plan.segments(block),
             object: object.as_ref(),
             to: &shared.destinations,
@@ -229,8 +202,7 @@ impl DeviceReader {
             account: &mut self.account,
         };
         let request = shared.request_bytes();
-        // Held by the reader, after its stream, however this ends: a panic included.
-        let copied = match self.failed.insert(source) {
+        let copied = match source {
             Source::Staging(buffer)
                 if kind == ReadKind::Fetch && way.goes_in_parts(block, request, buffer) =>
             {
@@ -280,7 +252,9 @@ impl DeviceReader {
                 if shared.is_cancelled() {
                     return Ok(None);
                 }
+                let began = Instant::now();
                 self.staging.wait(BUFFER_WAIT);
+                self.account.waited(Activity::WaitForBuffer, began);
             } else {
                 self.wait_first(shared)?;
             }
@@ -299,7 +273,7 @@ impl DeviceReader {
             let (mark, block) = (first.mark, first.block);
             let began = Instant::now();
             stream.wait(mark).map_err(|error| name_block(error, shared, block))?;
-            self.account.stats.device_wait += began.elapsed();
+            self.account.waited_for_copy(began);
             self.land_first(shared);
         }
         Ok(())
@@ -307,6 +281,7 @@ impl DeviceReader {
 
     fn land_first(&mut self, shared: &Shared) {
         if let Some(first) = self.in_flight.pop_front() {
+            self.account.landed(first.mark);
             self.take_back(first.source);
             shared.landed(&shared.plan.blocks()[first.block]);
         }
@@ -315,6 +290,8 @@ impl DeviceReader {
 
 /// The way of one block to the device.
 struct BlockCopy<'a> {
+    /// Of the staging buffer.
+    buffer: Option<usize>,
     segments: &'a [Segment],
     object: &'a dyn Object,
     to: &'a Destinations,
@@ -343,9 +320,16 @@ impl BlockCopy<'_> {
         began: Instant,
         reading: Duration,
     ) -> Result<(Timing, CopyEvent)> {
+        let place = match &fetched {
+            Fetched::Staging(part, _) => self.buffer.map(|buffer| (buffer, part.as_ptr().addr() - buffer)),
+            Fetched::Pinned(_) => None,
+        };
         land(self.segments, range, fetched, self.to, self.stream, self.pieces)?;
         let spent = Timing { reading, copying: began.elapsed().saturating_sub(reading) };
-        Ok((spent, self.stream.mark()?))
+        let mark = self.stream.mark()?;
+        self.account.brought(began, &spent);
+        self.account.enqueued(mark, place, began, range.end - range.start);
+        Ok((spent, mark))
     }
 
     /// Whether the block is larger than one request, can be cut anywhere, and has a buffer with room for two requests.
@@ -379,7 +363,8 @@ impl BlockCopy<'_> {
     fn wait(&mut self, mark: CopyEvent) -> Result<()> {
         let began = Instant::now();
         let done = self.stream.wait(mark);
-        self.account.stats.device_wait += began.elapsed();
+        self.account.waited_for_copy(began);
+        self.account.landed(mark);
         done
     }
 }

@@ -4,6 +4,7 @@
 //! used; it must not wait for those threads, nor for a lock that one of them held.
 
 use std::mem::ManuallyDrop;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{HostSlab, HostTensor, Lease, Owner, PAGE};
 use crate::plan::{Layout, Plan};
 use crate::stats::LoadStats;
-use crate::store::ALIGNMENT_PADDING;
+use crate::store::{ALIGNMENT_PADDING, shown};
+use crate::trace;
 use crate::tune::{Readers, Settings, Storage};
 
 /// Where a load's tensors go.
@@ -59,6 +61,8 @@ pub struct Session {
     delivered: usize,
     began: Instant,
     ended: Option<Duration>,
+    /// Where the load's trace is to be written.
+    trace: Option<PathBuf>,
 }
 
 impl Session {
@@ -98,6 +102,7 @@ impl Session {
             delivered: 0,
             began,
             ended: None,
+            trace: None,
         };
         match target {
             Target::Device { device, staging_bytes } => {
@@ -151,9 +156,42 @@ impl Session {
         self.shared.set_request_bytes(settings.request_bytes);
         self.shared.with_stats(|stats| {
             stats.storage.clone_from(&storage.name);
+            stats.storage_kind = storage.kind.name();
             stats.network = storage.is_network();
             storage.notes.iter().for_each(|note| stats.note(note.clone()));
         });
+    }
+
+    /// Records what readers do and adds it to the trace at `path` when the load ends, however it ends. To be called before
+    /// destinations are attached. A trace that cannot be written is logged and fails nothing.
+    pub fn trace_to(&mut self, path: PathBuf) {
+        self.trace = Some(path);
+        self.shared.record();
+    }
+
+    /// Writes the trace, once, after the readers have ended.
+    fn write_trace(&mut self) {
+        if let Some(traces) = self.shared.trace()
+            && let Some(path) = self.trace.take().filter(|_| self.owner.is_current())
+        {
+            let outcome = match (self.shared.failure(), self.ended) {
+                (Some(_), _) => trace::Outcome::Failed,
+                (None, Some(_)) => trace::Outcome::Complete,
+                (None, None) => trace::Outcome::Cancelled,
+            };
+            let checkpoint = self.shared.objects.checkpoint();
+            let block = |number: u32| {
+                let block = &self.shared.plan.blocks()[number as usize];
+                let location = shown(&checkpoint.objects()[block.object as usize].location).into_owned();
+                let file = location.rsplit('/').next().unwrap_or_default().to_owned();
+                trace::BlockShown { file, range: block.range.clone() }
+            };
+            let mut traces = traces.take();
+            traces.sort_by_key(|reader| reader.thread);
+            if let Err(error) = trace::write(&path, self.began, &self.stats(), outcome, &traces, block) {
+                tracing::warn!(path = %path.display(), %error, "the trace of a load could not be written");
+            }
+        }
     }
 
     /// What is loaded.
@@ -333,6 +371,7 @@ impl Session {
     /// memory that was not taken is given back; what has not landed never will.
     pub fn stop(&mut self) {
         self.stop_reading();
+        self.write_trace();
         self.close_objects();
         self.slab = None;
     }

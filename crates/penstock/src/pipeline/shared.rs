@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
@@ -19,6 +19,7 @@ use crate::memory::{Owner, PAGE};
 use crate::plan::{Block, Plan};
 use crate::stats::LoadStats;
 use crate::store::{ReadContext, Store};
+use crate::trace::Trace;
 use crate::tune::{Readers, available_cores};
 
 /// What readers tell the owner.
@@ -46,6 +47,7 @@ pub(super) struct Shared {
     canceller: Canceller,
     failure: Mutex<Option<Error>>,
     stats: Mutex<LoadStats>,
+    trace: OnceLock<Trace>,
 }
 
 /// A point in one of the consumer's streams that copies wait for.
@@ -132,6 +134,7 @@ impl Shared {
                 ..LoadStats::default()
             }),
             plan,
+            trace: OnceLock::new(),
         }
     }
 
@@ -177,6 +180,16 @@ impl Shared {
     /// Reads or changes the statistics.
     pub(super) fn with_stats<T>(&self, body: impl FnOnce(&mut LoadStats) -> T) -> T {
         body(&mut lock(&self.stats))
+    }
+
+    /// Where readers record what they do, if they are to.
+    pub(super) fn trace(&self) -> Option<&Trace> {
+        self.trace.get()
+    }
+
+    /// Has readers record from their next block on.
+    pub(super) fn record(&self) {
+        self.trace.get_or_init(Trace::default);
     }
 
     /// The context of one reader.

@@ -8,6 +8,7 @@ mod pinned;
 mod prefetch;
 mod simulated_device;
 mod staging;
+mod trace;
 mod verified;
 
 use std::collections::HashMap;

@@ -28,6 +28,22 @@ pub enum StorageKind {
 }
 
 impl StorageKind {
+    /// Its name in figures: one of ten words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Disk => "disk",
+            Self::Nfs => "nfs",
+            Self::Smb => "smb",
+            Self::Parallel => "parallel",
+            Self::Fuse => "fuse",
+            Self::Virtiofs => "virtiofs",
+            Self::NineP => "9p",
+            Self::Image => "image",
+            Self::Remote => "remote",
+        }
+    }
+
     /// Whether the bytes come over a network.
     pub(super) fn is_network(self) -> bool {
         matches!(self, Self::Nfs | Self::Smb | Self::Parallel | Self::Remote)

@@ -1,6 +1,6 @@
 """Ways to have models take turns on a device: each brings a model's components there, and says when each could be used.
 
-``switch.py`` runs one of them in a process of its own. An arm gets modules with weights on the CPU, by model, and room
+``turns`` runs one of them in a process of its own. An arm gets modules with weights on the CPU, by model, and room
 on the device in bytes.
 """
 
@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .switch_models import nbytes
+from .models import nbytes
 
+OURS = "penstock"
 Models = dict[str, dict[str, Any]]
 Done = Callable[[], None]
 
@@ -101,13 +102,13 @@ class Accelerate(Arm):
         from accelerate import cpu_offload_with_hook
 
         super().__init__(models, device, room, directory)
-        self._hooks = {
+        self._offloads = {
             name: [cpu_offload_with_hook(module, device)[1] for module in modules.values()]
             for name, modules in models.items()
         }
 
     def bring(self, name: str, done: Done) -> list[float]:
-        for other, hooks in self._hooks.items():
+        for other, hooks in self._offloads.items():
             if other != name:
                 for hook in hooks:
                     hook.offload()
@@ -166,7 +167,8 @@ class Thaw(Arm):
         return of(dict.fromkeys(self._names, self._module))
 
 
-POOL, FROM, PARALLEL = "penstock-pool", "from_pretrained", "from_pretrained-parallel"
 ARMS: dict[str, type[Arm]] = {
-    POOL: Pool, "to": To, "accelerate": Accelerate, "components-manager": Components, "thaw": Thaw
+    OURS: Pool, "to": To, "accelerate": Accelerate, "components-manager": Components, "thaw": Thaw
 }  # fmt: skip
+PACKAGES = {"to": "torch", "accelerate": "accelerate", "components-manager": "diffusers", "thaw": "thaw-vllm"}
+"""What each arm needs, by distribution."""

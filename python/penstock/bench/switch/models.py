@@ -1,16 +1,40 @@
 """Models of real shapes with weights that nobody trained: Flux-dev with its text encoders, and Llama-3-8B.
 
-Modules are built on the meta device and filled with bytes of one random block, at the speed of memory. Nothing is
-computed with them: what is measured is how long they take to get where they are wanted.
+``plain`` needs torch only: stacks of linear layers, a small and a large component. Modules are built on the meta device
+and filled with bytes of one random block, at the speed of memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 Build = Callable[[], Any]
-FLUX, LLAMA = "flux", "llama"
+FLUX, LLAMA, PLAIN = "flux", "llama", "plain"
+KINDS = {FLUX: ("diffusers", "transformers"), LLAMA: ("transformers",), PLAIN: ()}
+"""What each needs to be installed, besides torch."""
+_LLAMA_MODULES = ("safetensors.torch", "transformers.models.llama.modeling_llama")
+MODULES = {
+    FLUX: (
+        *_LLAMA_MODULES, "diffusers.pipelines.flux.pipeline_flux", "transformers.models.t5.modeling_t5",
+        "transformers.models.clip.modeling_clip",
+    ),
+    LLAMA: _LLAMA_MODULES,
+    PLAIN: ("safetensors.torch",),
+}  # fmt: skip
+"""What building each imports."""
+WHOLE_GB = {FLUX: 33.6, LLAMA: 16.1, PLAIN: 8.0}
+OTHER = {FLUX: LLAMA, LLAMA: LLAMA, PLAIN: PLAIN}
+"""The model that takes turns with each."""
+
+
+def sizes_for(kind: str, gb: float) -> tuple[float, int]:
+    """The share of the layers, and what widths are divided by, for a model of about ``gb`` GB."""
+    narrow = 1
+    while gb * narrow**2 < WHOLE_GB[kind] / 8 and narrow < 8:
+        narrow *= 2
+    return min(1.0, gb * narrow**2 / WHOLE_GB[kind]), narrow
 
 
 def builders(model: str, scale: float, narrow: int) -> dict[str, Build]:
@@ -19,6 +43,8 @@ def builders(model: str, scale: float, narrow: int) -> dict[str, Build]:
     def layers(count: int) -> int:
         return max(1, round(count * scale))
 
+    if model == PLAIN:
+        return {"encoder": lambda: _stack(layers(4), narrow), "model": lambda: _stack(layers(26), narrow)}
     if model == LLAMA:
         return {"model": lambda: _llama(layers(32), narrow)}
     return {
@@ -52,11 +78,66 @@ def nbytes(module: Any) -> int:
     return sum(tensor.nbytes for tensor in [*module.parameters(), *module.buffers()])
 
 
+def save(kind: str, modules: dict[str, Any], directory: Path) -> list[Path]:
+    """Writes a model as its library does, a directory for each component. Returns its files of weights."""
+    if kind == FLUX:
+        pipeline(modules).save_pretrained(directory)
+    for of, module in modules.items() if kind != FLUX else ():
+        (directory / of).mkdir(parents=True)
+        if kind == LLAMA:
+            module.save_pretrained(directory / of)
+        else:
+            from safetensors.torch import save_file
+
+            save_file(module.state_dict(), directory / of / "model.safetensors")
+    return files(directory)
+
+
+def files(directory: Path) -> list[Path]:
+    """The files of weights of a model that was written."""
+    return sorted(directory.rglob("*.safetensors"))
+
+
+def sample(modules: dict[str, Any]) -> list[Any]:
+    """The beginning and the end of some tensors of each component: what tells that it is the right one."""
+    import torch
+
+    found = []
+    for module in modules.values():
+        tensors = list(module.parameters())
+        for tensor in (tensors[0], tensors[len(tensors) // 2], tensors[-1]):
+            bits = tensor.detach().reshape(-1).view(torch.uint8)
+            found.append([*bits[:16].tolist(), *bits[-16:].tolist()])
+    return found
+
+
+def compute(modules: dict[str, Any]) -> float:
+    """A pass over all matrices with a batch of 8: every weight is used once. Returns a number that depends on them."""
+    import torch
+
+    total = 0.0
+    for module in modules.values():
+        for weight in module.parameters():
+            if weight.ndim == 2:
+                ones = torch.ones(8, weight.shape[1], dtype=weight.dtype, device=weight.device)
+                total += float((ones @ weight.T).float().sum())
+    return total
+
+
 def pipeline(modules: dict[str, Any]) -> Any:
     """Diffusers' pipeline of Flux's components, without what holds few bytes."""
     from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
 
     return FluxPipeline(FlowMatchEulerDiscreteScheduler(), vae=None, tokenizer=None, tokenizer_2=None, **modules)
+
+
+def _stack(layers: int, narrow: int) -> Any:
+    """Layers of 268 MB, as they are."""
+    from torch.nn import LayerNorm, Linear, Sequential
+
+    width = 4096 // narrow
+    made = (Sequential(LayerNorm(width), Linear(width, 4 * width), Linear(4 * width, width)) for _ in range(layers))
+    return Sequential(*made)
 
 
 def _flux(double: int, single: int, narrow: int) -> Any:
