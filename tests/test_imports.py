@@ -22,7 +22,7 @@ LAYERS = [
     {"destinations", "state"},
     {"checkpoint"},
     {"supply"},
-    {"manifests", "model", "pulling", "safetensors"},
+    {"manifests", "model", "pulling", "safetensors", "saving"},
     {"pool"},
     {"recording"},
     {"distributed"},
@@ -201,7 +201,7 @@ STATIONS = [
     {"checkpoint", "config"},
     {"plan", "tune"},
     {"stats"},
-    {"pipeline", "pull"},
+    {"pipeline", "pull", "save"},
 ]
 """Rooms of the core: each uses those of earlier lines, and itself. ``lib`` hands all of them on."""
 

@@ -38,6 +38,7 @@ from penstock.errors import (  # noqa: E402
     LoadCancelledError,
     LocationAccessError,
     LocationChangedError,
+    LocationExistsError,
     LocationNotFoundError,
     MissingDependencyError,
     PeerError,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from penstock.pool import ModelPool, default_pool
     from penstock.pulling import Pulled, PulledFile, pull
     from penstock.safetensors import load_file, safe_open, save_file
+    from penstock.saving import Saved, SavedFile, convert, save
     from penstock.state import IncompatibleKeys
     from penstock.tensor_info import TensorInfo
 
@@ -76,6 +78,7 @@ __all__ = [
     "LoadStats",
     "LocationAccessError",
     "LocationChangedError",
+    "LocationExistsError",
     "LocationNotFoundError",
     "Manifest",
     "MissingDependencyError",
@@ -86,11 +89,14 @@ __all__ = [
     "Pulled",
     "PulledFile",
     "SafetensorError",
+    "Saved",
+    "SavedFile",
     "SelectionError",
     "StorageError",
     "TensorInfo",
     "TensorNotFoundError",
     "__version__",
+    "convert",
     "default_pool",
     "flush_disk_cache",
     "load_file",
@@ -101,6 +107,7 @@ __all__ = [
     "pull",
     "release_staging",
     "safe_open",
+    "save",
     "save_file",
 ]
 
@@ -113,6 +120,7 @@ _NAMES_OF = {
     "penstock.pool": ("ModelPool", "default_pool"),
     "penstock.pulling": ("Pulled", "PulledFile", "pull"),
     "penstock.safetensors": ("load_file", "safe_open", "save_file"),
+    "penstock.saving": ("Saved", "SavedFile", "convert", "save"),
     "penstock.state": ("IncompatibleKeys",),
     "penstock.tensor_info": ("TensorInfo",),
 }

@@ -57,6 +57,20 @@ impl BlockHasher {
     }
 }
 
+/// The values of the blocks of `bytes`, which begin at `offset` of a file (a multiple of the block size) of `of` bytes.
+pub fn block_values(bytes: &[u8], offset: u64, of: u64, block_bytes: u64) -> Vec<[u8; 32]> {
+    let value = |offset: u64, block: &[u8]| {
+        let mut hasher = BlockHasher::new(offset, of <= block_bytes);
+        hasher.update(block);
+        hasher.value()
+    };
+    if bytes.is_empty() {
+        return vec![value(offset, bytes)];
+    }
+    let step = usize::try_from(block_bytes).unwrap_or(usize::MAX);
+    bytes.chunks(step).zip(0..).map(|(block, number)| value(offset + number * block_bytes, block)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
