@@ -7,7 +7,7 @@ use penstock::device::{CudaDevice, Device, DeviceBytes, SourceBytes};
 use penstock::memory::{HostBytes, Owner};
 use penstock::save::{self, Published, SaveDevice};
 use penstock::store::sink::{LocalSink, Sink};
-use penstock::store::{RemoteStore, RetryPolicy, is_remote, path_of};
+use penstock::store::{RemoteStore, RetryPolicy, Store, is_remote, path_of};
 use penstock::{Error, ErrorKind};
 use pyo3::prelude::*;
 
@@ -60,7 +60,7 @@ impl Save {
         let devices = py.detach(opened).map_err(Failure)?;
         let sink: Arc<dyn Sink> = match is_remote(&location) {
             true => {
-                let store = RemoteStore::new(environment, RetryPolicy::default());
+                let store = RemoteStore::new(environment, RetryPolicy::default()).for_another_load();
                 interruptibly(py, || store.sink(&location), || store.interrupt())?
             }
             false => {

@@ -27,6 +27,7 @@ CODES: list[tuple[type[BaseException], int]] = [
     (errors.FormatError, 4),
     (errors.IntegrityError, 9),
     (errors.LocationAccessError, 5),
+    (errors.LocationExistsError, 10),
     (errors.StorageError, 6),
     (errors.LocationChangedError, 6),
     (errors.DeviceError, 7),

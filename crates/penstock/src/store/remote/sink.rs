@@ -69,7 +69,7 @@ impl RemoteSink {
     /// Takes the prefix at `location`, which must hold nothing.
     pub(super) fn create(store: &RemoteStore, location: &str) -> Result<Self> {
         let policy = RetryPolicy { idle: store.policy.idle.max(PATIENCE), ..store.policy };
-        let store = RemoteStore { policy, ..store.for_another_load() };
+        let store = RemoteStore { policy, ..store.clone() };
         let address = Address::parse(location)?;
         let shown = address.shown();
         if matches!(address.provider, Provider::Web | Provider::Hub) {
