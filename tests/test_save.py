@@ -173,7 +173,8 @@ def test_a_directory_is_replaced_in_one_step_and_keeps_what_is_no_weights(tmp_pa
     again = penstock.manifest(shutil.copytree(place, tmp_path / "again", symlinks=True))
     assert again.path.read_bytes() == (place / MANIFEST).read_bytes()
     # A file is replaced, and keeps its mode, too.
-    single = place / "model.safetensors"
+    single = tmp_path / "single.safetensors"
+    penstock.save({"b": torch.ones(1)}, single)
     single.chmod(0o600)
     penstock.save({"c": torch.ones(1)}, single, overwrite=True)
     assert single.stat().st_mode & 0o777 == 0o600

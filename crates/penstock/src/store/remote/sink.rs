@@ -23,6 +23,7 @@ use super::provider::backend::Backend;
 use super::settings::address::{Address, Provider};
 use super::{RemoteStore, RetryPolicy, path};
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::location::is_hub;
 use crate::store::sink::{INCOMPLETE_MARKER, Sink, SinkObject, being_saved, exists};
 
 /// Bytes of a part: large enough for what a request costs, small enough for a good many at once.
@@ -70,9 +71,12 @@ impl RemoteSink {
     pub(super) fn create(store: &RemoteStore, location: &str) -> Result<Self> {
         let policy = RetryPolicy { idle: store.policy.idle.max(PATIENCE), ..store.policy };
         let store = RemoteStore { policy, ..store.clone() };
+        if is_hub(location) {
+            return Err(upload::not_writable(Provider::Hub).object(crate::store::shown(location)));
+        }
         let address = Address::parse(location)?;
         let shown = address.shown();
-        if matches!(address.provider, Provider::Web | Provider::Hub) {
+        if address.provider == Provider::Web {
             return Err(upload::not_writable(address.provider).object(shown));
         }
         let prefix = path(&address)?;

@@ -15,7 +15,8 @@ use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use rustix::io::Errno;
@@ -50,7 +51,10 @@ pub struct LocalSink {
     there: There,
     flush: bool,
     kept: Vec<(String, PathBuf)>,
-    files: Mutex<Vec<Arc<LocalFile>>>,
+    /// Files that may be open.
+    files: Mutex<Vec<Weak<LocalFile>>>,
+    /// Whether the page cache is in between although it need not be.
+    refused: Arc<AtomicBool>,
     /// Held until the save has ended; none where the file system has no locks.
     lock: Mutex<Option<Lock>>,
     owner: Owner,
@@ -101,6 +105,7 @@ impl LocalSink {
             flush,
             kept: Vec::new(),
             files: Mutex::default(),
+            refused: Arc::default(),
             owner: Owner::current(),
             // Given to the sink only once what lies in its place is its own to remove.
             lock: Mutex::default(),
@@ -239,13 +244,13 @@ impl Sink for LocalSink {
     }
 
     fn begin(&self, name: &str, bytes: u64) -> Result<Arc<dyn SinkObject>> {
-        let file = Arc::new(LocalFile::create(&self.path_of(name), bytes, self.flush)?);
-        self.files.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&file));
+        let file = Arc::new(LocalFile::create(&self.path_of(name), bytes, self.flush, &self.refused)?);
+        self.files.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&file));
         Ok(file)
     }
 
     fn put(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        let file = LocalFile::create(&self.path_of(name), bytes.len() as u64, self.flush)?;
+        let file = LocalFile::create(&self.path_of(name), bytes.len() as u64, self.flush, &self.refused)?;
         file.write(0, bytes)?;
         file.finish()
     }
@@ -288,6 +293,9 @@ impl Sink for LocalSink {
     fn discard(&self) {
         let lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(lock) = lock.filter(|_| self.owner.is_current()) {
+            // A file that is open keeps its room on the disk.
+            let files = std::mem::take(&mut *self.files.lock().unwrap_or_else(PoisonError::into_inner));
+            files.iter().filter_map(Weak::upgrade).for_each(|file| file.close());
             if let Err(error) = remove(&self.temporary, true) {
                 tracing::warn!(path = %self.temporary.display(), %error, "what a save had begun could not be removed");
             }
@@ -301,8 +309,7 @@ impl Sink for LocalSink {
     }
 
     fn notes(&self) -> Vec<String> {
-        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        let refused = files.iter().any(|file| file.was_refused());
+        let refused = self.refused.load(Ordering::Relaxed);
         let note = "the file system refused direct writes, so the page cache was in between";
         refused.then(|| note.to_owned()).into_iter().collect()
     }

@@ -10,6 +10,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
@@ -28,17 +29,22 @@ const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 /// A file on its way.
 pub(super) struct LocalFile {
     shown: String,
-    file: File,
-    direct: Option<File>,
-    refused: AtomicBool,
+    /// None once it is finished: a save may have more files than a process may have open.
+    open: RwLock<Option<Open>>,
+    refused: Arc<AtomicBool>,
     bytes: u64,
     flush: bool,
 }
 
+struct Open {
+    file: File,
+    direct: Option<File>,
+}
+
 impl LocalFile {
     /// Makes the file at `path`, which must not be there, with room for `bytes` bytes. `flush` says whether it is on stable
-    /// storage once it is finished.
-    pub(super) fn create(path: &Path, bytes: u64, flush: bool) -> Result<Self> {
+    /// storage once it is finished. `refused` is set where the file system refuses direct writes after all.
+    pub(super) fn create(path: &Path, bytes: u64, flush: bool, refused: &Arc<AtomicBool>) -> Result<Self> {
         let shown = location_of(path);
         let file = File::options().write(true).create_new(true).open(path);
         let file = file.map_err(|error| failed("making the file", &error).object(&*shown))?;
@@ -58,16 +64,21 @@ impl LocalFile {
             failed("reserving room", &error).object(&*shown).detail("bytes", bytes)
         })?;
         let direct = (bytes >= DIRECT_FROM && !in_memory).then(|| open_direct(path)).flatten();
-        Ok(Self { shown, file, direct, refused: AtomicBool::new(false), bytes, flush })
+        let open = RwLock::new(Some(Open { file, direct }));
+        Ok(Self { shown, open, refused: Arc::clone(refused), bytes, flush })
     }
 
-    /// Whether the page cache is in between although it need not be.
-    pub(super) fn was_refused(&self) -> bool {
-        self.refused.load(Ordering::Relaxed)
+    /// Closes it as it is.
+    pub(super) fn close(&self) {
+        *self.open.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    fn usable_direct(&self) -> Option<&File> {
-        self.direct.as_ref().filter(|_| !self.was_refused())
+    fn opened(&self) -> RwLockReadGuard<'_, Option<Open>> {
+        self.open.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_direct(&self, open: &Open) -> bool {
+        open.direct.is_some() && !self.refused.load(Ordering::Relaxed)
     }
 }
 
@@ -84,42 +95,52 @@ impl SinkObject for LocalFile {
     }
 
     fn alignment(&self) -> usize {
-        if self.usable_direct().is_some() { DIRECT_ALIGNMENT } else { 1 }
+        match &*self.opened() {
+            Some(open) if self.is_direct(open) => DIRECT_ALIGNMENT,
+            _ => 1,
+        }
     }
 
     fn write(&self, offset: u64, part: &[u8]) -> Result<()> {
-        let written = match self.usable_direct().filter(|_| part.len().is_multiple_of(DIRECT_ALIGNMENT)) {
+        let opened = self.opened();
+        let Some(open) = &*opened else {
+            return Err(Error::new(ErrorKind::Cancelled, "the save has ended").object(&*self.shown));
+        };
+        let whole_pages = part.len().is_multiple_of(DIRECT_ALIGNMENT) && self.is_direct(open);
+        let written = match open.direct.as_ref().filter(|_| whole_pages) {
             Some(direct) => match direct.write_all_at(part, offset) {
                 // What the file system said when it was asked was not so.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                     self.refused.store(true, Ordering::Relaxed);
-                    self.through_cache(offset, part)
+                    self.through_cache(&open.file, offset, part)
                 }
                 written => written,
             },
-            None => self.through_cache(offset, part),
+            None => self.through_cache(&open.file, offset, part),
         };
         let range = offset..offset + part.len() as u64;
         written.map_err(|error| failed("writing", &error).object(&*self.shown).range(range))
     }
 
     fn finish(&self) -> Result<()> {
+        let taken = self.open.write().unwrap_or_else(PoisonError::into_inner).take();
         let end = || {
-            if self.direct.is_some() {
-                self.file.set_len(self.bytes)?;
+            let Some(Open { file, direct }) = taken else { return Ok(()) };
+            if direct.is_some() {
+                file.set_len(self.bytes)?;
             }
-            if self.flush { self.file.sync_all() } else { Ok(()) }
+            if self.flush { file.sync_all() } else { Ok(()) }
         };
         end().map_err(|error| failed("flushing", &error).object(&*self.shown))
     }
 }
 
 impl LocalFile {
-    fn through_cache(&self, offset: u64, part: &[u8]) -> io::Result<()> {
+    fn through_cache(&self, file: &File, offset: u64, part: &[u8]) -> io::Result<()> {
         // Without the padding of a direct write.
         let left = self.bytes.saturating_sub(offset);
         let own = usize::try_from(left).map_or(part.len(), |left| left.min(part.len()));
-        self.file.write_all_at(&part[..own], offset)
+        file.write_all_at(&part[..own], offset)
     }
 }
 
