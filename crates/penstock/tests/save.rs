@@ -59,7 +59,9 @@ fn bytes_of_a_device_and_of_the_host_are_written_in_their_order() {
     let mut save = Save::new(sink(&place), vec![saved], Some(4), true);
     let mut whole = Vec::new();
     for number in 0..2 {
-        let of = |(i, piece): (usize, &Vec<u8>)| if (i + number) % 3 == 0 { host(piece) } else { on_device(piece) };
+        let of = |(i, piece): (usize, &Vec<u8>)| {
+            if (i + number) % 3 == 0 { host(piece) } else { on_device(piece) }
+        };
         let mut sources = vec![SourceBytes::Owned(b"the header".to_vec())];
         sources.extend(pieces.iter().enumerate().map(of));
         let file = save.add(&format!("f{number}"), sources).unwrap();
@@ -220,7 +222,11 @@ fn whatever_call_of_the_sink_fails_the_save_fails_with_that_and_discards_everyth
     for fails_at in 1..=calls {
         let (done, failing) = run(fails_at);
         let error = done.unwrap_err();
-        assert_eq!((error.kind(), error.error_code()), (ErrorKind::Storage, Code::Throttled), "call {fails_at}");
+        assert_eq!(
+            (error.kind(), error.error_code()),
+            (ErrorKind::Storage, Code::Throttled),
+            "call {fails_at}"
+        );
         let ends = (failing.published.load(SeqCst), failing.discarded.load(SeqCst));
         assert_eq!(ends, (0, 1), "call {fails_at}");
     }

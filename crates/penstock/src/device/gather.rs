@@ -147,7 +147,10 @@ impl Gatherer {
 
     fn stage(&mut self, is_stopped: impl Fn() -> bool) -> Result<()> {
         let Some(lease) = &self.lease else {
-            return Err(Error::new(ErrorKind::Device, "there is no staging memory for the bytes of a device"));
+            return Err(Error::new(
+                ErrorKind::Device,
+                "there is no staging memory for the bytes of a device",
+            ));
         };
         while self.staged.is_none() {
             if is_stopped() {

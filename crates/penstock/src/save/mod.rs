@@ -30,6 +30,8 @@ use parts::{Part, Queue, SavedFile};
 
 /// Staging memory of a save, at most, where devices take part.
 const STAGING_BYTES: usize = 512 << 20;
+/// Pieces that are shorter on average are brought together before they are written: a copy costs less than a call.
+const SHORT_PIECE: usize = 64 << 10;
 /// The largest part that any sink has; buffers are made for those that the files at hand need.
 const LARGEST_PART: u64 = 1 << 30;
 
@@ -112,7 +114,8 @@ impl Save {
         }
         let wanted = self.most_writers.min(usize::try_from(parts).unwrap_or(usize::MAX)).max(1);
         while self.writers.len() < wanted {
-            let (queue, devices, lease) = (Arc::clone(&self.queue), Arc::clone(&self.devices), self.lease.clone());
+            let (queue, devices, lease) =
+                (Arc::clone(&self.queue), Arc::clone(&self.devices), self.lease.clone());
             let (hashes, buffer_bytes) = (self.with_manifest, self.buffer_bytes);
             let work = move || {
                 let _panicking = EndOnPanic(&queue);
@@ -178,7 +181,11 @@ impl Save {
             }
             let bytes = manifest.to_bytes();
             self.sink.put(MANIFEST_NAME, &bytes)?;
-            published.push(Published { name: MANIFEST_NAME.to_owned(), bytes: bytes.len() as u64, root: None });
+            published.push(Published {
+                name: MANIFEST_NAME.to_owned(),
+                bytes: bytes.len() as u64,
+                root: None,
+            });
         }
         if let Some((name, bytes)) = last {
             self.sink.put(name, bytes)?;
@@ -199,7 +206,7 @@ impl Save {
         }
         if let Some((name, bytes)) = last {
             let len = bytes.len() as u64;
-            hashes.push(FileHashes::new(name, len, BLOCK_BYTES, block_values(bytes, 0, len, BLOCK_BYTES))?);
+            hashes.push(FileHashes::new(name, len, BLOCK_BYTES, block_values([bytes], 0, len, BLOCK_BYTES))?);
         }
         Manifest::new(hashes).map_err(|error| error.object(self.sink.location()))
     }
@@ -275,23 +282,27 @@ fn write_part(queue: &Queue, part: &Part, gatherer: &mut Gatherer, hashes: bool)
     let pieces: Vec<(&SourceBytes, Range<usize>)> = file.pieces_of(&range);
     let align = object.alignment();
     let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
-    // Bytes that lie together, and need no padding, are written from where they are: through the page cache that is the only
-    // copy. A direct write wants memory of whole pages.
-    let lies_there = match &pieces[..] {
-        [] => Some(&[][..]),
-        [(source, of)] => source.in_host_memory().map(|bytes| &bytes[of.clone()]),
-        _ => None,
+    // What lies in host memory, and needs no padding, is written from where it is: through the page cache that is the only
+    // copy. A direct write wants memory of whole pages, and a request all of its part.
+    let there = |(source, of): &(&SourceBytes, Range<usize>)| Some(&source.in_host_memory()?[of.clone()]);
+    let in_place: Option<Vec<&[u8]>> = pieces.iter().map(there).collect();
+    let long_enough = |slices: &Vec<&[u8]>| slices.len() == 1 || slices.len() * SHORT_PIECE <= len;
+    let suits = |slices: &Vec<&[u8]>| match &slices[..] {
+        [bytes] => align == 1 || (bytes.as_ptr().addr() | bytes.len()).is_multiple_of(align),
+        _ => object.takes_pieces() && long_enough(slices),
     };
-    let fits = |bytes: &&[u8]| align == 1 || (bytes.as_ptr().addr() | bytes.len()).is_multiple_of(align);
-    let bytes = match lies_there.filter(fits) {
-        Some(bytes) => bytes,
-        None => gatherer.gather(&pieces, align, || queue.is_stopped())?,
+    let slices = match in_place.filter(suits) {
+        Some(slices) => slices,
+        None => vec![gatherer.gather(&pieces, align, || queue.is_stopped())?],
     };
     if hashes {
-        file.hashed(range.start, block_values(&bytes[..len], range.start, file.bytes, BLOCK_BYTES));
+        let own = slices.iter().map(|bytes| &bytes[..bytes.len().min(len)]);
+        file.hashed(range.start, block_values(own, range.start, file.bytes, BLOCK_BYTES));
     }
-    if len > 0 {
-        object.write(range.start, bytes)?;
+    let mut at = range.start;
+    for bytes in slices.iter().filter(|bytes| !bytes.is_empty()) {
+        object.write(at, bytes)?;
+        at += bytes.len() as u64;
     }
     gatherer.release();
     queue.written.fetch_add(len as u64, Ordering::Relaxed);

@@ -282,7 +282,8 @@ impl CopyStream for SimulatedStream {
     }
 
     unsafe fn read_back(&mut self, pieces: &[ReadBackRegion]) -> Result<()> {
-        let place = |piece: &ReadBackRegion| (usize::try_from(piece.source).unwrap(), piece.destination as usize);
+        let place =
+            |piece: &ReadBackRegion| (usize::try_from(piece.source).unwrap(), piece.destination as usize);
         self.enqueue(pieces.iter().map(|piece| (place(piece), piece.len)))
     }
 

@@ -117,7 +117,9 @@ fn marked(target: &Target) -> Error {
     let marker = target.shown(INCOMPLETE_MARKER);
     being_saved(
         &target.shown,
-        format!("Wait for it to end. If it was cut off, delete what is there, {marker} last, or save to another prefix"),
+        format!(
+            "Wait for it to end. If it was cut off, delete what is there, {marker} last, or save to another prefix"
+        ),
     )
 }
 

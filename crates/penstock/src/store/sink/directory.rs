@@ -138,10 +138,18 @@ impl LocalSink {
             Err(error) => return Err(io("looking for what is there", &error)),
             Ok(found) if found.is_dir() != self.is_directory => {
                 let (is, wanted) = match found.is_dir() {
-                    true => ("a directory", "Give a name in it that ends in .safetensors, or its own without that ending"),
-                    false => ("no directory", "Give another name, or one that ends in .safetensors for a single file"),
+                    true => (
+                        "a directory",
+                        "Give a name in it that ends in .safetensors, or its own without that ending",
+                    ),
+                    false => (
+                        "no directory",
+                        "Give another name, or one that ends in .safetensors for a single file",
+                    ),
                 };
-                return Err(Error::new(ErrorKind::Exists, format!("{is} is there")).object(&*self.shown).remedy(wanted));
+                return Err(Error::new(ErrorKind::Exists, format!("{is} is there"))
+                    .object(&*self.shown)
+                    .remedy(wanted));
             }
             Ok(_) if self.is_directory => {
                 let mut entries =
@@ -159,7 +167,9 @@ impl LocalSink {
                 let what = location_of(&self.temporary);
                 return Err(being_saved(
                     &self.shown,
-                    format!("If no save is running, delete {what}: this file system has no locks that would tell"),
+                    format!(
+                        "If no save is running, delete {what}: this file system has no locks that would tell"
+                    ),
                 ));
             }
             (Err(error), true) => return Err(io("clearing away what a save left that was cut off", &error)),
@@ -192,7 +202,8 @@ impl LocalSink {
             return Ok(());
         }
         let mode = fs::metadata(&self.target).map_err(|error| io(&error))?.mode();
-        fs::set_permissions(&self.temporary, Permissions::from_mode(mode & 0o7777)).map_err(|error| io(&error))?;
+        fs::set_permissions(&self.temporary, Permissions::from_mode(mode & 0o7777))
+            .map_err(|error| io(&error))?;
         let mut kept = Vec::new();
         keep(&self.target, &self.temporary, "", &mut kept).map_err(|error| io(&error))?;
         self.kept = kept;
@@ -261,19 +272,22 @@ impl Sink for LocalSink {
 
     fn publish(&self) -> Result<()> {
         let io = |action: &str, error: &io::Error| failed(action, error).object(&*self.shown);
-        if !self.is_directory && self.there == There::Something
+        if !self.is_directory
+            && self.there == There::Something
             && let Ok(old) = fs::metadata(&self.target)
         {
             let mode = Permissions::from_mode(old.mode() & 0o7777);
-            fs::set_permissions(&self.temporary, mode).map_err(|error| io("keeping its permissions", &error))?;
+            fs::set_permissions(&self.temporary, mode)
+                .map_err(|error| io("keeping its permissions", &error))?;
         }
         if self.flush && self.is_directory {
             synced(&self.temporary).map_err(|error| io("flushing", &error))?;
         }
         self.rename().map_err(|error| match error.raw_os_error() {
-            Some(libc::EEXIST | libc::ENOTEMPTY) => {
-                exists(&self.shown, "It was put there while the save went on: give another place, or overwrite=True")
-            }
+            Some(libc::EEXIST | libc::ENOTEMPTY) => exists(
+                &self.shown,
+                "It was put there while the save went on: give another place, or overwrite=True",
+            ),
             _ => io("renaming", &error),
         })?;
         if self.flush {

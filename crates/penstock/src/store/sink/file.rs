@@ -60,9 +60,7 @@ impl LocalFile {
             // Not every file system can.
             Err(_) => file.set_len(bytes),
         };
-        made.map_err(|error| {
-            failed("reserving room", &error).object(&*shown).detail("bytes", bytes)
-        })?;
+        made.map_err(|error| failed("reserving room", &error).object(&*shown).detail("bytes", bytes))?;
         let direct = (bytes >= DIRECT_FROM && !in_memory).then(|| open_direct(path)).flatten();
         let open = RwLock::new(Some(Open { file, direct }));
         Ok(Self { shown, open, refused: Arc::clone(refused), bytes, flush })
@@ -99,6 +97,10 @@ impl SinkObject for LocalFile {
             Some(open) if self.is_direct(open) => DIRECT_ALIGNMENT,
             _ => 1,
         }
+    }
+
+    fn takes_pieces(&self) -> bool {
+        self.alignment() == 1
     }
 
     fn write(&self, offset: u64, part: &[u8]) -> Result<()> {
@@ -148,7 +150,9 @@ impl LocalFile {
 pub(super) fn failed(action: &str, error: &io::Error) -> Error {
     let (cause, remedy) = match error.raw_os_error() {
         Some(libc::ENOSPC) => ("the disk is full", "Free some space, and save again"),
-        Some(libc::EDQUOT) => ("the disk quota is used up", "Free some space or raise the quota, and save again"),
+        Some(libc::EDQUOT) => {
+            ("the disk quota is used up", "Free some space or raise the quota, and save again")
+        }
         Some(libc::EFBIG) => (
             "the file would be larger than is allowed here",
             "Raise the limit (ulimit -f), or save in smaller shards (shard_bytes)",

@@ -85,6 +85,11 @@ pub trait SinkObject: Send + Sync {
         1
     }
 
+    /// Whether a part may be written in several calls, of consecutive pieces.
+    fn takes_pieces(&self) -> bool {
+        false
+    }
+
     /// Writes the part that begins at `offset`. Parts may be written in any order, by many threads, each once.
     ///
     /// # Errors
@@ -108,10 +113,13 @@ pub fn is_unfinished(location: &str) -> bool {
 
 /// The refusal of a place that holds what a save left that was cut off, or is still writing.
 pub(crate) fn incomplete(location: &str) -> Error {
-    Error::new(ErrorKind::Format, "a save to this place was cut off, or has not ended yet: it is not complete")
-        .code(Code::IncompleteSave)
-        .object(location)
-        .remedy("Wait for the save to end; if it was cut off, delete what is there and save again")
+    Error::new(
+        ErrorKind::Format,
+        "a save to this place was cut off, or has not ended yet: it is not complete",
+    )
+    .code(Code::IncompleteSave)
+    .object(location)
+    .remedy("Wait for the save to end; if it was cut off, delete what is there and save again")
 }
 
 /// The refusal to replace what is there.
@@ -142,7 +150,9 @@ mod tests {
         ] {
             assert!(is_unfinished(unfinished), "{unfinished}");
         }
-        for finished in ["/m/model", "/m/model.penstock-save", "/m/.model", "/m/.x.penstock-save/a/b", "/", ""] {
+        for finished in
+            ["/m/model", "/m/model.penstock-save", "/m/.model", "/m/.x.penstock-save/a/b", "/", ""]
+        {
             assert!(!is_unfinished(finished), "{finished}");
         }
     }

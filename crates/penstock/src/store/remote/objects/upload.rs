@@ -28,7 +28,12 @@ pub(crate) enum Created {
 
 /// Writes a small object where nothing is of that name: the store decides, in one step (`If-None-Match`, or Google's
 /// generation 0).
-pub(crate) fn create(backend: &Backend, path: &Path, bytes: &Bytes, context: &LoadContext) -> Result<Created> {
+pub(crate) fn create(
+    backend: &Backend,
+    path: &Path,
+    bytes: &Bytes,
+    context: &LoadContext,
+) -> Result<Created> {
     let mut asked = 0;
     let created = work(backend, context, async || {
         asked += 1;
@@ -149,8 +154,11 @@ fn work<T>(
 fn gone(error: StoreError) -> Fault {
     match error {
         StoreError::NotFound { .. } => Fault::Tell(
-            Error::new(ErrorKind::Storage, "the store does not know this upload any more: someone aborted it")
-                .remedy("Save again; a lifecycle rule that aborts uploads should wait for days"),
+            Error::new(
+                ErrorKind::Storage,
+                "the store does not know this upload any more: someone aborted it",
+            )
+            .remedy("Save again; a lifecycle rule that aborts uploads should wait for days"),
         ),
         error => error.into(),
     }
@@ -159,8 +167,11 @@ fn gone(error: StoreError) -> Fault {
 /// Errors speak of loads; what is asked for here are other permissions.
 fn for_writing(backend: &Backend, error: Error) -> Error {
     if error.kind() == ErrorKind::Changed {
-        return Error::new(ErrorKind::NotFound, format!("{} has no such bucket or container", backend.provider.name()))
-            .remedy("Check its name, and make it before you save to it");
+        return Error::new(
+            ErrorKind::NotFound,
+            format!("{} has no such bucket or container", backend.provider.name()),
+        )
+        .remedy("Check its name, and make it before you save to it");
     }
     if error.kind() != ErrorKind::Access || error.error_code() != Code::AccessDenied {
         return error;

@@ -64,7 +64,19 @@ impl Backend {
     ) -> Self {
         let Made { store, uploads, credentials, anonymous, keys, region, endpoint } = made;
         let page = None;
-        Self { provider, store, uploads, credentials, anonymous, keys, region, endpoint, page, environment, policy }
+        Self {
+            provider,
+            store,
+            uploads,
+            credentials,
+            anonymous,
+            keys,
+            region,
+            endpoint,
+            page,
+            environment,
+            policy,
+        }
     }
 
     /// The same, for a repository with a page.

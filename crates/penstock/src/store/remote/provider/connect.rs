@@ -130,7 +130,15 @@ fn web(address: &Address, connector: Connector) -> Result<Made> {
         (false, true) => "none",
     };
     let (uploads, anonymous, keys, region, endpoint) = (None, None, None, None, String::new());
-    Ok(Made { store: Arc::new(store), uploads, credentials: credentials.into(), anonymous, keys, region, endpoint })
+    Ok(Made {
+        store: Arc::new(store),
+        uploads,
+        credentials: credentials.into(),
+        anonymous,
+        keys,
+        region,
+        endpoint,
+    })
 }
 
 #[cfg(test)]
