@@ -34,7 +34,9 @@ def same(place: Path, expected: dict[str, torch.Tensor]) -> None:
 @pytest.mark.parametrize("nested", [None, "state_dict"])
 def test_a_file_is_converted_and_ties_are_saved_once(tmp_path: Path, archive: bool, nested: str | None) -> None:
     given = weights()
-    torch.save({nested: given, "epoch": 3} if nested else given, tmp_path / "x.pt", _use_new_zipfile_serialization=archive)
+    torch.save(
+        {nested: given, "epoch": 3} if nested else given, tmp_path / "x.pt", _use_new_zipfile_serialization=archive
+    )
     saved = penstock.convert(tmp_path / "x.pt", tmp_path / "m", manifest=True)
     assert [file.path for file in saved.files] == ["model.safetensors", "penstock-manifest.blake3"]
     del given["lm_head.weight"]

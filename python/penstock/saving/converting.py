@@ -1,7 +1,7 @@
 """``penstock.convert``: weights that torch pickled (``.bin``, ``.pt``, ``.pth``) to safetensors.
 
-Pickles are read by torch with ``weights_only=True``, which runs no code of theirs, and mapped where they can be, so that a
-checkpoint larger than memory converts. Everything else is ``penstock.save``.
+Pickles are read by torch with ``weights_only=True``, which runs no code of theirs, and mapped where they can be, so
+that a checkpoint larger than memory converts. Everything else is ``penstock.save``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from penstock.arguments import AnyPath, is_url, location
 from penstock.errors import ConfigError, FormatError, LocationNotFoundError
 from penstock.optional import required
 from penstock.progress import ProgressOption
-from penstock.saving.writing import SHARD_BYTES, Saved, save_collected
 from penstock.saving.tensors import collect
+from penstock.saving.writing import SHARD_BYTES, Saved, save_collected
 
 _ENDINGS = (".bin", ".pt", ".pth", ".ckpt")
 _INDEX = "pytorch_model.bin.index.json"
@@ -44,8 +44,8 @@ def convert(
     ``"state_dict"``, as Lightning writes it, is found there.
 
     Args:
-        source: a ``.bin``, ``.pt``, ``.pth`` or ``.ckpt`` file of this machine; a directory with one of them; or one with
-            ``pytorch_model.bin.index.json`` and its shards.
+        source: a ``.bin``, ``.pt``, ``.pth`` or ``.ckpt`` file of this machine; a directory with one of them; or one
+            with ``pytorch_model.bin.index.json`` and its shards.
         location: as for ``save``; so are all others.
 
     Raises:

@@ -108,41 +108,51 @@ def _entry(name: Any, tensor: Any, into: Collected) -> tuple[Entry, Any]:
 
 
 def _torch_entry(name: str, tensor: torch.Tensor, into: Collected) -> tuple[Entry, Any]:
-    import torch
-
-    from penstock.frameworks.sharded import is_dtensor
     from penstock.frameworks.torch import DTYPE_NAMES, Torch
 
-    def refused(cause: str, remedy: str) -> ConfigError:
-        return ConfigError(tensor=name, cause=cause, remedy=remedy)
-
-    if is_dtensor(tensor):
-        raise refused("it is a DTensor, of which each rank holds a part", "Save tensor.full_tensor() on one rank")
-    if tensor.device.type == "meta":
-        raise refused("it is on the meta device and has no memory", "Load or initialise it first")
-    if tensor.is_nested or tensor.layout != torch.strided:
-        raise refused(f"its layout is {tensor.layout}, and safetensors holds dense tensors", "Save to_dense() of it")
-    dtype = DTYPE_NAMES.get(tensor.dtype)
-    if dtype is None:
-        remedy = "Convert it to one of safetensors', such as float32"
-        if tensor.is_complex():
-            remedy = "Save torch.view_as_real() of it, or convert it to complex64"
-        raise refused(f"its dtype {tensor.dtype} is none of safetensors'", remedy)
-    kind = type(tensor)
-    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        cause = f"it is a {kind.__module__}.{kind.__qualname__}, a tensor without memory of its own"
-        raise refused(cause, "Save the tensors that it is made of, or what dequantize() gives")
-    if tensor.device.type == "cuda":
-        into.gpus.add(tensor.device.index)
+    refused = _refusal(tensor)
+    if refused is not None:
+        cause, remedy = refused
+        raise ConfigError(tensor=name, cause=cause, remedy=remedy)
     nbytes = tensor.numel() * tensor.element_size()
     try:
         address = tensor.data_ptr()
     except RuntimeError as error:
-        raise refused(f"it has no memory ({str(error).splitlines()[0]})", "Load or initialise it first") from error
+        cause = f"it has no memory ({str(error).splitlines()[0]})"
+        raise ConfigError(tensor=name, cause=cause, remedy="Load or initialise it first") from error
     if nbytes and not address:
-        raise refused("it has no memory: its storage is empty", "Gather or load it first")
+        cause = "it has no memory: its storage is empty"
+        raise ConfigError(tensor=name, cause=cause, remedy="Gather or load it first")
+    if tensor.device.type == "cuda":
+        into.gpus.add(tensor.device.index)
     same = (str(tensor.device), address, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj())
-    return Entry(name, dtype, Torch().shape(tensor), nbytes, tensor), same if nbytes else None
+    entry = Entry(name, DTYPE_NAMES[tensor.dtype], Torch().shape(tensor), nbytes, tensor)
+    return entry, same if nbytes else None
+
+
+def _refusal(tensor: torch.Tensor) -> tuple[str, str] | None:
+    """Why no file of safetensors can hold the tensor, and what to do."""
+    import torch
+
+    from penstock.frameworks.sharded import is_dtensor
+    from penstock.frameworks.torch import DTYPE_NAMES
+
+    if is_dtensor(tensor):
+        return "it is a DTensor, of which each rank holds a part", "Save tensor.full_tensor() on one rank"
+    if tensor.device.type == "meta":
+        return "it is on the meta device and has no memory", "Load or initialise it first"
+    if tensor.is_nested or tensor.layout != torch.strided:
+        return f"its layout is {tensor.layout}, and safetensors holds dense tensors", "Save to_dense() of it"
+    kind = type(tensor)
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        cause = f"it is a {kind.__module__}.{kind.__qualname__}, a tensor without memory of its own"
+        return cause, "Save the tensors that it is made of, or what dequantize() gives"
+    if tensor.dtype not in DTYPE_NAMES:
+        remedy = "Convert it to one of safetensors', such as float32"
+        if tensor.is_complex():
+            remedy = "Save torch.view_as_real() of it, or convert it to complex64"
+        return f"its dtype {tensor.dtype} is none of safetensors'", remedy
+    return None
 
 
 def _torch_memory(entry: Entry) -> tuple[Held, bool]:

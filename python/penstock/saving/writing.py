@@ -237,9 +237,7 @@ def _shard_bytes(given: int | str | None) -> int | None:
     return nbytes
 
 
-def _check(
-    where: str, name: str, writers: int | None, *, is_directory: bool, manifest: bool, overwrite: bool
-) -> None:
+def _check(where: str, name: str, writers: int | None, *, is_directory: bool, manifest: bool, overwrite: bool) -> None:
     if writers is not None and (
         isinstance(writers, bool) or not isinstance(writers, int) or not 1 <= writers <= MAX_WRITERS
     ):

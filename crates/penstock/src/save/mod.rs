@@ -284,14 +284,13 @@ fn write_part(queue: &Queue, part: &Part, gatherer: &mut Gatherer, hashes: bool)
     let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
     // What lies in host memory, and needs no padding, is written from where it is: through the page cache that is the only
     // copy. A direct write wants memory of whole pages, and a request all of its part.
-    let there = |(source, of): &(&SourceBytes, Range<usize>)| Some(&source.in_host_memory()?[of.clone()]);
-    let in_place: Option<Vec<&[u8]>> = pieces.iter().map(there).collect();
+    let there: Option<Vec<&[u8]>> = pieces.iter().map(in_place).collect();
     let long_enough = |slices: &Vec<&[u8]>| slices.len() == 1 || slices.len() * SHORT_PIECE <= len;
     let suits = |slices: &Vec<&[u8]>| match &slices[..] {
         [bytes] => align == 1 || (bytes.as_ptr().addr() | bytes.len()).is_multiple_of(align),
         _ => object.takes_pieces() && long_enough(slices),
     };
-    let slices = match in_place.filter(suits) {
+    let slices = match there.filter(suits) {
         Some(slices) => slices,
         None => vec![gatherer.gather(&pieces, align, || queue.is_stopped())?],
     };
@@ -312,6 +311,11 @@ fn write_part(queue: &Queue, part: &Part, gatherer: &mut Gatherer, hashes: bool)
     }
     queue.progressed();
     Ok(())
+}
+
+/// The bytes of a piece, where the host can read them as they lie.
+fn in_place<'s>((source, of): &(&'s SourceBytes, Range<usize>)) -> Option<&'s [u8]> {
+    Some(&source.in_host_memory()?[of.clone()])
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
