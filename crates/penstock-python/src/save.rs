@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use penstock::device::{CudaDevice, Device, DeviceBytes, SourceBytes};
+use penstock::device::{CudaDevice, Device, DeviceBytes, SourceBytes, SourceDevice};
 use penstock::memory::{HostBytes, Owner};
-use penstock::save::{self, Published, SaveDevice};
+use penstock::save::{self, Published};
 use penstock::store::sink::{LocalSink, Sink};
 use penstock::store::{RemoteStore, RetryPolicy, Store, is_remote, path_of};
 use penstock::{Error, ErrorKind};
@@ -49,7 +49,7 @@ impl Save {
     ) -> PyResult<Self> {
         let LocationArgument(location) = location;
         let environment = environment(std::slice::from_ref(&location), storage_options)?;
-        let opened = || -> penstock::Result<Vec<SaveDevice>> {
+        let opened = || -> penstock::Result<Vec<SourceDevice>> {
             let open = |(ordinal, stream): &(i32, u64)| {
                 let device = CudaDevice::open(*ordinal)?;
                 let fence = device.fence(*stream)?;

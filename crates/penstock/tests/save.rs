@@ -1,5 +1,5 @@
 //! Saves: bytes of host memory and of a device that copies late, to files, by many writers; and how saves end.
-#![allow(unsafe_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(unsafe_code, unreachable_pub, clippy::unwrap_used, clippy::panic)]
 
 #[path = "pipeline/simulated_device.rs"]
 #[allow(dead_code)]
@@ -11,10 +11,10 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use penstock::device::{Device, DeviceBytes, SourceBytes};
+use penstock::device::{Device, DeviceBytes, SourceBytes, SourceDevice};
 use penstock::manifest::{MANIFEST_NAME, Manifest};
 use penstock::memory::HostBytes;
-use penstock::save::{Save, SaveDevice};
+use penstock::save::Save;
 use penstock::store::sink::{LocalSink, Sink, SinkObject};
 use penstock::{Code, Error, ErrorKind, Result};
 
@@ -34,7 +34,7 @@ fn on_device(of: &[u8]) -> SourceBytes {
     SourceBytes::Device(unsafe { DeviceBytes::new(0, of.as_ptr() as usize as u64, of.len()) })
 }
 
-fn device() -> (Arc<SimulatedDevice>, SaveDevice) {
+fn device() -> (Arc<SimulatedDevice>, SourceDevice) {
     let device = SimulatedDevice::new();
     let fence = device.fence(0).unwrap();
     (Arc::clone(&device), (device as Arc<dyn Device>, fence))

@@ -17,6 +17,9 @@ use crate::memory::{HostBytes, Lease, Region, StagingBuffer, Window};
 /// How long a wait for a staging buffer goes on before it looks whether it should end.
 const LOOK_AROUND: Duration = Duration::from_millis(50);
 
+/// A device that bytes come from, and what its copies wait for.
+pub type SourceDevice = (Arc<dyn Device>, Arc<dyn Fence>);
+
 /// Bytes of a device's memory that are to be read.
 #[derive(Debug)]
 pub struct DeviceBytes {
@@ -87,11 +90,7 @@ impl Gatherer {
     ///
     /// # Errors
     /// `Device` where a driver refuses.
-    pub fn new(
-        devices: &[(Arc<dyn Device>, Arc<dyn Fence>)],
-        lease: Option<Arc<Lease>>,
-        buffer_bytes: usize,
-    ) -> Result<Self> {
+    pub fn new(devices: &[SourceDevice], lease: Option<Arc<Lease>>, buffer_bytes: usize) -> Result<Self> {
         let mut streams = Vec::new();
         for (device, fence) in devices {
             device.bind_thread()?;

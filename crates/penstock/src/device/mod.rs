@@ -21,7 +21,7 @@ use crate::error::Result;
 use crate::memory::Pinning;
 
 pub use cuda::CudaDevice;
-pub use gather::{DeviceBytes, Gatherer, SourceBytes};
+pub use gather::{DeviceBytes, Gatherer, SourceBytes, SourceDevice};
 pub use pinned_memory::PinnedMemory;
 pub use virtual_memory::{DEVICE_CHUNK, DeviceMemory, DeviceRange, DeviceUsage, Space};
 

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::device::{Device, Fence, Gatherer, SourceBytes};
+use crate::device::{Gatherer, SourceBytes, SourceDevice};
 use crate::error::{Error, ErrorKind, Result};
 use crate::manifest::{self, BLOCK_BYTES, FileHashes, MANIFEST_NAME, Manifest, block_values};
 use crate::memory::{Lease, Owner};
@@ -35,14 +35,11 @@ const SHORT_PIECE: usize = 64 << 10;
 /// The largest part that any sink has; buffers are made for those that the files at hand need.
 const LARGEST_PART: u64 = 1 << 30;
 
-/// A device that takes part, and what its copies wait for.
-pub type SaveDevice = (Arc<dyn Device>, Arc<dyn Fence>);
-
 /// A save under way.
 pub struct Save {
     sink: Arc<dyn Sink>,
     queue: Arc<Queue>,
-    devices: Arc<Vec<SaveDevice>>,
+    devices: Arc<Vec<SourceDevice>>,
     with_manifest: bool,
     most_writers: usize,
     writers: Vec<JoinHandle<()>>,
@@ -58,7 +55,7 @@ impl Save {
     /// that pieces may lie on. `with_manifest` has a manifest made of what is written.
     pub fn new(
         sink: Arc<dyn Sink>,
-        devices: Vec<SaveDevice>,
+        devices: Vec<SourceDevice>,
         writers: Option<usize>,
         with_manifest: bool,
     ) -> Self {
