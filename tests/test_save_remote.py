@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -16,16 +17,28 @@ import penstock
 import servers
 from conftest import as_bytes, threads_left
 
-STORES = [name for name in servers.ALL if name != "web"]
-EACH = [name if name == "moto" else pytest.param(name, marks=pytest.mark.stores) for name in STORES]
 MARKER = "penstock-save.incomplete"
-LARGE = ["s3", "moto", "azure"]
-"""Servers that take uploads in parts: fake-gcs-server does not know Google's XML interface for them."""
+
+
+@contextlib.contextmanager
+def google(directory: Path) -> Iterator[servers.Remote]:
+    """Google's XML interface, by moto, whose S3 has the same requests: fake-gcs-server does not know it.
+
+    It does not heed ``x-goog-if-generation-match``; here, the listing that comes before is what refuses a second saver.
+    Nor does it decode dashes in a bucket's name.
+    """
+    with servers.moto(directory, bucket="plain") as remote:
+        environment = {"GOOGLE_BASE_URL": remote.environment["AWS_ENDPOINT_URL"], "GOOGLE_BEARER_TOKEN": "sentinel"}
+        yield servers.Remote("gs://plain", environment, remote.put)
+
+
+STORES = {"moto": servers.moto, "s3": servers.s3, "azure": servers.azure, "google": google}
+EACH = [name if name == "moto" else pytest.param(name, marks=pytest.mark.stores) for name in STORES]
 
 
 @pytest.fixture(scope="module", params=EACH)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Remote]:
-    with servers.ALL[request.param](tmp_path_factory.mktemp("server")) as remote:
+    with STORES[request.param](tmp_path_factory.mktemp("server")) as remote:
         yield remote
 
 
@@ -46,10 +59,9 @@ def tensors(count: int = 6, size: int = 250) -> dict[str, torch.Tensor]:
     return {f"t{i}": torch.full((size,), i, dtype=torch.float32) for i in range(count)}
 
 
-def large(place: str) -> dict[str, torch.Tensor]:
-    """More than goes with one request, where the server takes that."""
-    size = 1 << 20 if place.startswith("gs://") else (40 << 20) // 4 + 17
-    return {"big": torch.arange(size, dtype=torch.float32), "small": torch.ones(3, dtype=torch.bfloat16)}
+def large() -> dict[str, torch.Tensor]:
+    """More than goes with one request: two parts and the beginning of a third."""
+    return {"big": torch.arange((40 << 20) // 4 + 17, dtype=torch.float32), "small": torch.ones(3).bfloat16()}
 
 
 def names(place: str) -> list[str]:
@@ -67,7 +79,7 @@ def same(loaded: dict[str, torch.Tensor], saved: dict[str, torch.Tensor]) -> Non
 
 
 def test_large_tensors_go_in_parts_and_come_back(place: str) -> None:
-    given = large(place)
+    given = large()
     saved = penstock.save(given, place, manifest=True)
     assert [file.path for file in saved.files] == ["model.safetensors", "penstock-manifest.blake3"]
     assert names(place) == ["model.safetensors", "penstock-manifest.blake3"]
@@ -122,7 +134,7 @@ def test_whoever_is_stopped_takes_everything_away(place: str) -> None:
             raise StopError
 
     with pytest.raises(StopError):
-        penstock.save(tensors(40) | large(place), place, shard_bytes=1000, progress=stop, writers=2)
+        penstock.save(tensors(40) | large(), place, shard_bytes=1000, progress=stop, writers=2)
     assert names(place) == []
     assert threads_left() == []
     # And the place is free.
@@ -163,10 +175,10 @@ def test_an_endpoint_that_nobody_is_at_is_an_error_and_not_a_wait(place: str, mo
 
 
 def test_a_bucket_that_is_not_there_is_named(place: str, server: servers.Remote) -> None:
-    missing = place.replace(servers.BUCKET, "no-such-bucket-here")
+    missing = place.replace(server.root, f"{server.root}nothere")
     with pytest.raises(penstock.PenstockError) as refused:
         penstock.save(tensors(), missing)
-    assert "no-such-bucket-here" in str(refused.value)
+    assert "nothere" in str(refused.value)
 
 
 def test_converted_weights_go_to_a_bucket_by_the_command(place: str, tmp_path: Path) -> None:
