@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn values_of_blocks_do_not_depend_on_how_their_bytes_are_cut_into_pieces() {
-        let bytes: Vec<u8> = (0..5 * 1024 + 7).map(|i| (i * 13 % 251) as u8).collect();
+        let bytes: Vec<u8> = (0..5 * 1024 + 7u32).map(|i| (i * 13 % 251) as u8).collect();
         let of = bytes.len() as u64;
         let whole = block_values([&bytes[..]], 0, of, 1024);
         assert_eq!((whole.len(), root_of(&whole)), (6, *blake3::hash(&bytes).as_bytes()));
