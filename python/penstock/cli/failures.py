@@ -49,7 +49,7 @@ _OUTPUT_FAILURES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 CODES_HELP = (
     "Exit codes: 0 success, 1 other failure, 2 wrong usage, 3 no such file or object, 4 malformed file, 5 no access, "
     "6 storage failed or file changed, 7 device or memory, 8 impossible setting or selection (no such tensor), "
-    "9 bytes that are not what their manifest says, "
+    "9 bytes that are not what their manifest says, 10 something is there already or is being saved, "
     "130 interrupted."
 )
 
