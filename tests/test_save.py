@@ -339,6 +339,8 @@ def test_a_full_disk_leaves_the_old(tmp_path: Path) -> None:
     if mounted.returncode:
         pytest.skip("this sandbox does not mount")
     try:
+        with pytest.raises(penstock.ConfigError, match="mount point"):
+            penstock.save({"old": torch.ones(5)}, disk, overwrite=True)
         penstock.save({"old": torch.ones(5)}, disk / "m")
         with pytest.raises(penstock.StorageError, match="full") as full:
             penstock.save(large(8), disk / "m", overwrite=True, manifest=True)

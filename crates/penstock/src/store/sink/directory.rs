@@ -151,7 +151,13 @@ impl LocalSink {
                     .object(&*self.shown)
                     .remedy(wanted));
             }
-            Ok(_) if self.is_directory => {
+            Ok(found) if self.is_directory => {
+                let parent = self.temporary.parent().and_then(|parent| fs::metadata(parent).ok());
+                if parent.is_some_and(|parent| parent.dev() != found.dev()) {
+                    let cause = "this directory is a mount point, which cannot be exchanged for another";
+                    let error = Error::new(ErrorKind::Config, cause).object(&*self.shown);
+                    return Err(error.remedy("Give a directory in it"));
+                }
                 let mut entries =
                     fs::read_dir(&self.target).map_err(|error| io("listing the directory", &error))?;
                 if entries.next().is_none() { There::EmptyDirectory } else { There::Something }
@@ -201,11 +207,11 @@ impl LocalSink {
         if !self.is_directory {
             return Ok(());
         }
-        let mode = fs::metadata(&self.target).map_err(|error| io(&error))?.mode();
-        fs::set_permissions(&self.temporary, Permissions::from_mode(mode & 0o7777))
+        let old = fs::metadata(&self.target).map_err(|error| io(&error))?;
+        fs::set_permissions(&self.temporary, Permissions::from_mode(old.mode() & 0o7777))
             .map_err(|error| io(&error))?;
         let mut kept = Vec::new();
-        keep(&self.target, &self.temporary, "", &mut kept).map_err(|error| io(&error))?;
+        keep(&self.target, &self.temporary, "", old.dev(), &mut kept).map_err(|error| io(&error))?;
         self.kept = kept;
         Ok(())
     }
@@ -405,8 +411,15 @@ fn synced(directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
-/// Links what is no weights from one directory into another, and notes the files.
-fn keep(from: &Path, to: &Path, prefix: &str, kept: &mut Vec<(String, PathBuf)>) -> io::Result<()> {
+/// Links what is no weights from one directory into another, and notes the files. All directories have to be on one file
+/// system: what is mounted in there would be removed with the directory that was replaced.
+fn keep(
+    from: &Path,
+    to: &Path,
+    prefix: &str,
+    device: u64,
+    kept: &mut Vec<(String, PathBuf)>,
+) -> io::Result<()> {
     for entry in fs::read_dir(from)? {
         let entry = entry?;
         let (kind, name) = (entry.file_type()?, entry.file_name());
@@ -415,9 +428,14 @@ fn keep(from: &Path, to: &Path, prefix: &str, kept: &mut Vec<(String, PathBuf)>)
             continue;
         }
         let place = to.join(&name);
+        // Of directories only: overlayfs may say of a file that it is on the one below.
+        if kind.is_dir() && entry.metadata()?.dev() != device {
+            let what = format!("{prefix}{shown} is on another file system");
+            return Err(io::Error::new(io::ErrorKind::CrossesDevices, what));
+        }
         if kind.is_dir() {
             fs::create_dir(&place)?;
-            keep(&entry.path(), &place, &format!("{prefix}{shown}/"), kept)?;
+            keep(&entry.path(), &place, &format!("{prefix}{shown}/"), device, kept)?;
             continue;
         }
         if kind.is_symlink() {
