@@ -56,8 +56,8 @@ def test_a_file_without_metadata_has_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/x.safetensors", "https://user:secret@host/x.safetensors"])
-def test_saving_to_an_object_store_is_refused_by_name(url: str) -> None:
-    with pytest.raises(penstock.ConfigError, match="saving to an object store or a server is not supported") as refused:
+def test_the_drop_in_saves_to_files_only_and_names_what_saves_to_object_stores(url: str) -> None:
+    with pytest.raises(penstock.ConfigError, match=r"penstock\.save") as refused:
         penstock.save_file({"a": torch.zeros(1)}, url)
     assert "secret" not in str(refused.value)
     assert refused.value.remedy

@@ -23,7 +23,7 @@ LAYERS = [
     {"destinations", "state"},
     {"checkpoint"},
     {"supply"},
-    {"model", "pulling", "safetensors"},
+    {"model", "pulling", "safetensors", "saving"},
     {"fp8"},
     {"recording"},
     {"pool"},
@@ -206,7 +206,7 @@ STATIONS = [
     {"plan", "tune"},
     {"stats"},
     {"trace"},
-    {"pipeline", "pull"},
+    {"pipeline", "pull", "save"},
 ]
 """Rooms of the core: each uses those of earlier lines, and itself. ``lib`` hands all of them on."""
 

@@ -37,6 +37,7 @@ STORES = {
     "docs/gcs.md": ("gcs", "bucket"),
     "docs/azure.md": ("azure", "container"),
     "docs/pull.md": ("moto", "bucket"),
+    "docs/saving.md": ("moto", "bucket"),
     "docs/remote.md": ("moto", "models"),
     "docs/engines/index.md": ("moto", "bucket"),
     "docs/engines/transformers.md": ("moto", "bucket"),

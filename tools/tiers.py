@@ -24,7 +24,7 @@ RULES: list[tuple[str, tuple[str, ...]]] = [
     (r"tests/logs/", _NONE),
     (r"tests/engines/", ("engines",)),
     (r"docs/engines/|examples/", ("libraries",)),  # whose code is run by tests
-    (r"docs/(s3|gcs|azure|huggingface|pull)\.md", ("stores",)),
+    (r"docs/(s3|gcs|azure|huggingface|pull|saving)\.md", ("stores",)),
     (r"docs/|benchmarks/|fuzz/|[A-Z]+(\.md)?$|\.git|mkdocs\.yml|deny\.toml|tools/(notices|wheels|site)", _NONE),
     (r"python/penstock/integrations/(vllm|sglang)/", ("engines",)),
     (r"python/penstock/integrations/(transformers|diffusers|peft|safetensors)/", ("libraries",)),
@@ -32,10 +32,11 @@ RULES: list[tuple[str, tuple[str, ...]]] = [
     (r"python/penstock/trust/", ("stores", "libraries")),
     (r"python/penstock/(recording|distributed)/", ("engines",)),
     (r"python/penstock/(bench|cli|doctor|start)/", _NONE),
+    (r"python/penstock/saving/", ("stores",)),
     (r"python/penstock/(pulling|storage_options|google_tokens)\.py", ("stores",)),
     (r"compat/", ("engines", "stores")),
     (r"crates/penstock-checks/", ("stores",)),
-    (r"crates/penstock/src/(store/remote|store/disk_cache|pull)/", ("stores",)),
+    (r"crates/penstock/src/(store/remote|store/disk_cache|pull|save)/", ("stores",)),
     (r"crates/penstock/tests/(remote|servers)/|tools/servers", ("stores",)),
     (r"tools/engines", ("engines",)),
 ]

@@ -39,6 +39,7 @@ from penstock.errors import (  # noqa: E402
     LoadCancelledError,
     LocationAccessError,
     LocationChangedError,
+    LocationExistsError,
     LocationNotFoundError,
     MissingDependencyError,
     PeerError,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from penstock.pool import ModelPool, default_pool
     from penstock.pulling import Pulled, PulledFile, pull
     from penstock.safetensors import load_file, safe_open, save_file
+    from penstock.saving import Saved, SavedFile, convert, save
     from penstock.state import IncompatibleKeys
     from penstock.tensor_info import TensorInfo
     from penstock.trust import Policy, SignedDirectory, Verified, sign, verify
@@ -80,6 +82,7 @@ __all__ = [
     "LoadStats",
     "LocationAccessError",
     "LocationChangedError",
+    "LocationExistsError",
     "LocationNotFoundError",
     "Manifest",
     "MissingDependencyError",
@@ -91,6 +94,8 @@ __all__ = [
     "Pulled",
     "PulledFile",
     "SafetensorError",
+    "Saved",
+    "SavedFile",
     "SelectionError",
     "SignatureError",
     "SignedDirectory",
@@ -99,6 +104,7 @@ __all__ = [
     "TensorNotFoundError",
     "Verified",
     "__version__",
+    "convert",
     "default_pool",
     "flush_disk_cache",
     "load_file",
@@ -109,6 +115,7 @@ __all__ = [
     "pull",
     "release_staging",
     "safe_open",
+    "save",
     "save_file",
     "sign",
     "verify",
@@ -123,6 +130,7 @@ _NAMES_OF = {
     "penstock.pool": ("ModelPool", "default_pool"),
     "penstock.pulling": ("Pulled", "PulledFile", "pull"),
     "penstock.safetensors": ("load_file", "safe_open", "save_file"),
+    "penstock.saving": ("Saved", "SavedFile", "convert", "save"),
     "penstock.state": ("IncompatibleKeys",),
     "penstock.tensor_info": ("TensorInfo",),
     "penstock.trust": ("Policy", "SignedDirectory", "Verified", "sign", "verify"),

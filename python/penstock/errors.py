@@ -7,7 +7,7 @@ derives from the built-in exception that people already catch for its kind of fa
 
 from __future__ import annotations
 
-from errno import ENOENT
+from errno import EEXIST, ENOENT
 
 
 class PenstockError(Exception):
@@ -82,6 +82,13 @@ class LocationAccessError(PenstockError, PermissionError):
     """An object that may not be read, or is no regular file; a store that wants other credentials."""
 
     code = "access_denied"
+
+
+class LocationExistsError(PenstockError, FileExistsError):
+    """Something is where a save was to go, or another save is writing there (``code="being_saved"``)."""
+
+    errno = EEXIST
+    code = "exists"
 
 
 class StorageError(PenstockError, OSError):

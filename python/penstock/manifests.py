@@ -67,8 +67,8 @@ def manifest(directory: AnyPath, *, threads: int | None = None) -> Manifest:
     """
     where = location(directory, "directory")
     if is_url(where) or where.startswith("file://"):
-        cause = f"{shown(where)} is a URL: stores are only read, so a manifest can only be put into a local directory"
-        remedy = "Name a local copy by its path, then upload penstock-manifest.blake3 beside the files"
+        cause = f"{shown(where)} is a URL, and a manifest is made of the files of a local directory"
+        remedy = "Name a local copy and upload its manifest too, or save with penstock.save(…, manifest=True)"
         raise ConfigError(cause=cause, remedy=remedy)
     if threads is None:
         threads = len(os.sched_getaffinity(0))

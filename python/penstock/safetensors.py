@@ -66,7 +66,7 @@ def save_file(
     """Writes tensors to a safetensors file of this machine, through the ``safetensors`` package.
 
     Raises:
-        ConfigError: for a URL: Penstock reads object stores, and does not write to them; for swapped arguments, and
+        ConfigError: for a URL, to which ``penstock.save`` writes; for swapped arguments, and
             another framework than ``"pt"`` and ``"np"``.
         MissingDependencyError: where safetensors is not installed.
     """
@@ -78,8 +78,8 @@ def save_file(
         cause = f"framework={framework!r}: save_file writes tensors of torch ('pt') and arrays of numpy ('np')"
         raise ConfigError(cause=cause, remedy="Convert them first, or use safetensors.flax and others directly")
     if is_url(filename):
-        cause = "save_file writes to files of this machine; saving to an object store or a server is not supported"
-        remedy = "Save to a path, and upload the file"
+        cause = "save_file writes to files of this machine, through the safetensors package"
+        remedy = "Use penstock.save, which writes to s3://, gs:// and az:// too"
         raise ConfigError(location=shown(os.fsdecode(filename)), cause=cause, remedy=remedy)
     try:
         save = import_module(f"safetensors.{library}").save_file

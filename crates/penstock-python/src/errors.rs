@@ -39,6 +39,7 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         ErrorKind::Destination => "DestinationError",
         ErrorKind::Device => "DeviceError",
         ErrorKind::Memory => "InsufficientMemoryError",
+        ErrorKind::Exists => "LocationExistsError",
         ErrorKind::Config => "ConfigError",
         ErrorKind::Dependency => "MissingDependencyError",
         ErrorKind::Cancelled => "LoadCancelledError",

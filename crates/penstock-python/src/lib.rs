@@ -11,11 +11,13 @@
 //! * `cache`: what is in a disk cache. `objects`: listings, and the bytes of small objects.
 //! * `manifest`: manifests of directories. `signed`: files compared with what a signature says.
 //! * `pull`: `Source`, `Pull`: remote objects brought to a directory.
+//! * `save`: `Save`: memory brought to a store.
 //! * `config`: `LoadOptions`. `environment`: variables and storage options. `errors`: exceptions. `paths`: paths and URLs as
 //!   arguments and results. `logging`: the core's log. `signals`: Ctrl-C while waiting for a server.
 //! * `detached`: what is dropped without the GIL.
 
-// PyO3's macros expand to unsafe code of their own; ours is in `dlpack`, `host_array`, `device_memory` and in `Session::attach`.
+// PyO3's macros expand to unsafe code of their own; ours is in `dlpack`, `host_array`, `device_memory`, and in
+// `Session::attach` and `Save::add`.
 #![allow(unsafe_code, unreachable_pub)]
 
 mod cache;
@@ -33,6 +35,7 @@ mod objects;
 mod paths;
 mod prefetch;
 mod pull;
+mod save;
 mod session;
 mod signals;
 mod signed;
@@ -60,6 +63,8 @@ mod _native {
     use super::prefetch::Prefetch;
     #[pymodule_export]
     use super::pull::{Pull, Source, flush_disk_cache, shown, shown_endpoint};
+    #[pymodule_export]
+    use super::save::Save;
     #[pymodule_export]
     use super::session::{LoadStats, Mapped, Session, release_staging, staging_usage};
     #[pymodule_export]

@@ -44,6 +44,8 @@ pub enum ErrorKind {
     Device,
     /// Host or device memory could not be had.
     Memory,
+    /// Something is there that a save would replace, or that another save is writing.
+    Exists,
     /// A setting with an impossible value.
     Config,
     /// A package that is not installed.
@@ -74,6 +76,14 @@ pub enum Code {
     Timeout,
     /// A listing that does not end.
     EndlessListing,
+    /// The disk is full, or a quota or a limit of file sizes is met.
+    StorageFull,
+    /// Something is there already.
+    Exists,
+    /// Another save is writing there, or one was cut off and left its marker.
+    BeingSaved,
+    /// What a save left that was cut off, or has not ended yet.
+    IncompleteSave,
     /// The object is not what it was when it was opened.
     Changed,
     /// Bytes, a size or a file that the manifest does not have.
@@ -139,6 +149,10 @@ impl Code {
             Self::Connection => "connection",
             Self::Timeout => "timeout",
             Self::EndlessListing => "endless_listing",
+            Self::StorageFull => "storage_full",
+            Self::Exists => "exists",
+            Self::BeingSaved => "being_saved",
+            Self::IncompleteSave => "incomplete_save",
             Self::Changed => "changed",
             Self::Integrity => "integrity",
             Self::NoManifest => "no_manifest",
@@ -184,6 +198,7 @@ impl ErrorKind {
             Self::Destination => Code::Destination,
             Self::Device => Code::Device,
             Self::Memory => Code::OutOfMemory,
+            Self::Exists => Code::Exists,
             Self::Config => Code::Config,
             Self::Dependency => Code::MissingDependency,
             Self::Cancelled => Code::Cancelled,

@@ -15,7 +15,7 @@
 //! * [`manifest`]: what the bytes of a checkpoint should be; [`store`] compares what it reads with it.
 //! * [`device`]: the CUDA driver, opened at run time.
 //! * [`pipeline`]: readers that move blocks, and the delivery of finished tensors.
-//! * `pull`: remote objects brought to a directory.
+//! * `pull`: remote objects brought to a directory. [`save`]: bytes of memory brought to a store.
 //! * [`tune`]: what storage is like, start values for it, and the search for the number of readers.
 //! * [`config`], [`stats`], [`trace`], [`error`]: settings, figures, time lines, failures. [`threads`], `closest`: what several of these need.
 //!
@@ -34,6 +34,7 @@ pub mod pipeline;
 pub mod plan;
 #[cfg(feature = "remote")]
 pub mod pull;
+pub mod save;
 pub mod stats;
 pub mod store;
 pub mod threads;

@@ -274,6 +274,61 @@ signing.add_to(app)
 
 
 @app.command(
+    "convert",
+    cls=Command,
+    epilog=epilog("convert pytorch_model.bin models/name", "convert old-model/ s3://bucket/name/ --manifest"),
+)
+def convert_command(
+    source: Annotated[
+        str,
+        argument(
+            metavar="SOURCE",
+            help="A .bin, .pt, .pth or .ckpt file, or a directory with one or with their index.",
+            autocompletion=completed_paths,
+        ),
+    ],
+    location: Annotated[
+        str,
+        argument(
+            metavar="LOCATION",
+            help="A directory, a file that ends in .safetensors, or a new prefix of an object store.",
+            autocompletion=completed_paths,
+        ),
+    ],
+    shard_bytes: Annotated[
+        int | None,
+        typer.Option(
+            "--shard-bytes", parser=parse_size, metavar="SIZE", help="The most bytes of a file, such as 5GB (50GB)."
+        ),
+    ] = None,
+    manifest: Annotated[bool, flag("--manifest", help="Make a manifest of the bytes as they are written.")] = False,
+    overwrite: Annotated[
+        bool, flag("--overwrite", help="Replace weights that are there; other files of a directory stay.")
+    ] = False,
+    storage_option: StorageOption = None,
+    verbose: Annotated[bool, flag("--verbose", "-v", help="List each file.")] = False,
+    quiet: Annotated[bool, flag("--quiet", "-q", help="Show no progress bar.")] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Convert weights that torch pickled to safetensors; no code of the pickle runs."""
+    with handled(as_json=json, debug=debug):
+        from penstock.cli.convert import convert
+
+        convert(
+            source,
+            location,
+            shard_bytes=shard_bytes,
+            manifest=manifest,
+            overwrite=overwrite,
+            storage_options=storage_options(storage_option),
+            verbose=verbose,
+            quiet=quiet,
+            json=json,
+        )
+
+
+@app.command(
     "doctor",
     cls=Command,
     epilog=epilog("doctor model.safetensors", "doctor s3://bucket/llama-3-8b/ --device cuda:0", "doctor --anonymous"),

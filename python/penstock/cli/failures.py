@@ -28,6 +28,7 @@ CODES: list[tuple[type[BaseException], int]] = [
     (errors.SignatureError, 10),
     (errors.IntegrityError, 9),
     (errors.LocationAccessError, 5),
+    (errors.LocationExistsError, 11),
     (errors.StorageError, 6),
     (errors.LocationChangedError, 6),
     (errors.DeviceError, 7),
@@ -50,6 +51,7 @@ CODES_HELP = (
     "Exit codes: 0 success, 1 other failure, 2 wrong usage, 3 no such file or object, 4 malformed file, 5 no access, "
     "6 storage failed or file changed, 7 device or memory, 8 impossible setting or selection (no such tensor), "
     "9 bytes that are not what their manifest says, 10 no signature that is trusted, or files that are not signed, "
+    "11 something is there already or is being saved, "
     "130 interrupted."
 )
 

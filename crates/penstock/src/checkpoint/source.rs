@@ -15,6 +15,7 @@ use super::local_glob::LocalGlob;
 use super::location::{self, LocationKind, classify};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Store;
+use crate::store::sink::{INCOMPLETE_MARKER, incomplete, is_unfinished};
 
 /// How a shard index is named.
 pub(super) const INDEX_SUFFIX: &str = ".safetensors.index.json";
@@ -75,6 +76,9 @@ pub fn resolve(store: &dyn Store, inputs: &[String]) -> Result<Resolved> {
         if location::is_url(&location) && !location::is_http(&location) && location.contains(['*', '[']) {
             found.remote_glob(&location)?;
             continue;
+        }
+        if !location::is_url(&location) && is_unfinished(&location) {
+            return Err(incomplete(location::shown(&location).as_ref()));
         }
         let kind = classify(&location);
         if let Some(refused) = errors::nearly_url(&location).filter(|_| kind == LocationKind::Missing) {
@@ -159,6 +163,7 @@ impl Resolver<'_> {
             entries => entries?,
         };
         let locations: Vec<_> = entries.into_iter().map(|entry| entry.location).collect();
+        refuse_incomplete(directory, &locations)?;
         if let Some(index) = choose_index(directory, &locations)? {
             return self.index(&index);
         }
@@ -200,6 +205,7 @@ impl Resolver<'_> {
             _ => error,
         })?;
         let mut matching: Vec<_> = listed.into_iter().map(|entry| entry.location).collect();
+        refuse_incomplete(directory, &matching)?;
         match matching.iter().position(|found| location::name(found) == location::name(pattern)) {
             Some(itself) => matching = vec![matching.swap_remove(itself)],
             None => matching.retain(|location| matcher.matches(location::name(location))),
@@ -241,6 +247,14 @@ impl Resolver<'_> {
             }
             _ => weights.into_iter().try_for_each(|location| self.add(location).map(drop)),
         }
+    }
+}
+
+/// Refuses a prefix that a save has not completed.
+fn refuse_incomplete(directory: &str, locations: &[String]) -> Result<()> {
+    match locations.iter().any(|location| location::name(location) == INCOMPLETE_MARKER) {
+        true => Err(incomplete(location::shown(directory).as_ref())),
+        false => Ok(()),
     }
 }
 

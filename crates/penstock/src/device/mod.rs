@@ -6,10 +6,12 @@
 //! allocator owns them.
 //!
 //! * `cuda`: NVIDIA's. `pinned_memory`: host memory that stays registered with one.
+//! * `gather`: bytes of host and device memory brought together in one buffer, for whoever writes them.
 //! * `virtual_memory`: device memory at addresses that stay, for model pools; the one kind that is allocated here.
 #![allow(unsafe_code)]
 
 mod cuda;
+mod gather;
 mod pinned_memory;
 mod virtual_memory;
 
@@ -19,6 +21,7 @@ use crate::error::Result;
 use crate::memory::Pinning;
 
 pub use cuda::CudaDevice;
+pub use gather::{DeviceBytes, Gatherer, SourceBytes, SourceDevice};
 pub use pinned_memory::PinnedMemory;
 pub use virtual_memory::{DEVICE_CHUNK, DeviceMemory, DeviceRange, DeviceUsage, Space};
 
@@ -35,6 +38,17 @@ pub struct CopyRegion {
     pub destination: u64,
     /// Where the bytes lie in host memory.
     pub source: *const u8,
+    /// Bytes to copy.
+    pub len: usize,
+}
+
+/// One copy back: so many bytes from device memory to host memory.
+#[derive(Debug, Clone, Copy)]
+pub struct ReadBackRegion {
+    /// The address in device memory.
+    pub source: u64,
+    /// Where the bytes go in host memory.
+    pub destination: *mut u8,
     /// Bytes to copy.
     pub len: usize,
 }
@@ -95,6 +109,16 @@ pub trait CopyStream: Send {
     /// # Errors
     /// `Device` where the driver refuses or an earlier copy failed.
     unsafe fn copy(&mut self, pieces: &[CopyRegion]) -> Result<()>;
+
+    /// Enqueues copies from the device to host memory, in any order among themselves.
+    ///
+    /// # Safety
+    /// Sources must stay allocated on this device and unchanged, and destinations must stay writable, not overlap and not
+    /// be used otherwise, until a later mark of this stream is done, also where this fails.
+    ///
+    /// # Errors
+    /// `Device` where the driver refuses or an earlier copy failed.
+    unsafe fn read_back(&mut self, pieces: &[ReadBackRegion]) -> Result<()>;
 
     /// Marks the end of what was enqueued so far.
     ///

@@ -126,6 +126,19 @@ fn find(directory: &Path, name_of: &impl Fn(&Path) -> String) -> Result<Vec<Foun
     Ok(files)
 }
 
+/// The hashes of one file, which is called `name` in the manifest.
+///
+/// # Errors
+/// As [`make`].
+pub fn hash_file(path: &Path, name: &str) -> Result<FileHashes> {
+    let shown = name.to_owned();
+    let metadata = fs::metadata(path).map_err(|error| failed("opening", &error, &shown))?;
+    let found = Found { name: name.to_owned(), path: path.to_owned(), version: Version::of(&metadata) };
+    let blocks = found.version.bytes.div_ceil(BLOCK_BYTES).max(1);
+    let values = hash(&found, 0..blocks).map_err(|error| error.object(&*shown))?;
+    FileHashes::new(name, found.version.bytes, BLOCK_BYTES, values).map_err(|error| error.object(shown))
+}
+
 /// The values of these blocks of a file.
 fn hash(found: &Found, blocks: Range<u64>) -> Result<Vec<[u8; 32]>> {
     let changed = || {

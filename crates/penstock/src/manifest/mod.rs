@@ -2,7 +2,7 @@
 //!
 //! * [`Manifest`] (`format`): the file, parsed and written. Nothing in it is taken on trust.
 //! * [`FileHashes`]: one file of it: its size, its BLAKE3 root, and what [`BlockHasher`] compares blocks with (`tree`).
-//! * [`make`], [`write`] (`making`): a manifest of a directory, and putting it there, whole or not at all.
+//! * [`make`], [`hash_file`], [`write`] (`making`): a manifest of a directory, and putting it there, whole or not at all.
 //! * [`Verify`]: when manifests are used.
 //!
 //! A block is an aligned subtree of BLAKE3's tree, so it is verified alone, from any place and in any order, and the
@@ -16,8 +16,8 @@ mod making;
 mod tree;
 
 pub use format::{FileHashes, MAX_MANIFEST_BYTES, Manifest};
-pub use making::{make, write};
-pub use tree::BlockHasher;
+pub use making::{hash_file, make, write};
+pub use tree::{BlockHasher, block_values};
 
 /// The name of the manifest, in the directory of the files that it speaks of.
 pub const MANIFEST_NAME: &str = "penstock-manifest.blake3";

@@ -57,6 +57,34 @@ impl BlockHasher {
     }
 }
 
+/// The values of the blocks of bytes that lie in these pieces, and begin at `offset` of a file (a multiple of the block size)
+/// of `of` bytes. Of no bytes there is one block.
+pub fn block_values<'b>(
+    pieces: impl IntoIterator<Item = &'b [u8]>,
+    offset: u64,
+    of: u64,
+    block_bytes: u64,
+) -> Vec<[u8; 32]> {
+    let block = usize::try_from(block_bytes).unwrap_or(usize::MAX);
+    let (mut values, mut start, mut filled) = (Vec::new(), offset, 0);
+    let mut hasher = BlockHasher::new(offset, of <= block_bytes);
+    for mut piece in pieces {
+        while !piece.is_empty() {
+            if filled == block {
+                values.push(hasher.value());
+                start += block_bytes;
+                (hasher, filled) = (BlockHasher::new(start, of <= block_bytes), 0);
+            }
+            let (of_block, rest) = piece.split_at(piece.len().min(block - filled));
+            hasher.update(of_block);
+            filled += of_block.len();
+            piece = rest;
+        }
+    }
+    values.push(hasher.value());
+    values
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -67,6 +95,22 @@ mod tests {
     fn the_left_subtree_is_the_largest_power_of_two_that_leaves_something() {
         let left: Vec<_> = [2, 3, 4, 5, 8, 9, 1 << 20, (1 << 20) + 1].map(left_blocks).into();
         assert_eq!(left, [1, 2, 2, 4, 4, 8, 1 << 19, 1 << 20]);
+    }
+
+    #[test]
+    fn values_of_blocks_do_not_depend_on_how_their_bytes_are_cut_into_pieces() {
+        let bytes: Vec<u8> = (0..5 * 1024 + 7u32).map(|i| (i * 13 % 251) as u8).collect();
+        let of = bytes.len() as u64;
+        let whole = block_values([&bytes[..]], 0, of, 1024);
+        assert_eq!((whole.len(), root_of(&whole)), (6, *blake3::hash(&bytes).as_bytes()));
+        for cuts in [[0, 1, 1024], [1023, 1025, 3000], [1024, 2048, 5120]] {
+            let [a, b, c] = cuts;
+            let pieces = [&bytes[..a], &bytes[a..b], &bytes[b..c], &bytes[c..]];
+            assert_eq!(block_values(pieces, 0, of, 1024), whole, "{cuts:?}");
+        }
+        let later = block_values([&bytes[2048..3000], &bytes[3000..4096]], 2048, of, 1024);
+        assert_eq!(later, whole[2..4]);
+        assert_eq!(block_values([], 0, 0, 1024), [*blake3::hash(b"").as_bytes()]);
     }
 
     proptest! {

@@ -7,12 +7,14 @@
 //! * [`FileMapping`] (`file_mapping`): a private mapping of a file, for views without a copy.
 //! * [`Arena`] (`staging`): the staging buffers of the process, reused by every load; a load has a [`Lease`] of one.
 //! * [`PinnedSpan`] (`pinned`): bytes that lie in pinned memory already.
+//! * [`HostBytes`] (`borrowed`): memory of the caller that is only read, to be saved.
 //! * `headroom`: how much memory there is to spare.
 //! * [`Owner`] (`fork`): which process something was made by, for children after `fork`.
 //!
 //! Nothing here reads files or talks to a device: registering buffers with one is a callback of its caller.
 #![allow(unsafe_code)]
 
+mod borrowed;
 mod file_mapping;
 mod fork;
 mod headroom;
@@ -22,6 +24,7 @@ mod slab;
 mod staging;
 mod window;
 
+pub use borrowed::HostBytes;
 pub use file_mapping::FileMapping;
 pub use fork::{Owner, PerProcess};
 pub use headroom::{spare_bytes, spare_bytes_below};

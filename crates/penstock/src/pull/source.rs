@@ -5,6 +5,7 @@
 
 use crate::checkpoint::resolve;
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::sink::{INCOMPLETE_MARKER, incomplete};
 use crate::store::{Identity, ListedObject, RemoteStore, Store, is_http, is_url, shown};
 
 use super::tree::STATE;
@@ -45,6 +46,9 @@ pub fn find(store: &RemoteStore, location: &str) -> Result<Vec<Item>> {
         Err(error) => return Err(error),
     };
     items.sort_by(|a, b| a.path.cmp(&b.path));
+    if items.iter().any(|item| item.path.rsplit('/').next() == Some(INCOMPLETE_MARKER)) {
+        return Err(incomplete(&shown(location)));
+    }
     let directories: std::collections::HashSet<_> = items
         .iter()
         .flat_map(|item| item.path.match_indices('/').map(|(at, _)| item.path[..at].to_owned()))

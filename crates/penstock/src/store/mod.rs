@@ -6,6 +6,7 @@
 //!
 //! * `local`: files. `remote`: object stores and HTTP servers. `disk_cache`: a store in front of the remote one.
 //! * `router`: which of them a location leads to. `location`: what can be said of one without asking anyone.
+//! * [`sink`]: where what is saved goes; local here, remote in `remote`.
 //! * `block_map`: which blocks of a partial copy are there.
 //! * `verified`: an object around another one, whose bytes are compared with a manifest before anyone gets them.
 //! * `locked_file`: a file that is locked by one process, and not by its forked children.
@@ -20,11 +21,11 @@ pub(crate) mod block_map;
 mod disk_cache;
 mod local;
 mod location;
-#[cfg(feature = "remote")]
 pub(crate) mod locked_file;
 #[cfg(feature = "remote")]
 mod remote;
 mod router;
+pub mod sink;
 mod verified;
 
 use std::any::Any;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::Duration;
 
-use penstock::device::{CopyEvent, CopyRegion, CopyStream, Device, Fence};
+use penstock::device::{CopyEvent, CopyRegion, CopyStream, Device, Fence, ReadBackRegion};
 use penstock::memory::Pinning;
 use penstock::{Error, ErrorKind, Result};
 
@@ -241,6 +241,24 @@ impl SimulatedStream {
         self.jobs.as_ref().unwrap().send(job).unwrap();
     }
 
+    /// Copies from and to these places, late.
+    fn enqueue(&self, pieces: impl Iterator<Item = ((usize, usize), usize)>) -> Result<()> {
+        let here = std::thread::current().id();
+        assert!(
+            self.account.bound.lock().unwrap().contains(&here),
+            "the device is not current on this thread"
+        );
+        for ((source, destination), len) in pieces {
+            let number = self.account.enqueued.fetch_add(1, SeqCst) + 1;
+            if self.account.refuse_at.load(SeqCst) == number {
+                self.account.ended.fetch_add(1, SeqCst);
+                return Err(Error::new(ErrorKind::Device, format!("copy {number} was refused")));
+            }
+            self.send(Job::Copy { number, destination, source, len });
+        }
+        Ok(())
+    }
+
     fn failure(progress: &Progress) -> Result<()> {
         match progress.failed {
             Some(copy) => Err(Error::new(ErrorKind::Device, format!("copy {copy} failed"))),
@@ -259,21 +277,14 @@ impl CopyStream for SimulatedStream {
     }
 
     unsafe fn copy(&mut self, pieces: &[CopyRegion]) -> Result<()> {
-        let here = std::thread::current().id();
-        assert!(
-            self.account.bound.lock().unwrap().contains(&here),
-            "the device is not current on this thread"
-        );
-        for piece in pieces {
-            let number = self.account.enqueued.fetch_add(1, SeqCst) + 1;
-            if self.account.refuse_at.load(SeqCst) == number {
-                self.account.ended.fetch_add(1, SeqCst);
-                return Err(Error::new(ErrorKind::Device, format!("copy {number} was refused")));
-            }
-            let destination = usize::try_from(piece.destination).unwrap();
-            self.send(Job::Copy { number, destination, source: piece.source as usize, len: piece.len });
-        }
-        Ok(())
+        let place = |piece: &CopyRegion| (piece.source as usize, usize::try_from(piece.destination).unwrap());
+        self.enqueue(pieces.iter().map(|piece| (place(piece), piece.len)))
+    }
+
+    unsafe fn read_back(&mut self, pieces: &[ReadBackRegion]) -> Result<()> {
+        let place =
+            |piece: &ReadBackRegion| (usize::try_from(piece.source).unwrap(), piece.destination as usize);
+        self.enqueue(pieces.iter().map(|piece| (place(piece), piece.len)))
     }
 
     fn mark(&mut self) -> Result<CopyEvent> {

@@ -97,6 +97,7 @@ functions! {
     mem_host_register = b"cuMemHostRegister_v2\0" (*mut c_void, usize, c_uint);
     mem_host_unregister = b"cuMemHostUnregister\0" (*mut c_void);
     memcpy_htod_async = b"cuMemcpyHtoDAsync_v2\0" (u64, *const c_void, usize, StreamHandle);
+    memcpy_dtoh_async = b"cuMemcpyDtoHAsync_v2\0" (*mut c_void, u64, usize, StreamHandle);
     stream_create = b"cuStreamCreate\0" (*mut StreamHandle, c_uint);
     stream_destroy = b"cuStreamDestroy_v2\0" (StreamHandle);
     stream_synchronize = b"cuStreamSynchronize\0" (StreamHandle);
@@ -125,7 +126,6 @@ functions! {
     mem_unmap = b"cuMemUnmap\0" (u64, usize);
     mem_set_access = b"cuMemSetAccess\0" (u64, usize, *const AccessDescription, usize);
     memset_async = b"cuMemsetD8Async\0" (u64, c_uchar, usize, StreamHandle);
-    memcpy_dtoh_async = b"cuMemcpyDtoHAsync_v2\0" (*mut c_void, u64, usize, StreamHandle);
     }
 }
 
@@ -307,6 +307,19 @@ impl Driver {
     ) -> Result<()> {
         // SAFETY: as the caller promises.
         self.check("copying to the GPU", unsafe { (self.memcpy_htod_async)(to, from.cast(), len, stream) })
+    }
+
+    /// # Safety
+    /// See [`CopyStream::read_back`](crate::device::CopyStream::read_back). The stream's context must be current.
+    pub(super) unsafe fn read_back(
+        &self,
+        to: *mut u8,
+        from: u64,
+        len: usize,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        // SAFETY: as the caller promises.
+        self.check("copying from the GPU", unsafe { (self.memcpy_dtoh_async)(to.cast(), from, len, stream) })
     }
 
     pub(super) fn stream_create(&self) -> Result<StreamHandle> {

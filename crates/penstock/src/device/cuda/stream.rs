@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::driver::{Context, Driver, EventHandle, StreamHandle};
-use crate::device::{CopyEvent, CopyRegion, CopyStream, Fence};
+use crate::device::{CopyEvent, CopyRegion, CopyStream, Fence, ReadBackRegion};
 use crate::error::Result;
 
 /// More streams than this are not kept for later: as many as a load has readers.
@@ -87,6 +87,14 @@ impl CopyStream for CudaStream {
             // SAFETY: the caller keeps both ends alive until a later mark is done. Where the context is not current on
             // this thread, the driver refuses.
             unsafe { self.driver.copy(piece.destination, piece.source, piece.len, self.stream) }
+        });
+        self.named(copied)
+    }
+
+    unsafe fn read_back(&mut self, pieces: &[ReadBackRegion]) -> Result<()> {
+        let copied = pieces.iter().try_for_each(|piece| {
+            // SAFETY: as in `copy`.
+            unsafe { self.driver.read_back(piece.destination, piece.source, piece.len, self.stream) }
         });
         self.named(copied)
     }

@@ -188,7 +188,7 @@ impl Space for CudaSpace {
     unsafe fn read(&self, start: u64, into: &mut [u8]) -> Result<()> {
         self.queue("reading device memory", |stream| {
             // SAFETY: as the caller promises; the host's side is borrowed until the copy has been waited for.
-            unsafe { (self.functions.memcpy_dtoh_async)(into.as_mut_ptr().cast(), start, into.len(), stream) }
+            unsafe { (self.driver.memcpy_dtoh_async)(into.as_mut_ptr().cast(), start, into.len(), stream) }
         })
     }
 

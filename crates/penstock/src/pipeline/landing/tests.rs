@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::checkpoint::{Dtype, TensorInfo};
-use crate::device::{CopyEvent, Fence};
+use crate::device::{CopyEvent, Fence, ReadBackRegion};
 use crate::plan::{Layout, Selection};
 use crate::store::Identity;
 
@@ -37,6 +37,14 @@ impl CopyStream for Immediate {
         for piece in pieces {
             // SAFETY: what `CopyStream::copy` demands of its caller.
             unsafe { std::ptr::copy_nonoverlapping(piece.source, pointer(piece.destination), piece.len) };
+        }
+        Ok(())
+    }
+
+    unsafe fn read_back(&mut self, pieces: &[ReadBackRegion]) -> Result<()> {
+        for piece in pieces {
+            // SAFETY: what `CopyStream::read_back` demands of its caller.
+            unsafe { std::ptr::copy_nonoverlapping(pointer(piece.source), piece.destination, piece.len) };
         }
         Ok(())
     }

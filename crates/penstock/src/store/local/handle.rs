@@ -65,6 +65,11 @@ impl OwnHandle {
     }
 }
 
+/// Whether whole pages of a file that was opened with `O_DIRECT` can be read and written from page-aligned memory.
+pub(in crate::store) fn suits_direct(file: &File) -> bool {
+    direct_alignment(file).is_some()
+}
+
 /// What memory addresses a direct read needs; `None` where the file cannot be read directly in whole pages.
 fn direct_alignment(file: &File) -> Option<usize> {
     let asked = StatxFlags::DIOALIGN;

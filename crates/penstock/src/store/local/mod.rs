@@ -24,6 +24,7 @@ use file::LocalFile;
 
 #[cfg(feature = "remote")]
 pub(super) use file::differ_in_change_time;
+pub(super) use handle::suits_direct;
 
 pub use path::{location_of, path_of, readable};
 

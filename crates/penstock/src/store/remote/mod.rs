@@ -9,6 +9,7 @@
 //! * `settings`: what decides how a location is reached. `request`: when to ask again, and when twice.
 //! * `http`: the client. `provider`: the stores behind buckets, and credentials.
 //! * `objects`: opening, reading, listing, and what errors say.
+//! * `sink`: a prefix that is saved to.
 //! * `hub`: repositories of the Hugging Face hub. `web`: finding a checkpoint on a server that cannot list.
 //!
 //! Secrets come in with the environment and with locations. They go to the servers they are for, and nowhere else:
@@ -20,6 +21,7 @@ mod objects;
 mod provider;
 mod request;
 mod settings;
+mod sink;
 mod web;
 
 use std::borrow::Cow;
@@ -28,6 +30,7 @@ use std::sync::Arc;
 
 use object_store::path::Path;
 
+use super::sink::Sink;
 use super::{CachePolicy, Entry, Identity, LocalStore, Object, Store};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::location::{fingerprint, is_hub};
@@ -183,6 +186,15 @@ impl RemoteStore {
 
     fn hub(&self) -> Hub<'_> {
         Hub::new(&self.environment, self.policy, &self.pins, self.local, &self.context)
+    }
+
+    /// The prefix at `location`, taken for a save; see [`Sink`].
+    ///
+    /// # Errors
+    /// `Exists` where the prefix holds something, or another save is writing there; `Config` for what cannot be written to;
+    /// `Access`, `NotFound`, `Storage`.
+    pub fn sink(&self, location: &str) -> Result<Arc<dyn Sink>> {
+        Ok(Arc::new(sink::RemoteSink::create(self, location)?))
     }
 
     /// The same store for another load, whose requests share nothing with those of this one but connections.

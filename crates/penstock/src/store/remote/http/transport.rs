@@ -107,8 +107,13 @@ impl HttpService for Service {
         })?;
         // A user and a password in the URL become a header here, as clients of HTTP do.
         let mut request = client.request::<url::Url>(parts.method, url).headers(parts.headers);
-        if let Some(bytes) = body.as_bytes().filter(|bytes| !bytes.is_empty()) {
-            request = request.body(bytes.clone());
+        // One piece, as all that is uploaded here, is not copied for it.
+        let bytes = match body.as_bytes() {
+            Some(bytes) => bytes.clone(),
+            None => body.collect().await?.to_bytes(),
+        };
+        if !bytes.is_empty() {
+            request = request.body(bytes);
         }
         let request = request.build().map_err(http_error)?;
         let (status, headers, body) = send(&self.0, &client, request, &host).await.map_err(http_error)?;

@@ -257,6 +257,7 @@ impl<'a> Hub<'a> {
             .build()
             .map_err(|_| Error::new(ErrorKind::Config, "HF_ENDPOINT is no URL"))?;
         let made = Made {
+            uploads: None,
             store: Arc::new(store),
             credentials: self.settings.token_from.clone(),
             anonymous: None,

@@ -104,7 +104,9 @@ pub(crate) fn make(address: &Address, environment: &Environment, connector: Conn
                 .remedy(format!("{SIGN_IN}; {PUBLIC}"))
         })?;
     let anonymous = anonymous.then(|| environment.without(SKIP));
-    Ok(Made { store: Arc::new(store), credentials, anonymous, keys: None, region: None, endpoint })
+    let store = Arc::new(store);
+    let uploads = Some(Arc::clone(&store) as _);
+    Ok(Made { store, uploads, credentials, anonymous, keys: None, region: None, endpoint })
 }
 
 /// Whether a text may be the name of a storage account: of Azure's, or of an emulator's.

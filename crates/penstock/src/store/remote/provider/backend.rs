@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Instant;
 
+use object_store::multipart::MultipartStore;
 use object_store::{ObjectStore, RetryConfig};
 
 use super::credential_cache::Renewable;
@@ -24,6 +25,8 @@ pub(crate) const OF_QUERY: &str = "the URL's query";
 pub(crate) struct Backend {
     pub(crate) provider: Provider,
     pub(crate) store: Arc<dyn ObjectStore>,
+    /// The same store for uploads in parts, where it takes any.
+    pub(crate) uploads: Option<Arc<dyn MultipartStore>>,
     /// Where credentials come from, where that is known from the start.
     credentials: String,
     /// How to give credentials after all, where none are used because that was asked for.
@@ -43,6 +46,7 @@ pub(crate) struct Backend {
 /// What a provider's module makes.
 pub(crate) struct Made {
     pub(crate) store: Arc<dyn ObjectStore>,
+    pub(crate) uploads: Option<Arc<dyn MultipartStore>>,
     pub(crate) credentials: String,
     pub(crate) anonymous: Option<String>,
     pub(crate) keys: Option<Arc<dyn Renewable>>,
@@ -58,9 +62,21 @@ impl Backend {
         environment: Arc<Environment>,
         policy: RetryPolicy,
     ) -> Self {
-        let Made { store, credentials, anonymous, keys, region, endpoint } = made;
+        let Made { store, uploads, credentials, anonymous, keys, region, endpoint } = made;
         let page = None;
-        Self { provider, store, credentials, anonymous, keys, region, endpoint, page, environment, policy }
+        Self {
+            provider,
+            store,
+            uploads,
+            credentials,
+            anonymous,
+            keys,
+            region,
+            endpoint,
+            page,
+            environment,
+            policy,
+        }
     }
 
     /// The same, for a repository with a page.

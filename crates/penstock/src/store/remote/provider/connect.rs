@@ -129,8 +129,16 @@ fn web(address: &Address, connector: Connector) -> Result<Made> {
         (false, false) => OF_QUERY,
         (false, true) => "none",
     };
-    let (anonymous, keys, region, endpoint) = (None, None, None, String::new());
-    Ok(Made { store: Arc::new(store), credentials: credentials.into(), anonymous, keys, region, endpoint })
+    let (uploads, anonymous, keys, region, endpoint) = (None, None, None, None, String::new());
+    Ok(Made {
+        store: Arc::new(store),
+        uploads,
+        credentials: credentials.into(),
+        anonymous,
+        keys,
+        region,
+        endpoint,
+    })
 }
 
 #[cfg(test)]

@@ -86,7 +86,9 @@ pub(crate) fn make(address: &Address, environment: &Arc<Environment>, connector:
     let keys = keys.map(|keys| keys as Arc<dyn Renewable>);
     let anonymous = anonymous.map(|name| environment.without(name));
     let (region, endpoint) = (None, normal(endpoint));
-    Ok(Made { store: Arc::new(store), credentials, anonymous, keys, region, endpoint })
+    let store = Arc::new(store);
+    let uploads = Some(Arc::clone(&store) as _);
+    Ok(Made { store, uploads, credentials, anonymous, keys, region, endpoint })
 }
 
 /// What to do where there are no credentials.

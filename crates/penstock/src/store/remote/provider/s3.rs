@@ -112,7 +112,9 @@ pub(crate) fn make(
     let keys = keys.map(|keys| keys as Arc<dyn Renewable>);
     let anonymous = set.map(|name| environment.without(name));
     let (region, endpoint) = (Some(region), served_by);
-    Ok(Made { store: Arc::new(store), credentials, anonymous, keys, region, endpoint })
+    let store = Arc::new(store);
+    let uploads = Some(Arc::clone(&store) as _);
+    Ok(Made { store, uploads, credentials, anonymous, keys, region, endpoint })
 }
 
 /// Refuses names that no URL can be made of.
