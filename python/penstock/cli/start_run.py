@@ -13,10 +13,23 @@ from penstock.start import run as runs
 from penstock.start.prefetch import bring
 
 
-def run(command: Sequence[str], profile: str | None, *, with_weights: bool) -> int:
+def run(
+    command: Sequence[str],
+    profile: str | None,
+    *,
+    with_weights: bool,
+    start_cache: str | None,
+    start_cache_bytes: int | None,
+) -> int:
     """Becomes the command. Returns an exit code only where it cannot be started."""
     try:
-        runs.run(command, profile, with_weights=with_weights)
+        runs.run(
+            command,
+            profile,
+            with_weights=with_weights,
+            start_cache=start_cache,
+            start_cache_bytes=runs.START_CACHE_BYTES if start_cache_bytes is None else start_cache_bytes,
+        )
     except OSError as error:
         sys.stderr.write(f"error: {printable(command[0])} cannot be started: {os.strerror(error.errno or 0)}\n")
         return 127 if isinstance(error, FileNotFoundError) else 126  # as a shell has them
