@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import stat
 import time
@@ -108,10 +109,11 @@ class Directory:
         return _read(self._path / "blobs" / digest[:2] / digest, nbytes)
 
     def has(self, digest: str, nbytes: int) -> bool:
-        """Whether there is a blob of this name and size."""
-        with suppress(OSError):
-            return (self._path / "blobs" / digest[:2] / digest).stat().st_size == nbytes
-        return False
+        """Whether there is such a blob, undamaged."""
+        try:
+            return hashlib.sha256(self.blob(digest, nbytes)).hexdigest() == digest
+        except OSError:
+            return False
 
     @contextmanager
     def held(self) -> Iterator[None]:
