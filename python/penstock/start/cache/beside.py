@@ -6,16 +6,10 @@ Starts of one node that want the same cache restore it once: the others wait for
 
 from __future__ import annotations
 
-import fcntl
-import os
-import stat
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import PenstockError
 from penstock.start import environment as environments
 from penstock.start.cache import index as indices
 from penstock.start.cache import key as keys
@@ -23,6 +17,7 @@ from penstock.start.cache.location import Directory, Location, opened
 from penstock.start.cache.places import Place, Stamp, looked_at, places
 from penstock.start.cache.restore import Restored, restore
 from penstock.start.cache.save import save
+from penstock.start.node import Turns
 from penstock.start.prefetch import be_idle
 from penstock.units import size
 
@@ -63,7 +58,7 @@ class StartCache:
         """Restores what fits; whatever fails is said. Afterwards it is known what the start finds."""
         self._saved = looked_at(self._places)
         try:
-            with _alone(self._key, ended):
+            with Turns("start-cache").at(self._key, ended):
                 names = self._restore(ended)
         except (OSError, PenstockError) as error:
             self._say(f"nothing is restored from {self._location.shown}: {_cause(error)}")
@@ -145,38 +140,3 @@ def _over(ended: Callable[[], object], seconds: float) -> bool:
             return False
         time.sleep(0.1)
     return True
-
-
-@contextmanager
-def _alone(key: str, ended: Callable[[], object]) -> Iterator[None]:
-    """Only one process of this user on this machine is in here with this key, where that can be arranged."""
-    handle = None
-    with suppress(OSError, ConfigError):
-        handle = os.open(state_folder() / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        while handle is not None and not ended():
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(0.02)
-        yield
-    finally:
-        if handle is not None:
-            os.close(handle)
-
-
-def state_folder() -> Path:
-    """A directory of this user on this machine, for locks.
-
-    Raises:
-        ConfigError: somebody else has made it.
-        OSError: it cannot be made.
-    """
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(runtime, "penstock") if runtime else Path(tempfile.gettempdir(), f"penstock-{os.geteuid()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise ConfigError(location=str(folder), cause="it belongs to another user, or others may write to it")
-    return folder
