@@ -287,3 +287,13 @@ def test_a_plain_run_imports_neither_typer_nor_rich() -> None:
     )
     assert "penstock.start.run" in done.stdout.split()
     assert not {"typer", "rich", "click"} & {name.partition(".")[0] for name in done.stdout.split()}
+
+
+def test_a_helper_is_behind_all_others_in_its_session_and_among_sessions() -> None:
+    code = (
+        "import os; os.setsid(); from penstock.start.prefetch import be_idle; be_idle()\n"
+        "path = '/proc/self/autogroup'\n"
+        "print(os.nice(0), open(path).read().split()[-1] if os.path.exists(path) else 19)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "19 19\n"

@@ -30,6 +30,7 @@ RULES: list[tuple[str, tuple[str, ...]]] = [
     (r"python/penstock/integrations/(transformers|diffusers|peft|safetensors)/", ("libraries",)),
     (r"python/penstock/pool/", ("libraries",)),
     (r"python/penstock/(recording|distributed)/", ("engines",)),
+    (r"python/penstock/start/cache/", ("stores", "engines")),
     (r"python/penstock/(bench|cli|doctor|start)/", _NONE),
     (r"python/penstock/(pulling|storage_options|google_tokens)\.py", ("stores",)),
     (r"compat/", ("engines", "stores")),

@@ -13,6 +13,7 @@ import platform
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from penstock._native import spare_memory
 from penstock.doctor.tree import Tree, whole
@@ -51,7 +52,10 @@ class Brought:
 def be_idle() -> None:
     """Puts this process behind all others, for the disk and the CPU. What the system refuses is left."""
     with suppress(OSError):
-        os.nice(10)
+        os.nice(19)
+    # A session has a share of its own, however nice the processes in it are: sched(7), autogroup.
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text("19", encoding="ascii")
     if (number := _IOPRIO_SET.get(platform.machine())) is not None:
         ctypes.CDLL(None).syscall(number, 1, 0, _IDLE)
 

@@ -31,6 +31,8 @@ _PASSING = re.compile(
 )
 """Locks, what is being written, and headers, which are large and of use to compilers only. What ninja notes is kept:
 without it, FlashInfer builds everything again."""
+_USERS = ("LOGNAME", "USER", "LNAME", "USERNAME")
+"""Variables with the user's name, in the order of ``getpass``, which torch asks."""
 _LARGEST = 2 << 30
 
 
@@ -62,7 +64,7 @@ def places(environ: Mapping[str, str] = os.environ) -> list[Place]:
         "cache": environ.get("XDG_CACHE_HOME") or f"{home}/.cache",
         "tmp": tempfile.gettempdir(),
         "triton": environ.get("TRITON_HOME") or home,
-        "user": re.sub(r"[\\/:*?\"<>|]", "_", environ.get("USER") or environ.get("LOGNAME") or _user()),
+        "user": re.sub(r"[\\/:*?\"<>|]", "_", next(filter(None, map(environ.get, _USERS)), None) or _user()),
     }
     found: dict[str, Place] = {}
     for name, variable, below, otherwise in _PLACES:
@@ -111,4 +113,4 @@ def _user() -> str:
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
-        return str(os.getuid())
+        return f"uid_{os.getuid()}"
