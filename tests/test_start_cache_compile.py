@@ -31,7 +31,7 @@ def started(home: Path, location: Path) -> tuple[dict[str, Any], str]:
         sys.executable,
         PROGRAM,
     ]
-    environment = {name: value for name, value in os.environ.items() if name not in {"TORCHINDUCTOR_CACHE_DIR"}}
+    environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
     done = subprocess.run(
         command,
         capture_output=True,
