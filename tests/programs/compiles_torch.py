@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 
 import torch
 
+COMPILER = re.compile(r"\S*\b(g\+\+|gcc|c\+\+|cc|clang\+\+|clang)[-.\d]* ")
 started: list[str] = []
 
 
@@ -37,7 +39,7 @@ print(
             "graph hits": counters["inductor"]["fxgraph_cache_hit"],
             "graph misses": counters["inductor"]["fxgraph_cache_miss"],
             "autograd hits": counters["aot_autograd"]["autograd_cache_hit"],
-            "compiled": sum(" -c " in f"{one} " or " -shared" in one for one in started),
+            "compiled": [one for one in started if COMPILER.match(one) and " -o " in one and " -E " not in one],
         }
     )
 )

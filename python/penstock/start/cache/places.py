@@ -26,11 +26,9 @@ _PLACES = (
 """Name, the variable that moves it, what its owner puts below that, and where it is otherwise."""
 _WITHIN = {"vllm": ("torch_compile_cache", "modelinfos", "deep_gemm", "flashinfer_autotune_cache")}
 """Of directories that hold other things too: what counts."""
-_PASSING = re.compile(
-    r"(^|/)(\.(?!ninja_)[^/]*|locks|tmp|__pycache__|precompiled_headers|[^/]*\.(lock|tmp|pid|log)|tmp\.[^/]*)(/|$)"
-)
-"""Locks, what is being written, and headers, which are large and of use to compilers only. What ninja notes is kept:
-without it, FlashInfer builds everything again."""
+_PASSING = re.compile(r"(^|/)(\.(?!ninja_)[^/]*|locks|tmp|__pycache__|[^/]*\.(lock|tmp|pid|log)|tmp\.[^/]*)(/|$)")
+"""Locks, and what is being written. What ninja notes is kept: without it, FlashInfer builds everything again. So are
+Inductor's precompiled headers, though large: it makes them even where it finds all else."""
 _USERS = ("LOGNAME", "USER", "LNAME", "USERNAME")
 """Variables with the user's name, in the order of ``getpass``, which torch asks."""
 _LARGEST = 2 << 30
