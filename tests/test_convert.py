@@ -105,5 +105,5 @@ def test_the_command_says_what_it_wrote(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "1 file" in done.stdout
     again = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert again.returncode == 10
+    assert again.returncode == 11
     assert "overwrite" in again.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
@@ -16,6 +17,8 @@ from safetensors.numpy import save_file
 
 pytest.importorskip("typer")
 
+from penstock.cli import quick_run
+from penstock.cli.starting import run_command
 from penstock.doctor.tree import Tree
 from penstock.errors import FormatError
 from penstock.start import environment as environments
@@ -251,3 +254,46 @@ def test_headroom_is_the_cgroups_where_that_is_less(tmp_path: Path) -> None:
     (group / "memory.current").write_text("60000000\n")
     (group / "memory.stat").write_text("anon 1\ninactive_file 10000000\nactive_file 5000000\n")
     assert headroom(Tree(tmp_path)) == 100_000_000 - 60_000_000 + 15_000_000 - 10_000_000
+
+
+def test_a_plain_run_is_understood_as_the_application_understands_it() -> None:
+    given = [
+        "--profile",
+        "p",
+        "--no-weights",
+        "--start-cache=/c",
+        "--start-cache-bytes",
+        "5GiB",
+        "--",
+        "vllm",
+        "--json",
+    ]
+    asked = quick_run.plain(given)
+    assert asked == quick_run.Plain(
+        ["vllm", "--json"], "p", with_weights=False, start_cache="/c", start_cache_bytes=5 << 30
+    )
+    for word in ("--help", "--debug", "--profil", "x", "--profile", "--start-cache-bytes=many"):
+        assert quick_run.plain([word, "--", "vllm"]) is None
+    assert quick_run.plain(["vllm", "serve"]) is None
+    assert quick_run.plain(["--"]) is None
+    options = {parameter for parameter in inspect.signature(run_command).parameters if parameter != "command"}
+    assert options == {"profile", "no_weights", "start_cache", "start_cache_bytes", "debug"}
+
+
+def test_a_plain_run_imports_neither_typer_nor_rich() -> None:
+    code = "import os, sys; from penstock.cli import main; os.execvp = lambda *_: print(*sys.modules); main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "run", "--", "true"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "penstock.start.run" in done.stdout.split()
+    assert not {"typer", "rich", "click"} & {name.partition(".")[0] for name in done.stdout.split()}
+
+
+def test_a_helper_is_behind_all_others_in_its_session_and_among_sessions() -> None:
+    code = (
+        "import os; os.setsid(); from penstock.start.prefetch import be_idle; be_idle()\n"
+        "path = '/proc/self/autogroup'\n"
+        "print(os.nice(0), open(path).read().split()[-1] if os.path.exists(path) else 19)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "19 19\n"

@@ -19,6 +19,8 @@ import tiers
     [
         (["docs/index.md", "CHANGELOG.md"], []),
         (["python/penstock/integrations/vllm/loader.py"], ["engines"]),
+        (["python/penstock/start/cache/key.py"], ["stores", "engines"]),
+        (["python/penstock/start/run.py"], []),
         (["python/penstock/integrations/diffusers/pipelines.py"], ["libraries"]),
         (
             ["crates/penstock/src/store/remote/provider/s3.rs", "python/penstock/recording/lazy.py"],

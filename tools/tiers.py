@@ -31,6 +31,7 @@ RULES: list[tuple[str, tuple[str, ...]]] = [
     (r"python/penstock/(pool|fp8)/", ("libraries",)),
     (r"python/penstock/trust/", ("stores", "libraries")),
     (r"python/penstock/(recording|distributed)/", ("engines",)),
+    (r"python/penstock/start/cache/", ("stores", "engines")),
     (r"python/penstock/(bench|cli|doctor|start)/", _NONE),
     (r"python/penstock/saving/", ("stores",)),
     (r"python/penstock/(pulling|storage_options|google_tokens)\.py", ("stores",)),

@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 DISABLE = "PENSTOCK_DISABLE"
 """The environment variable that turns off what happens without a call by name: plugins, and ``patch_safetensors``."""
 
+START_CACHE_IN_USE = "_PENSTOCK_START_CACHE"
+"""The environment variable by which ``penstock run --start-cache`` tells engines. Internal."""
+
 PATCHES = {
     "vLLM loads its plugins, in each process": (
         "vllm.model_executor.model_loader._LOAD_FORMAT_TO_MODEL_LOADER[penstock]",
@@ -31,6 +34,9 @@ PATCHES = {
     "`--load-format penstock` is first used in a process that has no `runai_model_streamer`": (
         "vllm.transformers_utils.runai_utils.runai_pull_files",
         "vllm.transformers_utils.runai_utils.runai_list_safetensors",
+    ),
+    "vLLM loads its plugins in a process that `penstock run --start-cache` started": (
+        "vllm.config.ModelConfig.compute_hash",
     ),
     "SGLang loads its plugins, in each process": (
         "sglang.srt.arg_groups.choices.LOAD_FORMAT_CHOICES[penstock]",

@@ -1,6 +1,7 @@
 """The ``penstock`` command: what a checkpoint holds, how fast it loads here, and bringing it here.
 
-* ``main``: the entry point. ``--version`` needs neither typer nor rich; all else says what is missing.
+* ``main``: the entry point. ``--version`` and a plain ``run`` (``quick_run``) need neither typer nor rich; all else
+  says what is missing.
 * ``app``, ``bench_commands``: commands and their options. ``inspect``, ``load``, ``pull``, ``doctor``, ``bench``: what
   they do.
 * ``failures``: errors and exit codes. ``output``: how figures, names and tables are written.
@@ -26,6 +27,10 @@ def main() -> None:
         sys.stdout.write(f"penstock {__version__}\n")
         return
     try:
+        if sys.argv[1:2] == ["run"]:
+            from penstock.cli.quick_run import run
+
+            run(sys.argv[2:])
         app = _app()
         # What stands behind `--` is another program's.
         own = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]

