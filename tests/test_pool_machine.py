@@ -235,6 +235,11 @@ class Pool(RuleBasedStateMachine):
             return
         if bound.home == "device" and self.is_merged(name):
             self.added[name] = 0.0
+        for other, model in self.pool._models.items():
+            for number, one in enumerate(model.modules):
+                if one.component is bound.component and one.home == bound.home and one.is_changed():
+                    # Of two that write to one master before anyone asks, both have what it holds.
+                    self.values[other][number] = float(value)
         with torch.no_grad():
             bound.module.weight.fill_(value)
         # The next request finds it; until then, all who share the master see it.

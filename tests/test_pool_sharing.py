@@ -404,3 +404,29 @@ def test_a_pinned_models_change_of_its_own_has_to_fit_beside_what_the_pin_keeps(
         with pool.use("a") as lease:
             assert (weight(lease) == 5).all()
         check_books(pool)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_two_models_that_write_to_one_master_before_anyone_asks_both_have_their_writes(
+    pool: ModelPool, files: list[Path], on_device: bool
+) -> None:
+    nets = {}
+    for name in "abc":
+        register(pool, name, files[0])
+        with pool.use(name) as lease:
+            nets[name] = lease["net"]
+    settle(pool)
+    if not on_device:
+        for name in "abc":
+            pool.sleep(name)
+    with torch.no_grad():
+        nets["a"].weight.fill_(5)
+        nets["b"].weight.fill_(7)
+        nets["b"].bias.fill_(3)
+    bias = safetensors_torch.load_file(files[0])["bias"]
+    expected = {"a": (7.0, bias), "b": (7.0, torch.full_like(bias, 3.0)), "c": (stored(files[0]), bias)}
+    for name in "cab":
+        with pool.use(name) as lease:
+            assert torch.equal(weight(lease), torch.ones_like(weight(lease)) * expected[name][0]), name
+            assert torch.equal(lease["net"].bias, expected[name][1]), name
+    check_books(pool)

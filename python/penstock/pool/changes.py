@@ -47,7 +47,9 @@ def keep_changes(movement: Members, bound: Bound) -> bool:
         shared = bound.component
         shared.writes += 1
         if (len(shared.bound) > 1 or shared.derived) and _can_restore(shared, bound):
-            _put(shared, _right_values(shared, bound, values))
+            # What another module wrote to as well stays, until that is asked for.
+            others = {n for one in shared.bound if one is not bound and one.home == bound.home for n in one.changed()}
+            _put(shared, _right_values(shared, bound, values.keys() - others))
             own = movement.derive(shared)
             own.kept.update(values)
             said = "%s of %s was written to, and is shared: %s has its own now"
@@ -92,7 +94,7 @@ def _put(component: Component, values: dict[int, torch.Tensor]) -> None:
         views = component.views(home) if there else []
         for number, value in values.items() if there else ():
             views[number].copy_(value)
-    if component.slab is not None and not component.is_whole:
+    if values and component.slab is not None and not component.is_whole:
         # The part that is there has the old values from here on.
         right = min(component.layout.places[number].offset for number in values)
         component.slab.filled = min(component.slab.filled, right)
@@ -105,7 +107,7 @@ def _can_restore(shared: Component, bound: Bound) -> bool:
 
 def _elsewhere(shared: Component, bound: Bound) -> list[torch.Tensor] | None:
     """The tensors in the slab that a module did not write to, if there is one that has none of its writes."""
-    if shared.mixed:
+    if shared.mixed or any(one.home not in (None, bound.home) and one.is_changed() for one in shared.bound):
         return None
     if bound.home == "host":
         return shared.views("device") if shared.is_whole and shared.overlay is None else None
@@ -123,7 +125,8 @@ def _right_values(shared: Component, bound: Bound, numbers: Iterable[int]) -> di
         number: torch.empty_strided(place.shape, place.stride, dtype=place.dtype, device="cpu")
         for number, place in places.items()
     }
-    shared.read(read)
+    if read:
+        shared.read(read)
     return read
 
 

@@ -10,7 +10,7 @@
 //!   shards.
 //! * `open_all`: the headers of many objects at once; `json`, `layout`: what is checked of one. `sniff`: what a file is
 //!   that is no safetensors file. `errors`: what to say when there is nothing to load.
-//! * `verifying`: the manifests beside objects, found before anything of those is read. [`Signed`]: what a signature says
+//! * `verifying`: the manifests beside objects, found before anything of those is read. `signed`: what a signature says
 //!   of objects.
 //! * `catalogue`: the tensors of all objects; `tensor`, `dtype`: one of them. `sharing`: what processes that load one
 //!   checkpoint together have to know of it.

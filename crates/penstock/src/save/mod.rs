@@ -1,8 +1,8 @@
 //! Bytes of memory brought to a [`Sink`]: many writers, copies from devices while others write, hashes on the way.
 //!
 //! A [`Save`] is given files one after the other, each as pieces of memory in the order of its bytes. Files are cut into the
-//! sink's parts; a writer takes a part, brings its bytes together where they do not lie together, hashes its blocks if there
-//! is to be a manifest, and writes it. What lies together in host memory already is written from where it is.
+//! sink's parts (`parts`). A writer takes a part, brings its bytes together where they do not lie together, hashes its blocks
+//! if there is to be a manifest, and writes it. What lies together in host memory already is written from where it is.
 //!
 //! Promises: nothing is visible before [`Save::publish`]. After a failure, a cancel or a drop the sink has discarded what it
 //! had, and no writer runs. The memory of a file is not touched any more once [`Save::wait_for`] has said that it is written,

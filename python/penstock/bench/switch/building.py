@@ -53,19 +53,18 @@ def to_then_load(build: Callable[[], Any], files: list[Path], device: str) -> An
 def on_meta(build: Callable[[], Any]) -> Any:
     """The module, its parameters without memory. Buffers that no file holds are as they should be."""
     import torch
+    from torch.nn.modules.module import register_module_parameter_registration_hook
 
-    register = torch.nn.Module.register_parameter
+    def without_memory(module: Any, name: str, parameter: Any) -> Any:
+        del module, name
+        there = parameter is None or parameter.is_meta
+        return None if there else torch.nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
 
-    def without_memory(self: Any, name: str, parameter: Any) -> None:
-        register(self, name, parameter)
-        if parameter is not None and not parameter.is_meta:
-            self._parameters[name] = torch.nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
-
-    torch.nn.Module.register_parameter = without_memory  # type: ignore[method-assign, assignment]
+    hook = register_module_parameter_registration_hook(without_memory)
     try:
         return build().to(torch.bfloat16)
     finally:
-        torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
+        hook.remove()
 
 
 def assign_then_to(build: Callable[[], Any], files: list[Path], device: str) -> Any:
