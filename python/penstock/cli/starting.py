@@ -20,7 +20,7 @@ Command = Annotated[
     list[str], typer.Argument(metavar="-- COMMAND...", help="The command and its arguments.", show_default=False)
 ]
 Profile = Annotated[
-    str | None, typer.Option(metavar="FILE", help="A start profile of penstock start-report; else all libraries.")
+    str | None, typer.Option(metavar="FILE", help="A start profile of penstock start-report.")
 ]
 NoWeights = Annotated[
     bool, typer.Option("--no-weights", metavar="", help="Leave out the files of weights that the command names.")
