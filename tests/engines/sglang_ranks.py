@@ -23,6 +23,7 @@ from typing import Any
 from leaving_out import one_place_left_out
 
 import penstock
+from penstock import checkpoint
 
 RANK = json.loads(sys.argv[1])["rank"]
 KEPT: list[Any] = []
@@ -76,7 +77,7 @@ def weights_of(model: Any) -> dict[str, str]:
 
 
 def refusing(*_: Any, **__: Any) -> Any:
-    """In the place of ``penstock.open``."""
+    """In the place of ``penstock.checkpoint.open``."""
     raise penstock.StorageError("the disk is broken")
 
 
@@ -129,7 +130,7 @@ def load(case: dict[str, Any]) -> dict[str, Any]:
     model_config = ModelConfig(case["model"], dtype=case.get("dtype", "float32"))
     config = LoadConfig(load_format=load_format, model_loader_extra_config=case.get("extra", {}))
     loader = get_model_loader(config, model_config)
-    opens = penstock.open
+    opens = checkpoint.open
     device = sglang_loader._device
     own, processes = llama.LlamaForCausalLM.load_weights, DefaultModelLoader.postprocess_weights
     if case.get("unprocessed"):
@@ -137,7 +138,7 @@ def load(case: dict[str, Any]) -> dict[str, Any]:
     how = case.get("how")
     how = how.get(str(RANK)) if isinstance(how, dict) else how
     if how == "cannot open":
-        penstock.open = refusing
+        checkpoint.open = refusing
     elif how == "on another device":
         sglang_loader._device = lambda _: ("cpu", "devices of type xpu are filled by the model's own code")
     elif how:
@@ -149,7 +150,7 @@ def load(case: dict[str, Any]) -> dict[str, Any]:
     finally:
         llama.LlamaForCausalLM.load_weights = own
         DefaultModelLoader.postprocess_weights = staticmethod(processes)
-        penstock.open = opens
+        checkpoint.open = opens
         sglang_loader._device = device
     KEPT.append(model)
     if case.get("updated_by") == RANK:
