@@ -19,9 +19,7 @@ _PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 Command = Annotated[
     list[str], typer.Argument(metavar="-- COMMAND...", help="The command and its arguments.", show_default=False)
 ]
-Profile = Annotated[
-    str | None, typer.Option(metavar="FILE", help="A start profile of penstock start-report.")
-]
+Profile = Annotated[str | None, typer.Option(metavar="FILE", help="A start profile of penstock start-report.")]
 NoWeights = Annotated[
     bool, typer.Option("--no-weights", metavar="", help="Leave out the files of weights that the command names.")
 ]
