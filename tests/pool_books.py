@@ -7,11 +7,16 @@ from collections import Counter
 from penstock.pool import ModelPool
 
 
+def settle(pool: ModelPool) -> None:
+    """Waits for masters, which are made behind a request, and for their comparison."""
+    pool._requests.settle(list(pool._movement.states))
+
+
 def check_books(pool: ModelPool) -> None:
     """That books, slabs, leases and bindings agree."""
     movement, requests = pool._movement, pool._requests
     with movement.changed:
-        requests.settle(list(movement.states))
+        settle(pool)
         for component in movement.states:
             there = 0 if component.slab is None or component.slab.tensor is None else component.slab.device_bytes
             assert component.arrived <= there or not component.nbytes, component

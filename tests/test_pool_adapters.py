@@ -16,7 +16,7 @@ safetensors_torch = pytest.importorskip("safetensors.torch")
 import penstock
 from penstock.pool import ModelPool
 from pool_adapters import SHAPES, Net, added, inputs, lora_file, matrices, net, net_file, peft_directory
-from pool_books import check_books
+from pool_books import check_books, settle
 
 WEIGHTS = {f"{layer}.weight" for layer in SHAPES}
 
@@ -332,7 +332,7 @@ def test_a_catalogue_costs_names_only_and_its_budget_is_its_own(tmp_path: Path) 
     nbytes = sum(half.nbytes for pair in matrices(1).values() for half in pair)
     with pool_of(tmp_path, adapter_budget=4 * nbytes + 4096) as pool:
         pool.switch("m")
-        pool._requests.settle(list(pool._movement.states))
+        settle(pool)
         host = pool.stats().host_bytes
         for number in range(1000):
             assert pool.load_adapter("m", tmp_path / "a.safetensors", name=f"a{number}") == f"a{number}"

@@ -15,7 +15,7 @@ safetensors_torch = pytest.importorskip("safetensors.torch")
 
 import penstock
 from penstock.pool import ModelPool
-from pool_books import check_books
+from pool_books import check_books, settle
 
 WIDTH = 64
 
@@ -48,11 +48,6 @@ def pool() -> Iterator[ModelPool]:
 
 def register(pool: ModelPool, name: str, file: Path) -> None:
     pool.register(name, {"net": file}, build={"net": layer})
-
-
-def settle(pool: ModelPool) -> None:
-    """Waits for masters, which are made behind a lease, and for their comparison."""
-    pool._requests.settle(list(pool._movement.states))
 
 
 def weight(lease: Any) -> torch.Tensor:
