@@ -394,3 +394,16 @@ def test_what_cannot_be_saved_to_is_refused_by_name(url: str) -> None:
         penstock.save({"a": torch.ones(1)}, url)
     assert "secret" not in str(refused.value)
     assert refused.value.remedy
+
+
+def test_a_file_url_is_the_place_that_a_load_of_it_reads(tmp_path: Path) -> None:
+    url = f"{tmp_path.as_uri()}/with%20a%20blank"
+    tensors = {"w": torch.arange(6.0)}
+    penstock.save(tensors, url)
+    assert [path.name for path in tmp_path.iterdir()] == ["with a blank"]
+    same(penstock.open(url).load(), tensors)
+    torch.save(tensors, tmp_path / "with a blank" / "pytorch_model.bin")
+    penstock.convert(f"{url}/pytorch_model.bin", tmp_path / "converted")
+    same(penstock.open(tmp_path / "converted").load(), tensors)
+    with pytest.raises(penstock.LocationNotFoundError, match="another machine"):
+        penstock.save(tensors, "file://elsewhere/place")

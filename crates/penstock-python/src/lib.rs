@@ -62,7 +62,7 @@ mod _native {
     #[pymodule_export]
     use super::prefetch::Prefetch;
     #[pymodule_export]
-    use super::pull::{Pull, Source, flush_disk_cache, shown, shown_endpoint};
+    use super::pull::{Pull, Source, flush_disk_cache, shown, shown_endpoint, without_file_scheme};
     #[pymodule_export]
     use super::save::Save;
     #[pymodule_export]

@@ -153,6 +153,12 @@ pub fn shown(location: LocationArgument) -> OsString {
     to_python(&store::shown(&location.0))
 }
 
+/// The path that a `file://` URL names; any other location is itself.
+#[pyfunction]
+pub fn without_file_scheme(location: LocationArgument) -> Outcome<OsString> {
+    Ok(to_python(&penstock::checkpoint::without_file_scheme(&location.0)?))
+}
+
 /// A setting that is the URL of a server, or its host, without what may be secret.
 #[pyfunction]
 #[pyo3(name = "shown_setting")]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from penstock._native import without_file_scheme
 from penstock.arguments import AnyPath, is_url, location
 from penstock.errors import ConfigError, FormatError, LocationNotFoundError
 from penstock.optional import required
@@ -81,7 +82,7 @@ def _files(source: AnyPath) -> list[Path]:
     if is_url(text):
         cause = "pickled weights are read from files of this machine"
         raise ConfigError(location=text, cause=cause, remedy="Bring them here first: penstock pull URL DIRECTORY")
-    path = Path(text.removeprefix("file://"))
+    path = Path(without_file_scheme(text))
     if not path.exists():
         raise LocationNotFoundError(location=str(path), cause="there is no such file or directory")
     if not path.is_dir():

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from penstock._native import Save, shown
+from penstock._native import Save, shown, without_file_scheme
 from penstock.arguments import AnyPath, described, is_url, location
 from penstock.errors import ConfigError
 from penstock.progress import ProgressOption, progress_reporter
@@ -142,8 +142,7 @@ def save_collected(
 ) -> Saved:
     """As ``save``, of tensors that are collected already."""
     began = time.monotonic()
-    where = location(place, "location")
-    where = where.removeprefix("file://") if where.startswith("file:///") else where
+    where = without_file_scheme(location(place, "location"))
     is_directory = not where.endswith(_SUFFIX)
     most = _shard_bytes(shard_bytes) if is_directory else None
     _check(where, name, writers, is_directory=is_directory, manifest=manifest, overwrite=overwrite)

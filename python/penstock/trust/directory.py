@@ -13,10 +13,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote
 
 from penstock import _native
-from penstock._native import Source, shown
+from penstock._native import Source, shown, without_file_scheme
 from penstock.arguments import is_http, is_url, joined
 from penstock.errors import ConfigError, LocationNotFoundError, SignatureError
 from penstock.trust.policy import SIGNATURE_NAME, Policy, version_of
@@ -52,8 +51,7 @@ class Directory(NamedTuple):
 
 def root_of(path: str) -> str:
     """The directory that a path or URL which ``penstock.open`` takes is in, or is."""
-    if path.startswith("file://"):
-        path = os.fsdecode(unquote(path.removeprefix("file://").removeprefix("localhost")).encode())
+    path = without_file_scheme(path)
     if is_url(path):
         base, mark, query = path.partition("?") if is_http(path) else (path, "", "")
         named = base.endswith((".safetensors", ".json")) or re.search(r"[*\[]", base.rpartition("/")[2])

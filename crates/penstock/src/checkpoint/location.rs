@@ -60,7 +60,11 @@ pub(super) fn classify(location: &str) -> LocationKind {
 }
 
 /// The path that a `file://` URL names; any other location is itself.
-pub(super) fn without_file_scheme(location: &str) -> Result<String> {
+///
+/// # Errors
+///
+/// [`ErrorKind::NotFound`] for a URL that names another machine, a relative path or no path.
+pub fn without_file_scheme(location: &str) -> Result<String> {
     let Some(rest) = location.strip_prefix("file://") else { return Ok(location.to_owned()) };
     let refuse = |why: &str| {
         Error::new(ErrorKind::NotFound, format!("the URL {why}"))

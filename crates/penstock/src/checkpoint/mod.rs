@@ -44,6 +44,7 @@ pub use dtype::Dtype;
 pub use errors::is_nearly_url;
 pub use header::{Header, ParsedTensor};
 pub use index::ShardIndex;
+pub use location::without_file_scheme;
 pub use signed::{Algorithm, Signed, SignedFile};
 pub use source::{Resolved, ResolvedIndex, resolve};
 pub use tensor::TensorInfo;

@@ -17,9 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import unquote
 
-from penstock._native import read_object, shown
+from penstock._native import read_object, shown, without_file_scheme
 from penstock.arguments import is_url
 from penstock.errors import ConfigError, LocationNotFoundError
 from penstock.start.cache import index
@@ -46,13 +45,13 @@ def opened(text: str) -> Directory | Remote:
 
     Raises:
         ConfigError: code from there is not to be trusted, or it is no location.
+        LocationNotFoundError: a ``file://`` URL names no path of this machine.
     """
     if not text:
         raise ConfigError(cause="the start cache has no location", remedy="Name a directory or a URL")
     if is_url(text):
         return Remote(text)
-    path = unquote(text.removeprefix("file://")) if text.startswith("file://") else text
-    return Directory(Path(os.path.abspath(os.path.expanduser(path))))
+    return Directory(Path(os.path.abspath(os.path.expanduser(without_file_scheme(text)))))
 
 
 class Remote:
