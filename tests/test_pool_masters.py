@@ -19,6 +19,7 @@ from penstock.pool.component import Component, Stored
 from penstock.pool.device_slab import PagedSlab
 from penstock.pool.masters import Masters
 from penstock.pool.memory import Memory
+from penstock.pool.movement import Movement
 from pool_books import check_books
 from pool_models import NBYTES, WIDTH, layer, pool_of, use, write_files
 
@@ -439,3 +440,27 @@ def test_a_run_that_ends_before_its_lease_is_given_does_not_keep_others_from_bei
                 pool.use("m0", workspace="auto")
         pool.use("m0", workspace="auto").close()
         assert pool._workspaces.expected("m0", None) == NBYTES
+
+
+def test_nobody_has_a_model_before_its_arrival_is_in_the_books(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    landed, go, reading = threading.Event(), threading.Event(), Movement._read_to_device
+
+    def read_to_device(movement: Movement, component: Any) -> None:
+        reading(movement, component)
+        landed.set()
+        assert go.wait(10)
+
+    monkeypatch.setattr(Movement, "_read_to_device", read_to_device)
+    with pool_of(files) as pool:
+        pool.prefetch("m0")
+        assert landed.wait(10)
+        user = threading.Thread(target=use, args=[pool, 0])
+        user.start()
+        user.join(0.2)
+        assert user.is_alive(), "what is added to the bytes may be missing yet"
+        go.set()
+        user.join(10)
+        assert not user.is_alive()
+        check_books(pool)

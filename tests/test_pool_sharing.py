@@ -425,3 +425,15 @@ def test_two_models_that_write_to_one_master_before_anyone_asks_both_have_their_
             assert torch.equal(weight(lease), torch.ones_like(weight(lease)) * expected[name][0]), name
             assert torch.equal(lease["net"].bias, expected[name][1]), name
     check_books(pool)
+
+
+def test_what_is_on_the_device_is_not_refused_for_a_master_that_had_no_room(files: list[Path]) -> None:
+    with ModelPool("cpu", host_budget=2 * NBYTES - 1, device_budget=1 << 24) as pool:
+        pool.adopt("lasting", layer())
+        register(pool, "a", files[0])
+        with pool.use("a"):
+            settle(pool)
+            with pytest.raises(penstock.InsufficientMemoryError):
+                pool.prefetch("a", to="host").result(10)
+            pool.prefetch("a").result(10)
+        check_books(pool)

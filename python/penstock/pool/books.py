@@ -93,6 +93,10 @@ class Books:
         states = [state for state in map(self.states.get, components) if state is not None]
         return any(state.fetching or state.copying or state.keeping for state in states)
 
+    def has_arrived(self, component: Component) -> bool:
+        """Whether a component may be used on the device. Its bytes are there a moment before that is in the books."""
+        return component.on_device and not self.states[component].copying
+
     @property
     def is_keeping(self) -> bool:
         """Whether a master is being copied from the device, so that neither may go."""

@@ -61,7 +61,9 @@ class Movement(Masters):
     ) -> None:
         """Has a component brought to the device, where it has room. It is held until it has arrived, or failed."""
         state = self.states[component]
-        if component.on_device and not state.copying:
+        if self.has_arrived(component):
+            # If there is an error, it is that of a master that could not be fetched.
+            state.error = None
             return
         if not state.copying:
             state.copying, state.error = True, None

@@ -149,7 +149,7 @@ class Requests(Turns):
         """
         with self.changed:
             component = bound.component
-            while bound.home != "device" or not component.on_device:
+            while bound.home != "device" or not self.movement.has_arrived(component):
                 self.movement.check_open()
                 if request not in self.granted:
                     cause = f"the lease of {request.name!r} was ended by another thread"
@@ -169,7 +169,7 @@ class Requests(Turns):
             Exception: as ``wait_for``.
         """
         with self.changed:
-            while not all(component.on_device for component in request.held):
+            while not all(map(self.movement.has_arrived, request.held)):
                 self.movement.check_open()
                 for component in request.held:
                     self.movement.states[component].check()

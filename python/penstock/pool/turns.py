@@ -143,7 +143,7 @@ class Turns:
     def _has_its_turn(self, request: Request, before: list[Request], components: list[Component]) -> bool:
         if not before or request.thread in {granted.thread for granted in self.granted if granted.lends}:
             return True
-        needs_room = request.workspace or request.beside()[1] or not all(one.on_device for one in components)
+        needs_room = request.workspace or request.beside()[1] or not all(map(self.movement.has_arrived, components))
         return not needs_room and all(one.overtaken < OVERTAKING for one in before)
 
     def _keep_changes(self, bounds: Sequence[Bound]) -> bool:
@@ -188,7 +188,7 @@ class Turns:
             request.lent = list(dict.fromkeys(bounds))
         for bound in request.lent:
             bound.leases += 1
-            if bound.component.on_device and bound.home != "device":
+            if movement.has_arrived(bound.component) and bound.home != "device":
                 bound.to("device")
         for component in components:
             movement.want_on_device(component, request.priority, request.name, components)
